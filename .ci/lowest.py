@@ -1,12 +1,16 @@
-"""Prints the lower bounds of setup.cfg as pip's constraints: each dependency at the lowest version that it allows.
+"""Prints the lower bounds of setup.cfg as pip's constraints: each dependency at the lowest version
+that it allows.
 
     python .ci/lowest.py > lowest.txt && pip install -c lowest.txt -e .
 """
+
 import configparser
 import pathlib
 import re
 
-BOUND = re.compile(r"(?P<name>[\w.-]+)(\[\w,]+\])?\s*(>=|==)\s*(?P<version>[\d.]+?)(?P<any>\.\*)?\s*(,.*|;.*)?")
+BOUND = re.compile(
+    r"(?P<name>[\w.-]+)(\[\w,]+\])?\s*(>=|==)\s*(?P<version>[\d.]+?)(?P<any>\.\*)?\s*(,.*|;.*)?"
+)
 
 
 def lowest(path="setup.cfg"):
@@ -15,7 +19,9 @@ def lowest(path="setup.cfg"):
     config.read(path, encoding="utf-8")
     lines = [config["options"]["install_requires"], *config["options.extras_require"].values()]
     found = (BOUND.fullmatch(line.strip()) for line in "\n".join(lines).splitlines())
-    return {match["name"]: match["version"] + (".0" if match["any"] else "") for match in found if match}
+    return {
+        match["name"]: match["version"] + (".0" if match["any"] else "") for match in found if match
+    }
 
 
 if __name__ == "__main__":

@@ -1,18 +1,36 @@
 """`numdiff compile`: fill the kernel cache ahead of time."""
+
 import click
 
 from .output import echo
 from .settings import KindGroup, Setting, classes_given, kind_command
 
 OPTIONS = (
-    click.option("--capability", metavar="X.Y", cls=Setting, heading="Machine",
-                 help="Compute capability of the GPU that the kernels are for.  [default: that of this machine's "
-                      "GPU]"),
-    click.option("--ranks", metavar="N", type=click.IntRange(1), default=1, show_default=True, cls=Setting,
-                 heading="Machine", help="GPUs that will train together."))
+    click.option(
+        "--capability",
+        metavar="X.Y",
+        cls=Setting,
+        heading="Machine",
+        help="Compute capability of the GPU that the kernels are for.  [default: that of this machine's "
+        "GPU]",
+    ),
+    click.option(
+        "--ranks",
+        metavar="N",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        cls=Setting,
+        heading="Machine",
+        help="GPUs that will train together.",
+    ),
+)
 
 
-@click.group(cls=KindGroup, make=lambda kind: kind_command(kind, "compile", options=OPTIONS, run=run_compiling))
+@click.group(
+    cls=KindGroup,
+    make=lambda kind: kind_command(kind, "compile", options=OPTIONS, run=run_compiling),
+)
 def compile():
     """Compile the kernels of a run ahead of time, even on a machine without a GPU."""
 

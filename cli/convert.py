@@ -1,4 +1,5 @@
 """`numdiff convert`: weights of other programs to numdiff's model files, and back."""
+
 import os
 
 import click
@@ -14,67 +15,155 @@ PATHS = "source", "target", "outdir"
 @click.command("convert", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="IN")
 @click.argument("target", type=click.Path(), metavar="OUT")
-@click.option("--outdir", metavar="DIR", default="runs", show_default=True,
-              help="Folder in which run numbers are looked up.")
-@click.option("--weights", type=Choice(["ema", "raw"]),
-              help="Which weights to take if IN holds both: averaged, or as trained.  [default: ema]")
-@click.option("--image-size", type=click.IntRange(1, 4096), metavar="PX", help="Side of the images of the model.")
-@click.option("--num-head-channels", type=click.IntRange(1, 4096), metavar="N", help="Channels of an attention head.")
-@click.option("--num-heads", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of attention heads, instead of --num-head-channels; for a DiT only if its size is not a "
-                   "published one.")
-@click.option("--num-heads-upsample", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of heads on the way up.  [default: --num-heads]")
-@click.option("--num-classes", type=click.IntRange(1), metavar="N",
-              help="Classes of the model; its class table may have one more row, for the null class.  [default: for a "
-                   "DiT one less than the rows, for a UNet the rows]")
-@click.option("--rope/--no-rope", default=None,
-              help="Whether a DiT's queries and keys are rotated, where IN does not hold the angles (feat_rope) that "
-                   "show it.  [default: no]")
-@click.option("--attention-order", type=Choice(["legacy", "new"]),
-              help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
-                   "[default: legacy]")
-@click.option("--max-period", type=Number(0, min_open=True), metavar="STEPS",
-              help="Longest period of the timestep embedding.  [default: 10000; 1000 if IN is unet.cu's]")
-@click.option("--diffusion-steps", type=click.IntRange(1, 100000), metavar="N",
-              help="Timesteps the model was trained with.  [default: 1000]")
-@click.option("--schedule", type=Choice(["linear", "cosine"]),
-              help="Noise schedule the model was trained with.  [default: linear]")
-@click.option("--path", type=Choice(["discrete", "linear"]),
-              help="Path the model was trained on: whole timesteps, or linear (flow matching) as SiT and LightningDiT, "
-                   "whose time runs the other way round: that is moved into the weights, and back.  [default: linear "
-                   "for LightningDiT's block, else discrete]")
-@click.option("--prediction", type=Choice(["eps", "v", "x_0", "flow"]),
-              help="What the model predicts.  [default: eps; flow with --path linear]")
-@click.option("--rescale-timesteps/--no-rescale-timesteps", default=None,
-              help="Whether the model sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "
-                   "improved-diffusion (its default) and guided-diffusion; with --path linear, t as 1000 · t.  "
-                   "[required for a UNet with other than 1000 steps]")
-@click.option("--conv-resample", is_flag=True,
-              help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
-                   "scripts need these.")
-@click.option("--scaling-factor", type=Number(-1e6, 1e6), metavar="X",
-              help="Of an autoencoder: a diffusion model sees its latents times this.  [default: that of IN, else "
-                   "0.18215]")
-@click.option("--shift-factor", type=Number(-1e6, 1e6), metavar="X",
-              help="Of an autoencoder: what is subtracted from its latents before.  [default: that of IN, else 0]")
-def convert(source, target, outdir, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
-            rope, attention_order, max_period, diffusion_steps, schedule, path, prediction,
-            rescale_timesteps, conv_resample, scaling_factor, shift_factor, **more):
+@click.option(
+    "--outdir",
+    metavar="DIR",
+    default="runs",
+    show_default=True,
+    help="Folder in which run numbers are looked up.",
+)
+@click.option(
+    "--weights",
+    type=Choice(["ema", "raw"]),
+    help="Which weights to take if IN holds both: averaged, or as trained.  [default: ema]",
+)
+@click.option(
+    "--image-size",
+    type=click.IntRange(1, 4096),
+    metavar="PX",
+    help="Side of the images of the model.",
+)
+@click.option(
+    "--num-head-channels",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Channels of an attention head.",
+)
+@click.option(
+    "--num-heads",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Number of attention heads, instead of --num-head-channels; for a DiT only if its size is not a "
+    "published one.",
+)
+@click.option(
+    "--num-heads-upsample",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Number of heads on the way up.  [default: --num-heads]",
+)
+@click.option(
+    "--num-classes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Classes of the model; its class table may have one more row, for the null class.  [default: for a "
+    "DiT one less than the rows, for a UNet the rows]",
+)
+@click.option(
+    "--rope/--no-rope",
+    default=None,
+    help="Whether a DiT's queries and keys are rotated, where IN does not hold the angles (feat_rope) that "
+    "show it.  [default: no]",
+)
+@click.option(
+    "--attention-order",
+    type=Choice(["legacy", "new"]),
+    help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
+    "[default: legacy]",
+)
+@click.option(
+    "--max-period",
+    type=Number(0, min_open=True),
+    metavar="STEPS",
+    help="Longest period of the timestep embedding.  [default: 10000; 1000 if IN is unet.cu's]",
+)
+@click.option(
+    "--diffusion-steps",
+    type=click.IntRange(1, 100000),
+    metavar="N",
+    help="Timesteps the model was trained with.  [default: 1000]",
+)
+@click.option(
+    "--schedule",
+    type=Choice(["linear", "cosine"]),
+    help="Noise schedule the model was trained with.  [default: linear]",
+)
+@click.option(
+    "--path",
+    type=Choice(["discrete", "linear"]),
+    help="Path the model was trained on: whole timesteps, or linear (flow matching) as SiT and LightningDiT, "
+    "whose time runs the other way round: that is moved into the weights, and back.  [default: linear "
+    "for LightningDiT's block, else discrete]",
+)
+@click.option(
+    "--prediction",
+    type=Choice(["eps", "v", "x_0", "flow"]),
+    help="What the model predicts.  [default: eps; flow with --path linear]",
+)
+@click.option(
+    "--rescale-timesteps/--no-rescale-timesteps",
+    default=None,
+    help="Whether the model sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "
+    "improved-diffusion (its default) and guided-diffusion; with --path linear, t as 1000 · t.  "
+    "[required for a UNet with other than 1000 steps]",
+)
+@click.option(
+    "--conv-resample",
+    is_flag=True,
+    help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
+    "scripts need these.",
+)
+@click.option(
+    "--scaling-factor",
+    type=Number(-1e6, 1e6),
+    metavar="X",
+    help="Of an autoencoder: a diffusion model sees its latents times this.  [default: that of IN, else "
+    "0.18215]",
+)
+@click.option(
+    "--shift-factor",
+    type=Number(-1e6, 1e6),
+    metavar="X",
+    help="Of an autoencoder: what is subtracted from its latents before.  [default: that of IN, else 0]",
+)
+def convert(
+    source,
+    target,
+    outdir,
+    weights,
+    image_size,
+    num_head_channels,
+    num_heads,
+    num_heads_upsample,
+    num_classes,
+    rope,
+    attention_order,
+    max_period,
+    diffusion_steps,
+    schedule,
+    path,
+    prediction,
+    rescale_timesteps,
+    conv_resample,
+    scaling_factor,
+    shift_factor,
+    **more,
+):
     """Write the weights in IN as OUT.
 
-    IN is a state dict of guided-diffusion's UNet, of the public DiT, of SiT or of LightningDiT (.pt of torch.save, bare
-    or a training checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run (its folder, number,
-    or `auto`: the newest). A .pt is read without PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff
-    model file (`numdiff sample` takes it), or in .npz or .safetensors for the public names and PyTorch's layout;
-    without a suffix it is a folder in diffusers' layout (DiT and autoencoder only).
+    IN is a state dict of guided-diffusion's UNet, of the public DiT, of SiT or of LightningDiT (.pt
+    of torch.save, bare or a training checkpoint; .npz or .safetensors), unet.cu's .bin, or a
+    numdiff checkpoint or run (its folder, number, or `auto`: the newest). A .pt is read without
+    PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff model file (`numdiff sample`
+    takes it), or in .npz or .safetensors for the public names and PyTorch's layout; without a
+    suffix it is a folder in diffusers' layout (DiT and autoencoder only).
 
-    IN may also be an autoencoder (AutoencoderKL): diffusers' folder, or a file with latent diffusion's names, which may
-    be a whole checkpoint of it (first_stage_model).
+    IN may also be an autoencoder (AutoencoderKL): diffusers' folder, or a file with latent
+    diffusion's names, which may be a whole checkpoint of it (first_stage_model).
 
-    The sizes of the model follow from the weights. Unless IN is unet.cu's or was written by numdiff, you must give what
-    weights do not show: the image size and the attention heads; for a DiT only the image size, and only if IN has no
-    pos_embed.
+    The sizes of the model follow from the weights. Unless IN is unet.cu's or was written by
+    numdiff, you must give what weights do not show: the image size and the attention heads; for a
+    DiT only the image size, and only if IN has no pos_embed.
 
     \b
     numdiff convert DiT-XL-2-256x256.pt dit-xl-2.h5
@@ -92,27 +181,48 @@ def convert(source, target, outdir, weights, image_size, num_head_channels, num_
     from numdiff.training.model_files import convert as convert_model
     from numdiff.training.sampling import find_model
 
-    diffusion = {"steps": diffusion_steps, "schedule": schedule, "path": path, "prediction": prediction,
-                 "rescale_timesteps": rescale_timesteps}
+    diffusion = {
+        "steps": diffusion_steps,
+        "schedule": schedule,
+        "path": path,
+        "prediction": prediction,
+        "rescale_timesteps": rescale_timesteps,
+    }
     with as_options():
         if not os.path.exists(source) and (source == "auto" or source.isdecimal()):
             source = find_model(source, outdir, echo)
         factors = {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
         if holds_autoencoder(source):
             others = click.get_current_context().params.items()
-            given = [name for name, value in others
-                     if value is not None and value is not False and name not in (*factors, *PATHS)]
+            given = [
+                name
+                for name, value in others
+                if value is not None and value is not False and name not in (*factors, *PATHS)
+            ]
             for line in convert_autoencoder(source, target, factors, given):
                 echo(line)
             return
         if any(value is not None for value in factors.values()):
-            raise UsageError("--scaling-factor and --shift-factor are of an autoencoder, and "
-                             f"{source} holds none: leave them out.")
-        result = convert_model(source, target, weights, diffusion, conv_resample,
-                               image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
-                               num_heads_upsample=num_heads_upsample, num_classes=num_classes,
-                               use_new_attention_order=None if attention_order is None else attention_order == "new",
-                               max_period=max_period, rope=rope, **more)
+            raise UsageError(
+                "--scaling-factor and --shift-factor are of an autoencoder, and "
+                f"{source} holds none: leave them out."
+            )
+        result = convert_model(
+            source,
+            target,
+            weights,
+            diffusion,
+            conv_resample,
+            image_size=image_size,
+            num_head_channels=num_head_channels,
+            num_heads=num_heads,
+            num_heads_upsample=num_heads_upsample,
+            num_classes=num_classes,
+            use_new_attention_order=None if attention_order is None else attention_order == "new",
+            max_period=max_period,
+            rope=rope,
+            **more,
+        )
     for line in describe(target, result):
         echo(line)
 

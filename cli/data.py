@@ -1,4 +1,5 @@
 """`numdiff data`: import images, and describe what a dataset holds."""
+
 import os
 
 import click
@@ -18,38 +19,80 @@ def data():
 @data.command("import", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="SOURCE")
 @click.argument("out", type=click.Path(), metavar="OUT.h5")
-@click.option("--size", type=click.IntRange(1, 1024), metavar="PX",
-              help="Side of the images in pixels.  [default: their own, if all are square and of one size]")
-@click.option("--fit", type=Choice(["crop", "pad", "stretch"]),
-              help="With --size: how to make images square: crop to the centre, pad with the background, or stretch.  "
-                   "[default: crop]")
+@click.option(
+    "--size",
+    type=click.IntRange(1, 1024),
+    metavar="PX",
+    help="Side of the images in pixels.  [default: their own, if all are square and of one size]",
+)
+@click.option(
+    "--fit",
+    type=Choice(["crop", "pad", "stretch"]),
+    help="With --size: how to make images square: crop to the centre, pad with the background, or stretch.  "
+    "[default: crop]",
+)
 @click.option("--rgb", is_flag=True, help="Three channels.  [default: those of the first image]")
 @click.option("--grey", is_flag=True, help="One channel.")
-@click.option("--background", metavar="COLOUR",
-              help="Colour behind transparent images: a name or #rrggbb.  [default: white]")
-@click.option("--labels", metavar="auto|folders|prefix|none|FILE", default="auto", show_default=True,
-              help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv, "
-                   ".json or .jsonl file, or none. auto: a labels.csv, labels.json, dataset.json or Hugging Face's "
-                   "metadata.csv or metadata.jsonl among the images, else sub-folders.")
-@click.option("--class-order", type=Choice(["numbers", "words"]), default="numbers", show_default=True,
-              help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "
-                   "ImageFolder and guided-diffusion number them.")
-@click.option("--latents", is_flag=True,
-              help="Floats of an array or dataset are latents, used as they are.  [default: judged by their values and "
-                   "channels, and reported]")
+@click.option(
+    "--background",
+    metavar="COLOUR",
+    help="Colour behind transparent images: a name or #rrggbb.  [default: white]",
+)
+@click.option(
+    "--labels",
+    metavar="auto|folders|prefix|none|FILE",
+    default="auto",
+    show_default=True,
+    help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv, "
+    ".json or .jsonl file, or none. auto: a labels.csv, labels.json, dataset.json or Hugging Face's "
+    "metadata.csv or metadata.jsonl among the images, else sub-folders.",
+)
+@click.option(
+    "--class-order",
+    type=Choice(["numbers", "words"]),
+    default="numbers",
+    show_default=True,
+    help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "
+    "ImageFolder and guided-diffusion number them.",
+)
+@click.option(
+    "--latents",
+    is_flag=True,
+    help="Floats of an array or dataset are latents, used as they are.  [default: judged by their values and "
+    "channels, and reported]",
+)
 @click.option("--pixels", is_flag=True, help="They are pixels.")
 @click.option("--float16", is_flag=True, help="Store latents as float16, in half the bytes.")
-@click.option("--gzip", is_flag=True, help="Pack the images. Drawings shrink to a quarter, photos hardly; reading "
-              "takes several times as long.")
+@click.option(
+    "--gzip",
+    is_flag=True,
+    help="Pack the images. Drawings shrink to a quarter, photos hardly; reading "
+    "takes several times as long.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT.h5 if it exists.")
-def import_command(source, out, size, fit, rgb, grey, background, labels, class_order, latents, pixels, float16, gzip,
-                   force):
+def import_command(
+    source,
+    out,
+    size,
+    fit,
+    rgb,
+    grey,
+    background,
+    labels,
+    class_order,
+    latents,
+    pixels,
+    float16,
+    gzip,
+    force,
+):
     """Write the images of SOURCE into the dataset file OUT.h5.
 
-    SOURCE is a folder of images, a zip of one, cifar-10-python.tar.gz, MNIST's train-images-idx3-ubyte.gz (the labels
-    are found in the same folder), an .npz or .npy, unet.cu's .bin, or another dataset file. The format is recognised by
-    the contents. Images that cannot be read are named and left out. Floats of an .npz, .npy or dataset may be latents,
-    which are neither scaled nor resized.
+    SOURCE is a folder of images, a zip of one, cifar-10-python.tar.gz, MNIST's
+    train-images-idx3-ubyte.gz (the labels are found in the same folder), an .npz or .npy, unet.cu's
+    .bin, or another dataset file. The format is recognised by the contents. Images that cannot be
+    read are named and left out. Floats of an .npz, .npy or dataset may be latents, which are
+    neither scaled nor resized.
 
     \b
     numdiff data import photos/ photos.h5 --size 64
@@ -64,9 +107,21 @@ def import_command(source, out, size, fit, rgb, grey, background, labels, class_
 
     coloured = either("--rgb", rgb, "--grey", grey)
     channels = None if coloured is None else 3 if coloured else 1
-    report = import_dataset(source, out, size, fit, channels, background, labels, force,
-                            lambda items, total: tracked(items, total, "importing", "image"), class_order,
-                            either("--latents", latents, "--pixels", pixels), gzip, float16)
+    report = import_dataset(
+        source,
+        out,
+        size,
+        fit,
+        channels,
+        background,
+        labels,
+        force,
+        lambda items, total: tracked(items, total, "importing", "image"),
+        class_order,
+        either("--latents", latents, "--pixels", pixels),
+        gzip,
+        float16,
+    )
     for sentence in report.sentences():
         echo(sentence)
 
@@ -74,39 +129,90 @@ def import_command(source, out, size, fit, rgb, grey, background, labels, class_
 @data.command("encode", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="PICTURES.h5")
 @click.argument("out", type=click.Path(), metavar="LATENTS.h5")
-@click.option("--vae", type=click.Path(), required=True, metavar="FILE",
-              help="The autoencoder: a file of `numdiff convert` or `numdiff train vae`, or a folder of diffusers.")
-@click.option("--batch", type=click.IntRange(1, 4096), metavar="N", default=16, show_default=True,
-              help="Pictures at a time.")
-@click.option("--draw", is_flag=True, help="Store a sample of each latent's distribution.  [default: its mean]")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", default=0, show_default=True,
-              help="Of the samples.")
-@click.option("--flip", is_flag=True, help="Add the latents of the mirrored pictures, which mirrored latents are not.")
+@click.option(
+    "--vae",
+    type=click.Path(),
+    required=True,
+    metavar="FILE",
+    help="The autoencoder: a file of `numdiff convert` or `numdiff train vae`, or a folder of diffusers.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    default=16,
+    show_default=True,
+    help="Pictures at a time.",
+)
+@click.option(
+    "--draw",
+    is_flag=True,
+    help="Store a sample of each latent's distribution.  [default: its mean]",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Of the samples.",
+)
+@click.option(
+    "--flip",
+    is_flag=True,
+    help="Add the latents of the mirrored pictures, which mirrored latents are not.",
+)
 @click.option("--float32", is_flag=True, help="Store 32 bits.  [default: float16]")
-@click.option("--device", type=Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
-              help="Where the encoder runs.")
-@click.option("--precision", type=Choice(["auto", "fp32", "tf32", "fp16", "bf16"]), default="auto", show_default=True,
-              help="How it computes.")
+@click.option(
+    "--device",
+    type=Choice(["auto", "cpu", "cuda", "emulator"]),
+    default="auto",
+    show_default=True,
+    help="Where the encoder runs.",
+)
+@click.option(
+    "--precision",
+    type=Choice(["auto", "fp32", "tf32", "fp16", "bf16"]),
+    default="auto",
+    show_default=True,
+    help="How it computes.",
+)
 @click.option("--force", is_flag=True, help="Replace LATENTS.h5 if it exists.")
 def encode_command(source, out, vae, batch, draw, seed, flip, float32, device, precision, force):
     """Write the latents of the pictures in PICTURES.h5 into the dataset file LATENTS.h5.
 
-    `numdiff train dit --data LATENTS.h5` trains on them. If the command is interrupted, the same command continues.
-    Under mpiexec the ranks share the pictures.
+    `numdiff train dit --data LATENTS.h5` trains on them. If the command is interrupted, the same
+    command continues. Under mpiexec the ranks share the pictures.
 
     \b
     numdiff data encode photos.h5 latents.h5 --vae vae.h5
     """
     from numdiff.training.encode import encode_dataset
 
-    encode_dataset(source, out, vae, batch, draw, seed, flip, "float32" if float32 else "float16", device, precision,
-                   force, echo)
+    encode_dataset(
+        source,
+        out,
+        vae,
+        batch,
+        draw,
+        seed,
+        flip,
+        "float32" if float32 else "float16",
+        device,
+        precision,
+        force,
+        echo,
+    )
 
 
 @data.command("info")
 @click.argument("file", type=click.Path(), metavar="[FILE]", required=False)
-@click.option("--sheet", type=click.Path(dir_okay=False), metavar="PATH.png",
-              help="Where to write the contact sheet.  [default: NAME-sheet.png in the current folder]")
+@click.option(
+    "--sheet",
+    type=click.Path(dir_okay=False),
+    metavar="PATH.png",
+    help="Where to write the contact sheet.  [default: NAME-sheet.png in the current folder]",
+)
 @click.option("--no-sheet", is_flag=True, help="Write no contact sheet.")
 def info_command(file, sheet, no_sheet):
     """Describe the dataset FILE, and write a contact sheet of it: one row of images for each class.
@@ -118,7 +224,9 @@ def info_command(file, sheet, no_sheet):
     from numdiff.errors import UsageError
 
     if sheet and no_sheet:
-        raise UsageError(f"--sheet {sheet} and --no-sheet exclude each other: leave one of them out.")
+        raise UsageError(
+            f"--sheet {sheet} and --no-sheet exclude each other: leave one of them out."
+        )
     file = file or default_path()
     sheet = sheet or os.path.splitext(os.path.basename(file))[0] + "-sheet.png"
     if not no_sheet:
@@ -128,9 +236,13 @@ def info_command(file, sheet, no_sheet):
         mean, std = dataset.statistics()
         echo(f"file     {dataset.path} ({os.path.getsize(dataset.path) / 1e6:,.1f} MB)")
         pixels = dataset.dtype == "uint8"
-        kind, digits, unit = ("images ", 1, "of 0 … 255, each channel") if pixels else ("latents", 4, "each channel")
-        echo(f"{kind}  {count:,} of {height}×{width}×{channels}: {dataset.stored_dtype} (N, H, W, C) = {dataset.shape}"
-             + ("" if pixels else ", taken as they are"))
+        kind, digits, unit = (
+            ("images ", 1, "of 0 … 255, each channel") if pixels else ("latents", 4, "each channel")
+        )
+        echo(
+            f"{kind}  {count:,} of {height}×{width}×{channels}: {dataset.stored_dtype} (N, H, W, C) = {dataset.shape}"
+            + ("" if pixels else ", taken as they are")
+        )
         echo(f"mean     {'  '.join(f'{v:5.{digits}f}' for v in mean)}   {unit}")
         echo(f"std      {'  '.join(f'{v:5.{digits}f}' for v in std)}")
         if dataset.labels is None:
@@ -143,4 +255,7 @@ def info_command(file, sheet, no_sheet):
                 echo(f"          and {len(dataset.classes) - LISTED} more")
         if not no_sheet:
             save_sheet(dataset, sheet)
-            echo(f"sheet    {sheet}" + ("" if pixels else " (latents are not decoded: first channels, mean ± 2 std)"))
+            echo(
+                f"sheet    {sheet}"
+                + ("" if pixels else " (latents are not decoded: first channels, mean ± 2 std)")
+            )

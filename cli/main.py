@@ -1,7 +1,10 @@
-"""The command `numdiff`: finds its subcommands, and turns errors into one sentence and an exit code.
+"""The command `numdiff`: finds its subcommands, and turns errors into one sentence and an exit
+code.
 
-Exit codes: 0 done · 1 an error, whose message says what to do · 2 wrong usage · 128 + n ended by signal n (130: Ctrl-C)
+Exit codes: 0 done · 1 an error, whose message says what to do · 2 wrong usage · 128 + n ended by
+signal n (130: Ctrl-C)
 """
+
 import contextlib
 import errno
 import importlib
@@ -13,7 +16,8 @@ import time
 
 handler = signal.getsignal(signal.SIGINT)
 with contextlib.suppress(ValueError):  # not in the main thread
-    if handler is signal.default_int_handler:  # a Ctrl-C during the imports ends the process without a traceback
+    # a Ctrl-C during the imports ends the process without a traceback
+    if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 try:
     import click
@@ -26,14 +30,18 @@ finally:
     if signal.getsignal(signal.SIGINT) != handler:
         signal.signal(signal.SIGINT, handler)
 
-COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`); extensions add more
+# name -> (module with a click command of that name, line for `numdiff --help`); extensions add more
+COMMANDS = {
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
     "evaluate": (".evaluate", "Measure samples against a reference."),
     "data": (".data", "Import images, and describe datasets."),
     "convert": (".convert", "Convert weights from and to the formats of other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
-    "bench": (".bench", "Measure training steps, samples and kernels, optionally compared with PyTorch."),
+    "bench": (
+        ".bench",
+        "Measure training steps, samples and kernels, optionally compared with PyTorch.",
+    ),
     "profile": (".profile", "Show where a training step's time goes, by kernel and by layer."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
@@ -49,10 +57,12 @@ def job():
         yield
         return
     from numdiff.distributed.monitor import monitor
+
     if started[0] == 0:
         monitor.start(started[1])
     try:
         from numdiff.distributed.communicator import job
+
         with job():
             yield
     finally:
@@ -60,7 +70,8 @@ def job():
 
 
 class Terminated(SystemExit):
-    """A signal asks this process to end: raised wherever it is, so that no temporary file stays behind."""
+    """A signal asks this process to end: raised wherever it is, so that no temporary file stays
+    behind."""
 
     def __init__(self, number):
         super().__init__(f"ended by {signal.Signals(number).name}.")
@@ -77,9 +88,10 @@ def handle(handlers):
 
 @contextlib.contextmanager
 def ended_in_order():
-    """Context of a subcommand in a separate process: Ctrl-C, SIGTERM and SIGHUP raise `KeyboardInterrupt` and
-    `Terminated`. One of the latter that arrives again at once, as of a closing terminal, does not. Outside of it all
-    end the process at once, as Python would be interrupted at its own end, and say so in many lines.
+    """Context of a subcommand in a separate process: Ctrl-C, SIGTERM and SIGHUP raise
+    `KeyboardInterrupt` and `Terminated`. One of the latter that arrives again at once, as of a
+    closing terminal, does not. Outside of it all end the process at once, as Python would be
+    interrupted at its own end, and say so in many lines.
     """
     last = -math.inf
 
@@ -106,12 +118,14 @@ class Failure(click.ClickException):
 
     def __init__(self, message, exit_code=1):
         from numdiff.errors import printable
+
         super().__init__(printable(" ".join(str(message).split())))
         self.exit_code = exit_code
 
 
 class Commands(Group):
-    """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor Numba."""
+    """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor
+    Numba."""
 
     context = contextlib.nullcontext  # of a subcommand
 
@@ -153,10 +167,13 @@ class Commands(Group):
     def format_commands(self, ctx, formatter):
         lines = [(name, line) for name, (_, line) in COMMANDS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl([*lines, *((name, entry.text) for name, entry in entries("command").items())])
+            formatter.write_dl(
+                [*lines, *((name, entry.text) for name, entry in entries("command").items())]
+            )
 
     def invoke(self, ctx):
-        """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks, one reports it."""
+        """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks,
+        one reports it."""
         try:
             with self.context():
                 return self._invoke(ctx)
@@ -168,31 +185,38 @@ class Commands(Group):
             with job():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            if (launched() or (0,))[0] > 0:  # Ctrl-C interrupts all ranks, and the first one says so
+            # Ctrl-C interrupts all ranks, and the first one says so
+            if (launched() or (0,))[0] > 0:
                 raise SystemExit(130) from None
             raise Failure("interrupted.", 130) from None
         except Terminated as end:
             raise Failure(end.args[0], end.code) from None
         except MemoryError as error:
             reason = f" ({error})" if str(error) else ""
-            raise Failure(f"this machine is out of memory{reason}; use a smaller --microbatch, --batch or "
-                          "model.") from error
+            raise Failure(
+                f"this machine is out of memory{reason}; use a smaller --microbatch, --batch or "
+                "model."
+            ) from error
         except BrokenPipeError:
             raise  # click exits quietly when a reader such as `head` has gone
         except OSError as error:
             from numdiff.errors import why_no_process
+
             if why := why_no_process(error):
                 raise Failure(why) from error
             if error.strerror is None:
                 raise
             where = f"{error.filename}: " if error.filename else ""
             from numdiff.files import REASONS
+
             reason = f"{os.strerror(error.errno)}; check the path and its permissions"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):  # not a matter of permissions
+            # not a matter of permissions
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
                 reason = REASONS[error.errno]
             raise Failure(f"{where}{reason}.") from error
         except Exception as error:
             from numdiff.errors import NumdiffError, why_no_process
+
             if why := why_no_process(error):
                 raise Failure(why) from error
             if not isinstance(error, NumdiffError):
@@ -201,8 +225,8 @@ class Commands(Group):
 
 
 def open_streams():
-    """Open the standard streams that the caller has closed (`2>&-`) as /dev/null: otherwise the next file opened takes
-    the number of stderr, and receives what libraries print."""
+    """Open the standard streams that the caller has closed (`2>&-`) as /dev/null: otherwise the
+    next file opened takes the number of stderr, and receives what libraries print."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -213,11 +237,13 @@ def open_streams():
             setattr(sys, name, open(number, mode, closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # so that names outside this encoding can be shown, too
+            # so that names outside this encoding can be shown, too
+            stream.reconfigure(errors="backslashreplace")
 
 
 def leave(stream):
-    """Let Python write what it holds back for a stream, or nowhere: or it would add lines of its own as it ends."""
+    """Let Python write what it holds back for a stream, or nowhere: or it would add lines of its
+    own as it ends."""
     try:
         stream.flush()
     except OSError:
@@ -227,13 +253,22 @@ def leave(stream):
 def print_version(ctx, _, wanted):
     if wanted:
         from numdiff import __version__
+
         click.echo(f"numdiff {__version__}")
         ctx.exit()
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
-              help="Show the version and exit.")
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_version,
+    help="Show the version and exit.",
+)
 def main():
     """Diffusion models, trained end to end by GPU kernels written in Python.
 

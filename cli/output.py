@@ -1,19 +1,26 @@
-"""The commands' output. Text that comes from files (names of classes, paths) is shown in visible characters."""
+"""The commands' output. Text that comes from files (names of classes, paths) is shown in visible
+characters."""
+
 import click
 
 
 def echo(text="", err=False):
     """Print one line, in which control characters are escaped."""
     from numdiff.errors import printable
+
     click.echo(printable(text), err=err)
 
 
 def command_line(context):
-    """The words of the command that is running: its name, its arguments, then the options that were given."""
+    """The words of the command that is running: its name, its arguments, then the options that were
+    given."""
     words, options = ["numdiff", context.info_name], []
     for parameter in context.command.params:
         value = context.params.get(parameter.name)
-        if context.get_parameter_source(parameter.name) is not click.core.ParameterSource.COMMANDLINE:
+        if (
+            context.get_parameter_source(parameter.name)
+            is not click.core.ParameterSource.COMMANDLINE
+        ):
             continue
         if isinstance(parameter, click.Argument):
             words.append(str(value))

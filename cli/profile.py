@@ -1,11 +1,21 @@
 """`numdiff profile`: where the time and the memory of a training step go."""
+
 import click
 
 from .settings import KindGroup, Setting, kind_command
 from .values import Choice
 
-SHARED = ("preset", "device", "precision", "recompute", "batch", "microbatch", "optimizer", "image_size",
-          "channels")
+SHARED = (
+    "preset",
+    "device",
+    "precision",
+    "recompute",
+    "batch",
+    "microbatch",
+    "optimizer",
+    "image_size",
+    "channels",
+)
 
 
 def output(name, **attributes):
@@ -13,18 +23,45 @@ def output(name, **attributes):
 
 
 OPTIONS = (
-    output("--out", metavar="FILE.json", type=click.Path(dir_okay=False),
-           help="Write a timeline for chrome://tracing or ui.perfetto.dev."),
-    output("--png", metavar="FILE.png", type=click.Path(dir_okay=False),
-           help="Draw the kernels that compute under the roof of the card: TFLOP/s over FLOPs a byte."),
-    output("--rows", metavar="N", type=click.IntRange(1), default=30, show_default=True,
-           help="Rows of each table, the longest times first."),
-    output("--name-parts", metavar="N", type=click.IntRange(1), default=2, show_default=True,
-           help="How many parts of a layer's name distinguish layers."),
-    click.option("--clock", cls=Setting, heading="Measurement", type=Choice(["auto", "graph", "events"]),
-                 default="auto", show_default=True,
-                 help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's "
-                      "profiler), or one by one between events; auto: the former if PyTorch is installed."))
+    output(
+        "--out",
+        metavar="FILE.json",
+        type=click.Path(dir_okay=False),
+        help="Write a timeline for chrome://tracing or ui.perfetto.dev.",
+    ),
+    output(
+        "--png",
+        metavar="FILE.png",
+        type=click.Path(dir_okay=False),
+        help="Draw the kernels that compute under the roof of the card: TFLOP/s over FLOPs a byte.",
+    ),
+    output(
+        "--rows",
+        metavar="N",
+        type=click.IntRange(1),
+        default=30,
+        show_default=True,
+        help="Rows of each table, the longest times first.",
+    ),
+    output(
+        "--name-parts",
+        metavar="N",
+        type=click.IntRange(1),
+        default=2,
+        show_default=True,
+        help="How many parts of a layer's name distinguish layers.",
+    ),
+    click.option(
+        "--clock",
+        cls=Setting,
+        heading="Measurement",
+        type=Choice(["auto", "graph", "events"]),
+        default="auto",
+        show_default=True,
+        help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's "
+        "profiler), or one by one between events; auto: the former if PyTorch is installed.",
+    ),
+)
 
 
 def profile_command(kind):
@@ -33,7 +70,8 @@ def profile_command(kind):
 
 @click.group(cls=KindGroup, make=profile_command)
 def profile():
-    """Show where the time of a training step goes, by kernel and by layer, and what its memory holds."""
+    """Show where the time of a training step goes, by kernel and by layer, and what its memory
+    holds."""
 
 
 def show(model, out, png, rows, name_parts, clock, **given):
@@ -45,20 +83,30 @@ def show(model, out, png, rows, name_parts, clock, **given):
     options = resolve({"model": model, **given})
     check_results(png, ("--out", "the trace", out))
     echo_model(options)
-    found = profile_step(options, clock=clock, started=lambda what: click.echo(f"measuring    {what} …", err=True))
+    found = profile_step(
+        options, clock=clock, started=lambda what: click.echo(f"measuring    {what} …", err=True)
+    )
     total = found.total_us
     click.echo(f"device       {found.device}")
-    click.echo(f"step         {found.step_ms:.3f} ms" + (", captured as a graph" if found.captured else ""))
+    click.echo(
+        f"step         {found.step_ms:.3f} ms" + (", captured as a graph" if found.captured else "")
+    )
     kernels = "kernels" if found.launches[0].grid else "operations"
-    click.echo(f"{kernels:12s} {len(found.launches):,}, together {total / 1e3:.3f} ms, "
-               f"{0.1 * total / found.step_ms:.1f} % of the step; timed {found.clock}")
+    click.echo(
+        f"{kernels:12s} {len(found.launches):,}, together {total / 1e3:.3f} ms, "
+        f"{0.1 * total / found.step_ms:.1f} % of the step; timed {found.clock}"
+    )
     if found.replay_us:
-        click.echo(f"replay       {found.replay_us / 1e3:.3f} ms from the first kernel's start to the last one's end, "
-                   f"in one stream, of which {(found.replay_us - total) / 1e3:.3f} ms are between kernels")
+        click.echo(
+            f"replay       {found.replay_us / 1e3:.3f} ms from the first kernel's start to the last one's end, "
+            f"in one stream, of which {(found.replay_us - total) / 1e3:.3f} ms are between kernels"
+        )
     if found.roof.bandwidth:
         click.echo(f"memory       {found.roof.bandwidth / 1e9:,.0f} GB/s, measured by a copy")
     click.echo("\n".join(["", *table(found.by_kernel(), kernels[:-1], rows), *footer(found)]))
-    layers = [(f"{layer} {direction}", *rest) for (layer, direction), *rest in found.by_layer(name_parts)]
+    layers = [
+        (f"{layer} {direction}", *rest) for (layer, direction), *rest in found.by_layer(name_parts)
+    ]
     click.echo("\n".join(["", *table(layers, "layer", rows)]))
     if found.memory:
         click.echo("\n".join(["", *memory_table(*found.memory, rows)]))
@@ -67,7 +115,10 @@ def show(model, out, png, rows, name_parts, clock, **given):
         click.echo(f"\ntimeline     {out}")
     if png:
         from numdiff.benchmark.rooflines import draw_profile
-        count = draw_profile(png, found, rows, f"Kernels of a step: {model_name(options)}, {found.device}")
+
+        count = draw_profile(
+            png, found, rows, f"Kernels of a step: {model_name(options)}, {found.device}"
+        )
         click.echo(f"\nroofline     {png}, {count} {kernels}")
 
 
@@ -83,8 +134,10 @@ def table(found, title, rows):
     rest = found[rows:]
     if rest:
         more = f"{len(rest)} more"
-        yield (f"{more:{width}}  {sum(r[1] for r in rest):5d} {sum(r[2] for r in rest):9,.1f} "
-               f"{100 * sum(r[3] for r in rest):4.1f} %")
+        yield (
+            f"{more:{width}}  {sum(r[1] for r in rest):5d} {sum(r[2] for r in rest):9,.1f} "
+            f"{100 * sum(r[3] for r in rest):4.1f} %"
+        )
 
 
 def footer(found):

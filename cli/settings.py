@@ -1,4 +1,6 @@
-"""Command-line options from the table of settings (numdiff/settings.py), and commands from the kinds of models."""
+"""Command-line options from the table of settings (numdiff/settings.py), and commands from the
+kinds of models."""
+
 import re
 
 import click
@@ -43,7 +45,9 @@ class Switch(Choice):
         self.line = line
 
     def convert(self, value, param, ctx):
-        return super().convert(self.line.meant(value.lower() if isinstance(value, str) else value), param, ctx)
+        return super().convert(
+            self.line.meant(value.lower() if isinstance(value, str) else value), param, ctx
+        )
 
 
 class Setting(click.Option):
@@ -63,16 +67,22 @@ class GroupedCommand(click.Command):
             record = parameter.get_help_record(ctx)
             if record and isinstance(parameter, click.Option):
                 groups.setdefault(getattr(parameter, "heading", "Other"), []).append(record)
-        widest = max(len(name) for rows in groups.values() for name, _ in rows if len(name) <= WIDEST)
+        widest = max(
+            len(name) for rows in groups.values() for name, _ in rows if len(name) <= WIDEST
+        )
         for heading, rows in groups.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(widest), text) for name, text in rows], col_max=WIDEST)
+                formatter.write_dl(
+                    [(name.ljust(widest), text) for name, text in rows], col_max=WIDEST
+                )
 
 
 class KindGroup(Group):
-    """A group with a subcommand for each kind of model that there is, those that a program has registered among them.
+    """A group with a subcommand for each kind of model that there is, those that a program has
+    registered among them.
 
-    make(kind): the command of a `ModelKind`; names, where the kind's own name does not do, come from it
+    make(kind): the command of a `ModelKind`; names, where the kind's own name does not do, come
+    from it
     """
 
     def __init__(self, *args, make=None, **kwargs):
@@ -90,17 +100,21 @@ class KindGroup(Group):
 
 
 def either(yes, given, no, otherwise):
-    """True where the flag `yes` was given, False where `no` was, None without both; they exclude each other."""
+    """True where the flag `yes` was given, False where `no` was, None without both; they exclude
+    each other."""
     if given and otherwise:
         raise UsageError(f"{yes} and {no} exclude each other: give one of them.")
     return True if given else False if otherwise else None
 
 
 def kind_command(kind, command, *names, options=(), run):
-    """A subcommand: the text of `command` from the record of the kind, the kind's settings as options, further ones.
+    """A subcommand: the text of `command` from the record of the kind, the kind's settings as
+    options, further ones.
 
-    names: of the settings (default: all of the kind's); options: click's decorators; run(model, **given)
+    names: of the settings (default: all of the kind's); options: click's decorators; run(model,
+    **given)
     """
+
     def callback(**given):
         run(kind.name, **given)
 
@@ -111,39 +125,61 @@ def kind_command(kind, command, *names, options=(), run):
 
 
 def classes_given(model, given):
-    """`--classes all` is every class of the data, unless one is called so, also where a preset would choose a few;
-    `--classes 1000` of a kind that may have any number of classes is their number; else they are names.
+    """`--classes all` is every class of the data, unless one is called so, also where a preset
+    would choose a few; `--classes 1000` of a kind that may have any number of classes is their
+    number; else they are names.
 
     A `UsageError` where a class of the data has that number for its name.
     """
     names = given.get("classes")
     if names and len(names) == 1 and names[0].lower() == "all":
         from numdiff.data.folders import class_names
+
         found = class_names(given.get("data"))
-        return given if names[0] in found else {**given, "classes": tuple(found) if given.get("data") is None else None}
+        return (
+            given
+            if names[0] in found
+            else {**given, "classes": tuple(found) if given.get("data") is None else None}
+        )
     by_number = "num_classes" in kinds.get(model).table and given.get("num_classes") is None
-    if not (by_number and names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19):
+    if not (
+        by_number and names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19
+    ):
         return given
     from numdiff.data.folders import class_names
+
     if names[0] in class_names(given.get("data")):
-        raise UsageError(f"--classes {names[0]} may mean {int(names[0])} classes, or the one that is called "
-                         f"{names[0]}: give --num-classes {int(names[0])}, or --classes {names[0]},{names[0]} for "
-                         "that one.")
+        raise UsageError(
+            f"--classes {names[0]} may mean {int(names[0])} classes, or the one that is called "
+            f"{names[0]}: give --num-classes {int(names[0])}, or --classes {names[0]},{names[0]} for "
+            "that one."
+        )
     return {**given, "classes": None, "num_classes": int(names[0])}
 
 
 def settings(*names, model=None, emoji=False):
-    """Decorator: an option for each of the named settings (default: all of the model's). An option that was not given
-    is None. model: the kind whose defaults help shows; None: those that all kinds share; emoji: help also shows the
-    values that presets have with the default dataset."""
+    """Decorator: an option for each of the named settings (default: all of the model's). An option
+    that was not given is None. model: the kind whose defaults help shows; None: those that all
+    kinds share; emoji: help also shows the values that presets have with the default dataset."""
+
     def decorate(command):
         for name in reversed(names or settings_of(model)):
             line = table(model)[name]
             if line.switch:
-                command = click.option(f"--no-{flag(name)[2:]}", f"no_{name}", is_flag=True, is_eager=True, hidden=True,
-                                       expose_value=False, callback=_note)(command)
-            command = click.option(*_declaration(line), name, cls=Setting, **_attributes(line, model, emoji))(command)
+                command = click.option(
+                    f"--no-{flag(name)[2:]}",
+                    f"no_{name}",
+                    is_flag=True,
+                    is_eager=True,
+                    hidden=True,
+                    expose_value=False,
+                    callback=_note,
+                )(command)
+            command = click.option(
+                *_declaration(line), name, cls=Setting, **_attributes(line, model, emoji)
+            )(command)
         return command
+
     return decorate
 
 
@@ -162,20 +198,38 @@ def _attributes(line, model, emoji=False):
     if line.kind is bool:
         return common
     if line.switch:
-        return {**common, "type": Switch(line), "is_flag": False, "flag_value": line.switch[True],
-                "callback": lambda ctx, param, value: _switched(ctx, line, value)}
+        return {
+            **common,
+            "type": Switch(line),
+            "is_flag": False,
+            "flag_value": line.switch[True],
+            "callback": lambda ctx, param, value: _switched(ctx, line, value),
+        }
     if line.choices:
         return {**common, "type": Choice(line.choices), "metavar": line.unit or None}
     if line.repeated:
-        return {**common, "type": ListOf(line.kind), "metavar": line.unit, "multiple": True, "callback": _joined}
+        return {
+            **common,
+            "type": ListOf(line.kind),
+            "metavar": line.unit,
+            "multiple": True,
+            "callback": _joined,
+        }
     if line.many:
         return {**common, "type": ListOf(line.kind), "metavar": line.unit}
     if line.kind is str:
         return {**common, "type": str, "metavar": line.unit}
-    limits = {"min": line.low if line.above is None else line.above, "min_open": line.above is not None,
-              "max": line.high if line.below is None else line.below, "max_open": line.below is not None}
-    return {**common, "type": (click.IntRange if line.kind is int else Number)(**limits),
-            "metavar": line.unit}
+    limits = {
+        "min": line.low if line.above is None else line.above,
+        "min_open": line.above is not None,
+        "max": line.high if line.below is None else line.below,
+        "max_open": line.below is not None,
+    }
+    return {
+        **common,
+        "type": (click.IntRange if line.kind is int else Number)(**limits),
+        "metavar": line.unit,
+    }
 
 
 def _note(ctx, param, value):
@@ -183,7 +237,8 @@ def _note(ctx, param, value):
 
 
 def _switched(ctx, line, value):
-    """The value of an option that was a yes-or-no switch before: its value, else the meaning of --no-…."""
+    """The value of an option that was a yes-or-no switch before: its value, else the meaning of
+    --no-…."""
     return line.switch[False] if value is None and ctx.meta.get(f"no_{line.name}") else value
 
 
@@ -198,11 +253,17 @@ def _help(line, model):
         default = kinds.get(model).default_preset
         return f"{line.help}  [default: {{cuda}} with a GPU, {{cpu}} without]".format(**default)
     shown = [kinds.get(model)] if model else kinds.KINDS.values()
-    values = [(name, preset.get(line.name, line.default)) for kind in shown for name, preset in kind.presets.items()]
+    values = [
+        (name, preset.get(line.name, line.default))
+        for kind in shown
+        for name, preset in kind.presets.items()
+    ]
     if any(value != values[0][1] for _, value in values):
         if model is None:
             return f"{line.help}  [default: the preset's]"
-        shown = "; ".join(f"{preset}: {text(value)}" for preset, value in values if value is not None)
+        shown = "; ".join(
+            f"{preset}: {text(value)}" for preset, value in values if value is not None
+        )
         return f"{line.help}  [{shown}]"
     return line.help + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
 
@@ -215,8 +276,11 @@ def text_of_default(line):
 
 def _of_emoji(line, model):
     """The help's note on presets that have another value with the default dataset."""
-    values = [f"{preset}: {text(given[line.name])}" for preset, given in kinds.get(model).emoji.items()
-            if line.name in given]
+    values = [
+        f"{preset}: {text(given[line.name])}"
+        for preset, given in kinds.get(model).emoji.items()
+        if line.name in given
+    ]
     return f"  [on the emoji {'; '.join(values)}]" if values else ""
 
 

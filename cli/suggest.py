@@ -1,13 +1,16 @@
 """A group of commands that suggests `train` for `numdiff trian`."""
+
 import difflib
 
 import click
 
-NUMBERS = {click.IntRange: "whole number", click.FloatRange: "number"}  # in a message; click says "integer range"
+# in a message; click says "integer range"
+NUMBERS = {click.IntRange: "whole number", click.FloatRange: "number"}
 
 
 class Group(click.Group):
-    """Suggests similar subcommands for one that does not exist, in the words that click uses for options."""
+    """Suggests similar subcommands for one that does not exist, in the words that click uses for
+    options."""
 
     group_class = type  # of its sub-groups
 
@@ -15,18 +18,33 @@ class Group(click.Group):
         """Each subcommand with its first sentence, which click would cut off at the end of a line."""
         named = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in named])
+            formatter.write_dl(
+                [(name, command.get_short_help_str(1000)) for name, command in named]
+            )
 
     def resolve_command(self, ctx, args):
         name = str(args[0])
-        if self.get_command(ctx, name) is None and not ctx.resilient_parsing and not name.startswith("-"):
+        if (
+            self.get_command(ctx, name) is None
+            and not ctx.resilient_parsing
+            and not name.startswith("-")
+        ):
             near = difflib.get_close_matches(name.lower(), self.list_commands(ctx))
             options = ", ".join(map(repr, sorted(near)))
-            hint = f" (Possible commands: {options})" if len(near) > 1 else f" Did you mean {options}?" if near else ""
+            hint = (
+                f" (Possible commands: {options})"
+                if len(near) > 1
+                else f" Did you mean {options}?"
+                if near
+                else ""
+            )
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         for parameter in command.params:
-            if isinstance(parameter.type, (click.types.StringParamType, click.Path)) and parameter.callback is None:
+            if (
+                isinstance(parameter.type, (click.types.StringParamType, click.Path))
+                and parameter.callback is None
+            ):
                 parameter.callback = refuse_empty
             for kind, words in NUMBERS.items():
                 if isinstance(parameter.type, kind):
@@ -35,8 +53,8 @@ class Group(click.Group):
 
 
 def refuse_empty(ctx, parameter, value):
-    """Refuse an empty name or path, as a variable of the shell that is not set gives it: it would count as none, or as
-    the folder that one is in."""
+    """Refuse an empty name or path, as a variable of the shell that is not set gives it: it would
+    count as none, or as the folder that one is in."""
     if "" in (value if isinstance(value, tuple) else (value,)):
         raise click.BadParameter("it is empty: give a value, or leave it out.", ctx, parameter)
     return value

@@ -1,4 +1,6 @@
-"""`numdiff train`: parse, resolve, train. The options come from the table of settings, a command a kind of model."""
+"""`numdiff train`: parse, resolve, train. The options come from the table of settings, a command a
+kind of model."""
+
 import os
 
 import click
@@ -9,23 +11,44 @@ from .output import echo
 from .settings import KindGroup, Setting, classes_given, kind_command, text, text_of_default
 
 OPTIONS = (
-    click.option("--resume", metavar="RUN", is_flag=False, flag_value="auto", cls=Setting, heading="Run",
-                 help="Continue a run: its folder, its number, or one of its checkpoints; without a value (or with "
-                      "`auto`), the newest run in --outdir that has a valid checkpoint."),
-    click.option("--new-data", is_flag=True, cls=Setting, heading="Run",
-                 help="With --resume: continue on other data than the run was trained on; the classes must be the "
-                      "same, in the same order."),
-    click.option("--dry-run", is_flag=True, cls=Setting, heading="Run",
-                 help="Print the settings, the parameter count and the TFLOP of a step, and exit."))
+    click.option(
+        "--resume",
+        metavar="RUN",
+        is_flag=False,
+        flag_value="auto",
+        cls=Setting,
+        heading="Run",
+        help="Continue a run: its folder, its number, or one of its checkpoints; without a value (or with "
+        "`auto`), the newest run in --outdir that has a valid checkpoint.",
+    ),
+    click.option(
+        "--new-data",
+        is_flag=True,
+        cls=Setting,
+        heading="Run",
+        help="With --resume: continue on other data than the run was trained on; the classes must be the "
+        "same, in the same order.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        cls=Setting,
+        heading="Run",
+        help="Print the settings, the parameter count and the TFLOP of a step, and exit.",
+    ),
+)
 
 
-@click.group(cls=KindGroup, make=lambda kind: kind_command(kind, "train", options=OPTIONS, run=run_training))
+@click.group(
+    cls=KindGroup, make=lambda kind: kind_command(kind, "train", options=OPTIONS, run=run_training)
+)
 def train():
     """Train a model on a dataset."""
 
 
 def run_training(model, resume, dry_run, new_data, **given):
-    """Resolve the settings, and train. What takes a second to import comes last, so that errors come at once."""
+    """Resolve the settings, and train. What takes a second to import comes last, so that errors
+    come at once."""
     from numdiff.errors import UsageError
     from numdiff.training.options import load_options, resolve, resolve_resumed
     from numdiff.training.run_folder import check_outdir, find_resume
@@ -35,8 +58,10 @@ def run_training(model, resume, dry_run, new_data, **given):
         raise UsageError("--new-data needs --resume; add it, or leave --new-data out.")
     given = {name: value for name, value in given.items() if value is not None}
     for name in (name for name in ("init", "init_weights") if resume and name in given):
-        raise UsageError(f"{flag(name)} and --resume exclude each other: --init starts a new run from given weights, "
-                         "--resume continues one; give one of them.")
+        raise UsageError(
+            f"{flag(name)} and --resume exclude each other: --init starts a new run from given weights, "
+            "--resume continues one; give one of them."
+        )
     if resume:
         asked, outdir = resume, given.pop("outdir", None)
         run_dir, resume = find_resume(resume, outdir or "runs", lambda text: echo(text, err=True))
@@ -48,14 +73,17 @@ def run_training(model, resume, dry_run, new_data, **given):
         options = resolve({"model": model, **given})
     if dry_run:
         from numdiff.training import kinds
+
         for name, line in kinds.get(model).table.items():
             echo(f"{name:<24} {text_of_setting(line, options)}")
         from numdiff.training.build import describe_without_training
         from numdiff.training.price import with_and_without
+
         for line in describe_without_training(options, with_and_without):
             echo(line)
         return
     from numdiff.training import train as run
+
     run(options, resume=resume, new_data=new_data, echo=echo)
 
 

@@ -1,4 +1,6 @@
-"""Types of values that options have: choices in any case, and numbers that messages write as one types them."""
+"""Types of values that options have: choices in any case, and numbers that messages write as one
+types them."""
+
 import click
 
 from numdiff.setting import say, say_limit
@@ -7,9 +9,12 @@ from numdiff.setting import say, say_limit
 class Choice(click.Choice):
     """One of several words, in upper or lower case; the value is the word as it stands among them."""
 
-    def convert(self, value, param, ctx):  # click's own case_sensitive=False would also show them in lower case
+    # click's own case_sensitive=False would also show them in lower case
+    def convert(self, value, param, ctx):
         if isinstance(value, str) and value not in self.choices:
-            value = next((choice for choice in self.choices if choice.casefold() == value.casefold()), value)
+            value = next(
+                (choice for choice in self.choices if choice.casefold() == value.casefold()), value
+            )
         return super().convert(value, param, ctx)
 
 
@@ -23,8 +28,12 @@ class Number(click.FloatRange):
             number = float(value)
         except ValueError:
             self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
-        below = self.min is not None and (number <= self.min if self.min_open else number < self.min)
-        above = self.max is not None and (number >= self.max if self.max_open else number > self.max)
+        below = self.min is not None and (
+            number <= self.min if self.min_open else number < self.min
+        )
+        above = self.max is not None and (
+            number >= self.max if self.max_open else number > self.max
+        )
         if below or above:
             self.fail(f"{say(number)} is not in the range {self._describe_range()}.", param, ctx)
         return number
@@ -33,4 +42,6 @@ class Number(click.FloatRange):
         low, high = "<" if self.min_open else "<=", "<" if self.max_open else "<="
         if self.max is None:
             return f"x{low.replace('<', '>')}{say_limit(self.min)}"
-        return f"{'' if self.min is None else say_limit(self.min) + low}x{high}{say_limit(self.max)}"
+        return (
+            f"{'' if self.min is None else say_limit(self.min) + low}x{high}{say_limit(self.max)}"
+        )

@@ -1,9 +1,11 @@
 """Zips, tars and NumPy's files from anywhere: their contents are bounded before they are unpacked.
 
-A few kilobytes can announce, or unpack to, any number of bytes. Nothing is unpacked before its announced size was
-checked against the file's size and the caller's expectation. Nothing is unpacked beyond its announced size, and no step
-holds more memory than was requested. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged (…)".
+A few kilobytes can announce, or unpack to, any number of bytes. Nothing is unpacked before its
+announced size was checked against the file's size and the caller's expectation. Nothing is unpacked
+beyond its announced size, and no step holds more memory than was requested. Whatever is wrong is a
+`BadArchive`, whose text completes "… is damaged (…)".
 """
+
 import bz2
 import copy
 import io
@@ -18,14 +20,18 @@ import numpy as np
 
 from .files import check_regular
 
-MAXIMUM_MEMBERS = 1_500_000  # of a zip, each a kilobyte of memory: all of ImageNet's training images
+# of a zip, each a kilobyte of memory: all of ImageNet's training images
+MAXIMUM_MEMBERS = 1_500_000
 MAXIMUM_TAR_MEMBERS = 10_000
 MAXIMUM_TAR_BYTES = 384 << 20  # CIFAR-10 has 186
 MAXIMUM_DIMENSIONS = 32
 DEFLATE_RATIO = 1032  # bytes that one byte of deflate becomes at most (zlib's technical details)
 LZMA_DICTIONARY_BYTES = 64 << 20  # 7-Zip's at its highest setting
 NPY_MAGIC = b"\x93NUMPY"
-NPY_HEADERS = {(1, 0): (2, np.lib.format.read_array_header_1_0), (2, 0): (4, np.lib.format.read_array_header_2_0)}
+NPY_HEADERS = {
+    (1, 0): (2, np.lib.format.read_array_header_1_0),
+    (2, 0): (4, np.lib.format.read_array_header_2_0),
+}
 NPY_HEADER_BYTES = 1 << 16
 BLOCK = 1 << 16
 
@@ -43,20 +49,25 @@ def most_from_deflate(nbytes):
     return DEFLATE_RATIO * nbytes + 1024
 
 
-# Zips -----------------------------------------------------------------------------------------------------------------
+# Zips ---------------------------------------------------------------------------------------------
+
 
 class _Disk(io.FileIO):
     """The file under a zip; counts the members in its directory, which zipfile reads in one piece."""
 
     def read(self, size=-1):
         data = super().read(size)
-        if len(data) > 46 * MAXIMUM_MEMBERS and data.count(zipfile.stringCentralDir) > MAXIMUM_MEMBERS:
+        if (
+            len(data) > 46 * MAXIMUM_MEMBERS
+            and data.count(zipfile.stringCentralDir) > MAXIMUM_MEMBERS
+        ):
             raise TooMuch(f"it has more than {MAXIMUM_MEMBERS:,} members; unpack it")
         return data
 
 
 class ZipReader:
-    """The members of a zip file, as `zipfile.ZipInfo`, and their bytes. Safe to read from several threads."""
+    """The members of a zip file, as `zipfile.ZipInfo`, and their bytes. Safe to read from several
+    threads."""
 
     def __init__(self, path):
         check_regular(path, os.stat(path).st_mode)  # a FIFO would wait for ever
@@ -65,7 +76,8 @@ class ZipReader:
             self._zip = zipfile.ZipFile(self._disk)
         except BaseException as error:
             self._disk.close()
-            if isinstance(error, (ValueError, NotImplementedError, UnicodeError, OverflowError)):  # damaged records
+            # damaged records
+            if isinstance(error, (ValueError, NotImplementedError, UnicodeError, OverflowError)):
                 raise BadArchive(str(error)) from None
             raise
         self.members = self._zip.infolist()
@@ -78,9 +90,12 @@ class ZipReader:
         self.close()
 
     def open(self, member, limit=None):
-        """A stream of a member's bytes, to be read from start to end; refused if it announces more than `limit`."""
+        """A stream of a member's bytes, to be read from start to end; refused if it announces more
+        than `limit`."""
         if limit is not None and member.file_size > limit:
-            raise TooMuch(f"{member.filename} has {member.file_size:,} bytes, and at most {limit:,} are read")
+            raise TooMuch(
+                f"{member.filename} has {member.file_size:,} bytes, and at most {limit:,} are read"
+            )
         return _Member(self._zip, member)
 
     def read(self, member, limit):
@@ -94,22 +109,35 @@ class ZipReader:
 
 
 class _Member:
-    """A member of a zip, unpacked as it is read. (zipfile's own reader unpacks bzip2 and LZMA without a bound.)"""
+    """A member of a zip, unpacked as it is read. (zipfile's own reader unpacks bzip2 and LZMA
+    without a bound.)"""
 
     def __init__(self, archive, member):
         self.member, self.left, self._crc = member, member.file_size, 0
         self._unpacker, self._tail = None, b""
         if member.flag_bits & 1:
             raise BadArchive(f"{member.filename} is protected by a password")
-        most = {zipfile.ZIP_STORED: member.compress_size, zipfile.ZIP_DEFLATED: most_from_deflate(member.compress_size)}
+        most = {
+            zipfile.ZIP_STORED: member.compress_size,
+            zipfile.ZIP_DEFLATED: most_from_deflate(member.compress_size),
+        }
         if member.file_size > most.get(member.compress_type, member.file_size):
-            raise BadArchive(f"{member.filename} announces {member.file_size:,} bytes, more than it can hold")
-        packed = copy.copy(member)  # to zipfile a stored member, whose contents are the packed bytes
+            raise BadArchive(
+                f"{member.filename} announces {member.file_size:,} bytes, more than it can hold"
+            )
+        # to zipfile a stored member, whose contents are the packed bytes
+        packed = copy.copy(member)
         packed.compress_type, packed.file_size = zipfile.ZIP_STORED, member.compress_size
         del packed.CRC
         try:
             self._source = archive.open(packed)
-        except (RuntimeError, ValueError, NotImplementedError, UnicodeError, OverflowError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            NotImplementedError,
+            UnicodeError,
+            OverflowError,
+        ) as error:
             raise BadArchive(f"{member.filename}: {error}") from None
 
     def __enter__(self):
@@ -161,7 +189,9 @@ class _Member:
             if piece:
                 return piece
             if self._unpacker.eof or (not packed and (deflated or self._unpacker.needs_input)):
-                raise BadArchive(f"{self.member.filename} ends before its announced {self.member.file_size:,} bytes")
+                raise BadArchive(
+                    f"{self.member.filename} ends before its announced {self.member.file_size:,} bytes"
+                )
 
     def _start(self):
         kind = self.member.compress_type
@@ -170,25 +200,40 @@ class _Member:
         if kind == zipfile.ZIP_BZIP2:
             return bz2.BZ2Decompressor()
         if kind != zipfile.ZIP_LZMA:
-            raise BadArchive(f"{self.member.filename} is compressed by method {kind}, which is not supported")
-        header = self._packed(9)  # version of the packer, length of what follows, then LZMA's five bytes
+            raise BadArchive(
+                f"{self.member.filename} is compressed by method {kind}, which is not supported"
+            )
+        # version of the packer, length of what follows, then LZMA's five bytes
+        header = self._packed(9)
         dictionary = int.from_bytes(header[5:9], "little")
-        if len(header) < 9 or header[2:4] != b"\5\0" or header[4] >= 225 or dictionary > LZMA_DICTIONARY_BYTES:
+        if (
+            len(header) < 9
+            or header[2:4] != b"\5\0"
+            or header[4] >= 225
+            or dictionary > LZMA_DICTIONARY_BYTES
+        ):
             raise BadArchive(f"{self.member.filename} has an LZMA header that is not read")
         lc, lp, pb = header[4] % 9, header[4] // 9 % 5, header[4] // 45
         try:
-            return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[
-                {"id": lzma.FILTER_LZMA1, "dict_size": dictionary, "lc": lc, "lp": lp, "pb": pb}])
+            return lzma.LZMADecompressor(
+                lzma.FORMAT_RAW,
+                filters=[
+                    {"id": lzma.FILTER_LZMA1, "dict_size": dictionary, "lc": lc, "lp": lp, "pb": pb}
+                ],
+            )
         except (lzma.LZMAError, ValueError) as error:
             raise BadArchive(f"{self.member.filename}: {error}") from None
 
 
-# Tars -----------------------------------------------------------------------------------------------------------------
+# Tars ---------------------------------------------------------------------------------------------
+
 
 def tar_files(stream):
-    """[(name, offset, bytes)] of the regular files of a tar, from a stream at its start, which is read to the end.
+    """[(name, offset, bytes)] of the regular files of a tar, from a stream at its start, which is
+    read to the end.
 
-    Header extensions (PAX, GNU's long names) are skipped: they can have any size, and short names need none.
+    Header extensions (PAX, GNU's long names) are skipped: they can have any size, and short names
+    need none.
     """
     files, position = [], 0
     for _ in range(MAXIMUM_TAR_MEMBERS):
@@ -227,10 +272,12 @@ def _tar_number(field):
         raise BadArchive("a number in the tar's header is damaged") from None
 
 
-# NumPy's .npy ---------------------------------------------------------------------------------------------------------
+# NumPy's .npy -------------------------------------------------------------------------------------
+
 
 def read_npy_header(stream):
-    """(shape, whether columns come first, dtype, bytes of the header) of the .npy that starts here; runs nothing."""
+    """(shape, whether columns come first, dtype, bytes of the header) of the .npy that starts here;
+    runs nothing."""
     start = _exactly(stream, 8)
     version = tuple(start[6:8])
     if start[:6] != NPY_MAGIC or version not in NPY_HEADERS:
@@ -244,16 +291,25 @@ def read_npy_header(stream):
     try:
         shape, fortran, dtype = parse(io.BytesIO(length + text))
     except Exception as error:  # it is Python notation, so it can be broken in any way
-        raise BadArchive(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
-    if len(shape) > MAXIMUM_DIMENSIONS or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape) or (
-            math.prod(n for n in shape if n) * max(dtype.itemsize, 1) >= 1 << 62):  # NumPy counts without the zeros
+        raise BadArchive(
+            str(error).splitlines()[0] if str(error) else type(error).__name__
+        ) from None
+    if (
+        len(shape) > MAXIMUM_DIMENSIONS
+        or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape)
+        or (
+            # NumPy counts without the zeros
+            math.prod(n for n in shape if n) * max(dtype.itemsize, 1) >= 1 << 62
+        )
+    ):
         raise BadArchive("its NumPy header has a shape that no array has")
     return shape, fortran, dtype, 8 + width + nbytes
 
 
 def read_npy(stream, size, limit):
-    """The array of the .npy of `size` bytes that starts here. It is refused before its memory is allocated if it has
-    more than `limit` bytes, is shorter than announced, or holds objects (a pickle, which is never run)."""
+    """The array of the .npy of `size` bytes that starts here. It is refused before its memory is
+    allocated if it has more than `limit` bytes, is shorter than announced, or holds objects (a
+    pickle, which is never run)."""
     shape, fortran, dtype, header = read_npy_header(stream)
     if dtype.hasobject:
         raise BadArchive("it holds Python objects, a pickle, and pickles are never run")
@@ -264,9 +320,14 @@ def read_npy(stream, size, limit):
     if nbytes > limit:
         raise TooMuch(f"its array has {nbytes:,} bytes, and at most {limit:,} are read")
     if header + nbytes > size:
-        raise BadArchive(f"it announces an array of {nbytes:,} bytes and holds {max(0, size - header):,}")
+        raise BadArchive(
+            f"it announces an array of {nbytes:,} bytes and holds {max(0, size - header):,}"
+        )
     data = _exactly(stream, nbytes)
-    if dtype.kind == "U" and np.frombuffer(data, dtype.str[0] + "u4").max(initial=0) > sys.maxunicode:
+    if (
+        dtype.kind == "U"
+        and np.frombuffer(data, dtype.str[0] + "u4").max(initial=0) > sys.maxunicode
+    ):
         raise BadArchive("it holds texts of length 0")
     if not dtype.itemsize and count > size:  # NumPy gives each of them a byte
         raise TooMuch(f"it announces {count:,} texts of length 0")

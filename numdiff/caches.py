@@ -4,10 +4,11 @@
     write_own(folder / "name", data)                            under another name first, then renamed
     data = read_own(folder / "name")
 
-Machine code that another user put there would run. So a folder is used only if it and the cache's root belong to this
-user, no other user may write to them, and neither is a link of another user's; files likewise. Other processes of this
-user may read and write at the same time.
+Machine code that another user put there would run. So a folder is used only if it and the cache's
+root belong to this user, no other user may write to them, and neither is a link of another user's;
+files likewise. Other processes of this user may read and write at the same time.
 """
+
 import contextlib
 import errno
 import os
@@ -30,8 +31,8 @@ class NotOwn(PermissionError):
 
 
 def cache_root():
-    """The folder for what can be made again: `NUMDIFF_CACHE_DIR`, or numdiff's in the user's cache; for a user without
-    a home, as a container may have, one among the temporary files."""
+    """The folder for what can be made again: `NUMDIFF_CACHE_DIR`, or numdiff's in the user's cache;
+    for a user without a home, as a container may have, one among the temporary files."""
     named, cache = os.environ.get("NUMDIFF_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     if named or cache:
         return named or os.path.join(cache, "numdiff")
@@ -42,10 +43,12 @@ def cache_root():
 
 
 def own_folder(path):
-    """The folder `path`, made with those above it; an OSError where it cannot be, or is not this user's alone."""
+    """The folder `path`, made with those above it; an OSError where it cannot be, or is not this
+    user's alone."""
     path, root = pathlib.Path(path), pathlib.Path(cache_root())
     for folder in (root, path) if root in path.parents else (path,):
-        with contextlib.suppress(FileExistsError):  # or one above it is a file, which the next line says
+        # or one above it is a file, which the next line says
+        with contextlib.suppress(FileExistsError):
             folder.parent.mkdir(parents=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(OWN_ONLY)
@@ -54,7 +57,8 @@ def own_folder(path):
 
 
 def check_own(path):
-    """Raise an OSError unless `path` and, where it is in the cache, the cache's root are this user's alone."""
+    """Raise an OSError unless `path` and, where it is in the cache, the cache's root are this
+    user's alone."""
     path, root = pathlib.Path(path), pathlib.Path(cache_root())
     for folder in (root, path) if root in path.parents else (path,):
         state = os.lstat(folder)
@@ -83,7 +87,8 @@ def check_own_file(path):
 
 
 def read_own(path):
-    """The contents of a file in a folder of `own_folder`; an OSError where it is not this user's regular file."""
+    """The contents of a file in a folder of `own_folder`; an OSError where it is not this user's
+    regular file."""
     handle = os.open(path, os.O_RDONLY | FLAGS)
     try:
         state = os.fstat(handle)
@@ -98,8 +103,8 @@ def read_own(path):
 
 
 def write_own(path, data):
-    """Write a file in a folder of `own_folder`: under another name, then renamed, so that readers find it whole. An
-    OSError where it cannot be."""
+    """Write a file in a folder of `own_folder`: under another name, then renamed, so that readers
+    find it whole. An OSError where it cannot be."""
     path = pathlib.Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)  # left by a killed process that had our number
@@ -110,4 +115,3 @@ def write_own(path, data):
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-

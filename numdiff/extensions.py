@@ -1,7 +1,8 @@
 """Extensions: what is added to numdiff by code that no module of the core imports.
 
-An extension is a package that calls `register` for itself. An object is named as "module:name", where the module is
-within that package, and is imported when it is first used: registering costs microseconds, and no NumPy.
+An extension is a package that calls `register` for itself. An object is named as "module:name",
+where the module is within that package, and is imported when it is first used: registering costs
+microseconds, and no NumPy.
 
     register("numdiff.extras.post_hoc_ema",
              settings={"ema_std": "settings:Optimiser", "ema_snapshots": "settings:Output"},
@@ -32,8 +33,10 @@ PLACES
     weights           a module that computes weights from a checkpoint's buffers (training/model_files.py)
     steps             a module of steps that are read from a file (diffusion/sampling.py)
 
-Another program calls `register` before it calls numdiff. The packages in `PACKAGES` are imported at the first use.
+Another program calls `register` before it calls numdiff. The packages in `PACKAGES` are imported at
+the first use.
 """
+
 import contextlib
 import functools
 import importlib.util
@@ -46,7 +49,8 @@ PACKAGES = ("numdiff.extras",)  # each registers its extensions when it is impor
 
 
 class Entry(NamedTuple):
-    """What an extension adds under a name. where: "package.module:name", or "package.module"; text: for help."""
+    """What an extension adds under a name. where: "package.module:name", or "package.module"; text:
+    for help."""
 
     where: str
     text: str = ""
@@ -56,13 +60,16 @@ _places: dict[str, dict[str, Entry]] = {}
 
 
 def register(package: str, **places: dict[str, Any]) -> None:
-    """Declare what a package adds: see the head of this file. A `ValueError` for a name that is taken."""
+    """Declare what a package adds: see the head of this file. A `ValueError` for a name that is
+    taken."""
     for place, entries in places.items():
         known = _places.setdefault(place, {})
         for name, entry in entries.items():
             where, text = entry if isinstance(entry, tuple) else (entry, "")
             if name in known:
-                raise ValueError(f"{package} registers the {place} {name!r}, which is {known[name].where} already")
+                raise ValueError(
+                    f"{package} registers the {place} {name!r}, which is {known[name].where} already"
+                )
             known[name] = Entry(f"{package}.{where}", text)
 
 
@@ -77,25 +84,29 @@ def _load():
 
 
 def entries(place: str) -> dict[str, Entry]:
-    """{name: Entry} of a place, in the order in which they were registered; imports none of the objects."""
+    """{name: Entry} of a place, in the order in which they were registered; imports none of the
+    objects."""
     _load()
     return _places.get(place, {})
 
 
 def find(place: str, name: str, wanted: str) -> Any:
-    """The object of this name. wanted: the option or argument that needs it, for the `UsageError` where its module
-    cannot be imported."""
+    """The object of this name. wanted: the option or argument that needs it, for the `UsageError`
+    where its module cannot be imported."""
     module, _, attribute = entries(place)[name].where.partition(":")
     try:
         found = importlib.import_module(module)
     except ImportError as error:
-        raise UsageError(f"{wanted} needs {module}, which cannot be imported ({error}): install what it lacks, or do "
-                         f"without {wanted}.") from error
+        raise UsageError(
+            f"{wanted} needs {module}, which cannot be imported ({error}): install what it lacks, or do "
+            f"without {wanted}."
+        ) from error
     return getattr(found, attribute) if attribute else found
 
 
 def available(place: str) -> dict[str, Any]:
-    """{name: object} of a place, without those that cannot be imported: the options that need these say so."""
+    """{name: object} of a place, without those that cannot be imported: the options that need these
+    say so."""
     found = {}
     for name in entries(place):
         try:
@@ -106,9 +117,13 @@ def available(place: str) -> dict[str, Any]:
 
 
 def active(place: str, settings: Any) -> list[Any]:
-    """[object] of a place whose names are settings, for those that are set among the attributes of `settings`."""
-    return [find(place, name, f"--{name.replace('_', '-')}") for name in entries(place)
-            if getattr(settings, name, None)]
+    """[object] of a place whose names are settings, for those that are set among the attributes of
+    `settings`."""
+    return [
+        find(place, name, f"--{name.replace('_', '-')}")
+        for name in entries(place)
+        if getattr(settings, name, None)
+    ]
 
 
 def attribute_of(module: str, place: str, name: str) -> Any:
@@ -131,5 +146,10 @@ def kernel_files() -> list[pathlib.Path]:
         with contextlib.suppress(ImportError):
             spec = importlib.util.find_spec(name)
             found += [pathlib.Path(spec.origin)] if spec and spec.origin else []
-    return [path for origin in found for path in
-            (sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin])]
+    return [
+        path
+        for origin in found
+        for path in (
+            sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+        )
+    ]

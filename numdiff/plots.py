@@ -1,14 +1,18 @@
-"""Every plot of the project in one style: the loss of a run, rooflines, ladders of kernels, figures against time.
+"""Every plot of the project in one style: the loss of a run, rooflines, ladders of kernels, figures
+against time.
 
     loss_curve("loss.png", steps, losses)
-    bars("ladder.png", {"naive": 0.9, "tiled": 6.1}, unit="TFLOP/s", title="Matmul, 2048³", best=("cuBLAS", 41.0))
-    curves("frechet.png", {"UNet": (seconds, distances)}, x="time (s)", y="Fréchet distance")
-    roofline("roof.png", {"matmul": [(flops_per_byte, flops_per_second), …]}, bandwidth=4.0e12, peaks={"fp16": 989e12})
+    bars("ladder.png", {"naive": 0.9, "tiled": 6.1}, unit="TFLOP/s", title="Matmul, 2048³",
+    best=("cuBLAS", 41.0)) curves("frechet.png", {"UNet": (seconds, distances)}, x="time (s)",
+    y="Fréchet distance") roofline("roof.png", {"matmul": [(flops_per_byte, flops_per_second), …]},
+    bandwidth=4.0e12, peaks={"fp16": 989e12})
 
-A picture is PNG, SVG or PDF, by its path's suffix; like every file it is written whole or not at all. matplotlib is
-used without pyplot, whose figures and settings are global: the style is set only while a plot is drawn, one at a time.
-Importing it takes as long as the rest of numdiff; the first plot does so, or `import_ahead` during other work.
+A picture is PNG, SVG or PDF, by its path's suffix; like every file it is written whole or not at
+all. matplotlib is used without pyplot, whose figures and settings are global: the style is set only
+while a plot is drawn, one at a time. Importing it takes as long as the rest of numdiff; the first
+plot does so, or `import_ahead` during other work.
 """
+
 import contextlib
 import functools
 import logging
@@ -25,32 +29,76 @@ from .files import atomic_file
 from .signals import deferred_signals
 
 SIZE, DPI = (9.6, 5.4), 100  # inches, pixels an inch: 960 × 540
-OTHERS_SETTINGS = "backend", "interactive", "toolbar", "webagg", "tk.", "docstring", "figure.max_open"  # the program's
+# the program's
+OTHERS_SETTINGS = (
+    "backend",
+    "interactive",
+    "toolbar",
+    "webagg",
+    "tk.",
+    "docstring",
+    "figure.max_open",
+)
 ENDINGS = (".png", ".svg", ".pdf")
-MARGINS = {"left": 0.085, "right": 0.975, "bottom": 0.105, "top": 0.92}  # of the loss curve, drawn again and again
+# of the loss curve, drawn again and again
+MARGINS = {"left": 0.085, "right": 0.975, "bottom": 0.105, "top": 0.92}
 INK, GREY, GRID = "#282c34", "#6e747e", "#e5e8ec"
-COLOURS = ("#165ea6", "#d9622b", "#2c8c4d", "#8d5ab5", "#b8383d", "#7a6a4f", "#d277b4", "#4f9fbf", "#a09a1c", "#5f6b7a")
+COLOURS = (
+    "#165ea6",
+    "#d9622b",
+    "#2c8c4d",
+    "#8d5ab5",
+    "#b8383d",
+    "#7a6a4f",
+    "#d277b4",
+    "#4f9fbf",
+    "#a09a1c",
+    "#5f6b7a",
+)
 MARKERS = ("o", "s", "^", "D", "v", "P")
-UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # same plot, same bytes
+# same plot, same bytes
+UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 NEAR = 0.03  # of an axis: labels of points that are closer share a place
 DRAWING = threading.RLock()
 RAW = "#b0cce8"  # a light version of the first colour: values before smoothing
 STYLE = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 10, "svg.fonttype": "none",
-    "axes.titlesize": 13, "axes.titlelocation": "left", "axes.titlepad": 12, "axes.titlecolor": INK,
-    "axes.labelcolor": INK, "axes.edgecolor": GREY, "axes.linewidth": 0.8, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.8,
-    "xtick.color": GREY, "ytick.color": GREY, "xtick.major.size": 3, "ytick.major.size": 3, "xtick.minor.size": 0,
-    "ytick.minor.size": 0, "legend.frameon": False, "legend.labelcolor": INK, "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round", "agg.path.chunksize": 10000,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "axes.titlesize": 13,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.titlecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+    "agg.path.chunksize": 10000,
 }
 
 
-# Pictures -------------------------------------------------------------------------------------------------------------
+# Pictures -----------------------------------------------------------------------------------------
+
 
 def loss_curve(path, steps, losses, title="Training loss", log_y=True, smooth=None):
-    """Losses over steps: every value in a light colour, their running mean over `smooth` steps (default: a fiftieth of
-    all) in a strong one.
+    """Losses over steps: every value in a light colour, their running mean over `smooth` steps
+    (default: a fiftieth of all) in a strong one.
 
     steps, losses: (N,), N ≥ 0; values that are not finite are left out
     log_y: logarithmic axis (linear if there are losses of zero or less)
@@ -75,15 +123,17 @@ def loss_curve(path, steps, losses, title="Training loss", log_y=True, smooth=No
                 axes.legend(loc="upper right")
         if log_y:
             log_axis(axes, "y")
-        axes.set_xlim(*((steps.min(), max(steps.max(), steps.min() + 1)) if losses.size else (0, 1)))
+        axes.set_xlim(
+            *((steps.min(), max(steps.max(), steps.min() + 1)) if losses.size else (0, 1))
+        )
         whole_numbers(axes.xaxis)
 
 
 def bars(path, values, unit, title="", best=None):
     """A ladder: one horizontal bar a name, from the top down, each with its value.
 
-    values: {name: number}; unit: of the numbers; best: (name, number) to compare with, drawn as a dashed line; each bar
-        is then labelled with its share of it
+    values: {name: number}; unit: of the numbers; best: (name, number) to compare with, drawn as a
+        dashed line; each bar is then labelled with its share of it
     """
     with Plot(path, title, unit, height=1.3 + 0.34 * max(len(values), 4)) as axes:
         draw_bars(axes, values, unit, best)
@@ -99,31 +149,61 @@ def draw_bars(axes, values, unit, best=None):
     for place, number in zip(places, numbers, strict=True):
         share = f"  {100 * number / best[1]:.0f} %" if best else ""
         value = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
-        axes.annotate(f"{value}{share}", (number, place), (5, 0), textcoords="offset points", va="center",
-                      color=INK, fontsize=9)
+        axes.annotate(
+            f"{value}{share}",
+            (number, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK,
+            fontsize=9,
+        )
     if best:
         axes.axvline(best[1], color=COLOURS[1], linewidth=1.2, linestyle=(0, (5, 3)))
-        axes.set_title(f"{best[0]}: {best[1]:,.4g} {unit}", loc="right", fontsize=10, color=COLOURS[1])
+        axes.set_title(
+            f"{best[0]}: {best[1]:,.4g} {unit}", loc="right", fontsize=10, color=COLOURS[1]
+        )
     axes.set_xlim(0, 1.14 * max([*numbers, best[1] if best else 0, 1e-30]))
 
 
 def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=None):
     """One line a name, with a point at each value: for example a Fréchet distance against time.
 
-    series: {name: (xs, ys)} of sequences of equal length; x, y: names of the axes with their units; log_x, log_y:
-    logarithmic axes, which leave out what is not above zero; levels: {name: value of y to compare with}, drawn as
-    dashed lines
+    series: {name: (xs, ys)} of sequences of equal length; x, y: names of the axes with their units;
+    log_x, log_y: logarithmic axes, which leave out what is not above zero; levels: {name: value of
+    y to compare with}, drawn as dashed lines
     """
     with Plot(path, title, x, y) as axes:
-        axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")  # so that margins are, too
+        # so that margins are, too
+        axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
         for (name, (xs, ys)), (colour, marker) in zip(series.items(), looks(), strict=False):
             xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
-            shown = np.isfinite(xs) & np.isfinite(ys) & (xs > 0 if log_x else True) & (ys > 0 if log_y else True)
-            axes.plot(xs[shown], ys[shown], color=colour, marker=marker, markersize=4.5, linewidth=1.6, label=name)
+            shown = (
+                np.isfinite(xs)
+                & np.isfinite(ys)
+                & (xs > 0 if log_x else True)
+                & (ys > 0 if log_y else True)
+            )
+            axes.plot(
+                xs[shown],
+                ys[shown],
+                color=colour,
+                marker=marker,
+                markersize=4.5,
+                linewidth=1.6,
+                label=name,
+            )
         for name, level in (levels or {}).items():
             axes.axhline(level, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
-            axes.annotate(name, (0, level), (4, 3), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", color=GREY, fontsize=9)
+            axes.annotate(
+                name,
+                (0, level),
+                (4, 3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                color=GREY,
+                fontsize=9,
+            )
         for way, wanted in (("x", log_x), ("y", log_y)):
             if wanted:
                 log_axis(axes, way)
@@ -132,8 +212,8 @@ def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=None):
 
 
 def roofline(path, points, bandwidth=None, peaks=None, title="Roofline"):
-    """Kernels under the roof of a card (Williams, Waterman and Patterson 2009): FLOP/s over FLOPs per byte that must be
-    moved, both logarithmic.
+    """Kernels under the roof of a card (Williams, Waterman and Patterson 2009): FLOP/s over FLOPs
+    per byte that must be moved, both logarithmic.
 
     points: {name: [(FLOPs per byte, FLOP/s), …]}; a third entry is a label for the point
     bandwidth: bytes a second; peaks: {precision: FLOP/s}. Without them no roof is drawn
@@ -148,28 +228,56 @@ def draw_roofline(axes, points, bandwidth, peaks, legend=True):
     fastest = max([p[1] for p in everything] + list(peaks.values()), default=1e12)
     unit, prefix = (1e12, "T") if fastest >= 1e11 else (1e9, "G")  # GFLOP/s on a CPU
     ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
-    low, high = (extreme([p[0] for p in everything] + ridges, default=1.0) for extreme in (min, max))
+    low, high = (
+        extreme([p[0] for p in everything] + ridges, default=1.0) for extreme in (min, max)
+    )
     low, high = low / 3, high * 5
     axes.set_xlabel("arithmetic intensity (FLOPs per byte moved)")
     axes.set_ylabel(f"{prefix}FLOP/s")
     if bandwidth:
         top = max(peaks.values()) if peaks else bandwidth * high
         end = min(high, top / bandwidth)
-        axes.plot([low, end], [low * bandwidth / unit, end * bandwidth / unit], color=GREY, linewidth=1.4)
-        at = low ** 0.75 * end ** 0.25  # a quarter of the way up, along the line
-        axes.annotate(f"memory: {bandwidth / 1e9:,.0f} GB/s", (at, at * bandwidth / unit), (-3, 5), rotation=45,
-                      rotation_mode="anchor", transform_rotates_text=True, textcoords="offset points", color=GREY,
-                      fontsize=9)
+        axes.plot(
+            [low, end], [low * bandwidth / unit, end * bandwidth / unit], color=GREY, linewidth=1.4
+        )
+        at = low**0.75 * end**0.25  # a quarter of the way up, along the line
+        axes.annotate(
+            f"memory: {bandwidth / 1e9:,.0f} GB/s",
+            (at, at * bandwidth / unit),
+            (-3, 5),
+            rotation=45,
+            rotation_mode="anchor",
+            transform_rotates_text=True,
+            textcoords="offset points",
+            color=GREY,
+            fontsize=9,
+        )
     for precision, peak in peaks.items():
         start = max(low, peak / bandwidth) if bandwidth else low
         axes.plot([start, high], [peak / unit, peak / unit], color=GREY, linewidth=1.4)
-        axes.annotate(f"{precision}: {peak / unit:,.4g} {prefix}FLOP/s", (high, peak / unit), (-2, 4), ha="right",
-                      textcoords="offset points", color=GREY, fontsize=9)
+        axes.annotate(
+            f"{precision}: {peak / unit:,.4g} {prefix}FLOP/s",
+            (high, peak / unit),
+            (-2, 4),
+            ha="right",
+            textcoords="offset points",
+            color=GREY,
+            fontsize=9,
+        )
     named = []
     for (name, rows), (colour, marker) in zip(points.items(), looks(), strict=False):
         shown = [p for p in rows if p[0] > 0 and p[1] > 0]
-        axes.plot([p[0] for p in shown], [p[1] / unit for p in shown], linestyle="", marker=marker, color=colour,
-                  markersize=6, markeredgecolor="white", markeredgewidth=0.6, label=name)
+        axes.plot(
+            [p[0] for p in shown],
+            [p[1] / unit for p in shown],
+            linestyle="",
+            marker=marker,
+            color=colour,
+            markersize=6,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            label=name,
+        )
         named += [(*p, colour) for p in shown if p[2:]]
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -178,9 +286,18 @@ def draw_roofline(axes, points, bandwidth, peaks, legend=True):
     axes.set_xlim(low, high)
     axes.set_ylim(bottom / unit, top / unit)
     for group in close_ones(named, high / low, top / bottom):
-        intensity, flops = max(p[0] for p in group), math.prod(p[1] for p in group) ** (1 / len(group))
-        axes.annotate(", ".join(p[2] for p in group), (intensity, flops / unit), (6, -3), textcoords="offset points",
-                      fontsize=8, color=group[0][3] if len(group) == 1 else INK)
+        intensity, flops = (
+            max(p[0] for p in group),
+            math.prod(p[1] for p in group) ** (1 / len(group)),
+        )
+        axes.annotate(
+            ", ".join(p[2] for p in group),
+            (intensity, flops / unit),
+            (6, -3),
+            textcoords="offset points",
+            fontsize=8,
+            color=group[0][3] if len(group) == 1 else INK,
+        )
     for way in "xy":
         log_axis(axes, way)
     if points and legend:
@@ -188,39 +305,57 @@ def draw_roofline(axes, points, bandwidth, peaks, legend=True):
 
 
 def close_ones(points, x_range, y_range):
-    """Groups of points (x, y, …) so close on logarithmic axes that labels next to them would overlap.
+    """Groups of points (x, y, …) so close on logarithmic axes that labels next to them would
+    overlap.
 
     x_range, y_range: the axes' upper ends over their lower ones
     """
     groups = []
     for point in points:
-        near = [group for group in groups if any(
-            abs(math.log(point[0] / p[0])) < NEAR * math.log(x_range)
-            and abs(math.log(point[1] / p[1])) < NEAR * math.log(y_range) for p in group)]
+        near = [
+            group
+            for group in groups
+            if any(
+                abs(math.log(point[0] / p[0])) < NEAR * math.log(x_range)
+                and abs(math.log(point[1] / p[1])) < NEAR * math.log(y_range)
+                for p in group
+            )
+        ]
         groups = [group for group in groups if group not in near] + [[*sum(near, []), point]]
     return groups
 
 
 def ladder(path, values, unit, title, points, bandwidth=None, peaks=None):
-    """`bars` of the values above a `roofline` of the points, whose labels are the beginnings of the bars' names."""
-    with Plot(path, title, unit, height=2.3 + 0.34 * len(values) + SIZE[1], panels=2) as (above, below):
+    """`bars` of the values above a `roofline` of the points, whose labels are the beginnings of the
+    bars' names."""
+    with Plot(path, title, unit, height=2.3 + 0.34 * len(values) + SIZE[1], panels=2) as (
+        above,
+        below,
+    ):
         draw_bars(above, values, unit)
         draw_roofline(below, points, bandwidth, peaks or {}, legend=False)
 
 
-# The style ------------------------------------------------------------------------------------------------------------
+# The style ----------------------------------------------------------------------------------------
+
 
 class Plot:
-    """Context: the axes of a picture in the project's style, which is written to `path` if all goes well.
+    """Context: the axes of a picture in the project's style, which is written to `path` if all goes
+    well.
 
     x, y: names of the axes, with their units; height: inches
     panels: how many axes, one above the other; of several the words are the first's
-    margins: dict of left, right, bottom, top, shares of the picture; None measures the labels, which takes as long as
-        drawing them
+    margins: dict of left, right, bottom, top, shares of the picture; None measures the labels,
+        which takes as long as drawing them
     """
 
     def __init__(self, path, title="", x="", y="", margins=None, height=SIZE[1], panels=1):
-        self.path, self.words, self.height, self.margins = check_ending(path), (title, x, y), height, margins
+        self.path, self.words, self.height, self.margins = (
+            check_ending(path),
+            (title, x, y),
+            height,
+            margins,
+        )
         self.panels = panels
 
     def __enter__(self):
@@ -228,9 +363,15 @@ class Plot:
         with contextlib.ExitStack() as held:
             held.enter_context(DRAWING)
             held.enter_context(library.rc_context(library.defaults | STYLE))
-            self.figure = library.Figure(figsize=(SIZE[0], self.height), dpi=DPI, facecolor="white",
-                                         layout=None if self.margins else "constrained")
-            axes, *others = (self.figure.add_subplot(self.panels, 1, 1 + i) for i in range(self.panels))
+            self.figure = library.Figure(
+                figsize=(SIZE[0], self.height),
+                dpi=DPI,
+                facecolor="white",
+                layout=None if self.margins else "constrained",
+            )
+            axes, *others = (
+                self.figure.add_subplot(self.panels, 1, 1 + i) for i in range(self.panels)
+            )
             if self.margins:
                 self.figure.subplots_adjust(**self.margins)
             title, x, y = self.words
@@ -251,7 +392,9 @@ class Plot:
 def check_ending(path):
     """The path of a picture; a `UsageError` for one that no plot can be written to."""
     if pathlib.Path(path).suffix.lower() not in ENDINGS:
-        raise UsageError(f"{path} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} to be a plot.")
+        raise UsageError(
+            f"{path} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} to be a plot."
+        )
     return path
 
 
@@ -261,8 +404,9 @@ class NoPlotsError(NumdiffError):
 
 @contextlib.contextmanager
 def without_backend():
-    """Context: import matplotlib without MPLBACKEND, which may name a missing backend (a notebook's `!numdiff` inherits
-    one). The variable is restored afterwards: nothing here draws to a screen, but others in the process may."""
+    """Context: import matplotlib without MPLBACKEND, which may name a missing backend (a notebook's
+    `!numdiff` inherits one). The variable is restored afterwards: nothing here draws to a screen,
+    but others in the process may."""
     named = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     try:
         yield
@@ -279,21 +423,31 @@ class _Matplotlib:
 
     def __init__(self):
         try:
-            logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot write is no news
-            with deferred_signals(), without_backend():  # interrupted, it says something else, or crashes the process
+            # a font cache that it cannot write is no news
+            logging.getLogger("matplotlib").setLevel(logging.ERROR)
+            # interrupted, it says something else, or crashes the process
+            with deferred_signals(), without_backend():
                 from matplotlib import rc_context, rcParamsDefault
                 from matplotlib.backends import backend_agg  # noqa: F401  savefig would import it
                 from matplotlib.figure import Figure
                 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
         except ImportError as error:
-            raise NoPlotsError(f"plots need matplotlib, which cannot be imported ({error}); pip install "
-                               "matplotlib.") from error
+            raise NoPlotsError(
+                f"plots need matplotlib, which cannot be imported ({error}); pip install "
+                "matplotlib."
+            ) from error
         except UnicodeDecodeError as error:
-            raise NoPlotsError(f"matplotlib cannot read its settings ({error}): look for a file matplotlibrc in the "
-                               "current folder or in ~/.config/matplotlib.") from error
+            raise NoPlotsError(
+                f"matplotlib cannot read its settings ({error}): look for a file matplotlibrc in the "
+                "current folder or in ~/.config/matplotlib."
+            ) from error
         self.rc_context, self.Figure = rc_context, Figure
         # not those of a matplotlibrc, such as LaTeX for all words
-        self.defaults = {key: value for key, value in rcParamsDefault.items() if not key.startswith(OTHERS_SETTINGS)}
+        self.defaults = {
+            key: value
+            for key, value in rcParamsDefault.items()
+            if not key.startswith(OTHERS_SETTINGS)
+        }
         self.FixedLocator, self.FuncFormatter = FixedLocator, FuncFormatter
         self.MaxNLocator, self.NullLocator = MaxNLocator, NullLocator
 
@@ -302,42 +456,57 @@ matplotlib = functools.cache(_Matplotlib)
 
 
 def import_ahead():
-    """Start importing matplotlib during work that waits for a device; the first plot reports any failure.
+    """Start importing matplotlib during work that waits for a device; the first plot reports any
+    failure.
 
-    A process that ends meanwhile waits for it: half imported, its C++ parts free Python's objects after Python's end.
+    A process that ends meanwhile waits for it: half imported, its C++ parts free Python's objects
+    after Python's end.
     """
+
     def work():
         with contextlib.suppress(NumdiffError):
             matplotlib()
+
     if "matplotlib.figure" not in sys.modules:
         threading.Thread(target=work, name="numdiff plots").start()
 
 
 def looks():
     """(colour, marker) of the first, second, … series; the first sixty are all different."""
-    return ((COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)]) for i in range(10000))
+    return (
+        (COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)]) for i in range(10000)
+    )
 
 
-# Axes -----------------------------------------------------------------------------------------------------------------
+# Axes ---------------------------------------------------------------------------------------------
+
 
 def log_axis(axes, way):
-    """Make the axis "x" or "y" logarithmic within its current limits, with ticks at round numbers written out."""
+    """Make the axis "x" or "y" logarithmic within its current limits, with ticks at round numbers
+    written out."""
     axis, limits = (axes.xaxis, axes.get_xlim()) if way == "x" else (axes.yaxis, axes.get_ylim())
     (axes.set_xscale if way == "x" else axes.set_yscale)("log")
     (axes.set_xlim if way == "x" else axes.set_ylim)(*limits)
     ticks = log_ticks(*axis.get_view_interval())
-    axis.set_major_locator(matplotlib().FixedLocator(ticks) if ticks else matplotlib().MaxNLocator(6))
+    axis.set_major_locator(
+        matplotlib().FixedLocator(ticks) if ticks else matplotlib().MaxNLocator(6)
+    )
     axis.set_minor_locator(matplotlib().NullLocator())
     axis.set_major_formatter(matplotlib().FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
 def log_ticks(low, high):
-    """Round numbers from low to high: powers of ten (only some, if there are very many), else 1, 2, 5 or all digits of
-    each; [] for a range without four of them."""
+    """Round numbers from low to high: powers of ten (only some, if there are very many), else 1, 2,
+    5 or all digits of each; [] for a range without four of them."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     apart = max(1, (last - first) // 10)
     for digits in ((1,), (1, 2, 5), range(1, 10)):
-        ticks = [d * 10.0**e for e in range(first, last + 1, apart) for d in digits if low <= d * 10.0**e <= high]
+        ticks = [
+            d * 10.0**e
+            for e in range(first, last + 1, apart)
+            for d in digits
+            if low <= d * 10.0**e <= high
+        ]
         if len(ticks) >= 4:
             return ticks
     return []
@@ -354,15 +523,16 @@ def y_range(losses, smoothed, log_y):
     low, high = float(losses.min()), float(losses.max())
     if log_y:
         return low / 1.15, high * 1.15
-    # a few wild values must not flatten the curve: the axis ends above nearly all of them, and the line is cut off
-    # there
+    # a few wild values must not flatten the curve: the axis ends above nearly all of them, and the
+    # line is cut off there
     high = max(float(np.quantile(losses, 0.998)), float(smoothed.max()))
     low = min(0.0, low) if low < 0.25 * high else low
     room = 0.05 * (high - low) or 0.5
     return low - room * (low != 0), high + room
 
 
-# Values ---------------------------------------------------------------------------------------------------------------
+# Values -------------------------------------------------------------------------------------------
+
 
 def running_mean(values, width):
     """Mean over the `width` values around each, or over fewer near the ends."""
@@ -373,12 +543,14 @@ def running_mean(values, width):
 
 
 def thin(x, y, columns=int(SIZE[0] * DPI)):
-    """At most two points a column: its smallest and largest value, in their order, so that a million draw as one."""
+    """At most two points a column: its smallest and largest value, in their order, so that a
+    million draw as one."""
     if len(x) <= 2 * columns:
         return x, y
     width = len(x) // columns
-    whole = y[:len(y) // width * width].reshape(-1, width)
-    kept = (np.arange(len(whole)) * width)[:, None] + np.stack([whole.argmin(1), whole.argmax(1)], 1)
+    whole = y[: len(y) // width * width].reshape(-1, width)
+    kept = (np.arange(len(whole)) * width)[:, None] + np.stack(
+        [whole.argmin(1), whole.argmax(1)], 1
+    )
     kept = np.unique(np.concatenate([kept.ravel(), np.arange(whole.size, len(x))]))
     return x[kept], y[kept]
-

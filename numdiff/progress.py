@@ -1,4 +1,5 @@
-"""What this process is doing, for the other ranks of its job, which may have to wait for it (distributed/watchdog.py).
+"""What this process is doing, for the other ranks of its job, which may have to wait for it
+(distributed/watchdog.py).
 
     tick()                      work continues: a chunk was read, a part of a file written, the model evaluated
     with compiling():           kernels are compiled, which may take minutes
@@ -6,16 +7,18 @@
     with doing("drawing"):      in words, for a message; or for good: progress.doing = "after step 12"
     progress.resume = "numdiff train …"     by which command its work continues, should it end
 
-The main thread writes, the watchdog's thread reads; each value is one assignment, so no lock is needed.
+The main thread writes, the watchdog's thread reads; each value is one assignment, so no lock is
+needed.
 """
+
 import contextlib
 
 
 class Progress:
-    """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last one is still in
-    progress; ticks; compiling, how deep in `compiling()`; doing, in words; resume, the command by which the work
-    continues after a failure, None if it has to be started again; trains, whether the command has the options of
-    training."""
+    """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last one
+    is still in progress; ticks; compiling, how deep in `compiling()`; doing, in words; resume, the
+    command by which the work continues after a failure, None if it has to be started again; trains,
+    whether the command has the options of training."""
 
     def __init__(self):
         self.waits = self.ticks = self.compiling = 0
@@ -26,7 +29,9 @@ class Progress:
         """The end of a last message; repeats: the transport between the ranks may be at fault."""
         if not self.resume:
             return "so the job ends; start it again."
-        other = ", on GPUs with another --transport if this repeats," if repeats and self.trains else ""
+        other = (
+            ", on GPUs with another --transport if this repeats," if repeats and self.trains else ""
+        )
         return f"so the job ends; continue from its last checkpoint{other} with: {self.resume}"
 
     @property

@@ -1,14 +1,17 @@
-"""The bar that all long work shows on a terminal, in one line on stderr; without a terminal, a line every 30 s.
+"""The bar that all long work shows on a terminal, in one line on stderr; without a terminal, a line
+every 30 s.
 
     sampling  ██████████████▌               124/250 steps  41.2 ms/step  0:05 < 0:05
     sampling  124/250 steps  412 ms/step  ETA 0:52
 
-What is being done, how far it has got, the time of one (or how many a second), the time so far < the time left.
+What is being done, how far it has got, the time of one (or how many a second), the time so far <
+the time left.
 
     with progress_bar(count, "evaluating", "image") as bar:
         …
         bar.update(len(images))
 """
+
 import contextlib
 import math
 import os
@@ -33,8 +36,18 @@ def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
     if shown is None:
         shown = bool(sys.stderr and sys.stderr.isatty()) and os.environ.get("TERM") != "dumb"
         lines = None if shown else Lines(total, what, unit, initial)
-    bar = ProgressBar(total=total, desc=what, unit=unit, initial=initial, leave=keep, disable=not shown,
-                      dynamic_ncols=True, miniters=1, file=sys.stderr, bar_format=LINE)
+    bar = ProgressBar(
+        total=total,
+        desc=what,
+        unit=unit,
+        initial=initial,
+        leave=keep,
+        disable=not shown,
+        dynamic_ncols=True,
+        miniters=1,
+        file=sys.stderr,
+        bar_format=LINE,
+    )
     bar.lines = lines
     return bar
 
@@ -50,14 +63,15 @@ def tracked(items, total, what, unit):
 class ProgressBar(tqdm):
     """tqdm's bar with numdiff's line. The loss of the terminal does not end the work.
 
-    note: words before the speed; seconds: of a unit, where the caller knows better than the time between updates
+    note: words before the speed; seconds: of a unit, where the caller knows better than the time
+    between updates
     lines: the `Lines` that stand for the bar; a caller of `to` prints separate lines
     """
 
     note, seconds, lines, _widest = "", None, None, 0
     monitor_interval = 0  # no thread looks after it
-    # tqdm's own is shared with processes: where those do not begin as forks (macOS, Python 3.14), making it starts
-    # `python -c …`, which imports from the current folder
+    # tqdm's own is shared with processes: where those do not begin as forks (macOS, Python 3.14),
+    # making it starts `python -c …`, which imports from the current folder
     _lock = threading.RLock()
 
     def update(self, n=1):
@@ -80,10 +94,21 @@ class ProgressBar(tqdm):
     def format_dict(self):
         values = super().format_dict
         elapsed, done = values["elapsed"], self.n - self.initial
-        seconds = self.seconds or (1 / values["rate"] if values["rate"] else elapsed / done if done else math.nan)
+        seconds = self.seconds or (
+            1 / values["rate"] if values["rate"] else elapsed / done if done else math.nan
+        )
         left = "" if self.total is None else f" < {duration((self.total - self.n) * seconds)}"
-        tail = "  ".join(filter(None, [count_of(self.n, self.total, self.unit), self.note, speed(seconds, self.unit),
-                                       duration(elapsed) + left]))
+        tail = "  ".join(
+            filter(
+                None,
+                [
+                    count_of(self.n, self.total, self.unit),
+                    self.note,
+                    speed(seconds, self.unit),
+                    duration(elapsed) + left,
+                ],
+            )
+        )
         self._widest = max(self._widest, len(tail))  # so that the bar never shifts
         return {**values, "tail": tail.rjust(self._widest)}
 
@@ -97,7 +122,8 @@ class ProgressBar(tqdm):
 
 
 class Lines:
-    """Plain lines on stderr, one every `EVERY` seconds while the work continues; arguments as of `progress_bar`."""
+    """Plain lines on stderr, one every `EVERY` seconds while the work continues; arguments as of
+    `progress_bar`."""
 
     def __init__(self, total, what, unit, initial=0):
         self.total, self.what, self.unit, self.initial, self.n = total, what, unit, initial, initial
@@ -116,8 +142,17 @@ class Lines:
         """The line after `elapsed` seconds."""
         seconds = elapsed / (self.n - self.initial)
         left = "" if self.total is None else f"ETA {duration((self.total - self.n) * seconds)}"
-        return "  ".join(filter(None, [self.what, count_of(self.n, self.total, self.unit), speed(seconds, self.unit),
-                                       left]))
+        return "  ".join(
+            filter(
+                None,
+                [
+                    self.what,
+                    count_of(self.n, self.total, self.unit),
+                    speed(seconds, self.unit),
+                    left,
+                ],
+            )
+        )
 
 
 def count_of(done, total, unit):
@@ -131,7 +166,11 @@ def speed(seconds, unit):
         return ""
     if unit != "step":
         return f"{three_digits(1 / seconds)} {unit}s/s"
-    return f"{three_digits(seconds * 1e3)} ms/step" if seconds < 10 else f"{three_digits(seconds)} s/step"
+    return (
+        f"{three_digits(seconds * 1e3)} ms/step"
+        if seconds < 10
+        else f"{three_digits(seconds)} s/step"
+    )
 
 
 def three_digits(value):

@@ -1,4 +1,6 @@
-"""One line of a table of settings: `Setting`, and how values are written in messages. The table is settings.py."""
+"""One line of a table of settings: `Setting`, and how values are written in messages. The table is
+settings.py."""
+
 import numbers
 import types
 import typing
@@ -13,7 +15,8 @@ SAME = object()  # as the argument: of the setting's own name and default
 
 
 class Argument(NamedTuple):
-    """How a reader takes a setting. default: SAME or another; name: None or another; of: from the setting's value."""
+    """How a reader takes a setting. default: SAME or another; name: None or another; of: from the
+    setting's value."""
 
     default: Any = SAME
     name: str | None = None
@@ -24,14 +27,17 @@ class Argument(NamedTuple):
 class Setting:
     """One line of the table.
 
-    kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None goes, too
+    kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None
+    goes, too
     repeated: its option may be given several times, which joins the values
-    switch: {True, False, "yes": a value}: it was yes or no before there were choices, which keep their meaning; so do
-        its option without a value, and with no- before it
-    low, high: the smallest and largest value; above, below: limits that the value itself must not touch
+    switch: {True, False, "yes": a value}: it was yes or no before there were choices, which keep
+        their meaning; so do its option without a value, and with no- before it
+    low, high: the smallest and largest value; above, below: limits that the value itself must not
+    touch
     resume: a run that continues may change it and still be the same run
     readers: {reader: Argument} of "trainer", "adamw", "model", "diffusion"
-    needs: (another setting, the value that it must have; None: any) where this one alone means nothing
+    needs: (another setting, the value that it must have; None: any) where this one alone means
+    nothing
     missing: why the extension that has it cannot be used
     """
 
@@ -67,15 +73,28 @@ class Setting:
     @property
     def range(self):
         """Its range in words; empty if any value goes."""
-        limits = (("at least", self.low), ("above", self.above), ("at most", self.high), ("below", self.below))
-        return " and ".join(f"{word} {say_limit(limit)}" for word, limit in limits if limit is not None)
+        limits = (
+            ("at least", self.low),
+            ("above", self.above),
+            ("at most", self.high),
+            ("below", self.below),
+        )
+        return " and ".join(
+            f"{word} {say_limit(limit)}" for word, limit in limits if limit is not None
+        )
 
 
-def setting(default: Any, help: str, *, trainer=None, adamw=None, model=None, diffusion=None, **more) -> Any:
-    """One line of a table: see `Setting` and the head of settings.py; None: this reader does not read it."""
+def setting(
+    default: Any, help: str, *, trainer=None, adamw=None, model=None, diffusion=None, **more
+) -> Any:
+    """One line of a table: see `Setting` and the head of settings.py; None: this reader does not
+    read it."""
     readers = {"trainer": trainer, "adamw": adamw, "model": model, "diffusion": diffusion}
-    readers = {name: how if isinstance(how, Argument) else Argument(how) for name, how in readers.items()
-               if how is not None}
+    readers = {
+        name: how if isinstance(how, Argument) else Argument(how)
+        for name, how in readers.items()
+        if how is not None
+    }
     return {"default": default, "help": help, "readers": readers, **more}
 
 
@@ -87,8 +106,14 @@ def settings_in(table):
         open_ = types.NoneType in typing.get_args(hint)
         (kind,) = parts if open_ else (hint,)
         many = typing.get_origin(kind) is tuple
-        found[name] = Setting(name, typing.get_args(kind)[0] if many else kind, many, open_, group=table.__name__,
-                              **vars(table)[name])
+        found[name] = Setting(
+            name,
+            typing.get_args(kind)[0] if many else kind,
+            many,
+            open_,
+            group=table.__name__,
+            **vars(table)[name],
+        )
     return found
 
 

@@ -1,4 +1,5 @@
 """Signals at moments at which nothing may be interrupted."""
+
 import contextlib
 import signal
 import threading
@@ -10,8 +11,9 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # those whose handlers may raise: Windo
 def deferred_signals(names=NAMES):
     """Context: what Ctrl-C, SIGTERM and SIGHUP do, where Python handles them, they do at its end.
 
-    For the start of MPI, and for HDF5 while it writes to a file object. A `KeyboardInterrupt` in a method of that
-    object leaves HDF5 with a file that it can neither close nor drop, and the process ends with a segmentation fault.
+    For the start of MPI, and for HDF5 while it writes to a file object. A `KeyboardInterrupt` in a
+    method of that object leaves HDF5 with a file that it can neither close nor drop, and the
+    process ends with a segmentation fault.
     """
     came, old = [], {}
     if threading.current_thread() is threading.main_thread():  # Python handles signals in no other

@@ -1,24 +1,46 @@
 """A machine for pickles that only knows data.
 
-A pickle is a program for a stack machine, and Python's own machine imports and calls whatever the program names. The
-operations here build numbers, strings, tuples, lists and dicts, and the few names that a caller allows stand for
-functions of the caller. Any other name is refused before anything happens. Nothing is ever imported or called by name,
-so the worst that a file can be is wrong.
+A pickle is a program for a stack machine, and Python's own machine imports and calls whatever the
+program names. The operations here build numbers, strings, tuples, lists and dicts, and the few
+names that a caller allows stand for functions of the caller. Any other name is refused before
+anything happens. Nothing is ever imported or called by name, so the worst that a file can be is
+wrong.
 
-Nor can it grow: a program may take a million operations, and one of n bytes may give its functions 4n bytes (a string
-is memoised, and can be passed again and again). So it ends within seconds, with at most some hundred megabytes besides
-its own bytes.
+Nor can it grow: a program may take a million operations, and one of n bytes may give its functions
+4n bytes (a string is memoised, and can be passed again and again). So it ends within seconds, with
+at most some hundred megabytes besides its own bytes.
 """
+
 import pickletools
 
 MAXIMUM_BYTES = 64 << 20  # of a pickle: CIFAR-10's have 31 MB, a state dict has 200 bytes a tensor
 MAXIMUM_OPERATIONS = 1_000_000  # a second; a state dict has 45 a tensor
 MAXIMUM_BITS = 128  # of an integer
 MAXIMUM_DIMENSIONS = 32  # of an array; more than any model's tensor has, and once NumPy's own limit
-MAPPING_KEYS = (str, bytes, int, float, bool, type(None))  # hashing a nested tuple can take for ever
-LITERALS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
-            "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
-            "BINBYTES8", "BYTEARRAY8"}
+# hashing a nested tuple can take for ever
+MAPPING_KEYS = (str, bytes, int, float, bool, type(None))
+LITERALS = {
+    "INT",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG",
+    "LONG1",
+    "LONG4",
+    "FLOAT",
+    "BINFLOAT",
+    "STRING",
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "UNICODE",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE8",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINBYTES8",
+    "BYTEARRAY8",
+}
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
@@ -26,11 +48,13 @@ MARK = object()
 
 
 class RefusedError(Exception):
-    """A pickle asks for a name, or uses an operation, that the caller does not allow; nothing was run."""
+    """A pickle asks for a name, or uses an operation, that the caller does not allow; nothing was
+    run."""
 
 
 class Name:
-    """An allowed global: what the stack holds for it, and the caller's function that stands in for it, or None."""
+    """An allowed global: what the stack holds for it, and the caller's function that stands in for
+    it, or None."""
 
     __slots__ = ("text", "function")
 
@@ -39,7 +63,8 @@ class Name:
 
 
 class Built:
-    """What a caller's function may return in order to receive its state from the pickle: `build(state)`."""
+    """What a caller's function may return in order to receive its state from the pickle:
+    `build(state)`."""
 
     def build(self, state):
         raise NotImplementedError
@@ -48,10 +73,11 @@ class Built:
 def read_pickle(stream, names, storage_of=None, operations=MAXIMUM_OPERATIONS):
     """The object of the pickle that starts at the stream's position, which is left just behind it.
 
-    stream: an `io.BytesIO`, so that no announced length is trusted. names: 'module name' -> function of the caller
-    that is called in its place, or None if only the name matters. storage_of: called with each persistent id (a
-    tuple); without it these are refused. operations: the most that are run. Integers of more than 128 bits, dict keys
-    that are neither text nor number, and too many operations raise ValueError; damage raises whatever Python does.
+    stream: an `io.BytesIO`, so that no announced length is trusted. names: 'module name' ->
+    function of the caller that is called in its place, or None if only the name matters.
+    storage_of: called with each persistent id (a tuple); without it these are refused. operations:
+    the most that are run. Integers of more than 128 bits, dict keys that are neither text nor
+    number, and too many operations raise ValueError; damage raises whatever Python does.
     """
     stack, memo, allowance = [], {}, [4 * stream.getbuffer().nbytes + (1 << 16)]
 
@@ -61,7 +87,8 @@ def read_pickle(stream, names, storage_of=None, operations=MAXIMUM_OPERATIONS):
             items.append(item)
         return items[::-1]
 
-    def call(function, *arguments):  # a few bytes of program may pass a memoised megabyte a million times
+    # a few bytes of program may pass a memoised megabyte a million times
+    def call(function, *arguments):
         allowance[0] -= sum(_weight(a) for a in arguments)
         if allowance[0] < 0:
             raise ValueError("the pickle works on far more bytes than it has")
@@ -119,14 +146,19 @@ def read_pickle(stream, names, storage_of=None, operations=MAXIMUM_OPERATIONS):
         elif name == "REDUCE":
             arguments, function = expect(stack.pop(), tuple), expect(stack.pop(), Name)
             if function.function is None:
-                raise ValueError(f"{function.text.replace(' ', '.')} is called, and it is only a type")
+                raise ValueError(
+                    f"{function.text.replace(' ', '.')} is called, and it is only a type"
+                )
             stack.append(call(function.function, *arguments))
         elif name == "NEWOBJ":
             arguments, function = expect(stack.pop(), tuple), expect(stack.pop(), Name)
             if function.function is not namespace:
-                raise ValueError(f"{function.text.replace(' ', '.')} is made in a way that torch.save does not use")
+                raise ValueError(
+                    f"{function.text.replace(' ', '.')} is made in a way that torch.save does not use"
+                )
             stack.append(namespace(*arguments))
-        elif name == "BUILD":  # state of a caller's object; for a dict attributes, such as a state dict's versions
+        # state of a caller's object; for a dict attributes, such as a state dict's versions
+        elif name == "BUILD":
             state = stack.pop()
             if isinstance(stack[-1], Built):
                 call(stack[-1].build, *state if isinstance(state, tuple) else (state,))
@@ -137,7 +169,11 @@ def read_pickle(stream, names, storage_of=None, operations=MAXIMUM_OPERATIONS):
         elif name == "STOP":
             return stack.pop()
         elif name not in ("PROTO", "FRAME"):
-            shown = "a persistent object" if name.endswith("PERSID") else f"the operation {name} at byte {position}"
+            shown = (
+                "a persistent object"
+                if name.endswith("PERSID")
+                else f"the operation {name} at byte {position}"
+            )
             raise RefusedError(shown)
     raise ValueError("the pickle has no end")
 
@@ -171,7 +207,8 @@ def integers(values):
     return tuple(values)
 
 
-# What callers' names often stand for ----------------------------------------------------------------------------------
+# What callers' names often stand for --------------------------------------------------------------
+
 
 def dictionary(pairs=()):
     """`collections.OrderedDict`."""
@@ -187,7 +224,8 @@ def dictionary(pairs=()):
 
 
 def namespace():
-    """`argparse.Namespace`: the settings of a program, which checkpoints keep; its attributes are not needed."""
+    """`argparse.Namespace`: the settings of a program, which checkpoints keep; its attributes are
+    not needed."""
     return {}
 
 
@@ -199,6 +237,7 @@ def latin_bytes(text, encoding):
 
 
 def _put(mapping, key, value):
-    if not isinstance(key, MAPPING_KEYS) or (isinstance(key, int) and key.bit_length() > 60):  # large: equal hashes
+    # large: equal hashes
+    if not isinstance(key, MAPPING_KEYS) or (isinstance(key, int) and key.bit_length() > 60):
         raise ValueError("a dict key that is neither a text nor a number")
     mapping[key] = value

@@ -1,10 +1,12 @@
 """What messages advise, held against the program: every command and option in them is parsed.
 
-`listen` notes the text of every error of numdiff, and of every line that a command prints of what comes from files,
-while tests run; conftest.py fails the test in which one advises a command, an option or a value that does not exist. A
-message has a command in backticks, or at its end after "with: "; words in capitals stand for what the user has.
-tests/test_advice.py runs commands as they are advised.
+`listen` notes the text of every error of numdiff, and of every line that a command prints of what
+comes from files, while tests run; conftest.py fails the test in which one advises a command, an
+option or a value that does not exist. A message has a command in backticks, or at its end after
+"with: "; words in capitals stand for what the user has. tests/test_advice.py runs commands as they
+are advised.
 """
+
 import contextlib
 import functools
 import re
@@ -25,6 +27,7 @@ checked = set()
 def listen(monkeypatch):
     """From now on note what is said."""
     from numdiff import errors
+
     original = errors.printable
 
     @functools.wraps(original)
@@ -65,13 +68,18 @@ def faults(text):
             found.append(f"there is no option {name}")
     remedy = re.split(r"[:;] ", COMMAND.sub("", text))[1:]
     for name, value in OPTION.findall(" ".join(remedy)):
-        if value and name in known and not any(takes(parameter, value.rstrip(".'")) for parameter in known[name]):
+        if (
+            value
+            and name in known
+            and not any(takes(parameter, value.rstrip(".'")) for parameter in known[name])
+        ):
             found.append(f"{name} does not take {value}")
     return found
 
 
 def parse(command):
-    """Parse a `numdiff …`; a click.UsageError for a command, an option or a value that there is not."""
+    """Parse a `numdiff …`; a click.UsageError for a command, an option or a value that there is
+    not."""
     words, found = shlex.split(command)[1:], main
     context = click.Context(main)
     while isinstance(found, click.Group) and words:
@@ -92,17 +100,24 @@ def options():
         if isinstance(command, click.Group):
             context = click.Context(command)
             for name in command.list_commands(context):
-                look(GET_COMMAND(command, context, name) if isinstance(command, type(main)) else
-                     command.get_command(context, name))
+                look(
+                    GET_COMMAND(command, context, name)
+                    if isinstance(command, type(main))
+                    else command.get_command(context, name)
+                )
 
     look(main)
     return found
 
 
 def takes(parameter, word):
-    """Whether what follows an option in a message is a value of it, or another word of the sentence."""
-    if getattr(parameter, "is_flag", False) or not re.fullmatch(r"-?[0-9][\w.+-]*", word) and not isinstance(
-            parameter.type, click.Choice):
+    """Whether what follows an option in a message is a value of it, or another word of the
+    sentence."""
+    if (
+        getattr(parameter, "is_flag", False)
+        or not re.fullmatch(r"-?[0-9][\w.+-]*", word)
+        and not isinstance(parameter.type, click.Choice)
+    ):
         return True
     with contextlib.suppress(click.BadParameter):
         parameter.type.convert(word, parameter, None)
@@ -110,6 +125,39 @@ def takes(parameter, word):
     return isinstance(parameter.type, click.Choice) and word in WORDS
 
 
-WORDS = {"alone", "and", "as", "at", "below", "belongs", "by", "does", "exclude", "for", "has", "if", "in", "instead",
-         "is", "keeps", "leave", "measured", "names", "needs", "of", "on", "or", "other", "out", "say", "such", "that",
-         "to", "too", "where", "which", "with", "without"}
+WORDS = {
+    "alone",
+    "and",
+    "as",
+    "at",
+    "below",
+    "belongs",
+    "by",
+    "does",
+    "exclude",
+    "for",
+    "has",
+    "if",
+    "in",
+    "instead",
+    "is",
+    "keeps",
+    "leave",
+    "measured",
+    "names",
+    "needs",
+    "of",
+    "on",
+    "or",
+    "other",
+    "out",
+    "say",
+    "such",
+    "that",
+    "to",
+    "too",
+    "where",
+    "which",
+    "with",
+    "without",
+}

@@ -1,4 +1,5 @@
 """Devices for tests whose arrays are in an arena, as a GPU's do."""
+
 import contextlib
 import ctypes
 
@@ -12,10 +13,13 @@ from numdiff.emulator.memory import GLOBAL, Memory
 
 
 def segments(kept):
-    """A function that takes memory of the host, at addresses as the driver gives them, for an arena."""
+    """A function that takes memory of the host, at addresses as the driver gives them, for an
+    arena."""
+
     def take(nbytes):
         kept.append(np.full(nbytes + 256, POISON, np.uint8))
         return kept[-1].ctypes.data + -kept[-1].ctypes.data % 256
+
     return take
 
 
@@ -48,8 +52,8 @@ class ArenaEmulator(EmulatorDevice):
 
 
 class LateEmulator(ArenaEmulator):
-    """An emulator with further streams: what is launched there runs as late as it may, when the first waits for it. By
-    then memory that was given to others meanwhile holds what they wrote."""
+    """An emulator with further streams: what is launched there runs as late as it may, when the
+    first waits for it. By then memory that was given to others meanwhile holds what they wrote."""
 
     recording = True
 

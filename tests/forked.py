@@ -1,11 +1,14 @@
-"""Processes that begin with numdiff imported, which takes a separate process more than a second: forks of one server.
+"""Processes that begin with numdiff imported, which takes a separate process more than a second:
+forks of one server.
 
-`forked(…)` is a command like `[sys.executable, …]`, with `-c CODE` or `-m MODULE`. What it starts, mpiexec for one, has
-a client of 20 ms: it hands its arguments, environment, folder and open files to the server, whose fork runs in its
-place; signals go to the fork, its end is the client's, and it dies with the client. The fork's process number is
-another one, it finds no GPU, as CUDA does not survive a fork, and the order of sets of strings is that of its brothers:
-so of each kind of job one begins as users' do, and all that are for GPUs.
+`forked(…)` is a command like `[sys.executable, …]`, with `-c CODE` or `-m MODULE`. What it starts,
+mpiexec for one, has a client of 20 ms: it hands its arguments, environment, folder and open files
+to the server, whose fork runs in its place; signals go to the fork, its end is the client's, and it
+dies with the client. The fork's process number is another one, it finds no GPU, as CUDA does not
+survive a fork, and the order of sets of strings is that of its brothers: so of each kind of job one
+begins as users' do, and all that are for GPUs.
 """
+
 import contextlib
 import json
 import os
@@ -15,15 +18,22 @@ import socket
 import sys
 
 FORWARDED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-IMPORTED = ("mpi4py", "numdiff_cli.main", "numdiff_cli.train", "numdiff_cli.sample", "numdiff.training.run",
-            "numdiff.training.sampling", "tests.training.test_fp8")
+IMPORTED = (
+    "mpi4py",
+    "numdiff_cli.main",
+    "numdiff_cli.train",
+    "numdiff_cli.sample",
+    "numdiff.training.run",
+    "numdiff.training.sampling",
+    "tests.training.test_fp8",
+)
 MOST = 64  # files that a process hands on
 _server = []  # once there is one: its socket, its process, the socket's folder
 
 
 def forked(*arguments):
-    """The command of a fork, which runs these arguments of Python's; starts the server if there is none yet. Elsewhere
-    than on Linux, where a fork may not be safe, a separate process."""
+    """The command of a fork, which runs these arguments of Python's; starts the server if there is
+    none yet. Elsewhere than on Linux, where a fork may not be safe, a separate process."""
     if sys.platform != "linux":
         return [sys.executable, *map(str, arguments)]
     return [sys.executable, "-IS", __file__, "client", address(), *map(str, arguments)]
@@ -36,12 +46,17 @@ def address():
         import pathlib
         import subprocess
         import tempfile
+
         folder = tempfile.TemporaryDirectory(prefix="numdiff-forked-")
         atexit.register(folder.cleanup)
         root = pathlib.Path(__file__).resolve().parents[1]
-        process = subprocess.Popen([sys.executable, "-m", "tests.forked", "server", f"{folder.name}/socket"], cwd=root,
-                                   env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked", "server", f"{folder.name}/socket"],
+            cwd=root,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert process.stdout.readline() == b"ready\n"
         _server[:] = f"{folder.name}/socket", process, folder
     return _server[0]
@@ -53,8 +68,14 @@ def client(path, *arguments):
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(),
-                          "files": files}).encode()
+    request = json.dumps(
+        {
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "files": files,
+        }
+    ).encode()
     socket.send_fds(server, [len(request).to_bytes(4, "little")], files)
     server.sendall(request)
     process = answer(server)
@@ -87,6 +108,7 @@ def server(path):
     """Forks on each request, until its input ends; what is forked returns (arguments of Python's)."""
     import gc
     import importlib
+
     for name in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # mpi4py may be missing
             importlib.import_module(name)
@@ -141,8 +163,10 @@ def server(path):
 
 
 def become(request, files, closed):
-    """Take the place of the process that asked: its files under their numbers, its environment and folder."""
+    """Take the place of the process that asked: its files under their numbers, its environment and
+    folder."""
     import fcntl
+
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -155,7 +179,9 @@ def become(request, files, closed):
         os.dup2(source, number)
         os.close(source)
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        stream = open(number, mode, encoding="utf-8", errors="backslashreplace" if number == 2 else "strict")
+        stream = open(
+            number, mode, encoding="utf-8", errors="backslashreplace" if number == 2 else "strict"
+        )
         stream.reconfigure(line_buffering=number == 2 or stream.isatty())
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -172,6 +198,7 @@ def run(how, what, *arguments):
         exec(compile(what, "<string>", "exec"), main.__dict__)
     else:
         import runpy
+
         runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 

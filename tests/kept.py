@@ -1,9 +1,11 @@
-"""Compilers' logs and kernels' result bits, kept for all workers and for the next run under a digest of their inputs.
+"""Compilers' logs and kernels' result bits, kept for all workers and for the next run under a
+digest of their inputs.
 
-The inputs are the kernel's source, with that of all functions it calls and files it imports, and its constants; the
-compilers' versions; the question. It is stored in pytest's cache (`pytest --cache-clear` empties it), which drops
-entries that have not been used for a fortnight.
+The inputs are the kernel's source, with that of all functions it calls and files it imports, and
+its constants; the compilers' versions; the question. It is stored in pytest's cache (`pytest
+--cache-clear` empties it), which drops entries that have not been used for a fortnight.
 """
+
 import contextlib
 import functools
 import json
@@ -41,12 +43,18 @@ def sources():
 
 
 def ptx(kernel, signature, capabilities, make):
-    """make(), PTX texts of a kernel; or what it gave for the same source. Kernels of a test are not kept."""
+    """make(), PTX texts of a kernel; or what it gave for the same source. Kernels of a test are not
+    kept."""
     function = kernel.py_func
     if function.__module__ not in sources().paths:
         return make()
-    return said(make, *made_of(function, sources(), set()), sources().digest("numdiff.device.ptx"),
-                function.__name__, repr((signature, capabilities)))
+    return said(
+        make,
+        *made_of(function, sources(), set()),
+        sources().digest("numdiff.device.ptx"),
+        function.__name__,
+        repr((signature, capabilities)),
+    )
 
 
 def said(make, *texts):

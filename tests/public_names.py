@@ -1,23 +1,38 @@
-"""The public names: what the packages below list in __all__, with arguments, methods and properties.
+"""The public names: what the packages below list in __all__, with arguments, methods and
+properties.
 
     python -m tests.public_names        writes public_names.txt: at a release, whose names it keeps
 
-One line a name: `numdiff.sample(model, count, …)`, `numdiff.nn.UNet.predict(x, t, …)`, `numdiff.data.Dataset.shape`.
-test_public.py compares the list with the code: what is gone needs a line in CHANGELOG.md.
+One line a name: `numdiff.sample(model, count, …)`, `numdiff.nn.UNet.predict(x, t, …)`,
+`numdiff.data.Dataset.shape`. test_public.py compares the list with the code: what is gone needs a
+line in CHANGELOG.md.
 """
+
 import importlib
 import inspect
 import pathlib
 import re
 
 FILE = pathlib.Path(__file__).with_suffix(".txt")
-MODULES = ("numdiff", "numdiff.data", "numdiff.device", "numdiff.diffusion", "numdiff.emulator", "numdiff.evaluation",
-           "numdiff.kernels", "numdiff.nn", "numdiff.nn.functional", "numdiff.training")
+MODULES = (
+    "numdiff",
+    "numdiff.data",
+    "numdiff.device",
+    "numdiff.diffusion",
+    "numdiff.emulator",
+    "numdiff.evaluation",
+    "numdiff.kernels",
+    "numdiff.nn",
+    "numdiff.nn.functional",
+    "numdiff.training",
+)
 
 
 def signature(name, function):
     try:
-        names = [p.name for p in inspect.signature(function).parameters.values() if p.name != "self"]
+        names = [
+            p.name for p in inspect.signature(function).parameters.values() if p.name != "self"
+        ]
     except (TypeError, ValueError):
         return name
     return f"{name}({', '.join(names)})"
@@ -33,7 +48,9 @@ def lines_of(name, value):
         for part, member in vars(base).items():
             if not part.startswith("_"):
                 routine = getattr(member, "__func__", member)
-                yield (signature if inspect.isfunction(routine) else lambda key, _: key)(f"{name}.{part}", routine)
+                yield (signature if inspect.isfunction(routine) else lambda key, _: key)(
+                    f"{name}.{part}", routine
+                )
 
 
 def public_names():
@@ -56,14 +73,21 @@ def parts(lines):
 
 
 def unexplained(before, now, changelog):
-    """Names of the lines `before` that `now` lacks and that no `…` of the changelog is: `Denoiser(watch=)`, in full or
-    from any of its dots on."""
+    """Names of the lines `before` that `now` lacks and that no `…` of the changelog is:
+    `Denoiser(watch=)`, in full or from any of its dots on."""
     mentioned = set(re.findall(r"`([^`\n]+)`", changelog))
     gone = sorted(set(parts(before)) - set(parts(now)))
     words = {name: name.partition("(")[0].split(".") for name in gone}
-    return [name for name in gone if not mentioned & {
-        ".".join(words[name][i:]) + name[len(".".join(words[name])):] for i in range(len(words[name]))}
-        and not any(name.startswith((f"{other}(", f"{other}.")) for other in gone if other != name)]
+    return [
+        name
+        for name in gone
+        if not mentioned
+        & {
+            ".".join(words[name][i:]) + name[len(".".join(words[name])) :]
+            for i in range(len(words[name]))
+        }
+        and not any(name.startswith((f"{other}(", f"{other}.")) for other in gone if other != name)
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Commands as messages advise them: each is run, and gives what the message promises. advice.py parses all others."""
+"""Commands as messages advise them: each is run, and gives what the message promises. advice.py
+parses all others."""
+
 import errno
 import os
 import re
@@ -21,18 +23,39 @@ from numdiff_cli.main import main
 from tests import advice
 from tests.training.test_sampling import read_npz
 
-SMALL = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "attention_resolutions": (),
-         "num_res_blocks": 1, "batch": 4, "log_every": 1, "sample_every": 0, "sample_count": 0, "sample_steps": 2,
-         "checkpoint_every": 2, "steps": 4, "lr_schedule": "constant"}
-UNET = ("train unet --device cpu --size 8 --model-channels 32 --channel-mult 1 --attention-resolutions none "
-        "--num-res-blocks 1 --steps 3 --sample-count 0")
+SMALL = {
+    "device": "cpu",
+    "image_size": 8,
+    "model_channels": 32,
+    "channel_mult": (1,),
+    "attention_resolutions": (),
+    "num_res_blocks": 1,
+    "batch": 4,
+    "log_every": 1,
+    "sample_every": 0,
+    "sample_count": 0,
+    "sample_steps": 2,
+    "checkpoint_every": 2,
+    "steps": 4,
+    "lr_schedule": "constant",
+}
+UNET = (
+    "train unet --device cpu --size 8 --model-channels 32 --channel-mult 1 --attention-resolutions none "
+    "--num-res-blocks 1 --steps 3 --sample-count 0"
+)
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 def run(*arguments):
     """A command; texts are split as a shell does it, lists and paths are not."""
-    words = (shlex.split(given) if isinstance(given, str) else given if isinstance(given, list) else [given]
-             for given in arguments)
+    words = (
+        shlex.split(given)
+        if isinstance(given, str)
+        else given
+        if isinstance(given, list)
+        else [given]
+        for given in arguments
+    )
     return CliRunner().invoke(main, [str(word) for some in words for word in some])
 
 
@@ -43,7 +66,9 @@ def done(result):
 
 def refused(result):
     """The last line of what a command that fails has said."""
-    assert result.exit_code not in (0, None) and result.output.splitlines()[-1].startswith("Error: "), result.output
+    assert result.exit_code not in (0, None) and result.output.splitlines()[-1].startswith(
+        "Error: "
+    ), result.output
     return result.output.splitlines()[-1]
 
 
@@ -57,6 +82,7 @@ def advised(text):
 @pytest.fixture
 def stopped(tmp_path):
     """What a run says that was stopped after two of four steps."""
+
     def stop(line):
         if line.startswith("step 2/"):
             os.kill(os.getpid(), signal.SIGINT)
@@ -67,9 +93,12 @@ def stopped(tmp_path):
 
 
 def test_a_stopped_run_goes_on(tmp_path, stopped):
-    assert f"stopped after step 2 of 4; continue with: numdiff train unet --resume '{tmp_path}/my runs/" in stopped
+    assert (
+        f"stopped after step 2 of 4; continue with: numdiff train unet --resume '{tmp_path}/my runs/"
+        in stopped
+    )
     assert "resumed after step 2 of 4" in done(run(advised(stopped)))
-    folder, = (tmp_path / "my runs").iterdir()
+    (folder,) = (tmp_path / "my runs").iterdir()
     assert load_checkpoint(newest_checkpoint(folder))[1]["step"] == 4
 
 
@@ -92,7 +121,7 @@ def test_a_run_whose_disk_was_full_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_run_with_damaged_options_begins_again_from_its_weights(tmp_path, stopped):
-    folder, = (tmp_path / "my runs").iterdir()
+    (folder,) = (tmp_path / "my runs").iterdir()
     (folder / "options.json").write_text("{")
     message = refused(run(advised(stopped)))
     init = shlex.split(re.search(r"with (--init .*)\.$", message)[1])
@@ -104,9 +133,17 @@ def test_a_run_with_damaged_options_begins_again_from_its_weights(tmp_path, stop
 def test_stopped_sampling_goes_on_with_the_same_classes(tmp_path, monkeypatch, classes, asked):
     from numdiff.nn import UNet
     from numdiff.training.model_files import write_model_file
+
     names = classes.split()
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, num_classes=len(names),
-                 attention_resolutions=(), device="cpu")
+    model = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1,),
+        num_res_blocks=1,
+        num_classes=len(names),
+        attention_resolutions=(),
+        device="cpu",
+    )
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), classes=names)
     asked = asked.replace("LAST", names[-1]).replace("FIRST", names[0])
     command = f"sample '{tmp_path}/m.h5' --count 7 --steps 1 --batch 1 --device cpu {asked} --npz"
@@ -151,17 +188,35 @@ OPTIONS = [  # what is refused, what of the message is followed, what stands in 
     ("--precision tf32", r"use (--precision \w+)", "{}"),
     ("--class-dropout 0.1", r"needs (--class-cond)", "--class-dropout 0.1 {}"),
     ("--cfg-scale 2", r"give (--class-cond)", "--cfg-scale 2 {} --class-dropout 0.1"),
-    ("--cfg-scale 2 --class-cond", r"give a (--class-dropout) such as (0.1)", "--cfg-scale 2 --class-cond {}"),
-    ("--vlb-weight 1 --path discrete", r"give (--learn-sigma), too", "--vlb-weight 1 --path discrete {}"),
-    ("--steps 3 --warmup-steps 4", r"is more than --steps (\d+); use fewer", "--steps 3 --warmup-steps 2"),
-    ("--muon-momentum 0.5 --optimizer adamw", r"needs (--optimizer muon)", "--muon-momentum 0.5 {}"),
+    (
+        "--cfg-scale 2 --class-cond",
+        r"give a (--class-dropout) such as (0.1)",
+        "--cfg-scale 2 --class-cond {}",
+    ),
+    (
+        "--vlb-weight 1 --path discrete",
+        r"give (--learn-sigma), too",
+        "--vlb-weight 1 --path discrete {}",
+    ),
+    (
+        "--steps 3 --warmup-steps 4",
+        r"is more than --steps (\d+); use fewer",
+        "--steps 3 --warmup-steps 2",
+    ),
+    (
+        "--muon-momentum 0.5 --optimizer adamw",
+        r"needs (--optimizer muon)",
+        "--muon-momentum 0.5 {}",
+    ),
     ("--loss-scale 4 --precision fp32", "leave it out", "--precision fp32"),
     ("--size 63", r"use a multiple of (\d+)|an image_size of (\d+)|must divide", "--size 32"),
     ("--sigma-data 1 --path discrete", r"give (--path edm)", "--sigma-data 1 {}"),
 ]
 
 
-@pytest.mark.parametrize("wrong, remedy, right", OPTIONS, ids=[f"{a} -> {c}" for a, _, c in OPTIONS])
+@pytest.mark.parametrize(
+    "wrong, remedy, right", OPTIONS, ids=[f"{a} -> {c}" for a, _, c in OPTIONS]
+)
 def test_an_option_that_is_advised_is_taken(wrong, remedy, right):
     command = "train unet --device cpu --dry-run --preset unet64 "
     message = refused(run(command + wrong))
@@ -170,11 +225,20 @@ def test_an_option_that_is_advised_is_taken(wrong, remedy, right):
     done(run(command + right.format(" ".join(filter(None, found.groups())))))
 
 
-@pytest.mark.parametrize("text, wrong", [
-    ("x; continue with: numdiff train unet --resume runs/0", 0), ("x: use --precision fp32 on the CPU.", 0),
-    ("x: run `numdiff data import 'a b' OUT.h5` first.", 0), ("x: give --count by --batch, or leave --seed out.", 0),
-    ("x; continue with: numdiff sample --resume runs/0", 1), ("x: use --precison fp32.", 1), ("x: use --batch 0.", 1),
-    ("x: use --precision fp31 on the CPU.", 1), ("x: run `numdiff data import --labels`.", 1),
-    ("--batch 0 must be at least 1.", 0)])
+@pytest.mark.parametrize(
+    "text, wrong",
+    [
+        ("x; continue with: numdiff train unet --resume runs/0", 0),
+        ("x: use --precision fp32 on the CPU.", 0),
+        ("x: run `numdiff data import 'a b' OUT.h5` first.", 0),
+        ("x: give --count by --batch, or leave --seed out.", 0),
+        ("x; continue with: numdiff sample --resume runs/0", 1),
+        ("x: use --precison fp32.", 1),
+        ("x: use --batch 0.", 1),
+        ("x: use --precision fp31 on the CPU.", 1),
+        ("x: run `numdiff data import --labels`.", 1),
+        ("--batch 0 must be at least 1.", 0),
+    ],
+)
 def test_advice_is_found_and_parsed(text, wrong):
     assert len(advice.faults(text)) == wrong, advice.faults(text)

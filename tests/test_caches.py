@@ -1,9 +1,19 @@
-"""The cache on disk: what another user could have put there is not used, and nothing is written through a link."""
+"""The cache on disk: what another user could have put there is not used, and nothing is written
+through a link."""
+
 import os
 
 import pytest
 
-from numdiff.caches import NotOwn, cache_root, check_own, check_own_file, own_folder, read_own, write_own
+from numdiff.caches import (
+    NotOwn,
+    cache_root,
+    check_own,
+    check_own_file,
+    own_folder,
+    read_own,
+    write_own,
+)
 from numdiff.data.folders import open_dataset
 from numdiff.device.kernel_cache import KernelCache, Key, MachineCode
 from numdiff.errors import NumdiffError
@@ -52,8 +62,12 @@ def test_others_may_write(root, mode, which):
 def test_another_users(root, other_user):
     write_own(own_folder(root / "kernels") / "a", b"1")
     other_user()
-    for check, path in ((own_folder, root / "kernels"), (check_own, root / "kernels"),
-                        (read_own, root / "kernels" / "a"), (check_own_file, root / "kernels" / "a")):
+    for check, path in (
+        (own_folder, root / "kernels"),
+        (check_own, root / "kernels"),
+        (read_own, root / "kernels" / "a"),
+        (check_own_file, root / "kernels" / "a"),
+    ):
         with pytest.raises(NotOwn, match="it belongs to another user"):
             check(path)
 
@@ -101,29 +115,39 @@ def test_kernels_of_another_user_are_not_loaded(root, other_user):
     with pytest.raises(NotOwn):
         other.write(KEY, CODE)
     other.writable(said.append)
-    assert said == [f"the kernel cache {cache.folder} cannot be used (it belongs to another user): kernels are "
-                    "compiled again in every run; set NUMDIFF_CACHE_DIR to a folder of your own."]
+    assert said == [
+        f"the kernel cache {cache.folder} cannot be used (it belongs to another user): kernels are "
+        "compiled again in every run; set NUMDIFF_CACHE_DIR to a folder of your own."
+    ]
 
 
 def test_pictures_of_another_user_are_not_read(root, tmp_path, other_user):
     from PIL import Image
+
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
     open_dataset(tmp_path / "photos", 8).close()
     other_user()
-    with pytest.raises(NumdiffError, match=r"cannot be kept in .* \(it belongs to another user\): set NUMDIFF"):
+    with pytest.raises(
+        NumdiffError, match=r"cannot be kept in .* \(it belongs to another user\): set NUMDIFF"
+    ):
         open_dataset(tmp_path / "photos", 8)
 
 
 def test_what_is_no_file_in_the_place_of_pictures(root, tmp_path):
     """A link and a FIFO are replaced, their targets kept; a folder is named."""
     from PIL import Image
+
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
     (tmp_path / "target").write_bytes(b"precious")
     open_dataset(tmp_path / "photos", 8).close()
-    kept, = (root / "data").glob("*.h5")
-    for plant in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "target"), lambda path: path.symlink_to(path)):
+    (kept,) = (root / "data").glob("*.h5")
+    for plant in (
+        os.mkfifo,
+        lambda path: path.symlink_to(tmp_path / "target"),
+        lambda path: path.symlink_to(path),
+    ):
         kept.unlink()
         plant(kept)
         open_dataset(tmp_path / "photos", 8).close()
@@ -131,13 +155,16 @@ def test_what_is_no_file_in_the_place_of_pictures(root, tmp_path):
     assert (tmp_path / "target").read_bytes() == b"precious"
     kept.unlink()
     kept.mkdir()
-    with pytest.raises(NumdiffError, match="where the pictures of a folder are kept, is a folder: remove it"):
+    with pytest.raises(
+        NumdiffError, match="where the pictures of a folder are kept, is a folder: remove it"
+    ):
         open_dataset(tmp_path / "photos", 8)
 
 
 def test_a_user_without_a_home(monkeypatch, tmp_path):
     def home():
         raise RuntimeError("Could not determine home directory.")
+
     for name in ("NUMDIFF_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pathlib.Path.home", home)

@@ -1,4 +1,5 @@
 """No process that the project starts imports from the current folder."""
+
 import functools
 import json
 import os
@@ -13,8 +14,10 @@ from numdiff.children import PACKAGE, module_path, python_command, script_comman
 from tests.conftest import exhaustive
 
 PLANTED = "import os, pathlib; pathlib.Path({!r}).write_text(__name__)\n"
-SHOWN = ("import json, numdiff.device.kernel_cache\n"
-         "print(json.dumps([sys.argv[1:], sys.path, numdiff.__file__]))")
+SHOWN = (
+    "import json, numdiff.device.kernel_cache\n"
+    "print(json.dumps([sys.argv[1:], sys.path, numdiff.__file__]))"
+)
 IMPORTED = "import {}; print(*sorted({{name.partition('.')[0] for name in sys.modules}} - {{'numdiff', '__main__'}}))"
 
 
@@ -33,13 +36,20 @@ def imported():
 
 
 def run(command, folder, **environment):
-    return subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True,
-                          timeout=120)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.mark.parametrize("how", ["", ":"])
 def test_nothing_planted_runs(tmp_path, monkeypatch, how):
-    """Modules with the names of all that a process imports, in its folder; PYTHONPATH may even name that."""
+    """Modules with the names of all that a process imports, in its folder; PYTHONPATH may even name
+    that."""
     names = imported()
     assert {"json", "numpy", "numba"} <= set(names)
     trap = plant(tmp_path, [*names, "sitecustomize", "usercustomize", "numdiff"])
@@ -55,7 +65,8 @@ def test_nothing_planted_runs(tmp_path, monkeypatch, how):
 
 
 def test_what_this_process_finds_is_found(tmp_path, monkeypatch):
-    """A folder of PYTHONPATH or of the user's packages; also where the current folder no longer exists."""
+    """A folder of PYTHONPATH or of the user's packages; also where the current folder no longer
+    exists."""
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "something.py").write_text("where = __file__")
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
@@ -63,7 +74,8 @@ def test_what_this_process_finds_is_found(tmp_path, monkeypatch):
     assert run(command, tmp_path).stdout.strip() == str(tmp_path / "installed" / "something.py")
     monkeypatch.chdir(tmp_path / "installed")
     assert str(tmp_path / "installed") not in module_path()
-    monkeypatch.setenv("PYTHONPATH", f":{tmp_path / 'installed'}")  # with an empty entry, the current folder, too
+    # with an empty entry, the current folder, too
+    monkeypatch.setenv("PYTHONPATH", f":{tmp_path / 'installed'}")
     assert str(tmp_path / "installed") in module_path()
     monkeypatch.setattr(children.os, "getcwd", lambda: os.stat(tmp_path / "removed"))
     assert str(tmp_path / "installed") in module_path()
@@ -72,27 +84,57 @@ def test_what_this_process_finds_is_found(tmp_path, monkeypatch):
 def test_a_progress_bar_starts_no_process(tmp_path):
     """…as tqdm's own lock does where processes do not begin as forks: macOS, and Python 3.14."""
     trap = plant(tmp_path, ["signal", "threading", "multiprocessing"])
-    code = ("import multiprocessing, sys; multiprocessing.set_start_method('spawn')\n"
-            "from multiprocessing import resource_tracker\n"
-            "from numdiff.progress_bar import progress_bar\n"
-            "with progress_bar(2, 'testing', 'one', shown=True) as bar: bar.update()\n"
-            "sys.exit(resource_tracker._resource_tracker._fd is not None)")
+    code = (
+        "import multiprocessing, sys; multiprocessing.set_start_method('spawn')\n"
+        "from multiprocessing import resource_tracker\n"
+        "from numdiff.progress_bar import progress_bar\n"
+        "with progress_bar(2, 'testing', 'one', shown=True) as bar: bar.update()\n"
+        "sys.exit(resource_tracker._resource_tracker._fd is not None)"
+    )
     done = run(python_command(code), tmp_path)
     assert done.returncode == 0 and "testing" in done.stderr, done.stderr
     assert not trap.exists()
 
 
 @exhaustive
-@pytest.mark.parametrize("arguments", [
-    ("compile", "dit", "--capability", "9.0", "--preset", "tiny", "--precision", "fp32"),
-    ("data", "info", "--no-sheet"),
-    ("train", "dit", "--preset", "tiny", "--steps", "2", "--sample-count", "0", "--device", "cpu"), ("info",)],
-    ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compile", "dit", "--capability", "9.0", "--preset", "tiny", "--precision", "fp32"),
+        ("data", "info", "--no-sheet"),
+        (
+            "train",
+            "dit",
+            "--preset",
+            "tiny",
+            "--steps",
+            "2",
+            "--sample-count",
+            "0",
+            "--device",
+            "cpu",
+        ),
+        ("info",),
+    ],
+    ids=lambda arguments: arguments[0],
+)
 def test_commands_run_nothing_from_their_folder(tmp_path, arguments):
-    names = {*sys.stdlib_module_names, *(path.name.split(".")[0] for folder in sys.path if os.path.isdir(folder)
-                                         for path in pathlib.Path(folder).iterdir())}
+    names = {
+        *sys.stdlib_module_names,
+        *(
+            path.name.split(".")[0]
+            for folder in sys.path
+            if os.path.isdir(folder)
+            for path in pathlib.Path(folder).iterdir()
+        ),
+    }
     trap = plant(tmp_path, [name for name in names if name.isidentifier()])
     numdiff = pathlib.Path(sys.executable).with_name("numdiff")
-    done = run([numdiff, *arguments], tmp_path, NUMDIFF_CACHE_DIR=str(tmp_path / "cache"), PYTHONSAFEPATH="")
+    done = run(
+        [numdiff, *arguments],
+        tmp_path,
+        NUMDIFF_CACHE_DIR=str(tmp_path / "cache"),
+        PYTHONSAFEPATH="",
+    )
     assert "Traceback" not in done.stderr and done.returncode in (0, 1), done.stderr
     assert not trap.exists(), trap.read_text()

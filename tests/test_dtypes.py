@@ -1,4 +1,5 @@
 """bfloat16 and float16 as NumPy has them, and references that compute in float32."""
+
 import numpy as np
 import pytest
 
@@ -8,8 +9,12 @@ from numdiff.errors import NumdiffError
 
 
 def test_which_types_have_16_bits():
-    for dtype, half, brain in ((np.float16, True, False), (bfloat16, True, True), (np.float32, False, False),
-                               (np.uint16, False, False)):
+    for dtype, half, brain in (
+        (np.float16, True, False),
+        (bfloat16, True, True),
+        (np.float32, False, False),
+        (np.uint16, False, False),
+    ):
         for given in (dtype, np.dtype(dtype)):
             assert is_half(given) is half and is_bfloat16(given) is brain
             assert working_type(given) == (np.float32 if half else dtype)

@@ -1,7 +1,10 @@
-"""Plain technical English: words with a better term in the field do not return to docstrings, comments and pages.
+"""Plain technical English: words with a better term in the field do not return to docstrings,
+comments and pages.
 
-CONTRIBUTING.md has the rule: subject, verb, object; the field's noun; at most about 25 words a sentence.
+CONTRIBUTING.md has the rule: subject, verb, object; the field's noun; at most about 25 words a
+sentence.
 """
+
 import io
 import pathlib
 import re
@@ -36,7 +39,11 @@ def sentences(path):
         if token.type == tokenize.COMMENT:
             found.append(token.string)
             continue
-        if token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+        if token.type == tokenize.STRING and before in (
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+        ):
             found.append(token.string)
         if token.type != tokenize.NL:
             before = token.type
@@ -52,7 +59,7 @@ def habits():
     for path in sorted({*paths, *ROOT.glob("*.md")} - {pathlib.Path(__file__).resolve()}):
         for text in sentences(path):
             for match in HABIT.finditer(text):
-                around = " ".join(text[max(0, match.start() - 30):match.end() + 30].split())
+                around = " ".join(text[max(0, match.start() - 30) : match.end() + 30].split())
                 found[match[1].lower()].append(f"{path.relative_to(ROOT)}: … {around} …")
     return found
 

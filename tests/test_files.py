@@ -1,4 +1,6 @@
-"""Reading and writing files: regular ones alone; nothing is replaced or followed; text from files is shown visibly."""
+"""Reading and writing files: regular ones alone; nothing is replaced or followed; text from files
+is shown visibly."""
+
 import os
 import socket
 
@@ -48,6 +50,7 @@ def state_of(folder):
 
 def written_by():
     """Everything that writes a file: name -> function(path)."""
+
     def append(path):
         with open_to_append(path, "the file") as file:
             file.write(b"x")
@@ -61,12 +64,17 @@ def written_by():
         Picture(4, 4).png(path)
 
     return {
-        "json": lambda p: write_json(p, {}), "checkpoint": lambda p: save_checkpoint(p, {"a": np.zeros(3)}, {}),
+        "json": lambda p: write_json(p, {}),
+        "checkpoint": lambda p: save_checkpoint(p, {"a": np.zeros(3)}, {}),
         "picture": lambda p: save_png(p, np.zeros((4, 4), np.uint8)),
         "curve": lambda p: plots.loss_curve(p, [1], [1.0]),
-        "options": lambda p: TrainOptions().save(p), "samples": samples, "append": append, "trace": trace,
+        "options": lambda p: TrainOptions().save(p),
+        "samples": samples,
+        "append": append,
+        "trace": trace,
         "statistics": lambda p: save_statistics(f"{p}", Statistics("", np.zeros(2), np.eye(2))),
-        "sheet": lambda p: save_sheet(open_dataset(), p)}
+        "sheet": lambda p: save_sheet(open_dataset(), p),
+    }
 
 
 @pytest.mark.parametrize("what", [*written_by(), "import"])
@@ -96,10 +104,14 @@ def test_no_writer_replaces_or_follows(tmp_path, what):
 def test_a_link_out_of_a_run_folder_is_not_followed(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "kept").write_text("kept\n")
-    for name, use in ((".lock", lambda: lock_run(tmp_path / "run").__enter__()),
-                      (STATS, lambda: Reporter(tmp_path / "run", 10, 4, bar=False))):
+    for name, use in (
+        (".lock", lambda: lock_run(tmp_path / "run").__enter__()),
+        (STATS, lambda: Reporter(tmp_path / "run", 10, 4, bar=False)),
+    ):
         (tmp_path / "run" / name).symlink_to(tmp_path / "kept")
-        with pytest.raises(NumdiffError, match=f"{name}: it is a symbolic link, which numdiff neither replaces nor"):
+        with pytest.raises(
+            NumdiffError, match=f"{name}: it is a symbolic link, which numdiff neither replaces nor"
+        ):
             use()
         assert (tmp_path / "kept").read_text() == "kept\n"
 
@@ -125,10 +137,18 @@ def test_only_regular_files_are_read(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         readers = {
-            ".h5": [open_dataset, load_checkpoint, open_source], ".npz": [open_source], ".npy": [open_source],
-            ".pt": [load_state_dict], ".json": [TrainOptions.load]}
+            ".h5": [open_dataset, load_checkpoint, open_source],
+            ".npz": [open_source],
+            ".npy": [open_source],
+            ".pt": [load_state_dict],
+            ".json": [TrainOptions.load],
+        }
         for suffix, functions in readers.items():
-            for kind, target in (("FIFO", tmp_path / "fifo"), ("device", "/dev/zero"), ("socket", tmp_path / "socket")):
+            for kind, target in (
+                ("FIFO", tmp_path / "fifo"),
+                ("device", "/dev/zero"),
+                ("socket", tmp_path / "socket"),
+            ):
                 path = tmp_path / f"{kind}{suffix}"
                 path.symlink_to(target)
                 for function in functions:

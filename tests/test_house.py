@@ -1,7 +1,10 @@
-"""How the files depend on each other: imports point down, no circle between files, Numba's CUDA target in one place.
+"""How the files depend on each other: imports point down, no circle between files, Numba's CUDA
+target in one place.
 
-Imports within functions count as well; the `numdiff` of users, which hands everything on at first use, is above all.
+Imports within functions count as well; the `numdiff` of users, which hands everything on at first
+use, is above all.
 """
+
 import ast
 import configparser
 import functools
@@ -13,48 +16,123 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "caches", "children", "dtypes", "errors", "extensions", "files", "float8", "hdf5",
-          "option_names", "outputs", "plots", "progress", "progress_bar", "schema", "setting", "settings", "signals",
-          "unpickle")
+GROUND = (
+    "archives",
+    "arguments",
+    "caches",
+    "children",
+    "dtypes",
+    "errors",
+    "extensions",
+    "files",
+    "float8",
+    "hdf5",
+    "option_names",
+    "outputs",
+    "plots",
+    "progress",
+    "progress_bar",
+    "schema",
+    "setting",
+    "settings",
+    "signals",
+    "unpickle",
+)
 # From the top down; what stands in one line does not import each other.
-FLOORS = (("extras",), ("cli",), ("numdiff",), ("benchmark", "evaluation", "lessons"), ("training",), ("distributed",),
-          ("data", "diffusion"), ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
-# Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics
+FLOORS = (
+    ("extras",),
+    ("cli",),
+    ("numdiff",),
+    ("benchmark", "evaluation", "lessons"),
+    ("training",),
+    ("distributed",),
+    ("data", "diffusion"),
+    ("nn",),
+    ("kernels",),
+    ("device",),
+    ("emulator",),
+    GROUND,
+)
+# Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and
+# `intrinsic` make intrinsics
 INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}
-NUMBA = {"device/gpu.py": {"numba.cuda"}, "device/cpu.py": {"numba"}, "hdf5/lzf.py": {"numba"},
-         "device/loop_cache.py": {"numba", "numba.core.caching.NullCache", "numba.core.compiler.CompileResult",
-                                  "numba.core.serialize.dumps"},
-         "device/inline_ptx.py": {"numba.cuda.types", "numba.cuda.core.errors.RequireLiteralValue",
-                                  "numba.cuda.core.errors.TypingError"},
-         "device/compiler.py": {"numba", "numba.core.types.void", "numba.cuda.compiler", "numba.cuda.cudadrv.nvvm",
-                                "numba.cuda.dispatcher"},
-         "device/bfloat16.py": INTRINSICS | {"numba.cuda.datamodel.PrimitiveModel", "numba.cuda.extending.lower_cast",
-                                             "numba.cuda.extending.register_model", "numba.cuda.typeconv.Conversion"},
-         "device/ptx.py": {"numba.cuda.compiler"},
-         "device/quick_types.py": {"numba.core.types.functions.BaseFunction",
-                                   "numba.cuda.core.targetconfig.ConfigStack"},
-         **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/cluster.py", "device/eight.py",
-                          "device/float8.py", "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
-                          "device/tensor_core/ldmatrix.py", "device/tensor_core/mma_sync.py",
-                          "device/tensor_core/words.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
+NUMBA = {
+    "device/gpu.py": {"numba.cuda"},
+    "device/cpu.py": {"numba"},
+    "hdf5/lzf.py": {"numba"},
+    "device/loop_cache.py": {
+        "numba",
+        "numba.core.caching.NullCache",
+        "numba.core.compiler.CompileResult",
+        "numba.core.serialize.dumps",
+    },
+    "device/inline_ptx.py": {
+        "numba.cuda.types",
+        "numba.cuda.core.errors.RequireLiteralValue",
+        "numba.cuda.core.errors.TypingError",
+    },
+    "device/compiler.py": {
+        "numba",
+        "numba.core.types.void",
+        "numba.cuda.compiler",
+        "numba.cuda.cudadrv.nvvm",
+        "numba.cuda.dispatcher",
+    },
+    "device/bfloat16.py": INTRINSICS
+    | {
+        "numba.cuda.datamodel.PrimitiveModel",
+        "numba.cuda.extending.lower_cast",
+        "numba.cuda.extending.register_model",
+        "numba.cuda.typeconv.Conversion",
+    },
+    "device/ptx.py": {"numba.cuda.compiler"},
+    "device/quick_types.py": {
+        "numba.core.types.functions.BaseFunction",
+        "numba.cuda.core.targetconfig.ConfigStack",
+    },
+    **dict.fromkeys(
+        (
+            "device/approximate.py",
+            "device/async_copy.py",
+            "device/cluster.py",
+            "device/eight.py",
+            "device/float8.py",
+            "device/intrinsics.py",
+            "device/mbarrier.py",
+            "device/system_scope.py",
+            "device/tensor_core/ldmatrix.py",
+            "device/tensor_core/mma_sync.py",
+            "device/tensor_core/words.py",
+            "device/tma.py",
+            "device/wgmma.py",
+        ),
+        INTRINSICS,
+    ),
+}
 # a learner's files import Numba as any program
 LEARNERS = "numdiff.lessons.chapters.", "numdiff.lessons.puzzles.", "numdiff.lessons.solutions."
 
-TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"""', re.DOTALL)  # docstrings and the like, where an import imports nothing
+# docstrings and the like, where an import imports nothing
+TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"""', re.DOTALL)
 IMPORT = re.compile(r"^ *((?:from +[\w.]+ +import +(?:\([^)]*\)|.*))|import .*)$", re.MULTILINE)
 
 
 @functools.cache
 def imports():
-    """{file: [full name of what it imports]} of the package and the command line: only the lines that import are
-    parsed, as all of them take 3 s."""
+    """{file: [full name of what it imports]} of the package and the command line: only the lines
+    that import are parsed, as all of them take 3 s."""
     found = {}
     for name, path in files().items():
         package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
         found[name] = []
-        for node in ast.parse("\n".join(IMPORT.findall(TEXT.sub("", path.read_text(encoding="utf-8"))))).body:
+        for node in ast.parse(
+            "\n".join(IMPORT.findall(TEXT.sub("", path.read_text(encoding="utf-8"))))
+        ).body:
             if isinstance(node, ast.ImportFrom):
-                base = [*(package[:len(package) - node.level + 1] if node.level else ()), *filter(None, [node.module])]
+                base = [
+                    *(package[: len(package) - node.level + 1] if node.level else ()),
+                    *filter(None, [node.module]),
+                ]
                 found[name] += [".".join([*base, alias.name]) for alias in node.names]
             else:
                 found[name] += [alias.name for alias in node.names]
@@ -75,8 +153,16 @@ def files():
 @functools.cache
 def below():
     """{module: the modules that it imports}"""
-    return {name: {m for m in (target if target in files() else target.rpartition(".")[0] for target in targets)
-                   if m in files() and m != name} for name, targets in imports().items()}
+    return {
+        name: {
+            m
+            for m in (
+                target if target in files() else target.rpartition(".")[0] for target in targets
+            )
+            if m in files() and m != name
+        }
+        for name, targets in imports().items()
+    }
 
 
 def floor(module):
@@ -90,15 +176,18 @@ def test_imports_point_down():
     for name, targets in imports().items():
         for target in targets:
             if target.startswith("numdiff") and target != "numdiff.__version__":
-                (here, package), (there, other) = floor(name), floor(target if target in files()
-                                                                     else target.rpartition(".")[0])
+                (here, package), (there, other) = (
+                    floor(name),
+                    floor(target if target in files() else target.rpartition(".")[0]),
+                )
                 if there < here or there == here < len(FLOORS) - 1 and package != other:
                     up.append(f"{name} -> {target}")
     assert not up
 
 
 def test_no_circle_of_files():
-    """Files without an import go, then those that import only what has gone; what stays is a circle, or above one."""
+    """Files without an import go, then those that import only what has gone; what stays is a
+    circle, or above one."""
     left = {name: set(targets) for name, targets in below().items()}
     while gone := [name for name, targets in left.items() if not targets & left.keys()]:
         for name in gone:
@@ -110,22 +199,33 @@ def test_no_circle_of_files():
 
 
 def test_numba_is_named_where_it_was():
-    """`from numba import cuda` in one module; its successor changes that line and the intrinsics, and nothing else."""
-    named = {files()[name].relative_to(ROOT).as_posix(): {t for t in targets if t.split(".")[0] == "numba"}
-             for name, targets in imports().items() if any(t.split(".")[0] == "numba" for t in targets)
-             and not name.startswith(LEARNERS)}
-    assert {name: sorted(found - NUMBA.get(name, set())) for name, found in named.items()} == dict.fromkeys(named, [])
+    """`from numba import cuda` in one module; its successor changes that line and the intrinsics,
+    and nothing else."""
+    named = {
+        files()[name].relative_to(ROOT).as_posix(): {
+            t for t in targets if t.split(".")[0] == "numba"
+        }
+        for name, targets in imports().items()
+        if any(t.split(".")[0] == "numba" for t in targets) and not name.startswith(LEARNERS)
+    }
+    assert {
+        name: sorted(found - NUMBA.get(name, set())) for name, found in named.items()
+    } == dict.fromkeys(named, [])
     assert [name for name, found in named.items() if "numba.cuda" in found] == ["device/gpu.py"]
     assert NUMBA.keys() == named.keys()  # modules that no longer import it are no longer listed
 
 
 def test_only_children_starts_python():
-    """…where each process is isolated from the current folder; forks import nothing again. `python -m numdiff.emulator`
-    runs the program that it is given, whose folder is the first on its path."""
-    starts = re.compile(r"sys\.executable|\bget_context|multiprocessing\.(Process|Pool)|ProcessPool|os\.(exec|spawn|"
-                        r"system|popen|posix_spawn)|runpy|set_executable")
-    assert [name for name, path in files().items() if starts.search(path.read_text(encoding="utf-8"))] == [
-        "numdiff.children", "numdiff.emulator.__main__"]
+    """…where each process is isolated from the current folder; forks import nothing again. `python
+    -m numdiff.emulator` runs the program that it is given, whose folder is the first on its path.
+    """
+    starts = re.compile(
+        r"sys\.executable|\bget_context|multiprocessing\.(Process|Pool)|ProcessPool|os\.(exec|spawn|"
+        r"system|popen|posix_spawn)|runpy|set_executable"
+    )
+    assert [
+        name for name, path in files().items() if starts.search(path.read_text(encoding="utf-8"))
+    ] == ["numdiff.children", "numdiff.emulator.__main__"]
 
 
 def test_every_folder_is_installed():

@@ -1,4 +1,6 @@
-"""The plots: whole files, round ticks, odd values, one style and nothing global; no step waits for matplotlib."""
+"""The plots: whole files, round ticks, odd values, one style and nothing global; no step waits for
+matplotlib."""
+
 import os
 import subprocess
 import sys
@@ -55,17 +57,26 @@ def test_a_million_values_keep_their_peaks():
     assert {3.0, 777_777.0, 999_999.0} <= set(kept[values != 0])
 
 
-@pytest.mark.parametrize("low, high, expected", [
-    (0.03, 0.9, [0.05, 0.1, 0.2, 0.5]), (0.5, 4e4, [1, 10, 100, 1000, 10000]), (0.31, 0.33, []),
-    (2.0, 6.5, [2, 3, 4, 5, 6])])
+@pytest.mark.parametrize(
+    "low, high, expected",
+    [
+        (0.03, 0.9, [0.05, 0.1, 0.2, 0.5]),
+        (0.5, 4e4, [1, 10, 100, 1000, 10000]),
+        (0.31, 0.33, []),
+        (2.0, 6.5, [2, 3, 4, 5, 6]),
+    ],
+)
 def test_ticks_of_a_logarithmic_axis(low, high, expected):
     assert plots.log_ticks(low, high) == pytest.approx(expected)
     assert len(plots.log_ticks(1e-9, 1e9)) <= 20
 
 
 @exhaustive
-@pytest.mark.parametrize("losses", [[], [0.5], [0.5, 0.5], [1.0, float("nan"), 0.1], [0.0, -1.0, 2.0], [1e-9, 1e9]],
-                         ids=["none", "one", "flat", "nan", "negative", "wide"])
+@pytest.mark.parametrize(
+    "losses",
+    [[], [0.5], [0.5, 0.5], [1.0, float("nan"), 0.1], [0.0, -1.0, 2.0], [1e-9, 1e9]],
+    ids=["none", "one", "flat", "nan", "negative", "wide"],
+)
 @pytest.mark.parametrize("log_y", [True, False])
 def test_a_loss_curve_of_odd_losses(tmp_path, losses, log_y):
     plots.loss_curve(tmp_path / "loss.png", range(1, len(losses) + 1), losses, log_y=log_y)
@@ -85,12 +96,26 @@ def test_a_loss_curve_goes_down_and_to_the_right(tmp_path):
 
 def drawn():
     return {
-        "bars": lambda p: plots.bars(p, {"naive": 0.9, "tiled": 6.1}, "TFLOP/s", "Matmul", ("cuBLAS", 41.0)),
-        "curves": lambda p: plots.curves(p, {"a": ([1, 2, 3], [3, np.nan, 1]), "b": ([0, 1], [1, 2])}, "time (s)", "d",
-                                         log_x=True, log_y=True),
-        "roofline": lambda p: plots.roofline(p, {"matmul": [(300, 4e14, "v5")], "bias": [(0.1, 1e11), (0, 0)]}, 4e12,
-                                             {"fp16": 989e12, "fp32": 67e12}),
-        "no roof": lambda p: plots.roofline(p, {"matmul": [(300, 4e9)]}), "nothing": lambda p: plots.roofline(p, {})}
+        "bars": lambda p: plots.bars(
+            p, {"naive": 0.9, "tiled": 6.1}, "TFLOP/s", "Matmul", ("cuBLAS", 41.0)
+        ),
+        "curves": lambda p: plots.curves(
+            p,
+            {"a": ([1, 2, 3], [3, np.nan, 1]), "b": ([0, 1], [1, 2])},
+            "time (s)",
+            "d",
+            log_x=True,
+            log_y=True,
+        ),
+        "roofline": lambda p: plots.roofline(
+            p,
+            {"matmul": [(300, 4e14, "v5")], "bias": [(0.1, 1e11), (0, 0)]},
+            4e12,
+            {"fp16": 989e12, "fp32": 67e12},
+        ),
+        "no roof": lambda p: plots.roofline(p, {"matmul": [(300, 4e9)]}),
+        "nothing": lambda p: plots.roofline(p, {}),
+    }
 
 
 @pytest.mark.parametrize("name", drawn())
@@ -109,6 +134,7 @@ def test_every_plot_is_written_whole(tmp_path, name):
 
 def test_plots_leave_matplotlibs_settings_and_threads_draw(tmp_path):
     import matplotlib
+
     before, faults = matplotlib.rcParams.copy(), []
 
     def draw(i):
@@ -129,16 +155,20 @@ def test_plots_leave_matplotlibs_settings_and_threads_draw(tmp_path):
 
 @exhaustive
 def test_training_does_not_import_matplotlib_before_it_draws():
-    script = ("import sys\nimport numdiff.training.run, numdiff_cli.train, numdiff_cli.bench\n"
-              "assert 'matplotlib' not in sys.modules")
+    script = (
+        "import sys\nimport numdiff.training.run, numdiff_cli.train, numdiff_cli.bench\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
     assert subprocess.run(forked("-c", script), capture_output=True, timeout=60).returncode == 0
 
 
 def test_a_process_that_ends_while_matplotlib_is_imported_waits_for_it(tmp_path):
     """Left half imported, it would end one process in fifty with a segmentation fault."""
     (tmp_path / "matplotlib.py").write_text("import time\ntime.sleep(0.3)\nprint('imported')\n")
-    script = (f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
-              "from numdiff import plots\nplots.import_ahead()\nprint('end')")
+    script = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        "from numdiff import plots\nplots.import_ahead()\nprint('end')"
+    )
     done = subprocess.run(forked("-c", script), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split()) == (0, ["end", "imported"])
 
@@ -146,33 +176,57 @@ def test_a_process_that_ends_while_matplotlib_is_imported_waits_for_it(tmp_path)
 def test_without_matplotlib_there_is_a_sentence(tmp_path, monkeypatch):
     plots.matplotlib.cache_clear()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(NumdiffError, match="plots need matplotlib, which cannot be imported .*; pip install matplotl"):
+    with pytest.raises(
+        NumdiffError,
+        match="plots need matplotlib, which cannot be imported .*; pip install matplotl",
+    ):
         plots.loss_curve(tmp_path / "loss.png", [1], [1.0])
     plots.matplotlib.cache_clear()
 
 
 def test_labels_of_points_that_nearly_coincide_stand_together():
-    points = [(50, 10, "3"), (65, 16, "4"), (66, 17, "5"), (500, 300, "9"), (500, 301, "10"), (66, 400, "7")]
+    points = [
+        (50, 10, "3"),
+        (65, 16, "4"),
+        (66, 17, "5"),
+        (500, 300, "9"),
+        (500, 301, "10"),
+        (66, 400, "7"),
+    ]
     groups = plots.close_ones(points, 200, 10000)
-    assert [[label for *_, label in group] for group in groups] == [["3"], ["4", "5"], ["9", "10"], ["7"]]
+    assert [[label for *_, label in group] for group in groups] == [
+        ["3"],
+        ["4", "5"],
+        ["9", "10"],
+        ["7"],
+    ]
     # one between two others joins them
     assert len(plots.close_ones([(1, 1, "a"), (1.3, 1, "b"), (1.15, 1, "c")], 1000, 10)) == 1
 
 
 @pytest.mark.parametrize("backend, kept", [("nosuch", False), ("svg", True)])
 def test_a_backend_that_is_not_there_is_no_hindrance(tmp_path, backend, kept):
-    script = (f"from numdiff import plots\nplots.loss_curve({str(tmp_path / 'loss.png')!r}, [1, 2], [2.0, 1.0])\n"
-              "import os, matplotlib\n"
-              "print(os.environ['MPLBACKEND'], matplotlib.rcParams._get('backend') == os.environ['MPLBACKEND'])")
-    done = subprocess.run(forked("-c", script), capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "MPLBACKEND": backend})
+    script = (
+        f"from numdiff import plots\nplots.loss_curve({str(tmp_path / 'loss.png')!r}, [1, 2], [2.0, 1.0])\n"
+        "import os, matplotlib\n"
+        "print(os.environ['MPLBACKEND'], matplotlib.rcParams._get('backend') == os.environ['MPLBACKEND'])"
+    )
+    done = subprocess.run(
+        forked("-c", script),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "MPLBACKEND": backend},
+    )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [backend, str(kept)], "")
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 def test_a_users_settings_of_matplotlib_do_not_count(tmp_path, monkeypatch):
-    """LaTeX, which may be missing, or other sizes, from a matplotlibrc in the current folder or at home."""
+    """LaTeX, which may be missing, or other sizes, from a matplotlibrc in the current folder or at
+    home."""
     import matplotlib
+
     plots.loss_curve(tmp_path / "a.png", [1, 2], [1.0, 0.5])
     for key, value in (("text.usetex", True), ("axes.titleweight", "bold"), ("lines.linewidth", 9)):
         monkeypatch.setitem(matplotlib.rcParams, key, value)

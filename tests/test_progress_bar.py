@@ -1,4 +1,5 @@
 """The bar in a terminal: a pty of a given width, and what comes out of it, frame by frame."""
+
 import contextlib
 import fcntl
 import os
@@ -17,7 +18,8 @@ from numdiff.training.report import Reporter
 
 
 class Terminal:
-    """Context: a pty stands for stderr. Its `frames` are the texts written over each other in one line."""
+    """Context: a pty stands for stderr. Its `frames` are the texts written over each other in one
+    line."""
 
     def __init__(self, columns=80):
         self.master, slave = pty.openpty()
@@ -44,7 +46,7 @@ class Terminal:
         text = b""
         while not text.endswith(b"END"):
             text += os.read(self.master, 1 << 16)
-        return text.decode()[:-len("END")]
+        return text.decode()[: -len("END")]
 
     def frames(self):
         return [frame for frame in re.split(r"[\r\n]+", self.text()) if frame.strip()]
@@ -64,7 +66,9 @@ def test_what_a_user_sees():
             bar.update(400)
             bar.refresh()
         frames = terminal.frames()
-    assert re.fullmatch(r"sampling  [█▏▎▍▌▋▊▉ ]{20,}  +400/1,200 steps  [\d.,]+ ms/step  0:00 < 0:00", frames[1])
+    assert re.fullmatch(
+        r"sampling  [█▏▎▍▌▋▊▉ ]{20,}  +400/1,200 steps  [\d.,]+ ms/step  0:00 < 0:00", frames[1]
+    )
     assert "1,200/1,200 steps" in frames[-1] and "█" * 20 in frames[-1]
     assert {width(frame) for frame in frames[1:]} == {width(frames[-1])} and width(frames[-1]) <= 80
     assert len({frame.index("steps") for frame in frames}) <= 2  # the numbers keep their place
@@ -88,7 +92,10 @@ def test_a_narrow_terminal():
 def test_a_bar_of_unknown_length():
     with Terminal() as terminal:
         assert list(tracked(iter("abc"), None, "importing", "image")) == list("abc")
-        assert any(re.search(r"importing +\d images", frame) and "<" not in frame for frame in terminal.frames())
+        assert any(
+            re.search(r"importing +\d images", frame) and "<" not in frame
+            for frame in terminal.frames()
+        )
 
 
 def test_training(tmp_path, capsys):
@@ -99,14 +106,20 @@ def test_training(tmp_path, capsys):
                 reporter.message("a line above the bar")
             reporter.report(200, 0.0917, 1.0, 1e-3, skipped=2, loss_scale=2.0**15)
         frames = terminal.frames()
-    assert any(re.search(r"100/400 steps  loss 0\.2800  [\d.]+ ms/step  0:00 < 0:00$", frame) for frame in frames)
+    assert any(
+        re.search(r"100/400 steps  loss 0\.2800  [\d.]+ ms/step  0:00 < 0:00$", frame)
+        for frame in frames
+    )
     assert "200/400 steps  loss 0.0917  2 skipped" in frames[-1] and width(frames[-1]) <= 80
-    assert "a line above the bar" in frames and any("100/400 steps  drawing samples" in frame for frame in frames)
+    assert "a line above the bar" in frames and any(
+        "100/400 steps  drawing samples" in frame for frame in frames
+    )
     assert capsys.readouterr().out == ""
 
 
 def test_no_terminal(monkeypatch, capsys):
-    """No bar is shown in a file, without a stderr, or in a terminal that cannot go back to the start of a line."""
+    """No bar is shown in a file, without a stderr, or in a terminal that cannot go back to the
+    start of a line."""
     for stderr in (sys.stderr, None):
         monkeypatch.setattr(sys, "stderr", stderr)
         with progress_bar(3, "sampling", "step") as bar:
@@ -116,10 +129,28 @@ def test_no_terminal(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("total, unit, lines", [
-    (250, "step", ["at work  2/250 steps  20.0 s/step  ETA 1:22:40", "at work  4/250 steps  20.0 s/step  ETA 1:22:00"]),
-    (5, "image", ["at work  2/5 images  0.1 images/s  ETA 1:00", "at work  4/5 images  0.1 images/s  ETA 0:20"]),
-    (None, "image", ["at work  2 images  0.1 images/s", "at work  4 images  0.1 images/s"])])
+@pytest.mark.parametrize(
+    "total, unit, lines",
+    [
+        (
+            250,
+            "step",
+            [
+                "at work  2/250 steps  20.0 s/step  ETA 1:22:40",
+                "at work  4/250 steps  20.0 s/step  ETA 1:22:00",
+            ],
+        ),
+        (
+            5,
+            "image",
+            [
+                "at work  2/5 images  0.1 images/s  ETA 1:00",
+                "at work  4/5 images  0.1 images/s  ETA 0:20",
+            ],
+        ),
+        (None, "image", ["at work  2 images  0.1 images/s", "at work  4 images  0.1 images/s"]),
+    ],
+)
 def test_lines_where_there_is_no_terminal(monkeypatch, capsys, total, unit, lines):
     """Every 30 s, the first after 30 s; none where no bar is wanted, nor at the end."""
     clock = iter(range(0, 1000, 20))
@@ -149,8 +180,12 @@ def test_a_terminal_that_goes_away():
 
 
 def test_speed():
-    assert [speed(s, "step") for s in (0.0412, 0.389, 12.5, float("nan"))] == ["41.2 ms/step", "389 ms/step",
-                                                                               "12.5 s/step", ""]
+    assert [speed(s, "step") for s in (0.0412, 0.389, 12.5, float("nan"))] == [
+        "41.2 ms/step",
+        "389 ms/step",
+        "12.5 s/step",
+        "",
+    ]
     assert speed(1 / 1234, "image") == "1,234 images/s" and speed(0, "image") == ""
 
 

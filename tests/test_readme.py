@@ -1,8 +1,10 @@
 """README.md and the pages next to the code, checked: commands, options, examples, links, paths.
 
-Every `numdiff …` of a page is parsed with its values, those that are dry runs are run; every other command line names
-what exists. Python examples run, but for the fragments of numdiff/emulator/README.md (tests/emulator/test_readme.py).
+Every `numdiff …` of a page is parsed with its values, those that are dry runs are run; every other
+command line names what exists. Python examples run, but for the fragments of
+numdiff/emulator/README.md (tests/emulator/test_readme.py).
 """
+
 import configparser
 import contextlib
 import importlib.util
@@ -22,13 +24,19 @@ from numdiff.kernels import operation, versions
 from numdiff_cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PATHS = [*ROOT.glob("*.md"), ROOT / "data" / "README.md", *sorted((ROOT / "numdiff").rglob("*.md")),
-         *sorted((ROOT / "docs").rglob("*.md"))]
+PATHS = [
+    *ROOT.glob("*.md"),
+    ROOT / "data" / "README.md",
+    *sorted((ROOT / "numdiff").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PATHS}
 README = PAGES["README.md"]
-LOGS = "CHANGELOG.md", "docs/log/changelog-0.1.0.md", "docs/log/kernels.md", "docs/log/presets.md"  # say what was, too
+# say what was, too
+LOGS = "CHANGELOG.md", "docs/log/changelog-0.1.0.md", "docs/log/kernels.md", "docs/log/presets.md"
 TOY = "leaky_relu"  # what CONTRIBUTING.md adds
-OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to"}  # options of every command, pytest's and mpiexec's
+# options of every command, pytest's and mpiexec's
+OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to"}
 
 
 def blocks(page, language):
@@ -42,19 +50,29 @@ def prose(page):
 
 
 def commands():
-    """[(page, command)] of the command lines, without `mpiexec -n N` and variables of the environment."""
+    """[(page, command)] of the command lines, without `mpiexec -n N` and variables of the
+    environment."""
     found = []
     for page in PAGES:
         for block in blocks(page, "sh"):
-            lines = [re.sub(r"(^|\s)#.*", "", line) for line in block.replace("\\\n", " ").splitlines()]
-            found += [(page, re.sub(r"^(mpiexec -n \d+|[A-Z_]+=\S+) ", "", c.strip()))
-                      for line in lines for c in line.split("&&") if c.strip()]
+            lines = [
+                re.sub(r"(^|\s)#.*", "", line) for line in block.replace("\\\n", " ").splitlines()
+            ]
+            found += [
+                (page, re.sub(r"^(mpiexec -n \d+|[A-Z_]+=\S+) ", "", c.strip()))
+                for line in lines
+                for c in line.split("&&")
+                if c.strip()
+            ]
     return list(dict.fromkeys(found))
 
 
 def mentions():
-    """[(page, command)] of the `numdiff …` in the prose that are no abbreviations; their arguments may be left out."""
-    found = [(page, text) for page in PAGES for text in re.findall(r"`(numdiff [^`\n]+)`", prose(page))]
+    """[(page, command)] of the `numdiff …` in the prose that are no abbreviations; their arguments
+    may be left out."""
+    found = [
+        (page, text) for page in PAGES for text in re.findall(r"`(numdiff [^`\n]+)`", prose(page))
+    ]
     return [pair for pair in dict.fromkeys(found) if not re.search("…|--help", pair[1])]
 
 
@@ -88,7 +106,9 @@ def test_the_kernel_example_has_the_reported_fault(tmp_path, monkeypatch):
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     example = next(e for e in blocks("README.md", "python") if "Trainer" in e)
     assert example.count("steps=400, report_every=20") == 1
-    example = example.replace("steps=400, report_every=20", "steps=2, report_every=1").replace("steps=25", "steps=1")
+    example = example.replace("steps=400, report_every=20", "steps=2, report_every=1").replace(
+        "steps=25", "steps=1"
+    )
     example = example.replace("batch=16", "batch=4").replace("count=16", "count=8")
     monkeypatch.chdir(tmp_path)
     exec(compile(example.replace('"auto"', '"cpu"'), "README.md", "exec"), {})
@@ -96,26 +116,39 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     assert "(2, 32, 32, 3) (3, 3, 3, 32)" in capsys.readouterr().out
 
 
-EXAMPLES = [(page, example) for page in PAGES for example in (
-    ["\n".join(blocks(page, "python"))] if page.startswith("docs/") else blocks(page, "python"))
-            if example and page not in ("README.md", "numdiff/emulator/README.md")]
+EXAMPLES = [
+    (page, example)
+    for page in PAGES
+    for example in (
+        ["\n".join(blocks(page, "python"))] if page.startswith("docs/") else blocks(page, "python")
+    )
+    if example and page not in ("README.md", "numdiff/emulator/README.md")
+]
 
 
-@pytest.mark.parametrize("page, example", EXAMPLES, ids=[f"{page} {i}" for i, (page, _) in enumerate(EXAMPLES)])
+@pytest.mark.parametrize(
+    "page, example", EXAMPLES, ids=[f"{page} {i}" for i, (page, _) in enumerate(EXAMPLES)]
+)
 def test_the_pages_examples_run(tmp_path, monkeypatch, page, example):
     monkeypatch.chdir(tmp_path)
     for module, table in (versions, "NAMES"), (versions, "CEILED"), (operation, "OPERATIONS"):
-        monkeypatch.setattr(module, table, dict(getattr(module, table)))  # CONTRIBUTING.md declares an operation
+        # CONTRIBUTING.md declares an operation
+        monkeypatch.setattr(module, table, dict(getattr(module, table)))
     exec(compile(example, page, "exec"), {"__name__": "example"})
 
 
-EMULATORS = {"--emulate", "--emulate-", *(f"{prefix}{name}" for prefix in ("--", "--emulate-") for name in OPTIONS)}
+EMULATORS = {
+    "--emulate",
+    "--emulate-",
+    *(f"{prefix}{name}" for prefix in ("--", "--emulate-") for name in OPTIONS),
+}
 OURS = [(page, command) for page, command in commands() if command.startswith("numdiff ")]
 THEIRS = [pair for pair in commands() if pair not in OURS]
 
 
 def parse(command):
-    """Parse a `numdiff …`; a click.UsageError for a command, an option or a value that there is not."""
+    """Parse a `numdiff …`; a click.UsageError for a command, an option or a value that there is
+    not."""
     words, found = shlex.split(command)[1:], main
     context = click.Context(main)
     while isinstance(found, click.Group) and words:
@@ -145,9 +178,12 @@ def test_what_other_commands_name_exists(page, command):
     setup.read(ROOT / "setup.cfg")
     if program == "pip":
         wanted = [w for w in words if not w.startswith("-")][1:]
-        wanted = [w for w in wanted if w not in ("numdiff-emulator", "./numdiff/emulator")]  # test_independence.py
+        # test_independence.py
+        wanted = [w for w in wanted if w not in ("numdiff-emulator", "./numdiff/emulator")]
         assert all(w.startswith(".") for w in wanted)
-        assert {e for w in wanted for e in re.findall(r"[\w-]+", w)} <= set(setup["options.extras_require"])
+        assert {e for w in wanted for e in re.findall(r"[\w-]+", w)} <= set(
+            setup["options.extras_require"]
+        )
     elif program == "python":
         module = words[1].replace("numdiff_emulator", "numdiff.emulator")
         assert words[0] == "-m" and importlib.util.find_spec(module), command
@@ -155,14 +191,19 @@ def test_what_other_commands_name_exists(page, command):
         assert program in ("pytest", "ruff", "git"), command
         if program == "pytest":
             for path, _, name in (w.partition("::") for w in words if w.startswith("tests")):
-                assert (ROOT / path).exists() and f"def {name}" in (ROOT / path).read_text() if name else path, command
+                assert (
+                    (ROOT / path).exists() and f"def {name}" in (ROOT / path).read_text()
+                    if name
+                    else path
+                ), command
 
 
 def test_enough_was_found():
     assert len(OURS) >= 60 and len(THEIRS) >= 8 and len(EXAMPLES) >= 1
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/")])  # mkdocs checks the site's
+# mkdocs checks the site's
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/")])
 def test_pictures_and_links_exist(page):
     """Files, and headings within them as GitHub makes anchors of them."""
     for target, anchor in re.findall(r"\]\(([^)#:\s]*)(#[^)\s]+)?\)", prose(page)):
@@ -170,7 +211,9 @@ def test_pictures_and_links_exist(page):
         assert path.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor[1:] in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}, anchor
+            assert anchor[1:] in {
+                re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings
+            }, anchor
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in LOGS])
@@ -187,6 +230,10 @@ def test_options_and_paths_in_the_prose_exist(page):
 
 def test_pages_agree_on_the_time_of_the_tests():
     """…which tests/README.md gives in full."""
-    said = [re.findall(r"(\S+ minutes?) on two(?: idle)? cores", (ROOT / page).read_text(encoding="utf-8"))
-            for page in ("README.md", "CONTRIBUTING.md", "tests/README.md")]
+    said = [
+        re.findall(
+            r"(\S+ minutes?) on two(?: idle)? cores", (ROOT / page).read_text(encoding="utf-8")
+        )
+        for page in ("README.md", "CONTRIBUTING.md", "tests/README.md")
+    ]
     assert [{*times} for times in said] == [{"5 minutes"}] * 3, said

@@ -1,4 +1,5 @@
 """Settings: one declaration, from which options, files and constructors' arguments follow."""
+
 import inspect
 import re
 
@@ -8,22 +9,43 @@ import pytest
 from numdiff import settings
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, UNet
-from numdiff.settings import COMMON, SAME, Argument, arguments, check_value, complete, setting, settings_in
+from numdiff.settings import (
+    COMMON,
+    SAME,
+    Argument,
+    arguments,
+    check_value,
+    complete,
+    setting,
+    settings_in,
+)
 from numdiff.training import Trainer, kinds
 from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 
 
 class Table:
-    often: int = setting(5, "How often.", unit="N", low=1, high=9, resume=True, trainer=2, adamw=Argument(name="n"))
+    often: int = setting(
+        5, "How often.", unit="N", low=1, high=9, resume=True, trainer=2, adamw=Argument(name="n")
+    )
     names: tuple[str, ...] | None = setting(None, "Which.", trainer=SAME)
-    fast: str = setting("no", "Whether.", choices=("no", "yes"),
-                        trainer=Argument(False, "quick", lambda value: value == "yes"))
+    fast: str = setting(
+        "no",
+        "Whether.",
+        choices=("no", "yes"),
+        trainer=Argument(False, "quick", lambda value: value == "yes"),
+    )
 
 
 def test_a_line_says_it_all():
     often, names, fast = settings_in(Table).values()
     assert (often.kind, often.many, often.open, often.default, often.group, often.resume) == (
-        int, False, False, 5, "Table", True)
+        int,
+        False,
+        False,
+        5,
+        "Table",
+        True,
+    )
     assert (names.kind, names.many, names.open, fast.choices) == (str, True, True, ("no", "yes"))
     assert often.argument("trainer")[:2] == ("often", 2) and often.argument("adamw")[:2] == ("n", 5)
     assert often.range == "at least 1 and at most 9" and fast.range == ""
@@ -32,23 +54,43 @@ def test_a_line_says_it_all():
 def test_a_reader_gets_its_arguments():
     class Options:
         often, names, fast = 7, ("a",), "yes"
-    assert arguments("trainer", Options, settings_in(Table)) == {"often": 7, "names": ("a",), "quick": True}
+
+    assert arguments("trainer", Options, settings_in(Table)) == {
+        "often": 7,
+        "names": ("a",),
+        "quick": True,
+    }
     assert arguments("adamw", Options, settings_in(Table)) == {"n": 7}
 
 
-@pytest.mark.parametrize("value, sentence", [
-    (0, "--often 0 must be at least 1 and at most 9"), (True, "--often True must be a whole number"),
-    ((1,), "--often 1 must be one value"), (None, "--often None must be a whole number")])
+@pytest.mark.parametrize(
+    "value, sentence",
+    [
+        (0, "--often 0 must be at least 1 and at most 9"),
+        (True, "--often True must be a whole number"),
+        ((1,), "--often 1 must be one value"),
+        (None, "--often None must be a whole number"),
+    ],
+)
 def test_a_wrong_value_is_a_sentence(value, sentence):
     with pytest.raises(UsageError, match=sentence):
         check_value(settings_in(Table)["often"], value)
 
 
-@pytest.mark.parametrize("given, sentence", [
-    ({"bach": 3}, "Trainer has no argument 'bach' (did you mean 'batch'?): correct it, or leave it out."),
-    ({"colour": 3}, "Trainer has no argument 'colour': correct it, or leave it out."),
-    ({"cosine": "yes"}, "cosine yes must be True or False"), ({"total_steps": 2.5}, "total_steps 2.5 must be a whole"),
-    ({"batch": 0}, "--batch 0 must be at least 1"), ({"microbatch": "a"}, "--microbatch a must be a whole number")])
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        (
+            {"bach": 3},
+            "Trainer has no argument 'bach' (did you mean 'batch'?): correct it, or leave it out.",
+        ),
+        ({"colour": 3}, "Trainer has no argument 'colour': correct it, or leave it out."),
+        ({"cosine": "yes"}, "cosine yes must be True or False"),
+        ({"total_steps": 2.5}, "total_steps 2.5 must be a whole"),
+        ({"batch": 0}, "--batch 0 must be at least 1"),
+        ({"microbatch": "a"}, "--microbatch a must be a whole number"),
+    ],
+)
 def test_arguments_that_cannot_be(given, sentence):
     with pytest.raises(UsageError, match=re.escape(sentence)):
         complete("trainer", given, "Trainer")
@@ -57,8 +99,12 @@ def test_arguments_that_cannot_be(given, sentence):
 def test_the_constructors_arguments_are_the_tables():
     for reader, kind in (("trainer", Trainer), ("adamw", AdamW)):
         signature = inspect.signature(kind)
-        named = dict(line.argument(reader)[:2] for line in COMMON.values() if reader in line.readers)
-        assert {name: p.default for name, p in signature.parameters.items() if name in named} == named
+        named = dict(
+            line.argument(reader)[:2] for line in COMMON.values() if reader in line.readers
+        )
+        assert {
+            name: p.default for name, p in signature.parameters.items() if name in named
+        } == named
         assert not [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
         assert all(f"    {name}: " in kind.__doc__ for name in named)
     assert inspect.signature(Trainer).parameters["warmup_steps"].default == 100
@@ -67,8 +113,15 @@ def test_the_constructors_arguments_are_the_tables():
 
 def test_the_optimizer_reads_what_it_is_given():
     model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu")
-    optimizer = AdamW(model.parameters, learning_rate=0.5, eps=1e-3, ema_decay=0.9, warmup_steps=2, cosine=True,
-                      total_steps=10)
+    optimizer = AdamW(
+        model.parameters,
+        learning_rate=0.5,
+        eps=1e-3,
+        ema_decay=0.9,
+        warmup_steps=2,
+        cosine=True,
+        total_steps=10,
+    )
     read = vars(optimizer.settings)
     assert (read["eps"], read["beta1"], read["clip_norm"], read["cosine"]) == (1e-3, 0.9, 0.0, True)
     model.parameters.grad[:] = 1
@@ -83,7 +136,11 @@ def test_the_stub_is_the_tables():
 
 
 def test_every_setting_is_read_and_its_help_stands_once():
-    lines = {(kind.name, name): line for kind in kinds.KINDS.values() for name, line in kind.table.items()}
+    lines = {
+        (kind.name, name): line
+        for kind in kinds.KINDS.values()
+        for name, line in kind.table.items()
+    }
     assert all(line.help.endswith((".", "]")) and line.help[0].isupper() for line in lines.values())
     options = resolve({"device": "cpu", "ema_std": (0.1,)})
     assert vars(options).keys() == {name for _, name in lines}

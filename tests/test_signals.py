@@ -1,4 +1,5 @@
 """Signals that come where nothing may be interrupted."""
+
 import signal
 import subprocess
 
@@ -43,11 +44,17 @@ def test_they_do_at_the_end_what_they_do(monkeypatch):
 
 
 @needs("posix")
-@pytest.mark.parametrize("writing", [
-    "save_checkpoint('a.h5', {'parameters': np.zeros(9000, np.float32)}, {})",
-    "with Writer('a.h5') as writer:\n        [writer.append(np.zeros((8, 8, 3), np.uint8)) for _ in range(70)]"],
-    ids=["checkpoint", "dataset"])
+@pytest.mark.parametrize(
+    "writing",
+    [
+        "save_checkpoint('a.h5', {'parameters': np.zeros(9000, np.float32)}, {})",
+        "with Writer('a.h5') as writer:\n        [writer.append(np.zeros((8, 8, 3), np.uint8)) for _ in range(70)]",
+    ],
+    ids=["checkpoint", "dataset"],
+)
 def test_hdf5_is_not_interrupted_within_a_write(tmp_path, writing):
     """It crashed the process."""
-    done = subprocess.run(forked("-c", INTERRUPTED.format(writing)), cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        forked("-c", INTERRUPTED.format(writing)), cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (1, "interrupted, []\n")

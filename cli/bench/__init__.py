@@ -2,6 +2,7 @@
 
 Each command has a file; shared.py and versus.py have what several of them need.
 """
+
 import click
 
 from numdiff.extensions import entries, find
@@ -27,6 +28,14 @@ def bench():
     """Measure how long a training step, sampling and their kernels take."""
 
 
-for command in (step.step, ladder.ladder, sample.sample, quality.quality, transfer.transfer, kernels.kernels,
-                data.data, tune.tune):
+for command in (
+    step.step,
+    ladder.ladder,
+    sample.sample,
+    quality.quality,
+    transfer.transfer,
+    kernels.kernels,
+    data.data,
+    tune.tune,
+):
     bench.add_command(command)

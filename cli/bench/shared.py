@@ -1,5 +1,6 @@
-"""The common part of the commands of `numdiff bench` and `profile`: one heading, checks of outputs, the line on the
-model."""
+"""The common part of the commands of `numdiff bench` and `profile`: one heading, checks of outputs,
+the line on the model."""
+
 import click
 
 from numdiff.training import kinds
@@ -7,28 +8,36 @@ from numdiff.training import kinds
 from ..settings import Setting
 
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
-ENDINGS = {"--json": ".json", "--out": ".json", "--csv": ".csv", "--grid": ".png"}  # of what they write
-MODEL = tuple(dict.fromkeys(name for kind in kinds.KINDS.values() for name in kind.model_settings))  # of any kind
+# of what they write
+ENDINGS = {"--json": ".json", "--out": ".json", "--csv": ".csv", "--grid": ".png"}
+# of any kind
+MODEL = tuple(dict.fromkeys(name for kind in kinds.KINDS.values() for name in kind.model_settings))
 
 
 MOST = 100_000  # repetitions of a measurement
 
 
 def measured_by(*options):
-    """Options under the heading Measurement; each is (flag, attributes). Whole numbers without a limit get MOST."""
+    """Options under the heading Measurement; each is (flag, attributes). Whole numbers without a
+    limit get MOST."""
     for _, attributes in options:
         kind = attributes.get("type")
         if isinstance(kind, click.IntRange) and kind.max is None:
             attributes["type"] = click.IntRange(kind.min, MOST)
-    return [click.option(name, cls=Setting, heading="Measurement", **attributes) for name, attributes in options]
+    return [
+        click.option(name, cls=Setting, heading="Measurement", **attributes)
+        for name, attributes in options
+    ]
 
 
 def measurement(*options):
     """Decorator: such options."""
+
     def decorate(function):
         for option in reversed(measured_by(*options)):
             function = option(function)
         return function
+
     return decorate
 
 
@@ -38,7 +47,9 @@ def model_name(options):
 
 def echo_model(options):
     what = model_name(options)
-    size = f"{options.image_size}×{options.image_size}" + (f"×{options.channels}" if options.channels else "")
+    size = f"{options.image_size}×{options.image_size}" + (
+        f"×{options.channels}" if options.channels else ""
+    )
     click.echo(f"model        {what}, {size}, batch {options.batch}, {options.precision}")
 
 
@@ -49,6 +60,7 @@ def check_results(plot, *others):
     """
     from numdiff import plots
     from numdiff.outputs import check_ending, check_outputs
+
     if plot:
         plots.check_ending(plot)
     check_outputs([("--png", "the picture", plot), *others])

@@ -1,4 +1,6 @@
-"""`--versus torch`: its options, what of PyTorch is measured next to numdiff, and how a signal ends that."""
+"""`--versus torch`: its options, what of PyTorch is measured next to numdiff, and how a signal ends
+that."""
+
 import atexit
 import contextlib
 import os
@@ -11,13 +13,33 @@ from ..settings import ListOf
 from ..values import Choice
 
 VERSUS = (
-    ("--versus", {"type": Choice(["torch"]), "help": "Also measure PyTorch with the same model, alternating with "
-                  "numdiff."}),
-    ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs (compiled, "
-                 "with CUDA graphs), or all. Compiling takes up to two minutes.  [default: eager,graphs; on the CPU "
-                 "eager,compile]"}),
-    ("--torch-precision", {"metavar": "NAME,…", "type": ListOf(str), "help": "PyTorch's arithmetic: fp32 (strict), "
-                           "tf32, bf16, fp16, or all.  [default: the counterpart of --precision; bf16 for fp16]"}))
+    (
+        "--versus",
+        {
+            "type": Choice(["torch"]),
+            "help": "Also measure PyTorch with the same model, alternating with numdiff.",
+        },
+    ),
+    (
+        "--modes",
+        {
+            "metavar": "MODE,…",
+            "type": ListOf(str),
+            "help": "PyTorch's modes: eager, compile, graphs (compiled, "
+            "with CUDA graphs), or all. Compiling takes up to two minutes.  [default: eager,graphs; on the CPU "
+            "eager,compile]",
+        },
+    ),
+    (
+        "--torch-precision",
+        {
+            "metavar": "NAME,…",
+            "type": ListOf(str),
+            "help": "PyTorch's arithmetic: fp32 (strict), "
+            "tf32, bf16, fp16, or all.  [default: the counterpart of --precision; bf16 for fp16]",
+        },
+    ),
+)
 
 
 GRACE_S = 2  # from a signal to the end of the process, whatever PyTorch makes of the exception
@@ -25,16 +47,23 @@ GRACE_S = 2  # from a signal to the end of the process, whatever PyTorch makes o
 
 @contextlib.contextmanager
 def ended_promptly(versus=True):
-    """Context of a measurement of PyTorch: Ctrl-C, SIGTERM and SIGHUP end the process within some `GRACE_S` seconds.
+    """Context of a measurement of PyTorch: Ctrl-C, SIGTERM and SIGHUP end the process within some
+    `GRACE_S` seconds.
 
-    PyTorch's compiler may swallow the exception or wait for its helper processes, and the teardown of its modules takes
-    seconds. So a thread, which each signal wakes at once, waits that long, then ends the helpers and this process; and
-    a process that gets to its end sooner leaves without the teardown. versus: whether PyTorch is measured at all
+    PyTorch's compiler may swallow the exception or wait for its helper processes, and the teardown
+    of its modules takes seconds. So a thread, which each signal wakes at once, waits that long,
+    then ends the helpers and this process; and a process that gets to its end sooner leaves without
+    the teardown. versus: whether PyTorch is measured at all
     """
-    if not versus or not callable(signal.getsignal(signal.SIGTERM)):  # or not in a process of the command's own
+    # or not in a process of the command's own
+    if not versus or not callable(signal.getsignal(signal.SIGTERM)):
         yield
         return
-    numbers = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [
+        int(getattr(signal, name))
+        for name in ("SIGINT", "SIGTERM", "SIGHUP")
+        if hasattr(signal, name)
+    ]
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -73,12 +102,18 @@ def ended_promptly(versus=True):
 
 
 def descendants(parent):
-    """The processes that a process has started, and those that these have; empty where there is no /proc."""
+    """The processes that a process has started, and those that these have; empty where there is no
+    /proc."""
     children = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         with contextlib.suppress(OSError, ValueError):  # it has ended, or is no process
             number = int(name)
-            fields = pathlib.Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = (
+                pathlib.Path("/proc", name, "stat")
+                .read_text(errors="replace")
+                .rpartition(")")[2]
+                .split()
+            )
             children.setdefault(int(fields[1]), []).append(number)
     found, left = [], [parent]
     while left:
@@ -93,22 +128,33 @@ def measured(result):
 
 
 def torch_pairs(options, versus, modes, torch_precision):
-    """The (mode, precision) pairs of PyTorch to measure; a `UsageError` for one that does not exist."""
+    """The (mode, precision) pairs of PyTorch to measure; a `UsageError` for one that does not
+    exist."""
     from numdiff.benchmark.step import BEST_MODES, COMPARED
     from numdiff.benchmark.torch_step import MODES, PRECISIONS, require_torch, require_twin
     from numdiff.errors import UsageError
+
     if not versus:
         if modes or torch_precision:
-            raise UsageError(f"{'--modes' if modes else '--torch-precision'} needs --versus torch; add it, or leave it "
-                             "out.")
+            raise UsageError(
+                f"{'--modes' if modes else '--torch-precision'} needs --versus torch; add it, or leave it "
+                "out."
+            )
         return []
     if options.optimizer != "adamw":
-        raise UsageError(f"--optimizer {options.optimizer} has no counterpart in --versus torch, whose step is "
-                         "AdamW's: leave one of them out.")
-    for option, names, known in (("--modes", modes, MODES), ("--torch-precision", torch_precision, PRECISIONS)):
+        raise UsageError(
+            f"--optimizer {options.optimizer} has no counterpart in --versus torch, whose step is "
+            "AdamW's: leave one of them out."
+        )
+    for option, names, known in (
+        ("--modes", modes, MODES),
+        ("--torch-precision", torch_precision, PRECISIONS),
+    ):
         for name in names or ():
             if name not in known and names != ("all",):
-                raise UsageError(f"{option} {name} does not exist; use some of {', '.join(known)}, or all.")
+                raise UsageError(
+                    f"{option} {name} does not exist; use some of {', '.join(known)}, or all."
+                )
     require_twin(options)
     require_torch()
     device = "cuda" if options.device == "cuda" else "cpu"

@@ -1,4 +1,6 @@
-"""Docstrings as Markdown: the sections of the project's docstrings (MATHEMATICS, SHAPES, …) become headed blocks."""
+"""Docstrings as Markdown: the sections of the project's docstrings (MATHEMATICS, SHAPES, …) become
+headed blocks."""
+
 import re
 
 try:
@@ -12,24 +14,40 @@ BLOCK = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}.*\n(?:\n(?= {4}))?)+)")
 
 def as_markdown(text):
     """A docstring with its sections as headed blocks of text, and brackets that are no links."""
+
     def section(found):
         name, first, body = found.groups()
         lines = [line[4:] for line in body.rstrip().splitlines()]
         if not any(re.search(r"\S {3,}\S", line) for line in lines) and name != "MATHEMATICS":
-            return f"\n**{name.capitalize()}**\n\n" + prose([*filter(None, [first]), *lines]) + "\n\n"
-        return f"\n**{name.capitalize()}**\n\n```text\n" + "\n".join(filter(None, [first, *lines])) + "\n```\n\n"
+            return (
+                f"\n**{name.capitalize()}**\n\n" + prose([*filter(None, [first]), *lines]) + "\n\n"
+            )
+        return (
+            f"\n**{name.capitalize()}**\n\n```text\n"
+            + "\n".join(filter(None, [first, *lines]))
+            + "\n```\n\n"
+        )
 
     text = SECTION.sub(section, f"{text.strip()}\n")
     parts = re.split(r"(```.*?```)", text, flags=re.DOTALL)
     for i in range(0, len(parts), 2):
-        parts[i] = BLOCK.sub(lambda found: "```text\n" + re.sub(r"(?m)^ {4}", "", found[1]) + "```\n", parts[i])
+        parts[i] = BLOCK.sub(
+            lambda found: "```text\n" + re.sub(r"(?m)^ {4}", "", found[1]) + "```\n", parts[i]
+        )
     parts = re.split(r"(```.*?```|`[^`\n]*`)", "".join(parts), flags=re.DOTALL)
-    return "".join(part if i % 2 else part.replace("[", "\\[").replace("*", "\\*") if "**" not in part else
-                   part.replace("[", "\\[") for i, part in enumerate(parts))
+    return "".join(
+        part
+        if i % 2
+        else part.replace("[", "\\[").replace("*", "\\*")
+        if "**" not in part
+        else part.replace("[", "\\[")
+        for i, part in enumerate(parts)
+    )
 
 
 def prose(lines):
-    """Lines of a section as Markdown: a list where lines hang under the first of each item, else a paragraph."""
+    """Lines of a section as Markdown: a list where lines hang under the first of each item, else a
+    paragraph."""
     items, hangs = [], any(line.startswith(" ") for line in lines)
     for line in lines:
         if items and (line.startswith(" ") or not hangs):

@@ -4,10 +4,12 @@
     events   each launch between two events of the driver, in a step that runs eagerly (`Clock`)
     host     by the host's clock, for a device that runs each launch at once (`HostClock`)
 
-Python takes longer to launch a kernel than most kernels take to run, and events in an idle stream would measure that,
-too. So `Clock` first blocks the stream with a kernel that only waits, until Python has launched the next kernels. What
-the two events themselves add, a few microseconds, is measured on a kernel that does nothing, and subtracted.
+Python takes longer to launch a kernel than most kernels take to run, and events in an idle stream
+would measure that, too. So `Clock` first blocks the stream with a kernel that only waits, until
+Python has launched the next kernels. What the two events themselves add, a few microseconds, is
+measured on a kernel that does nothing, and subtracted.
 """
+
 import importlib.util
 import math
 import statistics
@@ -15,12 +17,16 @@ import time
 
 from ..device import cuda, int64, nanoseconds, zeros
 
-WINDOW = 100  # launches for which the stream is held at a time: the driver queues about a thousand, events included
-HOLD_NS = 20_000_000  # longer than Python needs to launch and time most of them; doubled if that was too short
+# launches for which the stream is held at a time: the driver queues about a thousand, events
+# included
+WINDOW = 100
+# longer than Python needs to launch and time most of them; doubled if that was too short
+HOLD_NS = 20_000_000
 LONGEST_HOLD_NS = 320_000_000
 EMPTY_KERNELS = 200  # replayed as one graph, for the time of one of them
 TRIES = 6  # more runs for calls that came too late
-NOT_KERNELS = ("memset", "memcpy")  # as launches are named; the profiler says Memset or, for some in a graph, memset32
+# as launches are named; the profiler says Memset or, for some in a graph, memset32
+NOT_KERNELS = ("memset", "memcpy")
 
 
 @cuda.jit
@@ -40,30 +46,36 @@ def empty_kernel(status):
 class Clock:
     """Times a GPU's launches by events, with the stream blocked while they are made.
 
-    The host may wait for the GPU between two launches, or be slow: before each launch the stream is blocked again if
-    it has run free. A launch during which it came free has no time: NaN (`times_of` makes another run for it).
+    The host may wait for the GPU between two launches, or be slow: before each launch the stream is
+    blocked again if it has run free. A launch during which it came free has no time: NaN
+    (`times_of` makes another run for it).
     """
 
     def __init__(self, gpu):
         self.gpu, self.driver = gpu, gpu._driver
-        self.events, self.late = [], set()  # two events a call; the numbers of calls that came too late
+        # two events a call; the numbers of calls that came too late
+        self.events, self.late = [], set()
         self.status = zeros(1, "int32", gpu)
         self._launch = type(gpu).launch  # the class's own, which is not watched
         self.hold_ns = HOLD_NS
         self._held = gpu.check(self.driver.cuEventCreate(0))  # happens when the stream is released
         self._calls = 0  # since the stream was blocked
-        self._last = self._longest = 0.0  # when the last call ended, and the longest pause between two, in seconds
+        # when the last call ended, and the longest pause between two, in seconds
+        self._last = self._longest = 0.0
         self.overhead_us = 0.0
         self.overhead_us = self._measure_overhead()
 
     def _measure_overhead(self):
-        """The time that two events add to a kernel: an empty kernel between them, less its time in a graph."""
+        """The time that two events add to a kernel: an empty kernel between them, less its time in
+        a graph."""
+
         def nothing():
             self._launch(self.gpu, empty_kernel, 1, 1, (self.status,))
 
         between = times_of(lambda: self._microseconds_of([nothing] * WINDOW), 1)[1]
         replay = self.gpu.capture(lambda: [nothing() for _ in range(EMPTY_KERNELS)])
-        taken = times_of(lambda: self._microseconds_of([replay] * 3), 1)[1]  # the GPU's time: hosts are slow to launch
+        # the GPU's time: hosts are slow to launch
+        taken = times_of(lambda: self._microseconds_of([replay] * 3), 1)[1]
         return max(statistics.median(between) - statistics.median(taken) / EMPTY_KERNELS, 0.0)
 
     def _microseconds_of(self, calls):
@@ -79,7 +91,8 @@ class Clock:
             self.gpu.synchronize()
             self._hold()
         elif self._is_free():
-            if self._longest < self.hold_ns / 2e9:  # for being slow, not for having waited for the GPU
+            # for being slow, not for having waited for the GPU
+            if self._longest < self.hold_ns / 2e9:
                 self._hold_longer()
             self._hold()
         self._record()
@@ -114,12 +127,17 @@ class Clock:
         """The time of each call, NaN if the stream became idle meanwhile; clears the list."""
         self.gpu.synchronize()
         check, driver, events, late = self.gpu.check, self.driver, self.events, self.late
-        times = [1e3 * float(check(driver.cuEventElapsedTime(a, b)))
-                 for a, b in zip(events[::2], events[1::2], strict=True)]
+        times = [
+            1e3 * float(check(driver.cuEventElapsedTime(a, b)))
+            for a, b in zip(events[::2], events[1::2], strict=True)
+        ]
         for event in events:
             check(driver.cuEventDestroy(event))
         self.events, self.late, self._calls = [], set(), 0
-        return [math.nan if number in late else max(us - self.overhead_us, 0.0) for number, us in enumerate(times)]
+        return [
+            math.nan if number in late else max(us - self.overhead_us, 0.0)
+            for number, us in enumerate(times)
+        ]
 
 
 class HostClock:
@@ -155,14 +173,18 @@ class NoClock:
 
 
 def times_of(run, repeats):
-    """(what the last run returned, [median µs of each call], how many calls have no time, which counts as 0).
+    """(what the last run returned, [median µs of each call], how many calls have no time, which
+    counts as 0).
 
-    run: times calls, always the same, and returns (something, their µs); runs `repeats` times, and up to TRIES times
-    more for calls of which no run has a time
+    run: times calls, always the same, and returns (something, their µs); runs `repeats` times, and
+    up to TRIES times more for calls of which no run has a time
     """
     runs = []
-    while len(runs) < repeats or len(runs) < repeats + TRIES and any(
-            all(map(math.isnan, same)) for same in zip(*runs, strict=True)):
+    while (
+        len(runs) < repeats
+        or len(runs) < repeats + TRIES
+        and any(all(map(math.isnan, same)) for same in zip(*runs, strict=True))
+    ):
         result, times = run()
         runs.append(times)
     found = [[us for us in same if not math.isnan(us)] for same in zip(*runs, strict=True)]
@@ -170,21 +192,25 @@ def times_of(run, repeats):
 
 
 def profiler_is_there():
-    """Whether PyTorch is installed and sees a GPU, so that its profiler can use CUPTI; loads it, if so."""
+    """Whether PyTorch is installed and sees a GPU, so that its profiler can use CUPTI; loads it, if
+    so."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch
+
     return torch.cuda.is_available()
 
 
 def replayed(step, launches, repeats):
-    """((median µs of each launch inside the replayed graph, median µs of a whole replay), None), by CUPTI; or None and
-    the reason why that is not available.
+    """((median µs of each launch inside the replayed graph, median µs of a whole replay), None), by
+    CUPTI; or None and the reason why that is not available.
 
-    launches: the names of the step's launches, in order; a graph of one stream replays them in the same order
+    launches: the names of the step's launches, in order; a graph of one stream replays them in the
+    same order
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
+
     step.wait()
     try:
         with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -196,21 +222,26 @@ def replayed(step, launches, repeats):
     except Exception as error:  # the profiler can fail in many ways, and there is another clock
         return None, f"{type(error).__name__}: {error}"
     times = match(seen, launches, repeats)
-    return times, None if times else f"of {repeats} × {len(launches)} launches the profiler saw {len(seen)}"
+    return (
+        times,
+        None if times else f"of {repeats} × {len(launches)} launches the profiler saw {len(seen)}",
+    )
 
 
 def match(seen, launches, repeats):
-    """(µs of each launch, µs of a replay) from the profiler's (name, start, end); None if they do not match the
-    launches.
+    """(µs of each launch, µs of a replay) from the profiler's (name, start, end); None if they do
+    not match the launches.
     """
     seen = sorted(seen, key=lambda run: run[1])
     count = len(launches)
     if not launches or len(seen) != repeats * count:
         return None
-    runs = [seen[k * count:(k + 1) * count] for k in range(repeats)]
+    runs = [seen[k * count : (k + 1) * count] for k in range(repeats)]
     for run in runs:
         for name, (seen_name, _, _) in zip(launches, run, strict=True):
             if seen_name.lower().startswith(NOT_KERNELS) != (name in NOT_KERNELS):
                 return None
-    times = [statistics.median(end - start for _, start, end in same) for same in zip(*runs, strict=True)]
+    times = [
+        statistics.median(end - start for _, start, end in same) for same in zip(*runs, strict=True)
+    ]
     return times, statistics.median(run[-1][2] - run[0][1] for run in runs)

@@ -1,9 +1,11 @@
 """The bytes and FLOPs that one call of an operation needs, from its arguments.
 
-Bytes are counted from the arrays, whatever their dtype. Each input is read once and each result is written once;
-gradients of parameters are accumulated, so they count twice. This is the minimum: a kernel that reads its input
-twice shows a lower rate. FLOPs come from the `*_cost` function of the operation.
+Bytes are counted from the arrays, whatever their dtype. Each input is read once and each result is
+written once; gradients of parameters are accumulated, so they count twice. This is the minimum: a
+kernel that reads its input twice shows a lower rate. FLOPs come from the `*_cost` function of the
+operation.
 """
+
 import inspect
 import math
 import re
@@ -18,11 +20,15 @@ from ..kernels import conv2d
 from ..kernels.concat import Pair
 
 # functions that are one pass of a convolution, on some rung -> which
-CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
-                          r"(?:_3x3)?$")
+CONVOLUTIONS = re.compile(
+    r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(forward|input_gradient|weight_gradient)"
+    r"(?:_3x3)?$"
+)
 # on tensor cores
-PRODUCTS = re.compile(r"conv2d|linear|matmul|newton_schulz|(?:flash_)?attention|sla_|"
-                      r"(?:hopper|mma|tf32)_(?:forward|input|weight)")
+PRODUCTS = re.compile(
+    r"conv2d|linear|matmul|newton_schulz|(?:flash_)?attention|sla_|"
+    r"(?:hopper|mma|tf32)_(?:forward|input|weight)"
+)
 
 
 def arrays_in(value):
@@ -35,9 +41,15 @@ def arrays_in(value):
 
 
 def is_operation(name, function):
-    """Whether `function`, found under `name` in a module of numdiff.kernels, is an operation whose cost is known."""
-    return (isinstance(function, types.FunctionType) and not name.startswith("_") and name == function.__name__
-            and not name.endswith(("_cost", "_reference")) and cost_function(function) is not None)
+    """Whether `function`, found under `name` in a module of numdiff.kernels, is an operation whose
+    cost is known."""
+    return (
+        isinstance(function, types.FunctionType)
+        and not name.startswith("_")
+        and name == function.__name__
+        and not name.endswith(("_cost", "_reference"))
+        and cost_function(function) is not None
+    )
 
 
 def cost_function(function):
@@ -60,7 +72,8 @@ def cost_function(function):
 def cost_of(function, arguments, results):
     """(bytes, FLOPs) of a call; FLOPs None if the arguments do not determine them.
 
-    arguments: {name: value} as bound to the function's parameters, with defaults; results: what it returned
+    arguments: {name: value} as bound to the function's parameters, with defaults; results: what it
+    returned
     """
     cost, values = cost_function(function), extents(arguments)
     flops = moved = None
@@ -76,7 +89,8 @@ def cost_of(function, arguments, results):
 
 
 def bytes_of(arguments, results):
-    """Bytes of the arrays in the arguments and results, each once; twice those of arrays that are added to."""
+    """Bytes of the arrays in the arguments and results, each once; twice those of arrays that are
+    added to."""
     given = {id(a): (name, a) for name, value in arguments.items() for a in arrays_in(value)}
     added = {"out"} if arguments.get("accumulate") else set()
     added |= {"dweight", "dbias", "dtable"}
@@ -87,15 +101,25 @@ def bytes_of(arguments, results):
 def extents(arguments):
     """{name of a cost function's parameter: value} from the arguments of an operation."""
     names = ("qkv", "x", "dx", "dy", "a", "prediction", "labels")
-    x = next((arguments[name] for name in names if isinstance(arguments.get(name), (np.ndarray, DeviceArray, Pair))),
-             None)
+    x = next(
+        (
+            arguments[name]
+            for name in names
+            if isinstance(arguments.get(name), (np.ndarray, DeviceArray, Pair))
+        ),
+        None,
+    )
     if x is None:
         given = arrays_in(list(arguments.values()))
         if not given:
             return {}
         x = given[0]
-    values = {k: v for k, v in arguments.items() if isinstance(v, (bool, int)) and k in (
-        "heads", "silu", "stride", "need_dx", "in_place", "keeps")}
+    values = {
+        k: v
+        for k, v in arguments.items()
+        if isinstance(v, (bool, int))
+        and k in ("heads", "silu", "stride", "need_dx", "in_place", "keeps")
+    }
     C = x.shape[-1] if x.shape else 1
     if "qkv" in arguments or "rotation" in arguments:
         C //= 3
@@ -103,20 +127,38 @@ def extents(arguments):
     rows, B = x.size // max(x.shape[-1] if x.shape else 1, 1), x.shape[0] if x.shape else 1
     if "exponents" in arguments:
         values["k"] = len(arguments["exponents"])
-    values |= {"n": size, "M": rows, "rows": rows, "pixels": rows, "B": B, "batch": B, "C": C, "N": C,
-               "P": rows // max(B, 1), "T": rows // max(B, 1), "shape": x.shape,
-               "parameters": arguments.get("weight") is not None, "itemsize": np.dtype(x.dtype).itemsize,
-               "norms": arguments.get("q_weight") is not None, "rotates": arguments.get("rotation") is not None,
-               "ema": arguments.get("ema") is not None, "half": arguments.get("half") is not None}
-    if hasattr(ranges := arguments.get("ranges"), "elements"):  # of a flat buffer, as a stack of matrices is
+    values |= {
+        "n": size,
+        "M": rows,
+        "rows": rows,
+        "pixels": rows,
+        "B": B,
+        "batch": B,
+        "C": C,
+        "N": C,
+        "P": rows // max(B, 1),
+        "T": rows // max(B, 1),
+        "shape": x.shape,
+        "parameters": arguments.get("weight") is not None,
+        "itemsize": np.dtype(x.dtype).itemsize,
+        "norms": arguments.get("q_weight") is not None,
+        "rotates": arguments.get("rotation") is not None,
+        "ema": arguments.get("ema") is not None,
+        "half": arguments.get("half") is not None,
+    }
+    # of a flat buffer, as a stack of matrices is
+    if hasattr(ranges := arguments.get("ranges"), "elements"):
         values["n"] = ranges.elements
     if (stack := arguments.get("stack")) is not None:
-        values |= {"n": stack.starts.size * stack.rows * stack.columns,
-                   "itemsize": np.dtype(arguments.get("dtype") or x.dtype).itemsize}
+        values |= {
+            "n": stack.starts.size * stack.rows * stack.columns,
+            "itemsize": np.dtype(arguments.get("dtype") or x.dtype).itemsize,
+        }
     if len(x.shape) == 4:
         values |= {"H": x.shape[1], "W": x.shape[2]}
     weight = arguments.get("weight")
-    weight = arguments.get("dweight") if not arrays_in(weight) else weight  # in a loss it is a number
+    # in a loss it is a number
+    weight = arguments.get("dweight") if not arrays_in(weight) else weight
     if weight is not None and len(weight.shape) == 4:
         dy = arguments.get("dy")
         values |= {"C_in": weight.shape[3], "C_out": weight.shape[0], "kernel": weight.shape[1]}
@@ -129,9 +171,16 @@ def extents(arguments):
     if "transpose_a" in arguments:
         a, b = arguments["a"].shape, arguments["b"].shape
         M, K = a[-2:][::-1] if arguments["transpose_a"] else a[-2:]
-        values |= {"M": M, "K": K, "N": b[-2] if arguments["transpose_b"] else b[-1],
-                   "batch": arguments["a"].size // max(M * K, 1)}
-    elif "a" in arguments and len(arguments["a"].shape) == len(getattr(arguments.get("b"), "shape", ())) == 2:
+        values |= {
+            "M": M,
+            "K": K,
+            "N": b[-2] if arguments["transpose_b"] else b[-1],
+            "batch": arguments["a"].size // max(M * K, 1),
+        }
+    elif (
+        "a" in arguments
+        and len(arguments["a"].shape) == len(getattr(arguments.get("b"), "shape", ())) == 2
+    ):
         (M, K), b = arguments["a"].shape, arguments["b"].shape
         values |= {"M": M, "K": K, "N": b[0] if b[1] == K else b[1]}
     return values

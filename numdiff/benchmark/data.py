@@ -1,14 +1,18 @@
-"""How fast images come from a dataset file: read, unpacked, shuffled, and on a GPU uploaded, mirrored and normalised.
+"""How fast images come from a dataset file: read, unpacked, shuffled, and on a GPU uploaded,
+mirrored and normalised.
 
     for row in bench_data("photos.h5"): …     # a dict each: where, cold, images_per_second, mb_per_second, cpu_us, …
 
-The batches are those of a run (data/loader.py), one epoch of a file that was just opened, so that each chunk is read
-and unpacked once. `file` reads as training reads a set of two gigabytes and more, which stays on disk. `memory` is the
-way of a smaller one: it is read as a whole, which takes `open_s`, and then batches are gathered from memory.
+The batches are those of a run (data/loader.py), one epoch of a file that was just opened, so that
+each chunk is read and unpacked once. `file` reads as training reads a set of two gigabytes and
+more, which stays on disk. `memory` is the way of a smaller one: it is read as a whole, which takes
+`open_s`, and then batches are gathered from memory.
 
-The file is cold when the system's page cache holds none of its pages. The system is requested to drop them; a sample of
-pages, read without waiting for the disk, shows whether it did. A warm file is read once before.
+The file is cold when the system's page cache holds none of its pages. The system is requested to
+drop them; a sample of pages, read without waiting for the disk, shows whether it did. A warm file
+is read once before.
 """
+
 import contextlib
 import errno
 import os
@@ -25,8 +29,10 @@ from ..files import open_regular
 from ..kernels.diffusion.images import images_forward
 
 DEMANDS = {(64, 64, 3, "uint8"): 5200, (32, 32, 4, "float32"): 8400, (256, 256, 3, "uint8"): 3000}
-# images a second that the fastest step of such images takes on one card: what the loader has to keep ahead of
-AHEAD = 2  # times the demand that is enough: a run shares its cores with Python, and disks have bad seconds
+# images a second that the fastest step of such images takes on one card: what the loader has to
+# keep ahead of
+# times the demand that is enough: a run shares its cores with Python, and disks have bad seconds
+AHEAD = 2
 LOOKS = 32  # pages at which it is seen whether a file is in the system's cache
 APART = 4 << 20  # bytes between two of them at least: a look makes the system read on behind it
 BLOCK = 1 << 20
@@ -40,9 +46,11 @@ def demand_of(dataset):
 def bench_data(path, image_size=None, batch=64, device="cpu", repeats=3, images=None):
     """Yields a row for each way to read the dataset file.
 
-    Rows are dicts: where ("file" or "memory"), cold (bool), images_per_second and cpu_us (of all threads, an image),
-    medians of the repeats; mb_per_second, of images as the step gets them; open_s, seconds to open the file; or where,
-    cold and missing: why there is no figure. images: of an epoch that are read at most (default: all).
+    Rows are dicts: where ("file" or "memory"), cold (bool), images_per_second and cpu_us (of all
+    threads, an image), medians of the repeats; mb_per_second, of images as the step gets them;
+    open_s, seconds to open the file; or where,
+    cold and missing: why there is no figure. images: of an epoch that are read at most (default:
+    all).
     """
     backend = get_backend(device)
     with Dataset(path, image_size, in_memory=False) as dataset:
@@ -64,10 +72,12 @@ def bench_data(path, image_size=None, batch=64, device="cpu", repeats=3, images=
 
 
 def measure(path, image_size, batch, backend, in_memory, images=None):
-    """One epoch, or `images` of it, of a file that is opened for it: {images_per_second, cpu_us, open_s}.
+    """One epoch, or `images` of it, of a file that is opened for it: {images_per_second, cpu_us,
+    open_s}.
 
-    Of a set in memory the time of opening is counted separately: a run pays it once. On a GPU the loader's buffers are
-    page-locked beforehand, and the time ends when the last image is normalised.
+    Of a set in memory the time of opening is counted separately: a run pays it once. On a GPU the
+    loader's buffers are page-locked beforehand, and the time ends when the last image is
+    normalised.
     """
     before = time.perf_counter()
     with Dataset(path, image_size, in_memory=in_memory) as dataset:
@@ -81,12 +91,16 @@ def measure(path, image_size, batch, backend, in_memory, images=None):
                 put(*next(loader))
             synchronize(backend)
             seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    return {"images_per_second": steps * batch / seconds, "cpu_us": 1e6 * cpu / (steps * batch), "open_s": open_s}
+    return {
+        "images_per_second": steps * batch / seconds,
+        "cpu_us": 1e6 * cpu / (steps * batch),
+        "open_s": open_s,
+    }
 
 
 def _device_side(dataset, batch, backend):
-    """A function that brings a batch to the device and normalises and mirrors it there, as a step does; on the CPU the
-    step computes with the loader's own arrays."""
+    """A function that brings a batch to the device and normalises and mirrors it there, as a step
+    does; on the CPU the step computes with the loader's own arrays."""
     if backend is None:
         return lambda images, labels: None
     target = empty((batch, *dataset.shape[1:]), dataset.dtype, backend)
@@ -102,7 +116,8 @@ def _device_side(dataset, batch, backend):
     return put
 
 
-# Cold and warm --------------------------------------------------------------------------------------------------------
+# Cold and warm ------------------------------------------------------------------------------------
+
 
 def drop_pages(path):
     """Request the system to drop a file's pages from its cache; returns why it did not, or None."""
@@ -120,7 +135,8 @@ def drop_pages(path):
 
 
 def cached_share(file):
-    """The fraction of a file's pages in the system's cache, from a sample of them; 0 if it is unknown."""
+    """The fraction of a file's pages in the system's cache, from a sample of them; 0 if it is
+    unknown."""
     size, held = os.fstat(file.fileno()).st_size, 0
     looks = max(1, min(LOOKS, size // APART))
     for offset in np.linspace(0, max(0, size - 1), looks).astype(np.int64).tolist():
@@ -140,7 +156,7 @@ def read_pages(path):
             pass
 
 
-# Words ----------------------------------------------------------------------------------------------------------------
+# Words --------------------------------------------------------------------------------------------
 
 HEADING = f"{'':24} images/s     MB/s  CPU µs an image  opening s  of the demand"
 
@@ -151,16 +167,26 @@ def line(row, demand=None):
     if "missing" in row:
         return f"{name:24} not measured: {row['missing']}"
     share = f"{row['images_per_second'] / demand:11.1f} ×" if demand else f"{'–':>11}"
-    return (f"{name:24} {row['images_per_second']:8,.0f} {row['mb_per_second']:8,.0f} {row['cpu_us']:16.1f} "
-            f"{row['open_s']:10.2f}  {share}").rstrip()
+    return (
+        f"{name:24} {row['images_per_second']:8,.0f} {row['mb_per_second']:8,.0f} {row['cpu_us']:16.1f} "
+        f"{row['open_s']:10.2f}  {share}"
+    ).rstrip()
 
 
 def verdict(rows, demand):
     """A sentence: whether the loader keeps ahead from a warm file; None if no demand is known."""
-    row = next((row for row in rows if row["where"] == "file" and not row["cold"] and "missing" not in row), None)
+    row = next(
+        (
+            row
+            for row in rows
+            if row["where"] == "file" and not row["cold"] and "missing" not in row
+        ),
+        None,
+    )
     if not demand or row is None:
         return None
     ahead = row["images_per_second"] / demand
-    return (f"the step's demand is {demand:,.0f} images/s; from the warm file the loader gives {ahead:.1f} × that, "
-            f"{'enough' if ahead >= AHEAD else 'too little'} ({AHEAD} × is enough)")
-
+    return (
+        f"the step's demand is {demand:,.0f} images/s; from the warm file the loader gives {ahead:.1f} × that, "
+        f"{'enough' if ahead >= AHEAD else 'too little'} ({AHEAD} × is enough)"
+    )

@@ -1,12 +1,15 @@
 """The ladder of a whole training step: the same model and images, one technique more a row.
 
-A row is a context, not another program: `at_most` (kernels/versions.py) keeps the launchers below a version, operation
-by operation, and precision, graph, batch and loader are options of a run. The first rows are launched kernel by kernel;
-what that leaves idle is seen in their times by component, which come from a step that is launched so in every row.
+A row is a context, not another program: `at_most` (kernels/versions.py) keeps the launchers below a
+version, operation by operation, and precision, graph, batch and loader are options of a run. The
+first rows are launched kernel by kernel; what that leaves idle is seen in their times by component,
+which come from a step that is launched so in every row.
 
-A row runs at least the first steps of the same training, from the same weights over the same images and noise. So its
-losses are compared with those of the first row: every technique but the smaller types must leave them unchanged.
+A row runs at least the first steps of the same training, from the same weights over the same images
+and noise. So its losses are compared with those of the first row: every technique but the smaller
+types must leave them unchanged.
 """
+
 import contextlib
 import csv
 import gc
@@ -36,20 +39,40 @@ from .clocks import Clock, HostClock
 from .profile import Profile, run_timed
 from .step import NumdiffStep, summary
 
-# The techniques, as the highest version of each operation; what is absent is free. Softmax and the norms begin with a
-# block a row, which adds in shared memory.
+# The techniques, as the highest version of each operation; what is absent is free. Softmax and the
+# norms begin with a block a row, which adds in shared memory.
 FIRST_ONLY = {**dict.fromkeys(CEILED, 1), "flash_attention": "unfused", "epilogue": "apart"}
-TILED = {**FIRST_ONLY, "matmul": "tiled", "linear_group": "tiled", "conv2d": "im2col",
-         "column_sum": "tree", "sample_sum": "tree", "total_sum": "tree"}
-NORMS = ("adaln", "gate_adaln", "groupnorm", "groupnorm_backward", "layernorm",
-         "layernorm_backward", "qk_norm_rope", "rmsnorm")
-UNFUSED = {**dict.fromkeys(NORMS, 1), "adamw_update": "vectorised", "flash_attention": "unfused", "epilogue": "apart"}
+TILED = {
+    **FIRST_ONLY,
+    "matmul": "tiled",
+    "linear_group": "tiled",
+    "conv2d": "im2col",
+    "column_sum": "tree",
+    "sample_sum": "tree",
+    "total_sum": "tree",
+}
+NORMS = (
+    "adaln",
+    "gate_adaln",
+    "groupnorm",
+    "groupnorm_backward",
+    "layernorm",
+    "layernorm_backward",
+    "qk_norm_rope",
+    "rmsnorm",
+)
+UNFUSED = {
+    **dict.fromkeys(NORMS, 1),
+    "adamw_update": "vectorised",
+    "flash_attention": "unfused",
+    "epilogue": "apart",
+}
 UNFLASHED = {"flash_attention": "unfused"}
 
 
 class Row(NamedTuple):
-    """A rung. name; ceilings: as of `at_most`; kernels: whether it is about kernels that only a device has;
-    tensor_cores, graph, largest, loaded: what it adds"""
+    """A rung. name; ceilings: as of `at_most`; kernels: whether it is about kernels that only a
+    device has; tensor_cores, graph, largest, loaded: what it adds"""
 
     name: str
     ceilings: dict = {}  # noqa: RUF012 - never changed
@@ -60,38 +83,51 @@ class Row(NamedTuple):
     loaded: bool = False
 
 
-ROWS = (Row("float32, naive kernels", FIRST_ONLY),
-        Row("tiles in shared memory", TILED, kernels=True),
-        Row("vectorised tiles, implicit GEMM", UNFUSED, kernels=True),
-        Row("fused norms and epilogues", UNFLASHED),
-        Row("flash attention"),
-        Row("tf32 on tensor cores", precision="tf32", kernels=True),
-        Row("fp16 on tensor cores", precision="fp16", kernels=True),
-        Row("the step as a graph", precision="fp16", kernels=True, graph=True),
-        Row("the largest batch that fits", precision="fp16", kernels=True, graph=True, largest=True),
-        Row("data from disk, prefetched", precision="fp16", graph=True, largest=True, loaded=True))
+ROWS = (
+    Row("float32, naive kernels", FIRST_ONLY),
+    Row("tiles in shared memory", TILED, kernels=True),
+    Row("vectorised tiles, implicit GEMM", UNFUSED, kernels=True),
+    Row("fused norms and epilogues", UNFLASHED),
+    Row("flash attention"),
+    Row("tf32 on tensor cores", precision="tf32", kernels=True),
+    Row("fp16 on tensor cores", precision="fp16", kernels=True),
+    Row("the step as a graph", precision="fp16", kernels=True, graph=True),
+    Row("the largest batch that fits", precision="fp16", kernels=True, graph=True, largest=True),
+    Row("data from disk, prefetched", precision="fp16", graph=True, largest=True, loaded=True),
+)
 WITHOUT_KERNELS = "float32, one operation a pass"  # the first row's name in NumPy
 COMPONENTS = ("conv2d", "linear", "norm", "attention", "elementwise", "optimizer", "copies")
-BELONGS = (("conv2d", r"conv2d|depthwise|im2col|im2win|winograd"), ("norm", r"norm|adaln"),
-           ("attention", r"attention|flash|softmax|^sla_"), ("linear", r"linear|matmul"),
-           ("optimizer", r"adamw|ema_|global_norm|squares|loss_scale|telemetry|advance"),
-           ("copies", r"mem(cpy|set)|concat|cast|chunk|columns|patchify|copy|fill|gather|take|place"))
+BELONGS = (
+    ("conv2d", r"conv2d|depthwise|im2col|im2win|winograd"),
+    ("norm", r"norm|adaln"),
+    ("attention", r"attention|flash|softmax|^sla_"),
+    ("linear", r"linear|matmul"),
+    ("optimizer", r"adamw|ema_|global_norm|squares|loss_scale|telemetry|advance"),
+    ("copies", r"mem(cpy|set)|concat|cast|chunk|columns|patchify|copy|fill|gather|take|place"),
+)
 FLAT = re.compile("global_norm|zero_ranges")  # "norm" of the gradients is the optimiser's
 LEAST = 3  # steps that are measured, however slow they are
 ROW_S = 15.0  # seconds that a row's steps may take beyond those
 TINY = 1e-30  # no loss is less, but of a model that is not computed
 ROOM = 0.98  # of the free memory; the driver takes some for graphs and for local memory
-COMPARED = 50  # losses of the first steps: as many as a row has run, and all where its steps take less than BRIEF_MS
+# losses of the first steps: as many as a row has run, and all where its steps take less than
+# BRIEF_MS
+COMPARED = 50
 BRIEF_MS = 50.0
-BARS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 2e-2}  # largest deviation of a loss that is expected, as a share of it
+# largest deviation of a loss that is expected, as a share of it
+BARS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 2e-2}
 
 
-# Which rows -----------------------------------------------------------------------------------------------------------
+# Which rows ---------------------------------------------------------------------------------------
+
 
 def chosen(numbers):
-    """[(number, Row)] of the requested numbers (None: all); a `UsageError` for one that does not exist."""
+    """[(number, Row)] of the requested numbers (None: all); a `UsageError` for one that does not
+    exist."""
     if numbers == ():
-        raise UsageError(f"--rows none leaves no row to measure: give some of 1 to {len(ROWS)}, or leave it out.")
+        raise UsageError(
+            f"--rows none leaves no row to measure: give some of 1 to {len(ROWS)}, or leave it out."
+        )
     for number in numbers or ():
         if not 1 <= number <= len(ROWS):
             raise UsageError(f"--rows {number}: the ladder has rows 1 to {len(ROWS)}.")
@@ -102,12 +138,15 @@ def check_rows(options, numbers):
     """Raise a `UsageError` for rows that there are not, and for data that none of them reads."""
     reads = [n for n, row in enumerate(ROWS, 1) if row.loaded]
     if not any(row.loaded for _, row in chosen(numbers)) and options.data is not None:
-        raise UsageError(f"--data {options.data} is for row {', '.join(map(str, reads))}, and the other rows take "
-                         "random images: leave it out, or measure that row, too.")
+        raise UsageError(
+            f"--data {options.data} is for row {', '.join(map(str, reads))}, and the other rows take "
+            "random images: leave it out, or measure that row, too."
+        )
 
 
 def left_out(row, backend, unsuitable=None):
-    """Why a row does not apply on this device, in words; None if it does. unsuitable: why the data does not."""
+    """Why a row does not apply on this device, in words; None if it does. unsuitable: why the data
+    does not."""
     gpu = hasattr(backend, "capture")
     if row.loaded:
         return unsuitable
@@ -121,8 +160,12 @@ def left_out(row, backend, unsuitable=None):
 def options_of(row, options, batch, backend):
     """The options of a run as the row takes them."""
     gpu = hasattr(backend, "capture")
-    return options.changed(precision=row.precision if gpu else "fp32", eager=not row.graph, batch=batch,
-                           microbatch=None)
+    return options.changed(
+        precision=row.precision if gpu else "fp32",
+        eager=not row.graph,
+        batch=batch,
+        microbatch=None,
+    )
 
 
 def unsuitable_data(options, dataset):
@@ -130,16 +173,23 @@ def unsuitable_data(options, dataset):
     wanted = options.image_size, options.channels or 3
     found = dataset.shape[1], dataset.shape[3]
     if dataset.shape[1] != dataset.shape[2] or found != wanted:
-        return (f"{dataset.path} has images of {dataset.shape[1]}×{dataset.shape[2]}×{found[1]}, and the model takes "
-                f"{wanted[0]}×{wanted[0]}×{wanted[1]}; give other --data")
-    return "its model has classes, and the data no labels; give other --data" if (
-        options.class_cond and dataset.labels is None) else None
+        return (
+            f"{dataset.path} has images of {dataset.shape[1]}×{dataset.shape[2]}×{found[1]}, and the model takes "
+            f"{wanted[0]}×{wanted[0]}×{wanted[1]}; give other --data"
+        )
+    return (
+        "its model has classes, and the data no labels; give other --data"
+        if (options.class_cond and dataset.labels is None)
+        else None
+    )
 
 
-# The largest batch ----------------------------------------------------------------------------------------------------
+# The largest batch --------------------------------------------------------------------------------
+
 
 def bytes_for(options, gpu, batch):
-    """Bytes that a step of `batch` images takes on a GPU, with the weights; NaN if an array is too large to count."""
+    """Bytes that a step of `batch` images takes on a GPU, with the weights; NaN if an array is too
+    large to count."""
     taken, device = [], Measuring(gpu)
     device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
     try:
@@ -152,8 +202,8 @@ def bytes_for(options, gpu, batch):
 
 
 def largest_batch(options, gpu, room=None):
-    """The largest batch whose step fits into `room` bytes (None: what is free), to within a sixteenth; 0: not even that
-    of the options."""
+    """The largest batch whose step fits into `room` bytes (None: what is free), to within a
+    sixteenth; 0: not even that of the options."""
     room = ROOM * gpu.memory_info()[0] - 2 * SEGMENT if room is None else room
     low, high = 0, options.batch
     while high <= MAX_BLOCKS_YZ and bytes_for(options, gpu, high) <= room:
@@ -165,7 +215,8 @@ def largest_batch(options, gpu, room=None):
     return low if low < 16 else low // 8 * 8
 
 
-# A row ----------------------------------------------------------------------------------------------------------------
+# A row --------------------------------------------------------------------------------------------
+
 
 class FromDisk:
     """A `NumdiffStep` whose every run takes a batch from the prefetching loader: run(), wait()."""
@@ -180,10 +231,13 @@ class FromDisk:
 
 
 def paced(step, steps, warmup, seconds=ROW_S, together=False):
-    """Seconds of each of `steps` runs after `warmup`, of fewer (at least LEAST) where they take longer than `seconds`.
+    """Seconds of each of `steps` runs after `warmup`, of fewer (at least LEAST) where they take
+    longer than `seconds`.
 
-    together: wait for a third of the runs at a time and divide its time by their number, so that copies overlap steps
+    together: wait for a third of the runs at a time and divide its time by their number, so that
+    copies overlap steps
     """
+
     def timed(count):
         start = time.perf_counter()
         for _ in range(count):
@@ -201,8 +255,8 @@ def paced(step, steps, warmup, seconds=ROW_S, together=False):
 
 
 def component(names):
-    """Which of COMPONENTS a kernel's time belongs to; names: of the operations that it ran in, the outermost first,
-    and its own."""
+    """Which of COMPONENTS a kernel's time belongs to; names: of the operations that it ran in, the
+    outermost first, and its own."""
     for name in names:
         if FLAT.search(name):
             return "optimizer"
@@ -227,9 +281,13 @@ def by_component(profile):
 def watched(step, precision):
     """The `Profile` of one step that is launched kernel by kernel."""
     backend = step.backend
-    clock = None if backend is None else Clock(backend) if hasattr(backend, "capture") else HostClock()
+    clock = (
+        None if backend is None else Clock(backend) if hasattr(backend, "capture") else HostClock()
+    )
     launches, spans, _ = run_timed(step, clock, warmup=isinstance(clock, Clock))
-    return Profile(launches, spans, "", 0.0, False, Roof(None), precision, step.trainer.flops_per_step)
+    return Profile(
+        launches, spans, "", 0.0, False, Roof(None), precision, step.trainer.flops_per_step
+    )
 
 
 def measure_row(row, step, steps, warmup, dataset=None):
@@ -242,7 +300,10 @@ def measure_row(row, step, steps, warmup, dataset=None):
         if row.loaded:
             runner.wait()
             runner.loader.close()
-    flops, peak = step.trainer.flops_per_step, peak_flops(step.backend, options.precision) if step.backend else None
+    flops, peak = (
+        step.trainer.flops_per_step,
+        peak_flops(step.backend, options.precision) if step.backend else None,
+    )
     comparable = not (row.largest or row.loaded)
     done = 1 + bool(step.step.capture) + min(warmup, len(times)) + len(times)  # runs so far
     if comparable and 1e3 * statistics.median(times) < BRIEF_MS:
@@ -253,16 +314,25 @@ def measure_row(row, step, steps, warmup, dataset=None):
     losses = step.step.telemetry(0, min(done, COMPARED))[:, 0].tolist() if comparable else []
     found = watched(step, options.precision)
     parts = by_component(found)
-    return {"batch": options.batch, "precision": options.precision, **summary(times, flops, options.batch, peak),
-            "steps": len(times), "peak": peak, "losses": losses, "components": parts,
-            "idle_ms": max(0.0, 1e3 * statistics.median(times) - sum(parts.values())),
-            "moved": sum(launch.moved or 0 for launch in found.launches), "flops": flops}
+    return {
+        "batch": options.batch,
+        "precision": options.precision,
+        **summary(times, flops, options.batch, peak),
+        "steps": len(times),
+        "peak": peak,
+        "losses": losses,
+        "components": parts,
+        "idle_ms": max(0.0, 1e3 * statistics.median(times) - sum(parts.values())),
+        "moved": sum(launch.moved or 0 for launch in found.launches),
+        "flops": flops,
+    }
 
 
 @contextlib.contextmanager
 def own_memory(backend):
-    """Context: allocations come from a separate arena, which returns its memory to the driver afterwards. Gives a
-    function: the peak of bytes held, or None if the device does not count them."""
+    """Context: allocations come from a separate arena, which returns its memory to the driver
+    afterwards. Gives a function: the peak of bytes held, or None if the device does not count them.
+    """
     if not hasattr(backend, "new_arena"):
         yield lambda: None
         return
@@ -279,29 +349,38 @@ def own_memory(backend):
 
 def plan(options, rows, backend):
     """A function: card -> [Key] of the kernels of all these rows, but for a larger batch."""
+
     def keys_on(card):
         keys = {}
         for _, row in rows:
             if not row.largest:
                 with at_most(row.ceilings):
                     wanted = options_of(row, options, options.batch, backend)
-                    keys |= dict.fromkeys(collect(lambda device, o=wanted: NumdiffStep(o.changed(device=device)), card))
+                    keys |= dict.fromkeys(
+                        collect(
+                            lambda device, o=wanted: NumdiffStep(o.changed(device=device)), card
+                        )
+                    )
         return list(keys)
+
     return keys_on
 
 
-# The ladder -----------------------------------------------------------------------------------------------------------
+# The ladder ---------------------------------------------------------------------------------------
+
 
 def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=aside):
-    """Yields a dict a row of the model and batch that `options` (a TrainOptions) describe, in order.
+    """Yields a dict a row of the model and batch that `options` (a TrainOptions) describe, in
+    order.
 
-    numbers: of ROWS, from 1; steps, warmup: of each, fewer where a step takes seconds; started(text): called before
-    A dict has number, name and left_out (why it does not apply), or fault (what went wrong), or: batch, precision,
-    steps (measured), ms (median), ms_fastest, ms_slowest, images_per_second, tflops, mfu (share of the card's peak in
-    that precision), peak (that peak), speedup (images/s over the first row's), peak_mib, components {name: ms}, idle_ms
-    (of the step less the kernels'), losses (of the first steps), compared (how many of them), deviation (the largest
-    from the first row's, or, where that has run fewer steps, from those of the next row of its precision, as a share),
-    moved (bytes), flops, bandwidth (bytes/s or None)
+    numbers: of ROWS, from 1; steps, warmup: of each, fewer where a step takes seconds;
+    started(text): called before A dict has number, name and left_out (why it does not apply), or
+    fault (what went wrong), or: batch, precision, steps (measured), ms (median), ms_fastest,
+    ms_slowest, images_per_second, tflops, mfu (share of the card's peak in that precision), peak
+    (that peak), speedup (images/s over the first row's), peak_mib, components {name: ms}, idle_ms
+    (of the step less the kernels'), losses (of the first steps), compared (how many of them),
+    deviation (the largest from the first row's, or, where that has run fewer steps, from those of
+    the next row of its precision, as a share), moved (bytes), flops, bandwidth (bytes/s or None)
     """
     if steps < 1 or warmup < 1:
         raise UsageError("--steps and --warmup must be at least 1.")
@@ -309,8 +388,11 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
     with contextlib.ExitStack() as held:
         rows, unsuitable, dataset = chosen(numbers), None, None
         if any(row.loaded for _, row in rows):
-            folder = options.data is not None and os.path.isdir(options.data)  # its pictures are brought to any size
-            dataset = held.enter_context(open_dataset(options.data, options.image_size if folder else None))
+            # its pictures are brought to any size
+            folder = options.data is not None and os.path.isdir(options.data)
+            dataset = held.enter_context(
+                open_dataset(options.data, options.image_size if folder else None)
+            )
             unsuitable = unsuitable_data(options, dataset)
             if dataset.shape[1] > options.image_size and dataset.shape[1] % options.image_size == 0:
                 dataset = held.enter_context(open_dataset(options.data, options.image_size))
@@ -331,10 +413,23 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
                     started(f"row {number}, {name}")
                 if row.largest and batch is None and hasattr(backend, "memory_info"):
                     batch = largest_batch(options_of(row, options, options.batch, backend), backend)
-                reason = "no batch as large as that of the other rows fits" if batch == 0 and row.largest else None
-            found |= {"left_out": reason} if reason else attempt(
-                row, options_of(row, options, row.largest and batch or options.batch, backend), backend, steps, warmup,
-                dataset)
+                reason = (
+                    "no batch as large as that of the other rows fits"
+                    if batch == 0 and row.largest
+                    else None
+                )
+            found |= (
+                {"left_out": reason}
+                if reason
+                else attempt(
+                    row,
+                    options_of(row, options, row.largest and batch or options.batch, backend),
+                    backend,
+                    steps,
+                    warmup,
+                    dataset,
+                )
+            )
             if "ms" in found:
                 first = first or found
                 found["speedup"] = found["images_per_second"] / first["images_per_second"]
@@ -342,12 +437,13 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
                 found["deviation"] = deviation(found["losses"], curve)
                 found["compared"] = min(len(found["losses"]), len(curve))
                 if found["precision"] == first["precision"]:  # a slow first row has few
-                    curve = [*curve, *found["losses"][len(curve):]]
+                    curve = [*curve, *found["losses"][len(curve) :]]
             yield found
 
 
 def attempt(row, options, backend, steps, warmup, dataset):
-    """`measure_row` of a new step; of one that fails {"fault": a sentence}, so that the other rows are measured."""
+    """`measure_row` of a new step; of one that fails {"fault": a sentence}, so that the other rows
+    are measured."""
     try:
         with at_most(row.ceilings), own_memory(backend) as peak:
             step = NumdiffStep(options)
@@ -360,32 +456,58 @@ def attempt(row, options, backend, steps, warmup, dataset):
 
 
 def deviation(losses, reference):
-    """The largest difference of two losses of the same step, as a share of the second's; None without any."""
+    """The largest difference of two losses of the same step, as a share of the second's; None
+    without any."""
     shares = [abs(a - b) / max(abs(b), TINY) for a, b in zip(losses, reference, strict=False)]
     return float(np.max(shares)) if shares else None  # NaN, if one is
 
 
 def worst(rows):
-    """{precision: (largest deviation, how many losses a row were compared at least, at most, what is expected)} of
-    measured rows."""
+    """{precision: (largest deviation, how many losses a row were compared at least, at most, what
+    is expected)} of measured rows."""
     found = {}
     for row in rows[1:]:
         if row.get("deviation") is not None:
             most, least, longest = found.get(row["precision"], (0.0, math.inf, 0))[:3]
-            found[row["precision"]] = (float(np.maximum(most, row["deviation"])), min(least, row["compared"]),
-                                       max(longest, row["compared"]), BARS[row["precision"]])
+            found[row["precision"]] = (
+                float(np.maximum(most, row["deviation"])),
+                min(least, row["compared"]),
+                max(longest, row["compared"]),
+                BARS[row["precision"]],
+            )
     return found
 
 
 def as_csv(rows):
     """The text of a table of the rows."""
-    names = ("number", "name", "left_out", "fault", "batch", "precision", "steps", "ms", "ms_fastest", "ms_slowest",
-             "images_per_second", "tflops", "speedup", "mfu", "peak_mib", "deviation")
+    names = (
+        "number",
+        "name",
+        "left_out",
+        "fault",
+        "batch",
+        "precision",
+        "steps",
+        "ms",
+        "ms_fastest",
+        "ms_slowest",
+        "images_per_second",
+        "tflops",
+        "speedup",
+        "mfu",
+        "peak_mib",
+        "deviation",
+    )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*names, *(f"{part}_ms" for part in COMPONENTS), "idle_ms"])
     for row in rows:
         parts = row.get("components", {})
-        writer.writerow([*(row.get(name) for name in names), *(parts.get(part) for part in COMPONENTS),
-                         row.get("idle_ms")])
+        writer.writerow(
+            [
+                *(row.get(name) for name in names),
+                *(parts.get(part) for part in COMPONENTS),
+                row.get("idle_ms"),
+            ]
+        )
     return text.getvalue()

@@ -1,21 +1,24 @@
 """The owners of a GPU's memory at a training step's peak.
 
-The arenas are asked: each range that a step takes is noted with the layer and the operation that took it, until it is
-given back. What was taken before the step are the buffers that all steps share.
+The arenas are asked: each range that a step takes is noted with the layer and the operation that
+took it, until it is given back. What was taken before the step are the buffers that all steps
+share.
 """
+
 import contextlib
 from collections import Counter
 
 from .watch import BETWEEN, MODEL, Layers, watching_operations
 
-IN_FLIGHT = "backward", "freed, but in use by weight gradients on the side stream"  # kernels/side_stream.py
+# kernels/side_stream.py
+IN_FLIGHT = "backward", "freed, but in use by weight gradients on the side stream"
 
 
 class Holdings:
     """Context: the bytes of each owner in some arenas at the moment of their highest total.
 
-    owner(): names the current owner. Afterwards peak: bytes; held: Counter of bytes by owner, None for what was taken
-    before, IN_FLIGHT for memory that is freed but not yet available.
+    owner(): names the current owner. Afterwards peak: bytes; held: Counter of bytes by owner, None
+    for what was taken before, IN_FLIGHT for memory that is freed but not yet available.
     """
 
     def __init__(self, arenas, owner):
@@ -60,7 +63,8 @@ class Holdings:
 
 
 def memory_of(step, depth=2):
-    """(bytes that a `NumdiffStep` holds at most at once, [(what, bytes)], the largest first); None without arenas.
+    """(bytes that a `NumdiffStep` holds at most at once, [(what, bytes)], the largest first); None
+    without arenas.
 
     depth: parts of a layer's name that distinguish layers
     """
@@ -86,8 +90,13 @@ def memory_of(step, depth=2):
         holdings = held.enter_context(Holdings(step.backend.arenas, owner))
         step.run_eagerly()
     before = holdings.held.pop(None, 0)
-    rows = [*kept_buffers(step), *((f"{layer}: {operation or 'results'}", nbytes)
-                                   for (layer, operation), nbytes in holdings.held.items())]
+    rows = [
+        *kept_buffers(step),
+        *(
+            (f"{layer}: {operation or 'results'}", nbytes)
+            for (layer, operation), nbytes in holdings.held.items()
+        ),
+    ]
     rest = before - sum(nbytes for _, nbytes in kept_buffers(step))
     rows.append(("all else that steps share", rest))
     return holdings.peak, sorted((row for row in rows if row[1] > 0), key=lambda row: -row[1])
@@ -95,10 +104,21 @@ def memory_of(step, depth=2):
 
 def kept_buffers(step):
     """[(what, bytes)] of the buffers that all steps share."""
-    parameters, optimizer, images = step.trainer.model.parameters, step.trainer.optimizer, step.step.images
-    named = (("weights", parameters.data), ("gradients of the weights", parameters.grad),
-             ("float16 copy of the weights", parameters.half), ("AdamW's m", optimizer.m), ("AdamW's v", optimizer.v),
-             ("average of the weights", optimizer.ema), ("batch", images), ("next batch", images))
+    parameters, optimizer, images = (
+        step.trainer.model.parameters,
+        step.trainer.optimizer,
+        step.step.images,
+    )
+    named = (
+        ("weights", parameters.data),
+        ("gradients of the weights", parameters.grad),
+        ("float16 copy of the weights", parameters.half),
+        ("AdamW's m", optimizer.m),
+        ("AdamW's v", optimizer.v),
+        ("average of the weights", optimizer.ema),
+        ("batch", images),
+        ("next batch", images),
+    )
     return [(name, array.nbytes) for name, array in named if array is not None]
 
 
@@ -108,5 +128,7 @@ def in_short(memory):
     ours = [row for row in rows if ": " in row[0]]
     step = sum(nbytes for _, nbytes in ours)
     largest = ", ".join(f"{name} {nbytes / 2**20:,.0f}" for name, nbytes in ours[:2])
-    return (f"{peak / 2**20:,.0f} MiB at once: {(peak - step) / 2**20:,.0f} kept between steps, {step / 2**20:,.0f} of "
-            f"activations and their gradients" + (f" (most: {largest})" if largest else ""))
+    return (
+        f"{peak / 2**20:,.0f} MiB at once: {(peak - step) / 2**20:,.0f} kept between steps, {step / 2**20:,.0f} of "
+        f"activations and their gradients" + (f" (most: {largest})" if largest else "")
+    )

@@ -1,4 +1,6 @@
-"""Timing recorded graphs: with enough calls and replays to take long compared with the host's clock."""
+"""Timing recorded graphs: with enough calls and replays to take long compared with the host's
+clock."""
+
 import statistics
 import time
 
@@ -10,8 +12,8 @@ MAX_TURNS = 50  # replays of it that are timed together
 
 
 def repeated(replay, wait, calls):
-    """(run, wait, calls) of several replays, one after the other, of a graph of `calls` calls: enough to take long
-    compared with the host's clock and its waiting."""
+    """(run, wait, calls) of several replays, one after the other, of a graph of `calls` calls:
+    enough to take long compared with the host's clock and its waiting."""
     for _ in range(2):  # the first loads the graph
         start = time.perf_counter()
         replay()
@@ -21,6 +23,7 @@ def repeated(replay, wait, calls):
     def run():
         for _ in range(turns):
             replay()
+
     return run, wait, calls * turns
 
 

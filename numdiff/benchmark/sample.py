@@ -1,8 +1,11 @@
-"""How long a batch of samples takes through the public interface: medians after a warm-up, on any device.
+"""How long a batch of samples takes through the public interface: medians after a warm-up, on any
+device.
 
-The first batch compiles or loads kernels and captures graphs, as the second may, too; both are reported separately, and
-later ones do not pay for this. Where PyTorch is measured, too, the two take turns, batch by batch.
+The first batch compiles or loads kernels and captures graphs, as the second may, too; both are
+reported separately, and later ones do not pay for this. Where PyTorch is measured, too, the two
+take turns, batch by batch.
 """
+
 import time
 
 from ..device.planned import collect
@@ -18,10 +21,11 @@ from .step import Measured, beside_torch, fill_zeros, seconds_in_turns, summary
 
 
 class NumdiffSample(Measured):
-    """Batches of `options.batch` samples from a random model that the options describe; the rest as `Sampling` takes.
+    """Batches of `options.batch` samples from a random model that the options describe; the rest as
+    `Sampling` takes.
 
-    Attributes sampling, model; images: the last batch, on the host; first_s, second_s: seconds of the first batch,
-    including building the model, and of the second.
+    Attributes sampling, model; images: the last batch, on the host; first_s, second_s: seconds of
+    the first batch, including building the model, and of the second.
     """
 
     def __init__(self, options, **sampling):
@@ -32,7 +36,9 @@ class NumdiffSample(Measured):
                 pass
         self.model = random_model(options)
         self.backend = self.model.backend
-        self.sampling = Sampling(self.model, options.batch, batch=options.batch, eager=options.eager, **sampling)
+        self.sampling = Sampling(
+            self.model, options.batch, batch=options.batch, eager=options.eager, **sampling
+        )
         self.run()
         self.first_s = time.perf_counter() - started
         started = time.perf_counter()
@@ -45,11 +51,12 @@ class NumdiffSample(Measured):
         return self.options.batch * (1 if self.sampling.cfg_scale in (None, 1) else 2)
 
     def run(self):
-        (_, self.images), = self.sampling.batches()
+        ((_, self.images),) = self.sampling.batches()
 
 
 def plan_samples(options, sampling, card):
     """[Key] of the kernels of a batch of samples on a card."""
+
     def work(device):
         model = random_model(options.changed(device=device))
         Sampling(model, options.batch, batch=options.batch, **sampling).rehearse()
@@ -58,9 +65,12 @@ def plan_samples(options, sampling, card):
 
 
 def random_model(options):
-    """The model that the options describe, with random weights and in their precision, as `numdiff.load` makes it."""
+    """The model that the options describe, with random weights and in their precision, as
+    `numdiff.load` makes it."""
     if options.precision == "fp8":
-        raise UsageError("--precision fp8 is for training, and samples are drawn in float16: use --precision fp16.")
+        raise UsageError(
+            "--precision fp8 is for training, and samples are drawn in float16: use --precision fp16."
+        )
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
     model = build_model(options, options.channels or 3, num_classes)
     fill_zeros(model)
@@ -70,18 +80,21 @@ def random_model(options):
 
 
 def bench_sample(options, batches=5, warmup=1, versus=(), started=None, **sampling):
-    """Times of `batches` batches of samples from the model and batch that `options` (a TrainOptions) describe.
+    """Times of `batches` batches of samples from the model and batch that `options` (a
+    TrainOptions) describe.
 
-    versus, started: as `bench_step`; sampling: sampler, steps, cfg_scale and more, as `Sampling` takes them
-    Returns a dict: ms (of a batch, median), ms_fastest, ms_slowest, ms_per_evaluation, evaluations (a batch),
-    images_asked (of one evaluation), first_batch_s (compiling or loading the kernels included), second_batch_s,
-    images_per_second, tflops, mfu, peak_mib, peak_of, parameters, flops_per_evaluation, device; and versus: a list of
-    dicts as `beside_torch` gives, with ms_fastest, ms_slowest, ms_per_evaluation, images_per_second, tflops and mfu.
+    versus, started: as `bench_step`; sampling: sampler, steps, cfg_scale and more, as `Sampling`
+    takes them Returns a dict: ms (of a batch, median), ms_fastest, ms_slowest, ms_per_evaluation,
+    evaluations (a batch), images_asked (of one evaluation), first_batch_s (compiling or loading the
+    kernels included), second_batch_s, images_per_second, tflops, mfu, peak_mib, peak_of,
+    parameters, flops_per_evaluation, device; and versus: a list of dicts as `beside_torch` gives,
+    with ms_fastest, ms_slowest, ms_per_evaluation, images_per_second, tflops and mfu.
     """
     if batches < 1 or warmup < 0:
         raise UsageError("--batches must be at least 1 and --warmup at least 0.")
     if versus:
         from .torch_step import require_torch
+
         require_torch()
     ours = NumdiffSample(options, **sampling)
     backend, evaluations = ours.backend, ours.sampling.evaluations
@@ -94,11 +107,21 @@ def bench_sample(options, batches=5, warmup=1, versus=(), started=None, **sampli
 
     def make(mode, precision):
         from .torch_sample import TorchSample
+
         return TorchSample(options, ours.sampling, mode, precision)
 
     times, others = beside_torch(ours, versus, make, batches, warmup, summarise, started)
     times = times or seconds_in_turns([ours], batches, warmup)[0]
-    return {"device": getattr(backend, "device_name", "cpu (NumPy)"), **summarise(times), "evaluations": evaluations,
-            "images_asked": ours.images_asked, "first_batch_s": ours.first_s, "second_batch_s": ours.second_s,
-            "peak_mib": ours.peak_bytes / 2**20, "peak_of": "device arenas" if backend else "process",
-            "parameters": ours.model.parameters.count, "flops_per_evaluation": flops, "versus": others}
+    return {
+        "device": getattr(backend, "device_name", "cpu (NumPy)"),
+        **summarise(times),
+        "evaluations": evaluations,
+        "images_asked": ours.images_asked,
+        "first_batch_s": ours.first_s,
+        "second_batch_s": ours.second_s,
+        "peak_mib": ours.peak_bytes / 2**20,
+        "peak_of": "device arenas" if backend else "process",
+        "parameters": ours.model.parameters.count,
+        "flops_per_evaluation": flops,
+        "versus": others,
+    }

@@ -1,7 +1,9 @@
 """How long a training step takes: medians of many, after a warm-up, on any device.
 
-Where PyTorch's step is measured, too, the two take turns, step by step, in the same minutes on the same card.
+Where PyTorch's step is measured, too, the two take turns, step by step, in the same minutes on the
+same card.
 """
+
 import gc
 import math
 import resource
@@ -23,9 +25,12 @@ from ..training.price import with_and_without
 from . import CLASSES
 from .memory import memory_of
 
-COMPARED = {name: ("bf16" if name in ("fp16", "fp8") else name,)
-            for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}  # in PyTorch
-BEST_MODES = {"cuda": ("eager", "graphs"), "cpu": ("eager", "compile")}  # PyTorch's plain one, and its fastest
+COMPARED = {
+    name: ("bf16" if name in ("fp16", "fp8") else name,)
+    for name in ("fp32", "tf32", "fp16", "bf16", "fp8")
+}  # in PyTorch
+# PyTorch's plain one, and its fastest
+BEST_MODES = {"cuda": ("eager", "graphs"), "cpu": ("eager", "compile")}
 SPREAD = 0.02  # of the random values that replace initial zeros
 
 
@@ -43,7 +48,9 @@ class RandomImages:
             self.images = generator.integers(0, 256, self.shape, np.uint8)
         else:
             self.images = generator.standard_normal(self.shape, np.float32)
-        self.labels = None if classes is None else generator.integers(0, classes, count).astype(np.int32)
+        self.labels = (
+            None if classes is None else generator.integers(0, classes, count).astype(np.int32)
+        )
 
 
 def random_model(options):
@@ -67,14 +74,18 @@ def plan_step(options, card):
 
 
 def fill_zeros(model):
-    """Random values for the weights that start from zero: a card that multiplies zeros runs cooler, and so faster."""
+    """Random values for the weights that start from zero: a card that multiplies zeros runs cooler,
+    and so faster."""
     parameters = model.parameters
-    parts = [(entry["offset"], math.prod(entry["shape"])) for entry in parameters.index
-             if entry["name"] in parameters.zeros]
+    parts = [
+        (entry["offset"], math.prod(entry["shape"]))
+        for entry in parameters.index
+        if entry["name"] in parameters.zeros
+    ]
     longest = max((count for _, count in parts), default=0)
     values = SPREAD * np.random.default_rng(0).standard_normal(longest, np.float32)
     for first, count in parts:
-        copy_into(parameters.data[first:first + count], values[:count])
+        copy_into(parameters.data[first : first + count], values[:count])
     parameters.round()
 
 
@@ -92,7 +103,8 @@ class Measured:
 
 
 class NumdiffStep(Measured):
-    """numdiff's training step, loaded with random images. Attributes trainer, first_s: seconds of the first step."""
+    """numdiff's training step, loaded with random images. Attributes trainer, first_s: seconds of
+    the first step."""
 
     def __init__(self, options, echo=aside):
         started = time.perf_counter()
@@ -116,14 +128,16 @@ class NumdiffStep(Measured):
         self.step.run()
 
     def record_in_order(self):
-        """From now on `run` replays a graph of one stream, in which kernels come as they are launched."""
+        """From now on `run` replays a graph of one stream, in which kernels come as they are
+        launched."""
         self.step.record_anew()
         with in_order():
             self.run()
             self.wait()
 
     def run_eagerly(self):
-        """One step whose kernels are launched one by one, so that it can be watched; `run` may replay a graph."""
+        """One step whose kernels are launched one by one, so that it can be watched; `run` may
+        replay a graph."""
         captures, self.step.capture = self.step.capture, False
         try:
             with self.backend.within(self.step.arena) if captures else nullcontext():
@@ -134,7 +148,8 @@ class NumdiffStep(Measured):
 
 
 def seconds_in_turns(steps, count, warmup):
-    """[seconds of each of `count` runs] of several steps, which alternate, after `warmup` runs each.
+    """[seconds of each of `count` runs] of several steps, which alternate, after `warmup` runs
+    each.
 
     steps: objects with run() and wait(); every run is waited for.
     """
@@ -157,20 +172,27 @@ def seconds_in_turns(steps, count, warmup):
 def summary(times, flops, images, peak):
     """{ms, ms_fastest, ms_slowest, tflops, images_per_second, mfu} of the seconds of several steps."""
     median = statistics.median(times)
-    return {"ms": median * 1e3, "ms_fastest": min(times) * 1e3, "ms_slowest": max(times) * 1e3,
-            "tflops": flops / median / 1e12, "images_per_second": images / median,
-            "mfu": flops / median / peak if peak else None}
+    return {
+        "ms": median * 1e3,
+        "ms_fastest": min(times) * 1e3,
+        "ms_slowest": max(times) * 1e3,
+        "tflops": flops / median / 1e12,
+        "images_per_second": images / median,
+        "mfu": flops / median / peak if peak else None,
+    }
 
 
 def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
-    """`ours` and each of PyTorch's (mode, precision) pairs, alternating: (seconds of ours, a dict of each pair).
+    """`ours` and each of PyTorch's (mode, precision) pairs, alternating: (seconds of ours, a dict
+    of each pair).
 
     make(mode, precision): PyTorch's side: run(), wait(), close(), peak_bytes, parameters, first_s
-    summarise(seconds, precision): a dict with ms; started(text): called before each pair
-    A dict has mode, precision, what summarise gives, peak_mib, first_s, parameters, and ratio: PyTorch's ms / ours in
-    the same turns; or, of a pair that failed, mode, precision and fault.
+    summarise(seconds, precision): a dict with ms; started(text): called before each pair A dict has
+    mode, precision, what summarise gives, peak_mib, first_s, parameters, and ratio: PyTorch's ms /
+    ours in the same turns; or, of a pair that failed, mode, precision and fault.
     """
     from .torch_step import wait_of
+
     times, rows = [], []
     for mode, precision in versus:
         if started:
@@ -180,12 +202,19 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
             theirs = make(mode, precision)
             pair = seconds_in_turns([ours, theirs], count, warmup)
             row |= summarise(pair[1], precision)
-            row |= {"peak_mib": theirs.peak_bytes / 2**20, "first_s": theirs.first_s, "parameters": theirs.parameters,
-                    "ratio": row["ms"] / summarise(pair[0])["ms"]}
+            row |= {
+                "peak_mib": theirs.peak_bytes / 2**20,
+                "first_s": theirs.first_s,
+                "parameters": theirs.parameters,
+                "ratio": row["ms"] / summarise(pair[0])["ms"],
+            }
             times += pair[0]
         except Exception as fault:  # the failure of one mode must not hide the others
-            row = {"mode": mode, "precision": precision,
-                   "fault": " ".join(f"{type(fault).__name__}: {fault}".split())[:120]}
+            row = {
+                "mode": mode,
+                "precision": precision,
+                "fault": " ".join(f"{type(fault).__name__}: {fault}".split())[:120],
+            }
         rows.append(row)
         if theirs is not None:
             theirs.close()
@@ -193,38 +222,55 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
 
 
 def bench_step(options, steps=20, warmup=5, versus=(), started=None):
-    """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
+    """Times of `steps` training steps of the model and batch that `options` (a TrainOptions)
+    describe.
 
-    The host waits for each step. Loading the batch is excluded: a training run loads it concurrently with the step.
+    The host waits for each step. Loading the batch is excluded: a training run loads it
+    concurrently with the step.
 
-    versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each alternating with
-        numdiff's; started(text): called before each
-    Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included),
-    tflops, mfu (share of the card's peak in that precision, or None), images_per_second, peak_mib, peak_of ("device
-    arenas" or "process"), memory (as `memory_of`, or None), parameters, flops_per_step, device; recompute: None, or as
-    `price_of` gives it; and versus: a list of dicts as `beside_torch` gives, with ms_fastest, ms_slowest, tflops and
-    mfu.
+    versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each
+        alternating with numdiff's; started(text): called before each
+    Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the
+    kernels included), tflops, mfu (share of the card's peak in that precision, or None),
+    images_per_second, peak_mib, peak_of ("device arenas" or "process"), memory (as `memory_of`, or
+    None), parameters, flops_per_step, device; recompute: None, or as `price_of` gives it; and
+    versus: a list of dicts as `beside_torch` gives, with ms_fastest, ms_slowest, tflops and mfu.
     """
     if steps < 1 or warmup < 0:
         raise UsageError("--steps must be at least 1 and --warmup at least 0.")
     if versus:
         from .torch_step import TorchStep, require_torch
+
         require_torch()
     ours = NumdiffStep(options)
     backend, flops = ours.backend, ours.trainer.flops_per_step
-    device, count = getattr(backend, "device_name", "cpu (NumPy)"), ours.trainer.model.parameters.count
+    device, count = (
+        getattr(backend, "device_name", "cpu (NumPy)"),
+        ours.trainer.model.parameters.count,
+    )
 
     def summarise(seconds, precision=None):
-        return summary(seconds, flops, options.batch, peak_flops(backend, precision or options.precision))
+        return summary(
+            seconds, flops, options.batch, peak_flops(backend, precision or options.precision)
+        )
 
-    times, others = beside_torch(ours, versus, lambda *pair: TorchStep(options, *pair), steps, warmup, summarise,
-                                 started)
+    times, others = beside_torch(
+        ours, versus, lambda *pair: TorchStep(options, *pair), steps, warmup, summarise, started
+    )
     times = times or seconds_in_turns([ours], steps, warmup)[0]
     peak = ours.peak_bytes / 2**20
-    result = {"device": device, **summarise(times),
-              "first_step_s": ours.first_s, "peak_mib": peak, "memory": memory_of(ours),
-              "peak_of": "device arenas" if backend else "process", "parameters": count, "flops_per_step": flops,
-              "versus": others, "recompute": None}
+    result = {
+        "device": device,
+        **summarise(times),
+        "first_step_s": ours.first_s,
+        "peak_mib": peak,
+        "memory": memory_of(ours),
+        "peak_of": "device arenas" if backend else "process",
+        "parameters": count,
+        "flops_per_step": flops,
+        "versus": others,
+        "recompute": None,
+    }
     if options.recompute != "no":
         sizes, arena = ours.trainer.model.options, ours.step.arena
         ours = None
@@ -236,8 +282,8 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
 
 
 def price_of(options, sizes, backend, steps, warmup, started=None):
-    """What recomputing costs and saves: a dict of foreseen (a line), and of a step that recomputes nothing ms and mib
-    (None on the CPU), or a fault."""
+    """What recomputing costs and saves: a dict of foreseen (a line), and of a step that recomputes
+    nothing ms and mib (None on the CPU), or a fault."""
     peaks = with_and_without(options, sizes, backend) if hasattr(backend, "arenas") else None
     row = {"foreseen": describe_recomputation(options, sizes, peaks)}
     if started:

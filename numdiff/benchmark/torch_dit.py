@@ -1,7 +1,9 @@
-"""numdiff's DiT in PyTorch: the same architecture, options and parameter names, as one would write it there.
+"""numdiff's DiT in PyTorch: the same architecture, options and parameter names, as one would write
+it there.
 
 Sources as in numdiff/nn/dit.py. Images are (B, C, H, W); attention is PyTorch's fused one.
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -25,7 +27,9 @@ class PatchEmbed(nn.Module):
 class TimestepEmbedder(nn.Module):
     def __init__(self, hidden):
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+        self.mlp = nn.Sequential(
+            nn.Linear(FREQUENCIES, hidden), nn.SiLU(), nn.Linear(hidden, hidden)
+        )
 
     def forward(self, t):
         return self.mlp(timestep_embedding(t, FREQUENCIES).to(self.mlp[0].weight.dtype))
@@ -44,14 +48,16 @@ class LabelEmbedder(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """PyTorch's, which is one kernel only where the weight has the type of x; autocast leaves it float32."""
+    """PyTorch's, which is one kernel only where the weight has the type of x; autocast leaves it
+    float32."""
 
     def forward(self, x):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 def rotated(x, rotation):
-    """x (B, NH, T, HS) with pairs of neighbouring channels turned by the angles of rotation (2, T, HS)."""
+    """x (B, NH, T, HS) with pairs of neighbouring channels turned by the angles of rotation (2, T,
+    HS)."""
     cos, sin = rotation.to(x.dtype)
     turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     return x * cos + turned * sin
@@ -61,7 +67,9 @@ class Attention(nn.Module):
     def __init__(self, hidden, heads, qk_norm):
         super().__init__()
         self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.q_norm, self.k_norm = (RMSNorm(hidden // heads, EPS) if qk_norm else nn.Identity() for _ in range(2))
+        self.q_norm, self.k_norm = (
+            RMSNorm(hidden // heads, EPS) if qk_norm else nn.Identity() for _ in range(2)
+        )
         self.proj = nn.Linear(hidden, hidden)
         self.heads = heads
 
@@ -99,7 +107,11 @@ def modulated(norm, x, shift, scale):
 
 
 def norm_of(kind, hidden):
-    return RMSNorm(hidden, EPS) if kind == "rms" else nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False)
+    return (
+        RMSNorm(hidden, EPS)
+        if kind == "rms"
+        else nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False)
+    )
 
 
 class Block(nn.Module):
@@ -108,12 +120,16 @@ class Block(nn.Module):
         self.norm1, self.norm2 = norm_of(norm, hidden), norm_of(norm, hidden)
         self.attn = Attention(hidden, heads, qk_norm)
         self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, (6 if shift else 4) * hidden))
+        self.adaLN_modulation = nn.Sequential(
+            nn.SiLU(), nn.Linear(hidden, (6 if shift else 4) * hidden)
+        )
         self.shift = shift
 
     def forward(self, x, c, rotation):
         if self.shift:
-            shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.adaLN_modulation(c).chunk(6, dim=1)
+            shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.adaLN_modulation(c).chunk(
+                6, dim=1
+            )
         else:
             scale, gate, scale_mlp, gate_mlp = self.adaLN_modulation(c).chunk(4, dim=1)
             shift = shift_mlp = None
@@ -135,13 +151,32 @@ class FinalLayer(nn.Module):
 class TorchDiT(nn.Module):
     """Options as `numdiff.nn.DiT`; forward takes x (B, C, H, W), t (B,) and, with classes, y (B,)."""
 
-    def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
-                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
-                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2,
-                 sla_linear="rest"):
+    def __init__(
+        self,
+        image_size=32,
+        in_channels=4,
+        patch_size=2,
+        hidden_size=1152,
+        depth=28,
+        num_heads=16,
+        mlp_ratio=4.0,
+        num_classes=1000,
+        class_dropout=0.1,
+        learn_sigma=True,
+        norm="layer",
+        qk_norm=False,
+        rope=False,
+        mlp="gelu",
+        shift=True,
+        attention="full",
+        sla_topk=0.2,
+        sla_linear="rest",
+    ):
         if attention != "full":
-            raise UsageError("--versus torch: PyTorch has no sparse-linear attention to compare with; leave one of "
-                             "them out.")
+            raise UsageError(
+                "--versus torch: PyTorch has no sparse-linear attention to compare with; leave one of "
+                "them out."
+            )
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)
@@ -149,11 +184,17 @@ class TorchDiT(nn.Module):
         self.t_embedder = TimestepEmbedder(hidden_size)
         if num_classes is not None:
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
-        self.pos_embed = nn.Parameter(torch.from_numpy(position_table(hidden_size, self.side))[None], False)
-        angles = torch.from_numpy(rotation_table(hidden_size // num_heads, self.side)) if rope else None
+        self.pos_embed = nn.Parameter(
+            torch.from_numpy(position_table(hidden_size, self.side))[None], False
+        )
+        angles = (
+            torch.from_numpy(rotation_table(hidden_size // num_heads, self.side)) if rope else None
+        )
         self.register_buffer("rotation", angles, persistent=False)
-        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
-                                    for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
+            for _ in range(depth)
+        )
         self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.outputs, norm)
 
     def forward(self, x, t, y=None):
@@ -163,5 +204,9 @@ class TorchDiT(nn.Module):
             c = c + self.y_embedder(y)
         for block in self.blocks:
             x = block(x, c, self.rotation)
-        x = self.final_layer(x, c).view(-1, self.side, self.side, self.patch, self.patch, self.outputs)
-        return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, self.outputs, self.side * self.patch, self.side * self.patch)
+        x = self.final_layer(x, c).view(
+            -1, self.side, self.side, self.patch, self.patch, self.outputs
+        )
+        return x.permute(0, 5, 1, 3, 2, 4).reshape(
+            -1, self.outputs, self.side * self.patch, self.side * self.patch
+        )

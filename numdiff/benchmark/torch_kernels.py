@@ -1,4 +1,6 @@
-"""How long PyTorch (cuBLAS, cuDNN, its fused attention) takes for an operation of numdiff, where it is installed."""
+"""How long PyTorch (cuBLAS, cuDNN, its fused attention) takes for an operation of numdiff, where it
+is installed."""
+
 import importlib.util
 import time
 import warnings
@@ -11,10 +13,12 @@ from .replays import MAX_CALLS, REPLAY_S, repeated
 
 
 def torch_call(call, arguments, precision):
-    """(run, wait, calls) of PyTorch's counterpart of a recorded call, on the same numbers; None if there is none."""
+    """(run, wait, calls) of PyTorch's counterpart of a recorded call, on the same numbers; None if
+    there is none."""
     if importlib.util.find_spec("torch") is None or call.name not in COUNTERPARTS:
         return None
     import torch
+
     cuda = torch.cuda.is_available() and not isinstance(next(iter(arguments.values())), np.ndarray)
     if not cuda and not isinstance(next(iter(arguments.values())), np.ndarray):
         return None
@@ -70,8 +74,10 @@ def _conv2d_gradient(which):
         weight = _image(torch, tensor, a["weight" if which == "dx" else "dweight"]).to(x.dtype)
         pad, stride = weight.shape[2] // 2, a["stride"]
         wanted = [which == "dx", which == "dweight", False]
-        return lambda: torch.ops.aten.convolution_backward(dy, x, weight, None, [stride, stride], [pad, pad], [1, 1],
-                                                           False, [0, 0], 1, wanted)
+        return lambda: torch.ops.aten.convolution_backward(
+            dy, x, weight, None, [stride, stride], [pad, pad], [1, 1], False, [0, 0], 1, wanted
+        )
+
     return make
 
 
@@ -83,17 +89,22 @@ def _taps(torch, a, tensor, name="weight"):
 def _depthwise(torch, a, tensor):
     x, weight = _image(torch, tensor, a["x"]), _taps(torch, a, tensor)
     bias = None if a["bias"] is None else tensor(a["bias"]).to(x.dtype)
-    return lambda: torch.nn.functional.conv2d(x, weight, bias, padding=weight.shape[2] // 2, groups=x.shape[1])
+    return lambda: torch.nn.functional.conv2d(
+        x, weight, bias, padding=weight.shape[2] // 2, groups=x.shape[1]
+    )
 
 
 def _depthwise_gradient(which):
     def make(torch, a, tensor):
         dy = _image(torch, tensor, a["dy"])
-        x = _image(torch, tensor, a["x"]) if which == "dweight" else dy  # of dx, it only gives its shape
+        # of dx, it only gives its shape
+        x = _image(torch, tensor, a["x"]) if which == "dweight" else dy
         weight = _taps(torch, a, tensor, "weight" if which == "dx" else "dweight").to(dy.dtype)
         pad, wanted = weight.shape[2] // 2, [which == "dx", which == "dweight", False]
-        return lambda: torch.ops.aten.convolution_backward(dy, x, weight, None, [1, 1], [pad, pad], [1, 1], False,
-                                                           [0, 0], dy.shape[1], wanted)
+        return lambda: torch.ops.aten.convolution_backward(
+            dy, x, weight, None, [1, 1], [pad, pad], [1, 1], False, [0, 0], dy.shape[1], wanted
+        )
+
     return make
 
 
@@ -107,7 +118,11 @@ def _linear_backward(torch, a, tensor):
     dy, x, weight = tensor(a["dy"]), tensor(a["x"]), tensor(a["weight"])
     rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     bias, need_dx = a["dbias"] is not None, a["need_dx"]
-    return lambda: (rows.T @ inputs, rows.sum(0) if bias else None, rows @ weight if need_dx else None)
+    return lambda: (
+        rows.T @ inputs,
+        rows.sum(0) if bias else None,
+        rows @ weight if need_dx else None,
+    )
 
 
 def _matmul(torch, a, tensor):
@@ -121,8 +136,9 @@ def _matmul_fp8(torch, a, tensor):
     left, right = (tensor(a[name]).view(torch.float8_e4m3fn) for name in ("a", "b"))
     scales, bias = (tensor(a["scale_a"]), tensor(a["scale_b"])), a["bias"]
     bias = None if bias is None else tensor(bias).half()
-    return lambda: torch._scaled_mm(left, right.T, *scales, bias=bias, out_dtype=torch.float16,
-                                    use_fast_accum=not a["promoted"])
+    return lambda: torch._scaled_mm(
+        left, right.T, *scales, bias=bias, out_dtype=torch.float16, use_fast_accum=not a["promoted"]
+    )
 
 
 def _first(torch, a, tensor):
@@ -172,13 +188,25 @@ def _group_norm(torch, a, tensor):
     return lambda: norm(x, a["groups"], weight, bias, a["eps"])
 
 
-COUNTERPARTS = {"conv2d_forward": _conv2d, "conv2d_input_gradient": _conv2d_gradient("dx"),
-                "conv2d_weight_gradient": _conv2d_gradient("dweight"), "conv2d_level_forward": _conv2d_level,
-                "depthwise_forward": _depthwise, "depthwise_input_gradient": _depthwise_gradient("dx"),
-                "depthwise_weight_gradient": _depthwise_gradient("dweight"),
-                "matmul_first_forward": _first, "matmul_level_forward": _level, "linear_forward": _linear,
-                "linear_backward": _linear_backward, "matmul_forward": _matmul, "matmul_fp8_forward": _matmul_fp8,
-                "flash_attention_forward": _attention,
-                "flash_attention_backward": _attention_backward, "sla_forward": _attention,  # to all keys
-                "sla_backward": _attention_backward, "attention_forward": _attention,
-                "groupnorm_forward": _group_norm}
+COUNTERPARTS = {
+    "conv2d_forward": _conv2d,
+    "conv2d_input_gradient": _conv2d_gradient("dx"),
+    "conv2d_weight_gradient": _conv2d_gradient("dweight"),
+    "conv2d_level_forward": _conv2d_level,
+    "depthwise_forward": _depthwise,
+    "depthwise_input_gradient": _depthwise_gradient("dx"),
+    "depthwise_weight_gradient": _depthwise_gradient("dweight"),
+    "matmul_first_forward": _first,
+    "matmul_level_forward": _level,
+    "linear_forward": _linear,
+    "linear_backward": _linear_backward,
+    "matmul_forward": _matmul,
+    "matmul_fp8_forward": _matmul_fp8,
+    "flash_attention_forward": _attention,
+    # to all keys
+    "flash_attention_backward": _attention_backward,
+    "sla_forward": _attention,
+    "sla_backward": _attention_backward,
+    "attention_forward": _attention,
+    "groupnorm_forward": _group_norm,
+}

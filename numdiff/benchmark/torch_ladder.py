@@ -1,8 +1,11 @@
-"""PyTorch's ladder of the same model: eager, the largest batch, torch.compile, fused attention, autocast.
+"""PyTorch's ladder of the same model: eager, the largest batch, torch.compile, fused attention,
+autocast.
 
-The techniques and their order are those of the table in which they were first measured here; each row keeps those
-before it. PyTorch's plain attention writes its T × T matrix, as our unfused one does.
+The techniques and their order are those of the table in which they were first measured here; each
+row keeps those before it. PyTorch's plain attention writes its T × T matrix, as our unfused one
+does.
 """
+
 import contextlib
 from typing import NamedTuple
 
@@ -24,20 +27,26 @@ class Row(NamedTuple):
     fused: bool = False
 
 
-ROWS = (Row("PyTorch, eager", largest=False), Row("the largest batch"), Row("torch.compile", "compile"),
-        Row("fused attention (SDPA)", "compile", fused=True),
-        Row("autocast to float16", "compile", "fp16", fused=True))
+ROWS = (
+    Row("PyTorch, eager", largest=False),
+    Row("the largest batch"),
+    Row("torch.compile", "compile"),
+    Row("fused attention (SDPA)", "compile", fused=True),
+    Row("autocast to float16", "compile", "fp16", fused=True),
+)
 
 
 def attention(fused):
     """Context: PyTorch's fused attention, or the one with a T × T matrix."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
     return contextlib.nullcontext() if fused else sdpa_kernel(SDPBackend.MATH)
 
 
 def largest_batch(options, row):
     """The largest batch that fits, estimated from the peaks of two small ones, in eager mode."""
     import torch
+
     peaks = []
     for batch in (options.batch, 2 * options.batch):
         step = TorchStep(options.changed(batch=batch), "eager", row.precision)
@@ -46,23 +55,32 @@ def largest_batch(options, row):
         peaks.append(step.peak_bytes)
         step.close()
     each = max(1.0, (peaks[1] - peaks[0]) / options.batch)
-    return max(options.batch, int(options.batch + (ROOM * torch.cuda.mem_get_info()[0] - peaks[0]) / each))
+    return max(
+        options.batch, int(options.batch + (ROOM * torch.cuda.mem_get_info()[0] - peaks[0]) / each)
+    )
 
 
 def measure(options, row, batch, steps, warmup, flops, peak):
     step = TorchStep(options.changed(batch=batch), row.mode, row.precision)
     try:
         times = paced(step, steps, warmup)
-        return {"batch": batch, "precision": row.precision, **summary(times, flops * batch, batch, peak),
-                "steps": len(times), "peak_mib": step.peak_bytes / 2**20 or None, "first_s": step.first_s}
+        return {
+            "batch": batch,
+            "precision": row.precision,
+            **summary(times, flops * batch, batch, peak),
+            "steps": len(times),
+            "peak_mib": step.peak_bytes / 2**20 or None,
+            "first_s": step.first_s,
+        }
     finally:
         step.close()
 
 
 def bench_torch_ladder(options, backend, flops, steps, warmup, started=None):
-    """Yields a dict a row of PyTorch's ladder: name, and left_out, or fault, or what `bench_ladder` gives of it, with
-    the speed-up over PyTorch's first row; flops: of a step, an image"""
+    """Yields a dict a row of PyTorch's ladder: name, and left_out, or fault, or what `bench_ladder`
+    gives of it, with the speed-up over PyTorch's first row; flops: of a step, an image"""
     import torch
+
     first, cuda = None, options.device == "cuda"
     for row in ROWS:
         found = {"name": row.name, "deviation": None}
@@ -71,7 +89,9 @@ def bench_torch_ladder(options, backend, flops, steps, warmup, started=None):
             continue
         if started:
             started("PyTorch, " + row.name.removeprefix("PyTorch, ") + wait_of(row.mode))
-        row = row._replace(precision="bf16" if row.precision == "fp16" and not cuda else row.precision)
+        row = row._replace(
+            precision="bf16" if row.precision == "fp16" and not cuda else row.precision
+        )
         peak = peak_flops(backend, row.precision) if backend is not None else None
         try:
             with attention(row.fused):

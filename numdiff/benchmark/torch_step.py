@@ -1,9 +1,12 @@
-"""PyTorch's training step of the same model, to compare numdiff's with. Only the torch_* files need PyTorch.
+"""PyTorch's training step of the same model, to compare numdiff's with. Only the torch_* files need
+PyTorch.
 
-One step is forward, squared error, backward and AdamW (the fused one on a GPU), on images that are on the device,
-channels-last where the model has convolutions; attention is PyTorch's fused one. Noise, clipping and the average of the
-weights, which are part of numdiff's step, are left out: a real run in PyTorch would take longer.
+One step is forward, squared error, backward and AdamW (the fused one on a GPU), on images that are
+on the device, channels-last where the model has convolutions; attention is PyTorch's fused one.
+Noise, clipping and the average of the weights, which are part of numdiff's step, are left out: a
+real run in PyTorch would take longer.
 """
+
 import contextlib
 import importlib.util
 import threading
@@ -16,26 +19,34 @@ from ..training.build import model_options
 from ..training.kinds.kind import imported
 from . import CLASSES
 
-MODES = {"eager": None, "compile": "default", "graphs": "reduce-overhead"}  # name -> mode of torch.compile
+# name -> mode of torch.compile
+MODES = {"eager": None, "compile": "default", "graphs": "reduce-overhead"}
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 FLOAT16_SCALE = 2.0**16  # of the loss, initially, as in numdiff
 TICK_S = 1  # of its bar
-COMPILE_S = 120  # the longest that torch.compile took of a model of the size of DiT-B/2 or unet.cu's
+# the longest that torch.compile took of a model of the size of DiT-B/2 or unet.cu's
+COMPILE_S = 120
 
 
 def wait_of(mode):
     """Words on the wait for the first run in a mode; empty where PyTorch does not compile."""
-    return "" if MODES[mode] is None else f", which compiles first, for up to {COMPILE_S // 60} minutes"
+    return (
+        ""
+        if MODES[mode] is None
+        else f", which compiles first, for up to {COMPILE_S // 60} minutes"
+    )
 
 
 @contextlib.contextmanager
 def compile_bar(mode):
-    """Context of the first run in a mode: where PyTorch compiles, a bar whose end is the longest time it may take."""
+    """Context of the first run in a mode: where PyTorch compiles, a bar whose end is the longest
+    time it may take."""
     if MODES[mode] is None:
         yield
         return
     over = threading.Event()
     with progress_bar(COMPILE_S, "PyTorch compiles", "second") as bar:
+
         def advance():
             for _ in range(COMPILE_S - 1):
                 if over.wait(TICK_S):
@@ -54,19 +65,24 @@ def compile_bar(mode):
 def require_torch():
     """Raise a `NumdiffError` if PyTorch is not installed."""
     if importlib.util.find_spec("torch") is None:
-        raise NumdiffError("--versus torch needs PyTorch, which is not installed here; pip install torch, or leave it "
-                           "out.")
+        raise NumdiffError(
+            "--versus torch needs PyTorch, which is not installed here; pip install torch, or leave it "
+            "out."
+        )
 
 
 def require_twin(options):
     """Raise a `UsageError` if the model of a run's options has not been written in PyTorch."""
     kind = kinds.get(options.model)
     if kind.twin is None:
-        raise UsageError(f"--versus torch: there is no {kind.title} in PyTorch to compare with; leave it out.")
+        raise UsageError(
+            f"--versus torch: there is no {kind.title} in PyTorch to compare with; leave it out."
+        )
 
 
 def build_twin(options, channels=3, num_classes=None):
-    """The PyTorch module with the architecture and parameter names of the model that a run's options describe."""
+    """The PyTorch module with the architecture and parameter names of the model that a run's
+    options describe."""
     require_twin(options)
     return imported(kinds.get(options.model).twin)(**model_options(options, channels, num_classes))
 
@@ -75,17 +91,21 @@ class TorchTwin:
     """The twin of the model that a run's options describe, and what its measurement needs.
 
     mode: of MODES; precision: of PRECISIONS ("fp32" is strict)
-    Attributes model; classes: how many it has, or None; parameters: how many there are; device, cuda; `started`.
+    Attributes model; classes: how many it has, or None; parameters: how many there are; device,
+    cuda; `started`.
     """
 
     def __init__(self, options, mode="eager", precision="fp32"):
         import torch
+
         self.started = time.perf_counter()
         self.torch, self.mode, self.precision = torch, mode, precision
         self.device = "cuda" if options.device == "cuda" else "cpu"
         self.cuda = self.device == "cuda"
         if self.cuda and not torch.cuda.is_available():
-            raise NumdiffError("this PyTorch sees no GPU; install one with CUDA, or use --device cpu.")
+            raise NumdiffError(
+                "this PyTorch sees no GPU; install one with CUDA, or use --device cpu."
+            )
         if not self.cuda and mode == "graphs":
             raise NumdiffError("CUDA graphs need a GPU; leave the mode graphs out.")
         torch._dynamo.reset()
@@ -115,7 +135,11 @@ class TorchTwin:
 
     def compiled(self, function):
         """`function` in this mode."""
-        return function if MODES[self.mode] is None else self.torch.compile(function, mode=MODES[self.mode])
+        return (
+            function
+            if MODES[self.mode] is None
+            else self.torch.compile(function, mode=MODES[self.mode])
+        )
 
     def wait(self):
         if self.cuda:
@@ -152,20 +176,25 @@ class TorchStep(TorchTwin):
         torch, model = self.torch, self.model
         self.forward = self.compiled(model)
         weights = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=options.weight_decay,
-                                           fused=self.cuda)
+        self.optimizer = torch.optim.AdamW(
+            weights, lr=options.learning_rate, weight_decay=options.weight_decay, fused=self.cuda
+        )
         self.scaler = torch.amp.GradScaler(self.device, FLOAT16_SCALE, enabled=precision == "fp16")
         shape = (options.batch, options.channels or 3, options.image_size, options.image_size)
         self.x = torch.randn(shape, device=self.device).to(memory_format=torch.channels_last)
         self.target = torch.randn_like(self.x)
         self.t = torch.randint(0, options.diffusion_steps, shape[:1], device=self.device)
-        self.y = None if self.classes is None else torch.randint(0, self.classes, shape[:1], device=self.device)
+        self.y = (
+            None
+            if self.classes is None
+            else torch.randint(0, self.classes, shape[:1], device=self.device)
+        )
         self.run_first()
 
     def run(self):
         with self.torch.autocast(self.device, self.half, enabled=self.half is not None):
             prediction = self.forward(self.x, self.t, self.y)
-        error = prediction[:, :self.target.shape[1]].float() - self.target
+        error = prediction[:, : self.target.shape[1]].float() - self.target
         self.scaler.scale((error * error).mean()).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()

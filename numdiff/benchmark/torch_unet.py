@@ -1,7 +1,10 @@
-"""numdiff's UNet in PyTorch: the same architecture, options and parameter names, as one would write it there.
+"""numdiff's UNet in PyTorch: the same architecture, options and parameter names, as one would write
+it there.
 
-Sources as in numdiff/nn/unet.py. Images are (B, C, H, W), stored channels-last; attention is PyTorch's fused one.
+Sources as in numdiff/nn/unet.py. Images are (B, C, H, W), stored channels-last; attention is
+PyTorch's fused one.
 """
+
 import math
 
 import torch
@@ -12,9 +15,12 @@ from .. import extensions
 
 
 def timestep_embedding(t, dim, max_period=10000.0):
-    """(B,) -> (B, dim): cosines of t · max_period^(-i / half), then sines; an odd dim ends in a zero."""
+    """(B,) -> (B, dim): cosines of t · max_period^(-i / half), then sines; an odd dim ends in a
+    zero."""
     half = dim // 2
-    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(max_period) / half))
+    frequency = torch.exp(
+        torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(max_period) / half)
+    )
     angle = t[:, None].float() * frequency
     return F.pad(torch.cat((angle.cos(), angle.sin()), dim=1), (0, dim % 2))
 
@@ -22,7 +28,9 @@ def timestep_embedding(t, dim, max_period=10000.0):
 class Downsample(nn.Module):
     def __init__(self, channels, convolve):
         super().__init__()
-        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1) if convolve else nn.AvgPool2d(2)
+        self.op = (
+            nn.Conv2d(channels, channels, 3, stride=2, padding=1) if convolve else nn.AvgPool2d(2)
+        )
 
     def forward(self, x):
         return self.op(x)
@@ -45,17 +53,32 @@ class EmbeddedBlock(nn.Module):
 
 
 class ResBlock(EmbeddedBlock):
-    def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, resample=None):
+    def __init__(
+        self, channels, emb_channels, out_channels, dropout, scale_shift, groups, resample=None
+    ):
         super().__init__()
-        self.in_layers = nn.Sequential(nn.GroupNorm(groups, channels), nn.SiLU(),
-                                       nn.Conv2d(channels, out_channels, 3, padding=1))
-        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, out_channels * (2 if scale_shift else 1)))
-        self.out_layers = nn.Sequential(nn.GroupNorm(groups, out_channels), nn.SiLU(), nn.Dropout(dropout),
-                                        nn.Conv2d(out_channels, out_channels, 3, padding=1))
-        self.skip_connection = (nn.Identity() if out_channels == channels
-                                else nn.Conv2d(channels, out_channels, 1))
-        self.resample = {None: nn.Identity(), "up": Upsample(channels, False), "down": Downsample(channels, False)}[
-            resample]
+        self.in_layers = nn.Sequential(
+            nn.GroupNorm(groups, channels),
+            nn.SiLU(),
+            nn.Conv2d(channels, out_channels, 3, padding=1),
+        )
+        self.emb_layers = nn.Sequential(
+            nn.SiLU(), nn.Linear(emb_channels, out_channels * (2 if scale_shift else 1))
+        )
+        self.out_layers = nn.Sequential(
+            nn.GroupNorm(groups, out_channels),
+            nn.SiLU(),
+            nn.Dropout(dropout),
+            nn.Conv2d(out_channels, out_channels, 3, padding=1),
+        )
+        self.skip_connection = (
+            nn.Identity() if out_channels == channels else nn.Conv2d(channels, out_channels, 1)
+        )
+        self.resample = {
+            None: nn.Identity(),
+            "up": Upsample(channels, False),
+            "down": Downsample(channels, False),
+        }[resample]
         self.scale_shift = scale_shift
 
     def forward(self, x, emb):
@@ -74,7 +97,10 @@ class AttentionBlock(nn.Module):
     def __init__(self, channels, heads, order, groups):
         super().__init__()
         self.norm = nn.GroupNorm(groups, channels)
-        self.qkv, self.proj_out = nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
+        self.qkv, self.proj_out = (
+            nn.Conv1d(channels, 3 * channels, 1),
+            nn.Conv1d(channels, channels, 1),
+        )
         self.heads, self.order = heads, order
 
     def forward(self, x):
@@ -101,11 +127,30 @@ class Stage(nn.Sequential):
 class TorchUNet(nn.Module):
     """Options as `numdiff.nn.UNet`; forward takes x (B, C, H, W), t (B,) and, with classes, y (B,)."""
 
-    def __init__(self, image_size=64, in_channels=3, model_channels=64, out_channels=None, channel_mult=(1, 2, 3, 4),
-                 num_res_blocks=2, attention_resolutions=(16, 8), num_heads=1, num_head_channels=32,
-                 num_heads_upsample=-1, use_scale_shift_norm=False, resblock_updown=False, conv_resample=False,
-                 num_classes=None, learn_sigma=False, dropout=0.0, use_new_attention_order=False, max_period=10000.0,
-                 groups=32, class_dropout=0.0, block="resnet"):
+    def __init__(
+        self,
+        image_size=64,
+        in_channels=3,
+        model_channels=64,
+        out_channels=None,
+        channel_mult=(1, 2, 3, 4),
+        num_res_blocks=2,
+        attention_resolutions=(16, 8),
+        num_heads=1,
+        num_head_channels=32,
+        num_heads_upsample=-1,
+        use_scale_shift_norm=False,
+        resblock_updown=False,
+        conv_resample=False,
+        num_classes=None,
+        learn_sigma=False,
+        dropout=0.0,
+        use_new_attention_order=False,
+        max_period=10000.0,
+        groups=32,
+        class_dropout=0.0,
+        block="resnet",
+    ):
         super().__init__()
         self.model_channels, self.max_period = model_channels, max_period
         self.num_classes, self.class_dropout = num_classes, class_dropout
@@ -118,14 +163,23 @@ class TorchUNet(nn.Module):
             if block != "resnet":
                 kind = extensions.find("torch_unet_block", block, f"block {block!r}")
                 return kind(channels, emb_channels, width, dropout, resample)
-            return ResBlock(channels, emb_channels, width, dropout, use_scale_shift_norm, groups, resample)
+            return ResBlock(
+                channels, emb_channels, width, dropout, use_scale_shift_norm, groups, resample
+            )
 
         def attention(channels, count):
-            return AttentionBlock(channels, count if num_head_channels == -1 else channels // num_head_channels, order,
-                                  groups)
+            return AttentionBlock(
+                channels,
+                count if num_head_channels == -1 else channels // num_head_channels,
+                order,
+                groups,
+            )
 
-        self.time_embed = nn.Sequential(nn.Linear(model_channels, emb_channels), nn.SiLU(),
-                                        nn.Linear(emb_channels, emb_channels))
+        self.time_embed = nn.Sequential(
+            nn.Linear(model_channels, emb_channels),
+            nn.SiLU(),
+            nn.Linear(emb_channels, emb_channels),
+        )
         if num_classes is not None:
             self.label_emb = nn.Embedding(num_classes + (class_dropout > 0), emb_channels)
         widths = [int(mult * model_channels) for mult in channel_mult]
@@ -141,11 +195,18 @@ class TorchUNet(nn.Module):
                 self.input_blocks.append(Stage(*blocks))
                 skips.append(channels)
             if level < len(widths) - 1:
-                self.input_blocks.append(Stage(res(channels, channels, "down") if resblock_updown
-                                               else Downsample(channels, conv_resample)))
+                self.input_blocks.append(
+                    Stage(
+                        res(channels, channels, "down")
+                        if resblock_updown
+                        else Downsample(channels, conv_resample)
+                    )
+                )
                 skips.append(channels)
                 size //= 2
-        self.middle_block = Stage(res(channels, channels), attention(channels, num_heads), res(channels, channels))
+        self.middle_block = Stage(
+            res(channels, channels), attention(channels, num_heads), res(channels, channels)
+        )
         self.output_blocks = nn.ModuleList()
         for level, width in reversed(list(enumerate(widths))):
             for i in range(num_res_blocks + 1):
@@ -154,19 +215,25 @@ class TorchUNet(nn.Module):
                 if size in attention_resolutions:
                     blocks.append(attention(channels, num_heads_upsample))
                 if level > 0 and i == num_res_blocks:
-                    blocks.append(res(channels, channels, "up") if resblock_updown
-                                  else Upsample(channels, conv_resample))
+                    blocks.append(
+                        res(channels, channels, "up")
+                        if resblock_updown
+                        else Upsample(channels, conv_resample)
+                    )
                     size *= 2
                 self.output_blocks.append(Stage(*blocks))
-        self.out = nn.Sequential(nn.GroupNorm(groups, channels), nn.SiLU(),
-                                 nn.Conv2d(channels, outputs, 3, padding=1))
+        self.out = nn.Sequential(
+            nn.GroupNorm(groups, channels), nn.SiLU(), nn.Conv2d(channels, outputs, 3, padding=1)
+        )
 
     def forward(self, x, t, y=None):
         emb = timestep_embedding(t, self.model_channels, self.max_period)
         emb = self.time_embed(emb.to(self.time_embed[0].weight.dtype))
         if y is not None:
             if self.training and self.class_dropout > 0:
-                y = torch.where(torch.rand(y.shape, device=y.device) < self.class_dropout, self.num_classes, y)
+                y = torch.where(
+                    torch.rand(y.shape, device=y.device) < self.class_dropout, self.num_classes, y
+                )
             emb = emb + self.label_emb(y)
         skips = []
         for stage in self.input_blocks:

@@ -1,12 +1,14 @@
-"""Which tiles are best on this card: measures every candidate at the shapes of a model's float16 products and
-convolutions.
+"""Which tiles are best on this card: measures every candidate at the shapes of a model's float16
+products and convolutions.
 
-Launchers choose by an estimate. A choice that is measured to be faster by more than a few per cent goes into the card's
-table (numdiff/kernels/tuning), which launchers ask first.
+Launchers choose by an estimate. A choice that is measured to be faster by more than a few per cent
+goes into the card's table (numdiff/kernels/tuning), which launchers ask first.
 
-A step of the model is recorded on a stand-in for the card, which runs nothing, and every candidate is called there,
-which shows what kernels will be needed. They are compiled in parallel; then the card only has to measure.
+A step of the model is recorded on a stand-in for the card, which runs nothing, and every candidate
+is called there, which shows what kernels will be needed. They are compiled in parallel; then the
+card only has to measure.
 """
+
 import contextlib
 import itertools
 import json
@@ -85,7 +87,10 @@ class MatmulTiles:
         M, _, K, split = shape
         slices = [n for n in SPLITS if n == 1 or split and K // n >= matmul_choice.HALF_SLICE[6]]
         pairs = range(1 + (matmul_choice.pairs_fit(M) and not split))
-        return [[*tile, n, paired] for tile, n, paired in itertools.product(matmul_choice.HALF_TILES[6], slices, pairs)]
+        return [
+            [*tile, n, paired]
+            for tile, n, paired in itertools.product(matmul_choice.HALF_TILES[6], slices, pairs)
+        ]
 
     @staticmethod
     def estimated(shape, multiprocessors):
@@ -95,8 +100,10 @@ class MatmulTiles:
     @staticmethod
     @contextlib.contextmanager
     def forced(choice):
-        with (replaced(matmul_choice, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0)),
-              replaced(matmul_choice, "PAIRS", bool(choice[3]))):
+        with (
+            replaced(matmul_choice, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0)),
+            replaced(matmul_choice, "PAIRS", bool(choice[3])),
+        ):
             yield
 
 
@@ -126,8 +133,11 @@ class ConvolutionTiles:
     @staticmethod
     def forced(choice):
         choose = conv2d_hopper.choose_plan
-        return replaced(conv2d_hopper, "choose_plan",
-                        lambda *given: choose(*given[:8], tuple(choice[:2]), choice[2], *given[10:]))
+        return replaced(
+            conv2d_hopper,
+            "choose_plan",
+            lambda *given: choose(*given[:8], tuple(choice[:2]), choice[2], *given[10:]),
+        )
 
 
 class InputGradientTiles(ConvolutionTiles):
@@ -137,7 +147,8 @@ class InputGradientTiles(ConvolutionTiles):
 
 
 class WeightGradientTiles:
-    """(channels of x in a tile, parts, pixels in a stage, blocks of a cluster) of the 3 × 3 weight gradient."""
+    """(channels of x in a tile, parts, pixels in a stage, blocks of a cluster) of the 3 × 3 weight
+    gradient."""
 
     kind = "conv2d_weight_gradient_3x3 v6"
 
@@ -152,10 +163,13 @@ class WeightGradientTiles:
     @staticmethod
     def candidates(shape, multiprocessors):
         estimates = {}
-        for choice in itertools.product(conv2d_hopper_gradient_3x3.WIDTHS, PARTS, conv2d_hopper_gradient_3x3.PIXELS,
-                                        CLUSTERS):
+        for choice in itertools.product(
+            conv2d_hopper_gradient_3x3.WIDTHS, PARTS, conv2d_hopper_gradient_3x3.PIXELS, CLUSTERS
+        ):
             with contextlib.suppress(ValueError):  # does not fit
-                ns, plan = conv2d_hopper_gradient_3x3.choose_plan(*shape, True, multiprocessors, choice)
+                ns, plan = conv2d_hopper_gradient_3x3.choose_plan(
+                    *shape, True, multiprocessors, choice
+                )
                 if plan.parts == choice[1]:  # otherwise there are fewer
                     estimates[choice] = ns
         least = min(estimates.values(), default=0.0)
@@ -169,31 +183,40 @@ class WeightGradientTiles:
     @staticmethod
     def forced(choice):
         choose = conv2d_hopper_gradient_3x3.choose_plan
-        return replaced(conv2d_hopper_gradient_3x3, "choose_plan", lambda *given: choose(*given[:7], tuple(choice)))
+        return replaced(
+            conv2d_hopper_gradient_3x3,
+            "choose_plan",
+            lambda *given: choose(*given[:7], tuple(choice)),
+        )
 
 
 TABLES = MatmulTiles, ConvolutionTiles, InputGradientTiles, WeightGradientTiles
 
 
 def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.inf):
-    """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what is new).
+    """Measure, and write the table of this card; returns (path, {kind: {key: choice}} of what is
+    new).
 
-    options: of a model in float16, whose shapes are measured; path: of the file (default: the card's own), which keeps
-    what it has of other shapes; shapes: how many of each kind, those with most arithmetic (default: all); seconds:
-    after which no further shape is begun
+    options: of a model in float16, whose shapes are measured; path: of the file (default: the
+    card's own), which keeps what it has of other shapes; shapes: how many of each kind, those with
+    most arithmetic (default: all); seconds: after which no further shape is begun
 
     The table is written after each shape, so an interruption loses nothing found so far.
     """
     if math.isnan(seconds):
         raise UsageError("--timeout nan must be a number of seconds.")
     if options.device != "cuda":
-        raise NumdiffError("tile sizes are measured on a GPU, and --device is not cuda; run it on the card.")
+        raise NumdiffError(
+            "tile sizes are measured on a GPU, and --device is not cuda; run it on the card."
+        )
     if options.precision != "fp16":
         raise NumdiffError("the table is of float16 kernels; give --precision fp16.")
     end, backend = time.monotonic() + seconds, get_backend("cuda")
     if not supports(backend, conv2d_hopper.conv2d_forward_kernels_v6):
-        raise NumdiffError(f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
-                           f"has {'.'.join(map(str, backend.capability))}.")
+        raise NumdiffError(
+            f"only the kernels of compute capability 9.0 have tiles to tune, and {backend.device_name} "
+            f"has {'.'.join(map(str, backend.capability))}."
+        )
     path = path or card_file(backend.device_name)
     write_table(path, backend.device_name, {})  # if it cannot be written, say so now
     with ignored():
@@ -201,22 +224,35 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
         found = problems(planned_calls(options, card), shapes)
         echo(f"{len(found)} shapes")
         compile_ahead(planned_kernels(found, card), backend.cache, echo)
-        return path, tune_problems(found, Measured(backend), echo,
-                                   lambda choices: write_table(path, backend.device_name, choices), end)
+        return path, tune_problems(
+            found,
+            Measured(backend),
+            echo,
+            lambda choices: write_table(path, backend.device_name, choices),
+            end,
+        )
 
 
 def planned_calls(options, card):
     """The calls that a step of the model makes on this card; nothing runs."""
     from .step import NumdiffStep
+
     return record_calls(NumdiffStep(options.changed(device=Planned(card))), split_passes=False)
 
 
 def problems(calls, shapes=None):
-    """[(table, call, shape)] of recorded calls: each shape once, those with most arithmetic in a step first."""
+    """[(table, call, shape)] of recorded calls: each shape once, those with most arithmetic in a
+    step first."""
     found, counts = {}, {}
-    for table, call in itertools.product(TABLES, sorted(calls, key=lambda call: -(call.flops or 0))):
+    for table, call in itertools.product(
+        TABLES, sorted(calls, key=lambda call: -(call.flops or 0))
+    ):
         shape = table.shape(call)
-        if shape is not None and (table, shape) not in found and (shapes is None or counts.get(table, 0) < shapes):
+        if (
+            shape is not None
+            and (table, shape) not in found
+            and (shapes is None or counts.get(table, 0) < shapes)
+        ):
             counts[table] = counts.get(table, 0) + 1
             found[table, shape] = call
     found = [(table, call, shape) for (table, shape), call in found.items()]
@@ -257,8 +293,10 @@ def tune_problems(problems, measured, echo, save=lambda found: None, end=math.in
         better = choice != estimated and us < (1 - GAIN) * before
         found.setdefault(table.kind, {})[key_of(*shape)] = choice if better else None
         save(found)
-        echo(f"{done + 1:3d} of {len(problems)} {table.kind:29s} {'×'.join(map(str, map(int, shape))):28s} {estimated} "
-             f"{before:8.1f} µs" + (f"   {choice} {us:8.1f} µs" if better else ""))
+        echo(
+            f"{done + 1:3d} of {len(problems)} {table.kind:29s} {'×'.join(map(str, map(int, shape))):28s} {estimated} "
+            f"{before:8.1f} µs" + (f"   {choice} {us:8.1f} µs" if better else "")
+        )
     return found
 
 
@@ -291,7 +329,9 @@ def write_table(path, device_name, found):
     else:
         known = table_of(device_name)
     if card not in (None, device_name):
-        raise NumdiffError(f"{path} is the table of another card, {card}, not of {device_name}; give another --out.")
+        raise NumdiffError(
+            f"{path} is the table of another card, {card}, not of {device_name}; give another --out."
+        )
     choices = {kind: dict(rows) for kind, rows in known.items()}
     for kind, rows in found.items():
         kept = choices.setdefault(kind, {})
@@ -299,15 +339,28 @@ def write_table(path, device_name, found):
             kept.pop(key, None)
             if choice is not None:
                 kept[key] = choice
-    lines = [f"  {json.dumps(kind)}: {{\n" + ",\n".join(
-        f"   {json.dumps(key)}: {json.dumps(choice)}" for key, choice in sorted(rows.items(), key=_numbers)) + "\n  }"
-             for kind, rows in sorted(choices.items()) if rows]
-    text = f'{{\n "card": {json.dumps(device_name)},\n "choices": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+    lines = [
+        f"  {json.dumps(kind)}: {{\n"
+        + ",\n".join(
+            f"   {json.dumps(key)}: {json.dumps(choice)}"
+            for key, choice in sorted(rows.items(), key=_numbers)
+        )
+        + "\n  }"
+        for kind, rows in sorted(choices.items())
+        if rows
+    ]
+    text = (
+        f'{{\n "card": {json.dumps(device_name)},\n "choices": {{\n'
+        + ",\n".join(lines)
+        + "\n }\n}\n"
+    )
     try:
         with atomic_file(path) as file:
             file.write(text.encode())
     except NumdiffError as error:
-        raise NumdiffError(f"cannot write the table {path}: {error.__cause__.strerror}; give another --out.") from error
+        raise NumdiffError(
+            f"cannot write the table {path}: {error.__cause__.strerror}; give another --out."
+        ) from error
     table_of.cache_clear()
 
 

@@ -1,7 +1,9 @@
 """Watching a step while it runs: its operations, its launches, and the layer that each belongs to.
 
-It costs nothing while inactive: a context replaces the functions by wrappers and restores them at its end.
+It costs nothing while inactive: a context replaces the functions by wrappers and restores them at
+its end.
 """
+
 import contextlib
 import functools
 import inspect
@@ -18,17 +20,25 @@ MODEL = "(model)"  # what the model's own forward does between its parts
 
 def operations():
     """The functions of modules with kernels whose cost is known."""
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith(kernel_packages())
-               and not name.startswith("numdiff.kernels.check")]
-    return {f for m in modules for name, f in list(vars(m).items()) if is_operation(name, f)
-            and f.__module__.startswith(kernel_packages())}
+    modules = [
+        m
+        for name, m in list(sys.modules.items())
+        if name.startswith(kernel_packages()) and not name.startswith("numdiff.kernels.check")
+    ]
+    return {
+        f
+        for m in modules
+        for name, f in list(vars(m).items())
+        if is_operation(name, f) and f.__module__.startswith(kernel_packages())
+    }
 
 
 @contextlib.contextmanager
 def watching_operations(around):
     """Context: every call of an operation goes through `around(function, arguments, call)`.
 
-    arguments: {name: value} with defaults; call: does the work, and returns the result, which `around` must return
+    arguments: {name: value} with defaults; call: does the work, and returns the result, which
+    `around` must return
     """
     wrappers = {id(f): _wrapper(f, around) for f in operations()}
     changed = []
@@ -55,20 +65,25 @@ def _wrapper(function, around):
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return around(function, bound.arguments, lambda: function(*args, **kwargs))
+
     return wrapped
 
 
 @contextlib.contextmanager
 def watching_launches(backend, around):
-    """Context: every launch, fill and copy of a device goes through `around(name, grid, block, call)`.
+    """Context: every launch, fill and copy of a device goes through `around(name, grid, block,
+    call)`.
 
-    call: a `functools.partial`, whose `args` are the launch's. One may be within another: its calls go through both.
+    call: a `functools.partial`, whose `args` are the launch's. One may be within another: its calls
+    go through both.
     """
     if backend is None:
         yield
         return
     launch, fill, copy = backend.launch, backend.fill, backend.copy
-    outer = {name: vars(backend)[name] for name in ("launch", "fill", "copy") if name in vars(backend)}
+    outer = {
+        name: vars(backend)[name] for name in ("launch", "fill", "copy") if name in vars(backend)
+    }
 
     def watched_launch(kernel, grid, block, args, *more):
         call = functools.partial(launch, kernel, grid, block, args, *more)
@@ -76,8 +91,12 @@ def watching_launches(backend, around):
 
     try:
         backend.launch = watched_launch
-        backend.fill = lambda array, byte: around("memset", 1, 1, functools.partial(fill, array, byte))
-        backend.copy = lambda source, target: around("memcpy", 1, 1, functools.partial(copy, source, target))
+        backend.fill = lambda array, byte: around(
+            "memset", 1, 1, functools.partial(fill, array, byte)
+        )
+        backend.copy = lambda source, target: around(
+            "memcpy", 1, 1, functools.partial(copy, source, target)
+        )
         yield
     finally:
         del backend.launch, backend.fill, backend.copy  # uncovers the class's own methods
@@ -85,9 +104,11 @@ def watching_launches(backend, around):
 
 
 class Layers:
-    """The current layer and its direction (forward or backward); call `now()` within `with layers:`.
+    """The current layer and its direction (forward or backward); call `now()` within `with
+    layers:`.
 
-    The tape knows the layer on the way forward; each record that it makes reports it again on the way backward.
+    The tape knows the layer on the way forward; each record that it makes reports it again on the
+    way backward.
     """
 
     def __init__(self):
@@ -116,10 +137,12 @@ class Layers:
                         return backward(*gradients)
                     finally:
                         recording.scope.pop()
+
                 super().__init__(name, output, inputs, within, adds)
 
         def play(tape, *args, **kwargs):
-            before, layers.backward = layers.backward, True  # a recomputed block plays a tape within a tape
+            # a recomputed block plays a tape within a tape
+            before, layers.backward = layers.backward, True
             try:
                 return layers._play(tape, *args, **kwargs)
             finally:

@@ -1,4 +1,5 @@
-"""Datasets: HDF5 files of images and folders of pictures; importers; the loader with which training reads them."""
+"""Datasets: HDF5 files of images and folders of pictures; importers; the loader with which training
+reads them."""
 
 from typing import TYPE_CHECKING
 
@@ -13,5 +14,6 @@ def __getattr__(name):
     """`open_dataset` and `Dataset`, imported on first use."""
     if name in ("Dataset", "open_dataset"):
         from . import dataset, folders
+
         return getattr(folders if name == "open_dataset" else dataset, name)
     raise AttributeError(f"module 'numdiff.data' has no attribute {name!r}")

@@ -1,10 +1,13 @@
-"""A folder of pictures used as a dataset: decoded once, into a dataset file in the cache, which later runs read.
+"""A folder of pictures used as a dataset: decoded once, into a dataset file in the cache, which
+later runs read.
 
     file = decoded("photos/", 64)      # ~/.cache/numdiff/data/photos-64-…h5, or in NUMDIFF_CACHE_DIR
 
-The file's name holds two digests: of the folder's path and the image size, and of the names of all files and folders
-and the files' sizes and times. So another picture in the folder means another file, and the one before is removed.
+The file's name holds two digests: of the folder's path and the image size, and of the names of all
+files and folders and the files' sizes and times. So another picture in the folder means another
+file, and the one before is removed.
 """
+
 import contextlib
 import functools
 import hashlib
@@ -31,14 +34,18 @@ RULE = 2  # of decoding: files of another rule are not used
 STALE = 24 * 3600  # seconds after which an unfinished file is what a killed process left
 
 
-def open_dataset(path: str | os.PathLike | None = None, image_size: int | None = None,
-                 classes: Sequence[str] | None = None) -> dataset.Dataset:
-    """The dataset in the HDF5 file `path`, or of the pictures in a folder, which are decoded once into a file in the
-    cache. None is the default dataset: 1,906 emoji of 64×64 pixels in 9 classes.
+def open_dataset(
+    path: str | os.PathLike | None = None,
+    image_size: int | None = None,
+    classes: Sequence[str] | None = None,
+) -> dataset.Dataset:
+    """The dataset in the HDF5 file `path`, or of the pictures in a folder, which are decoded once
+    into a file in the cache. None is the default dataset: 1,906 emoji of 64×64 pixels in 9 classes.
 
-    image_size: side of the images in pixels, to reduce those of a file. It must divide their size, because pixels are
-    averaged over whole squares. The pictures of a folder are resized to any side. classes: the names of the classes to
-    keep (labels are then renumbered, in the file's order); None keeps every image.
+    image_size: side of the images in pixels, to reduce those of a file. It must divide their size,
+    because pixels are averaged over whole squares. The pictures of a folder are resized to any
+    side. classes: the names of the classes to keep (labels are then renumbered, in the file's
+    order); None keeps every image.
     """
     if isinstance(path, str | os.PathLike) and os.path.isdir(path):
         path = decoded(path, image_size)
@@ -46,7 +53,8 @@ def open_dataset(path: str | os.PathLike | None = None, image_size: int | None =
 
 
 def class_names(path=None):
-    """The names of the classes of what `open_dataset` takes, of which no image is read; none where it takes nothing."""
+    """The names of the classes of what `open_dataset` takes, of which no image is read; none where
+    it takes nothing."""
     try:
         if path is not None and os.path.isdir(path):
             with contextlib.closing(open_source(path)) as source:
@@ -60,9 +68,10 @@ def class_names(path=None):
 def decoded(folder, image_size=None, say=None):
     """The path of the dataset file with a folder's pictures, made now unless it is there.
 
-    image_size: side in pixels, to which the square in the middle of each picture is brought; None: the pictures are
-    square and of one size. Classes come from sub-folders or a labels file, as in `numdiff data import`. say(sentence):
-    called when the pictures have been decoded (default: on stderr). A `NumdiffError` where one cannot be read.
+    image_size: side in pixels, to which the square in the middle of each picture is brought; None:
+    the pictures are square and of one size. Classes come from sub-folders or a labels file, as in
+    `numdiff data import`. say(sentence): called when the pictures have been decoded (default: on
+    stderr). A `NumdiffError` where one cannot be read.
     """
     source, digest = _digests(folder, image_size)
     cache = pathlib.Path(cache_root()) / "data"
@@ -72,14 +81,23 @@ def decoded(folder, image_size=None, say=None):
     try:
         own_folder(cache)
     except OSError as error:
-        raise NumdiffError(f"the pictures of a folder cannot be kept in {cache} ({error.strerror}): set "
-                           "NUMDIFF_CACHE_DIR to a folder of your own.") from None
+        raise NumdiffError(
+            f"the pictures of a folder cannot be kept in {cache} ({error.strerror}): set "
+            "NUMDIFF_CACHE_DIR to a folder of your own."
+        ) from None
     if _usable(path):
         return str(path)
     _remove_irregular(path)
     decode = functools.partial(
-        import_dataset, folder, path, image_size, force=True, strict=True, size_flag="--image-size",
-        progress=lambda items, total: tracked(_ticking(items), total, "decoding", "picture"))
+        import_dataset,
+        folder,
+        path,
+        image_size,
+        force=True,
+        strict=True,
+        size_flag="--image-size",
+        progress=lambda items, total: tracked(_ticking(items), total, "decoding", "picture"),
+    )
     try:
         try:
             report = decode()
@@ -90,8 +108,10 @@ def decoded(folder, image_size=None, say=None):
     for old in [*cache.glob(f"{prefix}*.h5"), *cache.glob(".*.tmp")]:
         _remove_old(old, path)
     say = say or _on_stderr
-    say(f"{report.shape[0]:,} pictures of {os.fspath(folder)!r} were decoded into {path} "
-        f"({path.stat().st_size / 1e6:,.1f} MB), which later runs read.")
+    say(
+        f"{report.shape[0]:,} pictures of {os.fspath(folder)!r} were decoded into {path} "
+        f"({path.stat().st_size / 1e6:,.1f} MB), which later runs read."
+    )
     for note in report.notes:
         say(_for_training(note, folder))
     return str(path)
@@ -101,7 +121,9 @@ def _digests(folder, image_size):
     """(digest of the pictures' paths and their target size, digest of the files' state)."""
     tree = Folder(folder)
     files = [(name, state.st_size, state.st_mtime_ns) for name, state in tree.states()]
-    return _digest([RULE, os.path.realpath(folder), image_size], 4), _digest([RULE, files, tree.folders], 8)
+    return _digest([RULE, os.path.realpath(folder), image_size], 4), _digest(
+        [RULE, files, tree.folders], 8
+    )
 
 
 def _digest(value, size):
@@ -118,22 +140,27 @@ def _usable(path):
 
 
 def _remove_irregular(path):
-    """Remove a link or a FIFO from the place of a dataset in the cache, which is this user's own; refuse a folder."""
+    """Remove a link or a FIFO from the place of a dataset in the cache, which is this user's own;
+    refuse a folder."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             os.unlink(path)
     except FileNotFoundError:
         pass
     except OSError:
-        raise NumdiffError(f"{path}, where the pictures of a folder are kept, is a folder: remove it.") from None
+        raise NumdiffError(
+            f"{path}, where the pictures of a folder are kept, is a folder: remove it."
+        ) from None
 
 
 def _for_training(sentence, folder):
     """A sentence of an import, whose options training does not have."""
     if not any(option in sentence for option in ("--labels", "--class-order")):
         return sentence
-    return (f"{sentence.rstrip('.')} (options of `numdiff data import {shlex.quote(os.fspath(folder))} OUT.h5`, whose "
-            "file --data takes, too).")
+    return (
+        f"{sentence.rstrip('.')} (options of `numdiff data import {shlex.quote(os.fspath(folder))} OUT.h5`, whose "
+        "file --data takes, too)."
+    )
 
 
 def _ticking(items):
@@ -143,7 +170,8 @@ def _ticking(items):
 
 
 def _remove_old(old, path):
-    """Remove the file of an earlier state of the folder; a process that is reading it keeps it until it ends."""
+    """Remove the file of an earlier state of the folder; a process that is reading it keeps it
+    until it ends."""
     try:
         if old != path and (old.suffix == ".h5" or time.time() - old.stat().st_mtime > STALE):
             old.unlink()

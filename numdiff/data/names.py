@@ -1,8 +1,10 @@
-"""How names of classes and files are compared: in Unicode's normal form C, without the spaces around them.
+"""How names of classes and files are compared: in Unicode's normal form C, without the spaces
+around them.
 
-macOS writes "é" as two characters, other systems as one. Names keep the spelling that they came with; only comparisons
-use these keys.
+macOS writes "é" as two characters, other systems as one. Names keep the spelling that they came
+with; only comparisons use these keys.
 """
+
 import unicodedata
 
 VISIBLE = "LMNPS"  # Unicode's categories of letters, marks, numbers, punctuation and symbols
@@ -20,5 +22,6 @@ def loose_key(name):
 
 
 def is_blank(name):
-    """Whether a name has nothing to see: it is empty, or holds spaces and invisible characters alone."""
+    """Whether a name has nothing to see: it is empty, or holds spaces and invisible characters
+    alone."""
     return not name[:1].isalnum() and not any(unicodedata.category(c)[0] in VISIBLE for c in name)

@@ -1,10 +1,13 @@
-"""The one place that opens pictures: which formats, how large, and how they become upright grey or RGB images.
+"""The one place that opens pictures: which formats, how large, and how they become upright grey or
+RGB images.
 
-Formats are those that Pillow decodes itself and that are recognised by their first bytes (for PostScript it would start
-Ghostscript), and PBM, PGM and PPM (netpbm.py). A picture is checked before it is decoded: bytes of the file, pixels,
-tags, scans, and whatever Pillow would step through in Python. Threads that decode share one memory budget: many small
-pictures at a time, large ones one after the other.
+Formats are those that Pillow decodes itself and that are recognised by their first bytes (for
+PostScript it would start Ghostscript), and PBM, PGM and PPM (netpbm.py). A picture is checked
+before it is decoded: bytes of the file, pixels, tags, scans, and whatever Pillow would step through
+in Python. Threads that decode share one memory budget: many small pictures at a time, large ones
+one after the other.
 """
+
 import contextlib
 import functools
 import io
@@ -28,25 +31,62 @@ from .profiles import Unusable, to_srgb
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "JPEG2000", "AVIF", "ICO", "QOI")
 MAXIMUM_FILE_BYTES = 1 << 29  # MAXIMUM_PIXELS of the widest kind, RGBA of 16 bits
-MAXIMUM_PIXELS = 1 << 26  # decoded: 8192×8192; a JPEG that is decoded at a fraction of its size may have more
+# decoded: 8192×8192; a JPEG that is decoded at a fraction of its size may have more
+MAXIMUM_PIXELS = 1 << 26
 MAXIMUM_SIDE = 65535
 MAXIMUM_ICON = 1024  # pixels of a side; icons have 256
 MAXIMUM_TAG_VALUES = 1 << 20  # numbers in one tag of a TIFF: two for each of its strips
-MAXIMUM_SCANNED = 1 << 35  # scans of a JPEG times its pixels: 5 seconds; a progressive one has about ten scans
+# scans of a JPEG times its pixels: 5 seconds; a progressive one has about ten scans
+MAXIMUM_SCANNED = 1 << 35
 MAXIMUM_JUNK = 1 << 20  # bytes between the segments of a JPEG
-MAXIMUM_PARTS = 1 << 16  # segments of a JPEG, blocks of a GIF before its picture, boxes of a JPEG 2000
+# segments of a JPEG, blocks of a GIF before its picture, boxes of a JPEG 2000
+MAXIMUM_PARTS = 1 << 16
 MAXIMUM_CHUNKS = 1 << 17  # of a PNG: 0.3 seconds; encoders write chunks of 8 kB or more
 MAXIMUM_IN_PYTHON = 1 << 23  # pixels of a kind that Pillow decodes in Python: 5 seconds
 STRIP_PIXELS = 1 << 22  # of a large picture, that are laid over the background together
-TAG_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-         8: Image.Transpose.ROTATE_90}
+TAG_BYTES = {
+    1: 1,
+    2: 1,
+    3: 2,
+    4: 4,
+    5: 8,
+    6: 1,
+    7: 1,
+    8: 2,
+    9: 4,
+    10: 8,
+    11: 4,
+    12: 8,
+    13: 4,
+    16: 8,
+    17: 8,
+    18: 8,
+}
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 SIDEWAYS = tuple(TURNS[turn] for turn in (5, 6, 7, 8))
-MOVED = dict(zip(TURNS.values(), (  # the new place of a point of an image of w×h pixels
-    lambda x, y, w, h: (w - x, y), lambda x, y, w, h: (w - x, h - y), lambda x, y, w, h: (x, h - y),
-    lambda x, y, w, h: (y, x), lambda x, y, w, h: (h - y, x), lambda x, y, w, h: (h - y, w - x),
-    lambda x, y, w, h: (y, w - x)), strict=True))
+MOVED = dict(
+    zip(
+        TURNS.values(),
+        (  # the new place of a point of an image of w×h pixels
+            lambda x, y, w, h: (w - x, y),
+            lambda x, y, w, h: (w - x, h - y),
+            lambda x, y, w, h: (x, h - y),
+            lambda x, y, w, h: (y, x),
+            lambda x, y, w, h: (h - y, x),
+            lambda x, y, w, h: (h - y, w - x),
+            lambda x, y, w, h: (y, w - x),
+        ),
+        strict=True,
+    )
+)
 ORIENTATION = 0x0112
 REGION, PROFILE = "numdiff region", "numdiff profile"  # keys of an image's info
 
@@ -98,11 +138,13 @@ def quiet():
         logger.setLevel(level)
 
 
-# Opening --------------------------------------------------------------------------------------------------------------
+# Opening ------------------------------------------------------------------------------------------
+
 
 @contextlib.contextmanager
 def open_picture(path):
-    """`with open_picture(path) as image`: the decoded PIL image of a file; `Unreadable` or OSError says why not."""
+    """`with open_picture(path) as image`: the decoded PIL image of a file; `Unreadable` or OSError
+    says why not."""
     state = os.stat(path)
     if not stat.S_ISREG(state.st_mode):
         raise Unreadable("it is not a file")
@@ -117,11 +159,13 @@ def open_picture(path):
 
 @contextlib.contextmanager
 def decoded(nbytes, read, wanted=None):
-    """`with decoded(…) as image`: the decoded PIL image of a file of this many bytes, which `read()` returns.
+    """`with decoded(…) as image`: the decoded PIL image of a file of this many bytes, which
+    `read()` returns.
 
-    It is upright, has 8 bits but for grey of 16, and its colours are sRGB. wanted: the size that it will be brought to;
-    lets JPEG decode a much larger photo at 1/2, 1/4 or 1/8 of its size: see `region_of`. The image's share of the
-    memory budget is held until the end of the block. `Unreadable` says why it cannot be read.
+    It is upright, has 8 bits but for grey of 16, and its colours are sRGB. wanted: the size that it
+    will be brought to; lets JPEG decode a much larger photo at 1/2, 1/4 or 1/8 of its size: see
+    `region_of`. The image's share of the memory budget is held until the end of the block.
+    `Unreadable` says why it cannot be read.
     """
     if not nbytes:
         raise Unreadable("empty file")
@@ -144,7 +188,8 @@ def decoded(nbytes, read, wanted=None):
                 raise Unreadable(_too_large(image))
         deep = _has_16_bits(image, data)
         copies = 8 + 8 * deep + 4 * ("icc_profile" in image.info)
-        with _pixels.take(copies * pixels + 6 * full * (image.format in ("JPEG", "MPO"))):  # 6: a progressive JPEG's
+        # 6: a progressive JPEG's
+        with _pixels.take(copies * pixels + 6 * full * (image.format in ("JPEG", "MPO"))):
             with _reasons():
                 image.load()
                 image.info[REGION] = size, region
@@ -153,13 +198,15 @@ def decoded(nbytes, read, wanted=None):
 
 
 def region_of(image):
-    """((width, height), (left, top, right, bottom)) of an image that `decoded` gave: the pixels of its file, and the
-    part of the image that they are. A JPEG decoded at 1/8 of 1001 pixels has 126, of which 125.125 are the picture."""
+    """((width, height), (left, top, right, bottom)) of an image that `decoded` gave: the pixels of
+    its file, and the part of the image that they are. A JPEG decoded at 1/8 of 1001 pixels has 126,
+    of which 125.125 are the picture."""
     return image.info.get(REGION, (image.size, (0, 0, *image.size)))
 
 
 def profile_of(image):
-    """The treatment of the colour profile of an image that `decoded` gave: "converted", "unusable" or None."""
+    """The treatment of the colour profile of an image that `decoded` gave: "converted", "unusable"
+    or None."""
     return image.info.get(PROFILE)
 
 
@@ -167,7 +214,10 @@ def _netpbm(data):
     """The decoded image of a PBM, PGM or PPM, once."""
     with _reasons():
         header = read_header(data)
-        if max(header.width, header.height) > MAXIMUM_SIDE or header.width * header.height > MAXIMUM_PIXELS:
+        if (
+            max(header.width, header.height) > MAXIMUM_SIDE
+            or header.width * header.height > MAXIMUM_PIXELS
+        ):
             raise Unreadable(_too_large(header))
     values = header.width * header.height * header.channels
     with _pixels.take((4 if header.kind > 3 else 16) * values):
@@ -191,7 +241,9 @@ def _reasons():
         raise Unreadable("not enough memory for its pixels") from None
     except Exception as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise Unreadable(why.splitlines()[0][:200] if why.strip() else type(error).__name__) from None
+        raise Unreadable(
+            why.splitlines()[0][:200] if why.strip() else type(error).__name__
+        ) from None
 
 
 def _too_large(image):
@@ -204,12 +256,14 @@ def _checked_pixels(image, data):
     if max(image.size) > MAXIMUM_SIDE:
         raise Unreadable(_too_large(image))
     jpeg = image.format in ("JPEG", "MPO") or image.info.get("compression") == "jpeg"
-    if jpeg and data.count(b"\xff\xda") * pixels > MAXIMUM_SCANNED:  # Pillow traverses all pixels for each
+    # Pillow traverses all pixels for each
+    if jpeg and data.count(b"\xff\xda") * pixels > MAXIMUM_SCANNED:
         raise Unreadable("far more scans than a JPEG has")
     return pixels
 
 
-# What Pillow believes a file's header, and should not -----------------------------------------------------------------
+# What Pillow believes a file's header, and should not ---------------------------------------------
+
 
 def _check(data):
     """Refuse a small file that would make Pillow use much memory or time, before Pillow sees it."""
@@ -231,7 +285,7 @@ def _check(data):
     elif data[:4] == b"\xff\x4f\xff\x51" or data[4:8] == b"jP  ":
         _check_parts(_boxes(data) if data[4:8] == b"jP  " else (), MAXIMUM_PARTS)
         for match in re.finditer(b"\xff\x4f\xff\x51", data):
-            _check_codestream(data[match.end():match.end() + 38])
+            _check_codestream(data[match.end() : match.end() + 38])
 
 
 def _check_parts(parts, most):
@@ -245,7 +299,7 @@ def _png_chunks(data):
     position = 8
     while position + 8 <= len(data):
         yield position
-        position += 12 + int.from_bytes(data[position:position + 4], "big")
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
 
 
 def _gif_blocks(data):
@@ -269,9 +323,9 @@ def _boxes(data):
     position = 0
     while position + 8 <= len(data):
         yield position
-        length = int.from_bytes(data[position:position + 4], "big")
+        length = int.from_bytes(data[position : position + 4], "big")
         if length == 1:
-            length = int.from_bytes(data[position + 8:position + 16], "big")
+            length = int.from_bytes(data[position + 8 : position + 16], "big")
         if length < 8:  # it reaches to the end of the file
             return
         position += length
@@ -289,17 +343,22 @@ def _check_bitmap(data):
 
 def _check_in_python(width, height):
     if width * height > MAXIMUM_IN_PYTHON:
-        raise Unreadable(f"{width}×{height} pixels in a format of which at most {MAXIMUM_IN_PYTHON / 1e6:.0f} million "
-                         "are read; save it as PNG")
+        raise Unreadable(
+            f"{width}×{height} pixels in a format of which at most {MAXIMUM_IN_PYTHON / 1e6:.0f} million "
+            "are read; save it as PNG"
+        )
 
 
 def _check_tags(data):
-    """The directory of a TIFF (EXIF is one, too): Pillow copies every value, and values may overlap."""
+    """The directory of a TIFF (EXIF is one, too): Pillow copies every value, and values may
+    overlap."""
     order = {b"II": "<", b"MM": ">"}.get(data[:2])
     if order is None or len(data) < 16:
         return
     big = data[2:4] in (b"+\0", b"\0+")
-    entry, count_format, offset = (order + "HHQ", "Q", data[8:16]) if big else (order + "HHL", "L", data[4:8])
+    entry, count_format, offset = (
+        (order + "HHQ", "Q", data[8:16]) if big else (order + "HHL", "L", data[4:8])
+    )
     step, inline = (20, 8) if big else (12, 4)
     start = struct.unpack(order + count_format, offset)[0]
     width = 8 if big else 2
@@ -307,7 +366,9 @@ def _check_tags(data):
         return  # Pillow says so
     entries = struct.unpack_from(order + ("Q" if big else "H"), data, start)[0]
     total, tile = 0, 1
-    for position in range(start + width, min(start + width + step * entries, len(data) - step + 1), step):
+    for position in range(
+        start + width, min(start + width + step * entries, len(data) - step + 1), step
+    ):
         tag, kind, count = struct.unpack_from(entry, data, position)
         nbytes = count * TAG_BYTES.get(kind, 0)
         if nbytes > len(data):
@@ -340,10 +401,11 @@ def _jpeg_tags(data):
         if marker == 0xFFDA:
             break
         if marker in MARKER and MARKER[marker][2] is not None:
-            length = int.from_bytes(data[position:position + 2], "big")
-            segment = data[position + 2:position + length]
+            length = int.from_bytes(data[position : position + 2], "big")
+            segment = data[position + 2 : position + length]
             position += max(2, length)
-            if marker == 0xFFE1 and segment[:6] == b"Exif\0\0":  # Pillow joins several, or takes the last
+            # Pillow joins several, or takes the last
+            if marker == 0xFFE1 and segment[:6] == b"Exif\0\0":
                 exif.append(segment[6:])
             elif marker == 0xFFE2 and segment[:4] == b"MPF\0":
                 found.append(segment[4:])
@@ -353,8 +415,8 @@ def _jpeg_tags(data):
 def _check_icon(data):
     """The pictures in an icon; only their own headers count when they are decoded."""
     for i in range(min(int.from_bytes(data[4:6], "little"), 1000)):
-        offset = int.from_bytes(data[18 + 16 * i:22 + 16 * i], "little")
-        head = data[offset:offset + 24]
+        offset = int.from_bytes(data[18 + 16 * i : 22 + 16 * i], "little")
+        head = data[offset : offset + 24]
         if head[:4] == b"\x89PNG":
             width, height = struct.unpack(">II", head[16:24].ljust(8, b"\0"))
         else:
@@ -370,43 +432,60 @@ def _check_codestream(header):
     right, bottom, left, top = struct.unpack(">IIII", header[4:20])
     components = int.from_bytes(header[36:38], "big")
     if components > 4 or max(right - left, 0) * max(bottom - top, 0) > MAXIMUM_PIXELS:
-        raise Unreadable(f"{right - left}×{bottom - top} pixels of {components} colours, more than are read")
+        raise Unreadable(
+            f"{right - left}×{bottom - top} pixels of {components} colours, more than are read"
+        )
 
 
-# Pixels ---------------------------------------------------------------------------------------------------------------
+# Pixels -------------------------------------------------------------------------------------------
+
 
 def _has_16_bits(image, data):
     """Whether an opened picture has 16 bits a channel that Pillow would truncate to 8."""
     if image.format == "PNG":
         return data[12:16] == b"IHDR" and data[24] == 16 and data[25] in (2, 4, 6)
-    return bool(image.format == "TIFF" and image.tile and all(_other_bytes(tile[3]) for tile in image.tile))
+    return bool(
+        image.format == "TIFF" and image.tile and all(_other_bytes(tile[3]) for tile in image.tile)
+    )
 
 
 def _eight_bit_colour(image, data, deep):
-    """A loaded picture whose colour of 16 bits is rounded to 8, and whose transparent colour is one of 8 bits.
+    """A loaded picture whose colour of 16 bits is rounded to 8, and whose transparent colour is one
+    of 8 bits.
 
     Pillow takes the upper bytes; the lower ones come from decoding it as of the other byte order.
     """
     transparent = image.info.get("transparency")
     depth, kind = data[24:26] if image.format == "PNG" else (8, None)
-    if kind == 0 and depth < 8 and isinstance(transparent, int):  # in the file's bits, of which Pillow makes 8
-        image.info["transparency"] = min(255, transparent * 255 // (2 ** depth - 1))
+    # in the file's bits, of which Pillow makes 8
+    if kind == 0 and depth < 8 and isinstance(transparent, int):
+        image.info["transparency"] = min(255, transparent * 255 // (2**depth - 1))
     if not deep:
         return image
     if kind == 4:  # grey and alpha, 4 bytes as RGBA has of 8 bits: Pillow has only the upper ones
         header = data[12:24] + b"\x08\x06" + data[26:29]
-        pixels = _decoded_again(data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:])
+        pixels = _decoded_again(
+            data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+        )
         return _rounded(image, pixels[..., 0::2], pixels[..., 1::2])
     low = _decoded_again(data, _other_bytes)
-    return _rounded(image, np.asarray(image), low, transparent if isinstance(transparent, tuple) else None)
+    return _rounded(
+        image, np.asarray(image), low, transparent if isinstance(transparent, tuple) else None
+    )
 
 
 def _decoded_again(data, change=None):
-    """The pixels of a picture, decoded with other arguments where `change` makes some from the decoder's."""
+    """The pixels of a picture, decoded with other arguments where `change` makes some from the
+    decoder's."""
     image = Image.open(io.BytesIO(data), formats=formats())
     if change:
-        image.tile = [tile._replace(args=change(tile[3])) if hasattr(tile, "_replace")
-                      else (*tile[:3], change(tile[3])) for tile in image.tile]  # a plain tuple before Pillow 11
+        image.tile = [
+            tile._replace(args=change(tile[3]))
+            if hasattr(tile, "_replace")
+            # a plain tuple before Pillow 11
+            else (*tile[:3], change(tile[3]))
+            for tile in image.tile
+        ]
     image.load()
     return np.asarray(image)
 
@@ -422,18 +501,24 @@ def _other_bytes(arguments):
 
 
 def _rounded(image, high, low, transparent=None):
-    """An image like `image` of 16-bit pixels, given as their upper and lower bytes, rounded to 8; pixels of the colour
-    `transparent` get an alpha of 0."""
+    """An image like `image` of 16-bit pixels, given as their upper and lower bytes, rounded to 8;
+    pixels of the colour `transparent` get an alpha of 0."""
     height, width, channels = high.shape
     out = np.empty((height, width, channels + (transparent is not None)), np.uint8)
     rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, rows):
-        wide = high[top:top + rows].astype(np.uint32) * 256 + low[top:top + rows]
-        out[top:top + rows, :, :channels] = (wide * 255 + 32767) // 65535
+        wide = high[top : top + rows].astype(np.uint32) * 256 + low[top : top + rows]
+        out[top : top + rows, :, :channels] = (wide * 255 + 32767) // 65535
         if transparent is not None:
-            out[top:top + rows, :, channels] = 255 * (wide != transparent).any(-1)
-    result = Image.fromarray(out, {2: "LA", 3: "RGB"}.get(out.shape[2], "CMYK" if image.mode == "CMYK" else "RGBA"))
-    result.info = {name: value for name, value in image.info.items() if name != "transparency" or transparent is None}
+            out[top : top + rows, :, channels] = 255 * (wide != transparent).any(-1)
+    result = Image.fromarray(
+        out, {2: "LA", 3: "RGB"}.get(out.shape[2], "CMYK" if image.mode == "CMYK" else "RGBA")
+    )
+    result.info = {
+        name: value
+        for name, value in image.info.items()
+        if name != "transparency" or transparent is None
+    }
     return result
 
 
@@ -461,19 +546,26 @@ def _plain(image):
     if image.mode.startswith("I"):
         grey = Image.fromarray(_grey_of_16_bits(image))
         if isinstance(image.info.get("transparency"), int):
-            grey.putalpha(Image.fromarray(np.where(np.asarray(image) == image.info["transparency"], 0, 255)
-                                          .astype(np.uint8)))
+            grey.putalpha(
+                Image.fromarray(
+                    np.where(np.asarray(image) == image.info["transparency"], 0, 255).astype(
+                        np.uint8
+                    )
+                )
+            )
         return grey
     if image.mode in ("L", "RGB") and transparent:
         return image.convert({"L": "LA", "RGB": "RGBA"}[image.mode])
     if image.mode in ("P", "PA"):
         return image.convert("RGBA" if transparent or image.mode == "PA" else "RGB")
-    return image.convert({"La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "YCbCr": "RGB"}.get(image.mode, image.mode))
+    return image.convert(
+        {"La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "YCbCr": "RGB"}.get(image.mode, image.mode)
+    )
 
 
 def flatten(image, background):
-    """An 8-bit image of mode L or RGB, transparent parts composed over the background (red, green, blue). It is grey if
-    the file and the background are. 16-bit grey is rounded to 8.
+    """An 8-bit image of mode L or RGB, transparent parts composed over the background (red, green,
+    blue). It is grey if the file and the background are. 16-bit grey is rounded to 8.
     """
     if image.mode == "F":
         raise Unreadable("floating-point pixels, whose range is not known; convert it to 8 bits")
@@ -504,10 +596,14 @@ def _upright(image):
         return image
     size, (left, top, right, bottom) = region_of(image)
     moved = MOVED[turn]
-    (left, top), (right, bottom) = (moved(x, y, *image.size) for x, y in ((left, top), (right, bottom)))
+    (left, top), (right, bottom) = (
+        moved(x, y, *image.size) for x, y in ((left, top), (right, bottom))
+    )
     image = image.transpose(turn)
-    image.info[REGION] = (size[::-1] if turn in SIDEWAYS else size,
-                          (min(left, right), min(top, bottom), max(left, right), max(top, bottom)))
+    image.info[REGION] = (
+        size[::-1] if turn in SIDEWAYS else size,
+        (min(left, right), min(top, bottom), max(left, right), max(top, bottom)),
+    )
     return image
 
 
@@ -519,21 +615,30 @@ def _flat(image, background, transparent):
             image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
         base = Image.new("RGBA", image.size, (*background, 255))
         base.alpha_composite(image.convert("RGBA"))
-        return base.getchannel(0) if len(set(background)) == 1 and image.mode in ("1", "L", "LA") else base
+        return (
+            base.getchannel(0)
+            if len(set(background)) == 1 and image.mode in ("1", "L", "LA")
+            else base
+        )
     try:
         return image.convert("L" if image.mode == "1" else "RGB")
     except ValueError:
-        raise Unreadable(f"colours of mode {image.mode}, which Pillow cannot convert; save it as RGB") from None
+        raise Unreadable(
+            f"colours of mode {image.mode}, which Pillow cannot convert; save it as RGB"
+        ) from None
 
 
 def _eight_bits(image, background, transparent):
-    """An image of 16-bit (or wider) grey pixels as 8 bits; pixels of the value `transparent` as the background."""
+    """An image of 16-bit (or wider) grey pixels as 8 bits; pixels of the value `transparent` as the
+    background."""
     pixels, grey = np.asarray(image), _grey_of_16_bits(image)
     if not isinstance(transparent, int):
         return Image.fromarray(grey)
     shown = np.repeat(grey[..., None], 3, axis=-1)
     shown[pixels == transparent] = background
-    return Image.fromarray(shown if len(set(background)) > 1 else np.ascontiguousarray(shown[..., 0]))
+    return Image.fromarray(
+        shown if len(set(background)) > 1 else np.ascontiguousarray(shown[..., 0])
+    )
 
 
 def _grey_of_16_bits(image):

@@ -1,4 +1,6 @@
-"""The kernels' runtime: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted randomness."""
+"""The kernels' runtime: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted
+randomness."""
+
 import contextlib
 
 from ..errors import UsageError, quoted
@@ -18,7 +20,16 @@ from .array import (
     with_dtype,
     zeros,
 )
-from .cpu import cores, on_host, one_after_another, over_batch, prepare_cpu, share_cores, side_by_side, workers
+from .cpu import (
+    cores,
+    on_host,
+    one_after_another,
+    over_batch,
+    prepare_cpu,
+    share_cores,
+    side_by_side,
+    workers,
+)
 from .gpu import choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
 from .gpu_graphs import EXCHANGE, GRADIENTS
 from .host_twin import HostTwin
@@ -28,16 +39,61 @@ from .ptx import PtxError
 from .replay import Replayed
 from .system_scope import load_acquire, nanoseconds, store_release
 
-__all__ = ["AnyArray", "DeviceArray", "EXCHANGE", "GRADIENTS", "HostTwin", "PtxError", "Replayed", "opaque", "between",
-           "choose_gpu", "copy_into", "cores", "cuda", "download", "empty", "empty_like", "fill_zero", "float32",
-           "forked", "get_backend", "get_gpu", "gpu_count", "int32", "int64", "is_device", "is_planned", "join",
-           "lasting", "launch", "load4", "load_acquire", "nanoseconds", "on_host", "one_after_another", "over_batch",
-           "product", "set_poison", "share_cores", "side_by_side", "store4", "store_release", "synchronize", "uint32",
-           "upload", "why_no_gpu", "with_dtype", "workers", "zeros"]
+__all__ = [
+    "AnyArray",
+    "DeviceArray",
+    "EXCHANGE",
+    "GRADIENTS",
+    "HostTwin",
+    "PtxError",
+    "Replayed",
+    "opaque",
+    "between",
+    "choose_gpu",
+    "copy_into",
+    "cores",
+    "cuda",
+    "download",
+    "empty",
+    "empty_like",
+    "fill_zero",
+    "float32",
+    "forked",
+    "get_backend",
+    "get_gpu",
+    "gpu_count",
+    "int32",
+    "int64",
+    "is_device",
+    "is_planned",
+    "join",
+    "lasting",
+    "launch",
+    "load4",
+    "load_acquire",
+    "nanoseconds",
+    "on_host",
+    "one_after_another",
+    "over_batch",
+    "product",
+    "set_poison",
+    "share_cores",
+    "side_by_side",
+    "store4",
+    "store_release",
+    "synchronize",
+    "uint32",
+    "upload",
+    "why_no_gpu",
+    "with_dtype",
+    "workers",
+    "zeros",
+]
 
 
 def get_backend(name, index=None):
-    """What `empty(..., like=...)` takes for a device's name: None for "cpu", the GPU for "cuda", by "auto" either.
+    """What `empty(..., like=...)` takes for a device's name: None for "cpu", the GPU for "cuda", by
+    "auto" either.
 
     index: of the GPU; None: the one that `choose_gpu` set, initially 0.
     """
@@ -50,15 +106,18 @@ def get_backend(name, index=None):
         return get_gpu(index)
     if name == "emulator":
         from .emulator import get_emulator
+
         return get_emulator(float64=False)
     if name == "ptx":
         from .ptx import get_ptx_device
+
         return get_ptx_device()
     raise UsageError(f"unknown device {quoted(name)}: use auto, cpu, cuda or emulator.")
 
 
 def between(backend, action):
-    """Call `action()`, a function of the host, at this place among the launches, and in every replay."""
+    """Call `action()`, a function of the host, at this place among the launches, and in every
+    replay."""
     if hasattr(backend, "between"):
         backend.between(action)
     else:
@@ -66,8 +125,8 @@ def between(backend, action):
 
 
 def forked(backend, branch=EXCHANGE):
-    """Context: work launched inside runs concurrently with work launched after it, until `join`. On devices other than
-    a GPU everything runs in order. branch: which of the side streams."""
+    """Context: work launched inside runs concurrently with work launched after it, until `join`. On
+    devices other than a GPU everything runs in order. branch: which of the side streams."""
     return backend.forked(branch) if hasattr(backend, "forked") else contextlib.nullcontext()
 
 

@@ -1,4 +1,5 @@
-"""The hardware's approximate special functions: one instruction each, accurate to all but the last few bits.
+"""The hardware's approximate special functions: one instruction each, accurate to all but the last
+few bits.
 
     tanh_approximate(x)     relative error at most 2⁻¹¹
     power_of_two(x)         2ˣ, at most 2⁻²²; 0 where that is below 2⁻¹²⁶
@@ -8,6 +9,7 @@ The emulator gives the correctly rounded values.
 
 SOURCE  PTX ISA, section 9.7.3: `tanh.approx.f32` (sm_75 and later), `ex2.approx.ftz.f32`, `rcp.approx.ftz.f32`.
 """
+
 import numpy as np
 from numba.cuda import types
 from numba.cuda.extending import intrinsic

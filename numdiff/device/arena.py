@@ -1,19 +1,23 @@
 """A memory arena whose addresses repeat from step to step.
 
-A training step allocates the same arrays in the same order every time, and frees them in the same order. So the arena
-answers the same sequence of requests with the same addresses. After the first step it takes nothing more from the
-driver, and a captured step can be replayed over the same memory. Blocks return to the arena when the last array that
-uses them is dropped (Python's reference counts decide, so the moment is exact), and are reused in stream order.
+A training step allocates the same arrays in the same order every time, and frees them in the same
+order. So the arena answers the same sequence of requests with the same addresses. After the first
+step it takes nothing more from the driver, and a captured step can be replayed over the same
+memory. Blocks return to the arena when the last array that uses them is dropped (Python's reference
+counts decide, so the moment is exact), and are reused in stream order.
 
-Allocation is best fit over a free list sorted by address; neighbouring free blocks are joined again. Threads take
+Allocation is best fit over a free list sorted by address; neighbouring free blocks are joined
+again. Threads take
 turns: any of them may drop the last reference to a block.
 """
+
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
 
 ALIGNMENT = 256  # bytes; what cudaMalloc itself guarantees, and enough for 16-byte vectors and TMA
-SEGMENT = 64 << 20  # bytes taken from the driver at a time, so that small arrays share one driver allocation
+# bytes taken from the driver at a time, so that small arrays share one driver allocation
+SEGMENT = 64 << 20
 
 
 class Block:
@@ -29,7 +33,8 @@ class Block:
 
 
 class Arena:
-    """Hands out byte ranges of large segments; `take_segment(nbytes)` gets one and returns its address."""
+    """Hands out byte ranges of large segments; `take_segment(nbytes)` gets one and returns its
+    address."""
 
     def __init__(self, take_segment, segment_bytes=SEGMENT):
         self._take_segment = take_segment
@@ -37,10 +42,12 @@ class Arena:
         self._addresses = []  # of the free blocks, ascending
         self._sizes = {}  # free block address -> bytes
         self._turn = threading.Lock()
-        self._returned = deque()  # (address, bytes) of freed blocks that are not in the free list yet
+        # (address, bytes) of freed blocks that are not in the free list yet
+        self._returned = deque()
         self._taken_back = 0  # how many of these there have been
         self._until = None  # how many may come back before `let_go`; None: all
-        self._segment_starts = {}  # address -> bytes; blocks of two segments are never joined, though they may touch
+        # address -> bytes; blocks of two segments are never joined, though they may touch
+        self._segment_starts = {}
         self.reserved_bytes = 0
         self.used_bytes = 0
         self.peak_bytes = 0
@@ -52,8 +59,11 @@ class Arena:
             return self._allocate(max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT))
 
     def _allocate(self, nbytes):
-        best = min((a for a in self._addresses if self._sizes[a] >= nbytes),
-                   key=lambda a: (self._sizes[a], a), default=None)
+        best = min(
+            (a for a in self._addresses if self._sizes[a] >= nbytes),
+            key=lambda a: (self._sizes[a], a),
+            default=None,
+        )
         if best is None:
             best = self._grow(nbytes)
         if best is None:
@@ -92,8 +102,8 @@ class Arena:
         return set(self._segment_starts)
 
     def trim(self, give_back, keep=()):
-        """Free the segments that hold no array, by `give_back(address)` each, except those that begin at an address in
-        `keep`. No graph that was captured in a freed segment may be kept."""
+        """Free the segments that hold no array, by `give_back(address)` each, except those that
+        begin at an address in `keep`. No graph that was captured in a freed segment may be kept."""
         with self._turn:
             self._take_back()
             for address, size in [*self._segment_starts.items()]:
@@ -108,7 +118,8 @@ class Arena:
         self._until = self.position
 
     def let_go(self, until=None):
-        """Take back what was freed before the arena had this `position`; None: all, and no longer hold."""
+        """Take back what was freed before the arena had this `position`; None: all, and no longer
+        hold."""
         with self._turn:
             self._until = until
             self._take_back()
@@ -121,11 +132,11 @@ class Arena:
     def held_since(self, position):
         """Bytes of the blocks that were freed from a position on and are held."""
         first = max(position, self._until or 0) - self._taken_back
-        return sum(nbytes for _, nbytes in [*self._returned][max(0, first):])
+        return sum(nbytes for _, nbytes in [*self._returned][max(0, first) :])
 
     def _release(self, address, nbytes):
-        """A block comes back: now, or before the next allocation if the arena is busy (Python may drop the last
-        reference at any instruction, in `allocate` too)."""
+        """A block comes back: now, or before the next allocation if the arena is busy (Python may
+        drop the last reference at any instruction, in `allocate` too)."""
         self._returned.append((address, nbytes))
         if self._turn.acquire(blocking=False):
             try:
@@ -143,7 +154,11 @@ class Arena:
     def _join(self, address, nbytes):
         at = bisect_left(self._addresses, address)
         after = address + nbytes
-        if at < len(self._addresses) and self._addresses[at] == after and after not in self._segment_starts:
+        if (
+            at < len(self._addresses)
+            and self._addresses[at] == after
+            and after not in self._segment_starts
+        ):
             nbytes += self._sizes.pop(after)
             del self._addresses[at]
         if at > 0 and address not in self._segment_starts:
@@ -156,9 +171,11 @@ class Arena:
 
 
 class AliasedArena(Arena):
-    """An arena over ranges that are available for a while; what does not fit there comes from `outer`.
+    """An arena over ranges that are available for a while; what does not fit there comes from
+    `outer`.
 
-    It begins empty: `alias` adds a range, and `reclaim` takes back one that holds no array any more.
+    It begins empty: `alias` adds a range, and `reclaim` takes back one that holds no array any
+    more.
     """
 
     def __init__(self, outer):
@@ -178,10 +195,15 @@ class AliasedArena(Arena):
             self._join(address, nbytes)
 
     def reclaim(self, address, nbytes):
-        """No array may be in these bytes any more; returns False, and leaves the range, if one still is."""
+        """No array may be in these bytes any more; returns False, and leaves the range, if one
+        still is."""
         with self._turn:
             self._take_back()
-            first = self._addresses[bisect_right(self._addresses, address) - 1] if self._addresses else address + 1
+            first = (
+                self._addresses[bisect_right(self._addresses, address) - 1]
+                if self._addresses
+                else address + 1
+            )
             stop = first + self._sizes.get(first, 0)
             if not first <= address or stop < address + nbytes:
                 return False
@@ -195,8 +217,8 @@ class AliasedArena(Arena):
 
 
 class Lane(Arena):
-    """An arena for a separate stream: over blocks of another arena, which has them back once this one is closed. What
-    is freed here is given to later work of the same stream alone."""
+    """An arena for a separate stream: over blocks of another arena, which has them back once this
+    one is closed. What is freed here is given to later work of the same stream alone."""
 
     def __init__(self, outer):
         super().__init__(self._take_block, ALIGNMENT)

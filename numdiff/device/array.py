@@ -1,10 +1,13 @@
-"""Arrays on a device, and the handful of functions with which everything above makes, moves and computes on them.
+"""Arrays on a device, and the handful of functions with which everything above makes, moves and
+computes on them.
 
-A `DeviceArray` is an address, a shape and a dtype; always contiguous, row-major. It carries no arithmetic: kernels do
-that. Its device is its `backend`, an object with five methods (`allocate`, `upload`, `download`, `fill`, `launch`). See
-`gpu.py` (a GPU), `emulator.py` (runs kernels on the CPU) and `ptx.py` (compiles every launch, runs none). NumPy arrays
-are the CPU engine: the functions here take both.
+A `DeviceArray` is an address, a shape and a dtype; always contiguous, row-major. It carries no
+arithmetic: kernels do that. Its device is its `backend`, an object with five methods (`allocate`,
+`upload`, `download`, `fill`, `launch`). See `gpu.py` (a GPU), `emulator.py` (runs kernels on the
+CPU) and `ptx.py` (compiles every launch, runs none). NumPy arrays are the CPU engine: the functions
+here take both.
 """
+
 import contextlib
 import math
 
@@ -18,7 +21,8 @@ _poison = False
 
 
 class DeviceArray:
-    """A contiguous array in device memory. `reshape` and first-axis slices are views that share the memory."""
+    """A contiguous array in device memory. `reshape` and first-axis slices are views that share the
+    memory."""
 
     __slots__ = ("backend", "shape", "dtype", "size", "memory", "offset", "arguments")
 
@@ -62,7 +66,9 @@ class DeviceArray:
     def __getitem__(self, index):
         """A view of rows `start:stop` of the first axis."""
         if not isinstance(index, slice) or index.step not in (None, 1):
-            raise TypeError("a DeviceArray can only be sliced along its first axis, in steps of one")
+            raise TypeError(
+                "a DeviceArray can only be sliced along its first axis, in steps of one"
+            )
         start, stop, _ = index.indices(self.shape[0])
         row = self.size // max(self.shape[0], 1) * self.dtype.itemsize
         shape = (max(stop - start, 0),) + self.shape[1:]
@@ -82,9 +88,13 @@ def with_dtype(array, dtype):
 def as_words(array):
     """The same memory as a flat float32 array: a word may hold two float16 numbers."""
     if array.nbytes % 4:
-        raise ValueError(f"{array.dtype}{tuple(array.shape)} does not consist of whole words of 4 bytes")
+        raise ValueError(
+            f"{array.dtype}{tuple(array.shape)} does not consist of whole words of 4 bytes"
+        )
     if isinstance(array, DeviceArray):
-        return DeviceArray(array.backend, (array.nbytes // 4,), np.dtype(np.float32), array.memory, array.offset)
+        return DeviceArray(
+            array.backend, (array.nbytes // 4,), np.dtype(np.float32), array.memory, array.offset
+        )
     return array.reshape(-1).view(np.float32)
 
 
@@ -94,9 +104,16 @@ def is_device(array):
 
 
 def empty(shape, dtype=np.float32, like=None):
-    """A new array whose contents are undefined, on the device of `like` (an array or a backend; None: NumPy)."""
+    """A new array whose contents are undefined, on the device of `like` (an array or a backend;
+    None: NumPy)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    backend = like.backend if isinstance(like, DeviceArray) else None if isinstance(like, np.ndarray) else like
+    backend = (
+        like.backend
+        if isinstance(like, DeviceArray)
+        else None
+        if isinstance(like, np.ndarray)
+        else like
+    )
     if backend is None:
         array = np.empty(shape, dtype)
         if _poison:
@@ -116,7 +133,8 @@ def empty_like(array, dtype=None):
 def zeros(shape, dtype=np.float32, like=None):
     """A new array of zeros on the device of `like` (an array or a backend; None: NumPy)."""
     if like is None or isinstance(like, np.ndarray):
-        return np.zeros(shape, dtype)  # whose pages the system makes when they are used: at once, whatever the size
+        # whose pages the system makes when they are used: at once, whatever the size
+        return np.zeros(shape, dtype)
     return fill_zero(empty(shape, dtype, like))
 
 
@@ -130,9 +148,16 @@ def fill_zero(array):
 
 
 def upload(array, like=None):
-    """A copy of a NumPy array on the device of `like`; None or a NumPy `like` gives a contiguous NumPy array."""
+    """A copy of a NumPy array on the device of `like`; None or a NumPy `like` gives a contiguous
+    NumPy array."""
     array = np.asarray(array, order="C")  # unlike ascontiguousarray, keeps a scalar a scalar
-    backend = like.backend if isinstance(like, DeviceArray) else None if isinstance(like, np.ndarray) else like
+    backend = (
+        like.backend
+        if isinstance(like, DeviceArray)
+        else None
+        if isinstance(like, np.ndarray)
+        else like
+    )
     if backend is None:
         return array.copy()
     result = empty(array.shape, array.dtype, backend)
@@ -141,9 +166,14 @@ def upload(array, like=None):
 
 
 def lasting(backend):
-    """Context: what is allocated in it may be kept for good. A step that is recorded has a separate arena, and its
-    replays write to all that was free there, whatever has been put there since; this comes from the first arena."""
-    return backend.within(backend.arenas[0]) if hasattr(backend, "arenas") else contextlib.nullcontext()
+    """Context: what is allocated in it may be kept for good. A step that is recorded has a separate
+    arena, and its replays write to all that was free there, whatever has been put there since; this
+    comes from the first arena."""
+    return (
+        backend.within(backend.arenas[0])
+        if hasattr(backend, "arenas")
+        else contextlib.nullcontext()
+    )
 
 
 def download(array):
@@ -154,7 +184,9 @@ def download(array):
 def copy_into(target, source):
     """Copy `source` (NumPy or device array of the same shape and dtype) into `target`, in place."""
     if target.shape != source.shape or target.dtype != source.dtype:
-        raise ValueError(f"cannot copy {source.dtype}{source.shape} into {target.dtype}{target.shape}")
+        raise ValueError(
+            f"cannot copy {source.dtype}{source.shape} into {target.dtype}{target.shape}"
+        )
     if isinstance(target, DeviceArray):
         if isinstance(source, DeviceArray):
             target.backend.copy(source, target)
@@ -170,22 +202,27 @@ AnyArray = np.ndarray | DeviceArray  # for type hints: of either engine
 def launch(kernel, grid, block, *args, shared=0, cluster=1):
     """Launch a `@cuda.jit` kernel over device arrays, in stream order, without waiting.
 
-    args: arrays and numbers, and tuples of them: what belongs together is best a NamedTuple of the module's own, which
-        the kernel reads by name.
-    grid, block: an int or a tuple of up to three; shared: bytes of dynamic shared memory. Python ints travel as int32
-    (int64 where they do not fit), floats as float32, so that no kernel is dragged into 64-bit arithmetic by a scalar.
-    cluster: how many blocks, neighbours along x, y and z of the grid, run together and reach each other's shared memory
-    (cluster.py): an int or a tuple as for the grid, which it must divide; up to 8 in all, from capability 9.0 on
+    args: arrays and numbers, and tuples of them: what belongs together is best a NamedTuple of the
+        module's own, which the kernel reads by name.
+    grid, block: an int or a tuple of up to three; shared: bytes of dynamic shared memory. Python
+    ints travel as int32 (int64 where they do not fit), floats as float32, so that no kernel is
+    dragged into 64-bit arithmetic by a scalar.
+    cluster: how many blocks, neighbours along x, y and z of the grid, run together and reach each
+    other's shared memory (cluster.py): an int or a tuple as for the grid, which it must divide; up
+    to 8 in all, from capability 9.0 on
     """
     backend = next((a.backend for a in leaves(args) if isinstance(a, DeviceArray)), None)
     if backend is None:
-        raise UsageError("launch runs kernels over device arrays, and none was given: make them with upload(array, "
-                         'get_backend("emulator")), or "cuda" for a GPU.')
+        raise UsageError(
+            "launch runs kernels over device arrays, and none was given: make them with upload(array, "
+            'get_backend("emulator")), or "cuda" for a GPU.'
+        )
     backend.launch(kernel, grid, block, args, shared, cluster)
 
 
 def set_poison(on):
-    """Fill every new array with NaN (tests do, to see what a kernel forgot to write); returns the old setting."""
+    """Fill every new array with NaN (tests do, to see what a kernel forgot to write); returns the
+    old setting."""
     global _poison
     old, _poison = _poison, bool(on)
     return old

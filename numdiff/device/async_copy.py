@@ -1,8 +1,10 @@
-"""Copies from global to shared memory that run while threads compute: `cp.async`, on sm_80 and later.
+"""Copies from global to shared memory that run while threads compute: `cp.async`, on sm_80 and
+later.
 
-A thread starts copies of 4, 8 or 16 bytes each, closes a group with `cp_async_commit`, and continues with other work.
-Later `cp_async_wait(n)` waits until at most its n youngest groups are still in flight. The data passes through no
-registers, and the next tiles travel while one is multiplied: a pipeline of STAGES tiles is
+A thread starts copies of 4, 8 or 16 bytes each, closes a group with `cp_async_commit`, and
+continues with other work. Later `cp_async_wait(n)` waits until at most its n youngest groups are
+still in flight. The data passes through no registers, and the next tiles travel while one is
+multiplied: a pipeline of STAGES tiles is
 
     for s in range(STAGES - 1):                 # fill it
         start the copies of tile s; cp_async_commit()
@@ -12,8 +14,9 @@ registers, and the next tiles travel while one is multiplied: a pipeline of STAG
         start the copies of tile i + STAGES - 1 into the stage of tile i - 1; cp_async_commit()
         multiply tile i
 
-A wait is for the thread's own copies only: without the barrier after it other threads read what has not arrived. An
-empty group is committed in the last iterations too, or the count of groups would be wrong.
+A wait is for the thread's own copies only: without the barrier after it other threads read what has
+not arrived. An empty group is committed in the last iterations too, or the count of groups would be
+wrong.
 
 ADDRESSES
     Shared memory is named by 32-bit addresses in bytes, `shared_address(array) + offset`: computed once, they make
@@ -33,6 +36,7 @@ IN THE EMULATOR
 
 SOURCE  PTX ISA, section 9.7.9.25.3, `cp.async`, `cp.async.commit_group`, `cp.async.wait_group`, `cp.async.wait_all`.
 """
+
 import sys
 
 from llvmlite import ir
@@ -44,7 +48,7 @@ from ..emulator.group_copies import commit, start_copy, wait
 from ..emulator.values import UInt32
 from .inline_ptx import I32, SHARED, element_pointer, literal, require_contiguous, statement
 
-# Addresses ------------------------------------------------------------------------------------------------------------
+# Addresses ----------------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -54,7 +58,9 @@ def shared_address(typingctx, array):
 
     def codegen(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[0], args[0], I32(0))
-        return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, SHARED)), I32)
+        return builder.ptrtoint(
+            builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, SHARED)), I32
+        )
 
     return types.uint32(array), codegen
 
@@ -67,10 +73,12 @@ def _shared_address(machine, array):
     return UInt32(machine.shared_address(array))
 
 
-# Copies ---------------------------------------------------------------------------------------------------------------
+# Copies -------------------------------------------------------------------------------------------
+
 
 def _copy(array, text):
-    """Signature and code of a copy: the address in shared memory, the array, the index of the element."""
+    """Signature and code of a copy: the address in shared memory, the array, the index of the
+    element."""
     require_contiguous("cp_async", array)
     return types.void(types.uint32, array, types.int64), statement(text, ordered=True)
 
@@ -83,7 +91,8 @@ def _copy_filled(array, text):
 
 @intrinsic
 def cp_async_16(typingctx, address, array, index):
-    """Start a copy of 16 bytes from `array[index]` to the shared address; both multiples of 16 bytes."""
+    """Start a copy of 16 bytes from `array[index]` to the shared address; both multiples of 16
+    bytes."""
     return _copy(array, "cp.async.cg.shared.global [$0], [$1], 16;")
 
 
@@ -96,7 +105,8 @@ def _cp_async_16(machine, address, array, index):
 def cp_async_16_zfill(typingctx, address, array, index, count):
     """Start a copy of `count` bytes (0 … 16) from `array[index]`, filled up to 16 with zeros.
 
-    With a count of 0 nothing is read: that is the guard of a tile at an edge, and `index` may then be outside.
+    With a count of 0 nothing is read: that is the guard of a tile at an edge, and `index` may then
+    be outside.
     """
     return _copy_filled(array, "cp.async.cg.shared.global [$0], [$1], 16, $2;")
 
@@ -150,7 +160,8 @@ def _cp_async_4_zfill(machine, address, array, index, count):
     start_copy(machine, address, array, index, 4, int(count), sys._getframe(1))
 
 
-# Groups ---------------------------------------------------------------------------------------------------------------
+# Groups -------------------------------------------------------------------------------------------
+
 
 @intrinsic
 def cp_async_commit(typingctx):
@@ -165,7 +176,8 @@ def _cp_async_commit(machine):
 
 @intrinsic
 def cp_async_wait(typingctx, pending):
-    """Wait until at most the `pending` youngest groups of this thread are in flight; a literal, or a constant."""
+    """Wait until at most the `pending` youngest groups of this thread are in flight; a literal, or
+    a constant."""
     n = literal("cp_async_wait", pending, 0, 255)
     return types.void(pending), statement(f"cp.async.wait_group {n};", ordered=True)
 

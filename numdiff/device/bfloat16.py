@@ -1,4 +1,5 @@
-"""bfloat16 in kernels (sm_80 and later): float32's range in 16 bits, with 8 significant bits instead of 24.
+"""bfloat16 in kernels (sm_80 and later): float32's range in 16 bits, with 8 significant bits
+instead of 24.
 
     An array of it                  load4, load8 … give float32, and arithmetic takes an element x[i] for the float32
                                     that it is; what is stored is rounded to the nearest, ties to even
@@ -11,6 +12,7 @@ half.py makes of a kernel whose text names float16's instructions one that has t
 
 SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.14.5 (`mma`).
 """
+
 import importlib
 import sys
 
@@ -20,7 +22,12 @@ from numba.cuda.extending import intrinsic, lower_cast, register_model
 from numba.cuda.typeconv import Conversion
 
 from ..emulator import twin
-from ..emulator.fragments import fragment_a_m16n8k8, fragment_a_m16n8k16, fragment_b_m16n8k8, fragment_b_m16n8k16
+from ..emulator.fragments import (
+    fragment_a_m16n8k8,
+    fragment_a_m16n8k16,
+    fragment_b_m16n8k8,
+    fragment_b_m16n8k16,
+)
 from ..emulator.values import UInt32, float32_bits, float32_of_bits
 from ..emulator.warp_matrix import MatrixProduct, bfloat16_of_words
 from .inline_ptx import F32, I16, I32, emit, statement
@@ -42,11 +49,12 @@ WORDS2, WORDS4 = types.UniTuple(types.uint32, 2), types.UniTuple(types.uint32, 4
 SUFFIX = "_bf16"  # of the names of kernels that `in_bfloat16` makes
 
 
-# The type -------------------------------------------------------------------------------------------------------------
+# The type -----------------------------------------------------------------------------------------
+
 
 class Bfloat16(types.Number):
-    """The element type of an array: 16 bits that can be cast to float32 and from it. Numba has such a type, whose casts
-    call functions of C++ that have to be linked."""
+    """The element type of an array: 16 bits that can be cast to float32 and from it. Numba has such
+    a type, whose casts call functions of C++ that have to be linked."""
 
     bitwidth = 16
 
@@ -62,7 +70,8 @@ class Bfloat16(types.Number):
 
 bfloat16 = Bfloat16()
 importlib.import_module("numba.cuda.typing.npydecl")  # it looks up NumPy's type of each in that set
-types.number_domain |= {bfloat16}  # where Numba looks up whether a shared array may have such elements
+# where Numba looks up whether a shared array may have such elements
+types.number_domain |= {bfloat16}
 
 
 @register_model(Bfloat16)
@@ -82,14 +91,17 @@ def narrow(context, builder, kind, to, value):
     return emit(builder, "cvt.rn.bf16.f32 $0, $1;", [I16], [value])[0]
 
 
-# Words ----------------------------------------------------------------------------------------------------------------
+# Words --------------------------------------------------------------------------------------------
 
 PACK = "cvt.rn.bf16x2.f32 $0, $2, $1;"
 
 
 def widen_word(builder, word):
     """LLVM values: a word's two bfloat16 as two float32, the low half first."""
-    return [builder.bitcast(bits, F32) for bits in (builder.shl(word, I32(16)), builder.and_(word, I32(0xFFFF0000)))]
+    return [
+        builder.bitcast(bits, F32)
+        for bits in (builder.shl(word, I32(16)), builder.and_(word, I32(0xFFFF0000)))
+    ]
 
 
 @intrinsic
@@ -105,12 +117,14 @@ def _pack_bfloat2(machine, low, high):
 
 def _bits(x):
     word = float32_bits(x)
-    return 0x7FFF if x != x else word + 0x7FFF + (word >> 16 & 1) >> 16  # 0x7FFF: the NaN that cvt gives
+    # 0x7FFF: the NaN that cvt gives
+    return 0x7FFF if x != x else word + 0x7FFF + (word >> 16 & 1) >> 16
 
 
 @intrinsic
 def unpack_bfloat2(typingctx, word):
     """The two bfloat16 of a word as two float32, the low half first."""
+
     def codegen(context, builder, sig, args):
         return context.make_tuple(builder, sig.return_type, widen_word(builder, args[0]))
 
@@ -133,20 +147,25 @@ def _ones_bfloat2(machine):
     return UInt32(0x3F803F80)
 
 
-# mma ------------------------------------------------------------------------------------------------------------------
+# mma ----------------------------------------------------------------------------------------------
+
 
 def _text(of_half):
     return of_half.replace(".f32.f16.f16.f32", ".f32.bf16.bf16.f32")
 
 
-PRODUCT_M16N8K16_BF16 = MatrixProduct("mma.m16n8k16.bf16", 16, fragment_a_m16n8k16, fragment_b_m16n8k16,
-                                      bfloat16_of_words)
-PRODUCT_M16N8K8_BF16 = MatrixProduct("mma.m16n8k8.bf16", 8, fragment_a_m16n8k8, fragment_b_m16n8k8, bfloat16_of_words)
+PRODUCT_M16N8K16_BF16 = MatrixProduct(
+    "mma.m16n8k16.bf16", 16, fragment_a_m16n8k16, fragment_b_m16n8k16, bfloat16_of_words
+)
+PRODUCT_M16N8K8_BF16 = MatrixProduct(
+    "mma.m16n8k8.bf16", 8, fragment_a_m16n8k8, fragment_b_m16n8k8, bfloat16_of_words
+)
 
 
 @intrinsic
 def mma_m16n8k16_bf16(typingctx, a, b, c):
-    """a · b + c over the warp: a four words, b two words of bfloat16, c and the result four float32."""
+    """a · b + c over the warp: a four words, b two words of bfloat16, c and the result four
+    float32."""
     return mma(_text(M16N8K16), WORDS4, WORDS2)
 
 
@@ -157,7 +176,8 @@ def _mma_m16n8k16_bf16(machine, a, b, c):
 
 @intrinsic
 def mma_m16n8k16_bf16_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of bfloat16; float32."""
+    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of
+    bfloat16; float32."""
     return mma_into(_text(M16N8K16), accumulators, WORDS4, WORDS2)
 
 
@@ -179,7 +199,8 @@ def _mma_m16n8k8_bf16(machine, a, b, c):
 
 @intrinsic
 def mma_m16n8k8_bf16_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a two words, b one word of bfloat16; float32."""
+    """accumulators[first … first + 3] += a · b over the warp: a two words, b one word of bfloat16;
+    float32."""
     return mma_into(_text(M16N8K8), accumulators, WORDS2, types.uint32)
 
 
@@ -188,12 +209,17 @@ def _mma_m16n8k8_bf16_into(machine, accumulators, first, a, b):
     PRODUCT_M16N8K8_BF16.into(machine, accumulators, first, a, b, sys._getframe(1))
 
 
-# What stands for what in `in_bfloat16` (half.py) ---------------------------------------------------------------------
+# What stands for what in `in_bfloat16` (half.py) --------------------------------------------------
 
-COUNTERPARTS = {pack_half2: lambda: pack_bfloat2, unpack_half2: lambda: unpack_bfloat2,
-                 ones_half2: lambda: ones_bfloat2,
-                 mma_m16n8k16: lambda: mma_m16n8k16_bf16, mma_m16n8k16_into: lambda: mma_m16n8k16_bf16_into,
-                 mma_m16n8k8: lambda: mma_m16n8k8_bf16, mma_m16n8k8_into: lambda: mma_m16n8k8_bf16_into}
+COUNTERPARTS = {
+    pack_half2: lambda: pack_bfloat2,
+    unpack_half2: lambda: unpack_bfloat2,
+    ones_half2: lambda: ones_bfloat2,
+    mma_m16n8k16: lambda: mma_m16n8k16_bf16,
+    mma_m16n8k16_into: lambda: mma_m16n8k16_bf16_into,
+    mma_m16n8k8: lambda: mma_m16n8k8_bf16,
+    mma_m16n8k8_into: lambda: mma_m16n8k8_bf16_into,
+}
 
 
 def counterpart(of_half, make):

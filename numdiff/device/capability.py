@@ -1,9 +1,12 @@
-"""NUMDIFF_CAPABILITY: a GPU that acts as one of a lower compute capability, to measure what such a card would run.
+"""NUMDIFF_CAPABILITY: a GPU that acts as one of a lower compute capability, to measure what such a
+card would run.
 
     NUMDIFF_CAPABILITY=8.0 numdiff bench step unet     launchers choose, and plan shared memory, as on an A100
 
-Kernels are still compiled for the card that is there: its clock, its memory and its number of multiprocessors stay.
+Kernels are still compiled for the card that is there: its clock, its memory and its number of
+multiprocessors stay.
 """
+
 import os
 
 from ..emulator.memory_spaces import DYNAMIC_SHARED
@@ -24,7 +27,8 @@ def shared_of(capability):
 
 
 def acting_capability(own):
-    """The compute capability that NUMDIFF_CAPABILITY names, for a card whose own is given; unset: its own.
+    """The compute capability that NUMDIFF_CAPABILITY names, for a card whose own is given; unset:
+    its own.
 
     Raises a `UsageError` for a value that is malformed, unknown, below 7.5 or above the card's.
     """
@@ -32,7 +36,9 @@ def acting_capability(own):
     if not text or text == dotted(own):
         return own
     known = {dotted(capability): capability for capability in DYNAMIC_SHARED}
-    fitting = [name for name, capability in known.items() if MINIMUM_CAPABILITY <= capability <= own]
+    fitting = [
+        name for name, capability in known.items() if MINIMUM_CAPABILITY <= capability <= own
+    ]
     if text not in known:
         why = "is not a compute capability that numdiff knows"
     elif known[text] < MINIMUM_CAPABILITY:
@@ -40,5 +46,7 @@ def acting_capability(own):
     else:
         why = f"is above this GPU's own, {dotted(own)}"
     if text not in fitting:
-        raise UsageError(f"{VARIABLE}={text[:20]} {why}: set one of {', '.join(fitting)}, or unset it.")
+        raise UsageError(
+            f"{VARIABLE}={text[:20]} {why}: set one of {', '.join(fitting)}, or unset it."
+        )
     return known[text]

@@ -1,8 +1,10 @@
-"""Thread block clusters (sm_90): blocks that run at the same time and read each other's shared memory.
+"""Thread block clusters (sm_90): blocks that run at the same time and read each other's shared
+memory.
 
-`launch(kernel, grid, block, …, cluster=(1, 1, 4))` makes clusters of four blocks, neighbours along z. A block's number
-in its cluster is its rank: x first, then y, then z. All blocks of a cluster run on neighbouring multiprocessors, so
-there are at most 8 (16 on request), and a cluster starts when there is room for all of it.
+`launch(kernel, grid, block, …, cluster=(1, 1, 4))` makes clusters of four blocks, neighbours along
+z. A block's number in its cluster is its rank: x first, then y, then z. All blocks of a cluster run
+on neighbouring multiprocessors, so there are at most 8 (16 on request), and a cluster starts when
+there is room for all of it.
 
     partial[t] = …                                          # in the block's own shared memory
     cluster_sync()                                          # now all blocks of the cluster have written theirs
@@ -17,8 +19,10 @@ there are at most 8 (16 on request), and a cluster starts when there is room for
     mbarrier_arrive_cluster mbarrier.arrive                 9.7.13.15.13
     cluster_sync, cluster_sync_relaxed  barrier.cluster     9.7.13.3
 
-In the emulator each has its twin, right below it here: what it does is written in emulator/cluster.py.
+In the emulator each has its twin, right below it here: what it does is written in
+emulator/cluster.py.
 """
+
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
@@ -57,8 +61,9 @@ def _cluster_address(machine, address, rank):
 @intrinsic
 def load_cluster_4(typingctx, address):
     """Four float32 at an address of the cluster's shared memory, a multiple of 16."""
-    return types.UniTuple(f32, 4)(u32), statement("ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", [F32] * 4,
-                                                  ordered=True)
+    return types.UniTuple(f32, 4)(u32), statement(
+        "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", [F32] * 4, ordered=True
+    )
 
 
 @twin(load_cluster_4)
@@ -68,12 +73,12 @@ def _load_cluster_4(machine, address):
 
 @intrinsic
 def mbarrier_arrive_cluster(typingctx, barrier):
-    """Arrive at the mbarrier at an address of the cluster's shared memory (`cluster_address`), which may be another
-    block's. Reads of this thread before it are complete when threads there see the end of this phase. That block must
-    not have ended.
+    """Arrive at the mbarrier at an address of the cluster's shared memory (`cluster_address`),
+    which may be another block's. Reads of this thread before it are complete when threads there see
+    the end of this phase. That block must not have ended.
 
-    With `.release.cluster` what it has written before would be seen there, too; ptxas then puts a MEMBAR.ALL.GPU before
-    the arrival, about a microsecond.
+    With `.release.cluster` what it has written before would be seen there, too; ptxas then puts a
+    MEMBAR.ALL.GPU before the arrival, about a microsecond.
     """
     return void(u32), statement("mbarrier.arrive.shared::cluster.b64 _, [$0];", ordered=True)
 
@@ -87,11 +92,15 @@ def _mbarrier_arrive_cluster(machine, barrier):
 def cluster_sync(typingctx):
     """A barrier of all threads of the cluster that have not ended, wherever they call it.
 
-    After it, all of them see what any of them has stored, in shared or global memory. The first one of a kernel also
-    makes sure that the other blocks are running: before that, their memory does not exist.
+    After it, all of them see what any of them has stored, in shared or global memory. The first one
+    of a kernel also makes sure that the other blocks are running: before that, their memory does
+    not exist.
     """
-    return void(), statement("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", ordered=True,
-                             collective=True)
+    return void(), statement(
+        "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;",
+        ordered=True,
+        collective=True,
+    )
 
 
 @twin(cluster_sync)
@@ -103,9 +112,12 @@ def _cluster_sync(machine):
 def cluster_sync_relaxed(typingctx):
     """As `cluster_sync`, but earlier stores need not be visible after it: for the end of a kernel.
 
-    It does not wait for the thread's stores to reach the L2 cache. The results of all loads must have been used before.
+    It does not wait for the thread's stores to reach the L2 cache. The results of all loads must
+    have been used before.
     """
-    return void(), statement("barrier.cluster.arrive.relaxed; barrier.cluster.wait;", ordered=True, collective=True)
+    return void(), statement(
+        "barrier.cluster.arrive.relaxed; barrier.cluster.wait;", ordered=True, collective=True
+    )
 
 
 @twin(cluster_sync_relaxed)

@@ -4,9 +4,11 @@
     …                                             something else meanwhile
     compilation.finish(progress)                  waits until all are in the cache, or have failed
 
-One process a core, as far as memory allows; the slowest kernels first, since the last to finish decides. A kernel that
-fails to compile here is no error: it is compiled when it is launched, and reports then what is wrong with it.
+One process a core, as far as memory allows; the slowest kernels first, since the last to finish
+decides. A kernel that fails to compile here is no error: it is compiled when it is launched, and
+reports then what is wrong with it.
 """
+
 import collections
 import json
 import os
@@ -23,10 +25,22 @@ from .kernel_cache import remove_unfinished
 MEMORY = 1 << 30  # bytes allowed for a process; it takes 0.6 GiB after all of numdiff's kernels
 START = "from numdiff.device.compile_worker import main; main(*sys.argv[1:])"
 ATTEMPTS = 2  # attempts at a kernel: a process may be killed for reasons of its own
-# Seconds of the slowest on one core of 2024, by parts of their modules' names: all others take less than one
-SLOW = {"conv2d.hopper": 5.0, "attention.backward": 4.5, "tf32.conv2d": 4.0, "attention.": 3.0, "sla.kernels": 3.0,
-        "gate_adaln": 3.0, "groupnorm": 3.0, "hopper": 2.5, "conv2d": 2.0, "im2win": 2.0, "matmul": 2.0,
-        "linear_group": 1.5}
+# Seconds of the slowest on one core of 2024, by parts of their modules' names: all others take less
+# than one
+SLOW = {
+    "conv2d.hopper": 5.0,
+    "attention.backward": 4.5,
+    "tf32.conv2d": 4.0,
+    "attention.": 3.0,
+    "sla.kernels": 3.0,
+    "gate_adaln": 3.0,
+    "groupnorm": 3.0,
+    "hopper": 2.5,
+    "conv2d": 2.0,
+    "im2win": 2.0,
+    "matmul": 2.0,
+    "linear_group": 1.5,
+}
 
 
 def expected_seconds(key):
@@ -43,8 +57,13 @@ def available_memory():
         found.append(int(fields["MemAvailable"].split()[0]) << 10)
     except (OSError, KeyError, ValueError):
         pass
-    for limit, used in (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-                        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes")):
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
         try:
             found.append(int(pathlib.Path(limit).read_text()) - int(pathlib.Path(used).read_text()))
         except (OSError, ValueError):  # no such limit, or "max"
@@ -53,46 +72,63 @@ def available_memory():
 
 
 def worker_count(kernels, available=None):
-    """How many processes compile `kernels` kernels on these cores (numbers; default: this process's)."""
+    """How many processes compile `kernels` kernels on these cores (numbers; default: this
+    process's)."""
     memory = available_memory()
-    most = len(available or cores()) if memory is None else min(len(available or cores()), memory // MEMORY)
+    most = (
+        len(available or cores())
+        if memory is None
+        else min(len(available or cores()), memory // MEMORY)
+    )
     return max(1, min(most, kernels))
 
 
 class CompileAhead:
     """Starts compiling, in other processes, those of some kernels that a cache does not have.
 
-    keys: of kernels (`Key`); cache: a `KernelCache`; workers: processes (default: by cores and memory)
-    on: numbers of the cores for them (default: this process's); complain: called once if the cache cannot be written
-    Attributes: wanted, the missing keys; faults, {key: why} of those that could not be compiled; workers.
+    keys: of kernels (`Key`); cache: a `KernelCache`; workers: processes (default: by cores and
+    memory)
+    on: numbers of the cores for them (default: this process's); complain: called once if the cache
+    cannot be written
+    Attributes: wanted, the missing keys; faults, {key: why} of those that could not be compiled;
+    workers.
     """
 
     def __init__(self, keys, cache, workers=None, on=None, complain=None):
-        self.wanted = sorted((key for key in dict.fromkeys(keys) if not cache.has(key)), key=expected_seconds,
-                             reverse=True)
+        self.wanted = sorted(
+            (key for key in dict.fromkeys(keys) if not cache.has(key)),
+            key=expected_seconds,
+            reverse=True,
+        )
         self.faults, self._attempts = {}, collections.Counter()
         self._waiting, self._lock = collections.deque(self.wanted), threading.Lock()
         self._answers, self._processes, self._ended = queue.SimpleQueue(), set(), False
         self._stopped = set()  # processes, as of the last call of `_kill_stopped`
-        self.workers = self._barren = 0  # _barren: processes that were lost since the last answer of any
+        # _barren: processes that were lost since the last answer of any
+        self.workers = self._barren = 0
         if not self.wanted:
             return
         try:
             self._folder = cache.writable(complain)
         except OSError as error:  # nowhere at all
             self._waiting.clear()
-            self.faults = dict.fromkeys(self.wanted, f"no folder for it can be written ({error.strerror})")
+            self.faults = dict.fromkeys(
+                self.wanted, f"no folder for it can be written ({error.strerror})"
+            )
             return
-        self._command = python_command(START, self._folder, json.dumps(cache.capability), json.dumps(sorted(on or ())))
+        self._command = python_command(
+            START, self._folder, json.dumps(cache.capability), json.dumps(sorted(on or ()))
+        )
         self.workers = workers or worker_count(len(self.wanted), on)
         for _ in range(self.workers):
             threading.Thread(target=self._drive, name="numdiff compiling", daemon=True).start()
 
     def finish(self, progress=lambda left: None, every=None):
-        """Wait for all. progress(left): called with the number of kernels left, after each and every `every` seconds.
+        """Wait for all. progress(left): called with the number of kernels left, after each and
+        every `every` seconds.
 
-        A process that is stopped is killed, and its kernel compiled by another. An exception, such as Ctrl-C, ends the
-        processes at once; nothing is left half-written.
+        A process that is stopped is killed, and its kernel compiled by another. An exception, such
+        as Ctrl-C, ends the processes at once; nothing is left half-written.
         """
         left = len(self.wanted) - len(self.faults)
         try:
@@ -112,7 +148,8 @@ class CompileAhead:
         return self.faults
 
     def _kill_stopped(self):
-        """Called every second or so: kill the processes that were stopped at two calls, which would never answer."""
+        """Called every second or so: kill the processes that were stopped at two calls, which would
+        never answer."""
         with self._lock:
             stopped = {process for process in self._processes if is_stopped(process.pid)}
         for process in stopped & self._stopped:
@@ -156,9 +193,15 @@ class CompileAhead:
             return self._waiting.popleft() if self._waiting and not self._ended else None
 
     def _start(self):
-        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is this one's to explain
-                                   env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C is this one's to explain
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
         with self._lock:
             self._processes.add(process)
             if self._ended:
@@ -168,7 +211,9 @@ class CompileAhead:
     def _lost(self, process, key):
         """A process ended before it answered: try again in a new one, whatever the reason."""
         code = process.wait() if process else "none could be started"
-        how = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended: {code}"
+        how = (
+            f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended: {code}"
+        )
         with self._lock:
             self._attempts[key] += 1
             self._barren += 1

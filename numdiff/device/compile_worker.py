@@ -1,9 +1,10 @@
 """A process that compiles kernels for another one, as compile_ahead.py starts it.
 
-It reads lines of JSON, [module, name, [types]], and answers each with a line, {"seconds": …} once the kernel is in the
-cache's folder, else {"fault": …}. It ends, whatever it is doing, when its input does: when the process that started it
-is gone.
+It reads lines of JSON, [module, name, [types]], and answers each with a line, {"seconds": …} once
+the kernel is in the cache's folder, else {"fault": …}. It ends, whatever it is doing, when its
+input does: when the process that started it is gone.
 """
+
 import contextlib
 import json
 import os
@@ -33,6 +34,7 @@ def main(folder, capability, cores):
     from .compiler import compile_kernel
     from .half import find_kernel
     from .kernel_cache import KernelCache, Key
+
     cache = KernelCache(json.loads(capability), pathlib.Path(folder))
     while True:
         module, name, types = json.loads(lines.get())

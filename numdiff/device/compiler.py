@@ -1,10 +1,12 @@
 """From a kernel to machine code, by Numba, NVVM and nvJitLink: needs neither a GPU nor its driver.
 
-The steps are those of Numba's own dispatcher, so the code has the same bits. They are type inference and lowering to
-NVVM's intermediate representation (two thirds of the time, in Python), and its optimisation at link time followed by
-ptxas (one third). Numba also makes PTX of each kernel, to look for functions that numdiff's kernels do not use: this is
-left out. Where nvJitLink is not installed, PTX is made, and the driver's linker takes it.
+The steps are those of Numba's own dispatcher, so the code has the same bits. They are type
+inference and lowering to NVVM's intermediate representation (two thirds of the time, in Python),
+and its optimisation at link time followed by ptxas (one third). Numba also makes PTX of each
+kernel, to look for functions that numdiff's kernels do not use: this is left out. Where nvJitLink
+is not installed, PTX is made, and the driver's linker takes it.
 """
+
 import contextlib
 import functools
 import importlib
@@ -22,21 +24,24 @@ from .kernel_cache import Key, MachineCode, is_hashed
 from .quick_types import quick_types
 from .requires import check_supported
 
-DEPENDENT_LAUNCH = (9, 0)  # the first capability whose kernels can wait for the one before them, instead of the driver
+# the first capability whose kernels can wait for the one before them, instead of the driver
+DEPENDENT_LAUNCH = (9, 0)
 
 
 def scalar(value):
-    """A Python or NumPy scalar as the NumPy scalar that travels to the kernel: int32, int64 or float32 by default."""
+    """A Python or NumPy scalar as the NumPy scalar that travels to the kernel: int32, int64 or
+    float32 by default."""
     if isinstance(value, (np.number, np.bool_)):
         return value
     if isinstance(value, (bool, int)):
-        return np.int32(value) if -2**31 <= value < 2**31 else np.int64(value)
+        return np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value)
     return np.float32(value)
 
 
 def word_of(argument):
-    """The type under which `launch` passes an argument, as a word: "float32[2]" for an array with two axes,
-    "(int32,float32[1])" for a tuple, with its class before it if that is a NamedTuple's."""
+    """The type under which `launch` passes an argument, as a word: "float32[2]" for an array with
+    two axes, "(int32,float32[1])" for a tuple, with its class before it if that is a NamedTuple's.
+    """
     if isinstance(argument, DeviceArray):
         return word(argument.dtype, max(len(argument.shape), 1))
     if isinstance(argument, tuple):
@@ -54,11 +59,14 @@ def word(dtype, axes=0):
 def type_of_word(word):
     """The Numba type that a word names."""
     import numba
+
     name, parenthesis, rest = word.partition("(")
     if parenthesis:
         module, _, kind = name.rpartition(".")
-        return numba.types.BaseTuple.from_types(tuple(map(type_of_word, words_within(rest[:-1]))),
-                                                getattr(importlib.import_module(module), kind) if kind else None)
+        return numba.types.BaseTuple.from_types(
+            tuple(map(type_of_word, words_within(rest[:-1]))),
+            getattr(importlib.import_module(module), kind) if kind else None,
+        )
     return _plain_type(word)
 
 
@@ -66,8 +74,13 @@ def type_of_word(word):
 def _plain_type(word):
     """The plain type of an array or a number."""
     import numba
+
     name, _, rest = word.partition("[")
-    kind = bfloat16 if name == "bfloat16" else getattr(numba.types, "boolean" if name == "bool" else name)
+    kind = (
+        bfloat16
+        if name == "bfloat16"
+        else getattr(numba.types, "boolean" if name == "bool" else name)
+    )
     return numba.types.Array(kind, int(rest[:-1]), "C") if rest else kind
 
 
@@ -90,25 +103,33 @@ def key_of(kernel, arguments):
 
 
 def is_kept(key):
-    """Whether a kernel may be found by its name: a user's own kernel may change while its name does not."""
+    """Whether a kernel may be found by its name: a user's own kernel may change while its name does
+    not."""
     return is_hashed(key.module)
 
 
 def compile_kernel(kernel, words, capability):
-    """The `MachineCode` of a `@cuda.jit` kernel for arguments of the types that these words name, and cards of this
-    capability."""
+    """The `MachineCode` of a `@cuda.jit` kernel for arguments of the types that these words name,
+    and cards of this capability."""
     from numba.core.types import void
     from numba.cuda import compiler
     from numba.cuda.cudadrv import nvvm
+
     check_supported(capability, kernel)
     started, options = time.perf_counter(), kernel.targetoptions
     major, minor = capability[:2]
     fast = bool(options.get("fastmath"))
     with stand_in((major, minor)), quick_types():
         compiled = compiler.compile_cuda(
-            kernel.py_func, void, tuple(map(type_of_word, words)), fastmath=fast, cc=(major, minor),
+            kernel.py_func,
+            void,
+            tuple(map(type_of_word, words)),
+            fastmath=fast,
+            cc=(major, minor),
             nvvm_options={"fastmath": fast, "opt": 3 if options.get("opt", True) else 0},
-            max_registers=options.get("max_registers"), lto=options.get("lto", False))
+            max_registers=options.get("max_registers"),
+            lto=options.get("lto", False),
+        )
     library, entry = compiled.library, compiled.fndesc.llvm_func_name
     function = library.get_function(entry)
     compiler.kernel_fixup(function, False)
@@ -120,17 +141,26 @@ def compile_kernel(kernel, words, capability):
 
 
 def wait_for_the_kernel_before(function):
-    """Have a kernel, given as LLVM's function, begin by waiting for the one before it: programmatic dependent launch.
+    """Have a kernel, given as LLVM's function, begin by waiting for the one before it: programmatic
+    dependent launch.
 
-    The driver may then launch it while that one's last writes are under way, which saves about a microsecond a kernel.
-    The wait ends when they are visible, so the results are those of kernels that run one after the other (PTX ISA,
-    "griddepcontrol"). It could be launched earlier still, if the kernel before it called `launch_dependents` at its
-    start. But then its blocks occupy multiprocessors too early, and a training step becomes 1 to 2 % slower.
+    The driver may then launch it while that one's last writes are under way, which saves about a
+    microsecond a kernel. The wait ends when they are visible, so the results are those of kernels
+    that run one after the other (PTX ISA, "griddepcontrol"). It could be launched earlier still, if
+    the kernel before it called `launch_dependents` at its start. But then its blocks occupy
+    multiprocessors too early, and a training step becomes 1 to 2 % slower.
     """
     from llvmlite import ir
+
     builder = ir.IRBuilder()
     builder.position_at_start(function.entry_basic_block)
-    builder.asm(ir.FunctionType(ir.VoidType(), []), "griddepcontrol.wait;", "~{memory}", [], side_effect=True)
+    builder.asm(
+        ir.FunctionType(ir.VoidType(), []),
+        "griddepcontrol.wait;",
+        "~{memory}",
+        [],
+        side_effect=True,
+    )
 
 
 _turn = threading.RLock()  # what follows swaps a function of Numba's, for all threads
@@ -138,9 +168,11 @@ _turn = threading.RLock()  # what follows swaps a function of Numba's, for all t
 
 @contextlib.contextmanager
 def stand_in(capability):
-    """Within the context Numba takes a card of this capability for the current one, which it asks for its capability,
-    and nothing else, where a kernel calls a device function. One thread at a time."""
+    """Within the context Numba takes a card of this capability for the current one, which it asks
+    for its capability, and nothing else, where a kernel calls a device function. One thread at a
+    time."""
     from numba.cuda import dispatcher
+
     with _turn:
         current = dispatcher.get_current_device
         dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=capability)
@@ -151,10 +183,17 @@ def stand_in(capability):
 
 
 def kernels_by_name(package=None):
-    """{(module, name): kernel} of all kernels that the loaded modules of a package hold; None: of all that have some.
+    """{(module, name): kernel} of all kernels that the loaded modules of a package hold; None: of
+    all that have some.
     """
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith(package or kernel_packages())]
-    kernels = [kernel for module in modules for value in list(vars(module).values())
-               for kernel in (value.values() if isinstance(value, dict) else [value])
-               if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")]
+    modules = [
+        m for name, m in list(sys.modules.items()) if name.startswith(package or kernel_packages())
+    ]
+    kernels = [
+        kernel
+        for module in modules
+        for value in list(vars(module).values())
+        for kernel in (value.values() if isinstance(value, dict) else [value])
+        if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")
+    ]
     return {(kernel.py_func.__module__, kernel.py_func.__name__): kernel for kernel in kernels}

@@ -1,9 +1,12 @@
-"""The CPU engine's machinery: threads over the samples of a batch, and memory that stays in the process.
+"""The CPU engine's machinery: threads over the samples of a batch, and memory that stays in the
+process.
 
-NumPy runs an elementwise operation on one core, and BLAS's own threads wait for each other by spinning, which on a busy
-machine can cost a hundred times the product itself. So numdiff gives BLAS one thread and splits the batch instead: each
-worker takes some of the samples through a whole operation, its arrays staying in the cache of its own core.
+NumPy runs an elementwise operation on one core, and BLAS's own threads wait for each other by
+spinning, which on a busy machine can cost a hundred times the product itself. So numdiff gives BLAS
+one thread and splits the batch instead: each worker takes some of the samples through a whole
+operation, its arrays staying in the cache of its own core.
 """
+
 import collections
 import contextlib
 import ctypes
@@ -28,18 +31,24 @@ WORKER = "numdiff worker"  # how their threads' names begin
 LEAST_SHARE = 1 << 15  # elements: to hand over a smaller share costs more than it saves
 
 
-_making = threading.Lock()  # of the threads below: two threads that need them at the same time share them
+# of the threads below: two threads that need them at the same time share them
+_making = threading.Lock()
 _orders = Stack()  # of `one_after_another`
 _share = None  # number of cores set for this process; None: all that it may use
 
 
 def cores():
     """Numbers of the cores this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def share_cores(count):
-    """Use `count` cores from now on: several ranks on one host must not each take all cores. None: all again."""
+    """Use `count` cores from now on: several ranks on one host must not each take all cores. None:
+    all again."""
     global _share
     _share = count
     workers.cache_clear()
@@ -60,7 +69,8 @@ def workers():
 class Crew:
     """`count` threads that take shares of the calling thread's work, which does one itself.
 
-    For work of some 100 µs: to hand over a share and take its result back costs half of what a future does.
+    For work of some 100 µs: to hand over a share and take its result back costs half of what a
+    future does.
     """
 
     def __init__(self, count):
@@ -69,7 +79,8 @@ class Crew:
             threading.Thread(target=self._serve, name=f"{WORKER} {k}", daemon=True).start()
 
     def run(self, function, shares):
-        """[function(share) for share in shares], side by side; all have ended when it returns or raises."""
+        """[function(share) for share in shares], side by side; all have ended when it returns or
+        raises."""
         answers = SimpleQueue()
         for asked in enumerate(shares[1:], 1):
             self._asked.put((answers, function, *asked))
@@ -128,14 +139,17 @@ if hasattr(os, "register_at_fork"):
 
 
 def over_batch(function, count, elements):
-    """Call `function(slice)` for contiguous parts of range(count), side by side; returns the results in order.
+    """Call `function(slice)` for contiguous parts of range(count), side by side; returns the
+    results in order.
 
-    elements: how many array elements the work touches in all; a little work has few parts, or is done in one call. The
-        parts depend only on `count`, `elements` and the number of cores, so on one machine the bits repeat.
+    elements: how many array elements the work touches in all; a little work has few parts, or is
+        done in one call. The parts depend only on `count`, `elements` and the number of cores, so
+        on one machine the bits repeat.
     """
     parts = min(workers(), count, elements // LEAST_SHARE)
     if parts < 2 or threading.current_thread().name.startswith(WORKER):
-        return [function(slice(0, count))]  # a worker that waited for the others would wait for itself
+        # a worker that waited for the others would wait for itself
+        return [function(slice(0, count))]
     with _making:
         crew = _crew()
     return crew.run(function, shares(count, parts))
@@ -143,7 +157,8 @@ def over_batch(function, count, elements):
 
 @contextlib.contextmanager
 def as_worker():
-    """Within the context this thread shares nothing further, as one of `over_batch`: its work is a share already."""
+    """Within the context this thread shares nothing further, as one of `over_batch`: its work is a
+    share already."""
     thread = threading.current_thread()
     name, thread.name = thread.name, WORKER
     try:
@@ -183,14 +198,19 @@ def side_by_side(function, items):
 
 
 def on_host(function, reorders=False):
-    """Decorator: a loop over arrays, compiled for the host's cores by Numba, without Python's lock and kept on disk.
+    """Decorator: a loop over arrays, compiled for the host's cores by Numba, without Python's lock
+    and kept on disk.
 
-    For many small NumPy operations in a row. Each of them goes through memory and takes the interpreter lock when it
-    ends. Threads that share a batch wait for that lock longer than the operation takes. A division by zero gives what
-    it does in NumPy: a loop that could raise an error would take one number at a time.
-    reorders: a sum may be taken as several, which a core's vectors add up at once; on one machine always the same
+    For many small NumPy operations in a row. Each of them goes through memory and takes the
+    interpreter lock when it ends. Threads that share a batch wait for that lock longer than the
+    operation takes. A division by zero gives what it does in NumPy: a loop that could raise an
+    error would take one number at a time.
+    reorders: a sum may be taken as several, which a core's vectors add up at once; on one machine
+    always the same
     """
-    options = {"nogil": True, "error_model": "numpy"} | ({"fastmath": {"reassoc"}} if reorders else {})
+    options = {"nogil": True, "error_model": "numpy"} | (
+        {"fastmath": {"reassoc"}} if reorders else {}
+    )
     compiled = numba.njit(function, **options)
     compiled._cache = LoopCache(function)
     return compiled
@@ -198,10 +218,12 @@ def on_host(function, reorders=False):
 
 @functools.cache
 def prepare_cpu():
-    """Set this process up for the CPU engine, once: one BLAS thread, and freed arrays kept for the next request.
+    """Set this process up for the CPU engine, once: one BLAS thread, and freed arrays kept for the
+    next request.
 
-    By default glibc maps each large array again, and the page faults of touching fresh pages cost more than many of the
-    operations themselves. So glibc is set to serve arrays up to 32 MiB from a heap that is never trimmed.
+    By default glibc maps each large array again, and the page faults of touching fresh pages cost
+    more than many of the operations themselves. So glibc is set to serve arrays up to 32 MiB from a
+    heap that is never trimmed.
     """
     threadpoolctl.threadpool_limits(1, user_api="blas")
     if sys.platform.startswith("linux"):

@@ -1,4 +1,6 @@
-"""Kernels on an emulated GPU: any of them, on the CPU, thread by thread, with checks (see numdiff/emulator)."""
+"""Kernels on an emulated GPU: any of them, on the CPU, thread by thread, with checks (see
+numdiff/emulator)."""
+
 import functools
 import random
 import threading
@@ -35,7 +37,8 @@ ALIGNMENT = 256  # bytes, of every array's address: as the arena's
 
 
 class EmulatorDevice:
-    """A device of numdiff that runs launches in an `Emulator`; its options are those of `numdiff.emulator.device`."""
+    """A device of numdiff that runs launches in an `Emulator`; its options are those of
+    `numdiff.emulator.device`."""
 
     name = "emulator"
     tf32 = PerThread(False)  # as in `Gpu`
@@ -61,13 +64,13 @@ class EmulatorDevice:
         memory = Memory(GLOBAL, nbytes)
         aligned = np.full(len(memory.bytes) + ALIGNMENT, POISON, np.uint8)
         start = -aligned.ctypes.data % ALIGNMENT
-        memory.bytes = aligned[start:start + len(memory.bytes)]
+        memory.bytes = aligned[start : start + len(memory.bytes)]
         memory.address = memory.bytes.ctypes.data
         return memory
 
     @staticmethod
     def view(array):
-        data = array.memory.bytes[array.offset:array.offset + array.nbytes]
+        data = array.memory.bytes[array.offset : array.offset + array.nbytes]
         return data.view(array.dtype).reshape(array.shape)
 
     def upload(self, source, target):
@@ -79,11 +82,11 @@ class EmulatorDevice:
 
     def copy(self, source, target):
         self.view(target)[...] = self.view(source)
-        valid = source.memory.valid[source.offset:source.offset + source.nbytes]
-        target.memory.valid[target.offset:target.offset + target.nbytes] = valid
+        valid = source.memory.valid[source.offset : source.offset + source.nbytes]
+        target.memory.valid[target.offset : target.offset + target.nbytes] = valid
 
     def fill(self, array, byte):
-        array.memory.bytes[array.offset:array.offset + array.nbytes] = byte
+        array.memory.bytes[array.offset : array.offset + array.nbytes] = byte
         if byte != POISON:  # poison is what unwritten memory holds
             array.memory.mark_written(array.offset, array.offset + array.nbytes)
 
@@ -100,14 +103,24 @@ class EmulatorDevice:
             try:
                 self.machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
             except tuple(KINDS) as error:
-                given = (error.kernel, error.faults) if isinstance(error, faults.KernelFault) else error.args
+                given = (
+                    (error.kernel, error.faults)
+                    if isinstance(error, faults.KernelFault)
+                    else error.args
+                )
                 raise KINDS[type(error)](*given).with_traceback(error.__traceback__) from None
 
 
 def _given(arguments):
     """[argument as the emulator takes it], tuples as tuples of their class."""
-    return [_Argument(a) if isinstance(a, DeviceArray) else
-            getattr(type(a), "_make", tuple)(_given(a)) if isinstance(a, tuple) else scalar(a) for a in arguments]
+    return [
+        _Argument(a)
+        if isinstance(a, DeviceArray)
+        else getattr(type(a), "_make", tuple)(_given(a))
+        if isinstance(a, tuple)
+        else scalar(a)
+        for a in arguments
+    ]
 
 
 class _Argument:

@@ -11,6 +11,7 @@ wgmma.py has the products.
 
 SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`), 9.7.1.13 (`max`) and 9.7.9.7 (`prmt`).
 """
+
 import numpy as np
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
@@ -20,15 +21,21 @@ from ..emulator.values import UInt32
 from ..float8 import bits_of, numbers_of
 from .inline_ptx import F32, I32, statement
 
-PACK = ("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; "
-        "mov.b32 $0, {low, high}; }")
-UNPACK = ("{ .reg .b16 low, high, v0, v1, v2, v3; .reg .b32 first, second; mov.b32 {low, high}, $4; "
-          "cvt.rn.f16x2.e4m3x2 first, low; cvt.rn.f16x2.e4m3x2 second, high; mov.b32 {v0, v1}, first; "
-          "mov.b32 {v2, v3}, second; cvt.f32.f16 $0, v0; cvt.f32.f16 $1, v1; cvt.f32.f16 $2, v2; "
-          "cvt.f32.f16 $3, v3; }")
-TRANSPOSE = ("{ .reg .b32 a, b, c, d; prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $4, $5, 0x7362; "
-             "prmt.b32 c, $6, $7, 0x5140; prmt.b32 d, $6, $7, 0x7362; prmt.b32 $0, a, c, 0x5410; "
-             "prmt.b32 $1, a, c, 0x7632; prmt.b32 $2, b, d, 0x5410; prmt.b32 $3, b, d, 0x7632; }")
+PACK = (
+    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; "
+    "mov.b32 $0, {low, high}; }"
+)
+UNPACK = (
+    "{ .reg .b16 low, high, v0, v1, v2, v3; .reg .b32 first, second; mov.b32 {low, high}, $4; "
+    "cvt.rn.f16x2.e4m3x2 first, low; cvt.rn.f16x2.e4m3x2 second, high; mov.b32 {v0, v1}, first; "
+    "mov.b32 {v2, v3}, second; cvt.f32.f16 $0, v0; cvt.f32.f16 $1, v1; cvt.f32.f16 $2, v2; "
+    "cvt.f32.f16 $3, v3; }"
+)
+TRANSPOSE = (
+    "{ .reg .b32 a, b, c, d; prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $4, $5, 0x7362; "
+    "prmt.b32 c, $6, $7, 0x5140; prmt.b32 d, $6, $7, 0x7362; prmt.b32 $0, a, c, 0x5410; "
+    "prmt.b32 $1, a, c, 0x7632; prmt.b32 $2, b, d, 0x5410; prmt.b32 $3, b, d, 0x7632; }"
+)
 
 
 @intrinsic
@@ -71,8 +78,8 @@ def _bytes_of(word):
 
 @intrinsic
 def larger_halves(typingctx, a, b):
-    """The larger of the low 16 bits of two words, and of the high, as unsigned integers; of float16 without a sign the
-    larger numbers."""
+    """The larger of the low 16 bits of two words, and of the high, as unsigned integers; of float16
+    without a sign the larger numbers."""
     return types.uint32(types.uint32, types.uint32), statement("max.u16x2 $0, $1, $2;", [I32])
 
 

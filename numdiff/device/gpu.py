@@ -1,8 +1,11 @@
-"""The GPU: the one module that imports Numba's CUDA target and, with gpu_graphs.py, the CUDA driver bindings.
+"""The GPU: the one module that imports Numba's CUDA target and, with gpu_graphs.py, the CUDA driver
+bindings.
 
-numba-cuda is in maintenance; moving to its successor changes the import below and the intrinsics, nothing else in
-numdiff. Launching is in gpu_launch.py, graphs are in gpu_graphs.py, arrays of other processes in gpu_shared.py.
+numba-cuda is in maintenance; moving to its successor changes the import below and the intrinsics,
+nothing else in numdiff. Launching is in gpu_launch.py, graphs are in gpu_graphs.py, arrays of other
+processes in gpu_shared.py.
 """
+
 import contextlib
 import functools
 import threading
@@ -29,7 +32,8 @@ if is_simulator(cuda):  # at once: what follows cannot even be imported with it
 class Turn:
     """Context: only this thread talks to the GPU, whose CUDA context is current in it. Re-entrant.
 
-    All threads share one stream, so what one launches while another records a graph would become part of that graph.
+    All threads share one stream, so what one launches while another records a graph would become
+    part of that graph.
     """
 
     def __init__(self, device=None):
@@ -46,14 +50,16 @@ class Turn:
 
 
 class Gpu(Graphs, Launching, SharedArrays):
-    """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`. Any thread may use it.
+    """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`. Any thread may
+    use it.
 
-    capability: (major, minor) by which launchers choose, the card's own unless NUMDIFF_CAPABILITY names a lower one
+    capability: (major, minor) by which launchers choose, the card's own unless NUMDIFF_CAPABILITY
+    names a lower one
     shared_limit: bytes of shared memory that a block may have with that capability
-    tf32: a switch of each thread, initially off. Where it is on, matrix products and convolutions of float32 arrays run
-        on tensor cores (sm_80 and later, extents in fours) with operands rounded to tf32 (10 mantissa bits);
-        accumulators and all else stay float32. It is read at each launch, so a captured graph keeps the setting it was
-        captured with.
+    tf32: a switch of each thread, initially off. Where it is on, matrix products and convolutions
+        of float32 arrays run on tensor cores (sm_80 and later, extents in fours) with operands
+        rounded to tf32 (10 mantissa bits); accumulators and all else stay float32. It is read at
+        each launch, so a captured graph keeps the setting it was captured with.
     """
 
     name = "cuda"
@@ -64,6 +70,7 @@ class Gpu(Graphs, Launching, SharedArrays):
     def __init__(self, index=0):
         from cuda.bindings import driver
         from cuda.core import Device, LaunchConfig, ObjectCode, launch
+
         self._driver, self._launch_config, self._core_launch = driver, LaunchConfig, launch
         self._object_code = ObjectCode
         self.index = index
@@ -74,23 +81,31 @@ class Gpu(Graphs, Launching, SharedArrays):
         own = tuple(self.device.compute_capability)
         self.device_name = self.device.name
         if own < MINIMUM_CAPABILITY:
-            raise NumdiffError(f"{self.device_name} has compute capability {dotted(own)}, numdiff needs 7.5 (Turing) "
-                               "or later; use --device cpu.")
+            raise NumdiffError(
+                f"{self.device_name} has compute capability {dotted(own)}, numdiff needs 7.5 (Turing) "
+                "or later; use --device cpu."
+            )
         self.capability = acting_capability(own)
         self.shared_limit = self.device.properties.max_shared_memory_per_block_optin
         if self.capability != own:
             self.device_name += f" as {dotted(self.capability)}"
             self.shared_limit = min(self.shared_limit, shared_of(self.capability))
         self.stream = self.device.create_stream()
-        self._target = self.stream  # where launches go: the stream, or a graph builder that records them
+        # where launches go: the stream, or a graph builder that records them
+        self._target = self.stream
         self._handle = int(self.stream.handle)
-        self.arenas = [Arena(self._take_segment)]  # the first for everything, the others for one captured step each
+        # the first for everything, the others for one captured step each
+        self.arenas = [Arena(self._take_segment)]
         self._parts = None  # while capturing: what a replay will call, one after the other
         self._beside = None  # a stream for uploads meanwhile
         self._branches = {}  # name -> `Branch`
-        self._early = ({"programmatic_stream_serialization": True}  # which old versions of cuda.core do not know
-                       if self.capability >= DEPENDENT_LAUNCH
-                       and hasattr(LaunchConfig, "programmatic_stream_serialization") else {})
+        # which old versions of cuda.core do not know
+        self._early = (
+            {"programmatic_stream_serialization": True}
+            if self.capability >= DEPENDENT_LAUNCH
+            and hasattr(LaunchConfig, "programmatic_stream_serialization")
+            else {}
+        )
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
@@ -98,7 +113,9 @@ class Gpu(Graphs, Launching, SharedArrays):
         self.multiprocessors = self.device.properties.multiprocessor_count
         self.compiled = 0
         lanes = 64 if own in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
-        self.peak_float32_flops = 2 * lanes * self.multiprocessors * self.device.properties.clock_rate * 1e3
+        self.peak_float32_flops = (
+            2 * lanes * self.multiprocessors * self.device.properties.clock_rate * 1e3
+        )
 
     def __deepcopy__(self, memo):
         return self
@@ -109,7 +126,9 @@ class Gpu(Graphs, Launching, SharedArrays):
     def check(self, result):
         """Unwrap a driver call, or raise with the driver's own error name."""
         if int(result[0]) != 0:
-            raise NumdiffError(f"the CUDA driver reported {result[0].name}; if it repeats, run with --device cpu.")
+            raise NumdiffError(
+                f"the CUDA driver reported {result[0].name}; if it repeats, run with --device cpu."
+            )
         return result[1] if len(result) > 1 else None
 
     def _take_segment(self, nbytes):
@@ -118,7 +137,8 @@ class Gpu(Graphs, Launching, SharedArrays):
             free, total = self.memory_info()
             raise OutOfMemoryError(
                 f"{self.device_name} is out of memory: {nbytes >> 20} MiB more were requested, "
-                f"{free >> 20} of {total >> 20} MiB are free; use a smaller --microbatch or a smaller model.")
+                f"{free >> 20} of {total >> 20} MiB are free; use a smaller --microbatch or a smaller model."
+            )
         return int(self.check(result))
 
     def memory_info(self):
@@ -126,7 +146,7 @@ class Gpu(Graphs, Launching, SharedArrays):
         result = self._driver.cuMemGetInfo()
         return int(result[1]), int(result[2])
 
-    # the backend's methods -----------------------------------------------------------------------------------------
+    # the backend's methods ------------------------------------------------------------------------
 
     @property
     def arena(self):
@@ -148,34 +168,53 @@ class Gpu(Graphs, Launching, SharedArrays):
     def _upload(self, source, target):
         if self._parts is not None:  # while a step is captured: upload now, not in every replay
             if self._beside is None:
-                self._beside = self.check(self._driver.cuStreamCreate(
-                    self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
-            self.check(self._driver.cuMemcpyHtoDAsync(self.pointer(target), source.ctypes.data, source.nbytes,
-                                                      self._beside))
+                self._beside = self.check(
+                    self._driver.cuStreamCreate(
+                        self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+                    )
+                )
+            self.check(
+                self._driver.cuMemcpyHtoDAsync(
+                    self.pointer(target), source.ctypes.data, source.nbytes, self._beside
+                )
+            )
             self.check(self._driver.cuStreamSynchronize(self._beside))
             return
-        self.check(self._driver.cuMemcpyHtoDAsync(self.pointer(target), source.ctypes.data, source.nbytes,
-                                                  self._handle))
+        self.check(
+            self._driver.cuMemcpyHtoDAsync(
+                self.pointer(target), source.ctypes.data, source.nbytes, self._handle
+            )
+        )
         self.synchronize()  # the source may be pageable and short-lived
 
     def download(self, array):
         result = np.empty(array.shape, array.dtype)
         with self.turn:
             if array.size:
-                self.check(self._driver.cuMemcpyDtoHAsync(result.ctypes.data, self.pointer(array), array.nbytes,
-                                                          self._handle))
+                self.check(
+                    self._driver.cuMemcpyDtoHAsync(
+                        result.ctypes.data, self.pointer(array), array.nbytes, self._handle
+                    )
+                )
             self.synchronize()
         return result
 
     def copy(self, source, target):
         with self.turn:
-            self.check(self._driver.cuMemcpyDtoDAsync(self.pointer(target), self.pointer(source), source.nbytes,
-                                                      self._handle))
+            self.check(
+                self._driver.cuMemcpyDtoDAsync(
+                    self.pointer(target), self.pointer(source), source.nbytes, self._handle
+                )
+            )
 
     def fill(self, array, byte):
         if array.size:
             with self.turn:
-                self.check(self._driver.cuMemsetD8Async(self.pointer(array), byte, array.nbytes, self._handle))
+                self.check(
+                    self._driver.cuMemsetD8Async(
+                        self.pointer(array), byte, array.nbytes, self._handle
+                    )
+                )
 
     def pinned(self, shape, dtype):
         """A page-locked NumPy array; uploads from it overlap the kernels."""
@@ -187,7 +226,8 @@ class Gpu(Graphs, Launching, SharedArrays):
         return sum(arena.peak_bytes for arena in self.arenas)
 
     def new_arena(self):
-        """An arena of its own, for work that is captured: no other may use memory that a replay writes to."""
+        """An arena of its own, for work that is captured: no other may use memory that a replay
+        writes to."""
         self.arenas.append(Arena(self._take_segment))
         return self.arenas[-1]
 
@@ -240,7 +280,8 @@ def choose_gpu(index):
 
 
 def get_gpu(index=None):
-    """The GPU with this index (default: the chosen one), set up once; a `NumdiffError` says why where there is none."""
+    """The GPU with this index (default: the chosen one), set up once; a `NumdiffError` says why
+    where there is none."""
     with _opening:
         return _open_gpu(_chosen if index is None else index)
 
@@ -263,6 +304,7 @@ def gpu_count():
     if why_no_gpu():
         return 0
     from cuda.bindings import driver
+
     return int(driver.cuDeviceGetCount()[1])
 
 

@@ -1,17 +1,24 @@
-"""Steps of a GPU as CUDA graphs: what is launched is recorded, cut where the host has a part, and replayed."""
+"""Steps of a GPU as CUDA graphs: what is launched is recorded, cut where the host has a part, and
+replayed."""
+
 import contextlib
 
-EXCHANGE, GRADIENTS = "exchange", "gradients"  # branches of `forked`: between ranks, and of parameters; others go, too
-PRIORITIES = {EXCHANGE: -1}  # others and the first stream have 0; blocks of a lower number are placed first
+# branches of `forked`: between ranks, and of parameters; others go, too
+EXCHANGE, GRADIENTS = "exchange", "gradients"
+# others and the first stream have 0; blocks of a lower number are placed first
+PRIORITIES = {EXCHANGE: -1}
 
 
 class Branch:
-    """A second stream. fork, join: events; joined: whether the first has waited for all that was launched here; marks:
-    further events, and how many of them have been used since"""
+    """A second stream. fork, join: events; joined: whether the first has waited for all that was
+    launched here; marks: further events, and how many of them have been used since"""
 
     def __init__(self, gpu, priority):
         from cuda.core import StreamOptions
-        self.stream = gpu.device.create_stream(options=StreamOptions(nonblocking=True, priority=priority))
+
+        self.stream = gpu.device.create_stream(
+            options=StreamOptions(nonblocking=True, priority=priority)
+        )
         self.handle = int(self.stream.handle)
         self.fork, self.join = gpu.new_event(), gpu.new_event()
         self.joined, self.marks, self.marked = True, [], 0
@@ -21,7 +28,8 @@ class Graphs:
     """The part of a `Gpu` that captures graphs and launches work on side streams."""
 
     _graph_options = ()  # with which graphs are made
-    _waits = False  # whether the next kernel follows others than the one that was launched before it
+    # whether the next kernel follows others than the one that was launched before it
+    _waits = False
 
     @property
     def recording(self):
@@ -29,14 +37,17 @@ class Graphs:
         return self._parts is not None
 
     def capture(self, function):
-        """Record what `function()` launches as a CUDA graph, running nothing; returns a function that replays it.
+        """Record what `function()` launches as a CUDA graph, running nothing; returns a function
+        that replays it.
 
-        `function` must launch the same kernels over the same addresses each time, allocate within a separate arena,
-        and neither read back nor wait. Where it calls `between(action)` the graph is cut in two, and a replay calls
-        `action()` there. (CUDA programming guide, "CUDA Graphs", stream capture.)
+        `function` must launch the same kernels over the same addresses each time, allocate within a
+        separate arena, and neither read back nor wait. Where it calls `between(action)` the graph
+        is cut in two, and a replay calls `action()` there. (CUDA programming guide, "CUDA Graphs",
+        stream capture.)
         """
         with self.turn:
-            self.synchronize()  # uploads during the capture bypass the stream: nothing may be under way there
+            # uploads during the capture bypass the stream: nothing may be under way there
+            self.synchronize()
             self._parts = []
             self._begin_part()
             try:
@@ -48,11 +59,12 @@ class Graphs:
         def replay():
             for part in parts:
                 part()
+
         return parts[0] if len(parts) == 1 else replay
 
     def between(self, action):
-        """Call `action()`, a function of the host, once everything before it is launched; while capturing, in every
-        replay."""
+        """Call `action()`, a function of the host, once everything before it is launched; while
+        capturing, in every replay."""
         with self.turn:  # if it is captured, then by this thread
             if self._parts is not None:
                 self._end_part()
@@ -63,11 +75,11 @@ class Graphs:
 
     @contextlib.contextmanager
     def forked(self, name=EXCHANGE):
-        """Work launched inside the context goes to a side stream. It waits for all work launched before on the main
-        stream, and runs concurrently with what follows, until `join`.
+        """Work launched inside the context goes to a side stream. It waits for all work launched
+        before on the main stream, and runs concurrently with what follows, until `join`.
 
-        Captured, it becomes a branch of the graph. No array that it reads or writes may be freed before the join, or
-        what is freed must not be given to others until then (`Arena.hold`).
+        Captured, it becomes a branch of the graph. No array that it reads or writes may be freed
+        before the join, or what is freed must not be given to others until then (`Arena.hold`).
         """
         with self.turn:
             if name not in self._branches:
@@ -76,7 +88,12 @@ class Graphs:
             self.check(self._driver.cuEventRecord(branch.fork, self._handle))
             self.check(self._driver.cuStreamWaitEvent(branch.handle, branch.fork, 0))
             outer = self._target, self._handle
-            self._target, self._handle, branch.joined, self._waits = branch.stream, branch.handle, False, True
+            self._target, self._handle, branch.joined, self._waits = (
+                branch.stream,
+                branch.handle,
+                False,
+                True,
+            )
             try:
                 yield
             finally:
@@ -84,6 +101,7 @@ class Graphs:
 
     def _open(self, name):
         from cuda.core.graph import GraphCompleteOptions
+
         self._branches[name] = Branch(self, PRIORITIES.get(name, 0))
         if name in PRIORITIES:
             self._graph_options = (GraphCompleteOptions(use_node_priority=True),)
@@ -98,7 +116,8 @@ class Graphs:
                 branch.joined, branch.marked = True, 0
 
     def mark(self, name):
-        """An event, for `wait_for`, after all that was launched within `forked` so far. A `join` ends its use."""
+        """An event, for `wait_for`, after all that was launched within `forked` so far. A `join`
+        ends its use."""
         with self.turn:
             branch = self._branches[name]
             if branch.marked == len(branch.marks):
@@ -115,11 +134,14 @@ class Graphs:
             self._waits = True
 
     def new_event(self):
-        return self.check(self._driver.cuEventCreate(self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+        return self.check(
+            self._driver.cuEventCreate(self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
+        )
 
     def _begin_part(self):
         self._target = self.stream.create_graph_builder()
-        self._target.begin_building("relaxed")  # relaxed: loading a kernel for the first time is allowed meanwhile
+        # relaxed: loading a kernel for the first time is allowed meanwhile
+        self._target.begin_building("relaxed")
 
     def _end_part(self):
         for name in self._branches:  # a graph cannot end before its branches
@@ -131,4 +153,5 @@ class Graphs:
         def launch():
             with self.turn:
                 graph.launch(self.stream)
+
         self._parts.append(launch)

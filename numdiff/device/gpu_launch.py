@@ -1,8 +1,9 @@
 """Launching on a GPU bypasses Numba's dispatcher.
 
-Arguments are laid out once per array and the compiled kernel is looked up by its argument types, which leaves about
-10 µs a launch where `kernel[grid, block](...)` takes 23 µs and more.
+Arguments are laid out once per array and the compiled kernel is looked up by its argument types,
+which leaves about 10 µs a launch where `kernel[grid, block](...)` takes 23 µs and more.
 """
+
 import contextlib
 import ctypes
 
@@ -14,9 +15,17 @@ from .array import DeviceArray
 from .compiler import compile_kernel, is_kept, key_of, scalar
 from .requires import check_supported
 
-_CTYPES = {np.dtype(t): c for t, c in ((np.int32, ctypes.c_int32), (np.uint32, ctypes.c_uint32),
-                                       (np.int64, ctypes.c_int64), (np.uint64, ctypes.c_uint64),
-                                       (np.float32, ctypes.c_float), (np.float64, ctypes.c_double))}
+_CTYPES = {
+    np.dtype(t): c
+    for t, c in (
+        (np.int32, ctypes.c_int32),
+        (np.uint32, ctypes.c_uint32),
+        (np.int64, ctypes.c_int64),
+        (np.uint64, ctypes.c_uint64),
+        (np.float32, ctypes.c_float),
+        (np.float64, ctypes.c_double),
+    )
+}
 
 
 class Launching:
@@ -36,7 +45,8 @@ class Launching:
             self._core_launch(self._target, launch_config, function, *flat)
 
     def _take(self, arguments, signature, flat):
-        """Add the types of some arguments to `signature`, and what the driver is given for them to `flat`."""
+        """Add the types of some arguments to `signature`, and what the driver is given for them to
+        `flat`."""
         for argument in arguments:
             if isinstance(argument, DeviceArray):
                 if argument.arguments is None:
@@ -56,20 +66,37 @@ class Launching:
         early = self._early if early else {}
         if cluster == 1:
             return self._launch_config(grid=grid, block=block, shmem_size=shared, **early)
-        grid, cluster = in_three(grid), in_three(cluster)  # cuda.core counts a grid's clusters, not its blocks
+        # cuda.core counts a grid's clusters, not its blocks
+        grid, cluster = in_three(grid), in_three(cluster)
         if any(n % k for n, k in zip(grid, cluster, strict=True)):
-            raise ValueError(f"a grid of {grid} blocks cannot be cut into clusters of {cluster}; give a multiple")
-        return self._launch_config(grid=tuple(n // k for n, k in zip(grid, cluster, strict=True)), cluster=cluster,
-                                   block=block, shmem_size=shared, **early)
+            raise ValueError(
+                f"a grid of {grid} blocks cannot be cut into clusters of {cluster}; give a multiple"
+            )
+        return self._launch_config(
+            grid=tuple(n // k for n, k in zip(grid, cluster, strict=True)),
+            cluster=cluster,
+            block=block,
+            shmem_size=shared,
+            **early,
+        )
 
     def _lay_out(self, array):
-        """Numba's array argument: meminfo, parent, item count, item size, address, shape, strides in bytes."""
+        """Numba's array argument: meminfo, parent, item count, item size, address, shape, strides
+        in bytes."""
         shape = array.shape or (1,)
         strides, step = [], array.dtype.itemsize
         for n in reversed(shape):
             strides.append(step)
             step *= n
-        values = (0, 0, array.size, array.dtype.itemsize, self.pointer(array), *shape, *reversed(strides))
+        values = (
+            0,
+            0,
+            array.size,
+            array.dtype.itemsize,
+            self.pointer(array),
+            *shape,
+            *reversed(strides),
+        )
         return (array.dtype, len(shape)), values
 
     def _load(self, launched, kernel, args):
@@ -78,7 +105,8 @@ class Launching:
         key, function = key_of(kernel, args), None
         code = self.cache.read(key) if is_kept(key) else None
         if code:
-            with contextlib.suppress(Exception):  # such as one by a ptxas newer than the driver: compile again
+            # such as one by a ptxas newer than the driver: compile again
+            with contextlib.suppress(Exception):
                 function = self._loaded(code)
         if function is None:
             with compiling():
@@ -93,12 +121,24 @@ class Launching:
         return function
 
     def _loaded(self, code):
-        """Machine code as a function that can be launched, with all the dynamic shared memory that it may have."""
+        """Machine code as a function that can be launched, with all the dynamic shared memory that
+        it may have."""
         function = self._object_code.from_cubin(code.cubin).get_kernel(code.entry)
-        device, attributes = self.check(self._driver.cuCtxGetDevice()), self._driver.CUfunction_attribute
-        taken = self.check(self._driver.cuKernelGetAttribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                                                             function.handle, device))
-        self.check(self._driver.cuKernelSetAttribute(
-            attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            self.shared_limit - int(taken), function.handle, device))
+        device, attributes = (
+            self.check(self._driver.cuCtxGetDevice()),
+            self._driver.CUfunction_attribute,
+        )
+        taken = self.check(
+            self._driver.cuKernelGetAttribute(
+                attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.handle, device
+            )
+        )
+        self.check(
+            self._driver.cuKernelSetAttribute(
+                attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.shared_limit - int(taken),
+                function.handle,
+                device,
+            )
+        )
         return function

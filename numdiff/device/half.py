@@ -1,16 +1,18 @@
 """One kernel text for float16 and for bfloat16.
 
-A kernel that only loads, computes and stores is compiled for the types of its arrays (load4, load8 and their like give
-float32 of either). One that multiplies on tensor cores, or works on packed words, names float16's instructions in its
-text or in that of a device function; the launcher passes it through
+A kernel that only loads, computes and stores is compiled for the types of its arrays (load4, load8
+and their like give float32 of either). One that multiplies on tensor cores, or works on packed
+words, names float16's instructions in its text or in that of a device function; the launcher passes
+it through
 
     launch(in_bfloat16(KERNELS[tile], x.dtype), …)
 
-For bfloat16 that is a copy with the same text, in which bfloat16's instructions stand for float16's, down the calls;
-for any other type it is the kernel itself. bfloat16.py lists the corresponding instructions; those of `wgmma` are
-listed where they are made. A launch on bfloat16 arrays whose PTX has a float16 instruction is an error of the tests'
-device (ptx.py).
+For bfloat16 that is a copy with the same text, in which bfloat16's instructions stand for
+float16's, down the calls; for any other type it is the kernel itself. bfloat16.py lists the
+corresponding instructions; those of `wgmma` are listed where they are made. A launch on bfloat16
+arrays whose PTX has a float16 instruction is an error of the tests' device (ptx.py).
 """
+
 import importlib
 from collections.abc import Hashable
 
@@ -23,7 +25,8 @@ _made = {}  # kernel of float16 -> that of bfloat16
 
 
 def in_bfloat16(kernel, dtype):
-    """The kernel, a `@cuda.jit` one whose text names instructions of float16; for the dtype bfloat16 its counterpart.
+    """The kernel, a `@cuda.jit` one whose text names instructions of float16; for the dtype
+    bfloat16 its counterpart.
 
     The counterpart has the kernel's name with `_bf16` behind it, and what it `requires`.
     """

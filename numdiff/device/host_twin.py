@@ -2,11 +2,12 @@
 
 
 class HostTwin:
-    """A page-locked copy of a flat device array on the host; transfers of its parts overlap the kernels.
+    """A page-locked copy of a flat device array on the host; transfers of its parts overlap the
+    kernels.
 
-    host: the NumPy array. Copies to the host start when what was launched before them is done, and `join` makes later
-        launches wait for the copies to the device. Each direction has its own stream, as the card has a copy engine for
-        each.
+    host: the NumPy array. Copies to the host start when what was launched before them is done, and
+        `join` makes later launches wait for the copies to the device. Each direction has its own
+        stream, as the card has a copy engine for each.
     """
 
     def __init__(self, array):
@@ -18,16 +19,22 @@ class HostTwin:
         self._events = {}
 
     def _record(self, name, stream):
-        """The event of that name, recorded in a stream: it happens when all before it in the stream is done."""
+        """The event of that name, recorded in a stream: it happens when all before it in the stream
+        is done."""
         driver, check = self.gpu._driver, self.gpu.check
         if name not in self._events:
-            self._events[name] = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+            self._events[name] = check(
+                driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
+            )
         check(driver.cuEventRecord(self._events[name], stream))
         return self._events[name]
 
     def _copy(self, copy, first, stop, stream):
         size = self.array.dtype.itemsize
-        device, host = self.gpu.pointer(self.array) + first * size, self.host.ctypes.data + first * size
+        device, host = (
+            self.gpu.pointer(self.array) + first * size,
+            self.host.ctypes.data + first * size,
+        )
         ends = (host, device) if copy is self.gpu._driver.cuMemcpyDtoHAsync else (device, host)
         self.gpu.check(copy(*ends, (stop - first) * size, stream))
 
@@ -54,4 +61,8 @@ class HostTwin:
     def join(self):
         """Later launches wait for what was sent."""
         with self.gpu.turn:
-            self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self.gpu._handle, self._record("sent", self._up), 0))
+            self.gpu.check(
+                self.gpu._driver.cuStreamWaitEvent(
+                    self.gpu._handle, self._record("sent", self._up), 0
+                )
+            )

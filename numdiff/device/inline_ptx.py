@@ -1,26 +1,32 @@
 """One PTX statement as the body of a Numba intrinsic, and addresses of array elements.
 
-An intrinsic is a function that Numba calls while it compiles a kernel: it says which types it takes and returns, and
-generates the code of one call. `statement` makes that code generator for a PTX statement, so that an intrinsic is its
-signature, its documentation and the line of PTX that it stands for.
+An intrinsic is a function that Numba calls while it compiles a kernel: it says which types it takes
+and returns, and generates the code of one call. `statement` makes that code generator for a PTX
+statement, so that an intrinsic is its signature, its documentation and the line of PTX that it
+stands for.
 """
+
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import RequireLiteralValue, TypingError
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 GENERIC, GLOBAL, SHARED = 0, 1, 3  # LLVM's numbers of PTX's state spaces
-LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f"}  # LLVM type -> the kind of register, as a constraint
+# LLVM type -> the kind of register, as a constraint
+LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f"}
 
 
 def statement(text, results=(), ordered=False, collective=False):
     """Code generator of an intrinsic that is one PTX statement.
 
-    text: the PTX; $0, $1, … are the registers of the results, then those of the arguments (a tuple is its elements one
-        by one, an array and the index after it are one 64-bit address in the global state space, a literal is none)
+    text: the PTX; $0, $1, … are the registers of the results, then those of the arguments (a tuple
+        is its elements one by one, an array and the index after it are one 64-bit address in the
+        global state space, a literal is none)
     results: LLVM types of what it gives: none, one number, or a tuple of several
-    ordered: it reads or writes memory, or its timing matters: it is kept, in its place among memory accesses
-    collective: the lanes of a warp execute it together: it is never copied into the branches of an `if`
+    ordered: it reads or writes memory, or its timing matters: it is kept, in its place among memory
+    accesses
+    collective: the lanes of a warp execute it together: it is never copied into the branches of an
+    `if`
     """
 
     def codegen(context, builder, sig, args):
@@ -28,7 +34,9 @@ def statement(text, results=(), ordered=False, collective=False):
         values = emit(builder, text, results, operands, ordered, collective)
         if not results:
             return context.get_dummy_value()
-        return values[0] if len(results) == 1 else context.make_tuple(builder, sig.return_type, values)
+        return (
+            values[0] if len(results) == 1 else context.make_tuple(builder, sig.return_type, values)
+        )
 
     return codegen
 
@@ -42,8 +50,12 @@ def emit(builder, text, results, operands, ordered=False, collective=False):
     constraints = ["=" + LETTERS[r] for r in results] + [LETTERS[o.type] for o in operands]
     if ordered:
         constraints.append("~{memory}")
-    assembly = ir.InlineAsm(ir.FunctionType(result, [o.type for o in operands]), text, ",".join(constraints),
-                            side_effect=ordered)
+    assembly = ir.InlineAsm(
+        ir.FunctionType(result, [o.type for o in operands]),
+        text,
+        ",".join(constraints),
+        side_effect=ordered,
+    )
     value = builder.call(assembly, operands, attrs=("convergent",) if collective else ())
     if len(results) > 1:
         return [builder.extract_value(value, i) for i in range(len(results))]
@@ -80,10 +92,13 @@ def require_contiguous(name, array):
 
 
 def literal(name, value, low, high):
-    """The value of an argument that must be a number known to the compiler: a literal or a constant of the module."""
+    """The value of an argument that must be a number known to the compiler: a literal or a constant
+    of the module."""
     if not isinstance(value, types.IntegerLiteral):
-        raise RequireLiteralValue(f"{name} takes a literal or a constant by name, such as PENDING = 1 in the module; "
-                                  "not an expression")
+        raise RequireLiteralValue(
+            f"{name} takes a literal or a constant by name, such as PENDING = 1 in the module; "
+            "not an expression"
+        )
     if not low <= value.literal_value <= high:
         raise TypingError(f"{name} takes a number from {low} to {high}, not {value.literal_value}")
     return value.literal_value

@@ -1,11 +1,15 @@
-"""GPU instructions that Python cannot express: intrinsics, each followed by its functional twin for the emulator.
+"""GPU instructions that Python cannot express: intrinsics, each followed by its functional twin for
+the emulator.
 
-`load4` and `store4` move four neighbouring elements with one instruction (PTX ISA, section 9.7.9, `ld`/`st` with
-`.v4`). Four times fewer memory instructions is what brings a streaming kernel to the speed of memory.
+`load4` and `store4` move four neighbouring elements with one instruction (PTX ISA, section 9.7.9,
+`ld`/`st` with `.v4`). Four times fewer memory instructions is what brings a streaming kernel to the
+speed of memory.
 
-Of a float16 or bfloat16 array they give and take float32: 8 bytes move, and what is stored is rounded to the nearest
-such number, ties to even. So a kernel written with them computes in float32 whichever of the three its arrays hold.
+Of a float16 or bfloat16 array they give and take float32: 8 bytes move, and what is stored is
+rounded to the nearest such number, ties to even. So a kernel written with them computes in float32
+whichever of the three its arrays hold.
 """
+
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
@@ -18,7 +22,8 @@ from .inline_ptx import F32, I32, statement
 
 
 def _vector_address(context, builder, array_type, array, index):
-    """Address of `array[index]` (a 1-D view of a contiguous array) as a pointer to a vector of four."""
+    """Address of `array[index]` (a 1-D view of a contiguous array) as a pointer to a vector of
+    four."""
     data = context.make_array(array_type)(context, builder, value=array).data
     element = builder.gep(data, [index])
     vector = ir.VectorType(context.get_data_type(array_type.dtype), 4)
@@ -36,8 +41,10 @@ def load4(typingctx, array, index):
     given = _arithmetic_type(array)
 
     def codegen(context, builder, sig, args):
-        vector = builder.load(_vector_address(context, builder, sig.args[0], args[0], args[1]),
-                              align=4 * array.dtype.bitwidth // 8)
+        vector = builder.load(
+            _vector_address(context, builder, sig.args[0], args[0], args[1]),
+            align=4 * array.dtype.bitwidth // 8,
+        )
         lanes = [builder.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(4)]
         lanes = [context.cast(builder, lane, array.dtype, given) for lane in lanes]
         return context.make_tuple(builder, sig.return_type, lanes)
@@ -75,8 +82,8 @@ def _store4(machine, array, index, *values):
 
 @intrinsic
 def opaque(typingctx, number):
-    """`number` (int32) as an opaque value: what follows from it is computed here, not kept in a register from an
-    earlier computation."""
+    """`number` (int32) as an opaque value: what follows from it is computed here, not kept in a
+    register from an earlier computation."""
     return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
 
 
@@ -87,7 +94,8 @@ def _opaque(machine, number):
 
 @intrinsic
 def product(typingctx, a, b):
-    """a · b of two float32, rounded by itself: no compiler joins it with a sum into one instruction."""
+    """a · b of two float32, rounded by itself: no compiler joins it with a sum into one
+    instruction."""
     return types.float32(types.float32, types.float32), statement("mul.rn.f32 $0, $1, $2;", [F32])
 
 

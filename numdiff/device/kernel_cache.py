@@ -1,15 +1,18 @@
-"""Compiled kernels on disk: one file a kernel, with its machine code and all that a launch needs to know.
+"""Compiled kernels on disk: one file a kernel, with its machine code and all that a launch needs to
+know.
 
-A file's name is a hash of the inputs of its content: the kernel's module and name, the types of its arguments, the
-architecture, and the versions of the compilers. The folder's name is a hash of the code of numdiff's kernels. So a file
-under that name is the right one, and entries for another card or another Numba are never read. Two processes that
-compile the same kernel at the same time write the same file: no lock is needed. A file appears under its name only when
-complete (it is written under a temporary name, then renamed), and its content has a checksum: a damaged file counts as
+A file's name is a hash of the inputs of its content: the kernel's module and name, the types of its
+arguments, the architecture, and the versions of the compilers. The folder's name is a hash of the
+code of numdiff's kernels. So a file under that name is the right one, and entries for another card
+or another Numba are never read. Two processes that compile the same kernel at the same time write
+the same file: no lock is needed. A file appears under its name only when complete (it is written
+under a temporary name, then renamed), and its content has a checksum: a damaged file counts as
 missing.
 
-Where the folder cannot be written, or is not this user's alone, kernels go to a temporary one, which lasts as long as
-the process that made it.
+Where the folder cannot be written, or is not this user's alone, kernels go to a temporary one,
+which lasts as long as the process that made it.
 """
+
 import atexit
 import contextlib
 import functools
@@ -29,13 +32,20 @@ from ..extensions import kernel_files, kernel_packages
 
 MAGIC = b"numdiff kernel 1\n"
 STALE = 3600  # seconds after which an unfinished file is removed
-COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12",
-             "nvidia-nvjitlink-cu12")  # the packages whose versions decide the machine code
+COMPILERS = (
+    "numba",
+    "numba-cuda",
+    "llvmlite",
+    "nvidia-nvvm",
+    "nvidia-nvjitlink",
+    "nvidia-cuda-nvcc-cu12",
+    "nvidia-nvjitlink-cu12",
+)  # the packages whose versions decide the machine code
 
 
 class Key(NamedTuple):
-    """A kernel for arguments of certain types, which are words such as "float32[2]" (an array with two axes) and
-    "int32"."""
+    """A kernel for arguments of certain types, which are words such as "float32[2]" (an array with
+    two axes) and "int32"."""
 
     module: str
     name: str
@@ -51,12 +61,14 @@ class MachineCode(NamedTuple):
 
 
 def cache_directory():
-    """The folder of compiled kernels: a folder whose name changes with any line of the kernels' own code."""
+    """The folder of compiled kernels: a folder whose name changes with any line of the kernels' own
+    code."""
     return os.path.join(cache_root(), f"kernels-{code_digest()}")
 
 
 def is_hashed(module):
-    """Whether the source of a module is in the folder's name, so that its compiled code can be kept."""
+    """Whether the source of a module is in the folder's name, so that its compiled code can be
+    kept."""
     return module.startswith(("numdiff.device.", *kernel_packages()))
 
 
@@ -80,7 +92,8 @@ def toolchain():
     for name in COMPILERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")  # a toolkit not installed as packages
+    # a toolkit not installed as packages
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     return ", ".join([*found, os.path.realpath(home)] if home else found)
 
 
@@ -120,10 +133,14 @@ class KernelCache:
 
     def write(self, key, code):
         """Keep a compiled kernel. Raises OSError where it cannot be written: see `writable`."""
-        write_own(own_folder(self.more[-1] if self.more else self.folder) / self.file_name(key), pack(code))
+        write_own(
+            own_folder(self.more[-1] if self.more else self.folder) / self.file_name(key),
+            pack(code),
+        )
 
     def writable(self, complain=None):
-        """The folder that new kernels go to. Where the cache's own cannot be used it is a temporary one.
+        """The folder that new kernels go to. Where the cache's own cannot be used it is a temporary
+        one.
 
         complain(sentence): called to say so, once a process (default: on stderr)
         """
@@ -145,7 +162,8 @@ def temporary_folder(folder, reason, complain):
     """A folder that is removed with this process, in place of one that cannot be used; says so."""
     (complain or functools.partial(print, file=sys.stderr))(
         f"the kernel cache {folder} cannot be used ({reason}): kernels are compiled again in every run; set "
-        "NUMDIFF_CACHE_DIR to a folder of your own.")
+        "NUMDIFF_CACHE_DIR to a folder of your own."
+    )
     path = tempfile.mkdtemp(prefix="numdiff-kernels-")
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return pathlib.Path(path)
@@ -167,8 +185,11 @@ def remove_unfinished(folder, process):
 
 
 def pack(code):
-    """A kernel's file: a line that says what it is, a checksum of the rest, a line of JSON, the cubin."""
-    head = json.dumps({"entry": code.entry, "seconds": round(code.seconds, 3), "bytes": len(code.cubin)})
+    """A kernel's file: a line that says what it is, a checksum of the rest, a line of JSON, the
+    cubin."""
+    head = json.dumps(
+        {"entry": code.entry, "seconds": round(code.seconds, 3), "bytes": len(code.cubin)}
+    )
     rest = head.encode() + b"\n" + code.cubin
     return MAGIC + hashlib.sha256(rest).digest() + rest
 
@@ -177,7 +198,7 @@ def unpack(data):
     """The `MachineCode` in a kernel's file; ValueError or KeyError if it is none, or damaged."""
     at = len(MAGIC) + hashlib.sha256().digest_size
     rest = data[at:]
-    if data[:len(MAGIC)] != MAGIC or hashlib.sha256(rest).digest() != data[len(MAGIC):at]:
+    if data[: len(MAGIC)] != MAGIC or hashlib.sha256(rest).digest() != data[len(MAGIC) : at]:
         raise ValueError("damaged")
     head, cubin = rest.split(b"\n", 1)
     head = json.loads(head)

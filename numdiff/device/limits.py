@@ -1,4 +1,5 @@
 """The hardware's numbers that kernels and launchers use: one name for each."""
+
 from ..emulator.launch import MAX_GRID
 from ..errors import TooManyElementsError
 
@@ -14,7 +15,8 @@ MULTIPROCESSORS = 132  # of an H100: assumed where the backend has no number of 
 
 
 def shared_limit(array):
-    """Bytes of shared memory that a block may have on the array's device; an H100's where it does not say."""
+    """Bytes of shared memory that a block may have on the array's device; an H100's where it does
+    not say."""
     return getattr(array.backend, "shared_limit", HOPPER_SHARED)
 
 
@@ -23,8 +25,10 @@ def multiprocessors_of(array):
 
 
 def check_grid(grid):
-    """Raise a `TooManyElementsError` for a grid that a GPU refuses: it has more blocks on an axis than are counted."""
+    """Raise a `TooManyElementsError` for a grid that a GPU refuses: it has more blocks on an axis
+    than are counted."""
     axes = grid if isinstance(grid, tuple) else (grid,)
     if any(n > most for n, most in zip(axes, MAX_GRID, strict=False)):
-        raise TooManyElementsError(f"a grid of {grid} blocks is larger than {MAX_GRID}, a launch's limit: split the "
-                                   "batch")
+        raise TooManyElementsError(
+            f"a grid of {grid} blocks is larger than {MAX_GRID}, a launch's limit: split the batch"
+        )

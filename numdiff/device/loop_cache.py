@@ -1,9 +1,12 @@
-"""Loops that Numba has compiled for the host's cores (`on_host`), kept on disk like kernels (kernel_cache.py).
+"""Loops that Numba has compiled for the host's cores (`on_host`), kept on disk like kernels
+(kernel_cache.py).
 
-Numba's own cache unpickles the files in `NUMBA_CACHE_DIR`, also another user's, and raises where one is damaged or the
-disk is full. This one has a file for each function and its types, in a folder that is this user's alone, with a
-checksum. Whatever is wrong with a file or with the folder, the loop is compiled again: all of a run's take 4 s.
+Numba's own cache unpickles the files in `NUMBA_CACHE_DIR`, also another user's, and raises where
+one is damaged or the disk is full. This one has a file for each function and its types, in a folder
+that is this user's alone, with a checksum. Whatever is wrong with a file or with the folder, the
+loop is compiled again: all of a run's take 4 s.
 """
+
 import hashlib
 import pathlib
 import pickle
@@ -21,15 +24,17 @@ CHECKSUM = 32  # bytes of SHA-256, before the rest
 
 
 class LoopCache(NullCache):
-    """What Numba's dispatchers ask for compiled code, of one function; `NullCache` has no other methods. Of a function
-    outside of numdiff, or one that is made in another, nothing is kept: its code may change under the same name."""
+    """What Numba's dispatchers ask for compiled code, of one function; `NullCache` has no other
+    methods. Of a function outside of numdiff, or one that is made in another, nothing is kept: its
+    code may change under the same name."""
 
     def __init__(self, function):
         self._name = f"{function.__module__}.{function.__qualname__}"
         self._kept = is_hashed(self._name) and "<locals>" not in self._name
 
     def load_overload(self, sig, target_context):
-        """The compiled function for arguments of certain types; None if it is not there, or damaged."""
+        """The compiled function for arguments of certain types; None if it is not there, or
+        damaged."""
         if not self._kept:
             return None
         try:
@@ -44,17 +49,28 @@ class LoopCache(NullCache):
         return None
 
     def save_overload(self, sig, data):
-        if not self._kept or data.lifted or data.library.has_dynamic_globals:  # it refers to addresses of this process
+        # it refers to addresses of this process
+        if not self._kept or data.lifted or data.library.has_dynamic_globals:
             return
         try:
             path = self._path(sig, data.target_context)
             content = dumps(data._reduce())
-            write_own(own_folder(path.parent) / path.name, hashlib.sha256(content).digest() + content)
+            write_own(
+                own_folder(path.parent) / path.name, hashlib.sha256(content).digest() + content
+            )
         except Exception:  # a full disk, say: the next process compiles it again
             pass
 
     def _path(self, sig, target_context):
-        text = repr((self._name, str(sig), target_context.codegen().magic_tuple(), toolchain(),
-                     platform.python_version(), numba.__version__))
+        text = repr(
+            (
+                self._name,
+                str(sig),
+                target_context.codegen().magic_tuple(),
+                toolchain(),
+                platform.python_version(),
+                numba.__version__,
+            )
+        )
         name = f"{self._name.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
         return pathlib.Path(cache_root()) / f"loops-{code_digest()}" / name

@@ -1,8 +1,10 @@
-"""mbarriers and named barriers: how the warps of a block, and what copies for them, wait for each other (sm_90).
+"""mbarriers and named barriers: how the warps of a block, and what copies for them, wait for each
+other (sm_90).
 
-A fast kernel on Hopper is a pipeline between two kinds of warpgroups (128 threads each). One thread of the producer
-loads tiles by TMA (tma.py); the consumers multiply them with `wgmma` (wgmma.py), straight from shared memory. Each
-stage of the pipeline has two mbarriers, `full` and `empty` (pipeline.py puts them into words):
+A fast kernel on Hopper is a pipeline between two kinds of warpgroups (128 threads each). One thread
+of the producer loads tiles by TMA (tma.py); the consumers multiply them with `wgmma` (wgmma.py),
+straight from shared memory. Each stage of the pipeline has two mbarriers, `full` and `empty`
+(pipeline.py puts them into words):
 
     producer                                            consumer
     mbarrier_wait(empty, parity)                        mbarrier_wait(full, parity)
@@ -18,8 +20,10 @@ stage of the pipeline has two mbarriers, `full` and `empty` (pipeline.py puts th
 
 ADDRESSES in shared memory are 32-bit numbers, `smem_u32(array)` plus bytes.
 
-In the emulator each has its twin, right below it here: what it does is written in emulator/mbarrier.py.
+In the emulator each has its twin, right below it here: what it does is written in
+emulator/mbarrier.py.
 """
+
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
@@ -30,7 +34,8 @@ from .inline_ptx import I32, I64, element_pointer, emit, require_contiguous, sta
 u32, void = types.uint32, types.void
 
 
-# Addresses ------------------------------------------------------------------------------------------------------------
+# Addresses ----------------------------------------------------------------------------------------
+
 
 @intrinsic
 def smem_u32(typingctx, array):
@@ -40,7 +45,12 @@ def smem_u32(typingctx, array):
     def codegen(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[0], args[0], I32(0))
         address = builder.ptrtoint(pointer, I64)
-        return emit(builder, "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }", [I32], [address])[0]
+        return emit(
+            builder,
+            "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }",
+            [I32],
+            [address],
+        )[0]
 
     return u32(array), codegen
 
@@ -50,13 +60,16 @@ def _smem_u32(machine, array):
     return UInt32(machine.shared_address(array))
 
 
-# mbarriers ------------------------------------------------------------------------------------------------------------
+# mbarriers ----------------------------------------------------------------------------------------
+
 
 @intrinsic
 def mbarrier_init(typingctx, barrier, count):
-    """Make the 8 bytes at a shared address an mbarrier whose phases take `count` arrivals; one thread does it.
+    """Make the 8 bytes at a shared address an mbarrier whose phases take `count` arrivals; one
+    thread does it.
 
-    Then `fence_barrier_init()` in the same thread, and `cuda.syncthreads()`, before anybody uses it.
+    Then `fence_barrier_init()` in the same thread, and `cuda.syncthreads()`, before anybody uses
+    it.
     """
     return void(u32, u32), statement("mbarrier.init.shared::cta.b64 [$0], $1;", ordered=True)
 
@@ -80,7 +93,9 @@ def _mbarrier_inval(machine, barrier):
 @intrinsic
 def mbarrier_expect_tx(typingctx, barrier, tx_bytes):
     """Announce that TMA will bring `tx_bytes` in this phase, and arrive."""
-    return void(u32, u32), statement("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", ordered=True)
+    return void(u32, u32), statement(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", ordered=True
+    )
 
 
 @twin(mbarrier_expect_tx)
@@ -91,7 +106,9 @@ def _mbarrier_expect_tx(machine, barrier, tx_bytes):
 @intrinsic
 def mbarrier_expect_tx_only(typingctx, barrier, tx_bytes):
     """Announce that TMA will bring `tx_bytes` in this phase, without arriving."""
-    return void(u32, u32), statement("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", ordered=True)
+    return void(u32, u32), statement(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", ordered=True
+    )
 
 
 @twin(mbarrier_expect_tx_only)
@@ -123,11 +140,13 @@ def _mbarrier_arrive_count(machine, barrier, count):
 
 @intrinsic
 def mbarrier_wait(typingctx, barrier, parity):
-    """Wait until the phase of this parity is over; returns at once if it was the last to end. A fresh barrier is in
-    phase 0, so a wait for parity 1 gets through it."""
+    """Wait until the phase of this parity is over; returns at once if it was the last to end. A
+    fresh barrier is in phase 0, so a wait for parity 1 gets through it."""
     return void(u32, u32), statement(
         "{ .reg .pred over; WAIT_${:uid}: mbarrier.try_wait.parity.shared::cta.b64 over, [$0], $1; @!over bra "
-        "WAIT_${:uid}; }", ordered=True)
+        "WAIT_${:uid}; }",
+        ordered=True,
+    )
 
 
 @twin(mbarrier_wait)
@@ -137,11 +156,15 @@ def _mbarrier_wait(machine, barrier, parity):
 
 def _asks(instruction):
     """Code generator of a test of a barrier that gives a boolean."""
+
     def codegen(context, builder, sig, args):
-        text = (f"{{ .reg .pred over; mbarrier.{instruction}.parity.shared::cta.b64 over, [$1], $2; "
-                "selp.u32 $0, 1, 0, over; }")
+        text = (
+            f"{{ .reg .pred over; mbarrier.{instruction}.parity.shared::cta.b64 over, [$1], $2; "
+            "selp.u32 $0, 1, 0, over; }"
+        )
         answer = emit(builder, text, [I32], args, ordered=True)[0]
         return builder.icmp_unsigned("!=", answer, I32(0))
+
     return codegen
 
 
@@ -170,7 +193,9 @@ def _mbarrier_test_wait(machine, barrier, parity):
 @intrinsic
 def fence_barrier_init(typingctx):
     """After `mbarrier_init`: TMA and other blocks of a cluster see the initialised barriers."""
-    return void(), statement("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;", ordered=True)
+    return void(), statement(
+        "fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;", ordered=True
+    )
 
 
 @twin(fence_barrier_init)
@@ -178,12 +203,13 @@ def _fence_barrier_init(machine):
     machine.asynchronous.fence(machine.thread)
 
 
-# Named barriers -------------------------------------------------------------------------------------------------------
+# Named barriers -----------------------------------------------------------------------------------
+
 
 @intrinsic
 def bar_sync(typingctx, number, threads):
-    """Wait at one of the block's barriers 1 … 15 (0 is `cuda.syncthreads`) until `threads` threads, whole warps,
-    have come."""
+    """Wait at one of the block's barriers 1 … 15 (0 is `cuda.syncthreads`) until `threads` threads,
+    whole warps, have come."""
     return void(u32, u32), statement("bar.sync $0, $1;", ordered=True, collective=True)
 
 
@@ -194,7 +220,8 @@ def _bar_sync(machine, number, threads):
 
 @intrinsic
 def bar_arrive(typingctx, number, threads):
-    """Come to one of the block's barriers without waiting; `threads` counts the waiting and the arriving threads."""
+    """Come to one of the block's barriers without waiting; `threads` counts the waiting and the
+    arriving threads."""
     return void(u32, u32), statement("bar.arrive $0, $1;", ordered=True, collective=True)
 
 

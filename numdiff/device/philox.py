@@ -1,8 +1,8 @@
 """Philox4x32-10: random words by counting, without a state.
 
-A keyed bijection turns a 128-bit counter into 128 random bits. The counter determines the number: on any thread, any
-rank and any device, in any order. That is why noise here does not depend on how a batch was split, and why a resumed
-run needs no saved generator.
+A keyed bijection turns a 128-bit counter into 128 random bits. The counter determines the number:
+on any thread, any rank and any device, in any order. That is why noise here does not depend on how
+a batch was split, and why a resumed run needs no saved generator.
 
 MATHEMATICS
     one round on the counter (c0, c1, c2, c3) with the round key (k0, k1):
@@ -12,6 +12,7 @@ MATHEMATICS
 SOURCE
     Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
 """
+
 import numpy as np
 
 from .gpu import cuda
@@ -25,7 +26,8 @@ LOW_WORD, WORD_BITS = uint64(0xFFFFFFFF), uint64(32)
 
 
 def philox_columns_reference(c0, c1, c2, c3, k0, k1):
-    """Four uint64 arrays of words below 2³² (c0 … c3, one shape, overwritten) → four such arrays of random words."""
+    """Four uint64 arrays of words below 2³² (c0 … c3, one shape, overwritten) → four such arrays of
+    random words."""
     p0, p1 = np.empty_like(c0), np.empty_like(c0)
     for _ in range(ROUNDS):
         np.multiply(c0, MULTIPLIER_0, out=p0)
@@ -43,17 +45,21 @@ def philox_columns_reference(c0, c1, c2, c3, k0, k1):
 
 
 def philox4x32_reference(counter, key):
-    """uint32 counters (..., 4) and keys (..., 2), broadcast against each other → uint32 words (..., 4)."""
+    """uint32 counters (..., 4) and keys (..., 2), broadcast against each other → uint32 words (...,
+    4)."""
     counter, key = np.asarray(counter, uint32), np.asarray(key, uint32)
     shape = np.broadcast_shapes(counter.shape[:-1], key.shape[:-1])
     columns = [np.broadcast_to(counter[..., i], shape).astype(uint64) for i in range(4)]
-    words = philox_columns_reference(*columns, key[..., 0].astype(uint64), key[..., 1].astype(uint64))
+    words = philox_columns_reference(
+        *columns, key[..., 0].astype(uint64), key[..., 1].astype(uint64)
+    )
     return np.stack(words, axis=-1).astype(uint32)
 
 
 @cuda.jit(device=True)
 def philox4x32(c0, c1, c2, c3, k0, k1):
-    """Six uint32 → four uint32. Products are widened to uint64 by hand: Numba mixes uint64 and int64 into float64."""
+    """Six uint32 → four uint32. Products are widened to uint64 by hand: Numba mixes uint64 and
+    int64 into float64."""
     for _ in range(ROUNDS):
         p0 = uint64(c0) * MULTIPLIER_0
         p1 = uint64(c2) * MULTIPLIER_1

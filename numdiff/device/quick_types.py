@@ -1,20 +1,25 @@
 """Type inference with a memory: kernels compile in three quarters of the time, to the same PTX.
 
-For each operation, in every round of inference of every function, Numba tries the operation's templates, up to
-a dozen, until one takes the types of the arguments. What it finds depends only on the operation, these types and the
-compiler's options, so the signature and its implementation are kept.
+For each operation, in every round of inference of every function, Numba tries the operation's
+templates, up to a dozen, until one takes the types of the arguments. What it finds depends only on
+the operation, these types and the compiler's options, so the signature and its implementation are
+kept.
 """
+
 import contextlib
 
 try:
     from numba.core.types.functions import BaseFunction
     from numba.cuda.core.targetconfig import ConfigStack
+
     plain_call_type, top_options = BaseFunction.get_call_type, ConfigStack.top_or_none
     available = "_impl_keys" in plain_call_type.__code__.co_names
 except (ImportError, AttributeError):  # not in this version of Numba
     available = False
 
-answers = {}  # ids of function and context, types, options -> signature, its implementation, and whose the ids are
+# ids of function and context, types, options -> signature, its implementation, and whose the ids
+# are
+answers = {}
 texts = {}  # id of options -> the options, and their text
 
 
@@ -36,7 +41,8 @@ def get_call_type(self, context, args, kws):
 
 @contextlib.contextmanager
 def quick_types():
-    """Context: Numba compiles with a memory; without one where this version of Numba lacks what it takes."""
+    """Context: Numba compiles with a memory; without one where this version of Numba lacks what it
+    takes."""
     if available:
         BaseFunction.get_call_type = get_call_type
     try:

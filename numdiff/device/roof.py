@@ -1,30 +1,48 @@
 """A card's limits: its arithmetic by the maker's data sheet, its memory by measuring copies.
 
-The makers' figures are for dense matrices with float32 accumulators. Where a card is not in the table, its arithmetic
-is that of its multiprocessors' tensor cores at the highest clock that the driver reports, which few cards hold under
-load.
+The makers' figures are for dense matrices with float32 accumulators. Where a card is not in the
+table, its arithmetic is that of its multiprocessors' tensor cores at the highest clock that the
+driver reports, which few cards hold under load.
 """
+
 import time
 
 from . import empty, synchronize
 
 # TFLOP/s by the makers' data sheets: name begins with -> (float16, TF32)
-PUBLISHED = {"NVIDIA H100 80GB HBM3": (989.4, 494.7), "NVIDIA H100 PCIe": (756.0, 378.0), "NVIDIA H200": (989.4, 494.7),
-             "NVIDIA GH200": (989.4, 494.7), "NVIDIA A100": (312.0, 156.0), "NVIDIA L40S": (362.0, 183.0),
-             "NVIDIA L4": (121.0, 60.0), "NVIDIA A10": (125.0, 62.5)}
-# FLOPs of a multiprocessor per clock with float16 operands, by compute capability; TF32 halves it, and so do GeForce
-# cards, whose float32 accumulation takes twice as long
-PER_CLOCK = {(7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 7): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192,
-             (12, 0): 1024}
+PUBLISHED = {
+    "NVIDIA H100 80GB HBM3": (989.4, 494.7),
+    "NVIDIA H100 PCIe": (756.0, 378.0),
+    "NVIDIA H200": (989.4, 494.7),
+    "NVIDIA GH200": (989.4, 494.7),
+    "NVIDIA A100": (312.0, 156.0),
+    "NVIDIA L40S": (362.0, 183.0),
+    "NVIDIA L4": (121.0, 60.0),
+    "NVIDIA A10": (125.0, 62.5),
+}
+# FLOPs of a multiprocessor per clock with float16 operands, by compute capability; TF32 halves it,
+# and so do GeForce cards, whose float32 accumulation takes twice as long
+PER_CLOCK = {
+    (7, 5): 1024,
+    (8, 0): 2048,
+    (8, 6): 1024,
+    (8, 7): 1024,
+    (8, 9): 1024,
+    (9, 0): 4096,
+    (10, 0): 8192,
+    (12, 0): 1024,
+}
 COPIED = 256 << 20  # bytes, several times a second-level cache
 PRECISIONS = ("fp32", "tf32", "fp16", "fp8")
 
 
 def peak_flops(backend, precision):
-    """FLOP/s that the card reaches at best in "fp32", "tf32", "fp16" ("bf16" is as fast) or "fp8", twice as fast on
-    Hopper, whose products alone numdiff has; None if it is unknown."""
+    """FLOP/s that the card reaches at best in "fp32", "tf32", "fp16" ("bf16" is as fast) or "fp8",
+    twice as fast on Hopper, whose products alone numdiff has; None if it is unknown."""
     if precision == "fp8":
-        half = peak_flops(backend, "fp16") if getattr(backend, "capability", None) == (9, 0) else None
+        half = (
+            peak_flops(backend, "fp16") if getattr(backend, "capability", None) == (9, 0) else None
+        )
         return half and 2 * half
     float32 = getattr(backend, "peak_float32_flops", None)
     if float32 is None or precision == "fp32":
@@ -45,7 +63,9 @@ def memory_bandwidth(backend, repeats=5):
     """Bytes a second, read and written, in the best of several copies; None if there is no device."""
     if getattr(backend, "peak_float32_flops", None) is None:
         return None
-    source, target = (empty(min(COPIED, backend.memory_info()[0] // 8), "uint8", backend) for _ in range(2))
+    source, target = (
+        empty(min(COPIED, backend.memory_info()[0] // 8), "uint8", backend) for _ in range(2)
+    )
     best = float("inf")
     for _ in range(repeats):
         synchronize(backend)

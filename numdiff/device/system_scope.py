@@ -1,11 +1,14 @@
-"""Flags between GPUs: loads and stores with an order that another GPU's threads observe, and a clock.
+"""Flags between GPUs: loads and stores with an order that another GPU's threads observe, and a
+clock.
 
-A thread that has filled a buffer signals this to another GPU by a flag. The flag must not become visible before the
-data. So it is written by a store with `release` semantics at `system` scope, and read by a load with `acquire`
-semantics. Every write before the store is then visible to each thread that has read the flag (PTX ISA, "Memory
-Consistency Model", sections on scopes and release and acquire patterns; `ld.acquire.sys` and `st.release.sys` need
-sm_70). Addresses are generic, so no state space is named.
+A thread that has filled a buffer signals this to another GPU by a flag. The flag must not become
+visible before the data. So it is written by a store with `release` semantics at `system` scope, and
+read by a load with `acquire` semantics. Every write before the store is then visible to each thread
+that has read the flag (PTX ISA, "Memory Consistency Model", sections on scopes and release and
+acquire patterns; `ld.acquire.sys` and `st.release.sys` need sm_70). Addresses are generic, so no
+state space is named.
 """
+
 import time
 
 import numpy as np
@@ -43,17 +46,23 @@ def load_acquire(typingctx, array, index):
 
 @twin(load_acquire)
 def _load_acquire(machine, array, index):
-    return machine.resolver.cuda.atomic.max(array, index, np.int32(-2**31))
+    return machine.resolver.cuda.atomic.max(array, index, np.int32(-(2**31)))
 
 
 @intrinsic
 def store_release(typingctx, array, index, value):
-    """array[index] = value of an int32 array; a thread that reads it by `load_acquire` sees all writes before this
-    store."""
+    """array[index] = value of an int32 array; a thread that reads it by `load_acquire` sees all
+    writes before this store."""
 
     def codegen(context, builder, sig, args):
         address = _address(context, builder, sig.args[0], *args[:2])
-        _assemble(builder, ir.VoidType(), [address, args[2]], "st.release.sys.s32 [$0], $1;", "l,r,~{memory}")
+        _assemble(
+            builder,
+            ir.VoidType(),
+            [address, args[2]],
+            "st.release.sys.s32 [$0], $1;",
+            "l,r,~{memory}",
+        )
         return context.get_dummy_value()
 
     return types.void(array, types.int64, types.int32), codegen

@@ -1,15 +1,18 @@
 """Thread-local values and stacks. Two threads may train two models and must not interfere."""
+
 import functools
 import threading
 
 
 def kept(function):
-    """`functools.cache` for a function of one argument, where all threads use the first result that is ready."""
+    """`functools.cache` for a function of one argument, where all threads use the first result that
+    is ready."""
     known = {}
 
     @functools.wraps(function)
     def get(key):
         return known[key] if key in known else known.setdefault(key, function(key))
+
     return get
 
 
@@ -48,7 +51,9 @@ class PerThread:
         return instance.__dict__.setdefault(self.name, threading.local())
 
     def __get__(self, instance, owner):
-        return self.start if instance is None else getattr(self._values(instance), "value", self.start)
+        return (
+            self.start if instance is None else getattr(self._values(instance), "value", self.start)
+        )
 
     def __set__(self, instance, value):
         self._values(instance).value = value

@@ -1,17 +1,19 @@
-"""TMA, the tensor memory accelerator: one thread requests a box of a tensor, and it arrives in shared memory (sm_90).
+"""TMA, the tensor memory accelerator: one thread requests a box of a tensor, and it arrives in
+shared memory (sm_90).
 
     loads     tma_load_1d … 5d, whose bytes an mbarrier counts (mbarrier.py); tma_load_2d_multicast, into the
               shared memory of several blocks of a cluster; tma_prefetch            PTX ISA, section 9.7.9.27
     stores    tma_store_1d … 5d, tma_store_commit, tma_store_wait_0, _1, tma_store_wait_read_0, _1, _3
     fences    fence_proxy_async, fence_proxy_async_global: what threads have stored is seen by TMA and wgmma
 
-Addresses in shared memory are 32-bit numbers, `smem_u32(array)` plus bytes. Tensor maps are the arrays of 128 bytes
-that `tensor_map` makes on the host (tensor_map.py). Coordinates and sizes of boxes run innermost dimension first. The
-innermost coordinate must be a multiple of 16 bytes, and no coordinate of a store negative, or a GPU ends with an
-illegal instruction.
+Addresses in shared memory are 32-bit numbers, `smem_u32(array)` plus bytes. Tensor maps are the
+arrays of 128 bytes that `tensor_map` makes on the host (tensor_map.py). Coordinates and sizes of
+boxes run innermost dimension first. The innermost coordinate must be a multiple of 16 bytes, and no
+coordinate of a store negative, or a GPU ends with an illegal instruction.
 
 In the emulator each has its twin, right below it here: what it does is written in emulator/tma.py.
 """
+
 import functools
 
 from numba.cuda import types
@@ -24,12 +26,13 @@ from .inline_ptx import I32, I64, element_pointer, emit, require_contiguous, sta
 u32, void = types.uint32, types.void
 
 
-# The asynchronous proxy -----------------------------------------------------------------------------------------------
+# The asynchronous proxy ---------------------------------------------------------------------------
+
 
 @intrinsic
 def fence_proxy_async(typingctx):
-    """Make this thread's stores to shared memory visible to the `wgmma` and TMA stores that come after (a
-    barrier)."""
+    """Make this thread's stores to shared memory visible to the `wgmma` and TMA stores that come
+    after (a barrier)."""
     return void(), statement("fence.proxy.async.shared::cta;", ordered=True)
 
 
@@ -40,7 +43,8 @@ def _fence_proxy_async(machine):
 
 @intrinsic
 def fence_proxy_async_global(typingctx):
-    """Make this thread's stores to global memory visible to the TMA loads that come after (a barrier)."""
+    """Make this thread's stores to global memory visible to the TMA loads that come after (a
+    barrier)."""
     return void(), statement("fence.proxy.async.global;", ordered=True)
 
 
@@ -49,15 +53,18 @@ def _fence_proxy_async_global(machine):
     machine.asynchronous.fence(machine.thread, GLOBAL)
 
 
-# Copies ---------------------------------------------------------------------------------------------------------------
+# Copies -------------------------------------------------------------------------------------------
+
 
 def _tensor_copy(rank, load):
     """Code generator of a copy between a shared address and a box of a tensor of `rank` dimensions."""
     registers = [f"${k}" for k in range(3 if load else 2, (3 if load else 2) + rank)]
     box = f"[$1, {{{', '.join(registers)}}}]"
     if load:
-        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], {box}, "
-                "[$2];")
+        text = (
+            f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], {box}, "
+            "[$2];"
+        )
     else:
         text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group {box}, [$0];"
 
@@ -84,10 +91,11 @@ def _stores(rank, descriptor):
 
 @intrinsic
 def tma_load_1d(typingctx, smem, descriptor, barrier, x):
-    """Start a copy of the box at element x of a tensor to the tile at a shared address; `barrier` counts its bytes.
+    """Start a copy of the box at element x of a tensor to the tile at a shared address; `barrier`
+    counts its bytes.
 
-    Coordinates may be negative or beyond the end: elements outside the tensor are filled with zeros, whose bytes count.
-    x must be a multiple of 16 bytes.
+    Coordinates may be negative or beyond the end: elements outside the tensor are filled with
+    zeros, whose bytes count. x must be a multiple of 16 bytes.
     """
     return _loads(1, descriptor)
 
@@ -110,15 +118,18 @@ def _tma_load_2d(machine, smem, descriptor, barrier, *at):
 
 @intrinsic
 def tma_load_2d_multicast(typingctx, smem, descriptor, barrier, ranks, x, y):
-    """As `tma_load_2d`, for several blocks of the cluster (cluster.py): the box arrives in each at the same place of
-    its shared memory, and is counted by the barrier at the same place. It is read from the L2 cache once.
+    """As `tma_load_2d`, for several blocks of the cluster (cluster.py): the box arrives in each at
+    the same place of its shared memory, and is counted by the barrier at the same place. It is read
+    from the L2 cache once.
 
-    ranks: bit r stands for the block of rank r. Each of them must be done with what lay there before, and must expect
-    the bytes at its own barrier; and none may end before they have come.
+    ranks: bit r stands for the block of rank r. Each of them must be done with what lay there
+    before, and must expect the bytes at its own barrier; and none may end before they have come.
     """
     require_contiguous("a TMA load", descriptor)
-    text = ("{ .reg .b16 ranks; cvt.u16.u32 ranks, $3; cp.async.bulk.tensor.2d.shared::cluster.global.tile."
-            "mbarrier::complete_tx::bytes.multicast::cluster [$0], [$1, {$4, $5}], [$2], ranks; }")
+    text = (
+        "{ .reg .b16 ranks; cvt.u16.u32 ranks, $3; cp.async.bulk.tensor.2d.shared::cluster.global.tile."
+        "mbarrier::complete_tx::bytes.multicast::cluster [$0], [$1, {$4, $5}], [$2], ranks; }"
+    )
 
     def codegen(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[1], args[1], I32(0))
@@ -168,11 +179,11 @@ def _tma_load_5d(machine, smem, descriptor, barrier, *at):
 
 @intrinsic
 def tma_store_1d(typingctx, smem, descriptor, x):
-    """Start a copy of the tile at a shared address to the box at element x of a tensor; part of this thread's open
-    group.
+    """Start a copy of the tile at a shared address to the box at element x of a tensor; part of
+    this thread's open group.
 
-    x must be a multiple of 16 bytes, and not negative. Threads that stored into the tile must have called
-    `fence_proxy_async()` since; elements outside the tensor are not written.
+    x must be a multiple of 16 bytes, and not negative. Threads that stored into the tile must have
+    called `fence_proxy_async()` since; elements outside the tensor are not written.
     """
     return _stores(1, descriptor)
 
@@ -241,7 +252,8 @@ def _tma_store_commit(machine):
 def make_tma_store_wait(pending, read=False):
     """An intrinsic that waits until at most `pending` groups of the thread's stores are under way.
 
-    read: only until their tiles have been read and may be overwritten; the data may not have arrived yet
+    read: only until their tiles have been read and may be overwritten; the data may not have
+    arrived yet
     """
     text = f"cp.async.bulk.wait_group{'.read' * read} {pending};"
 
@@ -257,7 +269,9 @@ def make_tma_store_wait(pending, read=False):
 
 
 tma_store_wait_0, tma_store_wait_1 = (make_tma_store_wait(n) for n in (0, 1))
-tma_store_wait_read_0, tma_store_wait_read_1, tma_store_wait_read_3 = (make_tma_store_wait(n, True) for n in (0, 1, 3))
+tma_store_wait_read_0, tma_store_wait_read_1, tma_store_wait_read_3 = (
+    make_tma_store_wait(n, True) for n in (0, 1, 3)
+)
 
 
 @intrinsic
@@ -267,7 +281,9 @@ def tma_prefetch(typingctx, descriptor):
 
     def codegen(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[0], args[0], I32(0))
-        emit(builder, "prefetch.tensormap [$0];", [], [builder.ptrtoint(pointer, I64)], ordered=True)
+        emit(
+            builder, "prefetch.tensormap [$0];", [], [builder.ptrtoint(pointer, I64)], ordered=True
+        )
         return context.get_dummy_value()
 
     return void(descriptor), codegen

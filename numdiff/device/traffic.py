@@ -1,23 +1,28 @@
-"""Copies between the host and a device that overlap the kernels: batches to the device, figures back to the host.
+"""Copies between the host and a device that overlap the kernels: batches to the device, figures
+back to the host.
 
-A step must not wait for either. So a separate stream copies a batch into a second buffer while the step before
-computes. One copy within the device, a few microseconds, then brings it to the address that the step reads. Figures are
-copied down by another stream as soon as the step that made them is done, and the host looks at them steps later.
+A step must not wait for either. So a separate stream copies a batch into a second buffer while the
+step before computes. One copy within the device, a few microseconds, then brings it to the address
+that the step reads. Figures are copied down by another stream as soon as the step that made them is
+done, and the host looks at them steps later.
 
     feed = make_feed([images, labels])        readback = make_readback([ring])
     feed.put([batch, its_labels])             readback.begin()
     …launch a step…                           …more steps…
     feed.put(…)                               readback.values()
 
-Both bound how far the host runs ahead of a GPU: `put` returns once the previous batch has arrived, which happens only
-after the step two before it is done. On a device that runs each launch at once, like NumPy and the emulator, the same
-calls copy at once.
+Both bound how far the host runs ahead of a GPU: `put` returns once the previous batch has arrived,
+which happens only after the step two before it is done. On a device that runs each launch at once,
+like NumPy and the emulator, the same calls copy at once.
 """
+
 import numpy as np
 
 from .array import copy_into, download, empty_like, is_device
 
-LAG = 4  # steps after which figures are read: one more than the host may be ahead, so that nothing waits for them
+# steps after which figures are read: one more than the host may be ahead, so that nothing waits for
+# them
+LAG = 4
 
 
 class Feed:
@@ -36,7 +41,8 @@ class Feed:
 
 
 class GpuFeed(Feed):
-    """Copies batches into `targets` on a GPU, concurrently with the kernels if the sources are page-locked."""
+    """Copies batches into `targets` on a GPU, concurrently with the kernels if the sources are
+    page-locked."""
 
     def __init__(self, targets):
         super().__init__(targets)
@@ -53,12 +59,18 @@ class GpuFeed(Feed):
         sources = [np.asarray(source, order="C") for source in sources]
         for target, source in zip(self.targets, sources, strict=True):
             if target.shape != source.shape or target.dtype != source.dtype:
-                raise ValueError(f"cannot copy {source.dtype}{source.shape} into {target.dtype}{target.shape}")
+                raise ValueError(
+                    f"cannot copy {source.dtype}{source.shape} into {target.dtype}{target.shape}"
+                )
         turn, before = self._puts % 2, 1 - self._puts % 2
         if self._puts:
             check(driver.cuStreamWaitEvent(self._stream, self._taken, 0))
         for array, source in zip(self._waiting, sources, strict=True):
-            check(driver.cuMemcpyHtoDAsync(gpu.pointer(array), source.ctypes.data, source.nbytes, self._stream))
+            check(
+                driver.cuMemcpyHtoDAsync(
+                    gpu.pointer(array), source.ctypes.data, source.nbytes, self._stream
+                )
+            )
         check(driver.cuEventRecord(self._arrived[turn], self._stream))
         with gpu.turn:
             check(driver.cuStreamWaitEvent(gpu.stream_handle, self._arrived[turn], 0))
@@ -67,12 +79,14 @@ class GpuFeed(Feed):
             check(driver.cuEventRecord(self._taken, gpu.stream_handle))
         if self._puts:
             check(driver.cuEventSynchronize(self._arrived[before]))
-        self._sources[turn], self._sources[before] = sources, None  # a copy under way needs its source
+        # a copy under way needs its source
+        self._sources[turn], self._sources[before] = sources, None
         self._puts += 1
 
 
 class Readback:
-    """Copies of some arrays on the host, made immediately. lag: steps after which `values` should be requested."""
+    """Copies of some arrays on the host, made immediately. lag: steps after which `values` should
+    be requested."""
 
     lag = 0
 
@@ -106,7 +120,11 @@ class GpuReadback(Readback):
             check(driver.cuEventRecord(self._computed, gpu.stream_handle))
         check(driver.cuStreamWaitEvent(self._stream, self._computed, 0))
         for array, host in zip(self.arrays, self._host, strict=True):
-            check(driver.cuMemcpyDtoHAsync(host.ctypes.data, gpu.pointer(array), array.nbytes, self._stream))
+            check(
+                driver.cuMemcpyDtoHAsync(
+                    host.ctypes.data, gpu.pointer(array), array.nbytes, self._stream
+                )
+            )
         check(driver.cuEventRecord(self._arrived, self._stream))
 
     def values(self):
@@ -115,12 +133,15 @@ class GpuReadback(Readback):
 
 
 class Pace:
-    """Called after each piece of work, keeps the host at most `ahead` pieces ahead of the device. So the host notices
-    Ctrl-C in time, and a progress bar shows the device's progress."""
+    """Called after each piece of work, keeps the host at most `ahead` pieces ahead of the device.
+    So the host notices Ctrl-C in time, and a progress bar shows the device's progress."""
 
     def __init__(self, backend, ahead=2):
         self.gpu = backend if hasattr(backend, "pinned") else None
-        self._events, self._calls = [event_of(self.gpu) for _ in range(ahead)] if self.gpu else [], 0
+        self._events, self._calls = (
+            [event_of(self.gpu) for _ in range(ahead)] if self.gpu else [],
+            0,
+        )
 
     def __call__(self):
         if self.gpu:
@@ -148,7 +169,9 @@ def runs_ahead(array):
 
 def stream_of(gpu):
     """A new stream that nothing else waits for."""
-    return gpu.check(gpu._driver.cuStreamCreate(gpu._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+    return gpu.check(
+        gpu._driver.cuStreamCreate(gpu._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+    )
 
 
 def event_of(gpu):

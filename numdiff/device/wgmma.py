@@ -5,8 +5,8 @@
     in one word     make_multiply(n): what tiles of 64 along k add, from descriptors to commit
     registers       setmaxnreg_dec_24, _dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
 
-Matrix descriptors are 64-bit numbers (emulator/wgmma_layouts.py says how they are composed). How tiles reach shared
-memory and when they may be overwritten: tma.py, mbarrier.py.
+Matrix descriptors are 64-bit numbers (emulator/wgmma_layouts.py says how they are composed). How
+tiles reach shared memory and when they may be overwritten: tma.py, mbarrier.py.
 
 THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never filled with zeros: the
@@ -15,16 +15,18 @@ THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     accumulators with it (`make_wgmma_wait`), or the compilers read them before the wait (C7514). `ptxas -v -arch
     sm_90a` shows these advisories without a GPU.
 
-NO BRANCH IN A GROUP, about which ptxas is silent: where an `if` or a loop that is not unrolled stands between the
-    wgmmas of one commit, each piece of straight code ends a separate group, and the commit becomes an empty one (in
-    SASS `HGMMA.64x8x16.F16 RZ`). `wgmma_wait_1` then waits for all that was started, and nothing overlaps.
+NO BRANCH IN A GROUP, about which ptxas is silent: where an `if` or a loop that is not unrolled
+    stands between the wgmmas of one commit, each piece of straight code ends a separate group, and
+    the commit becomes an empty one (in SASS `HGMMA.64x8x16.F16 RZ`). `wgmma_wait_1` then waits for
+    all that was started, and nothing overlaps.
 
-The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of a module: a kernel
-that closes over an intrinsic finds nothing in Numba's cache on disk.
+The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of
+a module: a kernel that closes over an intrinsic finds nothing in Numba's cache on disk.
 
 In the emulator each has its twin, right below it here: what it does is written in emulator/wgmma.py
 and emulator/setmaxnreg.py.
 """
+
 import functools
 
 import numpy as np
@@ -42,14 +44,17 @@ from .inline_ptx import F32, I32, I64, TypingError, statement
 u32, u64, void = types.uint32, types.uint64, types.void
 MAX_N = 256  # columns of a wgmma
 WORDS = True  # the emulator reports the faults of `make_multiply`'s at the line that uses it
-ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words, "e4m3": e4m3_of_words}  # what the twins read in a word
+# what the twins read in a word
+ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words, "e4m3": e4m3_of_words}
 
 
-# wgmma ----------------------------------------------------------------------------------------------------------------
+# wgmma --------------------------------------------------------------------------------------------
+
 
 @intrinsic
 def wgmma_fence(typingctx):
-    """Before the first wgmma, and before the next one after accumulators (or A's registers) were touched."""
+    """Before the first wgmma, and before the next one after accumulators (or A's registers) were
+    touched."""
     return void(), statement("wgmma.fence.sync.aligned;", ordered=True, collective=True)
 
 
@@ -72,8 +77,11 @@ def _wgmma_commit(machine):
 def _make_wait(pending):
     @intrinsic
     def wgmma_wait(typingctx):
-        """Wait until at most `pending` groups are under way; it does not make the accumulators readable."""
-        return void(), statement(f"wgmma.wait_group.sync.aligned {pending};", ordered=True, collective=True)
+        """Wait until at most `pending` groups are under way; it does not make the accumulators
+        readable."""
+        return void(), statement(
+            f"wgmma.wait_group.sync.aligned {pending};", ordered=True, collective=True
+        )
 
     @twin(wgmma_wait)
     def _wgmma_wait(machine):
@@ -91,8 +99,15 @@ def _check_columns(n):
 
 
 def _require_accumulators(array, count):
-    if not isinstance(array, types.Array) or array.dtype != types.float32 or array.ndim != 1 or array.layout != "C":
-        raise TypingError(f"the accumulators must be a cuda.local.array({count}, float32), not {array}")
+    if (
+        not isinstance(array, types.Array)
+        or array.dtype != types.float32
+        or array.ndim != 1
+        or array.layout != "C"
+    ):
+        raise TypingError(
+            f"the accumulators must be a cuda.local.array({count}, float32), not {array}"
+        )
 
 
 def _is_zero(value):
@@ -103,11 +118,14 @@ def _is_zero(value):
 
 
 def _through_accumulators(count, text, memory=False, fresh=None):
-    """Code generator of a statement that reads and writes `count` accumulators ($0 …) and takes the other arguments.
+    """Code generator of a statement that reads and writes `count` accumulators ($0 …) and takes the
+    other arguments.
 
-    The accumulators are operands in and out, tied to each other, so the compiler knows that their values change here.
-    fresh: the text where the last argument is known to be 0, and the accumulators are operands out only. Without it the
-    compiler gives them some value first, behind the fence, and ptxas runs the instructions one at a time (C7514).
+    The accumulators are operands in and out, tied to each other, so the compiler knows that their
+    values change here.
+    fresh: the text where the last argument is known to be 0, and the accumulators are operands out
+    only. Without it the compiler gives them some value first, behind the fence, and ptxas runs the
+    instructions one at a time (C7514).
     """
 
     def codegen(context, builder, sig, args):
@@ -115,15 +133,24 @@ def _through_accumulators(count, text, memory=False, fresh=None):
         places = [builder.gep(data, [I32(k)]) for k in range(count)]
         others = []
         for value in args[1:]:
-            others.extend([builder.extract_value(value, k) for k in range(len(value.type))]
-                          if isinstance(value.type, (ir.ArrayType, ir.LiteralStructType)) else [value])
+            others.extend(
+                [builder.extract_value(value, k) for k in range(len(value.type))]
+                if isinstance(value.type, (ir.ArrayType, ir.LiteralStructType))
+                else [value]
+            )
         letters = {I32: "r", I64: "l"}
         if fresh is not None and _is_zero(others[-1]):
             others = others[:-1]
             inputs, statement_text, tied = [], fresh, []
         else:
-            inputs, statement_text, tied = [builder.load(p) for p in places], text, [str(k) for k in range(count)]
-        constraints = ["=f"] * count + tied + [letters[o.type] for o in others] + ["~{memory}"] * memory
+            inputs, statement_text, tied = (
+                [builder.load(p) for p in places],
+                text,
+                [str(k) for k in range(count)],
+            )
+        constraints = (
+            ["=f"] * count + tied + [letters[o.type] for o in others] + ["~{memory}"] * memory
+        )
         operands = inputs + others
         kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [o.type for o in operands])
         assembly = ir.InlineAsm(kind, statement_text, ",".join(constraints), side_effect=True)
@@ -136,9 +163,11 @@ def _through_accumulators(count, text, memory=False, fresh=None):
 
 
 def _wgmma_texts(n, a_operands, transposed, kind):
-    """PTX of a wgmma with accumulators in and out, and of one with accumulators out only (scale_d = 0).
+    """PTX of a wgmma with accumulators in and out, and of one with accumulators out only (scale_d =
+    0).
 
-    a_operands: how many registers name A; transposed: the flags at the end, which E4M3 does not have; kind: of ELEMENTS
+    a_operands: how many registers name A; transposed: the flags at the end, which E4M3 does not
+    have; kind: of ELEMENTS
     """
     count = n // 2
     k, flags = (32, ()) if kind == "e4m3" else (16, transposed)
@@ -147,26 +176,30 @@ def _wgmma_texts(n, a_operands, transposed, kind):
     def text(first, add):
         names = [f"${first + k}" for k in range(a_operands + 1)]
         a = names[0] if a_operands == 1 else f"{{{', '.join(names[:-1])}}}"
-        return (f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32."
-                f"{kind}.{kind} {{{accumulators}}}, {a}, {names[-1]}, add, "
-                f"{', '.join(str(int(t)) for t in (1, 1, *flags))}; }}")
+        return (
+            f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32."
+            f"{kind}.{kind} {{{accumulators}}}, {a}, {names[-1]}, add, "
+            f"{', '.join(str(int(t)) for t in (1, 1, *flags))}; }}"
+        )
 
     return text(2 * count, f"${2 * count + a_operands + 1}"), text(count, "0")
 
 
 @functools.cache
 def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
-    """wgmma(acc, descriptor_a, descriptor_b, scale_d): acc = A·B + scale_d · acc, A (64 × 16) and B (16 × n) of
-    float16; with kind="bf16" of bfloat16, which is what `in_bfloat16` takes in its place; with kind="e4m3" A (64 × 32)
-    and B (32 × n) of E4M3, both K-major.
+    """wgmma(acc, descriptor_a, descriptor_b, scale_d): acc = A·B + scale_d · acc, A (64 × 16) and B
+    (16 × n) of float16; with kind="bf16" of bfloat16, which is what `in_bfloat16` takes in its
+    place; with kind="e4m3" A (64 × 32) and B (32 × n) of E4M3, both K-major.
 
-    acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile
-    The matrices are K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
+    acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile The matrices
+    are K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
     transpose_b: B is N-major. n: 8, 16, … 256
     """
     _check_columns(n)
     if kind == "e4m3" and (transpose_a or transpose_b):
-        raise ValueError("a wgmma of E4M3 reads both matrices along k; store the other one transposed.")
+        raise ValueError(
+            "a wgmma of E4M3 reads both matrices along k; store the other one transposed."
+        )
     count = n // 2
     text, fresh = _wgmma_texts(n, 1, (transpose_a, transpose_b), kind)
 
@@ -177,7 +210,17 @@ def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
 
     @twin(wgmma_shared)
     def _wgmma_shared(machine, acc, descriptor_a, descriptor_b, scale_d):
-        wgmma.issue(machine, acc, n, descriptor_a, descriptor_b, scale_d, transpose_a, transpose_b, ELEMENTS[kind])
+        wgmma.issue(
+            machine,
+            acc,
+            n,
+            descriptor_a,
+            descriptor_b,
+            scale_d,
+            transpose_a,
+            transpose_b,
+            ELEMENTS[kind],
+        )
 
     if kind == "e4m3":
         return wgmma_shared
@@ -189,7 +232,8 @@ def make_wgmma_a_registers(n, transpose_b=False, kind="f16"):
     """wgmma(acc, a, descriptor_b, scale_d): as `make_wgmma`, with A in registers.
 
     a: tuple of four uint32, two float16 each, in the layout of `ldmatrix_x4` of the warp's 16 rows;
-    `emulator.wgmma_layouts.a_fragment_place` gives each element's position. They too are in use until the wait.
+    `emulator.wgmma_layouts.a_fragment_place` gives each element's position. They too are in use
+    until the wait.
     """
     _check_columns(n)
     count = n // 2
@@ -198,30 +242,45 @@ def make_wgmma_a_registers(n, transpose_b=False, kind="f16"):
     @intrinsic
     def wgmma_registers(typingctx, acc, a, descriptor_b, scale_d):
         _require_accumulators(acc, count)
-        return void(acc, types.UniTuple(u32, 4), u64, types.int32), _through_accumulators(count, text, fresh=fresh)
+        return void(acc, types.UniTuple(u32, 4), u64, types.int32), _through_accumulators(
+            count, text, fresh=fresh
+        )
 
     @twin(wgmma_registers)
     def _wgmma_registers(machine, acc, a, descriptor_b, scale_d):
-        wgmma.issue(machine, acc, n, tuple(int(w) & 0xFFFFFFFF for w in a), descriptor_b, scale_d, False, transpose_b,
-                    ELEMENTS[kind])
+        wgmma.issue(
+            machine,
+            acc,
+            n,
+            tuple(int(w) & 0xFFFFFFFF for w in a),
+            descriptor_b,
+            scale_d,
+            False,
+            transpose_b,
+            ELEMENTS[kind],
+        )
 
     return counterpart(wgmma_registers, lambda: make_wgmma_a_registers(n, transpose_b, "bf16"))
 
 
 @functools.cache
 def make_wgmma_wait(n, pending=0, pin=True):
-    """wgmma_wait(acc): wait until at most `pending` groups are under way, and let no read of acc move above the wait.
+    """wgmma_wait(acc): wait until at most `pending` groups are under way, and let no read of acc
+    move above the wait.
 
-    pin: or each accumulator with a zero that ptxas cannot know to be one. ptxas joins two conversions of neighbours to
-        float16 into one, moves it above the wait, and then, to stay correct, runs all wgmma one at a time (C7514).
-        False saves these n / 2 instructions a thread, in a kernel that ptxas compiles without C7514 all the same: one
-        whose accumulators are converted by `pack_half2`, or not at all.
+    pin: or each accumulator with a zero that ptxas cannot know to be one. ptxas joins two
+        conversions of neighbours to float16 into one, moves it above the wait, and then, to stay
+        correct, runs all wgmma one at a time (C7514). False saves these n / 2 instructions a
+        thread, in a kernel that ptxas compiles without C7514 all the same: one whose accumulators
+        are converted by `pack_half2`, or not at all.
     """
     _check_columns(n)
     text = f"wgmma.wait_group.sync.aligned {pending};"
     if pin:
         pinned = " ".join(f"or.b32 ${k}, ${k}, zero;" for k in range(n // 2))
-        text = f"{{ .reg .b32 zero; {text} mov.u32 zero, %ctaid.z; shr.u32 zero, zero, 31; {pinned} }}"
+        text = (
+            f"{{ .reg .b32 zero; {text} mov.u32 zero, %ctaid.z; shr.u32 zero, zero, 31; {pinned} }}"
+        )
 
     @intrinsic
     def wgmma_wait_for(typingctx, acc):
@@ -237,22 +296,28 @@ def make_wgmma_wait(n, pending=0, pin=True):
 
 @functools.cache
 def make_multiply(n, stride_a=1024):
-    """multiply(acc, a, b, scale_d): acc = A·B + scale_d · acc for 64 of k, A (64 × 64) and B (64 × n) of float16: four
-    wgmma, committed as a group.
+    """multiply(acc, a, b, scale_d): acc = A·B + scale_d · acc for 64 of k, A (64 × 64) and B (64 ×
+    n) of float16: four wgmma, committed as a group.
 
     acc, scale_d: as in `make_wgmma`
-    a, b: shared addresses of the tiles, each in the 128-byte swizzle that TMA writes: 64 rows of A, n of B (both
-        K-major), 64 of k in the 128 bytes of a row
+    a, b: shared addresses of the tiles, each in the 128-byte swizzle that TMA writes: 64 rows of A,
+        n of B (both K-major), 64 of k in the 128 bytes of a row
     stride_a: bytes from eight rows of A to the next eight; 1024 where the rows follow each other
     """
     wgmma = make_wgmma(n)
-    # bits 62 and 63: the swizzle; from 32 on: the stride / 16; 0 to 13: the address / 16 (PTX ISA, section 9.7.15.5.1)
-    descriptor_a, descriptor_b = (np.uint64(1 << 62 | stride // 16 << 32 | 1 << 16) for stride in (stride_a, 1024))
+    # bits 62 and 63: the swizzle; from 32 on: the stride / 16; 0 to 13: the address / 16 (PTX ISA,
+    # section 9.7.15.5.1)
+    descriptor_a, descriptor_b = (
+        np.uint64(1 << 62 | stride // 16 << 32 | 1 << 16) for stride in (stride_a, 1024)
+    )
     k16, k32, k48 = (np.uint64(2 * k // 16) for k in (16, 32, 48))  # so much further along k
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(acc, a, b, scale_d):
-        da, db = descriptor_a | np.uint64((a & 0x3FFFF) >> 4), descriptor_b | np.uint64((b & 0x3FFFF) >> 4)
+        da, db = (
+            descriptor_a | np.uint64((a & 0x3FFFF) >> 4),
+            descriptor_b | np.uint64((b & 0x3FFFF) >> 4),
+        )
         wgmma_fence()
         wgmma(acc, da, db, scale_d)
         wgmma(acc, da + k16, db + k16, 1)
@@ -263,24 +328,29 @@ def make_multiply(n, stride_a=1024):
     return multiply
 
 
-# Registers ------------------------------------------------------------------------------------------------------------
+# Registers ----------------------------------------------------------------------------------------
+
 
 @functools.cache
 def make_setmaxnreg(count, more):
-    """An intrinsic that changes the registers of each thread of a warpgroup to `count`: more of them, or fewer.
+    """An intrinsic that changes the registers of each thread of a warpgroup to `count`: more of
+    them, or fewer.
 
-    All four warps execute it. The producer releases registers (24 or 40 are enough for it), which the consumers take.
-    With three warpgroups and 168 registers each at the start, 40 + 2 · 232 = 3 · 168. It needs the kernel's
-    `launch_bounds=(threads, 1)`, with the 1: otherwise ptxas gives a small kernel as few registers as it needs, and
-    ignores this (its advisory C7508).
+    All four warps execute it. The producer releases registers (24 or 40 are enough for it), which
+    the consumers take. With three warpgroups and 168 registers each at the start, 40 + 2 · 232 = 3
+    · 168. It needs the kernel's `launch_bounds=(threads, 1)`, with the 1: otherwise ptxas gives a
+    small kernel as few registers as it needs, and ignores this (its advisory C7508).
     """
     if not 24 <= count <= 256 or count % 8:
         raise ValueError(f"setmaxnreg takes 24, 32, … 256 registers, not {count}.")
 
     @intrinsic
     def setmaxnreg(typingctx):
-        return void(), statement(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};", ordered=True,
-                                 collective=True)
+        return void(), statement(
+            f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};",
+            ordered=True,
+            collective=True,
+        )
 
     @twin(setmaxnreg)
     def _setmaxnreg(machine):

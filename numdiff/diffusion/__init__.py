@@ -1,4 +1,5 @@
 """The diffusion process: noise schedules, targets, samplers."""
+
 from .process import Diffusion
 from .samplers import SAMPLERS
 from .sampling import Sampling, sample

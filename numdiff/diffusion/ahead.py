@@ -1,4 +1,6 @@
-"""The conditioning of a sampler's next steps, computed together: many rows for one reading of the weights."""
+"""The conditioning of a sampler's next steps, computed together: many rows for one reading of the
+weights."""
+
 import numpy as np
 
 from ..device import empty, zeros
@@ -12,7 +14,8 @@ MIN_STEPS = 2  # for which it is worth while
 
 def steps_ahead(model, rows, steps):
     """For how many of a plan's steps to compute ahead, of `rows` samples each; 0: not at all."""
-    if model.backend is None or not hasattr(model, "conditioning_columns"):  # a CPU gains nothing by it
+    # a CPU gains nothing by it
+    if model.backend is None or not hasattr(model, "conditioning_columns"):
         return 0
     columns, dtype = model.conditioning_columns()
     fits = min(steps, MAX_BYTES // (sum(columns) * rows * dtype.itemsize))
@@ -22,9 +25,10 @@ def steps_ahead(model, rows, steps):
 class Ahead:
     """A model's `conditioning` for `rows` samples at each of the next `steps` steps.
 
-    table, step: those of a `Run`, whose first column is the timestep. `launch` computes the next `steps` steps, from
-    the one that `step` stands at; `of_step` gives the one that `next_row` has begun. labels: int32 (steps · rows,) on
-    the engine, those of a step again and again; None for a model without classes.
+    table, step: those of a `Run`, whose first column is the timestep. `launch` computes the next
+    `steps` steps, from the one that `step` stands at; `of_step` gives the one that `next_row` has
+    begun. labels: int32 (steps · rows,) on the engine, those of a step again and again; None for a
+    model without classes.
     """
 
     def __init__(self, model, table, step, rows, steps):

@@ -1,4 +1,5 @@
 """How many images fit into the memory of a GPU at a time: computed when a batch did not fit."""
+
 import contextlib
 import math
 
@@ -12,14 +13,19 @@ from ..errors import TooManyElementsError
 
 
 class Measuring(PtxDevice):
-    """A stand-in for a GPU that launches nothing and hands out addresses as its arena would. Attribute arena."""
+    """A stand-in for a GPU that launches nothing and hands out addresses as its arena would.
+    Attribute arena."""
 
     plans = True
     arenas = (None,)  # what is to last (device.lasting) is not counted
 
     def __init__(self, gpu):
         super().__init__()
-        self.capability, self.multiprocessors, self.device_name = gpu.capability, gpu.multiprocessors, gpu.device_name
+        self.capability, self.multiprocessors, self.device_name = (
+            gpu.capability,
+            gpu.multiprocessors,
+            gpu.device_name,
+        )
         self.shared_limit = gpu.shared_limit
         self.arena = None
 
@@ -55,9 +61,11 @@ def measuring_twin(model, device=None):
 
 
 def bytes_for(sampling, twin, batch, arenas=()):
-    """Bytes that batches of this many images of a `Sampling` take from a GPU, besides what it has taken already.
+    """Bytes that batches of this many images of a `Sampling` take from a GPU, besides what it has
+    taken already.
 
-    arenas: the two that its arrays come from, those of the steps from the second; what is free there is made use of
+    arenas: the two that its arrays come from, those of the steps from the second; what is free
+    there is made use of
     """
     device, taken = twin.backend, []
 
@@ -78,8 +86,8 @@ def bytes_for(sampling, twin, batch, arenas=()):
 
 
 def largest_batch(sampling, room, arenas=()):
-    """The largest batch for which `room` bytes suffice, to within 1/64; 0 if not even one image fits. arenas: as of
-    `bytes_for`."""
+    """The largest batch for which `room` bytes suffice, to within 1/64; 0 if not even one image
+    fits. arenas: as of `bytes_for`."""
     twin, low, high = measuring_twin(sampling.model), 0, sampling.batch
     while high - low > max(1, low // 64):
         middle, fits = (low + high) // 2, False
@@ -97,11 +105,18 @@ def say_what_counts(sampling):
 
 
 def say_what_fits(sampling, arena=None):
-    """The sentence for a `Sampling` whose batch is too large for the memory of its GPU; arena: of its steps."""
+    """The sentence for a `Sampling` whose batch is too large for the memory of its GPU; arena: of
+    its steps."""
     gpu = sampling.model.backend
     arenas, room = (gpu.arenas[0], arena or gpu.inference_arena), gpu.memory_info()[0]
     most = largest_batch(sampling, room, arenas)
     room += sum(a.reserved_bytes - a.used_bytes for a in set(arenas))
-    advice = f"use --batch {most} or less" if most else "nor does one image: use a smaller model or --precision fp16"
-    return (f"{sampling.batch:,} images at a time do not fit into the {room >> 20:,} MiB that {gpu.device_name} has "
-            f"left after the model; {advice}.")
+    advice = (
+        f"use --batch {most} or less"
+        if most
+        else "nor does one image: use a smaller model or --precision fp16"
+    )
+    return (
+        f"{sampling.batch:,} images at a time do not fit into the {room >> 20:,} MiB that {gpu.device_name} has "
+        f"left after the model; {advice}."
+    )

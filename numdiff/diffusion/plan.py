@@ -1,15 +1,18 @@
 """A sampler's plan, made before it runs: the same few operations in every step, with other numbers.
 
-A sampler of samplers.py is a function over arrays. Given `Value`s instead of arrays it computes nothing, but records
-what it would compute: a `Plan`. A step begins where the model is evaluated. Most steps of a plan differ only in their
-numbers (coefficients, timesteps, noise counters). The plan keeps these in a table with one row per step, which goes to
-the device as a whole. So a step is recorded once and replayed with one row after the other.
+A sampler of samplers.py is a function over arrays. Given `Value`s instead of arrays it computes
+nothing, but records what it would compute: a `Plan`. A step begins where the model is evaluated.
+Most steps of a plan differ only in their numbers (coefficients, timesteps, noise counters). The
+plan keeps these in a table with one row per step, which goes to the device as a whole. So a step is
+recorded once and replayed with one row after the other.
 
     plan = Plan(euler, denoise, sigmas, {})       steps: [(denoise, slope, combine)] × 50, table: uint32 (50, 9)
     plan.steps[0] == plan.steps[1]                True: one CUDA graph serves both
 
-The functions `combine`, `learned_step` and `blend` of this module are those of kernels/diffusion/sampler.py for arrays.
+The functions `combine`, `learned_step` and `blend` of this module are those of
+kernels/diffusion/sampler.py for arrays.
 """
+
 import math
 from typing import NamedTuple
 
@@ -50,10 +53,11 @@ def blend(mask, known, x):
 
 
 class Operation(NamedTuple):
-    """One operation of a step: its name, where its inputs are, how many results it has, and where its numbers are.
+    """One operation of a step: its name, where its inputs are, how many results it has, and where
+    its numbers are.
 
-    inputs: ("given", name) an array that stays the same; ("kept", i) what the previous step has left in place i; or
-        ("made", i) the i-th result of this step
+    inputs: ("given", name) an array that stays the same; ("kept", i) what the previous step has
+        left in place i; or ("made", i) the i-th result of this step
     """
 
     name: str
@@ -64,7 +68,8 @@ class Operation(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: its operations, and which arrays it leaves for the next, as `Operation.inputs` names them."""
+    """A step: its operations, and which arrays it leaves for the next, as `Operation.inputs` names
+    them."""
 
     operations: tuple
     leaves: tuple
@@ -83,28 +88,43 @@ class Step(NamedTuple):
 class Plan:
     """What `sampler(denoise, x, sigmas, noise, **settings)` does.
 
-    numbers_of(sigma): what `denoise` needs to know about a level, as floats; given: names of further arrays that the
-    sampler takes, as keywords; guided(sigma): whether there is guidance at a level (default: at all of them);
+    numbers_of(sigma): what `denoise` needs to know about a level, as floats; given: names of
+    further arrays that the sampler takes, as keywords; guided(sigma): whether there is guidance at
+    a level (default: at all of them);
     start_scale: as a path has it (default: of whole timesteps).
-    Attributes: steps, a list of `Step`s; table, uint32 (steps, width): their numbers, those of an operation from column
-    `first` on, as the bits of float32 (the counter of noise is an integer); places: how many arrays a step leaves at
-    most. Before the first step, place 0 holds the starting noise times `start_scale`; after the last one it holds the
-    result.
+    Attributes: steps, a list of `Step`s; table, uint32 (steps, width): their numbers, those of an
+    operation from column `first` on, as the bits of float32 (the counter of noise is an integer);
+    places: how many arrays a step leaves at most. Before the first step, place 0 holds the starting
+    noise times `start_scale`; after the last one it holds the result.
     """
 
-    def __init__(self, sampler, numbers_of, sigmas, settings, given=(), guided=lambda sigma: True, start_scale=None):
+    def __init__(
+        self,
+        sampler,
+        numbers_of,
+        sigmas,
+        settings,
+        given=(),
+        guided=lambda sigma: True,
+        start_scale=None,
+    ):
         self._numbers_of, self._guided, self._count = numbers_of, guided, 0
-        self._made = [[]]  # the operations of each step: (name, numbers of the inputs, of the results, place, numbers)
+        # the operations of each step: (name, numbers of the inputs, of the results, place, numbers)
+        self._made = [[]]
         self._rows = [[]]
         start = self._new()
         self._given = {self._new(): name for name in given}
         values = {name: Value(self, number) for number, name in self._given.items()}
-        result = sampler(_Denoise(self), Value(self, start), sigmas, self._noise, **settings, **values)
+        result = sampler(
+            _Denoise(self), Value(self, start), sigmas, self._noise, **settings, **values
+        )
         if not self._made[0]:  # nothing to do before the model is evaluated
             del self._made[0], self._rows[0]
         self.steps = self._finish(start, result.number)
         width = max(map(len, self._rows))
-        self.table = np.array([row + [0] * (width - len(row)) for row in self._rows], np.uint32).reshape(-1, width)
+        self.table = np.array(
+            [row + [0] * (width - len(row)) for row in self._rows], np.uint32
+        ).reshape(-1, width)
         self.places = max(1, *(len(step.leaves) for step in self.steps))
         self.start_scale = math.sqrt(1 + sigmas[0] ** 2) if start_scale is None else start_scale
 
@@ -115,8 +135,12 @@ class Plan:
     def note(self, name, inputs, numbers=(), results=1):
         """Record an operation over `Value`s; returns its result, or a tuple of results."""
         row, made = self._rows[-1], [self._new() for _ in range(results)]
-        words = np.array(numbers, np.uint32 if name == "noise" else np.float32).view(np.uint32).tolist()
-        self._made[-1].append((name, [value.number for value in inputs], made, len(row), len(words)))
+        words = (
+            np.array(numbers, np.uint32 if name == "noise" else np.float32).view(np.uint32).tolist()
+        )
+        self._made[-1].append(
+            (name, [value.number for value in inputs], made, len(row), len(words))
+        )
         row.extend(words)
         values = tuple(Value(self, number) for number in made)
         return values[0] if results == 1 else values
@@ -142,7 +166,9 @@ class Plan:
             where |= {value: ("kept", place) for place, value in enumerate(kept)}
             noted, made = [], 0
             for name, inputs, results, first, numbers in operations:
-                noted.append(Operation(name, tuple(where[i] for i in inputs), len(results), first, numbers))
+                noted.append(
+                    Operation(name, tuple(where[i] for i in inputs), len(results), first, numbers)
+                )
                 for value in results:
                     where[value], made = ("made", made), made + 1
             kept = sorted(v for v in where if v not in self._given and last_use.get(v, -1) > number)

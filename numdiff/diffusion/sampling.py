@@ -1,4 +1,6 @@
-"""Make images with a model. Each image has a seed, so it does not depend on the batch that it was made in."""
+"""Make images with a model. Each image has a seed, so it does not depend on the batch that it was
+made in."""
+
 import bisect
 import functools
 import gc
@@ -29,19 +31,48 @@ from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, repaint
 MOST_IMAGES = 10**7  # of a Sampling, whose classes are held in memory
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
-TYPED = ("sampler", "eta", "clip", "variance", "spacing", "cfg_scale", "cfg_channels", "jump", "resamples", "slerp",
-         "eager", "s_churn", "s_tmin", "s_tmax", "s_noise", "time_shift", "guide_scale")  # arguments of one type
+TYPED = (
+    "sampler",
+    "eta",
+    "clip",
+    "variance",
+    "spacing",
+    "cfg_scale",
+    "cfg_channels",
+    "jump",
+    "resamples",
+    "slerp",
+    # arguments of one type
+    "eager",
+    "s_churn",
+    "s_tmin",
+    "s_tmax",
+    "s_noise",
+    "time_shift",
+    "guide_scale",
+)
 VARIANCES = ("small", "large", "learned")
-PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
+# grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
+PIXEL_CHANNELS = (1, 3)
 
 
-def sample(model: Model, count: int = 16, steps: int | str | None = None, sampler: str | None = None,
-           eta: float | None = None, seed: int = 0, y: Any = None, batch: int = 16, clip: bool | None = None,
-           progress: Callable | None = None, **more: Any) -> np.ndarray:
+def sample(
+    model: Model,
+    count: int = 16,
+    steps: int | str | None = None,
+    sampler: str | None = None,
+    eta: float | None = None,
+    seed: int = 0,
+    y: Any = None,
+    batch: int = 16,
+    clip: bool | None = None,
+    progress: Callable | None = None,
+    **more: Any,
+) -> np.ndarray:
     """Images from a trained model, uint8 (count, H, W, C); a model of latents gives float32.
 
-    steps, sampler, and cfg_scale where it is left out: as the run drew its own pictures that the model was loaded from;
-        50 steps of DDIM for others
+    steps, sampler, and cfg_scale where it is left out: as the run drew its own pictures that the
+        model was loaded from; 50 steps of DDIM for others
     progress: called after each model evaluation. The other arguments are those of `Sampling`.
     """
     sampler, steps = as_in_training(model, sampler, steps, eta, more)
@@ -55,63 +86,100 @@ def sample(model: Model, count: int = 16, steps: int | str | None = None, sample
 def check_arguments(model, count, steps, seed, batch):
     """Raise a `UsageError` for what is no model, and for numbers that are none."""
     if not all(hasattr(model, name) for name in ("image_size", "in_channels", "diffusion")):
-        raise UsageError(f"samples are made from a model, as numdiff.load gives it, and not from {shown(model)}.")
+        raise UsageError(
+            f"samples are made from a model, as numdiff.load gives it, and not from {shown(model)}."
+        )
     for name, value in (("count", count), ("seed", seed), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise UsageError(f"{name} must be a whole number, and not {shown(value)}.")
         check_magnitude(name, value)
     check_magnitude("steps", steps)
     if isinstance(steps, bool) or not isinstance(steps, numbers.Integral | str):
-        raise UsageError(f"steps must be a whole number or a respacing such as 'ddim50', and not {shown(steps)}.")
+        raise UsageError(
+            f"steps must be a whole number or a respacing such as 'ddim50', and not {shown(steps)}."
+        )
 
 
 class Sampling:
     """The checked settings of a set of samples; `batches` makes them, as often as it is called.
 
-    On a GPU each kind of step is recorded as a CUDA graph at its second run and replayed from then on. The bits are the
-    same as launched one by one, in a fraction of the time. The object keeps the graphs: keep the object to sample again
-    from the same model with the same options. Weights may change in place, as in training; weights at another address
-    are recorded again.
+    On a GPU each kind of step is recorded as a CUDA graph at its second run and replayed from then
+    on. The bits are the same as launched one by one, in a fraction of the time. The object keeps
+    the graphs: keep the object to sample again from the same model with the same options. Weights
+    may change in place, as in training; weights at another address are recorded again.
 
-    model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as `numdiff.load` gives it
+    model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as
+    `numdiff.load` gives it
     count: images; image i is made from the seed `seed` + i alone, whatever the batch
-    steps: of the sampler; heun evaluates the model twice a step, the others once. A number, or guided-diffusion's
-        respacing: "ddim50", "10,15,20" (see `respaced_timesteps`)
-    sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0 to 1
-    variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else small)
-    spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or "logsnr"; on
-        the path linear "time", even steps in t, in which heun then takes its mean (default, but for dpm++2m and
-        euler-ancestral without a time_shift); on the path edm karras or logsnr
-    time_shift: of the levels "time", s: t becomes s·t / (1 + (s-1)·t) (default: as the model was trained)
-    s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in samplers.py; default:
-        s_churn 0, none)
+    steps: of the sampler; heun evaluates the model twice a step, the others once. A number, or
+        guided-diffusion's respacing: "ddim50", "10,15,20" (see `respaced_timesteps`)
+    sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0
+    to 1
+    variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else
+    small)
+    spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or
+        "logsnr"; on the path linear "time", even steps in t, in which heun then takes its mean
+        (default, but for dpm++2m and euler-ancestral without a time_shift); on the path edm karras
+        or logsnr
+    time_shift: of the levels "time", s: t becomes s·t / (1 + (s-1)·t) (default: as the model was
+    trained)
+    s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in
+        samplers.py; default: s_churn 0, none)
     y: class indices (count,), or one for all, for a model with classes; None takes them in turn
-    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: if the model makes pixels)
-    cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or 1: without
+    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: if the model
+    makes pixels)
+    cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or
+    1: without
     cfg_channels: how many channels to guide, the first ones (default: all of the image's)
-    cfg_interval: (low, high), the σ between which there is guidance, high included (default: everywhere). On the path
-        linear σ is t / (1 - t)
-    guide: autoguidance by another model of the same images and classes (or none), such as a smaller one or an earlier
-        checkpoint; on the device of this one. guide_scale: 1 disables it (default: 2)
-    known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is to be kept;
-        jump, resamples: as in `repaint`
-    slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i is in row i // slerp
-    schedule: learned steps, as a file of `numdiff schedule` has them, instead of steps, sampler and spacing
-    eager: launch every kernel from Python; changes no bit. arena: device memory for the intermediate results of a step
-        (default: the one that all inference shares)
-    Raises `UsageError` for options that do not fit the model or each other. `batches` raises `OutOfMemoryError`, which
-    says which batch would fit.
+    cfg_interval: (low, high), the σ between which there is guidance, high included (default:
+        everywhere). On the path linear σ is t / (1 - t)
+    guide: autoguidance by another model of the same images and classes (or none), such as a smaller
+        one or an earlier checkpoint; on the device of this one. guide_scale: 1 disables it
+        (default: 2)
+    known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is
+        to be kept; jump, resamples: as in `repaint`
+    slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i
+    is in row i // slerp
+    schedule: learned steps, as a file of `numdiff schedule` has them, instead of steps, sampler and
+    spacing
+    eager: launch every kernel from Python; changes no bit. arena: device memory for the
+        intermediate results of a step (default: the one that all inference shares)
+    Raises `UsageError` for options that do not fit the model or each other. `batches` raises
+    `OutOfMemoryError`, which says which batch would fit.
     """
 
-    def __init__(self, model: Model, count: int = 16, steps: int | str = 50, sampler: str = "ddim",
-                 eta: float | None = None, seed: int = 0, y: Any = None, batch: int = 16, clip: bool | None = None,
-                 variance: str | None = None, spacing: str | None = None, cfg_scale: float | None = None,
-                 cfg_channels: int | None = None, known: np.ndarray | None = None, mask: np.ndarray | None = None,
-                 jump: int = 5, resamples: int = 5, slerp: int | None = None, eager: bool = False, arena: Any = None,
-                 s_churn: float | None = None, s_tmin: float | None = None, s_tmax: float | None = None,
-                 s_noise: float | None = None, time_shift: float | None = None,
-                 cfg_interval: tuple[float, float] | None = None, guide: Model | None = None,
-                 guide_scale: float | None = None, schedule: dict | None = None):
+    def __init__(
+        self,
+        model: Model,
+        count: int = 16,
+        steps: int | str = 50,
+        sampler: str = "ddim",
+        eta: float | None = None,
+        seed: int = 0,
+        y: Any = None,
+        batch: int = 16,
+        clip: bool | None = None,
+        variance: str | None = None,
+        spacing: str | None = None,
+        cfg_scale: float | None = None,
+        cfg_channels: int | None = None,
+        known: np.ndarray | None = None,
+        mask: np.ndarray | None = None,
+        jump: int = 5,
+        resamples: int = 5,
+        slerp: int | None = None,
+        eager: bool = False,
+        arena: Any = None,
+        s_churn: float | None = None,
+        s_tmin: float | None = None,
+        s_tmax: float | None = None,
+        s_noise: float | None = None,
+        time_shift: float | None = None,
+        cfg_interval: tuple[float, float] | None = None,
+        guide: Model | None = None,
+        guide_scale: float | None = None,
+        schedule: dict | None = None,
+    ):
         given = locals()
         check_arguments(model, count, steps, seed, batch)
         check_types(Sampling.__init__, {name: given[name] for name in TYPED})
@@ -123,10 +191,12 @@ class Sampling:
         self.guide = checked_guide(guide, self.guide_scale, model, cfg_scale)
         outputs = getattr(model, "out_channels", model.in_channels)
         if outputs < model.in_channels:
-            raise UsageError(f"the model takes {model.in_channels} channels and gives {outputs}: some of its input is "
-                             "not noise but given, such as the low-resolution picture of super-resolution, which no "
-                             "sampler here supports; sample a model with as many outputs as inputs, or call "
-                             "model.predict.")
+            raise UsageError(
+                f"the model takes {model.in_channels} channels and gives {outputs}: some of its input is "
+                "not noise but given, such as the low-resolution picture of super-resolution, which no "
+                "sampler here supports; sample a model with as many outputs as inputs, or call "
+                "model.predict."
+            )
         self.sampler = sampler if known is None else "repaint"
         self.function = get_sampler(sampler) if known is None else repaint
         self.shape = (model.image_size, model.image_size, model.in_channels)
@@ -134,18 +204,31 @@ class Sampling:
         self.dtype = np.uint8 if self.pixels else np.float32
         self.clip = self.pixels if clip is None else clip
         self.diffusion = Diffusion(**model.diffusion, backend=model.backend)
-        steps = int(steps) if isinstance(steps, str) and steps.isascii() and steps.isdecimal() else steps
+        steps = (
+            int(steps)
+            if isinstance(steps, str) and steps.isascii() and steps.isdecimal()
+            else steps
+        )
         if not isinstance(steps, str) and steps > MAX_SAMPLE_STEPS:
-            raise UsageError(f"steps must be at most {MAX_SAMPLE_STEPS:,}, not {steps:,}: 20 to 250 make a good image.")
+            raise UsageError(
+                f"steps must be at most {MAX_SAMPLE_STEPS:,}, not {steps:,}: 20 to 250 make a good image."
+            )
         own = len(schedule.get("sigmas", ())) if isinstance(schedule, dict) else 0
         if own and steps == 50:  # the default, which a diffusion of fewer timesteps does not have
             steps = own
         self.respacing = steps if isinstance(steps, str) else None
         if self.respacing and spacing not in (None, "timesteps"):
-            raise UsageError(f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out.")
+            raise UsageError(
+                f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out."
+            )
         shifted = time_shift is not None and self.diffusion.path_name == "linear"
-        self.spacing = spacing or ("timesteps" if self.respacing else "time" if shifted
-                                   else self.diffusion.path.default_spacing(self.sampler))
+        self.spacing = spacing or (
+            "timesteps"
+            if self.respacing
+            else "time"
+            if shifted
+            else self.diffusion.path.default_spacing(self.sampler)
+        )
         self.sigmas = descending_sigmas(self._path(time_shift), self.spacing, steps)
         if self.function is heun and self.spacing == "time":
             self.function = heun_in_time
@@ -153,32 +236,60 @@ class Sampling:
         if count < 1 or batch < 1:
             raise UsageError("count and batch must be at least 1.")
         if count > MOST_IMAGES:
-            raise UsageError(f"count must be at most {MOST_IMAGES:,}, and not {count:,}: make the others with another "
-                             "seed.")
+            raise UsageError(
+                f"count must be at most {MOST_IMAGES:,}, and not {count:,}: make the others with another "
+                "seed."
+            )
         self.batch = min(batch, count)
         churn = {"s_churn": s_churn, "s_tmin": s_tmin, "s_tmax": s_tmax, "s_noise": s_noise}
-        self.settings = self._settings(eta, variance, {k: v for k, v in churn.items() if v is not None})
+        self.settings = self._settings(
+            eta, variance, {k: v for k, v in churn.items() if v is not None}
+        )
         if schedule is not None:
             self._take(schedule, own, spacing, time_shift)
         self._check_slerp()
         check_guidance(model, cfg_scale, cfg_channels, self.cfg_interval, self.guide)
         last = seed + (count - 1 if slerp is None else count // slerp)
         if not 0 <= seed <= LAST_SEED - (last - seed):
-            raise UsageError(f"the {count} images would need the seeds {seed} to {last}, which must be between 0 and "
-                             f"{LAST_SEED}.")
+            raise UsageError(
+                f"the {count} images would need the seeds {seed} to {last}, which must be between 0 and "
+                f"{LAST_SEED}."
+            )
         self.seeds = (seed, last)
         self.labels = class_labels(model, y, count, slerp)
-        self.inpainted = {} if known is None else self._check_inpainting(known, mask, jump, resamples)
-        guided_by = self.guide and Denoiser(self.guide, Diffusion(**self.guide.diffusion, backend=model.backend), None,
-                                            False)
-        self.denoiser = Denoiser(model, self.diffusion, None, self.clip, cfg_scale, cfg_channels, guided_by,
-                                 self.guide_scale, self.cfg_interval)
-        self.plan = Plan(self.function, self.denoiser.numbers, self.sigmas, self.settings, self.inpainted,
-                         self.denoiser.guided, self.diffusion.path.start_scale(self.sigmas[0]))
+        self.inpainted = (
+            {} if known is None else self._check_inpainting(known, mask, jump, resamples)
+        )
+        guided_by = self.guide and Denoiser(
+            self.guide, Diffusion(**self.guide.diffusion, backend=model.backend), None, False
+        )
+        self.denoiser = Denoiser(
+            model,
+            self.diffusion,
+            None,
+            self.clip,
+            cfg_scale,
+            cfg_channels,
+            guided_by,
+            self.guide_scale,
+            self.cfg_interval,
+        )
+        self.plan = Plan(
+            self.function,
+            self.denoiser.numbers,
+            self.sigmas,
+            self.settings,
+            self.inpainted,
+            self.denoiser.guided,
+            self.diffusion.path.start_scale(self.sigmas[0]),
+        )
         if self.cfg_interval and not self.guided_evaluations:
-            raise UsageError("cfg_interval {:g},{:g} holds none of the noise levels at which the {} steps evaluate the "
-                             "model, from {:g} down to {:g}: widen it, or leave it out.".format(
-                                 *self.cfg_interval, self.steps, self.sigmas[0], self.sigmas[-2]))
+            raise UsageError(
+                "cfg_interval {:g},{:g} holds none of the noise levels at which the {} steps evaluate the "
+                "model, from {:g} down to {:g}: widen it, or leave it out.".format(
+                    *self.cfg_interval, self.steps, self.sigmas[0], self.sigmas[-2]
+                )
+            )
         self._check_churn()
         self.eager, self.arena = eager, arena
         self._run = functools.cache(self.new_run)
@@ -189,22 +300,30 @@ class Sampling:
         if time_shift is None:
             return self.diffusion.path
         if self.spacing != "time":
-            raise UsageError(f"time_shift {say(time_shift)} shifts the levels of spacing time, which this model's path "
-                             f"{self.diffusion.path_name} has not: leave it out."
-                             if self.diffusion.path_name != "linear" else
-                             f"time_shift {say(time_shift)} does not go with spacing {self.spacing}: leave one of them "
-                             "out.")
+            raise UsageError(
+                f"time_shift {say(time_shift)} shifts the levels of spacing time, which this model's path "
+                f"{self.diffusion.path_name} has not: leave it out."
+                if self.diffusion.path_name != "linear"
+                else f"time_shift {say(time_shift)} does not go with spacing {self.spacing}: leave one of them "
+                "out."
+            )
         return Diffusion(**{**self.diffusion.options, "time_shift": time_shift}).path
 
     def _take(self, schedule, own, spacing, time_shift):
         """Learned steps instead of a sampler's. own: their number."""
-        given = [(self.steps not in (50, own) or self.respacing) and "steps",
-                 self.sampler != "ddim" and ("inpainting" if self.function is repaint else "sampler"),
-                 self.settings != {"eta": 0.0} and "eta",
-                 spacing and "spacing", time_shift and "time_shift", self.guide is not None and "guide"]
+        given = [
+            (self.steps not in (50, own) or self.respacing) and "steps",
+            self.sampler != "ddim" and ("inpainting" if self.function is repaint else "sampler"),
+            self.settings != {"eta": 0.0} and "eta",
+            spacing and "spacing",
+            time_shift and "time_shift",
+            self.guide is not None and "guide",
+        ]
         if any(given):
-            raise UsageError("a schedule has steps of its own, and leaves nothing to say by "
-                             f"{next(filter(None, given))}: leave that out, or the schedule.")
+            raise UsageError(
+                "a schedule has steps of its own, and leaves nothing to say by "
+                f"{next(filter(None, given))}: leave that out, or the schedule."
+            )
         steps = extensions.find("steps", "learned steps", "schedule")
         steps.check_schedule(schedule, self)
         self.function, self.sampler, self.spacing = steps.learned, "learned", "learned"
@@ -213,39 +332,64 @@ class Sampling:
 
     @property
     def evaluations(self) -> int:
-        """How often the model is evaluated for each batch (with guidance, for both answers at once)."""
+        """How often the model is evaluated for each batch (with guidance, for both answers at
+        once)."""
         return sum(step.asks for step in self.plan.steps)
 
     @property
     def guided_evaluations(self) -> int:
         """How many of them are with guidance; the others are half the work."""
-        return sum(step.guided for step in self.plan.steps) if self.guide or self.denoiser.cfg_scale is not None else 0
+        return (
+            sum(step.guided for step in self.plan.steps)
+            if self.guide or self.denoiser.cfg_scale is not None
+            else 0
+        )
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings that determine the images besides the model and their classes, as values for JSON."""
+        """The settings that determine the images besides the model and their classes, as values for
+        JSON."""
         more = {} if self.cfg_interval is None else {"cfg_interval": list(self.cfg_interval)}
         settings = dict(self.settings)
         if self.sampler == "learned":  # "weights" are the model's where samples are described
             more |= {"sigmas": self.sigmas[:-1], "step_weights": settings.pop("weights")}
         if self.guide is not None:
             more["guide_scale"] = self.guide_scale
-        return {"sampler": self.sampler, "steps": self.steps, "spacing": self.spacing, "seed": self.seed,
-                **({"respacing": self.respacing} if self.respacing else {}),
-                **({"time_shift": self.time_shift} if self.time_shift is not None else {}), "count": self.count,
-                **settings, "cfg_scale": self.cfg_scale, "cfg_channels": self.cfg_channels, "clip": self.clip,
-                "slerp": self.slerp, **more}
+        return {
+            "sampler": self.sampler,
+            "steps": self.steps,
+            "spacing": self.spacing,
+            "seed": self.seed,
+            **({"respacing": self.respacing} if self.respacing else {}),
+            **({"time_shift": self.time_shift} if self.time_shift is not None else {}),
+            "count": self.count,
+            **settings,
+            "cfg_scale": self.cfg_scale,
+            "cfg_channels": self.cfg_channels,
+            "clip": self.clip,
+            "slerp": self.slerp,
+            **more,
+        }
 
-    def batches(self, progress: Callable | None = None, watch: Callable | None = None, rank: int = 0,
-                ranks: int = 1) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yields (slice, images), batch by batch: uint8 (n, H, W, C), or float32 for a model of latents.
+    def batches(
+        self,
+        progress: Callable | None = None,
+        watch: Callable | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yields (slice, images), batch by batch: uint8 (n, H, W, C), or float32 for a model of
+        latents.
 
-        progress: called after each model evaluation; watch: called as watch(slice, k, x_t) before the k-th
+        progress: called after each model evaluation; watch: called as watch(slice, k, x_t) before
+        the k-th
         rank, ranks: make only every `ranks`-th batch, from the `rank`-th on
         """
         if progress is not None and not callable(progress):
-            raise UsageError(f"progress is a function to call, and not {shown(progress)}: how many images a Sampling "
-                             "makes is its argument count.")
+            raise UsageError(
+                f"progress is a function to call, and not {shown(progress)}: how many images a Sampling "
+                "makes is its argument count."
+            )
         for start in range(rank * self.batch, self.count, ranks * self.batch):
             rows = slice(start, min(start + self.batch, self.count))
             arenas = self._arenas()
@@ -268,9 +412,12 @@ class Sampling:
         return [(arena, arena.segments()) for arena in arenas]
 
     def rehearse(self) -> None:
-        """Launch every kind of step once, kernel by kernel, and read nothing back: to record the kernels on a planning
-        device, and to compile them on a real one."""
-        sizes = {min(self.batch, self.count - start) for start in (0, (self.count - 1) // self.batch * self.batch)}
+        """Launch every kind of step once, kernel by kernel, and read nothing back: to record the
+        kernels on a planning device, and to compile them on a real one."""
+        sizes = {
+            min(self.batch, self.count - start)
+            for start in (0, (self.count - 1) // self.batch * self.batch)
+        }
         try:
             for run in map(self._run, sizes):
                 run.noise(np.zeros(run.shape[0], np.uint32))
@@ -280,8 +427,8 @@ class Sampling:
             raise UsageError(say_what_counts(self)) from None
 
     def new_run(self, size: int, model: Model | None = None, guide: Model | None = None) -> Run:
-        """The `Run` of a batch of `size` images; model, guide: twins of this Sampling's, for instance on another
-        device."""
+        """The `Run` of a batch of `size` images; model, guide: twins of this Sampling's, for
+        instance on another device."""
         denoiser = self.denoiser if model is None else self.denoiser.of(model, guide)
         return Run(self.plan, denoiser, size, self.shape, self.inpainted, self.eager, self.arena)
 
@@ -317,8 +464,10 @@ class Sampling:
         """Keyword arguments of the sampler, which depend on it."""
         name, learned = self.sampler, bool(self.model.options.get("learn_sigma"))
         if eta is not None and name not in WITH_ETA:
-            raise UsageError(f"eta belongs to {' and '.join(WITH_ETA)}, and {name} takes none: leave eta out, or use "
-                             "ddim.")
+            raise UsageError(
+                f"eta belongs to {' and '.join(WITH_ETA)}, and {name} takes none: leave eta out, or use "
+                "ddim."
+            )
         if eta is not None and not 0 <= eta <= 1:
             raise UsageError(f"eta must be between 0 (deterministic) and 1, not {say(eta)}.")
         if variance is not None and name != "ddpm":
@@ -326,71 +475,100 @@ class Sampling:
         if variance not in (None, *VARIANCES):
             raise UsageError(f"unknown variance {quoted(variance)}: use {', '.join(VARIANCES)}.")
         if variance == "learned" and not learned:
-            raise UsageError("the model did not learn a variance: use small or large, or a model trained with "
-                             "learn_sigma.")
+            raise UsageError(
+                "the model did not learn a variance: use small or large, or a model trained with "
+                "learn_sigma."
+            )
         if churn and name not in WITH_CHURN:
-            raise UsageError(f"{next(iter(churn))} belongs to {' and '.join(WITH_CHURN)}, and {name} takes none: leave "
-                             "it out, or use heun.")
+            raise UsageError(
+                f"{next(iter(churn))} belongs to {' and '.join(WITH_CHURN)}, and {name} takes none: leave "
+                "it out, or use heun."
+            )
         for key, value in churn.items():
             if not 0 <= value < math.inf:
                 raise UsageError(f"{key} must be a finite number of at least 0, not {say(value)}.")
         if churn.get("s_noise", 1) > LARGEST_SCALE:
-            raise UsageError(f"s_noise must be at most {LARGEST_SCALE}, not {say(churn['s_noise'])}: about 1.")
+            raise UsageError(
+                f"s_noise must be at most {LARGEST_SCALE}, not {say(churn['s_noise'])}: about 1."
+            )
         if churn and not churn.get("s_churn"):
             for key in churn.keys() - {"s_churn"}:
-                raise UsageError(f"{key} only affects the noise that s_churn adds: give an s_churn above 0, too.")
+                raise UsageError(
+                    f"{key} only affects the noise that s_churn adds: give an s_churn above 0, too."
+                )
         elif churn:
             if churn.get("s_tmin", 0) > churn.get("s_tmax", math.inf):
-                raise UsageError(f"s_tmin {churn['s_tmin']:g} is above s_tmax {churn['s_tmax']:g}, so that s_churn "
-                                 "would add no noise: give the lower level as s_tmin.")
+                raise UsageError(
+                    f"s_tmin {churn['s_tmin']:g} is above s_tmax {churn['s_tmax']:g}, so that s_churn "
+                    "would add no noise: give the lower level as s_tmin."
+                )
             return {key: float(value) for key, value in churn.items()}
         if name in WITH_ETA:
             return {"eta": float(WITH_ETA[name] if eta is None else eta)}
-        return {"variance": variance or ("learned" if learned else "small")} if name == "ddpm" else {}
+        return (
+            {"variance": variance or ("learned" if learned else "small")} if name == "ddpm" else {}
+        )
 
     def _check_churn(self):
         low, high = self.settings.get("s_tmin", 0.0), self.settings.get("s_tmax", math.inf)
-        if self.settings.get("s_churn") and not any(low <= sigma <= high for sigma in self.sigmas[:-1]):
+        if self.settings.get("s_churn") and not any(
+            low <= sigma <= high for sigma in self.sigmas[:-1]
+        ):
             name = "s_tmin" if low > self.sigmas[-2] else "s_tmax"
-            raise UsageError(f"{name} {self.settings[name]:g} leaves s_churn none of the noise levels of the "
-                             f"{self.steps} steps, from {self.sigmas[0]:g} down to {self.sigmas[-2]:g}: widen the "
-                             "range, or leave it out.")
+            raise UsageError(
+                f"{name} {self.settings[name]:g} leaves s_churn none of the noise levels of the "
+                f"{self.steps} steps, from {self.sigmas[0]:g} down to {self.sigmas[-2]:g}: widen the "
+                "range, or leave it out."
+            )
 
     def _check_slerp(self):
         if self.slerp is None:
             return
         if self.slerp < 2 or self.count % self.slerp:
-            raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
-                             f"of {self.slerp}: change the count or the length of the rows.")
+            raise UsageError(
+                f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
+                f"of {self.slerp}: change the count or the length of the rows."
+            )
         if self.sampler == "repaint":
-            raise UsageError("slerp needs a sampler that adds no noise, and inpainting, by RePaint, does: "
-                             "leave one of them out.")
-        if (self.sampler in NOISY or "s_churn" in self.settings
-                or self.settings.get("eta", 0) > 0):
-            raise UsageError(f"slerp needs a sampler that adds no noise, and {self.sampler} does: use ddim, "
-                             "euler, heun or dpm++2m.")
+            raise UsageError(
+                "slerp needs a sampler that adds no noise, and inpainting, by RePaint, does: "
+                "leave one of them out."
+            )
+        if self.sampler in NOISY or "s_churn" in self.settings or self.settings.get("eta", 0) > 0:
+            raise UsageError(
+                f"slerp needs a sampler that adds no noise, and {self.sampler} does: use ddim, "
+                "euler, heun or dpm++2m."
+            )
 
     def _check_inpainting(self, known, mask, jump, resamples):
         """{"known", "mask"} as float32 (H, W, C)."""
         if jump < 1 or resamples < 1:
             raise UsageError("jump and resamples must be at least 1.")
         if resamples * self.steps > MAX_SAMPLE_STEPS:
-            raise UsageError(f"resamples {resamples:,} times {self.steps:,} steps are more than {MAX_SAMPLE_STEPS:,}: "
-                             "give fewer.")
+            raise UsageError(
+                f"resamples {resamples:,} times {self.steps:,} steps are more than {MAX_SAMPLE_STEPS:,}: "
+                "give fewer."
+            )
         for name, value in (("known", known), ("mask", mask)):
             if value is not None and not isinstance(value, np.ndarray):
                 raise UsageError(f"{name} must be a NumPy array, and not {shown(value)}.")
         if tuple(known.shape) != self.shape or mask is None or tuple(mask.shape) != self.shape[:2]:
             size = "×".join(map(str, self.shape))
-            raise UsageError(f"inpainting needs a picture of {size} and a mask of its height and width, not "
-                             f"{tuple(known.shape)} and {None if mask is None else tuple(mask.shape)}.")
+            raise UsageError(
+                f"inpainting needs a picture of {size} and a mask of its height and width, not "
+                f"{tuple(known.shape)} and {None if mask is None else tuple(mask.shape)}."
+            )
         self.settings.update(jump=jump, resamples=resamples)
-        return {"known": known.astype(np.float32),
-                "mask": np.broadcast_to((mask > 0)[..., None], self.shape).astype(np.float32)}
+        return {
+            "known": known.astype(np.float32),
+            "mask": np.broadcast_to((mask > 0)[..., None], self.shape).astype(np.float32),
+        }
 
 
 def descending_sigmas(path, spacing, steps):
-    """A path's levels of noise; a `UsageError` if some would be equal, between which no sampler can step."""
+    """A path's levels of noise; a `UsageError` if some would be equal, between which no sampler can
+    step."""
+
     def levels(count):
         sigmas = path.sigmas(spacing, count)
         return sigmas, all(then < now for now, then in itertools.pairwise(sigmas))
@@ -399,12 +577,15 @@ def descending_sigmas(path, spacing, steps):
     if descend:
         return sigmas
     most = bisect.bisect_left(range(2, steps), True, key=lambda count: not levels(count)[1]) + 1
-    raise UsageError(f"steps {steps} would repeat noise levels, of which spacing {spacing} has at most {most} here: "
-                     f"use {most}.")
+    raise UsageError(
+        f"steps {steps} would repeat noise levels, of which spacing {spacing} has at most {most} here: "
+        f"use {most}."
+    )
 
 
 def class_labels(model, y, count, slerp=None):
-    """int32 (count,) for a model with classes, else None; a `UsageError` for an index it does not have."""
+    """int32 (count,) for a model with classes, else None; a `UsageError` for an index it does not
+    have."""
     if model.num_classes is None:
         if y is not None:
             raise UsageError("this model was trained without classes: leave the class out.")
@@ -413,19 +594,25 @@ def class_labels(model, y, count, slerp=None):
     if not np.issubdtype(labels.dtype, np.integer) or labels.shape not in ((1,), (count,)):
         raise UsageError(f"y must be one class index, or one for each of the {count} images.")
     if labels.min() < 0 or labels.max() >= model.num_classes:
-        raise UsageError(f"class {labels.max() if labels.max() >= model.num_classes else labels.min()} does not exist: "
-                         f"the model has classes 0 to {model.num_classes - 1}.")
+        raise UsageError(
+            f"class {labels.max() if labels.max() >= model.num_classes else labels.min()} does not exist: "
+            f"the model has classes 0 to {model.num_classes - 1}."
+        )
     return np.resize(labels, count).astype(np.int32)
 
 
 def spherical_mean(a, b, share):
-    """From a (share 0) to b (share 1) along the great circle through both, sample by sample (Shoemake 1985, slerp). A
-    linear mix of two normal samples is too short for the model; on the circle it keeps the length of noise.
+    """From a (share 0) to b (share 1) along the great circle through both, sample by sample
+    (Shoemake 1985, slerp). A linear mix of two normal samples is too short for the model; on the
+    circle it keeps the length of noise.
     """
     u, v = a.reshape(len(a), -1).astype(np.float64), b.reshape(len(b), -1).astype(np.float64)
     cosine = (u * v).sum(1) / np.sqrt((u * u).sum(1) * (v * v).sum(1))
     angle = np.arccos(np.clip(cosine, -1, 1))
-    first, second = np.sin((1 - share) * angle) / np.sin(angle), np.sin(share * angle) / np.sin(angle)
+    first, second = (
+        np.sin((1 - share) * angle) / np.sin(angle),
+        np.sin(share * angle) / np.sin(angle),
+    )
     return (first[:, None] * u + second[:, None] * v).astype(a.dtype).reshape(a.shape)
 
 

@@ -1,12 +1,15 @@
 """Buckets of the flat gradient, and the moment in the backward pass at which each is complete.
 
-A bucket is a run of whole parameters. It may leave for the other ranks once the last operation that adds to one of its
-gradients has been played back. The first backward pass shows which one that is: an operation's backward is a closure
-over the parameters that it adds to. The step is static, so the plan made then holds for every later step; if a tape
-ever has another length, all buckets of that step leave at its end.
+A bucket is a run of whole parameters. It may leave for the other ranks once the last operation that
+adds to one of its gradients has been played back. The first backward pass shows which one that is:
+an operation's backward is a closure over the parameters that it adds to. The step is static, so the
+plan made then holds for every later step; if a tape ever has another length, all buckets of that
+step leave at its end.
 
-A gradient that changed after it had left would make the ranks' weights differ, which `Trainer.check_ranks` finds.
+A gradient that changed after it had left would make the ranks' weights differ, which
+`Trainer.check_ranks` finds.
 """
+
 import math
 
 from ..device.threads import Stack
@@ -16,13 +19,15 @@ from ..nn.module import Module
 from ..nn.parameter import Parameter
 
 NEVER = math.inf  # in place of a record, of a parameter that is in none: it is complete at the end
-BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
+# float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
+BUCKET = 1 << 20
 
 _watchers = Stack()  # those whose backward pass is running in this thread, innermost last
 
 
 class Tape(PlainTape):
-    """The tape, which reports every record played to the watcher of this backward pass, if there is one."""
+    """The tape, which reports every record played to the watcher of this backward pass, if there is
+    one."""
 
     def backward(self, output, gradient=None):
         if _watchers:
@@ -37,19 +42,23 @@ def _then(function, played, number):
         result = function(*gradients)
         played(number)
         return result
+
     return both
 
 
 class Plan:
     """The buckets of a flat gradient, and after which record each may leave.
 
-    buckets: [(first element, stop)]; `order`: their numbers as they leave; `leaving`: record number -> bucket numbers
+    buckets: [(first element, stop)]; `order`: their numbers as they leave; `leaving`: record number
+    -> bucket numbers
     """
 
     def __init__(self, parameters, size=BUCKET):
         self.buckets, self._members = [], []
         stop, members = parameters.total, []
-        for entry, parameter in reversed(list(zip(parameters.index, parameters.parameters.values(), strict=True))):
+        for entry, parameter in reversed(
+            list(zip(parameters.index, parameters.parameters.values(), strict=True))
+        ):
             members.append(parameter)
             if stop - entry["offset"] >= size or entry["offset"] == 0:
                 self.buckets.append((entry["offset"], stop))
@@ -59,7 +68,8 @@ class Plan:
         self.order, self.leaving = list(range(len(self.buckets))), {}
 
     def make(self, touched):
-        """Plan from `touched`: for each record, in the order of playing back, the parameters that it adds to."""
+        """Plan from `touched`: for each record, in the order of playing back, the parameters that
+        it adds to."""
         self.records, last = len(touched), last_records(touched)
         ready = [max(last.get(id(p), NEVER) for p in members) for members in self._members]
         self.order = sorted(range(len(self.buckets)), key=lambda k: (ready[k], k))
@@ -70,13 +80,18 @@ class Plan:
 
 
 def last_records(touched):
-    """{id of a parameter: number of the last record, in the order of playing back, that adds to its gradient}."""
-    return {id(parameter): number for number, parameters in enumerate(touched) for parameter in parameters}
+    """{id of a parameter: number of the last record, in the order of playing back, that adds to its
+    gradient}."""
+    return {
+        id(parameter): number
+        for number, parameters in enumerate(touched)
+        for parameter in parameters
+    }
 
 
 def parameters_of(function, depth=4):
-    """The Parameters that a record's backward can reach: in its closure, in modules, lists and functions there, and
-    those of layers whose gradients come together."""
+    """The Parameters that a record's backward can reach: in its closure, in modules, lists and
+    functions there, and those of layers whose gradients come together."""
     found, stack = [], [(function, depth)]
     while stack:
         value, depth = stack.pop()
@@ -91,8 +106,14 @@ def parameters_of(function, depth=4):
         elif depth and isinstance(value, dict):
             stack += [(v, depth - 1) for v in value.values()]
         elif depth and callable(value):
-            inside = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _filled(cell)]
-            inside += [getattr(value, name, None) for name in ("__self__", "func", "args", "keywords")]
+            inside = [
+                cell.cell_contents
+                for cell in getattr(value, "__closure__", None) or ()
+                if _filled(cell)
+            ]
+            inside += [
+                getattr(value, name, None) for name in ("__self__", "func", "args", "keywords")
+            ]
             stack += [(v, depth - 1) for v in inside]
     return found
 

@@ -1,23 +1,27 @@
-"""Data parallel training: several processes, the ranks, train one model, each on its part of every batch.
+"""Data parallel training: several processes, the ranks, train one model, each on its part of every
+batch.
 
     communicator = connect("auto", device)      in every process; alone or as a rank of `mpiexec -n 4 …`
     with communicator.job():                    a failure inside ends all ranks, with one message
         …
 
-No other code of numdiff checks the number of ranks: a single process has an `Alone`, with the same methods.
+No other code of numdiff checks the number of ranks: a single process has an `Alone`, with the same
+methods.
 
 THE RULES
     The methods below are collective: every rank calls them, in the same order, never under a condition on the rank.
     Rank 0 alone prints and writes: `first(function)` runs there, and gives every rank the result or the error.
     What may fail on one rank only is run by `build(function)` or `everywhere(function)`: an error of one becomes the
     error of all.
-    So an expected error is known to all ranks, which end in order, and rank 0 prints it. Any other failure ends
-    the job by MPI_Abort; a rank that is killed, stopped or stuck by the launcher or the watchdog (watchdog.py).
+    So an expected error is known to all ranks, which end in order, and rank 0 prints it. Any other
+    failure ends the job by MPI_Abort; a rank that is killed, stopped or stuck by the launcher or
+    the watchdog (watchdog.py).
 
 HOW RANKS WAIT
     MPI waits by spinning, which would take the cores from ranks that still compute where there are more ranks than
     cores. So every wait here yields the core (`exchange.wait`).
 """
+
 import atexit
 import collections
 import contextlib
@@ -37,7 +41,15 @@ from ..errors import NumdiffError, UsageError, why_no_process
 from ..progress import progress
 from .exchange import make_exchange
 from .exchange_base import NoExchange, wait
-from .failures import AgreedError, exit_code, failed_library, is_clean, raise_first, sentence, waited_for
+from .failures import (
+    AgreedError,
+    exit_code,
+    failed_library,
+    is_clean,
+    raise_first,
+    sentence,
+    waited_for,
+)
 from .launcher import import_mpi, launched
 from .monitor import monitor
 from .nccl_exchange import import_nccl
@@ -48,7 +60,8 @@ from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guar
 
 TRANSPORTS = ("auto", "mpi", "peer", "nccl")
 TYPES = {4: "FLOAT", 8: "DOUBLE"}  # MPI's, by bytes
-GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as this rank's own
+# seconds for the other ranks to meet the same error, before it counts as this rank's own
+GRACE = 5.0
 
 _current = None  # the communicator of this process, once it has connected
 _started = []  # the one that `start` has made, where that was interrupted before it could return it
@@ -65,7 +78,8 @@ class Alone:
         return function(*arguments)
 
     def build(self, function, *arguments):
-        """This rank's result of `function(*arguments)`, which all run; raises on all where it fails on one."""
+        """This rank's result of `function(*arguments)`, which all run; raises on all where it fails
+        on one."""
         return function(*arguments)
 
     def everywhere(self, function, *arguments):
@@ -108,20 +122,21 @@ class Alone:
         progress.resume = command
 
     def poll(self, fault):
-        """The watchdog asks `fault()` regularly, in its thread: an exception ends the job, None does not. Returns a
-        function that ends the asking."""
+        """The watchdog asks `fault()` regularly, in its thread: an exception ends the job, None
+        does not. Returns a function that ends the asking."""
         return lambda: None
 
     def barrier(self):
         """Wait for all ranks."""
 
     def exchange(self, parameters, partition=None):
-        """The exchange that sums the gradients of a model's FlatParameters over the ranks (exchange.py), and serves
-        their `Partition`."""
+        """The exchange that sums the gradients of a model's FlatParameters over the ranks
+        (exchange.py), and serves their `Partition`."""
         return NoExchange()
 
     def gather_parts(self, part, bounds, everywhere=True):
-        """All of a flat NumPy array, of which rank r has the elements bounds[r] … bounds[r + 1] - 1.
+        """All of a flat NumPy array, of which rank r has the elements bounds[r] … bounds[r + 1] -
+        1.
 
         everywhere: on every rank; else None on all but rank 0
         """
@@ -147,11 +162,12 @@ def current():
 def connect(transport="auto", device="cpu", timeout=None):
     """The communicator of this process; the same one if it has connected before. Collective.
 
-    transport: how gradients travel, one of TRANSPORTS; device: "cpu" or "cuda": each rank of a host then gets the GPU
-        with its local number; timeout: seconds after which a rank that is stopped or stuck ends the job (120), 0 for
-        never.
-    Raises `UsageError` for what cannot work; `SystemExit` on ranks above 0, as rank 0 prints the message.
-    mpi4py is imported where a launcher started the process, or where a transport other than auto is requested.
+    transport: how gradients travel, one of TRANSPORTS; device: "cpu" or "cuda": each rank of a host
+        then gets the GPU with its local number; timeout: seconds after which a rank that is stopped
+        or stuck ends the job (120), 0 for never.
+    Raises `UsageError` for what cannot work; `SystemExit` on ranks above 0, as rank 0 prints the
+    message. mpi4py is imported where a launcher started the process, or where a transport other
+    than auto is requested.
     """
     global _current
     progress.trains, progress.resume = timeout is not None, None
@@ -166,7 +182,9 @@ def connect(transport="auto", device="cpu", timeout=None):
         communicator = start(transport, timeout)
     except UsageError as error:  # no MPI, so no way to agree: it fails in the same way on all
         if started and started[0] > 0:
-            time.sleep(1)  # a launcher may end all when the first leaves: let that be rank 0, which prints the message
+            # a launcher may end all when the first leaves: let that be rank 0, which prints the
+            # message
+            time.sleep(1)
             raise SystemExit(error.exit_code) from None
         raise
     if communicator.size > 1:
@@ -179,7 +197,8 @@ def connect(transport="auto", device="cpu", timeout=None):
 
 
 def start(transport="auto", timeout=None, interrupted=False):
-    """A `Communicator`, once all ranks have arrived; the process ends if one does not, soon where it is interrupted."""
+    """A `Communicator`, once all ranks have arrived; the process ends if one does not, soon where
+    it is interrupted."""
     timeout = TIMEOUT if timeout is None else timeout
     with start_guard(start_limit(timeout) if launched() else 0, interrupted):
         if not _started:
@@ -189,8 +208,9 @@ def start(transport="auto", timeout=None, interrupted=False):
 
 @contextlib.contextmanager
 def job():
-    """Context of a command that may run as a rank, before it has connected: ranks above 0 print nothing. An error on
-    all ranks, such as a wrong option, is raised on rank 0 alone. Does nothing for a process that is alone."""
+    """Context of a command that may run as a rank, before it has connected: ranks above 0 print
+    nothing. An error on all ranks, such as a wrong option, is raised on rank 0 alone. Does nothing
+    for a process that is alone."""
     started = launched()
     if started is None:
         yield
@@ -198,7 +218,9 @@ def job():
     with contextlib.ExitStack() as held:
         held.enter_context(one_interrupt())
         if started[0] > 0:
-            held.enter_context(contextlib.redirect_stdout(held.enter_context(open(os.devnull, "w"))))
+            held.enter_context(
+                contextlib.redirect_stdout(held.enter_context(open(os.devnull, "w")))
+            )
         try:
             yield
         except BaseException as error:
@@ -216,19 +238,23 @@ def check_transport(transport, device):
     if transport not in TRANSPORTS:
         raise UsageError(f"--transport {transport} does not exist; use {' or '.join(TRANSPORTS)}.")
     if transport in ("peer", "nccl") and device == "cpu":
-        raise UsageError(f"--transport {transport} joins GPUs, and these ranks run on the CPU; use --transport mpi.")
+        raise UsageError(
+            f"--transport {transport} joins GPUs, and these ranks run on the CPU; use --transport mpi."
+        )
     if transport == "nccl":
         import_nccl()
 
 
 class Communicator(Alone):
-    """The ranks of an MPI job. Attributes: rank, size, hosts (how many machines), local_rank, local_size, host_cores
-    (numbers of the cores that the ranks of this host may use together), transport."""
+    """The ranks of an MPI job. Attributes: rank, size, hosts (how many machines), local_rank,
+    local_size, host_cores (numbers of the cores that the ranks of this host may use together),
+    transport."""
 
     def __init__(self, MPI, transport="auto", timeout=TIMEOUT):
         world = MPI.COMM_WORLD
         self.MPI, self.transport = MPI, transport
-        self.comm, self._alarm = world.Dup(), world.Dup()  # two: a failing rank must not disturb the others
+        # two: a failing rank must not disturb the others
+        self.comm, self._alarm = world.Dup(), world.Dup()
         self.rank, self.size = world.rank, world.size
         local = world.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = local.rank, local.size
@@ -270,7 +296,8 @@ class Communicator(Alone):
         watchdog = self._watchdog
         if not watchdog:
             return super().poll(fault)
-        who = f"Error: rank {watchdog.rank} of {watchdog.size} failed: "  # in the job: this may be one of `split`
+        # in the job: this may be one of `split`
+        who = f"Error: rank {watchdog.rank} of {watchdog.size} failed: "
         return watchdog.poll(lambda: (error := fault()) and who + sentence(error))
 
     def wait_at_most(self, timeout):
@@ -289,21 +316,26 @@ class Communicator(Alone):
             choose_gpu(self.local_rank if count > self.local_rank else 0)
             cards = self.on_host(self.build(lambda: get_gpu().uuid))
             crowded = len(set(cards)) < len(cards)
-            text = (f"{self.local_size} ranks were started on {socket.gethostname()}, which has {len(set(cards))} "
-                    f"GPU{'s' if len(set(cards)) > 1 else ''}: start at most one rank a GPU, or use --device cpu.")
+            text = (
+                f"{self.local_size} ranks were started on {socket.gethostname()}, which has {len(set(cards))} "
+                f"GPU{'s' if len(set(cards)) > 1 else ''}: start at most one rank a GPU, or use --device cpu."
+            )
             raise_first(self.gather((text, UsageError.exit_code) if crowded else None))
             self._cards = self.gather(get_gpu().device_name)
 
     def split(self):
-        """(communicator of this host's ranks, that of the ranks with this local number on every host). Collective."""
-        return [self._of(comm) for comm in (self._local, self.comm.Split(self.local_rank, self.rank))]
+        """(communicator of this host's ranks, that of the ranks with this local number on every
+        host). Collective."""
+        return [
+            self._of(comm) for comm in (self._local, self.comm.Split(self.local_rank, self.rank))
+        ]
 
     def _of(self, comm):
         some = copy.copy(self)
         some.comm, some.rank, some.size = comm, comm.rank, comm.size
         return some
 
-    # agreeing ------------------------------------------------------------------------------------------------------
+    # agreeing -------------------------------------------------------------------------------------
 
     def gather(self, value):
         self.barrier()
@@ -349,34 +381,56 @@ class Communicator(Alone):
             return function(*arguments), None
         except Exception as error:
             library = failed_library(error)
-            if not (library or isinstance(error, (NumdiffError, OSError, MemoryError)) or why_no_process(error)):
+            if not (
+                library
+                or isinstance(error, (NumdiffError, OSError, MemoryError))
+                or why_no_process(error)
+            ):
                 traceback.print_exc()  # a bug: the traceback shows where
-            return None, (f"{library}." if library else sentence(error), getattr(error, "exit_code", 1))
+            return None, (
+                f"{library}." if library else sentence(error),
+                getattr(error, "exit_code", 1),
+            )
 
     def check_options(self, options):
         rows = self.gather(options)
         for rank, row in enumerate(rows):
             for name in rows[0].keys() | row.keys():
                 if rows[0].get(name) != row.get(name):
-                    raise AgreedError(f"the ranks disagree on {name}: rank 0 has {rows[0].get(name)}, rank {rank} has "
-                                      f"{row.get(name)}; start all with the same options.", UsageError.exit_code)
+                    raise AgreedError(
+                        f"the ranks disagree on {name}: rank 0 has {rows[0].get(name)}, rank {rank} has "
+                        f"{row.get(name)}; start all with the same options.",
+                        UsageError.exit_code,
+                    )
 
     def check_data(self, dataset, fingerprint):
         rows = self.gather((getattr(dataset, "path", "?"), fingerprint))
         for rank, (path, other) in enumerate(rows):
             if why := difference(rows[0][1], other, "rank 0", f"rank {rank}"):
-                files = "" if path == rows[0][0] else f" (rank 0 opened {rows[0][0]}, rank {rank} {path})"
-                raise AgreedError(f"the ranks train on different data: {why}{files}; give all of them the same file as "
-                                  "--data.", UsageError.exit_code)
+                files = (
+                    ""
+                    if path == rows[0][0]
+                    else f" (rank 0 opened {rows[0][0]}, rank {rank} {path})"
+                )
+                raise AgreedError(
+                    f"the ranks train on different data: {why}{files}; give all of them the same file as "
+                    "--data.",
+                    UsageError.exit_code,
+                )
 
     def check_same(self, array, what):
-        digests = self.gather(hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8), digest_size=16).digest())
+        digests = self.gather(
+            hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8), digest_size=16).digest()
+        )
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if other:
-            raise AgreedError(f"{what} of rank {other[0]} differ from those of rank 0: a machine or a transport is "
-                              "faulty; resume from the last checkpoint, with --transport mpi if it repeats.", 1)
+            raise AgreedError(
+                f"{what} of rank {other[0]} differ from those of rank 0: a machine or a transport is "
+                "faulty; resume from the last checkpoint, with --transport mpi if it repeats.",
+                1,
+            )
 
-    # arrays --------------------------------------------------------------------------------------------------------
+    # arrays ---------------------------------------------------------------------------------------
 
     def broadcast(self, array):
         self.barrier()
@@ -384,7 +438,11 @@ class Communicator(Alone):
 
     def broadcast_arrays(self, arrays):
         shapes = self.first(lambda: [(name, a.shape, a.dtype.str) for name, a in arrays.items()])
-        result = arrays if self.rank == 0 else {name: np.empty(shape, dtype) for name, shape, dtype in shapes}
+        result = (
+            arrays
+            if self.rank == 0
+            else {name: np.empty(shape, dtype) for name, shape, dtype in shapes}
+        )
         for name, _, _ in shapes:
             self.comm.Bcast(np.ascontiguousarray(result[name]) if self.rank == 0 else result[name])
         return result
@@ -394,32 +452,47 @@ class Communicator(Alone):
 
     def gather_parts(self, part, bounds, everywhere=True):
         whole = np.empty(bounds[-1], part.dtype) if everywhere or self.rank == 0 else None
-        counts, kind = [b - a for a, b in zip(bounds, bounds[1:], strict=False)], TYPES[part.dtype.itemsize]
+        counts, kind = (
+            [b - a for a, b in zip(bounds, bounds[1:], strict=False)],
+            TYPES[part.dtype.itemsize],
+        )
         into = [whole, counts, bounds[:-1], getattr(self.MPI, kind)]
         part = [part, getattr(self.MPI, kind)]
-        self._wait(self.comm.Iallgatherv(part, into) if everywhere else
-                   self.comm.Igatherv(part, into if self.rank == 0 else None))
+        self._wait(
+            self.comm.Iallgatherv(part, into)
+            if everywhere
+            else self.comm.Igatherv(part, into if self.rank == 0 else None)
+        )
         return whole
 
     def describe(self):
-        alone = "" if self._watchdog and self._watchdog.works else (
-            " (without a watchdog, as they cannot connect to rank 0: a rank that is stopped will not be noticed)")
+        alone = (
+            ""
+            if self._watchdog and self._watchdog.works
+            else (
+                " (without a watchdog, as they cannot connect to rank 0: a rank that is stopped will not be noticed)"
+            )
+        )
         return f"{self.size} on {self.hosts} host{'s' if self.hosts > 1 else ''}{alone}"
 
     def remark(self):
-        other = next((rank for rank, card in enumerate(self._cards) if card != self._cards[0]), None)
+        other = next(
+            (rank for rank, card in enumerate(self._cards) if card != self._cards[0]), None
+        )
         if other is not None:
-            return (f"The ranks' cards differ (rank 0: {self._cards[0]}, rank {other}: {self._cards[other]}): the "
-                    "slowest sets the pace, and with --shard-update yes each weight is updated on one of them alone, "
-                    "so that ranks cannot come to differ.")
+            return (
+                f"The ranks' cards differ (rank 0: {self._cards[0]}, rank {other}: {self._cards[other]}): the "
+                "slowest sets the pace, and with --shard-update yes each weight is updated on one of them alone, "
+                "so that ranks cannot come to differ."
+            )
         return None
 
-    # failing -------------------------------------------------------------------------------------------------------
+    # failing --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def job(self):
-        """Context of the work. An error that all ranks meet is raised on rank 0, and the others exit silently; one that
-        a single rank meets ends the job at once, with its message."""
+        """Context of the work. An error that all ranks meet is raised on rank 0, and the others
+        exit silently; one that a single rank meets ends the job at once, with its message."""
         self._job += 1
         try:
             yield self
@@ -465,11 +538,21 @@ class Communicator(Alone):
     def _abort(self, error):
         """Say what failed on this rank, and end all ranks."""
         expected = isinstance(error, (OSError, MemoryError, KeyboardInterrupt, SystemExit))
-        if not (expected or hasattr(error, "exit_code") or failed_library(error) or why_no_process(error)):
+        if not (
+            expected
+            or hasattr(error, "exit_code")
+            or failed_library(error)
+            or why_no_process(error)
+        ):
             traceback.print_exception(error)
-        print(f"Error: rank {self.rank} of {self.size} failed: {sentence(error)}", file=sys.stderr, flush=True)
+        print(
+            f"Error: rank {self.rank} of {self.size} failed: {sentence(error)}",
+            file=sys.stderr,
+            flush=True,
+        )
         sys.stdout.flush()
         self._leave()
-        time.sleep(0.5)  # MPICH's launcher kills all at once, and may lose what it has not passed on yet
+        # MPICH's launcher kills all at once, and may lose what it has not passed on yet
+        time.sleep(0.5)
         self.MPI.COMM_WORLD.Abort(exit_code(error))
         end_process()

@@ -1,13 +1,14 @@
-"""The gradients' all-reduce over the ranks: the transports `mpi`, `peer` and `nccl` behind one interface.
+"""The gradients' all-reduce over the ranks: the transports `mpi`, `peer` and `nccl` behind one
+interface.
 
     with exchange.watch():      around the backward pass of the step's last microbatch: complete buckets may leave
         …
     exchange.finish(loss)       afterwards the flat gradient and `loss` (1,) hold the sums over all ranks
     exchange.gather_partials(), gather_weights(), gather_mixed(mixed)
-                                where ranks share the update (nn/partition.py), `finish` leaves the sums in each rank's
-                                own part of the gradient alone; these bring to all ranks the parts of
-                                `partition.partials`, of the float32 weights, and of what a step reads of the weights,
-                                as `MixedWeights` says
+                                where ranks share the update (nn/partition.py), `finish` leaves the
+                                sums in each rank's own part of the gradient alone; these bring to
+                                all ranks the parts of `partition.partials`, of the float32 weights,
+                                and of what a step reads of the weights, as `MixedWeights` says
     exchange.weight_parts       [(start, stop)] of this rank's weights, or None: what AdamW may update one after the
                                 other, with `send_weights()` after each, and at the end `gather_mixed`
     exchange.largest            of a model in FP8: the largest magnitudes of its tensors, of every rank, after `finish`
@@ -24,14 +25,15 @@
     peer+…     by peer within each host, then by one     those of both, one after the other
                of the others between hosts
 
-On CPU ranks `mpi` sums the NumPy gradient in place. `peer` and `mpi` add in rank order, so they give the same bits, on
-every rank, whether ranks share the update or not. With `nccl` every rank ends with the same bits because the library
-computes each sum once, or in an order that gives the same on all sides; this is checked (`Trainer.check_ranks`), not
-assumed.
+On CPU ranks `mpi` sums the NumPy gradient in place. `peer` and `mpi` add in rank order, so they
+give the same bits, on every rank, whether ranks share the update or not. With `nccl` every rank
+ends with the same bits because the library computes each sum once, or in an order that gives the
+same on all sides; this is checked (`Trainer.check_ranks`), not assumed.
 
 FILES  exchange_base.py, then mpi_exchange.py, peer_exchange.py (with overlap.py and copies.py), nccl_exchange.py,
 hosts_exchange.py; this file chooses one for a run.
 """
+
 import importlib.util
 import time
 
@@ -46,21 +48,26 @@ from .mpi_exchange import MpiExchange
 from .nccl_exchange import NcclExchange
 from .peer_exchange import PeerExchange
 
-TIMED, ROW = 3, 4  # times a transport is timed, and sums of the gradient each time, one after the other; of mpi one
-NEARLY = 1.1  # times the fastest one's: the first that is no slower is taken, mostly the same in a resumed run
+# times a transport is timed, and sums of the gradient each time, one after the other; of mpi one
+TIMED, ROW = 3, 4
+# times the fastest one's: the first that is no slower is taken, mostly the same in a resumed run
+NEARLY = 1.1
 
 
 def make_exchange(communicator, parameters, partition=None):
     """The exchange for a model's `FlatParameters`, by the communicator's transport. Collective.
 
     partition: the `Partition` of the update, which the exchange then serves
-    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made. On
-    several hosts with several ranks each, peer within them and nccl or mpi between them is made, too; these alone where
-    peer is requested. A transport that fails its trial is passed over. The fastest of the others is kept, by the time
-    of a sum of this gradient; of two that are nearly as fast the first. `exchange.why` says what was measured and
-    passed over.
+    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and
+    mpi is made. On several hosts with several ranks each, peer within them and nccl or mpi between
+    them is made, too; these alone where peer is requested. A transport that fails its trial is
+    passed over. The fastest of the others is kept, by the time of a sum of this gradient; of two
+    that are nearly as fast the first. `exchange.why` says what was measured and passed over.
     """
-    wanted, kinds = communicator.transport, {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange}
+    wanted, kinds = (
+        communicator.transport,
+        {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange},
+    )
     if communicator.size == 1:
         return NoExchange()
     over_hosts = wanted == "peer" and communicator.hosts > 1
@@ -74,9 +81,13 @@ def make_exchange(communicator, parameters, partition=None):
             continue
         try:
             inside, _, across = name.rpartition("+")
-            exchange = (HostsExchange(communicator, parameters, kinds[across]) if inside else
-                        kinds[name](communicator, parameters, partition) if name != "mpi" else
-                        communicator.build(MpiExchange, communicator, parameters, partition))
+            exchange = (
+                HostsExchange(communicator, parameters, kinds[across])
+                if inside
+                else kinds[name](communicator, parameters, partition)
+                if name != "mpi"
+                else communicator.build(MpiExchange, communicator, parameters, partition)
+            )
             made.append(exchange)
         except NumdiffError as error:
             reasons[name] = str(error)
@@ -84,9 +95,14 @@ def make_exchange(communicator, parameters, partition=None):
         raise NumdiffError([*reasons.values()][-1])
     chosen, notes = made[0], []
     if len(made) > 1:
-        times = [seconds_of(exchange, communicator, parameters, shared_part(partition)) for exchange in made]
+        times = [
+            seconds_of(exchange, communicator, parameters, shared_part(partition))
+            for exchange in made
+        ]
         chosen = next(e for e, t in zip(made, times, strict=True) if t <= NEARLY * min(times))
-        notes.append(f"Measured: {', '.join(f'{e.name} {1e3 * t:,.3g} ms' for e, t in zip(made, times, strict=True))}.")
+        notes.append(
+            f"Measured: {', '.join(f'{e.name} {1e3 * t:,.3g} ms' for e, t in zip(made, times, strict=True))}."
+        )
         for exchange in made:
             if exchange is not chosen:
                 exchange.close()
@@ -95,15 +111,20 @@ def make_exchange(communicator, parameters, partition=None):
 
 
 def candidates(communicator, parameters, partition):
-    """Names of the transports that may suit these ranks. NCCL is not among them where a rank lacks it and there is
-    another way between the GPUs."""
+    """Names of the transports that may suit these ranks. NCCL is not among them where a rank lacks
+    it and there is another way between the GPUs."""
     if not is_device(parameters.grad):
         return ["mpi"]
     everywhere = all(communicator.gather(importlib.util.find_spec("nccl") is not None))
     one_host = communicator.hosts == 1 and communicator.size <= MAX_RANKS
     hosts = why_not_hosts(communicator, parameters, partition) is None
-    return [*(["peer"] if one_host else []), *(["nccl"] if everywhere or not one_host else []),
-            *(["peer+nccl"] if hosts and everywhere else []), *(["peer+mpi"] if hosts else []), "mpi"]
+    return [
+        *(["peer"] if one_host else []),
+        *(["nccl"] if everywhere or not one_host else []),
+        *(["peer+nccl"] if hosts and everywhere else []),
+        *(["peer+mpi"] if hosts else []),
+        "mpi",
+    ]
 
 
 def why_not_hosts(communicator, parameters, partition):
@@ -117,9 +138,9 @@ def why_not_hosts(communicator, parameters, partition):
 
 
 def seconds_of(exchange, communicator, parameters, shared):
-    """What a step waits for: the sum of the gradients, and where the update is shared the gathering of norm and
-    weights, which are the same on all ranks before the first step. What a step would capture is captured. The shortest
-    of a few times, each of its slowest rank. Collective.
+    """What a step waits for: the sum of the gradients, and where the update is shared the gathering
+    of norm and weights, which are the same on all ranks before the first step. What a step would
+    capture is captured. The shortest of a few times, each of its slowest rank. Collective.
     """
     gpu, loss, times = parameters.grad.backend, zeros(1, np.float32, parameters.grad.backend), []
 
@@ -152,9 +173,13 @@ def seconds_of(exchange, communicator, parameters, shared):
 def refuse(communicator, parameters, name, partition):
     """Raise a `UsageError` if a transport does not suit these ranks."""
     if name in ("peer", "nccl") and not is_device(parameters.grad):
-        raise UsageError(f"--transport {name} joins GPUs, and these ranks run on the CPU; use --transport mpi.")
+        raise UsageError(
+            f"--transport {name} joins GPUs, and these ranks run on the CPU; use --transport mpi."
+        )
     if name == "peer" and communicator.hosts > 1:
         if why := why_not_hosts(communicator, parameters, partition):
             raise UsageError(f"--transport peer {why}; use nccl or mpi.")
     elif name == "peer" and communicator.size > MAX_RANKS:
-        raise UsageError(f"--transport peer takes at most {MAX_RANKS} ranks, not {communicator.size}; use nccl or mpi.")
+        raise UsageError(
+            f"--transport peer takes at most {MAX_RANKS} ranks, not {communicator.size}; use nccl or mpi."
+        )

@@ -1,8 +1,10 @@
 """Handling of an error in a job of several ranks: its message, and the exit code of each process.
 
-An error on all ranks is an `AgreedError`: all end in order, and rank 0 reports it. Any other is one rank's own, which
-reports it and ends the others. Errors of MPI and NCCL are reported by their modules.
+An error on all ranks is an `AgreedError`: all end in order, and rank 0 reports it. Any other is one
+rank's own, which reports it and ends the others. Errors of MPI and NCCL are reported by their
+modules.
 """
+
 import os
 
 from ..errors import NumdiffError, why_no_process
@@ -31,12 +33,14 @@ def is_clean(error):
 
 
 def failed_library(error):
-    """Which of the libraries between the ranks an error is from, and what it says: the network has failed, say; or
-    None. Of MPICH's stack of calls the last line has the reason."""
+    """Which of the libraries between the ranks an error is from, and what it says: the network has
+    failed, say; or None. Of MPICH's stack of calls the last line has the reason."""
     module = "nccl" if isinstance(error, NcclFault) else type(error).__module__
     library = {"mpi4py": "MPI", "nccl": "NCCL"}.get(module.partition(".")[0])
     first, _, rest = str(error).partition(", error stack:")
-    reason = f"{first}: {rest.strip().splitlines()[-1].rpartition('): ')[2]}" if rest.strip() else first
+    reason = (
+        f"{first}: {rest.strip().splitlines()[-1].rpartition('): ')[2]}" if rest.strip() else first
+    )
     return library and f"{library} failed ({' '.join(reason.split())})"
 
 
@@ -58,12 +62,21 @@ def sentence(error):
 
 
 def waited_for(message, rank, size):
-    """The last message of a job in which a rank failed inside a collective on which the others block."""
-    return (f"Error: rank {rank} of {size} failed while others wait for it: {message.removesuffix('.')}, "
-            f"{progress.ends(repeats=True)}")
+    """The last message of a job in which a rank failed inside a collective on which the others
+    block."""
+    return (
+        f"Error: rank {rank} of {size} failed while others wait for it: {message.removesuffix('.')}, "
+        f"{progress.ends(repeats=True)}"
+    )
 
 
 def exit_code(error):
     """The exit code of a process that ends with this error; never 0."""
     code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
-    return 130 if isinstance(error, KeyboardInterrupt) else code if isinstance(code, int) and code else 1
+    return (
+        130
+        if isinstance(error, KeyboardInterrupt)
+        else code
+        if isinstance(code, int) and code
+        else 1
+    )

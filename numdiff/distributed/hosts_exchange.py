@@ -1,4 +1,5 @@
 """Several hosts: `peer` within each, and another transport between them."""
+
 from ..errors import NumdiffError
 from ..kernels.peer_reduce import slice_of
 from .buckets import BUCKET
@@ -18,10 +19,10 @@ class Slice:
 class HostsExchange(NoExchange):
     """`peer` within each host, NCCL or MPI between hosts, of which each has as many ranks.
 
-    The ranks of a host each add up a slice over the host; those of the same number on all hosts add up that slice; then
-    each host gathers its slices. So a host's numbers cross the network once, and each of its ranks carries a part. The
-    hosts' sums are added up, which gives other bits than rank order. Collective; raises `NumdiffError` on every rank
-    where one of them cannot.
+    The ranks of a host each add up a slice over the host; those of the same number on all hosts add
+    up that slice; then each host gathers its slices. So a host's numbers cross the network once,
+    and each of its ranks carries a part. The hosts' sums are added up, which gives other bits than
+    rank order. Collective; raises `NumdiffError` on every rank where one of them cannot.
     """
 
     across = None

@@ -1,8 +1,10 @@
-"""The monitor process of rank 0, which reports a killed rank (monitor_process.py): its start and its messages.
+"""The monitor process of rank 0, which reports a killed rank (monitor_process.py): its start and
+its messages.
 
-It starts with the command, since a rank may also be killed while it imports modules for a second. So this file imports
-little.
+It starts with the command, since a rank may also be killed while it imports modules for a second.
+So this file imports little.
 """
+
 import contextlib
 import json
 import os
@@ -18,33 +20,43 @@ READY = 5.0  # seconds that its start may take
 
 
 class Monitor:
-    """Does nothing until `start`; only rank 0 starts it. Attributes: size, how many ranks there are."""
+    """Does nothing until `start`; only rank 0 starts it. Attributes: size, how many ranks there
+    are."""
 
     process, size, _ready = None, 1, False
 
     def start(self, size):
-        """Start the process, if the system has what it needs; it watches this one as rank 0 of `size`."""
+        """Start the process, if the system has what it needs; it watches this one as rank 0 of
+        `size`."""
         self.size = size
-        if self.process or not (hasattr(os, "pidfd_open") and hasattr(select, "epoll")):  # Linux has both
+        # Linux has both
+        if self.process or not (hasattr(os, "pidfd_open") and hasattr(select, "epoll")):
             return
         with contextlib.suppress(OSError):
-            self.process = subprocess.Popen(script_command(pathlib.Path(__file__).with_name("monitor_process.py")),
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            self.process = subprocess.Popen(
+                script_command(pathlib.Path(__file__).with_name("monitor_process.py")),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
             self.say_how_to_go_on()
-            ranks = {process: other[0] for process, other in siblings(os.getpid()).items()} | {os.getpid(): 0}
+            ranks = {process: other[0] for process, other in siblings(os.getpid()).items()} | {
+                os.getpid(): 0
+            }
             self.tell(ranks=ranks, all=len(ranks) == size)
 
     def is_ready(self):
         """Whether it watches; waits for its start."""
         if self.process and not self.process.stdout.closed:
             if select.select([self.process.stdout], [], [], READY)[0]:
-                self._ready = bool(self.process.stdout.readline())  # empty: it has ended, as where pidfds are forbidden
+                # empty: it has ended, as where pidfds are forbidden
+                self._ready = bool(self.process.stdout.readline())
             self.process.stdout.close()
         return self._ready
 
     def say_how_to_go_on(self, log=None):
-        """Update the message about a killed rank to the command that continues the work now; log: a file that gets it,
-        too."""
+        """Update the message about a killed rank to the command that continues the work now; log: a
+        file that gets it, too."""
         self.tell(after=gone(self.size), log=log)
 
     def tell(self, **message):

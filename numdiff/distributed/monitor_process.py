@@ -1,23 +1,27 @@
 """Runs next to rank 0, in a separate session, and reports which rank of this host was killed.
 
-Launchers kill all ranks within milliseconds once one is gone, often before another can report which one it was. This
-process is not one of theirs. It imports nothing of numdiff, so that it starts quickly, and ends with rank 0.
+Launchers kill all ranks within milliseconds once one is gone, often before another can report which
+one it was. This process is not one of theirs. It imports nothing of numdiff, so that it starts
+quickly, and ends with rank 0.
 
 Its input: lines of JSON, from rank 0 (monitor.py).
     {"ranks": {process: rank}, "all": whether others would be reported by rank 0}
-                                    ranks of this host, to be watched; it answers "ready" to the first
+                                    ranks of this host, to be watched; it answers "ready" to the
+                                    first
     {"after": text, "log": path}    what follows "Error: rank N", and a file that gets the sentence, too
     {"gone": who}                   rank 0 knows who is gone, such as "rank 3" on another host: to be said now
     {"left": rank}                  this rank has said farewell, and may end
     {"done": true}                  rank 0 has, or all has been said
 """
+
 import contextlib
 import json
 import os
 import select
 import time
 
-TOGETHER = 1.0  # seconds within which a launcher kills the others: a rank that ended longer before was not killed
+# seconds within which a launcher kills the others: a rank that ended longer before was not killed
+TOGETHER = 1.0
 ANSWER = 0.1  # seconds for what rank 0 has said last
 INPUT = 0
 
@@ -34,21 +38,29 @@ class Monitor:
     def __init__(self):
         self.events = select.epoll()  # it reports what happened first, first
         self.events.register(INPUT, select.EPOLLIN)
-        self.ranks, self.left, self.rest = {}, set(), b""  # {descriptor of a process: rank}; ranks that may end
+        # {descriptor of a process: rank}; ranks that may end
+        self.ranks, self.left, self.rest = {}, set(), b""
         self.after, self.log, self.all = "", None, False
-        self.gone = self.since = self.deadline = None  # the rank that ended first, and when; when that is said
+        # the rank that ended first, and when; when that is said
+        self.gone = self.since = self.deadline = None
         self.done = False
 
     def wait(self):
         """Wait for the next event, or for the time at which the rank that is gone is said."""
-        for handle, _ in self.events.poll(max(0, self.deadline - time.monotonic()) if self.deadline else -1):
+        for handle, _ in self.events.poll(
+            max(0, self.deadline - time.monotonic()) if self.deadline else -1
+        ):
             if handle == INPUT:
                 self.hear(os.read(INPUT, 1 << 16))
             else:
                 self.events.unregister(handle)
                 self.ended(self.ranks[handle])
         if self.deadline and time.monotonic() >= self.deadline and not self.done:
-            self.say(f"rank {self.gone}" if self.gone or self.all else "rank 0, or another that was killed before,")
+            self.say(
+                f"rank {self.gone}"
+                if self.gone or self.all
+                else "rank 0, or another that was killed before,"
+            )
 
     def say(self, who):
         say(f"Error: {who}{self.after}\n".encode(), self.log)

@@ -1,8 +1,9 @@
 """The transport `nccl`: sums in NCCL, launched into the stream of the step.
 
-A sum that NCCL has accepted may still fail, as where the network breaks; the GPU then waits for ever. So the watchdog
-asks NCCL for such errors at every beat, and a report does.
+A sum that NCCL has accepted may still fail, as where the network breaks; the GPU then waits for
+ever. So the watchdog asks NCCL for such errors at every beat, and a report does.
 """
+
 import threading
 
 from ..device import copy_into
@@ -14,8 +15,14 @@ class NcclView:
     """A device array as NCCL's Python bindings take it (Numba's CUDA array interface, version 3)."""
 
     def __init__(self, array):
-        self.__cuda_array_interface__ = {"shape": array.shape, "typestr": array.dtype.str, "strides": None,
-                                         "data": (array.backend.pointer(array), False), "version": 3, "stream": None}
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "strides": None,
+            "data": (array.backend.pointer(array), False),
+            "version": 3,
+            "stream": None,
+        }
 
 
 class NcclFault(Exception):
@@ -38,7 +45,8 @@ class Faults:
             try:
                 result = int(self.communicator.get_async_error())
                 return None if result in self.FINE else NcclFault(self._words(result))
-            except (AttributeError, TypeError):  # another version of nccl4py: a run must not end for that
+            # another version of nccl4py: a run must not end for that
+            except (AttributeError, TypeError):
                 self.communicator = None
                 return None
             except Exception as error:  # NCCL refuses to answer
@@ -55,10 +63,11 @@ class Faults:
 
 
 class NcclExchange(NoExchange):
-    """NCCL's all-reduce, through nccl4py. Collective; raises `NumdiffError` on every rank where one cannot.
+    """NCCL's all-reduce, through nccl4py. Collective; raises `NumdiffError` on every rank where one
+    cannot.
 
-    A shared update gets the same all-reduce, and so the same bits: a reduce-scatter would move a third less, but NCCL
-    does not promise that it adds in the same order.
+    A shared update gets the same all-reduce, and so the same bits: a reduce-scatter would move a
+    third less, but NCCL does not promise that it adds in the same order.
     """
 
     name = "nccl"
@@ -73,14 +82,21 @@ class NcclExchange(NoExchange):
             self._partials = parts_of(partition.partials, partition.piece_bounds)
             self._weights = parts_of(parameters.data, partition.bounds)
         unique = communicator.first(lambda: bytes(self.nccl.get_unique_id()))
-        self.communicator = communicator.build(lambda: self.nccl.Communicator.init(
-            communicator.size, communicator.rank, self.nccl.UniqueId.from_bytes(unique)))
-        # cuda.bindings 13.3 says of every array that it is on GPU 0 (its issue 2928), and nccl4py refuses others then
+        self.communicator = communicator.build(
+            lambda: self.nccl.Communicator.init(
+                communicator.size, communicator.rank, self.nccl.UniqueId.from_bytes(unique)
+            )
+        )
+        # cuda.bindings 13.3 says of every array that it is on GPU 0 (its issue 2928), and nccl4py
+        # refuses others then
         self.communicator._validate_buffer_device = lambda *_: None
         self.faults = Faults(self.nccl, self.communicator)
         self._ask_no_more = communicator.poll(self.faults)
         try:
-            communicator.build(try_sums, self, communicator, parameters.grad, shared_part(partition))  # NCCL connects
+            # NCCL connects
+            communicator.build(
+                try_sums, self, communicator, parameters.grad, shared_part(partition)
+            )
         except Exception:
             self.abandon()
             raise
@@ -101,7 +117,8 @@ class NcclExchange(NoExchange):
         self._gather(parts_of(mixed.packed, mixed.bounds))
 
     def _gather(self, views):
-        """Every rank's part to all, as one group: parts differ in size, which NCCL's all-gather does not take."""
+        """Every rank's part to all, as one group: parts differ in size, which NCCL's all-gather
+        does not take."""
         with self.nccl.group():
             for rank, view in enumerate(views):
                 self.communicator.broadcast(view, view, rank, stream=self.gpu.stream_handle)
@@ -129,8 +146,16 @@ def import_nccl():
     """nccl4py's module; a `UsageError` says what to install."""
     try:
         import nccl.core
+
         return nccl.core
-    except Exception as error:  # not installed, or without the library: nccl4py then raises errors of its own
-        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be used ({error})"
-        raise UsageError(f"--transport nccl: nccl4py {reason}; pip install 'nccl4py[cu13]', or use --transport "
-                         "auto.") from error
+    # not installed, or without the library: nccl4py then raises errors of its own
+    except Exception as error:
+        reason = (
+            "is not installed"
+            if isinstance(error, ModuleNotFoundError)
+            else f"cannot be used ({error})"
+        )
+        raise UsageError(
+            f"--transport nccl: nccl4py {reason}; pip install 'nccl4py[cu13]', or use --transport "
+            "auto."
+        ) from error

@@ -1,4 +1,6 @@
-"""The transport `peer`: the GPUs of one host read each other's memory, and add up what they find there."""
+"""The transport `peer`: the GPUs of one host read each other's memory, and add up what they find
+there."""
+
 import atexit
 import contextlib
 
@@ -19,13 +21,14 @@ from . import copies, overlap
 from .buckets import Watch
 from .exchange_base import Mail, NoExchange, shared_part, try_sums
 
-TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
+# milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
+TEST_LIMIT = 60_000
 STEP_LIMIT = 600_000  # and in a step
 
 
 class PeerExchange(NoExchange):
-    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on the device. During the
-    backward pass overlap.py or copies.py does it.
+    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on
+    the device. During the backward pass overlap.py or copies.py does it.
 
     Collective; raises `NumdiffError` on every rank where one of them cannot.
     """
@@ -48,7 +51,9 @@ class PeerExchange(NoExchange):
                 arrays += [parameters.data, partition.partials]
                 arrays += [] if parameters.half is None else [as_words(parameters.half)]
             shared = communicator.everywhere(lambda: [self.gpu.share(array) for array in arrays])
-            self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
+            self.gradients, self.mails, self.all_flags, *more = communicator.build(
+                self._open, shared, arrays
+            )
             if self.partition:
                 self.weights, self.partials, *self.halves = more
             self.overlap = copies.made_for(self, parameters)
@@ -61,13 +66,17 @@ class PeerExchange(NoExchange):
 
     @classmethod
     def planned(cls, parameters, size, partition=None):
-        """Launch the kernels of an exchange between `size` ranks on the stand-in for a GPU that holds the parameters;
-        partition: of a shared update."""
+        """Launch the kernels of an exchange between `size` ranks on the stand-in for a GPU that
+        holds the parameters; partition: of a shared update."""
         self, like = cls.__new__(cls), parameters.grad
         self.rank, self.gpu, self.limit = 0, like.backend, STEP_LIMIT
         self._make_mail(parameters, size)
         self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
-        self.gradients, self.mails, self.partition = [like] * size, [self.mail.numbers] * size, partition
+        self.gradients, self.mails, self.partition = (
+            [like] * size,
+            [self.mail.numbers] * size,
+            partition,
+        )
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
         self.add(zeros(1, np.float32, like))
         self.gather(partition and partition.bounds)
@@ -85,7 +94,10 @@ class PeerExchange(NoExchange):
 
     def _open(self, shared, own):
         """The arrays of every rank: its own as they are, the others' mapped."""
-        ranks = [[self._map(s) for s in arrays] if rank != self.rank else own for rank, arrays in enumerate(shared)]
+        ranks = [
+            [self._map(s) for s in arrays] if rank != self.rank else own
+            for rank, arrays in enumerate(shared)
+        ]
         return [list(column) for column in zip(*ranks, strict=True)]
 
     def share(self, array):
@@ -111,7 +123,8 @@ class PeerExchange(NoExchange):
     def _finish_overlapped(self, loss):
         """Finish after groups of gradients were sent earlier (overlap.py, copies.py)."""
         self.mail.write(loss)
-        self.overlap.finish()  # with a barrier, or signals of all ranks: so every rank's mail is ready
+        # with a barrier, or signals of all ranks: so every rank's mail is ready
+        self.overlap.finish()
         peer_sum(self.mails, self.total)
         copy_into(loss, self.total[:1])
         if not self.partition:
@@ -121,7 +134,9 @@ class PeerExchange(NoExchange):
         """Add up the own slice, and the mail."""
         self.mail.write(loss)
         self.barrier()  # every rank's gradient and mail are ready
-        peer_reduce_scatter(self.gradients, self.rank, bounds=self.partition and self.partition.bounds)
+        peer_reduce_scatter(
+            self.gradients, self.rank, bounds=self.partition and self.partition.bounds
+        )
         peer_sum(self.mails, self.total)
         copy_into(loss, self.total[:1])
 
@@ -132,14 +147,14 @@ class PeerExchange(NoExchange):
         self.barrier()  # this rank's memory is no longer read
 
     def gather_partials(self):
-        """Without a barrier after it: no partial is written before the next step, and until then every rank waits for
-        every other to take its weights."""
+        """Without a barrier after it: no partial is written before the next step, and until then
+        every rank waits for every other to take its weights."""
         self.barrier()
         peer_all_gather(self.partials, self.rank, bounds=self.partition.piece_bounds)
 
     def gather_weights(self):
-        """Nor is there a barrier after this: before a rank writes a weight again it meets the others in the next step's
-        norm. Reading the weights in between is allowed."""
+        """Nor is there a barrier after this: before a rank writes a weight again it meets the
+        others in the next step's norm. Reading the weights in between is allowed."""
         self.barrier()
         peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
 
@@ -151,8 +166,8 @@ class PeerExchange(NoExchange):
         self.overlap.send_weights()
 
     def gather_mixed(self, mixed):
-        """Nor after this. Where parts of the weights have left (`send_weights`), the others' signals stand for the
-        barrier before it."""
+        """Nor after this. Where parts of the weights have left (`send_weights`), the others'
+        signals stand for the barrier before it."""
         if getattr(self.overlap, "sent", 0):
             self.overlap.finish_weights(mixed)
         else:
@@ -165,13 +180,16 @@ class PeerExchange(NoExchange):
     def check(self, status=None):
         late = int((download(self.status) if status is None else status)[0])
         if late:
-            raise NumdiffError(f"the GPU of rank {self.numbers[self.rank]} waited {self.limit // 1000} s for that of "
-                               f"rank {self.numbers[late - 1]} in vain; if it repeats, use --transport mpi.")
+            raise NumdiffError(
+                f"the GPU of rank {self.numbers[self.rank]} waited {self.limit // 1000} s for that of "
+                f"rank {self.numbers[late - 1]} in vain; if it repeats, use --transport mpi."
+            )
 
     def close(self):
         atexit.unregister(self.close)
         if self.overlap:
             self.overlap.parameters.overlapped = False
-        with contextlib.suppress(NumdiffError):  # a GPU that has failed: the driver cleans up after the process
+        # a GPU that has failed: the driver cleans up after the process
+        with contextlib.suppress(NumdiffError):
             mapped, self.mapped = self.mapped, []
             self.gpu.close_shared(mapped)

@@ -1,10 +1,12 @@
-"""The memory that MPICH's ranks on a host share, as files: those of killed jobs are removed when the next job starts.
+"""The memory that MPICH's ranks on a host share, as files: those of killed jobs are removed when
+the next job starts.
 
-A rank that is killed cannot remove them, and each takes megabytes of memory until the machine restarts. A file is
-removed if it has MPICH's name, belongs to this user, is a minute old, and is open in no process of this user that /proc
-shows. (If it is open elsewhere, as in another container, removing its name takes nothing from the process that has
-opened it.)
+A rank that is killed cannot remove them, and each takes megabytes of memory until the machine
+restarts. A file is removed if it has MPICH's name, belongs to this user, is a minute old, and is
+open in no process of this user that /proc shows. (If it is open elsewhere, as in another container,
+removing its name takes nothing from the process that has opened it.)
 """
+
 import contextlib
 import os
 import pathlib
@@ -22,7 +24,11 @@ def remove_stray_memory(folders=FOLDERS, age=AGE):
     strays = []
     for folder in folders:
         with contextlib.suppress(OSError):
-            strays += [path for path in pathlib.Path(folder).iterdir() if NAME.match(path.name) and is_ours(path, age)]
+            strays += [
+                path
+                for path in pathlib.Path(folder).iterdir()
+                if NAME.match(path.name) and is_ours(path, age)
+            ]
     if strays:
         used = files_in_use()
         strays = [path for path in strays if used is not None and identity(path) not in used]
@@ -36,7 +42,11 @@ def remove_stray_memory(folders=FOLDERS, age=AGE):
 
 def is_ours(path, age):
     found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and time.time() - found.st_mtime > age
+    return (
+        stat.S_ISREG(found.st_mode)
+        and found.st_uid == os.getuid()
+        and time.time() - found.st_mtime > age
+    )
 
 
 def identity(path):
@@ -47,12 +57,14 @@ def identity(path):
 
 
 def files_in_use():
-    """Identities of all files that this user's processes have mapped; None if the system does not say."""
+    """Identities of all files that this user's processes have mapped; None if the system does not
+    say."""
     used = None
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # another user's, or it has ended
             with open(process / "maps", "rb") as file:
-                for line in file:  # address, rights, offset, device as hexadecimal major:minor, inode, path
+                # address, rights, offset, device as hexadecimal major:minor, inode, path
+                for line in file:
                     _, _, _, device, inode, *_ = line.split(None, 5)
                     used = used or set()
                     if inode != b"0":

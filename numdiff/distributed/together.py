@@ -1,4 +1,5 @@
 """Work that several ranks share and that may be stopped at any moment: making samples."""
+
 import contextlib
 import math
 import signal
@@ -6,8 +7,11 @@ import time
 
 from ..progress import tick
 
-DONE, WORKING, LEAVE = 0, 1, 2  # what ranks tell each other at each evaluation, until all are done or one leaves
-ONCE = 0.5  # seconds in which a Ctrl-C counts once: MPICH's mpiexec sends it to each rank and to its process group
+# what ranks tell each other at each evaluation, until all are done or one leaves
+DONE, WORKING, LEAVE = 0, 1, 2
+# seconds in which a Ctrl-C counts once: MPICH's mpiexec sends it to each rank and to its process
+# group
+ONCE = 0.5
 
 
 class Interrupted(Exception):
@@ -15,12 +19,13 @@ class Interrupted(Exception):
 
 
 def make_together(communicator, make, asked=lambda: 0):
-    """([every rank's make(look)], number): number is what `asked()` gave on one of them, or 0 when all the work is
-    done.
+    """([every rank's make(look)], number): number is what `asked()` gave on one of them, or 0 when
+    all the work is done.
 
-    make: calls `look()` at least every second or so, which interrupts it if a rank was asked to stop; its result is
-        then None. An error on one rank is raised on all. Collective.
+    make: calls `look()` at least every second or so, which interrupts it if a rank was asked to
+        stop; its result is then None. An error on one rank is raised on all. Collective.
     """
+
     def look(_=None):
         tick()
         if communicator.largest(LEAVE if asked() else WORKING) == LEAVE:
@@ -45,9 +50,11 @@ def make_together(communicator, make, asked=lambda: 0):
 
 @contextlib.contextmanager
 def stop_signals():
-    """Within the context, Ctrl-C, SIGTERM and SIGHUP only set `.number` of what this yields; a second Ctrl-C
-    interrupts. The other signals may arrive twice, from a launcher or a closing terminal, and must not interrupt the
-    saving. SIGHUP is left alone where `nohup` has turned it off."""
+    """Within the context, Ctrl-C, SIGTERM and SIGHUP only set `.number` of what this yields; a
+    second Ctrl-C interrupts. The other signals may arrive twice, from a launcher or a closing
+    terminal, and must not interrupt the saving. SIGHUP is left alone where `nohup` has turned it
+    off."""
+
     class Request:
         number = None
         time = -math.inf
@@ -55,15 +62,22 @@ def stop_signals():
     old = {}
 
     def ask(number, frame):
-        if Request.number is not None and number == signal.SIGINT and time.monotonic() - Request.time > ONCE:
+        if (
+            Request.number is not None
+            and number == signal.SIGINT
+            and time.monotonic() - Request.time > ONCE
+        ):
             raise KeyboardInterrupt
         if Request.number is None:
             Request.number, Request.time = number, time.monotonic()
 
     hangup = getattr(signal, "SIGHUP", None)
-    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere there is nothing to catch
+    # signals belong to the main thread; elsewhere there is nothing to catch
+    with contextlib.suppress(ValueError):
         for number in (signal.SIGINT, signal.SIGTERM, hangup):
-            if number is not None and not (number == hangup and signal.getsignal(number) == signal.SIG_IGN):
+            if number is not None and not (
+                number == hangup and signal.getsignal(number) == signal.SIG_IGN
+            ):
                 old[number] = signal.signal(number, ask)
     try:
         yield Request
@@ -74,8 +88,9 @@ def stop_signals():
 
 @contextlib.contextmanager
 def one_interrupt():
-    """Within the context, a Ctrl-C that comes twice within ONCE seconds interrupts once, so that what the first one
-    ends is not interrupted itself."""
+    """Within the context, a Ctrl-C that comes twice within ONCE seconds interrupts once, so that
+    what the first one ends is not interrupted itself."""
+
     def interrupt(number, frame):
         nonlocal last
         before, last = last, time.monotonic()

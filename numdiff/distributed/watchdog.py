@@ -1,24 +1,27 @@
-"""The watchdog: a rank that is killed, stopped or stuck ends the whole job, with a message that says so.
+"""The watchdog: a rank that is killed, stopped or stuck ends the whole job, with a message that
+says so.
 
-MPI waits for ever for a missing rank. Most launchers end a job when one of its processes dies; `srun` may not. None
-notices a process that is stopped or stuck, and none says what to do next. So every rank keeps a connection to rank 0
-and regularly sends its current activity over it (progress.py). Four things end the job:
+MPI waits for ever for a missing rank. Most launchers end a job when one of its processes dies;
+`srun` may not. None notices a process that is stopped or stuck, and none says what to do next. So
+every rank keeps a connection to rank 0 and regularly sends its current activity over it
+(progress.py). Four things end the job:
 
     gone      a connection ends without a farewell: that process was killed. At once
     silent    nothing was received from a rank for `timeout` seconds: it is stopped, or its host cannot be reached
     stuck     all wait for a rank that is alive but has neither arrived nor done anything for that long, as on a hung
-              file system; while it compiles kernels it has an hour. Or all wait and no message arrives: MPI's network
-              is dead
+              file system; while it compiles kernels it has an hour. Or all wait and no message
+              arrives: MPI's network is dead
     failed    a library that reduces gradients has met an error after it accepted the work, so that the GPU waits for
               ever; or a rank failed inside a collective of such a library, on which the others block
 
-Rank 0 decides and notifies the others; every rank judges rank 0's silence for itself. Each live rank then reports on
-stderr which rank it waits for, and where, and ends with a nonzero exit code.
+Rank 0 decides and notifies the others; every rank judges rank 0's silence for itself. Each live
+rank then reports on stderr which rank it waits for, and where, and ends with a nonzero exit code.
 
-The watchdog is a thread, since the main thread may be inside MPI, or may wait for a GPU that waits for another. It
-makes no MPI call. After a process was itself stopped (a whole job may be suspended and resumed), the others' time
-restarts.
+The watchdog is a thread, since the main thread may be inside MPI, or may wait for a GPU that waits
+for another. It makes no MPI call. After a process was itself stopped (a whole job may be suspended
+and resumed), the others' time restarts.
 """
+
 import contextlib
 import json
 import os
@@ -43,15 +46,25 @@ TIMEOUT = 120.0  # seconds: --rank-timeout's default
 COMPILING = 3600.0  # seconds that a rank may compile at least
 CONNECT = 5.0  # seconds that the connections to one address may take
 LONGEST_BEAT = 5.0  # seconds between two messages, at most
-NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # of the log: a regular file or nothing
+# of the log: a regular file or nothing
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 LAUNCHERS = ("mpiexec", "mpirun", "mpiexec.hydra", "prterun", "orterun")
-NO_PLACE = ("distributed/communicator.py", "exchange.py", "exchange_base.py", "nn/partition.py", "nn/optimizer.py",
-            "device/__init__.py", "progress.py")  # how the names of files end that all ranks wait in
+NO_PLACE = (
+    "distributed/communicator.py",
+    "exchange.py",
+    "exchange_base.py",
+    "nn/partition.py",
+    "nn/optimizer.py",
+    # how the names of files end that all ranks wait in
+    "device/__init__.py",
+    "progress.py",
+)
 PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
 
 
 class Peer:
-    """Another rank as last heard from; `at` is (waits, waiting, compiling, ticks), `changed` when that changed."""
+    """Another rank as last heard from; `at` is (waits, waiting, compiling, ticks), `changed` when
+    that changed."""
 
     def __init__(self, connection, now):
         self.connection, self.buffer = connection, b""
@@ -69,12 +82,15 @@ class Watchdog:
     """Watches the other ranks from now on, until `stop`. Collective.
 
     communicator: an object with rank, size and gather(value) -> the values of all ranks
-    addresses: of rank 0's host, as the other ranks may reach it, the likeliest first; the first that all reach is taken
-    timeout: seconds after which a rank that is silent or stuck ends the job; 0: never, only one that is killed does so
-    several_hosts: whether the launcher may have to be killed, too, as it would wait for a host that it cannot reach
-    Attributes: works, whether all are connected; address, where rank 0 was reached; log, a file that gets the last
-    sentences, too, as the stderr of a host that cannot be reached does not arrive either; failure, what is said if the
-    others do not come to hear that this rank has failed
+    addresses: of rank 0's host, as the other ranks may reach it, the likeliest first; the first
+    that all reach is taken
+    timeout: seconds after which a rank that is silent or stuck ends the job; 0: never, only one
+    that is killed does so
+    several_hosts: whether the launcher may have to be killed, too, as it would wait for a host that
+    it cannot reach
+    Attributes: works, whether all are connected; address, where rank 0 was reached; log, a file
+    that gets the last sentences, too, as the stderr of a host that cannot be reached does not
+    arrive either; failure, what is said if the others do not come to hear that this rank has failed
     """
 
     log = failure = None
@@ -86,7 +102,8 @@ class Watchdog:
         self._peers = {}  # rank -> Peer: rank 0 has all the others, they have rank 0
         self._own = Peer(None, time.monotonic())  # this rank, as rank 0 sees itself
         self._stopped = False
-        self._polled, self._reported = [], None  # functions as `poll` takes them; when rank 0 got a failure report
+        # functions as `poll` takes them; when rank 0 got a failure report
+        self._polled, self._reported = [], None
         self.address = self._connect(communicator, addresses)
         self.works = self.address is not None
         if self.works:
@@ -99,11 +116,11 @@ class Watchdog:
         """Seconds between two messages."""
         return min(LONGEST_BEAT, (self.timeout or TIMEOUT) / 20)
 
-    # connecting ----------------------------------------------------------------------------------------------------
+    # connecting -----------------------------------------------------------------------------------
 
     def _connect(self, communicator, addresses):
-        """The first address at which all ranks reach rank 0, or None. It listens at one address at a time, and not for
-        long."""
+        """The first address at which all ranks reach rank 0, or None. It listens at one address at
+        a time, and not for long."""
         token = secrets.token_bytes(16).hex()
         for address, token in communicator.gather([(a, token) for a in addresses])[0]:
             server = port = None
@@ -143,8 +160,8 @@ class Watchdog:
                 greeting, length = b"", len(token) + 9
                 while len(greeting) < length and (more := connection.recv(length - len(greeting))):
                     greeting += more
-                if secrets.compare_digest(greeting[:len(token)], token.encode()):
-                    self._keep(int(greeting[len(token):]), connection)
+                if secrets.compare_digest(greeting[: len(token)], token.encode()):
+                    self._keep(int(greeting[len(token) :]), connection)
                 else:
                     connection.close()
             return True
@@ -155,7 +172,7 @@ class Watchdog:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._peers[rank] = Peer(connection, time.monotonic())
 
-    # watching ------------------------------------------------------------------------------------------------------
+    # watching -------------------------------------------------------------------------------------
 
     def _watch(self):
         with selectors.DefaultSelector() as selector:
@@ -165,7 +182,8 @@ class Watchdog:
             while selector.get_map():
                 ready = selector.select(max(0.0, due - now))
                 before, now = now, time.monotonic()
-                if self.timeout and now - before > max(self.timeout / 2, 2 * self.beat):  # it was stopped
+                # it was stopped
+                if self.timeout and now - before > max(self.timeout / 2, 2 * self.beat):
                     for peer in (*self._peers.values(), self._own):
                         peer.heard = peer.changed = now
                 for key, _ in ready:
@@ -209,25 +227,35 @@ class Watchdog:
     def _judge(self, now):
         silent = {rank: now - peer.heard for rank, peer in self._peers.items()}
         if silent and max(silent.values()) > self.timeout:
-            late = max(silent.values()) - 2 * self.beat  # a cut cable silences several at once, within a beat or two
-            self._end({"why": "silent", "ranks": [r for r, age in sorted(silent.items()) if age >= late]}, tell=True)
+            # a cut cable silences several at once, within a beat or two
+            late = max(silent.values()) - 2 * self.beat
+            self._end(
+                {"why": "silent", "ranks": [r for r, age in sorted(silent.items()) if age >= late]},
+                tell=True,
+            )
         if self.rank == 0 and len(self._peers) == self.size - 1:
             peers = {0: self._own, **self._peers}
             ranks = stuck(peers, now, self.timeout)
-            failure = next((peer.failure for _, peer in sorted(peers.items()) if peer.failure), None)
+            failure = next(
+                (peer.failure for _, peer in sorted(peers.items()) if peer.failure), None
+            )
             if ranks is not None:
-                why = {"why": "failed", "text": failure} if failure else {"why": "stuck", "ranks": ranks}
+                why = (
+                    {"why": "failed", "text": failure}
+                    if failure
+                    else {"why": "stuck", "ranks": ranks}
+                )
                 self._end(why, tell=True)
 
     def poll(self, failure):
-        """From now on ask `failure()` at every beat: a text, which is this rank's last message, ends the job; None does
-        not. Returns a function that ends the asking."""
+        """From now on ask `failure()` at every beat: a text, which is this rank's last message,
+        ends the job; None does not. Returns a function that ends the asking."""
         self._polled.append(failure)
         return lambda: self._polled.remove(failure)
 
     def _ask(self, now):
-        """Rank 0 reports a failure, whosever it is, as several ranks may meet one at once; another rank reports its own
-        where rank 0 does not answer."""
+        """Rank 0 reports a failure, whosever it is, as several ranks may meet one at once; another
+        rank reports its own where rank 0 does not answer."""
         text = next(filter(None, (failure() for failure in tuple(self._polled))), None)
         if text:
             message = {"why": "failed", "text": text}
@@ -237,7 +265,8 @@ class Watchdog:
             self._reported = self._reported or now
 
     def stop(self, failed=False):
-        """Say farewell: from now on this process may end. failed: by an error, which it or rank 0 says"""
+        """Say farewell: from now on this process may end. failed: by an error, which it or rank 0
+        says"""
         self._stopped = True
         self._tell({"farewell": True, "failed": failed})
         monitor.stop()
@@ -245,7 +274,9 @@ class Watchdog:
     def say_how_to_go_on(self):
         """Update the message for a kill of this rank to its present state."""
         if self.rank == 0:
-            monitor.say_how_to_go_on(None if self.log is None or is_taken(self.log) else str(self.log))
+            monitor.say_how_to_go_on(
+                None if self.log is None or is_taken(self.log) else str(self.log)
+            )
 
     def _tell(self, message):
         line = json.dumps(message).encode() + b"\n"
@@ -253,7 +284,7 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 peer.connection.send(line)
 
-    # ending --------------------------------------------------------------------------------------------------------
+    # ending ---------------------------------------------------------------------------------------
 
     def _end(self, message, tell=False):
         """Tell the others, report what happened, let the others report it, too, and end."""
@@ -265,7 +296,9 @@ class Watchdog:
             text = message["text"] if tell else None
         else:
             text = sentence(message["why"], message["ranks"], self.rank, self.size, self.timeout)
-        if message["why"] == "gone" and (self.named if self.rank else monitor.tell(gone=say_ranks(message["ranks"]))):
+        if message["why"] == "gone" and (
+            self.named if self.rank else monitor.tell(gone=say_ranks(message["ranks"]))
+        ):
             text = None  # the monitor says it
         if text:
             say(text, self.log)
@@ -277,12 +310,18 @@ class Watchdog:
 
 
 def stuck(peers, now, timeout):
-    """The ranks in {rank: Peer} for which all wait in vain; [] where all wait only for MPI; None: all is well."""
+    """The ranks in {rank: Peer} for which all wait in vain; [] where all wait only for MPI; None:
+    all is well."""
     waits = max((p.at[0] for p in peers.values() if p.at[1]), default=None)
-    if waits is None or not any(p.at[:2] == (waits, True) and now - p.changed > timeout for p in peers.values()):
+    if waits is None or not any(
+        p.at[:2] == (waits, True) and now - p.changed > timeout for p in peers.values()
+    ):
         return None
     absent = {rank: p for rank, p in peers.items() if p.at[:2] != (waits, True)}
-    if any(now - p.changed <= (max(COMPILING, timeout) if p.at[2] else timeout) for p in absent.values()):
+    if any(
+        now - p.changed <= (max(COMPILING, timeout) if p.at[2] else timeout)
+        for p in absent.values()
+    ):
         return None  # it is working, or has come in the meantime
     if not absent and any(now - p.changed <= timeout for p in peers.values()):
         return None
@@ -299,36 +338,52 @@ def sentence(why, ranks, rank, size, timeout):
     if why == "silent" and rank in ranks:
         return f"{me} was not heard for {timeout:g} s (it was stopped, or cut off from the others), {go_on}"
     if why == "silent":
-        return (f"{me} waits for {who}, of which nothing has been heard for {timeout:g} s (stopped, or on a host that "
-                f"cannot be reached), {go_on}")
+        return (
+            f"{me} waits for {who}, of which nothing has been heard for {timeout:g} s (stopped, or on a host that "
+            f"cannot be reached), {go_on}"
+        )
     if not ranks:
-        return (f"{me} has waited {timeout:g} s for a message that every rank has sent (the network of MPI has "
-                f"failed{slow}), {go_on}")
+        return (
+            f"{me} has waited {timeout:g} s for a message that every rank has sent (the network of MPI has "
+            f"failed{slow}), {go_on}"
+        )
     if rank in ranks:
-        return (f"{me} has made no progress for {timeout:g} s while others wait for it (stuck, as on a hung file "
-                f"system{slow}), {go_on}")
-    return (f"{me} waits for {who}, alive but without progress for {timeout:g} s (stuck, as on a hung file system"
-            f"{slow}), {go_on}")
+        return (
+            f"{me} has made no progress for {timeout:g} s while others wait for it (stuck, as on a hung file "
+            f"system{slow}), {go_on}"
+        )
+    return (
+        f"{me} waits for {who}, alive but without progress for {timeout:g} s (stuck, as on a hung file system"
+        f"{slow}), {go_on}"
+    )
 
 
 def say_ranks(ranks):
-    return "" if not ranks else f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return (
+        ""
+        if not ranks
+        else f"rank {ranks[0]}"
+        if len(ranks) == 1
+        else f"ranks {', '.join(map(str, ranks))}"
+    )
 
 
 def place():
-    """The main thread's place in numdiff, as " (training/step.py, line 80)", leaving out the functions that wait."""
+    """The main thread's place in numdiff, as " (training/step.py, line 80)", leaving out the
+    functions that wait."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame:
         path = frame.f_code.co_filename
         if path.startswith(PACKAGE) and not path.endswith(NO_PLACE):
-            return f" ({path[len(PACKAGE):]}, line {frame.f_lineno})"
+            return f" ({path[len(PACKAGE) :]}, line {frame.f_lineno})"
         frame = frame.f_back
     return ""
 
 
 def say(text, log=None):
-    """Write a line to stderr and to the file `log`, bypassing Python's buffers, whose locks a stuck main thread may
-    hold; gives up on each after two seconds."""
+    """Write a line to stderr and to the file `log`, bypassing Python's buffers, whose locks a stuck
+    main thread may hold; gives up on each after two seconds."""
+
     def note():
         with contextlib.suppress(OSError):
             handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
@@ -336,8 +391,10 @@ def say(text, log=None):
             os.close(handle)
 
     def write():
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: there is no stderr
+        # AttributeError: there is no stderr
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             os.write(sys.stderr.fileno(), (text + "\n").encode())
+
     within(2.0, write)
     if log and not is_taken(log):
         within(2.0, note)
@@ -361,15 +418,18 @@ def within(seconds, function):
 
 def end_process():
     """End at once, with an exit code that the launcher sees: the main thread may never come back."""
+
     def flush():
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+
     within(1.0, flush)
     os._exit(1)
 
 
-# The system -----------------------------------------------------------------------------------------------------------
+# The system ---------------------------------------------------------------------------------------
+
 
 def listen(address, size):
     """A socket that listens at one address alone."""
@@ -378,12 +438,18 @@ def listen(address, size):
 
 
 def host_addresses():
-    """Addresses of this host as others may reach it, the likeliest first: the one that the launcher was given, then the
-    host name's, then those of the network interfaces."""
+    """Addresses of this host as others may reach it, the likeliest first: the one that the launcher
+    was given, then the host name's, then those of the network interfaces."""
     found = []
-    for name in (os.environ.get("PMI_HOSTNAME"), os.environ.get("SLURMD_NODENAME"), socket.gethostname()):
+    for name in (
+        os.environ.get("PMI_HOSTNAME"),
+        os.environ.get("SLURMD_NODENAME"),
+        socket.gethostname(),
+    ):
         with contextlib.suppress(OSError, UnicodeError):
-            found += [row[4][0] for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM) if name]
+            found += [
+                row[4][0] for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM) if name
+            ]
     found += interface_addresses()
     return [a for a in dict.fromkeys(found) if not a.startswith(("127.", "::1", "fe80:", "0."))][:8]
 
@@ -393,32 +459,46 @@ def interface_addresses():
     found = []
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import fcntl
+
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):  # an interface without an address
-                    answer = fcntl.ioctl(ask.fileno(), 0x8915, name.encode()[:15].ljust(256, b"\0"))  # SIOCGIFADDR
+                    # SIOCGIFADDR
+                    answer = fcntl.ioctl(ask.fileno(), 0x8915, name.encode()[:15].ljust(256, b"\0"))
                     found.append(socket.inet_ntoa(answer[20:24]))
     return found
 
 
 def end_launcher_soon():
-    """Kill the mpiexec that this process descends from, unless it ends by itself within seconds: MPICH's waits for ever
-    for processes on a host that it cannot reach."""
+    """Kill the mpiexec that this process descends from, unless it ends by itself within seconds:
+    MPICH's waits for ever for processes on a host that it cannot reach."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         for _ in range(8):
             stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-            name, fields = stat[stat.index("(") + 1:stat.rindex(")")], stat[stat.rindex(")") + 2:].split()
+            name, fields = (
+                stat[stat.index("(") + 1 : stat.rindex(")")],
+                stat[stat.rindex(")") + 2 :].split(),
+            )
             if name in LAUNCHERS and os.stat(f"/proc/{pid}").st_uid == os.getuid():
                 still = f'[ "$(cat /proc/{pid}/comm)" = {name} ] &&'
-                subprocess.Popen(["/bin/sh", "-c", f"sleep 5; {still} kill -TERM {pid}; sleep 5; {still} kill -KILL "
-                                  f"{pid}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.DEVNULL, start_new_session=True)
+                subprocess.Popen(
+                    [
+                        "/bin/sh",
+                        "-c",
+                        f"sleep 5; {still} kill -TERM {pid}; sleep 5; {still} kill -KILL {pid}",
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
                 return
             pid = int(fields[1])
 
 
-# The start ------------------------------------------------------------------------------------------------------------
+# The start ----------------------------------------------------------------------------------------
+
 
 def start_limit(timeout):
     """Seconds that the ranks may take to meet in MPI_Init; 0: for ever."""
@@ -427,23 +507,33 @@ def start_limit(timeout):
 
 @contextlib.contextmanager
 def start_guard(limit, interrupted=False):
-    """Context of the start of MPI: if it takes longer than `limit` seconds, because a rank never came, a separate
-    process says so and kills this one. MPI_Init holds Python's lock, so no thread could.
+    """Context of the start of MPI: if it takes longer than `limit` seconds, because a rank never
+    came, a separate process says so and kills this one. MPI_Init holds Python's lock, so no thread
+    could.
 
-    A Ctrl-C interrupts after the start, as half of it cannot be made up for, or seconds later the other process kills
-    this one. interrupted: one came before, so no rank that does not come at once is waited for
+    A Ctrl-C interrupts after the start, as half of it cannot be made up for, or seconds later the
+    other process kills this one. interrupted: one came before, so no rank that does not come at
+    once is waited for
     """
     if not limit:
         yield
         return
     with deferred_signals(), contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: on Windows
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: until it is ready for one
+            # inherited: until it is ready for one
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 guard = subprocess.Popen(
-                    script_command(pathlib.Path(__file__).with_name("start_guard.py"), os.getpid(), limit,
-                                   monitor.process.pid if monitor.process else 0, progress.if_slow),
-                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+                    script_command(
+                        pathlib.Path(__file__).with_name("start_guard.py"),
+                        os.getpid(),
+                        limit,
+                        monitor.process.pid if monitor.process else 0,
+                        progress.if_slow,
+                    ),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             held.callback(guard.wait)

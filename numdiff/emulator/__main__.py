@@ -3,9 +3,10 @@
     python -m numdiff.emulator script.py arguments …
     python -m numdiff.emulator --cc 8.0 --orders 3 --counts -m package.module arguments …
 
-It exits with the program's own status if that is not 0, else with 1 if there are findings. Advice, which is about
-float64 arithmetic and with --counts about memory, does not change the status.
+It exits with the program's own status if that is not 0, else with 1 if there are findings. Advice,
+which is about float64 arithmetic and with --counts about memory, does not change the status.
 """
+
 import argparse
 import os
 import pickle
@@ -27,12 +28,17 @@ PACKAGE = __package__
 
 def parser():
     made = argparse.ArgumentParser(
-        prog=f"python -m {PACKAGE}", usage="%(prog)s [options] (script.py | -m module) [arguments …]",
+        prog=f"python -m {PACKAGE}",
+        usage="%(prog)s [options] (script.py | -m module) [arguments …]",
         description="Run a program with all its Numba CUDA kernels emulated, without a GPU, and print what the "
-                    "emulator finds. The status is 1 if there are findings.")
+        "emulator finds. The status is 1 if there are findings.",
+    )
     options.add_options(made.add_argument)
-    made.add_argument("--into", help=argparse.SUPPRESS)  # of a run in one of several orders: a file for what it finds
-    made.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
+    # of a run in one of several orders: a file for what it finds
+    made.add_argument("--into", help=argparse.SUPPRESS)
+    made.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module"
+    )
     made.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return made
 
@@ -44,7 +50,9 @@ def main(arguments=None):
         parser().error("name a program: script.py, or -m module.")
     if not given.module and not os.path.exists(program[0]):
         parser().error(f"there is no file {program[0]}.")
-    chosen = {name: value for name in options.OPTIONS if (value := getattr(given, name)) is not None}
+    chosen = {
+        name: value for name in options.OPTIONS if (value := getattr(given, name)) is not None
+    }
     orders = options.orders_of(chosen)
     if len(orders) == 1:
         found = run(program, given.module is not None, chosen, orders[0])
@@ -54,7 +62,9 @@ def main(arguments=None):
             return 0
         found = {orders[0]: found}
     else:
-        found = {order: run_in(order, program, given.module is not None, chosen) for order in orders}
+        found = {
+            order: run_in(order, program, given.module is not None, chosen) for order in orders
+        }
     return report(found, chosen)
 
 
@@ -89,7 +99,12 @@ def run(program, is_module, chosen, order):
     finally:
         uninstall()
     sys.stdout.flush()
-    return status, gpu.launches, [*gpu.faults, *faults], costs_of(recorder) if recorder is not None else []
+    return (
+        status,
+        gpu.launches,
+        [*gpu.faults, *faults],
+        costs_of(recorder) if recorder is not None else [],
+    )
 
 
 def _where(error):
@@ -101,16 +116,25 @@ def _where(error):
 
 
 def run_in(order, program, is_module, chosen):
-    """`run` in another process, in one of several orders; only the first shows what the program prints."""
+    """`run` in another process, in one of several orders; only the first shows what the program
+    prints."""
     with tempfile.TemporaryDirectory() as folder:
         into = os.path.join(folder, "found")
         arguments = ["--order", order, "--into", into]
         for name, value in chosen.items():
             if name not in ("order", "orders") and value is not False:
-                text = ".".join(map(str, value)) if name == "cc" else ",".join(value) if name == "without" else value
+                text = (
+                    ".".join(map(str, value))
+                    if name == "cc"
+                    else ",".join(value)
+                    if name == "without"
+                    else value
+                )
                 arguments += [f"--{name}"] if value is True else [f"--{name}", str(text)]
         shown = None if order == options.THREAD_ORDERS[0] else subprocess.DEVNULL
-        done = subprocess.run([sys.executable, "-m", PACKAGE, *arguments, *["-m"] * is_module, *program], stdout=shown)
+        done = subprocess.run(
+            [sys.executable, "-m", PACKAGE, *arguments, *["-m"] * is_module, *program], stdout=shown
+        )
         if not os.path.exists(into):  # the program has ended its process
             return done.returncode or 1, 0, [], []
         with open(into, "rb") as file:
@@ -129,7 +153,9 @@ def report(found, chosen):
     advice = len(findings) - len(errors) + len(costs)
     advised = f", {count(advice, 'hint')}" if advice else ""
     orders = f", in {len(found)} thread orders" if len(found) > 1 else ""
-    print(f"\n{count(len(errors), 'finding')}{advised} in {count(launches, 'launch', 'launches')}{orders}.")
+    print(
+        f"\n{count(len(errors), 'finding')}{advised} in {count(launches, 'launch', 'launches')}{orders}."
+    )
     status = next((status for status, *_ in found.values() if status), 0)
     return status or int(bool(errors))
 

@@ -1,8 +1,10 @@
-"""Each access of a kernel: where it goes, whether it may, and whether it races with those of other threads (races.py).
+"""Each access of a kernel: where it goes, whether it may, and whether it races with those of other
+threads (races.py).
 
-Single elements come through `load` and `store`, which are written for speed; ranges of bytes, of vector instructions
-and copies, through `check_read` and `before_write`.
+Single elements come through `load` and `store`, which are written for speed; ranges of bytes, of
+vector instructions and copies, through `check_read` and `before_write`.
 """
+
 import math
 
 import numpy as np
@@ -19,23 +21,43 @@ class Access(Races):
     def __init__(self, machine):
         self.machine = machine
         checks = machine.checks
-        self.bounds, self.initialised, self.races = ("bounds" in checks, "uninitialised" in checks, "race" in checks)
-        self.negative, self.equal, self.unchanged = ("negative" in checks, "equal" in checks, "unchanged" in checks)
+        self.bounds, self.initialised, self.races = (
+            "bounds" in checks,
+            "uninitialised" in checks,
+            "race" in checks,
+        )
+        self.negative, self.equal, self.unchanged = (
+            "negative" in checks,
+            "equal" in checks,
+            "unchanged" in checks,
+        )
         self.load, self.store = self._make_load(), self._make_store()
         self.load2 = self._make_load2()
 
-    # where ------------------------------------------------------------------------------------------------------------
+    # where ----------------------------------------------------------------------------------------
 
     def locate(self, a, index, site, doing):
-        """Byte offset of an element; None after a fault; a `CheckedArray` where the index names part of the array."""
+        """Byte offset of an element; None after a fault; a `CheckedArray` where the index names
+        part of the array."""
         if index.__class__ is str:
             return a.field(index)
         index = index if index.__class__ is tuple else (index,)
-        if len(index) < a.ndim or any(i is None or i is Ellipsis or i.__class__ is slice for i in index):
+        if len(index) < a.ndim or any(
+            i is None or i is Ellipsis or i.__class__ is slice for i in index
+        ):
             for i in index:
-                if isinstance(i, int) and i < 0 and self.negative and site not in self.machine.negative_sites:
-                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} "
-                                                  "is negative (Numba would count it from the end)", site)
+                if (
+                    isinstance(i, int)
+                    and i < 0
+                    and self.negative
+                    and site not in self.machine.negative_sites
+                ):
+                    self.machine.report(
+                        "bounds",
+                        f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} "
+                        "is negative (Numba would count it from the end)",
+                        site,
+                    )
                     return None
             try:
                 return a.part(index)
@@ -58,22 +80,39 @@ class Access(Races):
                     if -n <= i < 0 and self.negative:
                         why = "negative (Numba would count it from the end)"
                     else:
-                        why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 or not n else \
-                            f"outside of 0 … {n - 1}"
+                        why = (
+                            f"outside of axis {axis}, whose length is {n}"
+                            if a.ndim > 1 or not n
+                            else f"outside of 0 … {n - 1}"
+                        )
                         if not n and a.memory is getattr(self.machine.block, "dynamic", None):
                             why += " (it has what the launch gives as dynamic shared memory)"
                     where = ", ".join(str(int(k)) for k in index)
-                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{where}]: "
-                                                  f"index {int(i)} is {why}", site)
+                    self.machine.report(
+                        "bounds",
+                        f"{doing} {a.name or a.memory.space + ' array'}[{where}]: "
+                        f"index {int(i)} is {why}",
+                        site,
+                    )
                     return None
             offset += i * a.strides[axis]
         return Record(a, offset) if a.dtype.names else offset
 
-    # element by element -----------------------------------------------------------------------------------------------
+    # element by element ---------------------------------------------------------------------------
 
     def _make_load(self):
-        machine, locate, races, initialised = self.machine, self.locate, self.races, self.initialised
-        noted, Checked, race, unwritten = machine.noted_access, CheckedArray, self._read_race, self._unwritten
+        machine, locate, races, initialised = (
+            self.machine,
+            self.locate,
+            self.races,
+            self.initialised,
+        )
+        noted, Checked, race, unwritten = (
+            machine.noted_access,
+            CheckedArray,
+            self._read_race,
+            self._unwritten,
+        )
         note, earlier = self._note_read, self._earlier
 
         def load(a, index, site):
@@ -84,7 +123,8 @@ class Access(Races):
                 if len(index) == 2:
                     i, j = index
                     try:
-                        if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
+                        # arrays of one dimension have no columns
+                        if 0 <= j < a.columns and 0 <= i < a.rows:
                             offset = a.offset + i * a.row + j * a.column
                     except TypeError:  # a slice: `locate` gives that part of the array
                         pass
@@ -116,7 +156,9 @@ class Access(Races):
                     elif log[-2] is not stamp:
                         log += stamp, site
             elif memory.grain:
-                self.check_read(memory, offset, a.itemsize, site, min(memory.grain, a.itemsize), a.itemsize)
+                self.check_read(
+                    memory, offset, a.itemsize, site, min(memory.grain, a.itemsize), a.itemsize
+                )
                 value = a.flat[offset >> a.shift]
                 return value if a.kind is None else a.kind(value)
             elif initialised and memory.valid is not None and not memory.valid[offset]:
@@ -131,8 +173,8 @@ class Access(Races):
         return load
 
     def _make_load2(self):
-        """`load` of two indices. Most reads are of shared tiles that threads only read since the last barrier: then
-        only the list of reads gets longer."""
+        """`load` of two indices. Most reads are of shared tiles that threads only read since the
+        last barrier: then only the list of reads gets longer."""
         machine, load, Checked, calm = self.machine, self.load, CheckedArray, self._calm
         quick = self.races and machine.noted_access is None
 
@@ -141,7 +183,8 @@ class Access(Races):
                 memory, token = a.memory, machine.token
                 if memory.calm is token and a.calm is token or calm(a, memory, token):
                     try:
-                        if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
+                        # arrays of one dimension have no columns
+                        if 0 <= j < a.columns and 0 <= i < a.rows:
                             offset = a.offset + i * a.row + j * a.column
                             memory.reads.append((offset, 1, 1, machine.thread.stamp, site, token))
                             value = a.flat[offset >> a.shift]
@@ -154,16 +197,27 @@ class Access(Races):
 
     @staticmethod
     def _calm(a, memory, token):
-        """Whether all of an array has been written, and nothing in its memory since the block's barrier, and no copy is
-        in flight there; whatever changes that sets the memory's `calm` to None."""
-        if memory.reads_of is not token or memory.written_in is token or memory.met or not memory.plain or memory.busy:
+        """Whether all of an array has been written, and nothing in its memory since the block's
+        barrier, and no copy is in flight there; whatever changes that sets the memory's `calm` to
+        None."""
+        if (
+            memory.reads_of is not token
+            or memory.written_in is token
+            or memory.met
+            or not memory.plain
+            or memory.busy
+        ):
             return False
         if a.calm is not token:
             if a.tried is token or min(a.strides, default=0) < 0:
                 return False
             a.tried = token  # once, as it takes long
-            end = a.offset + a.itemsize + sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
-            if memory.valid is not None and 0 in memory.valid[a.offset:end]:
+            end = (
+                a.offset
+                + a.itemsize
+                + sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
+            )
+            if memory.valid is not None and 0 in memory.valid[a.offset : end]:
                 return False
             a.calm = token
         memory.calm = token
@@ -197,7 +251,12 @@ class Access(Races):
                     return
                 if offset.__class__ is not int:  # a slice: element by element
                     for at in np.ndindex(offset.shape):
-                        store(offset, at, value[at] if hasattr(value, "shape") and value.shape else value, site)
+                        store(
+                            offset,
+                            at,
+                            value[at] if hasattr(value, "shape") and value.shape else value,
+                            site,
+                        )
                     return
             memory, size = a.memory, a.itemsize
             if memory.space is CONSTANT:
@@ -214,7 +273,7 @@ class Access(Races):
                     check_write(memory, at, grain, site, same=same)
             valid = memory.valid
             if valid is not None and not (valid[offset] and valid[offset + size - 1]):
-                valid[offset:offset + size] = _ONES[size]
+                valid[offset : offset + size] = _ONES[size]
             if memory.busy:
                 machine.asynchronous.touched(memory, offset, size, site, True)
             if noted is not None:
@@ -223,10 +282,11 @@ class Access(Races):
 
         return store
 
-    # ranges of bytes, for vector instructions and copies --------------------------------------------------------------
+    # ranges of bytes, for vector instructions and copies ------------------------------------------
 
     def range_of(self, a, index, count, site, doing, align=None):
-        """(memory, offset, bytes) of `count` elements from `index` of a contiguous array; None after a fault."""
+        """(memory, offset, bytes) of `count` elements from `index` of a contiguous array; None
+        after a fault."""
         if a.__class__ is IntegerArray:
             a = a.data
         if a.__class__ is np.ndarray:  # nothing is checked
@@ -240,26 +300,31 @@ class Access(Races):
         offset, size = a.offset + index * a.itemsize, count * a.itemsize
         align = align or size
         if (a.memory.address + offset) % align:
-            self.machine.report("alignment", f"{doing} {size} bytes of {a.name} from element {index}, whose address is "
-                                             f"not a multiple of {align}", site)
+            self.machine.report(
+                "alignment",
+                f"{doing} {size} bytes of {a.name} from element {index}, whose address is "
+                f"not a multiple of {align}",
+                site,
+            )
         return a.memory, offset, size
 
     def load_vector(self, a, index, count):
-        """A tuple of `count` neighbours, moved by one instruction; the address must be a multiple of its size."""
+        """A tuple of `count` neighbours, moved by one instruction; the address must be a multiple
+        of its size."""
         if a.__class__ is not CheckedArray:
-            return tuple(a.reshape(-1)[index:index + count])
+            return tuple(a.reshape(-1)[index : index + count])
         site = self.machine.site_here()
         where = self.range_of(a, index, count, site, "reads")
         if where is None:
             return (self.outside(a),) * count
         memory, offset, size = where
         self.check_read(memory, offset, size, site, a.itemsize)
-        return tuple(a.flat[offset >> a.shift:(offset + size) >> a.shift])
+        return tuple(a.flat[offset >> a.shift : (offset + size) >> a.shift])
 
     def store_vector(self, a, index, values):
         """Write neighbours with one instruction; the address must be a multiple of its size."""
         if a.__class__ is not CheckedArray:
-            a.reshape(-1)[index:index + len(values)] = values
+            a.reshape(-1)[index : index + len(values)] = values
             return
         site = self.machine.site_here()
         where = self.range_of(a, index, len(values), site, "writes")
@@ -267,17 +332,17 @@ class Access(Races):
             memory, offset, size = where
             data = np.array(values, a.dtype)
             self.before_write(memory, offset, size, site, a.itemsize)
-            a.flat[offset >> a.shift:(offset + size) >> a.shift] = data
+            a.flat[offset >> a.shift : (offset + size) >> a.shift] = data
 
     def read_bytes(self, memory, offset, size, site, step=4):
         """The bytes, after the checks of a load by the current thread of elements of `step` bytes."""
         self.check_read(memory, offset, size, site, step)
-        return memory.bytes[offset:offset + size]
+        return memory.bytes[offset : offset + size]
 
     def check_read(self, memory, offset, size, site, step=4, counted=None):
         """The checks of `read_bytes`. counted: the size of an element as counts have it"""
         machine, valid = self.machine, memory.valid
-        unwritten = self.initialised and valid is not None and 0 in valid[offset:offset + size]
+        unwritten = self.initialised and valid is not None and 0 in valid[offset : offset + size]
         if self.races and memory.shadowed:
             stamp, token, met = machine.thread.stamp, machine.token, memory.met
             if unwritten or (memory.writer if met else memory.written_in is token):
@@ -288,8 +353,14 @@ class Access(Races):
                         if unwritten and not valid[at]:
                             self._uninitialised(memory, at, site)
                             break
-                    elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
-                        self.race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
+                    elif (
+                        writer[0] is not stamp
+                        and (writer[2] is token or met)
+                        and not self._ordered(writer[0])
+                    ):
+                        self.race(
+                            memory, at, writer[0], writer[1], site, "reads", "written", writer[3]
+                        )
                         break
             if memory.reads_of is token:
                 memory.reads.append((offset, size, step, stamp, site, token))
@@ -313,9 +384,10 @@ class Access(Races):
             machine.noted_access(memory, offset, size, site, False, counted or step)
 
     def write_bytes(self, memory, offset, data, site, step=4):
-        """Write uint8 data, with the checks of a store by the current thread of elements of `step` bytes."""
+        """Write uint8 data, with the checks of a store by the current thread of elements of `step`
+        bytes."""
         self.before_write(memory, offset, len(data), site, step)
-        memory.bytes[offset:offset + len(data)] = data
+        memory.bytes[offset : offset + len(data)] = data
 
     def before_write(self, memory, offset, size, site, step=4):
         """The checks of `write_bytes`."""
@@ -323,26 +395,32 @@ class Access(Races):
             self.check_writes(memory, offset, size, site, step)
         self.machine.stores += 1
         if memory.valid is not None:
-            memory.valid[offset:offset + size] = b"\1" * size
+            memory.valid[offset : offset + size] = b"\1" * size
         if memory.busy:
             self.machine.asynchronous.touched(memory, offset, size, site, True)
         if self.machine.noted_access is not None:
             self.machine.noted_access(memory, offset, size, site, True, step)
 
-    # faults -----------------------------------------------------------------------------------------------------------
+    # faults ---------------------------------------------------------------------------------------
 
     def say(self, memory, offset):
         """A byte of a memory in words."""
-        return self.machine.element_name(memory, offset) or f"{memory.space} address {memory.address + offset:#x}"
+        return (
+            self.machine.element_name(memory, offset)
+            or f"{memory.space} address {memory.address + offset:#x}"
+        )
 
     def _uninitialised(self, memory, offset, site):
-        self.machine.report("uninitialised", f"reads {memory.space} memory that was never written: "
-                                             f"{self.say(memory, offset)}", site)
+        self.machine.report(
+            "uninitialised",
+            f"reads {memory.space} memory that was never written: {self.say(memory, offset)}",
+            site,
+        )
 
     def outside(self, a, index=None):
-        """The result of a read outside of an array after its fault: an element, or, where the index names a part, an
-        array of them that is not checked again. Floats are NaN; integers are 0, which leads to no further fault as an
-        index.
+        """The result of a read outside of an array after its fault: an element, or, where the index
+        names a part, an array of them that is not checked again. Floats are NaN; integers are 0,
+        which leads to no further fault as an index.
         """
         shape = () if index is None else a.part(index, inside=False).shape
         memory = Memory(a.memory.space, math.prod(shape) * a.itemsize, a.name, valid=True)
@@ -356,8 +434,11 @@ class Access(Races):
     def _unwritten(self, a, index, site):
         index = index if isinstance(index, tuple) else (index,)
         where = ", ".join(str(int(i)) for i in index)
-        self.machine.report("uninitialised", f"reads {a.memory.space} {a.name or 'array'}[{where}], which was never "
-                                             "written", site)
+        self.machine.report(
+            "uninitialised",
+            f"reads {a.memory.space} {a.name or 'array'}[{where}], which was never written",
+            site,
+        )
 
 
 _INDEX = frozenset((int, Literal, *(t.kind for t in INTEGER_TYPES.values())))

@@ -1,4 +1,5 @@
 """A launch's arguments: what the host gives a kernel, as the kernel holds it."""
+
 import enum
 import inspect
 
@@ -18,20 +19,30 @@ class Arguments:
     """The part of an `Emulator` that takes what a kernel is launched with."""
 
     def _refuse_arguments(self, kernel, python, given):
-        """Raise where a kernel cannot be called so: a device function, too few arguments or too many."""
+        """Raise where a kernel cannot be called so: a device function, too few arguments or too
+        many."""
         if getattr(kernel, "targetoptions", {}).get("device"):
-            raise LaunchRefused(f"{self.kernel} is a device function: launch a kernel that calls it.")
+            raise LaunchRefused(
+                f"{self.kernel} is a device function: launch a kernel that calls it."
+            )
         code, optional = python.__code__, len(python.__defaults__ or ())
-        names = code.co_varnames[:code.co_argcount]
-        if not (len(names) - optional <= len(given) and (len(given) <= len(names) or code.co_flags & VARARGS)):
-            raise LaunchRefused(f"{self.kernel} takes {len(names)} argument{'s' * (len(names) != 1)} "
-                                f"({', '.join(names)}), {len(given)} were given.")
+        names = code.co_varnames[: code.co_argcount]
+        if not (
+            len(names) - optional <= len(given)
+            and (len(given) <= len(names) or code.co_flags & VARARGS)
+        ):
+            raise LaunchRefused(
+                f"{self.kernel} takes {len(names)} argument{'s' * (len(names) != 1)} "
+                f"({', '.join(names)}), {len(given)} were given."
+            )
 
     def argument(self, value, name, back):
-        """A launch argument as the kernel holds it; arrays that cannot be used in place are noted in `back`."""
+        """A launch argument as the kernel holds it; arrays that cannot be used in place are noted
+        in `back`."""
         if is_hint(value):
             value = self._hinted(type(value).__name__, value.value, back)
-        if type(value) is np.void and value.dtype.names:  # a record; what a kernel writes into it comes back
+        # a record; what a kernel writes into it comes back
+        if type(value) is np.void and value.dtype.names:
             data = np.array(value)
             back.append((_Fields(value), data))
             array = self.argument(data, name, back)
@@ -39,8 +50,10 @@ class Arguments:
         value = on_device(value)
         refused = None if hasattr(value, "emulated_memory") else why_refused(value)
         if refused:
-            raise LaunchRefused(f"{self.kernel}: argument {name} is {refused}; give it NumPy arrays, numbers, or "
-                                "tuples of them.")
+            raise LaunchRefused(
+                f"{self.kernel}: argument {name} is {refused}; give it NumPy arrays, numbers, or "
+                "tuples of them."
+            )
         strides = None
         if hasattr(value, "emulated_memory"):
             memory, offset, shape, dtype, *strides = value.emulated_memory()
@@ -52,10 +65,13 @@ class Arguments:
             shape, dtype = value.shape, value.dtype
         elif isinstance(value, tuple):
             names = getattr(value, "_fields", [name] * len(value))
-            return getattr(type(value), "_make", tuple)([self.argument(v, n, back)
-                                                         for v, n in zip(value, names, strict=True)])
+            return getattr(type(value), "_make", tuple)(
+                [self.argument(v, n, back) for v, n in zip(value, names, strict=True)]
+            )
         elif hasattr(value, "copy_to_host"):
-            raise Unsupported(f"argument {name} is on a real GPU; give the emulator NumPy arrays or its own.")
+            raise Unsupported(
+                f"argument {name} is on a real GPU; give the emulator NumPy arrays or its own."
+            )
         else:
             return values.scalar(value)
         if not self.checked:
@@ -68,7 +84,8 @@ class Arguments:
 
     @staticmethod
     def _hinted(hint, array, back):
-        """The kernel's argument for `cuda.In(array)`: a copy; of `cuda.Out(array)`: uninitialised memory."""
+        """The kernel's argument for `cuda.In(array)`: a copy; of `cuda.Out(array)`: uninitialised
+        memory."""
         if not isinstance(array, np.ndarray) or hint == "InOut":
             return array
         if hint == "In":
@@ -78,20 +95,36 @@ class Arguments:
         return made
 
     def _host_memory(self, array, name, back):
-        """(memory, offset, strides) of a NumPy array; two that share their bytes share a memory too."""
+        """(memory, offset, strides) of a NumPy array; two that share their bytes share a memory
+        too."""
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         whole = owner if owner.flags.c_contiguous else owner.T
         offset = array.ctypes.data - owner.ctypes.data
-        if not whole.flags.c_contiguous or any(n % array.itemsize for n in (offset, *array.strides)):
+        if not whole.flags.c_contiguous or any(
+            n % array.itemsize for n in (offset, *array.strides)
+        ):
             data = np.ascontiguousarray(array).reshape(array.shape)
             back.append((array, data))
-            return Memory(GLOBAL, data.nbytes, name, data.ctypes.data, data.reshape(-1).view(np.uint8), True), 0, None
+            return (
+                Memory(
+                    GLOBAL,
+                    data.nbytes,
+                    name,
+                    data.ctypes.data,
+                    data.reshape(-1).view(np.uint8),
+                    True,
+                ),
+                0,
+                None,
+            )
         memory = self._hosts.get(id(owner))
         if memory is None:
             data = whole.reshape(-1).view(np.uint8)
-            memory = self._hosts[id(owner)] = Memory(GLOBAL, data.nbytes, name, owner.ctypes.data, data, valid=True)
+            memory = self._hosts[id(owner)] = Memory(
+                GLOBAL, data.nbytes, name, owner.ctypes.data, data, valid=True
+            )
         return memory, offset, array.strides
 
 
@@ -112,10 +145,17 @@ def why_refused(value):
         what = "an array" if isinstance(value, np.ndarray) else "a value"
         if value.dtype.kind in "OSU":
             return f"{what} of type {value.dtype}"
-        return None if value.dtype.isnative else f"{what} of type {value.dtype}, whose bytes are in another order"
+        return (
+            None
+            if value.dtype.isnative
+            else f"{what} of type {value.dtype}, whose bytes are in another order"
+        )
     if isinstance(value, int) and not -values.HALF64 <= value <= values.BITS64:
         return "an integer of more than 64 bits"
-    if value is None or isinstance(value, (int, float, complex, tuple, enum.Enum)) or any(
-            hasattr(value, name) for name in ("copy_to_host", "__cuda_array_interface__")):
+    if (
+        value is None
+        or isinstance(value, (int, float, complex, tuple, enum.Enum))
+        or any(hasattr(value, name) for name in ("copy_to_host", "__cuda_array_interface__"))
+    ):
         return None
     return f"of type {type(value).__name__}"

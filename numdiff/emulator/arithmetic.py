@@ -1,8 +1,9 @@
 """Numba's operators on a CPU: which type an operation gives, how it rounds, where it wraps.
 
-The rules of promotion are Numba's, not NumPy's nor C's. int32 + int32 is int64, uint32 · uint32 is uint64, and float32
-· int32 is float64, which is how float64 enters a kernel unnoticed. `tests/emulator/test_operators.py` holds each
-operator on each pair of types against what Numba compiles. Where CUDA differs from a CPU, it is CUDA's result:
+The rules of promotion are Numba's, not NumPy's nor C's. int32 + int32 is int64, uint32 · uint32 is
+uint64, and float32 · int32 is float64, which is how float64 enters a kernel unnoticed.
+`tests/emulator/test_operators.py` holds each operator on each pair of types against what Numba
+compiles. Where CUDA differs from a CPU, it is CUDA's result:
 
     x // 0, x % 0 of integers     0; so are both for the least int64 and -1
     a << n, a >> n                the lowest 32 bits of n count, unsigned; more than 63 shift everything out
@@ -11,8 +12,10 @@ operator on each pair of types against what Numba compiles. Where CUDA differs f
     int64 < uint64                compared as float64; so is any signed integer with a uint64, and an integer of 64 bits
                                   with a float
 
-A sum, difference or product of signed integers that leaves 64 bits wraps around here; LLVM leaves it undefined.
+A sum, difference or product of signed integers that leaves 64 bits wraps around here; LLVM leaves
+it undefined.
 """
+
 import operator
 
 import numpy as np
@@ -42,20 +45,55 @@ from .values import (
     float64,
 )
 
-# letters for the classes of numbers; arithmetic takes a bfloat16 for the float32 that it is, and its type has no other
-LETTER = {bool: "b", boolean: "b", Int8: "s", Int16: "m", Int32: "i", int: "l", Literal: "l", UInt8: "t", UInt16: "v",
-          UInt32: "w", UInt64: "u", float16: "h", bfloat16: "f", float32: "f", float64: "d", float: "d",
-          complex64: "c", complex128: "z", complex: "z"}
+# letters for the classes of numbers; arithmetic takes a bfloat16 for the float32 that it is, and
+# its type has no other
+LETTER = {
+    bool: "b",
+    boolean: "b",
+    Int8: "s",
+    Int16: "m",
+    Int32: "i",
+    int: "l",
+    Literal: "l",
+    UInt8: "t",
+    UInt16: "v",
+    UInt32: "w",
+    UInt64: "u",
+    float16: "h",
+    bfloat16: "f",
+    float32: "f",
+    float64: "d",
+    float: "d",
+    complex64: "c",
+    complex128: "z",
+    complex: "z",
+}
 LETTERS = "bsmiltvwuhfdcz"
 INTEGERS, FLOATS = "bsmiltvwu", "hfd"
-CLASS = {"b": bool, "s": Int8, "m": Int16, "i": Int32, "l": int, "t": UInt8, "v": UInt16, "w": UInt32, "u": UInt64,
-         "h": float16, "f": float32, "d": float64, "c": complex64, "z": complex128}
+CLASS = {
+    "b": bool,
+    "s": Int8,
+    "m": Int16,
+    "i": Int32,
+    "l": int,
+    "t": UInt8,
+    "v": UInt16,
+    "w": UInt32,
+    "u": UInt64,
+    "h": float16,
+    "f": float32,
+    "d": float64,
+    "c": complex64,
+    "z": complex128,
+}
 FLOAT_OF = {"h": float16, "f": float32, "d": float64}
 _BITS = {"b": 1, "s": 8, "m": 16, "i": 32, "l": 64, "t": 8, "v": 16, "w": 32, "u": 64}
-_EXACT = {"h": "bs", "f": "bsmth", "d": "bsmiltvwuhf"}  # what Numba makes a float of with a partner of that type
+# what Numba makes a float of with a partner of that type
+_EXACT = {"h": "bs", "f": "bsmth", "d": "bsmiltvwuhf"}
 
 
-# Types of results ----------------------------------------------------------------------------------------------------
+# Types of results ---------------------------------------------------------------------------------
+
 
 def _promote(a, b):
     """Letter of the type in which an arithmetic operation on types a and b is done."""
@@ -114,7 +152,9 @@ def _table(rule):
     return {(a, b): rule(a, b) for a in LETTERS for b in LETTERS}
 
 
-PROMOTED, UNIFIED, POWERS, REAL, QUOTIENTS = map(_table, (_promote, _unify, _power, _real, _quotient))
+PROMOTED, UNIFIED, POWERS, REAL, QUOTIENTS = map(
+    _table, (_promote, _unify, _power, _real, _quotient)
+)
 
 
 def wrap64(value):
@@ -142,7 +182,8 @@ def unified(value, other):
     return value if kind == mine else convert(value, kind)
 
 
-# + - * / -------------------------------------------------------------------------------------------------------------
+# + - * / ------------------------------------------------------------------------------------------
+
 
 def _mixed(function, a, b):
     """`function(a, b)` in the type that Numba gives the pair."""
@@ -222,7 +263,8 @@ def _of_parts(real, imag, to):
     return made[()]
 
 
-# // % divmod ---------------------------------------------------------------------------------------------------------
+# // % divmod --------------------------------------------------------------------------------------
+
 
 def floordiv(a, b):
     c, d = a.__class__, b.__class__
@@ -284,7 +326,7 @@ def _divided_floats(x, y):
     return quotient * quotient * x / y, rest
 
 
-# ** ------------------------------------------------------------------------------------------------------------------
+# ** -----------------------------------------------------------------------------------------------
 
 FAR = 0x10000  # an exponent beyond which Numba calls math.pow
 
@@ -347,7 +389,8 @@ def _complex_power(a, b):
     return to(_of_parts(part(length), part(0), to) * _of_parts(np.cos(phase), np.sin(phase), to))
 
 
-# bits ----------------------------------------------------------------------------------------------------------------
+# bits ---------------------------------------------------------------------------------------------
+
 
 def _bitwise(function):
     def operation(a, b):
@@ -363,6 +406,7 @@ def _bitwise(function):
         if c in UNSIGNED or d in UNSIGNED:
             return wrap64(function(int(a) & BITS64, int(b) & BITS64))
         return function(a, b)
+
     return operation
 
 
@@ -384,7 +428,8 @@ def rshift(a, b):
     return UInt64(int(a) >> by) if a.__class__ in UNSIGNED else wrap64(int(a)) >> by
 
 
-# one operand ---------------------------------------------------------------------------------------------------------
+# one operand --------------------------------------------------------------------------------------
+
 
 def negative(a):
     """The sign of an integer changes in its own width, before it becomes one of 64 bits."""
@@ -412,7 +457,8 @@ def invert(a):
     return not a if c is bool or c is boolean else ~int(a)
 
 
-# comparisons ---------------------------------------------------------------------------------------------------------
+# comparisons --------------------------------------------------------------------------------------
+
 
 def _comparison(function):
     def compare(a, b):
@@ -424,11 +470,32 @@ def _comparison(function):
             return function(a, b)
         to = CLASS[kind]
         return function(to(a), to(b))
+
     return compare
 
 
-OPERATIONS = {"Add": add, "Sub": sub, "Mult": mul, "Div": truediv, "FloorDiv": floordiv, "Mod": mod, "Pow": power,
-              "BitAnd": bitand, "BitOr": bitor, "BitXor": bitxor, "LShift": lshift, "RShift": rshift,
-              "USub": negative, "UAdd": positive, "Invert": invert}
-COMPARISONS = {"Eq": _comparison(operator.eq), "NotEq": _comparison(operator.ne), "Lt": _comparison(operator.lt),
-               "LtE": _comparison(operator.le), "Gt": _comparison(operator.gt), "GtE": _comparison(operator.ge)}
+OPERATIONS = {
+    "Add": add,
+    "Sub": sub,
+    "Mult": mul,
+    "Div": truediv,
+    "FloorDiv": floordiv,
+    "Mod": mod,
+    "Pow": power,
+    "BitAnd": bitand,
+    "BitOr": bitor,
+    "BitXor": bitxor,
+    "LShift": lshift,
+    "RShift": rshift,
+    "USub": negative,
+    "UAdd": positive,
+    "Invert": invert,
+}
+COMPARISONS = {
+    "Eq": _comparison(operator.eq),
+    "NotEq": _comparison(operator.ne),
+    "Lt": _comparison(operator.lt),
+    "LtE": _comparison(operator.le),
+    "Gt": _comparison(operator.gt),
+    "GtE": _comparison(operator.ge),
+}

@@ -1,8 +1,10 @@
 """The arrays that a kernel sees over a memory.
 
-Where accesses are checked, by access.py, it is a `CheckedArray`. Where they are not, it is a plain NumPy view, or an
-`IntegerArray` of integers, whose elements must be Numba's, or a `RecordArray` of a structured type.
+Where accesses are checked, by access.py, it is a `CheckedArray`. Where they are not, it is a plain
+NumPy view, or an `IntegerArray` of integers, whose elements must be Numba's, or a `RecordArray` of
+a structured type.
 """
+
 import functools
 import math
 
@@ -15,17 +17,47 @@ from .values import INTEGER_TYPES, dtype_of, scalar
 class CheckedArray:
     """An array whose elements are read and written through the emulator's checks."""
 
-    __slots__ = ("memory", "offset", "shape", "strides", "dtype", "itemsize", "shift", "ndim", "flat", "kind", "cast",
-                 "exact", "name", "machine", "size", "rows", "columns", "row", "column", "calm", "tried")
+    __slots__ = (
+        "memory",
+        "offset",
+        "shape",
+        "strides",
+        "dtype",
+        "itemsize",
+        "shift",
+        "ndim",
+        "flat",
+        "kind",
+        "cast",
+        "exact",
+        "name",
+        "machine",
+        "size",
+        "rows",
+        "columns",
+        "row",
+        "column",
+        "calm",
+        "tried",
+    )
 
     def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
-        self.machine, self.memory, self.offset, self.shape, self.dtype = machine, memory, offset, shape, dtype
+        self.machine, self.memory, self.offset, self.shape, self.dtype = (
+            machine,
+            memory,
+            offset,
+            shape,
+            dtype,
+        )
         self.itemsize = itemsize = dtype.itemsize
         self.calm = self.tried = None  # see `Access._calm`
         self.ndim, self.size = len(shape), math.prod(shape)
-        self.strides = strides or ((itemsize,) if len(shape) == 1 else contiguous_strides(shape, itemsize))
+        self.strides = strides or (
+            (itemsize,) if len(shape) == 1 else contiguous_strides(shape, itemsize)
+        )
         self.shift = itemsize.bit_length() - 1  # sizes are powers of two
-        self.rows, self.columns, self.row, self.column = 0, 0, 0, 0  # lengths and strides of one or two dimensions
+        # lengths and strides of one or two dimensions
+        self.rows, self.columns, self.row, self.column = 0, 0, 0, 0
         self.kind, self.cast, self.exact = _element(dtype)
         if dtype.names:
             pass  # records take the long way, through `locate`
@@ -46,14 +78,28 @@ class CheckedArray:
             half = self.itemsize // 2
             self.memory.seen_as(self.itemsize)
             self.memory.seen_as(half)
-            return array_of(self, self.offset + half * (name == "imag"), self.shape, np.dtype(f"f{half}"), self.strides)
+            return array_of(
+                self,
+                self.offset + half * (name == "imag"),
+                self.shape,
+                np.dtype(f"f{half}"),
+                self.strides,
+            )
         if name not in (self.dtype.fields or ()):
-            raise AttributeError(f"{self.name} has no field {name}: its fields are "
-                                 f"{', '.join(self.dtype.names or ())}")
+            raise AttributeError(
+                f"{self.name} has no field {name}: its fields are "
+                f"{', '.join(self.dtype.names or ())}"
+            )
         dtype, offset, *_ = self.dtype.fields[name]
         base, shape = dtype.subdtype or (dtype, ())
-        return array_of(self, self.offset + offset, (*self.shape, *shape), base,
-                        (*self.strides, *contiguous_strides(shape, base.itemsize)), f"{self.name}.{name}")
+        return array_of(
+            self,
+            self.offset + offset,
+            (*self.shape, *shape),
+            base,
+            (*self.strides, *contiguous_strides(shape, base.itemsize)),
+            f"{self.name}.{name}",
+        )
 
     @property
     def real(self):
@@ -80,9 +126,18 @@ class CheckedArray:
         return array_of(self, self.offset, self.shape[::-1], self.dtype, self.strides[::-1])
 
     def transpose(self, *axes):
-        axes = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple) else axes or range(self.ndim)[::-1]
-        return array_of(self, self.offset, tuple(self.shape[k] for k in axes), self.dtype,
-                        tuple(self.strides[k] for k in axes))
+        axes = (
+            axes[0]
+            if len(axes) == 1 and isinstance(axes[0], tuple)
+            else axes or range(self.ndim)[::-1]
+        )
+        return array_of(
+            self,
+            self.offset,
+            tuple(self.shape[k] for k in axes),
+            self.dtype,
+            tuple(self.strides[k] for k in axes),
+        )
 
     def copy(self):
         """A copy in memory that the thread allocates."""
@@ -112,13 +167,13 @@ class CheckedArray:
             self[index] = value
 
     def part(self, index, inside=True):
-        """The view that a partial index, or one with slices, names; an IndexError if it is outside of the array,
-        unless `inside` says that only the view's shape matters."""
+        """The view that a partial index, or one with slices, names; an IndexError if it is outside
+        of the array, unless `inside` says that only the view's shape matters."""
         index = index if isinstance(index, tuple) else (index,)
         index = tuple(slice(0, 0, 1) if i is None else i for i in index)
         if Ellipsis in index:
             at = index.index(Ellipsis)
-            index = index[:at] + (slice(None),) * (self.ndim - len(index) + 1) + index[at + 1:]
+            index = index[:at] + (slice(None),) * (self.ndim - len(index) + 1) + index[at + 1 :]
         offset, shape, strides = self.offset, [], []
         for axis, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
             i = index[axis] if axis < len(index) else slice(None)
@@ -139,7 +194,8 @@ class CheckedArray:
 
 
 class RecordsArray(CheckedArray):
-    """One of records. Its class has a `__getattr__`, which makes Python look up every attribute more slowly."""
+    """One of records. Its class has a `__getattr__`, which makes Python look up every attribute
+    more slowly."""
 
     __slots__ = ()
 
@@ -162,7 +218,8 @@ class RecordsArray(CheckedArray):
 
 
 class PackedArray(CheckedArray):
-    """One whose elements are not where their size would have them: a field of records without padding."""
+    """One whose elements are not where their size would have them: a field of records without
+    padding."""
 
     __slots__ = ()
 
@@ -171,7 +228,11 @@ class PackedArray(CheckedArray):
         offset = access.locate(self, index, site, "reads")
         if offset.__class__ is not int:
             return access.outside(self, index) if offset is None else offset
-        value = access.read_bytes(self.memory, offset, self.itemsize, site, self.itemsize).copy().view(self.dtype)[0]
+        value = (
+            access.read_bytes(self.memory, offset, self.itemsize, site, self.itemsize)
+            .copy()
+            .view(self.dtype)[0]
+        )
         return value if self.kind is None else self.kind(value)
 
     def __setitem__(self, index, value):
@@ -196,7 +257,9 @@ def array_of(array, offset, shape, dtype, strides=None, name=""):
 
 def checked_array(machine, memory, offset, shape, dtype, strides=None, name=""):
     """The array that a kernel sees over a memory of its own, where accesses are checked."""
-    return (RecordsArray if dtype.names else CheckedArray)(machine, memory, offset, shape, dtype, strides, name)
+    return (RecordsArray if dtype.names else CheckedArray)(
+        machine, memory, offset, shape, dtype, strides, name
+    )
 
 
 class Record:
@@ -236,7 +299,8 @@ def plain_array(data):
 
 
 class IntegerArray:
-    """An array of integers in a kernel that is not checked: elements come as Numba's integers and wrap when stored."""
+    """An array of integers in a kernel that is not checked: elements come as Numba's integers and
+    wrap when stored."""
 
     __slots__ = ("data", "kind", "cast")
 
@@ -277,7 +341,11 @@ class RecordArray:
         return len(self.data)
 
     def __getattr__(self, name):
-        return plain_array(self.data[name]) if name in self.data.dtype.fields else getattr(self.data, name)
+        return (
+            plain_array(self.data[name])
+            if name in self.data.dtype.fields
+            else getattr(self.data, name)
+        )
 
 
 class PlainRecord:
@@ -297,7 +365,9 @@ class PlainRecord:
         if name.__class__ is not str:
             name = self._data.dtype.names[name]
         if name not in self._data.dtype.fields:
-            raise AttributeError(f"the record has no field {name}: its fields are {', '.join(self._data.dtype.names)}")
+            raise AttributeError(
+                f"the record has no field {name}: its fields are {', '.join(self._data.dtype.names)}"
+            )
         dtype = self._data.dtype.fields[name][0]
         return name, None if dtype.names or dtype.subdtype else _element(dtype)[1]
 
@@ -309,8 +379,13 @@ class PlainRecord:
 
     def __setitem__(self, name, value):
         name, cast = self._kind(name)
-        value = value._data if value.__class__ is PlainRecord else getattr(value, "data", value) if cast is None \
+        value = (
+            value._data
+            if value.__class__ is PlainRecord
+            else getattr(value, "data", value)
+            if cast is None
             else cast(value)
+        )
         self._data[name] = value
 
     __getattr__, __setattr__ = __getitem__, __setitem__
@@ -318,9 +393,14 @@ class PlainRecord:
 
 @functools.cache
 def _element(dtype):
-    """How an element is read, cast and stored: a `CheckedArray`'s kind, cast, exact (needs no cast)."""
+    """How an element is read, cast and stored: a `CheckedArray`'s kind, cast, exact (needs no
+    cast)."""
     integer = INTEGER_TYPES.get(dtype.name)
-    return (None, dtype.type, dtype.type) if integer is None else (integer.kind, integer.cast, integer.whole)
+    return (
+        (None, dtype.type, dtype.type)
+        if integer is None
+        else (integer.kind, integer.cast, integer.whole)
+    )
 
 
 def contiguous_strides(shape, itemsize):

@@ -1,9 +1,12 @@
-"""Atomic operations on an array's element: each returns the old value (PTX ISA, section 9.7.13, `atom`).
+"""Atomic operations on an array's element: each returns the old value (PTX ISA, section 9.7.13,
+`atom`).
 
-Atomics at one place are ordered among themselves, and publish what their threads had done before their last fence: to
-    threads of the same block, what came before a barrier, a threadfence_block() or a threadfence(); to other blocks,
-    what came before a threadfence(). A plain access after an atomic is not ordered by it.
+Atomics at one place are ordered among themselves, and publish what their threads had done before
+    their last fence: to threads of the same block, what came before a barrier, a
+    threadfence_block() or a threadfence(); to other blocks, what came before a threadfence(). A
+    plain access after an atomic is not ordered by it.
 """
+
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray, PackedArray
@@ -12,7 +15,8 @@ from .values import float32
 
 INTEGERS, WITHOUT_SIGN = ("int32", "uint32", "int64", "uint64"), ("uint32", "uint64")
 SMALLEST = np.finfo(float32).tiny  # the smallest number that is not subnormal
-NUMBERS = (*INTEGERS, "float32", "float64")  # the types for which Numba has them (tests/emulator/test_atomics.py)
+# the types for which Numba has them (tests/emulator/test_atomics.py)
+NUMBERS = (*INTEGERS, "float32", "float64")
 
 
 class Atomic:
@@ -23,8 +27,12 @@ class Atomic:
         machine = self._machine
         machine.block.fenced = True
         if array.__class__ is PackedArray:
-            machine.report("alignment", f"atomically changes {array.name} of {array.dtype}, whose address need not be "
-                                        f"a multiple of {array.itemsize}", machine.site_here())
+            machine.report(
+                "alignment",
+                f"atomically changes {array.name} of {array.dtype}, whose address need not be "
+                f"a multiple of {array.itemsize}",
+                machine.site_here(),
+            )
         if array.__class__ is not CheckedArray:
             if isinstance(index, tuple):
                 index = tuple(int(i) for i in index)
@@ -54,20 +62,21 @@ class Atomic:
             array.flat[i] = array.cast(new)
             self._note(old, new)
         if memory.valid is not None:
-            memory.valid[offset:offset + array.itemsize] = b"\1" * array.itemsize
+            memory.valid[offset : offset + array.itemsize] = b"\1" * array.itemsize
         if machine.noted_access is not None:
             machine.noted_access(memory, offset, array.itemsize, site, True)
         return old
 
     def _note(self, old, new):
-        """A change may let others continue; an atomic that changes nothing, like a lock that is taken, is no
-        progress."""
+        """A change may let others continue; an atomic that changes nothing, like a lock that is
+        taken, is no progress."""
         if old != new:
             self._machine.stores += 1
             self._machine.scheduler.progress += 1
 
     def _order(self, memory, offset, thread):
-        """This thread has now seen what earlier atomics here published, and publishes what it has seen."""
+        """This thread has now seen what earlier atomics here published, and publishes what it has
+        seen."""
         block, released = thread.block, memory.released.setdefault(offset, {})
         own = released.get(block)
         if len(released) > (own is not None):
@@ -97,8 +106,10 @@ class Atomic:
     @staticmethod
     def _check(name, array, dtypes):
         if array.dtype.name not in dtypes:
-            raise Unsupported(f"there is no cuda.atomic.{name} of {array.dtype.name}: its types are "
-                              f"{', '.join(dtypes)}")
+            raise Unsupported(
+                f"there is no cuda.atomic.{name} of {array.dtype.name}: its types are "
+                f"{', '.join(dtypes)}"
+            )
 
     def add(self, array, index, value):
         self._check("add", array, NUMBERS)
@@ -135,15 +146,17 @@ class Atomic:
     def dec(self, array, index, value):
         self._check("dec", array, WITHOUT_SIGN)
         value = int(self._cast(array, value))
-        return self._apply(array, index, lambda old: value if int(old) == 0 or int(old) > value else int(old) - 1)
+        return self._apply(
+            array, index, lambda old: value if int(old) == 0 or int(old) > value else int(old) - 1
+        )
 
     def exch(self, array, index, value):
         self._check("exch", array, INTEGERS)
         value = self._cast(array, value)
         return self._apply(array, index, lambda old: value)
 
-    # Numba's loops around a compare-and-swap: a NaN in memory stays, but nanmax and nanmin replace it; a NaN that is
-    # given changes nothing.
+    # Numba's loops around a compare-and-swap: a NaN in memory stays, but nanmax and nanmin replace
+    # it; a NaN that is given changes nothing.
 
     def max(self, array, index, value):
         self._check("max", array, NUMBERS)
@@ -158,17 +171,24 @@ class Atomic:
     def nanmax(self, array, index, value):
         self._check("nanmax", array, NUMBERS)
         value = self._cast(array, value)
-        return self._apply(array, index, lambda old: old if value != value or old >= value else value)
+        return self._apply(
+            array, index, lambda old: old if value != value or old >= value else value
+        )
 
     def nanmin(self, array, index, value):
         self._check("nanmin", array, NUMBERS)
         value = self._cast(array, value)
-        return self._apply(array, index, lambda old: old if value != value or old <= value else value)
+        return self._apply(
+            array, index, lambda old: old if value != value or old <= value else value
+        )
 
     def _flushed(self, array, old, value):
-        """The sum of two float32; in global memory `atom.add.f32` makes zeros of subnormal operands and results."""
+        """The sum of two float32; in global memory `atom.add.f32` makes zeros of subnormal operands
+        and results."""
         total = old + value
-        if not any(0 < abs(v) < SMALLEST for v in (old, value, total)) or self._machine.is_shared(array):
+        if not any(0 < abs(v) < SMALLEST for v in (old, value, total)) or self._machine.is_shared(
+            array
+        ):
             return total
         return _without_subnormals(_without_subnormals(old) + _without_subnormals(value))
 

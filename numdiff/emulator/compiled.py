@@ -1,10 +1,12 @@
 """Kernels that Numba compiles before the emulator runs them: `device(compile=True)`.
 
-Numba's own `cuda.jit` and dispatcher stay in place, up to the launch: types, signatures and their errors,
-`overloads`, `inspect_llvm()` and `inspect_asm()` are those that a program finds on a machine with a GPU. Numba's
-compiler needs none; it writes PTX for the emulated compute capability. Only what the driver would do is replaced: the
-device and its context, the loading of a kernel, and its launch.
+Numba's own `cuda.jit` and dispatcher stay in place, up to the launch: types, signatures and their
+errors, `overloads`, `inspect_llvm()` and `inspect_asm()` are those that a program finds on a
+machine with a GPU. Numba's compiler needs none; it writes PTX for the emulated compute capability.
+Only what the driver would do is replaced: the device and its context, the loading of a kernel, and
+its launch.
 """
+
 import sys
 
 
@@ -25,11 +27,23 @@ def patch_compiler(machine, module, patch):
     def launch(self, args, griddim, blockdim, stream=0, sharedmem=0):
         types = self.argument_types
         for extension in reversed(self.extensions):
-            types, args = zip(*(extension.prepare_args(t, a, stream=stream, retr=[])
-                                for t, a in zip(types, args, strict=True)), strict=True)
-        machine.launch(Compiled(self, getattr(self, "launch_bounds", None)), griddim, blockdim, *args, shared=sharedmem)
+            types, args = zip(
+                *(
+                    extension.prepare_args(t, a, stream=stream, retr=[])
+                    for t, a in zip(types, args, strict=True)
+                ),
+                strict=True,
+            )
+        machine.launch(
+            Compiled(self, getattr(self, "launch_bounds", None)),
+            griddim,
+            blockdim,
+            *args,
+            shared=sharedmem,
+        )
 
-    # A kernel's PTX is searched for what to link, and nothing is linked here: NVVM runs when `inspect_asm()` is called.
+    # A kernel's PTX is searched for what to link, and nothing is linked here: NVVM runs when
+    # `inspect_asm()` is called.
     libraries = sys.modules[f"{module.__name__}.codegen"].CUDACodeLibrary
     construct, assemble, constructing = kernel.__init__, libraries.get_asm_str, []
 
@@ -41,11 +55,19 @@ def patch_compiler(machine, module, patch):
             constructing.pop()
 
     patch(kernel, "__init__", init)
-    patch(libraries, "get_asm_str", lambda self, *cc, **named: "" if constructing else assemble(self, *cc, **named))
+    patch(
+        libraries,
+        "get_asm_str",
+        lambda self, *cc, **named: "" if constructing else assemble(self, *cc, **named),
+    )
     patch(kernel, "launch", launch)
     patch(kernel, "bind", lambda self: None)
     patch(kernel, "max_cooperative_grid_blocks", max_cooperative_blocks)
-    patch(dispatchers.ForAll, "_compute_thread_per_block", lambda self, *kernel: self.thread_per_block or 128)
+    patch(
+        dispatchers.ForAll,
+        "_compute_thread_per_block",
+        lambda self, *kernel: self.thread_per_block or 128,
+    )
 
 
 def patch_context(module, context, patch):
@@ -62,4 +84,3 @@ def max_cooperative_blocks(kernel, blockdim, dynsmemsize=0):
     for n in blockdim if isinstance(blockdim, tuple) else (blockdim,):
         threads *= n
     return 2 * (2048 // threads)
-

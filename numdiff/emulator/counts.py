@@ -7,8 +7,8 @@
 WHAT IS COUNTED, for each line of source
     reads, writes       elements and bytes of each memory space; an atomic operation counts as one write
     FLOPs               add, subtract, multiply and divide 1, fused multiply-add 2, by the type of the result. Negation,
-                        absolute value, minimum, maximum, comparison and conversion count nothing, nor does what a
-                        compiler computes in advance (an expression of constants)
+                        absolute value, minimum, maximum, comparison and conversion count nothing,
+                        nor does what a compiler computes in advance (an expression of constants)
     special functions   square roots, exponentials, logarithms, trigonometry: one each, whatever its instructions
     integer operations  in addition to the FLOPs; a compiler may remove many of them (address arithmetic)
     tensor-core FLOPs   2·M·N·K of each matrix instruction
@@ -22,9 +22,10 @@ WHICH LANES BELONG TO ONE REQUEST
     instruction by each of its lanes, counted from zero after each barrier of the block. A GPU does the same where lanes
     leave a loop early, but not where they run nested loops a different number of times.
 
-A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. What sectors and wavefronts a
-request takes says warp_requests.py; count_table.py makes the table.
+A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. What sectors
+and wavefronts a request takes says warp_requests.py; count_table.py makes the table.
 """
+
 import dataclasses
 import linecache
 import sys
@@ -42,10 +43,13 @@ from .threads import WARP
 from .values import FLOATS, float16, float32, float64
 from .warp_requests import SECTOR, count_sectors, count_wavefronts
 
-LONG = 1 << 14  # accesses of one lane after which a stream is evaluated at the next barrier, to keep memory small
+# accesses of one lane after which a stream is evaluated at the next barrier, to keep memory small
+LONG = 1 << 14
 NAMES = {float16: "float16", float32: "float32", float64: "float64"}
-SPECIAL = frozenset("""sqrt rsqrt cbrt rcp exp expm1 exp2 exp10 log log1p log2 log10 sin cos tan asin acos atan atan2
-    sinh cosh tanh asinh acosh atanh erf erfc gamma lgamma tgamma pow hypot fmod remainder sinpi cospi""".split())
+SPECIAL = frozenset(
+    """sqrt rsqrt cbrt rcp exp expm1 exp2 exp10 log log1p log2 log10 sin cos tan asin acos atan atan2
+    sinh cosh tanh asinh acosh atanh erf erfc gamma lgamma tgamma pow hypot fmod remainder sinpi cospi""".split()
+)
 ONE_FLOP = frozenset("add sub mul div fdividef fadd fsub fmul fdiv dadd dmul ddiv".split())
 
 
@@ -82,7 +86,8 @@ class Figures:
 
     @property
     def per_request(self):
-        """Sectors, the transactions of global memory, for each request of a warp; 0 without requests."""
+        """Sectors, the transactions of global memory, for each request of a warp; 0 without
+        requests."""
         return self.sectors / self.requests if self.requests else 0.0
 
     @property
@@ -120,24 +125,35 @@ class Launch:
 
 
 class Recorder:
-    """Counts what the launches of an emulator do; one recorder may see several launches and emulators."""
+    """Counts what the launches of an emulator do; one recorder may see several launches and
+    emulators."""
 
     def __init__(self):
         self.launches = []
         self.machine = None
-        self._operations, self._special, self._warps, self._token, self._blocks = {}, {}, None, None, []
+        self._operations, self._special, self._warps, self._token, self._blocks = (
+            {},
+            {},
+            None,
+            None,
+            [],
+        )
 
-    # hooks of the emulator --------------------------------------------------------------------------------------------
+    # hooks of the emulator ------------------------------------------------------------------------
 
     @staticmethod
     def count_functions(resolver):
-        """Replace a machine's `math`, `numpy`, `libdevice` and the functions of `cuda` with counted ones."""
+        """Replace a machine's `math`, `numpy`, `libdevice` and the functions of `cuda` with counted
+        ones."""
         machine, cuda = resolver.machine, resolver.cuda.__dict__
         resolver.math = CountedFunctions(machine, resolver.math)
         resolver.numpy = CountedFunctions(machine, resolver.numpy)
         resolver.libdevice = cuda["libdevice"] = CountedFunctions(machine, resolver.libdevice)
         cuda["fp16"] = CountedFunctions(machine, cuda["fp16"], half=True)
-        cuda["fma"], cuda["cbrt"] = counted(machine, cuda["fma"], "fma"), counted(machine, cuda["cbrt"], "special")
+        cuda["fma"], cuda["cbrt"] = (
+            counted(machine, cuda["fma"], "fma"),
+            counted(machine, cuda["cbrt"], "special"),
+        )
 
     def launch(self, machine, grid, block):
         """A launch begins."""
@@ -148,15 +164,22 @@ class Recorder:
         self._blocks = []
 
     def access(self, memory, offset, size, site, writes, step=0):
-        """The current thread reads or writes `size` bytes, elements of `step` bytes (0: one element)."""
+        """The current thread reads or writes `size` bytes, elements of `step` bytes (0: one
+        element)."""
         machine = self.machine
         if machine.token is not self._token:
             self._resume()
         frame = sys._getframe(2)
         while frame is not None and "__emulated__" not in frame.f_globals:
             frame = frame.f_back
-        key = (site, -1 if frame is None else frame.f_lasti, memory if memory.shadowed else memory.space, size, step,
-               writes)
+        key = (
+            site,
+            -1 if frame is None else frame.f_lasti,
+            memory if memory.shadowed else memory.space,
+            size,
+            step,
+            writes,
+        )
         thread = machine.thread
         warp = self._warps[thread.warp]
         lanes = warp.get(key)
@@ -181,10 +204,13 @@ class Recorder:
         self.launches[-1].lines[site].tensor_flops += flops
 
     def request(self, memory, offsets, size, site, writes=False, step=0):
-        """A warp's instruction whose lanes access `size` bytes at these offsets (for `ldmatrix` and its kin)."""
+        """A warp's instruction whose lanes access `size` bytes at these offsets (for `ldmatrix` and
+        its kin)."""
         lanes = np.full((WARP, 1), -1, np.int64)
-        lanes[:len(offsets), 0] = offsets
-        self._evaluate(self.launches[-1].lines[site], memory, lanes, len(offsets), size, step, writes)
+        lanes[: len(offsets), 0] = offsets
+        self._evaluate(
+            self.launches[-1].lines[site], memory, lanes, len(offsets), size, step, writes
+        )
 
     def bulk(self, memory, runs, site, writes):
         """TMA moves bytes of global memory: runs of neighbours, as (offset, bytes) pairs."""
@@ -192,11 +218,13 @@ class Recorder:
         total = sum(size for _, size in runs)
         (figures.write_bytes if writes else figures.read_bytes)[GLOBAL] += total
         figures.requests += 1
-        figures.sectors += sum((offset + size - 1) // SECTOR - offset // SECTOR + 1 for offset, size in runs if size)
+        figures.sectors += sum(
+            (offset + size - 1) // SECTOR - offset // SECTOR + 1 for offset, size in runs if size
+        )
         figures.ideal_sectors += -(-total // SECTOR)
         mask = self._mask(memory, writes)
         for offset, size in runs:
-            mask[offset:offset + size] = True
+            mask[offset : offset + size] = True
 
     def block_ends(self, block):
         """A block has ended: its accesses are put together into requests."""
@@ -219,14 +247,17 @@ class Recorder:
                 launch.lines[site].integer += count
         for site, count in self._special.items():
             launch.lines[site].special += count
-        launch.distinct = tuple(sum(int(np.count_nonzero(masks[k])) for masks in launch.touched.values())
-                                for k in (0, 1))
+        launch.distinct = tuple(
+            sum(int(np.count_nonzero(masks[k])) for masks in launch.touched.values())
+            for k in (0, 1)
+        )
         launch.touched = {}
 
-    # from accesses to requests ----------------------------------------------------------------------------------------
+    # from accesses to requests --------------------------------------------------------------------
 
     def _resume(self):
-        """Another block runs, or this one comes from a barrier; all accesses before a barrier are complete."""
+        """Another block runs, or this one comes from a barrier; all accesses before a barrier are
+        complete."""
         machine = self.machine
         block, self._token = machine.block, machine.token
         state = block.state
@@ -260,12 +291,22 @@ class Recorder:
         longest = max(len(lane) for lane in lanes)
         offsets = np.full((WARP, longest), -1, np.int64)
         for row, lane in zip(offsets, lanes, strict=True):
-            row[:len(lane)] = lane
-        self._evaluate(self.launches[-1].lines[site], memory, offsets, int((offsets >= 0).sum()), size, step, writes)
+            row[: len(lane)] = lane
+        self._evaluate(
+            self.launches[-1].lines[site],
+            memory,
+            offsets,
+            int((offsets >= 0).sum()),
+            size,
+            step,
+            writes,
+        )
 
     def _evaluate(self, figures, memory, offsets, accesses, size, step, writes):
         space = getattr(memory, "space", memory)
-        (figures.writes if writes else figures.reads)[space] += accesses * (size // step if step else 1)
+        (figures.writes if writes else figures.reads)[space] += accesses * (
+            size // step if step else 1
+        )
         (figures.write_bytes if writes else figures.read_bytes)[space] += accesses * size
         if space == GLOBAL:
             sectors, ideal = count_sectors(offsets, size)
@@ -278,7 +319,9 @@ class Recorder:
             for byte in range(size):
                 mask[starts + byte] = True
         elif space == SHARED:
-            waves, ideal = count_wavefronts(np.where(offsets < 0, -1, offsets + memory.address), size)
+            waves, ideal = count_wavefronts(
+                np.where(offsets < 0, -1, offsets + memory.address), size
+            )
             figures.shared_requests += offsets.shape[1]
             figures.wavefronts += int(waves.sum())
             figures.ideal_wavefronts += int(ideal.sum())
@@ -289,7 +332,7 @@ class Recorder:
             touched[memory] = np.zeros(len(memory.bytes), bool), np.zeros(len(memory.bytes), bool)
         return touched[memory][int(writes)]
 
-    # results ----------------------------------------------------------------------------------------------------------
+    # results --------------------------------------------------------------------------------------
 
     @property
     def kernels(self):
@@ -305,8 +348,13 @@ class Recorder:
         return dict(sorted(found.items()))
 
     def line(self, text, kernel=None):
-        """The figures of the lines whose source contains `text`, summed; LookupError if there is none."""
-        found = [figures for place, figures in self.lines(kernel).items() if text in linecache.getline(*place)]
+        """The figures of the lines whose source contains `text`, summed; LookupError if there is
+        none."""
+        found = [
+            figures
+            for place, figures in self.lines(kernel).items()
+            if text in linecache.getline(*place)
+        ]
         if not found:
             raise LookupError(f"no line with {text!r} was counted.")
         return _sum(found)
@@ -322,17 +370,23 @@ class Recorder:
     def _of(self, kernel):
         found = [launch for launch in self.launches if kernel is None or launch.kernel == kernel]
         if not found:
-            raise LookupError(f"no launch of {kernel or 'any kernel'} was counted"
-                              + (f", only of {', '.join(self.kernels)}." if self.launches else "."))
+            raise LookupError(
+                f"no launch of {kernel or 'any kernel'} was counted"
+                + (f", only of {', '.join(self.kernels)}." if self.launches else ".")
+            )
         return found
 
     def table(self, kernel=None, width=60, brief=False):
-        """A text table for each kernel: file and line, source cut to `width` characters, and what is not zero.
+        """A text table for each kernel: file and line, source cut to `width` characters, and what
+        is not zero.
 
-        brief: only requests, transactions per request, bank conflicts and FLOPs, of the lines that have any
+        brief: only requests, transactions per request, bank conflicts and FLOPs, of the lines that
+        have any
         """
-        return "\n\n".join(as_table(name, self._of(name), self.lines(name), self.total(name), width, brief)
-                           for name in ([kernel] if kernel else self.kernels))
+        return "\n\n".join(
+            as_table(name, self._of(name), self.lines(name), self.total(name), width, brief)
+            for name in ([kernel] if kernel else self.kernels)
+        )
 
 
 def _sum(many):
@@ -342,7 +396,8 @@ def _sum(many):
     return total
 
 
-# Functions ------------------------------------------------------------------------------------------------------------
+# Functions ----------------------------------------------------------------------------------------
+
 
 def _weight(name, half):
     """The cost class of a function of this name: "special", "fma", "flop" or None."""
@@ -381,11 +436,15 @@ def counted(machine, function, weight):
         result = function(*arguments)
         count(result, machine.site_here())
         return result
+
     return call
 
 
 def count(kernel, grid, block, *args, shared=0, cluster=1, **options):
-    """Run a kernel once and return the `Recorder` that counted it; options are those of `emulator.device`."""
+    """Run a kernel once and return the `Recorder` that counted it; options are those of
+    `emulator.device`."""
     recorder = Recorder()
-    Emulator(recorder=recorder, **options).launch(kernel, grid, block, *args, shared=shared, cluster=cluster)
+    Emulator(recorder=recorder, **options).launch(
+        kernel, grid, block, *args, shared=shared, cluster=cluster
+    )
     return recorder

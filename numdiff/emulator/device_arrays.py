@@ -1,4 +1,5 @@
 """Arrays in the emulated GPU's memory, as the host holds them."""
+
 import ctypes
 import weakref
 
@@ -8,24 +9,37 @@ from .arrays import contiguous_strides
 from .faults import Unsupported
 from .memory import GLOBAL, Memory
 
-_LIVE = weakref.WeakSet()  # memories of arrays, one of which a `__cuda_array_interface__` may name by its address
+# memories of arrays, one of which a `__cuda_array_interface__` may name by its address
+_LIVE = weakref.WeakSet()
 
 
 def from_interface(interface):
-    """The emulated array that a `__cuda_array_interface__` (version 3) describes; `Unsupported` if a GPU has it."""
+    """The emulated array that a `__cuda_array_interface__` (version 3) describes; `Unsupported` if
+    a GPU has it."""
     if interface.get("mask") is not None:
         raise NotImplementedError("Masked arrays are not supported")
-    address, shape, dtype = interface["data"][0], tuple(interface["shape"]), np.dtype(interface["typestr"])
+    address, shape, dtype = (
+        interface["data"][0],
+        tuple(interface["shape"]),
+        np.dtype(interface["typestr"]),
+    )
     if dtype.kind == "V" and interface.get("descr"):
         dtype = np.dtype(interface["descr"])
     if 0 in shape:
         return EmulatedArray(shape, dtype)
     memory = next((m for m in _LIVE if m.address <= address < m.address + m.size), None)
     if memory is None:
-        raise Unsupported(f"an array at address {address:#x} is on a real GPU: give the emulator NumPy arrays or its "
-                          "own")
+        raise Unsupported(
+            f"an array at address {address:#x} is on a real GPU: give the emulator NumPy arrays or its "
+            "own"
+        )
     made = EmulatedArray.__new__(EmulatedArray)
-    made.shape, made.dtype, made.memory, made.offset = shape, dtype, memory, address - memory.address
+    made.shape, made.dtype, made.memory, made.offset = (
+        shape,
+        dtype,
+        memory,
+        address - memory.address,
+    )
     made.strides = tuple(interface.get("strides") or contiguous_strides(shape, dtype.itemsize))
     made.stream = interface.get("stream") or 0
     return made
@@ -40,20 +54,24 @@ def on_device(value):
 
 
 class EmulatedArray:
-    """An array in the emulated GPU's memory, with the methods of Numba's device arrays; uninitialised without
-    `contents`."""
+    """An array in the emulated GPU's memory, with the methods of Numba's device arrays;
+    uninitialised without `contents`."""
 
     stream = 0  # on which it was made
 
     def __init__(self, shape, dtype=np.float64, contents=None, order="C", stream=0):
         if stream:
             self.stream = stream
-        self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        self.shape = (
+            (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        )
         self.dtype = np.dtype(dtype)
         self.memory = Memory(GLOBAL, self.nbytes)
         self.memory.address = self.memory.bytes.ctypes.data
         _LIVE.add(self.memory)
-        strides = contiguous_strides(self.shape[::-1] if order == "F" else self.shape, self.dtype.itemsize)
+        strides = contiguous_strides(
+            self.shape[::-1] if order == "F" else self.shape, self.dtype.itemsize
+        )
         self.offset, self.strides = 0, strides[::-1] if order == "F" else strides
         if contents is not None:
             self.on_host()[...] = contents
@@ -81,7 +99,12 @@ class EmulatedArray:
     def _view(self, data):
         """An array of the same memory: `data` is a view of `on_host()`."""
         view = EmulatedArray.__new__(EmulatedArray)
-        view.shape, view.dtype, view.strides, view.memory = data.shape, data.dtype, data.strides, self.memory
+        view.shape, view.dtype, view.strides, view.memory = (
+            data.shape,
+            data.dtype,
+            data.strides,
+            self.memory,
+        )
         view.offset = data.ctypes.data - self.memory.address
         view.stream = self.stream
         return view
@@ -90,8 +113,13 @@ class EmulatedArray:
         if self.on_host().flags.c_contiguous:
             self.memory.mark_written(self.offset, self.offset + self.nbytes)
         else:
-            np.ndarray(self.shape + (self.dtype.itemsize,), np.uint8, self.memory.valid, self.offset,
-                       self.strides + (1,))[...] = 1
+            np.ndarray(
+                self.shape + (self.dtype.itemsize,),
+                np.uint8,
+                self.memory.valid,
+                self.offset,
+                self.strides + (1,),
+            )[...] = 1
 
     @property
     def flags(self):
@@ -100,9 +128,15 @@ class EmulatedArray:
 
     @property
     def __cuda_array_interface__(self):
-        return {"shape": self.shape, "strides": None if self.is_c_contiguous() else self.strides, "version": 3,
-                "typestr": self.dtype.str, "descr": self.dtype.descr, "stream": getattr(self.stream, "handle", None),
-                "data": (self.memory.address + self.offset if self.size else 0, False)}
+        return {
+            "shape": self.shape,
+            "strides": None if self.is_c_contiguous() else self.strides,
+            "version": 3,
+            "typestr": self.dtype.str,
+            "descr": self.dtype.descr,
+            "stream": getattr(self.stream, "handle", None),
+            "data": (self.memory.address + self.offset if self.size else 0, False),
+        }
 
     @property
     def device_ctypes_pointer(self):
@@ -112,6 +146,7 @@ class EmulatedArray:
     def _numba_type_(self):
         """Numba's type of the array, for its dispatcher."""
         from .signatures import type_of
+
         return type_of(self)
 
     @property
@@ -139,7 +174,7 @@ class EmulatedArray:
 
     def split(self, section, stream=0):
         """Views of `section` elements each."""
-        return (self[start:start + section] for start in range(0, self.size, section))
+        return (self[start : start + section] for start in range(0, self.size, section))
 
     def __len__(self):
         return self.shape[0]
@@ -147,7 +182,9 @@ class EmulatedArray:
     def copy_to_host(self, ary=None, stream=0):
         """The contents as a NumPy array, or into `ary`."""
         if any(stride < 0 for stride in self.strides):
-            raise NotImplementedError(f"D->H copy not implemented for negative strides: {self.strides}")
+            raise NotImplementedError(
+                f"D->H copy not implemented for negative strides: {self.strides}"
+            )
         if ary is None:
             return self.on_host().copy(order="A")
         self._refuse_other(ary)
@@ -162,8 +199,10 @@ class EmulatedArray:
     def _refuse_other(self, ary):
         """Raise where an array to copy from or to has another shape or type, as Numba does."""
         if np.ndim(ary) and (ary.shape, ary.dtype) != (self.shape, self.dtype):
-            raise ValueError(f"the array on the device has the shape {self.shape} and the type {self.dtype}, the other "
-                             f"{ary.shape} and {ary.dtype}: a copy needs the same")
+            raise ValueError(
+                f"the array on the device has the shape {self.shape} and the type {self.dtype}, the other "
+                f"{ary.shape} and {ary.dtype}: a copy needs the same"
+            )
 
     def __getitem__(self, index):
         """A number, or a view of the device's memory."""
@@ -177,7 +216,9 @@ class EmulatedArray:
         else:
             self.on_host()[index] = value
             at = index if isinstance(index, tuple) else (index,)
-            start = self.offset + sum(int(i) % n * s for i, n, s in zip(at, self.shape, self.strides, strict=True))
+            start = self.offset + sum(
+                int(i) % n * s for i, n, s in zip(at, self.shape, self.strides, strict=True)
+            )
             self.memory.mark_written(start, start + self.dtype.itemsize)
 
     def __array__(self, dtype=None, copy=None):

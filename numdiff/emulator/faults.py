@@ -1,4 +1,5 @@
 """The emulator's reports: faults, each with its kernel, file, line, block and thread."""
+
 from dataclasses import dataclass, field
 
 
@@ -21,10 +22,13 @@ class Place:
 class Fault:
     """One fault of a kernel.
 
-    kind: "bounds", "uninitialised", "race", "divergence", "deadlock", "mbarrier", "wgmma", "cp.async", "descriptor",
-        "alignment", "float64", "proxy", "cluster", "escape", "division", "error"
-    message: one sentence; place: where; others: [(what happened there, Place)]; count: how often it was seen
-    launched: the line that launched the kernel, a Place without block and thread; None if no line is known
+    kind: "bounds", "uninitialised", "race", "divergence", "deadlock", "mbarrier", "wgmma",
+        "cp.async", "descriptor", "alignment", "float64", "proxy", "cluster", "escape", "division",
+        "error"
+    message: one sentence; place: where; others: [(what happened there, Place)]; count: how often it
+    was seen
+    launched: the line that launched the kernel, a Place without block and thread; None if no line
+    is known
     """
 
     kind: str
@@ -64,13 +68,16 @@ class EmulatorError(Exception):
 
 
 class KernelFault(EmulatorError):
-    """A kernel did what a kernel must not do; `faults` is the list, in the order in which they were seen."""
+    """A kernel did what a kernel must not do; `faults` is the list, in the order in which they were
+    seen."""
 
     def __init__(self, kernel, faults):
         self.kernel, self.faults = kernel, list(faults)
         count = len(self.faults)
-        super().__init__(f"kernel {kernel} has {count} fault{'s' if count > 1 else ''}:\n"
-                         + "\n".join(str(f) for f in self.faults))
+        super().__init__(
+            f"kernel {kernel} has {count} fault{'s' if count > 1 else ''}:\n"
+            + "\n".join(str(f) for f in self.faults)
+        )
 
     def __reduce__(self):  # to another process, as those of multiprocessing and pytest-xdist
         return type(self), (self.kernel, self.faults)
@@ -85,7 +92,8 @@ class LaunchRefused(EmulatorError):
 
 
 class Missing:
-    """Something that the emulator does not know: whatever a kernel does with it raises `Unsupported`, or `error`."""
+    """Something that the emulator does not know: whatever a kernel does with it raises
+    `Unsupported`, or `error`."""
 
     def __init__(self, text, error=Unsupported):
         self.__dict__.update(_text=text, _error=error)
@@ -93,9 +101,24 @@ class Missing:
     def _refuse(self, *arguments, **named):
         raise self.__dict__["_error"](self.__dict__["_text"])
 
-    __call__ = __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __index__ = __float__ = _refuse
+    __call__ = __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __bool__ = (
+        __index__
+    ) = __float__ = _refuse
     __int__ = __complex__ = __abs__ = __eq__ = __ne__ = _refuse
     __hash__ = object.__hash__
-    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    for _name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    ):
         locals().update({f"__{_name}__": _refuse, f"__r{_name}__": _refuse})
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _refuse

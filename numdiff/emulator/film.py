@@ -1,13 +1,16 @@
-"""Records launches for a film: what each thread did, line by line, as one page that a browser shows.
+"""Records launches for a film: what each thread did, line by line, as one page that a browser
+shows.
 
     film = emulator.trace(kernel, grid, block, x, y)              # or: with emulator.trace() as film: kernel[…](…)
     film.save("film.html")                                        # in a notebook, `film` as the last line shows it
 
-The page has the source with the current line, warps as rows over steps, memory coloured by last writer, the variables
-of a thread, barriers, copies and matrix instructions in flight, and each race as an arrow between its two accesses.
+The page has the source with the current line, warps as rows over steps, memory coloured by last
+writer, the variables of a thread, barriers, copies and matrix instructions in flight, and each race
+as an arrow between its two accesses.
 
-WHAT IS RECORDED. rewrite.py adds calls to a kernel's statements: `__step` at each line, `__let` after each assignment.
-The parts of the emulator report accesses, barriers, copies and faults. Each thread has a log of these in its own order:
+WHAT IS RECORDED. rewrite.py adds calls to a kernel's statements: `__step` at each line, `__let`
+after each assignment. The parts of the emulator report accesses, barriers, copies and faults. Each
+thread has a log of these in its own order:
 
     a number                                    a line begins: its site
     ("call", site), ("return",)                 of a device function, also of the kernel itself
@@ -23,6 +26,7 @@ The parts of the emulator report accesses, barriers, copies and faults. Each thr
 
 replay.py makes warps and steps of the logs, reel.py a page of these.
 """
+
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +48,8 @@ CALL_ENDS, TURN, LOOP_ENDS = ("return",), ("turn",), ("end",)
 
 @dataclass
 class Product:
-    """A matrix product of a warp. name: of the instruction; registers: arrays (32, registers) of A, B, C and D"""
+    """A matrix product of a warp. name: of the instruction; registers: arrays (32, registers) of A,
+    B, C and D"""
 
     name: str
     block: tuple
@@ -54,27 +59,46 @@ class Product:
 
 
 class Token:
-    """What threads wait for: it comes true when `needed` signals have come, by threads and by flights.
+    """What threads wait for: it comes true when `needed` signals have come, by threads and by
+    flights.
 
-    barrier, phase: of an mbarrier; name: of a barrier of threads, where a film draws one; over: whether it came true
+    barrier, phase: of an mbarrier; name: of a barrier of threads, where a film draws one; over:
+    whether it came true
     """
 
     __slots__ = ("needed", "barrier", "phase", "name", "over", "got", "at")
 
     def __init__(self, barrier=None, phase=0, name=None):
         self.needed, self.barrier, self.phase, self.name, self.over = 0, barrier, phase, name, False
-        self.got, self.at = 0, None  # of replay.py: signals so far, and the step at which it came true
+        # of replay.py: signals so far, and the step at which it came true
+        self.got, self.at = 0, None
 
 
 class Flight:
     """An asynchronous operation. kind: "load", "store", "cp.async", "wgmma"; text: in words
 
-    thread, site: where it is issued; reads, writes: [(memory, offset, bytes)] of shared memory; data: bytes that have
-    come; engine: whether it ends by itself (a TMA load) or where a thread waits for it; token: that counts its bytes
+    thread, site: where it is issued; reads, writes: [(memory, offset, bytes)] of shared memory;
+    data: bytes that have
+    come; engine: whether it ends by itself (a TMA load) or where a thread waits for it; token: that
+    counts its bytes
     """
 
-    __slots__ = ("kind", "text", "thread", "site", "reads", "writes", "data", "engine", "token", "size", "detail",
-                 "start", "end", "number")
+    __slots__ = (
+        "kind",
+        "text",
+        "thread",
+        "site",
+        "reads",
+        "writes",
+        "data",
+        "engine",
+        "token",
+        "size",
+        "detail",
+        "start",
+        "end",
+        "number",
+    )
 
     def __init__(self, kind, text, thread, site, engine=False):
         self.kind, self.text, self.thread, self.site, self.engine = kind, text, thread, site, engine
@@ -96,7 +120,8 @@ NOTHING = Nothing()
 
 @dataclass
 class Shot:
-    """One launch. arrays: {id of its memory: [CheckedArray]}; barriers: [(block, name, count)] of mbarriers"""
+    """One launch. arrays: {id of its memory: [CheckedArray]}; barriers: [(block, name, count)] of
+    mbarriers"""
 
     kernel: str
     grid: tuple
@@ -118,7 +143,8 @@ class Film:
     """Records the launches of an emulator; `save` writes the page, and a notebook shows it.
 
     warps: how many are recorded: whole blocks, in the order in which they start, at least one block
-    launches: a `Shot` of each launch; copies, products: TMA's copies and the first products of warps, for pictures.py
+    launches: a `Shot` of each launch; copies, products: TMA's copies and the first products of
+    warps, for pictures.py
     """
 
     def __init__(self, warps=WARPS):
@@ -126,7 +152,7 @@ class Film:
         self.machine, self._shot, self._unread, self._left = None, None, None, LINES
         self._tokens, self._flights, self._numbers, self._last = {}, {}, {}, {}
 
-    # results ----------------------------------------------------------------------------------------------------------
+    # results --------------------------------------------------------------------------------------
 
     @property
     def faults(self):
@@ -145,23 +171,27 @@ class Film:
         return show(self.launches)
 
     def steps(self, launch=-1):
-        """How many steps a launch takes: lines of its warps, which step together and wait for each other."""
+        """How many steps a launch takes: lines of its warps, which step together and wait for each
+        other."""
         return Replay(self.launches[launch]).length
 
     def svg(self, launch=-1, blocks=1, width=1000):
-        """The warps over the steps as the text of an SVG file. blocks: how many of the launch; width: pixels"""
+        """The warps over the steps as the text of an SVG file. blocks: how many of the launch;
+        width: pixels"""
         return still(Replay(self.launches[launch]), blocks, width).svg()
 
-    # a launch ---------------------------------------------------------------------------------------------------------
+    # a launch -------------------------------------------------------------------------------------
 
     def launch(self, machine, grid, block):
         self.machine = machine
-        self._shot = Shot(machine.kernel, grid, block, machine.entry, count=grid[0] * grid[1] * grid[2])
+        self._shot = Shot(
+            machine.kernel, grid, block, machine.entry, count=grid[0] * grid[1] * grid[2]
+        )
         self._shot.arguments = list(machine._arguments)
         for array in machine._arguments:
             self.array(array)
             memory = array.memory
-            if memory.size <= SMALL and (memory.valid is None or all(memory.valid[:memory.size])):
+            if memory.size <= SMALL and (memory.valid is None or all(memory.valid[: memory.size])):
                 self._shot.contents[id(memory)] = memory.bytes.tobytes()
         self.launches.append(self._shot)
         self._tokens, self._flights, self._numbers, self._last, self._left = {}, {}, {}, {}, LINES
@@ -170,7 +200,11 @@ class Film:
         shot = self._shot
         size = sum(-(-len(b.threads) // 32) for b in block.cluster.blocks) or 1
         here = sum(-(-len(b.threads) // 32) for b in shot.blocks if b.cluster is not block.cluster)
-        filmed = not shot.blocks or here + size <= self.warps or any(b.cluster is block.cluster for b in shot.blocks)
+        filmed = (
+            not shot.blocks
+            or here + size <= self.warps
+            or any(b.cluster is block.cluster for b in shot.blocks)
+        )
         if filmed and not shot.cut:
             shot.blocks.append(block)
         for thread in block.threads:
@@ -179,7 +213,8 @@ class Film:
                 shot.logs[thread] = thread.log
 
     def abandons(self, blocks):
-        """The threads of these blocks that have not ended never will: what they wait for does not come."""
+        """The threads of these blocks that have not ended never will: what they wait for does not
+        come."""
         never = Token()
         never.needed = 1
         for thread in (thread for block in blocks for thread in block.threads if not thread.done):
@@ -197,7 +232,7 @@ class Film:
             for thread in block.threads:
                 thread.log = NOTHING
 
-    # lines and variables ----------------------------------------------------------------------------------------------
+    # lines and variables --------------------------------------------------------------------------
 
     def helpers(self, machine):
         """The names that filmed code calls."""
@@ -221,22 +256,28 @@ class Film:
                     if isinstance(part, NUMBERS):
                         machine.thread.log.append(("let", f"{name}[{k}]", part))
 
-        return {"__step": step, "__iterate": iterate, "__let": let,
-                "__call": lambda site: machine.thread.log.append(("call", site)),
-                "__return": lambda: machine.thread.log.append(CALL_ENDS),
-                "__loop": lambda site: machine.thread.log.append(("loop", site)),
-                "__unloop": lambda: machine.thread.log.append(LOOP_ENDS)}
+        return {
+            "__step": step,
+            "__iterate": iterate,
+            "__let": let,
+            "__call": lambda site: machine.thread.log.append(("call", site)),
+            "__return": lambda: machine.thread.log.append(CALL_ENDS),
+            "__loop": lambda site: machine.thread.log.append(("loop", site)),
+            "__unloop": lambda: machine.thread.log.append(LOOP_ENDS),
+        }
 
-    # memory -----------------------------------------------------------------------------------------------------------
+    # memory ---------------------------------------------------------------------------------------
 
     def array(self, array):
         """An array that the kernel sees."""
-        if array.__class__ is CheckedArray and (array.memory.space is not LOCAL
-                                                or self.machine.thread.log is not NOTHING):
+        if array.__class__ is CheckedArray and (
+            array.memory.space is not LOCAL or self.machine.thread.log is not NOTHING
+        ):
             self._shot.arrays.setdefault(id(array.memory), []).append(array)
 
     def access(self, memory, offset, size, site, writes, step=0):
-        """The current thread reads or writes bytes; those that it writes are looked up at the next call."""
+        """The current thread reads or writes bytes; those that it writes are looked up at the next
+        call."""
         self._flush()
         log = self.machine.thread.log
         if log is NOTHING or memory.space is CONSTANT:
@@ -251,9 +292,9 @@ class Film:
         entry = self._unread
         if entry is not None:
             self._unread = None
-            entry[5] = entry[1].bytes[entry[2]:entry[2] + entry[3]].tobytes()
+            entry[5] = entry[1].bytes[entry[2] : entry[2] + entry[3]].tobytes()
 
-    # meeting ----------------------------------------------------------------------------------------------------------
+    # meeting --------------------------------------------------------------------------------------
 
     def meets(self, threads, name=None):
         """These threads continue together. name: of a barrier; None: an operation of a warp"""
@@ -281,7 +322,7 @@ class Film:
         for thread in threads:
             thread.log.append(("wait", token, token.name))
 
-    # mbarriers --------------------------------------------------------------------------------------------------------
+    # mbarriers ------------------------------------------------------------------------------------
 
     def mbarrier(self, barrier):
         """An mbarrier is initialised."""
@@ -310,7 +351,7 @@ class Film:
         if token is not None:
             self.machine.thread.log.append(("wait", token, f"{barrier.name}, parity {parity}"))
 
-    # asynchronous operations ------------------------------------------------------------------------------------------
+    # asynchronous operations ----------------------------------------------------------------------
 
     def starts(self, copy, flight):
         """An operation begins. copy: what the emulator calls it, by which `lands` finds it"""
@@ -324,24 +365,33 @@ class Film:
     def load_starts(self, copy, name):
         """A TMA load, an instance of tma.Load, of a tensor that the kernel knows by this name."""
         self._copy_starts(copy, Flight("load", name, copy.thread, copy.site, True)).writes = [
-            (copy.memory, copy.offset, copy.tensor.span)]
+            (copy.memory, copy.offset, copy.tensor.span)
+        ]
 
     def group_starts(self, about, copies):
         """A thread commits a group of cp.async."""
         self._flush()
-        flight = Flight("cp.async", f"{len(copies)} copies of each lane", copies[0].thread, copies[0].site)
+        flight = Flight(
+            "cp.async", f"{len(copies)} copies of each lane", copies[0].thread, copies[0].site
+        )
         flight.writes = [(copy.memory, copy.offset, copy.size) for copy in copies]
         self.starts(about, flight)
 
     def store_starts(self, copy, name):
         self._copy_starts(copy, Flight("store", name, copy.thread, copy.site)).reads = [
-            (copy.memory, copy.offset, copy.tensor.span)]
+            (copy.memory, copy.offset, copy.tensor.span)
+        ]
 
     def _copy_starts(self, copy, flight):
         tensor = copy.tensor
         self.copies.append(copy)
-        flight.detail = {"tensor": flight.text, "dims": tensor.dims, "box": tensor.box, "at": copy.at,
-                         "swizzle": tensor.swizzle}
+        flight.detail = {
+            "tensor": flight.text,
+            "dims": tensor.dims,
+            "box": tensor.box,
+            "at": copy.at,
+            "swizzle": tensor.swizzle,
+        }
         flight.text += str(list(copy.at))
         self.starts(copy, flight)
         return flight
@@ -351,8 +401,8 @@ class Film:
         self._flush()
         flight = self._flights.pop(copy, None)
         if flight is not None:
-            (memory, offset, size), = flight.writes
-            flight.data = memory.bytes[offset:offset + size].tobytes()
+            ((memory, offset, size),) = flight.writes
+            flight.data = memory.bytes[offset : offset + size].tobytes()
             flight.token, flight.size = self._tokens[barrier], copy.tensor.bytes
             flight.token.needed += 1
 
@@ -377,7 +427,8 @@ class Film:
         self._signal(self.machine.thread, self._tokens[operation])
 
     def wgmma_waited(self, operations, places):
-        """The current thread has waited for these. places: [(array, accumulators)] that now have their results"""
+        """The current thread has waited for these. places: [(array, accumulators)] that now have
+        their results"""
         log = self.machine.thread.log
         for operation in operations:
             log.append(("wait", self._tokens[operation], None))
@@ -386,7 +437,7 @@ class Film:
             return
         for array, count in places:
             start = array.offset >> 2
-            for k, value in enumerate(array.flat[start:start + count].tolist()):
+            for k, value in enumerate(array.flat[start : start + count].tolist()):
                 log.append(("let", f"{array.name}[{k}]", value))
 
     def product(self, name, registers, frame):
@@ -395,10 +446,13 @@ class Film:
         thread.log.append(("product", name))
         if len(self.products) < KEPT:
             place = self.machine.place(self.machine.site_of(frame))
-            self.products.append(Product(name, thread.block.index, thread.warp, f"{place.file}:{place.line}",
-                                         registers))
+            self.products.append(
+                Product(
+                    name, thread.block.index, thread.warp, f"{place.file}:{place.line}", registers
+                )
+            )
 
-    # faults -----------------------------------------------------------------------------------------------------------
+    # faults ---------------------------------------------------------------------------------------
 
     def fault(self, fault, thread):
         """A fault is reported for the first time, of a thread or of the current one."""
@@ -412,8 +466,13 @@ class Film:
         log = thread.log
         for k in range(len(log) - 1, -1, -1) if log is not NOTHING else ():
             entry = log[k]
-            if entry.__class__ is not int and entry[0] in ("read", "write") and entry[1] is memory and (
-                    entry[4] == site) and entry[2] <= offset < entry[2] + entry[3]:
+            if (
+                entry.__class__ is not int
+                and entry[0] in ("read", "write")
+                and entry[1] is memory
+                and (entry[4] == site)
+                and entry[2] <= offset < entry[2] + entry[3]
+            ):
                 log.insert(k + 1, ("other", len(self._shot.faults) - 1))
                 break
 

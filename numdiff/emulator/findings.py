@@ -1,4 +1,6 @@
-"""Faults of many launches as one list: a finding for each pair of lines, with its source and a sentence of advice."""
+"""Faults of many launches as one list: a finding for each pair of lines, with its source and a
+sentence of advice."""
+
 import linecache
 import os
 from dataclasses import dataclass, field
@@ -24,7 +26,8 @@ def path_of(file):
 
 
 def said(place):
-    """A place with its source: `smooth.py:11 in smooth, block (0, 0, 0), thread (1, 0, 0): tile[t] = x[i]`."""
+    """A place with its source: `smooth.py:11 in smooth, block (0, 0, 0), thread (1, 0, 0): tile[t]
+    = x[i]`."""
     text = f"{path_of(place.file)}:{place.line} in {place.function}"
     if place.thread is not None:
         text += f", block {place.block}, thread {place.thread}"
@@ -59,7 +62,10 @@ def merge(faults_by_order):
     found = {}
     for order, faults in faults_by_order.items():
         for fault in faults:
-            lines = [(place.file, place.line) for place in (fault.place, *(place for _, place in fault.others[:1]))]
+            lines = [
+                (place.file, place.line)
+                for place in (fault.place, *(place for _, place in fault.others[:1]))
+            ]
             key = (fault.kind, *lines) if fault.kind != "race" else (fault.kind, *sorted(lines))
             finding = found.setdefault(key, Finding(fault))
             finding.count += fault.count
@@ -75,7 +81,8 @@ def merge(faults_by_order):
 
 @dataclass
 class Cost:
-    """What a line wastes. kind: "bank conflicts" or "not coalesced"; its requests, and wavefronts or sectors."""
+    """What a line wastes. kind: "bank conflicts" or "not coalesced"; its requests, and wavefronts
+    or sectors."""
 
     kind: str
     file: str
@@ -90,11 +97,15 @@ class Cost:
         self.needed += other.needed
 
     def __str__(self):
-        unit, advice = ("wavefronts", CONFLICTS) if self.kind == "bank conflicts" else ("sectors", UNCOALESCED)
+        unit, advice = (
+            ("wavefronts", CONFLICTS) if self.kind == "bank conflicts" else ("sectors", UNCOALESCED)
+        )
         place = Place("", self.file, self.line)
-        return (f"{self.kind}: {self.taken / self.requests:.3g} {unit} per request, where "
-                f"{self.needed / self.requests:.3g} would do (requests: {self.requests:,})\n"
-                f"    at {path_of(self.file)}:{self.line}: {source_of(place)}\n    {advice}")
+        return (
+            f"{self.kind}: {self.taken / self.requests:.3g} {unit} per request, where "
+            f"{self.needed / self.requests:.3g} would do (requests: {self.requests:,})\n"
+            f"    at {path_of(self.file)}:{self.line}: {source_of(place)}\n    {advice}"
+        )
 
 
 def costs_of(recorder):
@@ -102,10 +113,27 @@ def costs_of(recorder):
     found = []
     for (file, line), figures in (recorder.lines() if recorder.launches else {}).items():
         if figures.conflicts:
-            found.append(Cost("bank conflicts", file, line, figures.shared_requests, figures.wavefronts,
-                              figures.ideal_wavefronts))
+            found.append(
+                Cost(
+                    "bank conflicts",
+                    file,
+                    line,
+                    figures.shared_requests,
+                    figures.wavefronts,
+                    figures.ideal_wavefronts,
+                )
+            )
         if figures.sectors > WASTE * figures.ideal_sectors:
-            found.append(Cost("not coalesced", file, line, figures.requests, figures.sectors, figures.ideal_sectors))
+            found.append(
+                Cost(
+                    "not coalesced",
+                    file,
+                    line,
+                    figures.requests,
+                    figures.sectors,
+                    figures.ideal_sectors,
+                )
+            )
     return found
 
 
@@ -113,5 +141,7 @@ def merge_costs(costs):
     """[`Cost`], one for each kind and line, what wastes most first."""
     found = {}
     for cost in costs:
-        found.setdefault((cost.kind, cost.file, cost.line), Cost(cost.kind, cost.file, cost.line)).add(cost)
+        found.setdefault(
+            (cost.kind, cost.file, cost.line), Cost(cost.kind, cost.file, cost.line)
+        ).add(cost)
     return sorted(found.values(), key=lambda cost: cost.needed - cost.taken)

@@ -1,19 +1,21 @@
 """The matrix element in each register of each lane, for the tensor-core instructions of a warp.
 
-Each function takes a lane (0 … 31) and gives that lane's registers in order; each register is a tuple of the (row,
-column) of its elements, the element in the low bits first. float16 comes two to a 32-bit register, float32 and tf32
-one by one.
+Each function takes a lane (0 … 31) and gives that lane's registers in order; each register is a
+tuple of the (row, column) of its elements, the element in the low bits first. float16 comes two to
+a 32-bit register, float32 and tf32 one by one.
 
     mma m16n8k16    D (16 × 8) = A (16 × 16) · B (16 × 8) + C, float16 in, float32 sums
     mma m16n8k8     D (16 × 8) = A (16 × 8) · B (8 × 8) + C, float16 or tf32 in, float32 sums
 
-All follow one pattern. An 8 × 8 matrix of 16-bit elements is spread over a warp so that lane l has two neighbours of
-row l // 4, as one matrix of `ldmatrix` gives. A is made of such matrices, its rows first; B too, but with its columns
-in the place of rows, which is why B is best stored as (N, K).
+All follow one pattern. An 8 × 8 matrix of 16-bit elements is spread over a warp so that lane l has
+two neighbours of row l // 4, as one matrix of `ldmatrix` gives. A is made of such matrices, its
+rows first; B too, but with its columns in the place of rows, which is why B is best stored as (N,
+K).
 
 SOURCE  PTX ISA, section 9.7.14.5, "Matrix multiply-accumulate operation using mma instruction": the fragment layouts,
 and "ldmatrix" there.
 """
+
 LANES = 32
 
 
@@ -69,6 +71,7 @@ def fragment_b_m16n8k8_tf32(lane):
 
 
 def fragment_c_m16n8(lane):
-    """C and D, 16 × 8 of float32, of every mma here: four registers, two neighbours of a row and two of row + 8."""
+    """C and D, 16 × 8 of float32, of every mma here: four registers, two neighbours of a row and
+    two of row + 8."""
     row, column = lane // 4, 2 * (lane % 4)
     return tuple(((row + rows, column + columns),) for rows in (0, 8) for columns in (0, 1))

@@ -1,4 +1,5 @@
 """Python's own functions and those of `math` on a CPU, as Numba types them."""
+
 import math
 
 import numpy as np
@@ -22,16 +23,17 @@ from .values import (
 def choose(choice, noticed=None):
     """`min` or `max`; `noticed(name)` is called where it works in float64.
 
-    Of two float32, or float64, it is PTX's instruction, which gives the number if one is NaN, and takes 0 for more than
-    -0. All other functions Numba compares in the common type. The first argument stays unless a later one is less or
-    more, so a NaN in the first place stays, and elsewhere it is ignored.
+    Of two float32, or float64, it is PTX's instruction, which gives the number if one is NaN, and
+    takes 0 for more than -0. All other functions Numba compares in the common type. The first
+    argument stays unless a later one is less or more, so a NaN in the first place stays, and
+    elsewhere it is ignored.
     """
     largest = choice is max
 
     def among(first, *others):
         best, *others = first if not others and first.__class__ is tuple else (first, *others)
         if len(others) == 1:
-            value, = others
+            (value,) = others
             c, d = best.__class__, value.__class__
             if c is float32 and d is float32:
                 if value > best:
@@ -51,6 +53,7 @@ def choose(choice, noticed=None):
             if value > best if largest else value < best:
                 best = value
         return best
+
     return among
 
 
@@ -88,7 +91,9 @@ def to_float(a=0):
 def to_complex(real=0.0, imag=None):
     """complex(x), complex(x, y): of float32 it is complex64."""
     parts = (real,) if imag is None else (real, imag)
-    return (complex64 if all(p.__class__ is float32 for p in parts) else complex128)(complex(*parts))
+    return (complex64 if all(p.__class__ is float32 for p in parts) else complex128)(
+        complex(*parts)
+    )
 
 
 def to_bool(a=False):
@@ -106,7 +111,10 @@ def _to_digits(x, digits):
     """CPython's algorithm, as Numba compiles it: in float64, by powers of ten."""
     if not math.isfinite(x):
         return x
-    first, second = float64(10) ** float64(min(abs(digits), 22) if digits < 0 else min(digits, 22)), float64(1)
+    first, second = (
+        float64(10) ** float64(min(abs(digits), 22) if digits < 0 else min(digits, 22)),
+        float64(1),
+    )
     if digits > 22:
         first, second = float64(10) ** float64(digits - 22), float64(1e22)
     elif digits < -22:
@@ -120,11 +128,22 @@ def _to_digits(x, digits):
     return z / second / first if digits >= 0 else z * first
 
 
-BUILTINS = {"min": minimum, "max": maximum, "abs": absolute, "int": to_integer, "float": to_float, "bool": to_bool,
-            "complex": to_complex, "round": rounded, "pow": power, "divmod": divided}
+BUILTINS = {
+    "min": minimum,
+    "max": maximum,
+    "abs": absolute,
+    "int": to_integer,
+    "float": to_float,
+    "bool": to_bool,
+    "complex": to_complex,
+    "round": rounded,
+    "pow": power,
+    "divmod": divided,
+}
 
 
-# math: float32 in, float32 out ----------------------------------------------------------------------------------------
+# math: float32 in, float32 out --------------------------------------------------------------------
+
 
 def _kind_of_two(a, b):
     kind = PROMOTED[a, b]
@@ -137,18 +156,38 @@ def _kind_of_power(a, b):
 
 SMALL = "bsmthf"  # letters of what float32 holds
 _REALS = INTEGERS + FLOATS
-_WIDENED = {(a,): a if a in "fd" else "f" if a == "h" else "d" for a in _REALS}  # functions without a float16
+# functions without a float16
+_WIDENED = {(a,): a if a in "fd" else "f" if a == "h" else "d" for a in _REALS}
 _ONE = {(a,): a if a in FLOATS else "d" for a in _REALS}
 _TWO = {(a, b): _kind_of_two(a, b) for a in _REALS for b in _REALS}
 _POWER = {(a, b): _kind_of_power(a, b) for a in _REALS for b in _REALS}
 _CLOSE = {(a, b): "f" if a in SMALL and b in SMALL else "d" for a in _REALS for b in _REALS}
-HALF = ("sqrt", "exp", "exp2", "log", "log2", "log10", "sin", "cos", "floor", "ceil", "trunc", "fabs")
-_KINDS = {**dict.fromkeys(HALF, _ONE), "atan2": _TWO, "hypot": _TWO, "pow": _POWER,
-          **dict.fromkeys(("fmod", "copysign", "remainder", "nextafter"), _CLOSE)}
+HALF = (
+    "sqrt",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "log10",
+    "sin",
+    "cos",
+    "floor",
+    "ceil",
+    "trunc",
+    "fabs",
+)
+_KINDS = {
+    **dict.fromkeys(HALF, _ONE),
+    "atan2": _TWO,
+    "hypot": _TWO,
+    "pow": _POWER,
+    **dict.fromkeys(("fmod", "copysign", "remainder", "nextafter"), _CLOSE),
+}
 
 
 def float_result(function, noticed=None, name=None):
-    """`function` on Python floats (float64), rounded once to the type that Numba gives the arguments.
+    """`function` on Python floats (float64), rounded once to the type that Numba gives the
+    arguments.
 
     `noticed(name)` is called where that type is float64.
     """
@@ -170,6 +209,7 @@ def float_result(function, noticed=None, name=None):
             return to(_overflow(function, numbers))
         except (ValueError, ZeroDivisionError):
             return to(_outside(function, numbers))
+
     call.__name__ = name
     return call
 
@@ -185,7 +225,12 @@ def _outside(function, values):
     x = values[0]
     if any(math.isnan(v) for v in values):
         return math.nan
-    if function in (math.log, math.log2, math.log10) and x == 0 or function is math.log1p and x == -1:
+    if (
+        function in (math.log, math.log2, math.log10)
+        and x == 0
+        or function is math.log1p
+        and x == -1
+    ):
         return -math.inf
     if function in (math.floor, math.ceil, math.trunc):
         return x
@@ -199,12 +244,44 @@ def _whole(function):
 
 
 def exp2(x):
-    return 2.0 ** x
+    return 2.0**x
 
 
-MATH_FUNCTIONS = ("sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan",
-                  "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "gamma", "lgamma", "fabs",
-                  "copysign", "fmod", "pow", "hypot", "degrees", "radians", "remainder", "nextafter")
+MATH_FUNCTIONS = (
+    "sqrt",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "gamma",
+    "lgamma",
+    "fabs",
+    "copysign",
+    "fmod",
+    "pow",
+    "hypot",
+    "degrees",
+    "radians",
+    "remainder",
+    "nextafter",
+)
 
 
 class EmulatedMath:

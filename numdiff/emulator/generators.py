@@ -1,21 +1,24 @@
-"""Threads as generators, where greenlet cannot be had: WebAssembly has no second stack to switch to.
+"""Threads as generators, where greenlet cannot be had: WebAssembly has no second stack to switch
+to.
 
-A greenlet waits in the middle of whatever functions have called each other. A generator can wait only in its own text,
-so the kernel's text is changed once more (`yielding`), after rewrite.py:
+A greenlet waits in the middle of whatever functions have called each other. A generator can wait
+only in its own text, so the kernel's text is changed once more (`yielding`), after rewrite.py:
 
     cuda.syncthreads()      (yield from __wait(cuda.syncthreads))      and all that may wait, or is not known
     device_function(x)      (yield from device_function(x))            if its text waits somewhere
     __turn(1)               (__turn(1) or not (yield))                 the head of each `while`
 
-A function that waits nowhere stays as it is. `__wait` calls the function. Where that must wait, `Scheduler.give_way`
-raises `Waits`, which ends the emulator's frames up to `__wait`. It yields, and returns the thread's result once the
-scheduler has resumed it. So no function of the emulator has anything left to do after it has waited, but for the
-`then` of `Scheduler.pause`.
+A function that waits nowhere stays as it is. `__wait` calls the function. Where that must wait,
+`Scheduler.give_way` raises `Waits`, which ends the emulator's frames up to `__wait`. It yields, and
+returns the thread's result once the scheduler has resumed it. So no function of the emulator has
+anything left to do after it has waited, but for the `then` of `Scheduler.pause`.
 
-Faults are those of greenlets, and so are results. `python -m tests.emulator.test_generators` measures the time: a
-matrix product in tiles takes 1.3 times as long, a kernel of barriers alone 1.7 times. Without greenlet, a call that may
-wait must be visible in the text: a function without source, and one called in a comprehension, end in `Unsupported`.
+Faults are those of greenlets, and so are results. `python -m tests.emulator.test_generators`
+measures the time: a matrix product in tiles takes 1.3 times as long, a kernel of barriers alone 1.7
+times. Without greenlet, a call that may wait must be visible in the text: a function without
+source, and one called in a comprehension, end in `Unsupported`.
 """
+
 import ast
 import builtins
 import sys
@@ -30,9 +33,11 @@ from .schedule import Scheduler
 from .values import is_numbas
 
 # Functions of Numba that may wait, by their last name
-WAITING = frozenset("""syncthreads syncthreads_count syncthreads_and syncthreads_or syncwarp shfl_sync shfl_up_sync
+WAITING = frozenset(
+    """syncthreads syncthreads_count syncthreads_and syncthreads_or syncwarp shfl_sync shfl_up_sync
     shfl_down_sync shfl_xor_sync all_sync any_sync eq_sync ballot_sync match_any_sync match_all_sync activemask
-    nanosleep sync""".split())
+    nanosleep sync""".split()
+)
 
 
 class Waits(BaseException):
@@ -43,7 +48,9 @@ class Waits(BaseException):
 
 
 def wait(machine):
-    """`__wait` of a machine: call a function that may wait, or a generator function, from within a kernel."""
+    """`__wait` of a machine: call a function that may wait, or a generator function, from within a
+    kernel."""
+
     def waiting(function, *arguments, **named):
         try:
             result = function(*arguments, **named)
@@ -60,31 +67,37 @@ def wait(machine):
                 return then(result)
             except Waits as waits:
                 then = waits.then
+
     return waiting
 
 
-# The text -------------------------------------------------------------------------------------------------------------
+# The text -----------------------------------------------------------------------------------------
 
 _WAIT = {}  # code of a function -> whether it may wait
 
 
 def may_wait(function):
-    """Whether a function of a kernel waits somewhere: it has a `while`, a call that may wait or is not known, or calls
-    a function that waits."""
+    """Whether a function of a kernel waits somewhere: it has a `while`, a call that may wait or is
+    not known, or calls a function that waits."""
     code = function.__code__
     if code not in _WAIT:
         _WAIT[code] = False  # while it is looked at: a function that calls itself
         tree, outside = source_tree(function), Outside(function)
         _WAIT[code] = tree is not None and any(
-            isinstance(node, ast.While) or isinstance(node, ast.Call) and kind_of(node, outside) != "plain"
-            for statement in tree.body for node in ast.walk(statement))
+            isinstance(node, ast.While)
+            or isinstance(node, ast.Call)
+            and kind_of(node, outside) != "plain"
+            for statement in tree.body
+            for node in ast.walk(statement)
+        )
     return _WAIT[code]
 
 
 def kind_of(call, outside, variants=()):
-    """"plain", "waits" (or it is not known), or "generator": of a function whose text waits.
+    """ "plain", "waits" (or it is not known), or "generator": of a function whose text waits.
 
-    outside: what the calling function finds outside of itself; variants: names of rewrite.py's -> (name, magnitudes)
+    outside: what the calling function finds outside of itself; variants: names of rewrite.py's ->
+    (name, magnitudes)
     """
     parts, node = [], call.func
     while isinstance(node, ast.Attribute):
@@ -132,9 +145,13 @@ class Yielding(ast.NodeTransformer):
         if kind == "plain":
             return node
         if self.inside:
-            raise Unsupported("a call that may wait, within a comprehension or a lambda, needs greenlet")
+            raise Unsupported(
+                "a call that may wait, within a comprehension or a lambda, needs greenlet"
+            )
         if kind == "turn":
-            return ast.copy_location(ast.BoolOp(ast.Or(), [node, ast.UnaryOp(ast.Not(), ast.Yield())]), node)
+            return ast.copy_location(
+                ast.BoolOp(ast.Or(), [node, ast.UnaryOp(ast.Not(), ast.Yield())]), node
+            )
         if kind == "waits":
             wait = ast.copy_location(ast.Name("__wait", ast.Load()), node)
             node = ast.copy_location(ast.Call(wait, [node.func, *node.args], node.keywords), node)
@@ -149,10 +166,12 @@ class Yielding(ast.NodeTransformer):
     visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _within
 
 
-# The scheduler --------------------------------------------------------------------------------------------------------
+# The scheduler ------------------------------------------------------------------------------------
+
 
 class Stop:
-    """A frame at which a thread waits, as long as its generator is suspended: Python then unlinks frames."""
+    """A frame at which a thread waits, as long as its generator is suspended: Python then unlinks
+    frames."""
 
     __slots__ = ("_frame", "f_code", "f_lasti", "f_lineno", "f_globals", "f_back")
 
@@ -175,7 +194,8 @@ def stop_at(frame):
 
 
 class GeneratorScheduler(Scheduler):
-    """A `Scheduler` whose threads are generators: `thread.greenlet` is one, or None before it has begun."""
+    """A `Scheduler` whose threads are generators: `thread.greenlet` is one, or None before it has
+    begun."""
 
     def _turn_until_stuck(self):
         while self.awake:
@@ -204,8 +224,10 @@ class GeneratorScheduler(Scheduler):
         except StopIteration:
             pass
         except Waits as waits:
-            error = Unsupported("a function without source, or one that the emulator cannot follow, waits here, which "
-                                "needs greenlet")
+            error = Unsupported(
+                "a function without source, or one that the emulator cannot follow, waits here, which "
+                "needs greenlet"
+            )
             self.machine.thread_failed(thread, error.with_traceback(waits.__traceback__))
         except Exception as error:
             self.machine.thread_failed(thread, error)

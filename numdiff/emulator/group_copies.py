@@ -1,9 +1,12 @@
-"""The copies of `cp.async` in flight: what they use, when they arrive (PTX ISA, section 9.7.9.25.3).
+"""The copies of `cp.async` in flight: what they use, when they arrive (PTX ISA, section
+9.7.9.25.3).
 
-Each thread has the copies that it has started and not yet put in a group, and its groups, oldest first; only its own
-waits count. A copy arrives at the wait that covers its group, or at the end of its thread: as late as the rules allow,
-so that a missing wait is detected every time. Until then its destination and source are in use (asynchronous.py).
+Each thread has the copies that it has started and not yet put in a group, and its groups, oldest
+first; only its own waits count. A copy arrives at the wait that covers its group, or at the end of
+its thread: as late as the rules allow, so that a missing wait is detected every time. Until then
+its destination and source are in use (asynchronous.py).
 """
+
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray
@@ -14,7 +17,8 @@ EVERYTHING = 1 << 62  # a place behind the last byte of any memory
 
 
 class Copy:
-    """One copy in flight: `count` bytes of `data` from `first`, then zeros, into `size` bytes of a shared memory.
+    """One copy in flight: `count` bytes of `data` from `first`, then zeros, into `size` bytes of a
+    shared memory.
 
     source: the memory that `data` are the bytes of, None if nothing is checked
     """
@@ -39,7 +43,7 @@ class Copy:
         """The bytes have arrived: for the order of accesses, they are written now."""
         memory, offset, end = self.memory, self.offset, self.offset + self.size
         filled = offset + self.count
-        memory.bytes[offset:filled] = self.data[self.first:self.first + self.count]
+        memory.bytes[offset:filled] = self.data[self.first : self.first + self.count]
         if filled < end:
             memory.bytes[filled:end] = 0
         if not machine.checked:
@@ -57,12 +61,14 @@ class Copy:
 
 
 class ThreadCopies:
-    """The copies of one thread: `open` are those in no group yet, `groups` the others, oldest first."""
+    """The copies of one thread: `open` are those in no group yet, `groups` the others, oldest
+    first."""
 
     def __init__(self, machine, thread):
         self.thread, self.open, self.groups = thread, [], []
         self.arrived = 0  # groups, so far
-        self.filmed = machine.film is not None and thread.lane == 0  # one lane stands for its warp in a film
+        # one lane stands for its warp in a film
+        self.filmed = machine.film is not None and thread.lane == 0
         thread.state.setdefault("at_end", []).append(lambda: self.end(machine))
 
     def arrive(self, machine, count):
@@ -87,12 +93,19 @@ class ThreadCopies:
 
 
 class WordsInUse:
-    """The words of a memory that copies in flight write, or read: an entry of `Memory.busy`, found by address."""
+    """The words of a memory that copies in flight write, or read: an entry of `Memory.busy`, found
+    by address."""
 
     __slots__ = ("memory", "writes", "words", "start", "stop")
 
     def __init__(self, memory, writes):
-        self.memory, self.writes, self.words, self.start, self.stop = memory, writes, {}, 0, EVERYTHING
+        self.memory, self.writes, self.words, self.start, self.stop = (
+            memory,
+            writes,
+            {},
+            0,
+            EVERYTHING,
+        )
         memory.busy.append(self)
         memory.calm = None
 
@@ -138,24 +151,35 @@ def shared_range(machine, address, size, frame, doing):
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address)
     if found is None or found[1] + size > found[0].size:
-        machine.report("bounds", f"{doing} {size} bytes at the shared address {address:#x}, which are not all in a "
-                                 "shared array of the block", machine.site_of(frame))
+        machine.report(
+            "bounds",
+            f"{doing} {size} bytes at the shared address {address:#x}, which are not all in a "
+            "shared array of the block",
+            machine.site_of(frame),
+        )
         return None
     if address % size:
-        machine.report("alignment", f"{doing} {size} bytes at the shared address {address:#x}, which is not a multiple "
-                                    f"of {size}", machine.site_of(frame))
+        machine.report(
+            "alignment",
+            f"{doing} {size} bytes at the shared address {address:#x}, which is not a multiple "
+            f"of {size}",
+            machine.site_of(frame),
+        )
         return None
     return found
 
 
 def _source(machine, array, index, size, count, frame):
-    """(bytes, start, memory) of the first byte to copy, after the checks of a read; None after a fault."""
+    """(bytes, start, memory) of the first byte to copy, after the checks of a read; None after a
+    fault."""
     index, itemsize = int(index), array.itemsize
     if array.__class__ is not CheckedArray:
         data = (array.data if array.__class__ is IntegerArray else array).reshape(-1).view(np.uint8)
         start = index * itemsize
         if count and not 0 <= start <= len(data) - count:
-            raise IndexError(f"cp.async of {count} bytes from element {index} of {len(data) // itemsize}")
+            raise IndexError(
+                f"cp.async of {count} bytes from element {index} of {len(data) // itemsize}"
+            )
         return data, start, None
     memory, site = array.memory, machine.site_of(frame)
     if memory.space is not GLOBAL:
@@ -163,8 +187,12 @@ def _source(machine, array, index, size, count, frame):
         return None
     start = array.offset + index * itemsize
     if (memory.address + start) % size:
-        machine.report("alignment", f"copies {size} bytes of {array.name} from element {index}, whose address is not a "
-                                    f"multiple of {size}", site)
+        machine.report(
+            "alignment",
+            f"copies {size} bytes of {array.name} from element {index}, whose address is not a "
+            f"multiple of {size}",
+            site,
+        )
         return None
     if count:
         elements = -(-count // itemsize)
@@ -175,9 +203,12 @@ def _source(machine, array, index, size, count, frame):
 
 
 def start_copy(machine, address, array, index, size, count, frame):
-    """Start a copy of `count` bytes from element `index` of an array, filled up with zeros to `size` bytes."""
+    """Start a copy of `count` bytes from element `index` of an array, filled up with zeros to
+    `size` bytes."""
     if not 0 <= count <= size:
-        machine.report("cp.async", f"reads {count} bytes for a copy of {size}", machine.site_of(frame))
+        machine.report(
+            "cp.async", f"reads {count} bytes for a copy of {size}", machine.site_of(frame)
+        )
         return
     target = shared_range(machine, address, size, frame, "copies into")
     source = _source(machine, array, index, size, count, frame)
@@ -191,7 +222,8 @@ def start_copy(machine, address, array, index, size, count, frame):
             machine.asynchronous.touched(memory, offset, size, site, True)
         if machine.access.races:
             machine.access.check_writes(memory, offset, size, site, 2)
-        memory.mark_written(offset, offset + size)  # a read that is too early is reported for the copy, not for this
+        # a read that is too early is reported for the copy, not for this
+        memory.mark_written(offset, offset + size)
         if machine.recorder is not None:
             machine.recorder.access(memory, offset, size, site, True, array.itemsize)
         if "asynchronous" in machine.checks:

@@ -1,11 +1,15 @@
-"""Which operations of a kernel are on signed integers whatever it is given: Python's own operators do them.
+"""Which operations of a kernel are on signed integers whatever it is given: Python's own operators
+do them.
 
-A call of `values.add` takes five times as long as `a + b`. Where both are signed integers the two are the same; so are
-products and quotients that cannot leave 64 bits. An index is mostly made of such: thread and block numbers, shapes,
-literals, casts to int32, the variables of `for … in range(…)`, and sums and products of these.
+A call of `values.add` takes five times as long as `a + b`. Where both are signed integers the two
+are the same; so are products and quotients that cannot leave 64 bits. An index is mostly made of
+such: thread and block numbers, shapes, literals, casts to int32, the variables of `for … in
+range(…)`, and sums and products of these.
 
-A magnitude k says that a signed integer is within ±2^k; None: it may be anything else than a signed integer.
+A magnitude k says that a signed integer is within ±2^k; None: it may be anything else than a signed
+integer.
 """
+
 import ast
 import math
 import types
@@ -16,17 +20,26 @@ from .values import ALIASES, SIGNED, is_numbas, numbas_name
 
 UNKNOWN = None
 ANY = math.inf  # an integer of any size
-INDEX = 31  # bits of lengths, of numbers from a module, and of how often a loop can turn in an emulator
+# bits of lengths, of numbers from a module, and of how often a loop can turn in an emulator
+INDEX = 31
 CASTS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 LARGEST = 62  # what is within ±2^62 does not wrap
-_OPERATORS = {ast.Add: lambda a, b: max(a, b) + 1, ast.Sub: lambda a, b: max(a, b) + 1, ast.Mult: lambda a, b: a + b,
-              ast.FloorDiv: lambda a, b: a, ast.Mod: lambda a, b: b, ast.BitAnd: lambda a, b: max(a, b) + 1,
-              ast.BitOr: lambda a, b: max(a, b) + 1, ast.BitXor: lambda a, b: max(a, b) + 1,
-              ast.RShift: lambda a, b: a}
+_OPERATORS = {
+    ast.Add: lambda a, b: max(a, b) + 1,
+    ast.Sub: lambda a, b: max(a, b) + 1,
+    ast.Mult: lambda a, b: a + b,
+    ast.FloorDiv: lambda a, b: a,
+    ast.Mod: lambda a, b: b,
+    ast.BitAnd: lambda a, b: max(a, b) + 1,
+    ast.BitOr: lambda a, b: max(a, b) + 1,
+    ast.BitXor: lambda a, b: max(a, b) + 1,
+    ast.RShift: lambda a, b: a,
+}
 _ROUNDS = 6  # after which a magnitude that still grows counts as ANY
 
 
-EMPTY = ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop  # nodes with nothing in them
+# nodes with nothing in them
+EMPTY = ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop
 
 
 def parts_of(node):
@@ -55,18 +68,23 @@ def magnitude_of(value):
 
 
 class Integers:
-    """The signed integers of one function. After `mark`, an operation's node has `native`: whether Python does it.
+    """The signed integers of one function. After `mark`, an operation's node has `native`: whether
+    Python does it.
 
     given: magnitudes of its parameters
-    assumed: {name: (what the function is taken to find under it outside, …)}: to be checked by `holds`
+    assumed: {name: (what the function is taken to find under it outside, …)}: to be checked by
+    `holds`
     """
 
     def __init__(self, function, node, given):
         code, self.assumed, self.nodes = function.__code__, {}, nodes_of(node)
         captured = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         names = [n for n in self.nodes if n.__class__ is ast.Name]
-        self.inner = {n.id for n in names if n.ctx.__class__ is not ast.Load} | set(code.co_varnames) | set(
-            code.co_cellvars)
+        self.inner = (
+            {n.id for n in names if n.ctx.__class__ is not ast.Load}
+            | set(code.co_varnames)
+            | set(code.co_cellvars)
+        )
         self.outside = {}
         for name in {n.id for n in names} - self.inner:
             if name in captured:
@@ -74,7 +92,9 @@ class Integers:
             elif name in function.__globals__:
                 self.outside[name] = function.__globals__[name]
         parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
-        self.bindings = {name: [magnitude] for name, magnitude in zip(parameters, given, strict=False)}
+        self.bindings = {
+            name: [magnitude] for name, magnitude in zip(parameters, given, strict=False)
+        }
         others = self._all_parameters(node)
         for name in self.inner - self.bindings.keys():
             self.bindings[name] = [UNKNOWN] if name in others else []
@@ -85,7 +105,7 @@ class Integers:
     def _all_parameters(node):
         return {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
 
-    # what is assigned to names ----------------------------------------------------------------------------------------
+    # what is assigned to names --------------------------------------------------------------------
 
     def _bind(self, node):
         understood, stored = set(), []  # ids of the nodes of names
@@ -99,12 +119,19 @@ class Integers:
                     self._assign(target, part.value, understood)
             elif kind is ast.AnnAssign and part.value is not None:
                 self._assign(part.target, part.value, understood)
-            elif kind is ast.AugAssign and isinstance(part.target, ast.Name) or kind is ast.For and isinstance(
-                    part.target, ast.Name) and self._is_range(part.iter):
+            elif (
+                kind is ast.AugAssign
+                and isinstance(part.target, ast.Name)
+                or kind is ast.For
+                and isinstance(part.target, ast.Name)
+                and self._is_range(part.iter)
+            ):
                 self.bindings[part.target.id].append(part)
                 understood.add(id(part.target))
             elif kind in (ast.FunctionDef, ast.Lambda) and part is not node:  # a separate scope
-                for name in {n.id for n in ast.walk(part) if isinstance(n, ast.Name)} | self._all_parameters(part):
+                for name in {
+                    n.id for n in ast.walk(part) if isinstance(n, ast.Name)
+                } | self._all_parameters(part):
                     self.bindings.setdefault(name, []).append(UNKNOWN)
         for part in stored:
             if id(part) not in understood:
@@ -112,7 +139,11 @@ class Integers:
 
     def _assign(self, target, value, understood):
         if isinstance(target, ast.Name):
-            if isinstance(value, ast.BinOp) and isinstance(value.left, ast.Name) and value.left.id == target.id:
+            if (
+                isinstance(value, ast.BinOp)
+                and isinstance(value.left, ast.Name)
+                and value.left.id == target.id
+            ):
                 value = ast.AugAssign(target, value.op, value.right)  # the same
             self.bindings.setdefault(target.id, []).append(value)
             understood.add(id(target))
@@ -127,12 +158,21 @@ class Integers:
                         understood.add(id(one))
 
     def _is_range(self, node):
-        return isinstance(node, ast.Call) and not node.keywords and all(
-            not isinstance(a, ast.Starred) for a in node.args) and self._names(node.func, "range")
+        return (
+            isinstance(node, ast.Call)
+            and not node.keywords
+            and all(not isinstance(a, ast.Starred) for a in node.args)
+            and self._names(node.func, "range")
+        )
 
     def _names(self, node, builtin):
         """Whether a node is the name of one of Python's own functions."""
-        if not isinstance(node, ast.Name) or node.id != builtin or node.id in self.inner or node.id in self.outside:
+        if (
+            not isinstance(node, ast.Name)
+            or node.id != builtin
+            or node.id in self.inner
+            or node.id in self.outside
+        ):
             return False
         self.assumed[builtin] = ("missing",)
         return True
@@ -142,17 +182,24 @@ class Integers:
         return isinstance(node, ast.Attribute) and node.attr == "shape"
 
     def _is_cuda(self, node):
-        if isinstance(node, ast.Name) and isinstance(self.outside.get(node.id), types.ModuleType) and (
-                numbas_name(self.outside[node.id].__name__) == "numba.cuda"):
+        if (
+            isinstance(node, ast.Name)
+            and isinstance(self.outside.get(node.id), types.ModuleType)
+            and (numbas_name(self.outside[node.id].__name__) == "numba.cuda")
+        ):
             self.assumed[node.id] = ("cuda",)
             return True
         return False
 
     def _is_grid(self, node):
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (
-            node.func.attr in ("grid", "gridsize")) and self._is_cuda(node.func.value)
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and (node.func.attr in ("grid", "gridsize"))
+            and self._is_cuda(node.func.value)
+        )
 
-    # magnitudes -------------------------------------------------------------------------------------------------------
+    # magnitudes -----------------------------------------------------------------------------------
 
     def _solve(self):
         self.locals = {name: 0 if bindings else UNKNOWN for name, bindings in self.bindings.items()}
@@ -164,10 +211,17 @@ class Integers:
                 if old is UNKNOWN:
                     continue
                 found = [self._of_binding(name, binding) for binding in bindings]
-                new = UNKNOWN if UNKNOWN in found else max(old, *found) if not any(
-                    isinstance(b, ast.AugAssign) for b in bindings) else max(old, max(found) + 1)
+                new = (
+                    UNKNOWN
+                    if UNKNOWN in found
+                    else max(old, *found)
+                    if not any(isinstance(b, ast.AugAssign) for b in bindings)
+                    else max(old, max(found) + 1)
+                )
                 if new != old:
-                    self.locals[name] = new if new is UNKNOWN or rounds < _ROUNDS and new <= LARGEST else ANY
+                    self.locals[name] = (
+                        new if new is UNKNOWN or rounds < _ROUNDS and new <= LARGEST else ANY
+                    )
                     changed = changed or self.locals[name] != old
 
     def _of_binding(self, name, binding):
@@ -175,8 +229,11 @@ class Integers:
             return self._of_range(binding.iter.args)
         if isinstance(binding, ast.AugAssign):
             by = self.of(binding.value)
-            if isinstance(binding.op, (ast.Add, ast.Sub)) and by is not UNKNOWN and name not in {
-                    n.id for n in ast.walk(binding.value) if isinstance(n, ast.Name)}:
+            if (
+                isinstance(binding.op, (ast.Add, ast.Sub))
+                and by is not UNKNOWN
+                and name not in {n.id for n in ast.walk(binding.value) if isinstance(n, ast.Name)}
+            ):
                 return by + INDEX  # each turn adds as much
             return self._of_operation(binding.op, self.locals[name], by, binding.value)
         if isinstance(binding, ast.AST):
@@ -185,7 +242,10 @@ class Integers:
 
     def _of_range(self, arguments):
         start = self.of(arguments[0]) if len(arguments) > 1 else 0
-        stop, step = self.of(arguments[min(len(arguments) - 1, 1)]), self.of(arguments[2]) if len(arguments) > 2 else 0
+        stop, step = (
+            self.of(arguments[min(len(arguments) - 1, 1)]),
+            self.of(arguments[2]) if len(arguments) > 2 else 0,
+        )
         turning = ANY if start is UNKNOWN or step is UNKNOWN else max(start, step + INDEX) + 1
         return turning if start is UNKNOWN or stop is UNKNOWN else min(turning, max(start, stop))
 
@@ -225,7 +285,11 @@ class Integers:
             a, b = self.of(node.body), self.of(node.orelse)
             return UNKNOWN if a is UNKNOWN or b is UNKNOWN else max(a, b)
         if kind is ast.Subscript:
-            return INDEX if self._is_shape(node.value) and isinstance(node.slice, ast.Constant) else UNKNOWN
+            return (
+                INDEX
+                if self._is_shape(node.value) and isinstance(node.slice, ast.Constant)
+                else UNKNOWN
+            )
         if kind is ast.Attribute:
             return self._of_attribute(node)
         return self._of_call(node) if kind is ast.Call else UNKNOWN
@@ -234,22 +298,38 @@ class Integers:
         if name in self.inner:
             return self.locals.get(name, UNKNOWN)
         value = self.outside.get(name)
-        if magnitude_of(value) == INDEX or isinstance(value, np.signedinteger) and abs(int(value)) < 1 << INDEX:
+        if (
+            magnitude_of(value) == INDEX
+            or isinstance(value, np.signedinteger)
+            and abs(int(value)) < 1 << INDEX
+        ):
             self.assumed[name] = ("integer",)
             return INDEX
         return UNKNOWN
 
     def _of_attribute(self, node):
         if node.attr in ("size", "ndim"):
-            return INDEX if isinstance(node.value, ast.Name) and node.value.id in self.inner else UNKNOWN
-        if node.attr in ("x", "y", "z") and isinstance(node.value, ast.Attribute) and node.value.attr in (
-                "threadIdx", "blockIdx", "blockDim", "gridDim") and self._is_cuda(node.value.value):
+            return (
+                INDEX
+                if isinstance(node.value, ast.Name) and node.value.id in self.inner
+                else UNKNOWN
+            )
+        if (
+            node.attr in ("x", "y", "z")
+            and isinstance(node.value, ast.Attribute)
+            and node.value.attr in ("threadIdx", "blockIdx", "blockDim", "gridDim")
+            and self._is_cuda(node.value.value)
+        ):
             return 31
         return 6 if node.attr in ("laneid", "warpsize") and self._is_cuda(node.value) else UNKNOWN
 
     def _of_call(self, node):
-        if self._is_grid(node) and len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and (
-                node.args[0].value == 1):
+        if (
+            self._is_grid(node)
+            and len(node.args) == 1
+            and isinstance(node.args[0], ast.Constant)
+            and (node.args[0].value == 1)
+        ):
             return INDEX
         if not isinstance(node.func, ast.Name) or node.keywords or len(node.args) == 0:
             return UNKNOWN
@@ -258,36 +338,56 @@ class Integers:
         if self._names(node.func, "min") or self._names(node.func, "max"):
             found = [self.of(a) for a in node.args]
             return UNKNOWN if UNKNOWN in found or len(found) < 2 else max(found)
-        cast = cast_named(self.outside.get(node.func.id)) if node.func.id not in self.inner else None
+        cast = (
+            cast_named(self.outside.get(node.func.id)) if node.func.id not in self.inner else None
+        )
         if cast in CASTS:
             self.assumed[node.func.id] = "cast", cast
             return CASTS[cast]
         return UNKNOWN
 
-    # what follows -----------------------------------------------------------------------------------------------------
+    # what follows ---------------------------------------------------------------------------------
 
     def mark(self):
         """Say of each operation whether it is Python's own."""
         for part in self.nodes:
             kind = part.__class__
             if kind is ast.BinOp:
-                part.native = self._is_native(part.op, self.of(part.left), self.of(part.right), part.right)
+                part.native = self._is_native(
+                    part.op, self.of(part.left), self.of(part.right), part.right
+                )
             elif kind is ast.AugAssign and isinstance(part.target, ast.Name):
-                part.native = self._is_native(part.op, self._of_name(part.target.id), self.of(part.value), part.value)
+                part.native = self._is_native(
+                    part.op, self._of_name(part.target.id), self.of(part.value), part.value
+                )
             elif kind is ast.UnaryOp:
                 inner = self.of(part.operand)
-                part.native = isinstance(part.op, ast.USub) and inner is not UNKNOWN and inner <= LARGEST and (
-                    isinstance(part.operand, (ast.BinOp, ast.Constant)))  # int64: others negate in their own width
+                part.native = (
+                    isinstance(part.op, ast.USub)
+                    and inner is not UNKNOWN
+                    and inner <= LARGEST
+                    and (
+                        # int64: others negate in their own width
+                        isinstance(part.operand, (ast.BinOp, ast.Constant))
+                    )
+                )
             elif kind is ast.Compare:
                 part.native = UNKNOWN not in map(self.of, (part.left, *part.comparators))
             elif kind is ast.Call:
-                part.magnitudes = () if any(isinstance(a, ast.Starred) for a in part.args) else tuple(
-                    self._rounded(self.of(a)) for a in part.args)
+                part.magnitudes = (
+                    ()
+                    if any(isinstance(a, ast.Starred) for a in part.args)
+                    else tuple(self._rounded(self.of(a)) for a in part.args)
+                )
 
     @staticmethod
     def _rounded(magnitude):
         """One of four, so that a function has few variants."""
-        return magnitude if magnitude is UNKNOWN else next(m for m in (INDEX, LARGEST, ANY) if magnitude <= m)
+        return (
+            magnitude
+            if magnitude is UNKNOWN
+            else next(m for m in (INDEX, LARGEST, ANY) if magnitude <= m)
+        )
 
     def _is_native(self, operator, a, b, right):
         if a is UNKNOWN or b is UNKNOWN:
@@ -301,21 +401,35 @@ class Integers:
         if isinstance(operator, (ast.FloorDiv, ast.Mod)):
             return a <= LARGEST
         if isinstance(operator, (ast.LShift, ast.RShift)):
-            by = right.value if isinstance(right, ast.Constant) and right.value.__class__ is int else None
-            return by is not None and 0 <= by < 64 and a + (by if isinstance(operator, ast.LShift) else 0) <= LARGEST
+            by = (
+                right.value
+                if isinstance(right, ast.Constant) and right.value.__class__ is int
+                else None
+            )
+            return (
+                by is not None
+                and 0 <= by < 64
+                and a + (by if isinstance(operator, ast.LShift) else 0) <= LARGEST
+            )
         return False
 
 
 def cast_named(value):
-    """The name of the type that a value outside of a kernel is, such as "int32"; None if it is none."""
+    """The name of the type that a value outside of a kernel is, such as "int32"; None if it is
+    none."""
     if isinstance(value, type) and issubclass(value, np.generic):
         return np.dtype(value).name if value is not np.generic else None
-    name = getattr(value, "name", None) if is_numbas(getattr(type(value), "__module__", None)) else None
+    name = (
+        getattr(value, "name", None)
+        if is_numbas(getattr(type(value), "__module__", None))
+        else None
+    )
     return ALIASES.get(name, name) if isinstance(name, str) else None
 
 
 def holds(assumed, namespace, cuda, types_by_name):
-    """Whether a function finds outside of itself what `Integers` took for granted; a namespace is of resolved names."""
+    """Whether a function finds outside of itself what `Integers` took for granted; a namespace is
+    of resolved names."""
     for name, (what, *more) in assumed.items():
         value = namespace.get(name)
         if what == "missing":

@@ -1,9 +1,11 @@
-"""The function that a launch calls: the kernel's, rewritten, with each of its names bound to the twin here.
+"""The function that a launch calls: the kernel's, rewritten, with each of its names bound to the
+twin here.
 
-rewrite.py turns a kernel's source into code that calls `__load`, `__store`, `__Add` and their kin. This file makes the
-functions behind these names, checked and counted according to the machine's options. It binds the names in a kernel's
-module and closure to their twins (namespace.py).
+rewrite.py turns a kernel's source into code that calls `__load`, `__store`, `__Add` and their kin.
+This file makes the functions behind these names, checked and counted according to the machine's
+options. It binds the names in a kernel's module and closure to their twins (namespace.py).
 """
+
 import operator
 import sys
 import types
@@ -16,18 +18,21 @@ from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
 from .whole_arrays import method
 
-_REWRITTEN = {}  # (id of a code object, checked, magnitudes, filmed) -> (the code object, what rewrite gave)
+# (id of a code object, checked, magnitudes, filmed) -> (the code object, what rewrite gave)
+_REWRITTEN = {}
 
 
 class Linking:
     """The part of an `Emulator` that makes functions of kernels."""
 
-    # A kernel's function ----------------------------------------------------------------------------------------------
+    # A kernel's function --------------------------------------------------------------------------
 
     def function(self, kernel, given=()):
-        """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python function.
+        """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python
+        function.
 
-        given: magnitudes of its arguments, as far as they are known to be signed integers (integers.py)
+        given: magnitudes of its arguments, as far as they are known to be signed integers
+        (integers.py)
         """
         python = getattr(kernel, "py_func", kernel)
         if self.recorder is not None:
@@ -35,8 +40,12 @@ class Linking:
         key = id(python), given
         if key not in self._functions:
             made = self._rewritten(python, given)
-            if not holds(made.assumed, {n: self.resolver(n, v) for n, v in outside(python, made.assumed).items()},
-                         self.resolver.cuda, values.TYPES):
+            if not holds(
+                made.assumed,
+                {n: self.resolver(n, v) for n, v in outside(python, made.assumed).items()},
+                self.resolver.cuda,
+                values.TYPES,
+            ):
                 made = self._rewritten(python, None)
             self._link(python, key, made)
         return self._functions[key][1]
@@ -59,20 +68,34 @@ class Linking:
         key = id(python.__code__), self.checked, given, filmed, self.generators
         if key not in _REWRITTEN:
             change = generators.yielding if self.generators else None
-            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given, filmed, change)
+            _REWRITTEN[key] = (
+                python.__code__,
+                rewrite(python, SITES, self.checked, given, filmed, change),
+            )
         return _REWRITTEN[key][1]
 
     def _link(self, python, key, made):
         """Make the function from its code, with all that it finds outside of itself."""
         code = made.code
         self.negative_sites |= made.negative
-        namespace = {**self.helpers, **made.constants, "__builtins__": __builtins__, "__name__": python.__module__,
-                     "__words__": python.__globals__.get("WORDS") is True}
-        function = type(python)(code, namespace, python.__name__, None,
-                                None if not code.co_freevars else self._cells(python, code))
+        namespace = {
+            **self.helpers,
+            **made.constants,
+            "__builtins__": __builtins__,
+            "__name__": python.__module__,
+            "__words__": python.__globals__.get("WORDS") is True,
+        }
+        function = type(python)(
+            code,
+            namespace,
+            python.__name__,
+            None,
+            None if not code.co_freevars else self._cells(python, code),
+        )
         self._functions[key] = python, function
         function.__defaults__ = python.__defaults__ and tuple(
-            values.literal(self.resolver("default", d)) for d in python.__defaults__)
+            values.literal(self.resolver("default", d)) for d in python.__defaults__
+        )
         function.__kwdefaults__ = python.__kwdefaults__
         found = outside(python, made.names)
         for name in made.names:
@@ -88,21 +111,38 @@ class Linking:
     def _cells(self, python, code):
         """Closure cells for a function whose source is unknown."""
         captured = dict(zip(python.__code__.co_freevars, python.__closure__, strict=True))
-        return tuple(types.CellType(self.resolver(n, captured[n].cell_contents)) for n in code.co_freevars)
+        return tuple(
+            types.CellType(self.resolver(n, captured[n].cell_contents)) for n in code.co_freevars
+        )
 
-    # The names that rewritten code calls ------------------------------------------------------------------------------
+    # The names that rewritten code calls ----------------------------------------------------------
 
     def _helpers(self):
         """The names that rewritten code calls."""
-        helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
-                   "__unsupported": unsupported, "__literal": values.literal, "__constant": constant,
-                   "__method": method, "__range": any_range, "__zip": zipped, "__unified": arithmetic.unified,
-                   "__unbound": unbound, "__float32": values.float32, "__wait": generators.wait(self)}
-        operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
-                                                                   *arithmetic.COMPARISONS.items())}
+        helpers = {
+            "__turn": lambda weight: self.scheduler.turn(weight),
+            "__here": self._here,
+            "__emulated__": True,
+            "__unsupported": unsupported,
+            "__literal": values.literal,
+            "__constant": constant,
+            "__method": method,
+            "__range": any_range,
+            "__zip": zipped,
+            "__unified": arithmetic.unified,
+            "__unbound": unbound,
+            "__float32": values.float32,
+            "__wait": generators.wait(self),
+        }
+        operations = {
+            f"__{name}": function
+            for name, function in (*arithmetic.OPERATIONS.items(), *arithmetic.COMPARISONS.items())
+        }
         if not self.checked:
+
             def augment(array, index, operation, value):
                 array[index] = operation(array[index], value)
+
             return {**helpers, **operations, **self._fused(operations), "__augment": augment}
         load, store, load2 = self.access.load, self.access.store, self.access.load2
 
@@ -110,28 +150,62 @@ class Linking:
             for array in values.leaves((value,)):
                 memory = getattr(array, "memory", None)
                 if getattr(memory, "owner", None) == id(sys._getframe(1)):
-                    self.report("escape", f"returns the local array {array.name}, whose memory ends with this call: "
-                                          "let the caller make it, and fill it here", site)
+                    self.report(
+                        "escape",
+                        f"returns the local array {array.name}, whose memory ends with this call: "
+                        "let the caller make it, and fill it here",
+                        site,
+                    )
             return value
 
         def augment(array, index, operation, value, site):
             store(array, index, operation(load(array, index, site), value, site), site)
 
-        for name in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow", "BitAnd", "BitOr", "BitXor", "LShift",
-                     "RShift"):
+        for name in (
+            "Add",
+            "Sub",
+            "Mult",
+            "Div",
+            "FloorDiv",
+            "Mod",
+            "Pow",
+            "BitAnd",
+            "BitOr",
+            "BitXor",
+            "LShift",
+            "RShift",
+        ):
             operations[f"__{name}"] = self._checked_operation(arithmetic.OPERATIONS[name], name)
         if self.film is not None:
             helpers.update(self.film.helpers(self))
-        return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
-                "__load2": load2, "__store": store, "__returned": returned, "__tuple": tuple}
+        return {
+            **helpers,
+            **operations,
+            **self._fused(operations),
+            "__augment": augment,
+            "__load": load,
+            "__load2": load2,
+            "__store": store,
+            "__returned": returned,
+            "__tuple": tuple,
+        }
 
     def _fused(self, operations):
-        """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations do."""
-        add, multiply, float32, signed = operations["__Add"], operations["__Mult"], values.float32, values.SIGNED
+        """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations
+        do."""
+        add, multiply, float32, signed = (
+            operations["__Add"],
+            operations["__Mult"],
+            values.float32,
+            values.SIGNED,
+        )
         low, high = -values.HALF64, values.HALF64
         if not self.checked:  # their operations know no sites
             plain_add, plain_multiply = add, multiply
-            add, multiply = lambda a, b, site: plain_add(a, b), lambda a, b, site: plain_multiply(a, b)
+            add, multiply = (
+                lambda a, b, site: plain_add(a, b),
+                lambda a, b, site: plain_multiply(a, b),
+            )
 
         def add_product(a, b, c, site=None):
             kind, other = b.__class__, c.__class__
@@ -155,26 +229,47 @@ class Linking:
 
         if not self.checked or self.recorder is None:
             return {"__AddMult": add_product, "__MultAdd": product_add}
-        return {"__AddMult": lambda a, b, c, site: add(a, multiply(b, c, site), site),
-                "__MultAdd": lambda b, c, a, site: add(multiply(b, c, site), a, site)}
+        return {
+            "__AddMult": lambda a, b, c, site: add(a, multiply(b, c, site), site),
+            "__MultAdd": lambda b, c, a, site: add(multiply(b, c, site), a, site),
+        }
 
     def _checked_operation(self, function, name):
-        machine, recorder, float32, float64, signed = self, self.recorder, values.float32, values.float64, values.SIGNED
-        quick = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "BitAnd": operator.and_,
-                 "BitOr": operator.or_, "BitXor": operator.xor, "FloorDiv": operator.floordiv, "Mod": operator.mod,
-                 "LShift": operator.lshift, "RShift": operator.rshift}.get(name)
+        machine, recorder, float32, float64, signed = (
+            self,
+            self.recorder,
+            values.float32,
+            values.float64,
+            values.SIGNED,
+        )
+        quick = {
+            "Add": operator.add,
+            "Sub": operator.sub,
+            "Mult": operator.mul,
+            "BitAnd": operator.and_,
+            "BitOr": operator.or_,
+            "BitXor": operator.xor,
+            "FloorDiv": operator.floordiv,
+            "Mod": operator.mod,
+            "LShift": operator.lshift,
+            "RShift": operator.rshift,
+        }.get(name)
 
         def operation(a, b, site):
             result = function(a, b)
             if result.__class__ is float64 and not machine.float64_is_meant:
-                machine.report("float64", f"{_type_name(a)} {name.lower()} {_type_name(b)} is float64 arithmetic in a "
-                                          "kernel without float64 arrays: type the literals and casts", site)
+                machine.report(
+                    "float64",
+                    f"{_type_name(a)} {name.lower()} {_type_name(b)} is float64 arithmetic in a "
+                    "kernel without float64 arrays: type the literals and casts",
+                    site,
+                )
             if recorder is not None:
                 recorder.operation(result, site)
             return result
 
-        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps, or
-        # on two unsigned ones
+        # most operations are on two float32, or on two signed integers, which are Python's unless a
+        # product wraps, or on two unsigned ones
         low, high, bits = -values.HALF64, values.HALF64, values.BITS64
         unsigned, UInt64, integers = values.UNSIGNED, values.UInt64, values.INTEGERS
 
@@ -221,8 +316,13 @@ class Linking:
 
         if quick is None or recorder is not None:
             return operation
-        return {"Mult": quick_product, "FloorDiv": quick_quotient, "Mod": quick_quotient, "LShift": quick_shift,
-                "RShift": quick_shift}.get(name, quick_operation)
+        return {
+            "Mult": quick_product,
+            "FloorDiv": quick_quotient,
+            "Mod": quick_quotient,
+            "LShift": quick_shift,
+            "RShift": quick_shift,
+        }.get(name, quick_operation)
 
 
 def unsupported(text):
@@ -230,10 +330,13 @@ def unsupported(text):
 
 
 def any_range(*arguments):
-    """`range` of numbers of any type: of floats Numba takes the whole part, of unsigned ones it makes uint64."""
+    """`range` of numbers of any type: of floats Numba takes the whole part, of unsigned ones it
+    makes uint64."""
     if arguments and all(a.__class__ in values.UNSIGNED for a in arguments):
         return map(values.UInt64, range(*arguments))
-    return range(*[int(a) if a.__class__ in values.INTEGERS else values.TYPES["int64"](a) for a in arguments])
+    return range(
+        *[int(a) if a.__class__ in values.INTEGERS else values.TYPES["int64"](a) for a in arguments]
+    )
 
 
 def zipped(*several):
@@ -253,8 +356,11 @@ def constant(shape, text):
 def outside(python, names):
     """{name: value} of what a function finds under these names in its closure and its module."""
     captured = dict(zip(python.__code__.co_freevars, python.__closure__ or (), strict=True))
-    return {name: captured[name].cell_contents if name in captured else python.__globals__[name]
-            for name in names if name in captured or name in python.__globals__}
+    return {
+        name: captured[name].cell_contents if name in captured else python.__globals__[name]
+        for name in names
+        if name in captured or name in python.__globals__
+    }
 
 
 def _type_name(value):

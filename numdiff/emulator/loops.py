@@ -1,4 +1,6 @@
-"""Loops that wait: `while` loops give others a turn, and one that no other thread can end is noticed."""
+"""Loops that wait: `while` loops give others a turn, and one that no other thread can end is
+noticed."""
+
 import sys
 import time
 import zlib
@@ -10,15 +12,18 @@ from .memory import Memory
 from .values import leaves
 
 TURNS = 4096  # turns of `while` loops after which a thread lets the others run
-WAITING = 64  # turns that one turn counts for in a loop that seems to wait: its condition is constant or reads memory
+# turns that one turn counts for in a loop that seems to wait: its condition is constant or reads
+# memory
+WAITING = 64
 ROUNDS = 16  # of looping before another block starts, which the loops may be waiting for
 PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
-LONGEST = 12  # times the patience: how long loops may run that change nothing but their own variables
+# times the patience: how long loops may run that change nothing but their own variables
+LONGEST = 12
 
 
 class Loops:
-    """The part of a `Scheduler` that lets loops wait, but not for ever: kernels call `turn` in each `while`, and
-    `Scheduler.run` calls the rest if only threads in loops can continue."""
+    """The part of a `Scheduler` that lets loops wait, but not for ever: kernels call `turn` in each
+    `while`, and `Scheduler.run` calls the rest if only threads in loops can continue."""
 
     def __init__(self):
         self.spinning = []  # threads in loops, which let the others run
@@ -26,7 +31,8 @@ class Loops:
         self._seen, self._rounds = None, 0  # likewise in `_loops_go_on`
 
     def turn(self, weight):
-        """One turn of a `while` loop of the current thread, counted as `weight` turns; returns True."""
+        """One turn of a `while` loop of the current thread, counted as `weight` turns; returns
+        True."""
         thread = self.machine.thread
         thread.turns += weight
         if thread.turns >= TURNS:
@@ -43,8 +49,14 @@ class Loops:
 
     def _loop_variables(self):
         """The numbers that loops work with: a loop whose variables change computes something."""
-        return {thread: [v if v == v else "NaN" for v in thread.wait[2].f_locals.values()
-                         if isinstance(v, (int, float, complex, np.generic))] for thread in self.spinning}
+        return {
+            thread: [
+                v if v == v else "NaN"
+                for v in thread.wait[2].f_locals.values()
+                if isinstance(v, (int, float, complex, np.generic))
+            ]
+            for thread in self.spinning
+        }
 
     def _loops_go_on(self):
         """Whether the loops seem to get on by themselves, so that no other block need start yet."""
@@ -67,9 +79,11 @@ class Loops:
         self.awake, self.spinning = self.ordered(self.spinning), []
 
     def _repeats(self, now):
-        """Whether the loops go through one state again and again: they wait, or one of them forgot its next index.
+        """Whether the loops go through one state again and again: they wait, or one of them forgot
+        its next index.
 
-        Looked at twice, half the patience between: no variable of a loop and no byte that it can read has changed.
+        Looked at twice, half the patience between: no variable of a loop and no byte that it can
+        read has changed.
         """
         state = self.progress, self._loop_variables()
         if state != self._state:
@@ -80,7 +94,8 @@ class Loops:
         return False
 
     def _all_contents(self):
-        """The memory that threads in loops can read: the arrays of the launch, those of their blocks and their own."""
+        """The memory that threads in loops can read: the arrays of the launch, those of their
+        blocks and their own."""
         known = {}  # id of a Memory, which many threads see -> its checksum
         found = {None: [contents(memory, known) for memory in self.machine._memories.values()]}
         for thread in self.spinning:
@@ -94,7 +109,8 @@ class Loops:
 
 
 def contents(value, known):
-    """A value that changes with a kernel's variable: a checksum of an array's bytes, or the number that it is."""
+    """A value that changes with a kernel's variable: a checksum of an array's bytes, or the number
+    that it is."""
     if value.__class__ in (Record, PlainRecord):
         value = value._array if value.__class__ is Record else np.asarray(value._data)
     if value.__class__ in (IntegerArray, RecordArray):

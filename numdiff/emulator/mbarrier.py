@@ -1,23 +1,29 @@
-"""mbarriers: barriers in shared memory that count arrivals and bytes (PTX ISA, section 9.7.13.15, "mbarrier").
+"""mbarriers: barriers in shared memory that count arrivals and bytes (PTX ISA, section 9.7.13.15,
+"mbarrier").
 
-A barrier has an expected count of arrivals. A phase is over when that many have arrived and its transaction count is
-zero: the bytes announced (`expect_tx`) that have not yet arrived (`complete_tx`, done by TMA). The next phase begins at
-once. A waiting thread names the parity of a phase. The wait for parity p ends as soon as the current phase has the
-other parity; it ends at once if the last completed phase had parity p. A barrier begins in phase 0, so a wait for
-parity 1 gets through a fresh one: this is how a producer finds all its stages empty at the start.
+A barrier has an expected count of arrivals. A phase is over when that many have arrived and its
+transaction count is
+zero: the bytes announced (`expect_tx`) that have not yet arrived (`complete_tx`, done by TMA). The
+next phase begins at once. A waiting thread names the parity of a phase. The wait for parity p ends
+as soon as the current phase has the other parity; it ends at once if the last completed phase had
+parity p. A barrier begins in phase 0, so a wait for parity 1 gets through a fresh one: this is how
+a producer finds all its stages empty at the start.
 
-ORDER. An arrival releases and a successful wait acquires. A thread that waited for a phase comes after all earlier work
-of the threads that arrived in it (vector clocks, see races.py), and after the copies whose bytes it counted
-(`Completion`). Threads of another block of the cluster may arrive, too. Their earlier work then precedes all later work
-of the waiting thread's whole block, since blocks are ordered only as a whole.
+ORDER. An arrival releases and a successful wait acquires. A thread that waited for a phase comes
+after all earlier work of the threads that arrived in it (vector clocks, see races.py), and after
+the copies whose bytes it counted (`Completion`). Threads of another block of the cluster may
+arrive, too. Their earlier work then precedes all later work of the waiting thread's whole block,
+since blocks are ordered only as a whole.
 
-FAULTS, of the kind "mbarrier" unless noted: a barrier that is not initialised, or initialised without an order before
-the thread; more arrivals than the count; unannounced bytes, at the line of their copy; a phase that ends before a
-thread has observed the previous one; a parity that is not 0 or 1. A wait that never ends is a "deadlock", which names
-the barrier, its phase and what is missing.
+FAULTS, of the kind "mbarrier" unless noted: a barrier that is not initialised, or initialised
+without an order before the thread; more arrivals than the count; unannounced bytes, at the line of
+their copy; a phase that ends before a thread has observed the previous one; a parity that is not 0
+or 1. A wait that never ends is a "deadlock", which names the barrier, its phase and what is
+missing.
 
 Named barriers (`bar.sync`, `bar.arrive`: section 9.7.13.1, "barrier") are here too.
 """
+
 from .asynchronous import Completion
 from .faults import Unsupported
 
@@ -29,23 +35,54 @@ WARP = 32
 class Barrier:
     """One mbarrier.
 
-    count: arrivals of a phase; missing: those still to come; tx: bytes still to come; number: of the phase under way
+    count: arrivals of a phase; missing: those still to come; tx: bytes still to come; number: of
+    the phase under way
     """
 
-    __slots__ = ("machine", "block", "memory", "offset", "name", "count", "missing", "tx", "number", "seen", "clocks",
-                 "released", "current", "last", "waiting", "woken", "made", "site", "joined", "others", "acquired")
+    __slots__ = (
+        "machine",
+        "block",
+        "memory",
+        "offset",
+        "name",
+        "count",
+        "missing",
+        "tx",
+        "number",
+        "seen",
+        "clocks",
+        "released",
+        "current",
+        "last",
+        "waiting",
+        "woken",
+        "made",
+        "site",
+        "joined",
+        "others",
+        "acquired",
+    )
 
     def __init__(self, machine, memory, offset, count, site):
-        self.machine, self.block, self.memory, self.offset = machine, machine.thread.block, memory, offset
+        self.machine, self.block, self.memory, self.offset = (
+            machine,
+            machine.thread.block,
+            memory,
+            offset,
+        )
         self.count = self.missing = count
         self.tx = self.number = 0
         self.name = (machine.checked and machine.element_name(memory, offset)) or "an mbarrier"
-        self.seen, self.clocks = {}, []  # views of the threads that arrived in this phase: id -> list; (thread, clock)
-        self.released, self.joined = None, {}  # what comes before the end of the last phase; joins with it
-        self.others, self.acquired = {}, {}  # … of other blocks: block -> clocks, in this phase and in the last
+        # views of the threads that arrived in this phase: id -> list; (thread, clock)
+        self.seen, self.clocks = {}, []
+        # what comes before the end of the last phase; joins with it
+        self.released, self.joined = None, {}
+        # … of other blocks: block -> clocks, in this phase and in the last
+        self.others, self.acquired = {}, {}
         self.current, self.last = Completion(), None
         self.waiting = []  # (thread, parity, site)
-        self.woken = {}  # threads that the end of the last phase has woken, and that have not run yet -> site
+        # threads that the end of the last phase has woken, and that have not run yet -> site
+        self.woken = {}
         self.made, self.site = machine.thread.stamp, site
 
     def __str__(self):
@@ -57,7 +94,7 @@ class Barrier:
         missing += [f"{self.tx} bytes"] if self.tx else []
         return f"phase {self.number} of it lacks {' and '.join(missing) or 'nothing'}"
 
-    # arriving ---------------------------------------------------------------------------------------------------------
+    # arriving -------------------------------------------------------------------------------------
 
     def expect(self, count, site):
         """`expect_tx`: `count` more bytes will come in this phase."""
@@ -65,14 +102,20 @@ class Barrier:
         if self.machine.film is not None:
             self.machine.film.expect(self, count)
         if self.tx > MAX_COUNT:
-            self.machine.report("mbarrier", f"expects {self.tx} bytes at {self}, the limit is {MAX_COUNT}", site)
+            self.machine.report(
+                "mbarrier", f"expects {self.tx} bytes at {self}, the limit is {MAX_COUNT}", site
+            )
 
     def arrive(self, count, site):
         """`count` arrivals by the current thread."""
         machine, thread = self.machine, self.machine.thread
         if count > self.missing:
-            machine.report("mbarrier", f"arrives at {self} more often than the {self.count} times of its count: "
-                                       f"{self.state()}", site)
+            machine.report(
+                "mbarrier",
+                f"arrives at {self} more often than the {self.count} times of its count: "
+                f"{self.state()}",
+                site,
+            )
             return
         self.missing -= count
         if machine.checked:
@@ -107,28 +150,43 @@ class Barrier:
         if why is None:
             self.tx -= count
         else:
-            machine.report("mbarrier", f"the copy brings {count} bytes to {self}, but {why}: an expect_tx is missing "
-                                       "or too small", copy.site, copy.thread)
+            machine.report(
+                "mbarrier",
+                f"the copy brings {count} bytes to {self}, but {why}: an expect_tx is missing "
+                "or too small",
+                copy.site,
+                copy.thread,
+            )
             self.tx = max(self.tx - count, 0)
         machine.scheduler.progress += 1
         self.end_if_complete(copy.site, None)
 
     def end_if_complete(self, site, thread):
-        """End the phase if all of it has come: begin the next one, wake the waiting threads. thread: the last to
-        arrive."""
+        """End the phase if all of it has come: begin the next one, wake the waiting threads.
+        thread: the last to arrive."""
         if self.missing or self.tx:
             return
         machine = self.machine
         for slow, where in self.woken.items():
-            machine.report("mbarrier", f"phase {self.number} of {self} ends before this thread has seen the end of "
-                                       "phase "
-                                       f"{self.number - 1}, which it waits for: a GPU may miss it and wait for ever",
-                           where, slow, [("ended by", machine.place(site, machine.thread))])
+            machine.report(
+                "mbarrier",
+                f"phase {self.number} of {self} ends before this thread has seen the end of "
+                "phase "
+                f"{self.number - 1}, which it waits for: a GPU may miss it and wait for ever",
+                where,
+                slow,
+                [("ended by", machine.place(site, machine.thread))],
+            )
         self.woken = {}
         if machine.checked:
             lists = list(self.seen.values()) + ([self.released] if self.released else [])
-            released = list(map(max, zip(*lists, strict=True))) if len(lists) > 1 else list(lists[0]) if lists else \
-                [0] * len(self.block.threads)
+            released = (
+                list(map(max, zip(*lists, strict=True)))
+                if len(lists) > 1
+                else list(lists[0])
+                if lists
+                else [0] * len(self.block.threads)
+            )
             for tid, clock in self.clocks:
                 released[tid] = max(released[tid], clock)
             self.released, self.joined, self.seen, self.clocks = released, {}, {}, []
@@ -157,7 +215,7 @@ class Barrier:
                     spinning.remove(thread)
             machine.scheduler.wake(list(self.woken))
 
-    # waiting ----------------------------------------------------------------------------------------------------------
+    # waiting --------------------------------------------------------------------------------------
 
     def acquire(self, thread):
         """`thread` knows that the last phase has ended."""
@@ -165,7 +223,10 @@ class Barrier:
             return
         known = self.joined.get(id(thread.seen))
         if known is None:
-            known = self.joined[id(thread.seen)] = (thread.seen, list(map(max, thread.seen, self.released)))
+            known = self.joined[id(thread.seen)] = (
+                thread.seen,
+                list(map(max, thread.seen, self.released)),
+            )
         thread.seen = known[1]
         if self.acquired:
             self.machine.access.acquire(self.acquired, thread.block)
@@ -184,64 +245,92 @@ class Wait:
         return f"{self.barrier}, waited for with parity {self.parity}: {self.barrier.state()}"
 
 
-# What the twins call --------------------------------------------------------------------------------------------------
+# What the twins call ------------------------------------------------------------------------------
+
 
 def locate(machine, address, doing):
     """(memory, offset) of an mbarrier's address; None after a fault."""
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address)
     if found is None or found[1] + 8 > found[0].size:
-        machine.report("bounds", f"{doing} an mbarrier at the shared address {address:#x}, which is outside of the "
-                                 "block's shared memory", machine.site_here())
+        machine.report(
+            "bounds",
+            f"{doing} an mbarrier at the shared address {address:#x}, which is outside of the "
+            "block's shared memory",
+            machine.site_here(),
+        )
         return None
     if address % 8:
-        machine.report("alignment", f"{doing} an mbarrier at the shared address {address:#x}, which is not a multiple "
-                                    "of 8",
-                       machine.site_here())
+        machine.report(
+            "alignment",
+            f"{doing} an mbarrier at the shared address {address:#x}, which is not a multiple of 8",
+            machine.site_here(),
+        )
         return None
     return found
 
 
 def find(machine, address, doing, block=None):
-    """The mbarrier at an address of the shared memory of a block (the current one); None after a fault."""
+    """The mbarrier at an address of the shared memory of a block (the current one); None after a
+    fault."""
     found = machine.shared_memory(int(address) & 0xFFFFFFFF, block)
     barrier = found and found[0].barriers.get(found[1])
     if barrier is None:
         if locate(machine, address, doing) is not None:
-            machine.report("mbarrier", f"{doing} the mbarrier {_name(machine, found)}, which is not initialised",
-                           machine.site_here())
+            machine.report(
+                "mbarrier",
+                f"{doing} the mbarrier {_name(machine, found)}, which is not initialised",
+                machine.site_here(),
+            )
         return None
     if machine.checked:
         by, clock = barrier.made
         thread = machine.thread
         if by is not thread and not machine.access._ordered((by, clock)):
-            machine.report("mbarrier", f"{doing} {barrier}, which thread {by.index} initialises with no barrier "
-                                       "between",
-                           machine.site_here(), others=[("initialised at", machine.place(barrier.site, by))])
+            machine.report(
+                "mbarrier",
+                f"{doing} {barrier}, which thread {by.index} initialises with no barrier between",
+                machine.site_here(),
+                others=[("initialised at", machine.place(barrier.site, by))],
+            )
     return barrier
 
 
 def _name(machine, found):
     memory, offset = found
-    return machine.access.say(memory, offset) if machine.checked else f"at shared address {memory.address + offset:#x}"
+    return (
+        machine.access.say(memory, offset)
+        if machine.checked
+        else f"at shared address {memory.address + offset:#x}"
+    )
 
 
 def initialise(machine, address, count):
     """`mbarrier.init`"""
     if machine.cc < (8, 0):
-        raise Unsupported(f"an mbarrier needs compute capability 8.0, not {machine.cc[0]}.{machine.cc[1]}")
+        raise Unsupported(
+            f"an mbarrier needs compute capability 8.0, not {machine.cc[0]}.{machine.cc[1]}"
+        )
     found, count = locate(machine, address, "initialises"), int(count)
     if found is None:
         return
     memory, offset = found
     site = machine.site_here()
     if not 1 <= count <= MAX_COUNT:
-        machine.report("mbarrier", f"initialises an mbarrier with the count {count}: it must be 1 … {MAX_COUNT}", site)
+        machine.report(
+            "mbarrier",
+            f"initialises an mbarrier with the count {count}: it must be 1 … {MAX_COUNT}",
+            site,
+        )
         return
     old = memory.barriers.get(offset)
     if old is not None:
-        machine.report("mbarrier", f"initialises {old} again, with no mbarrier_inval between", site,
-                       others=[("first at", machine.place(old.site, old.made[0]))])
+        machine.report(
+            "mbarrier",
+            f"initialises {old} again, with no mbarrier_inval between",
+            site,
+            others=[("first at", machine.place(old.site, old.made[0]))],
+        )
         return
     if machine.checked:
         if memory.busy:
@@ -259,7 +348,9 @@ def invalidate(machine, address):
     barrier = find(machine, address, "invalidates")
     if barrier is not None:
         if barrier.waiting:
-            machine.report("mbarrier", f"invalidates {barrier}, on which threads wait", machine.site_here())
+            machine.report(
+                "mbarrier", f"invalidates {barrier}, on which threads wait", machine.site_here()
+            )
         del barrier.memory.barriers[barrier.offset]
 
 
@@ -271,12 +362,17 @@ def expect_tx(machine, address, count):
 
 
 def arrive(machine, address, count=1, expected=0, block=None):
-    """`mbarrier.arrive` of `count`, after an `expect_tx` of `expected` bytes; in the memory of a block (this one)."""
+    """`mbarrier.arrive` of `count`, after an `expect_tx` of `expected` bytes; in the memory of a
+    block (this one)."""
     barrier = find(machine, address, "arrives at", block)
     if barrier is not None:
         site, count, expected = machine.site_here(), int(count), int(expected)
         if not 1 <= count <= MAX_COUNT:
-            machine.report("mbarrier", f"arrives at {barrier} with the count {count}: it must be 1 … {MAX_COUNT}", site)
+            machine.report(
+                "mbarrier",
+                f"arrives at {barrier} with the count {count}: it must be 1 … {MAX_COUNT}",
+                site,
+            )
             return
         if expected:
             barrier.expect(expected, site)
@@ -286,8 +382,11 @@ def arrive(machine, address, count=1, expected=0, block=None):
 def _ready(machine, barrier, parity):
     """Whether a wait for `parity` is over; the current thread then knows what the phase brought."""
     if parity not in (0, 1):
-        machine.report("mbarrier", f"waits at {barrier} for the parity {parity}: it must be 0 or "
-                                   "1", machine.site_here())
+        machine.report(
+            "mbarrier",
+            f"waits at {barrier} for the parity {parity}: it must be 0 or 1",
+            machine.site_here(),
+        )
     if barrier.number & 1 == parity & 1:
         return False
     barrier.acquire(machine.thread)
@@ -308,6 +407,7 @@ def wait(machine, address, parity):
         barrier.woken.pop(thread, None)
         if machine.film is not None:
             machine.film.mbarrier_wait(barrier, parity)
+
     return machine.scheduler.pause("mbarrier", Wait(barrier, parity), frame, continues)
 
 
@@ -332,13 +432,16 @@ def try_wait(machine, address, parity):
         if result and machine.film is not None:
             machine.film.mbarrier_wait(barrier, parity)
         return result
+
     return scheduler.pause("mbarrier", Wait(barrier, parity), machine._frame_here(), continues)
 
 
-# Named barriers -------------------------------------------------------------------------------------------------------
+# Named barriers -----------------------------------------------------------------------------------
+
 
 class Named:
-    """One of the block's numbered barriers: its waiting threads, and those that arrived without waiting."""
+    """One of the block's numbered barriers: its waiting threads, and those that arrived without
+    waiting."""
 
     def __init__(self, number):
         self.number, self.count, self.waiting, self.passing, self.site = number, 0, [], [], None
@@ -349,15 +452,22 @@ class Named:
 
 
 def named(machine, number, count, waits):
-    """`bar.sync` (waits) or `bar.arrive` of the current thread at barrier `number`, for `count` threads."""
+    """`bar.sync` (waits) or `bar.arrive` of the current thread at barrier `number`, for `count`
+    threads."""
     number, count, site = int(number), int(count), machine.site_here()
     thread = machine.thread
     if not 0 <= number < NAMED_BARRIERS:
-        machine.report("error", f"barrier {number}: a block has the barriers 0 … {NAMED_BARRIERS - 1}", site)
+        machine.report(
+            "error", f"barrier {number}: a block has the barriers 0 … {NAMED_BARRIERS - 1}", site
+        )
         return
     if count % WARP or not WARP <= count <= -(-len(thread.block.threads) // WARP) * WARP:
-        machine.report("error", f"barrier {number} for {count} threads: it must be a multiple of {WARP}, and no more "
-                                "than the block has", site)
+        machine.report(
+            "error",
+            f"barrier {number} for {count} threads: it must be a multiple of {WARP}, and no more "
+            "than the block has",
+            site,
+        )
         return
     barriers = thread.block.state.setdefault("named barriers", {})
     barrier = barriers.get(number)
@@ -366,8 +476,12 @@ def named(machine, number, count, waits):
     if not barrier.waiting and not barrier.passing:
         barrier.count, barrier.site = count, site
     elif barrier.count != count:
-        machine.report("divergence", f"comes to {barrier}, but for {count} threads", site,
-                       others=[("named first at", machine.place(barrier.site))])
+        machine.report(
+            "divergence",
+            f"comes to {barrier}, but for {count} threads",
+            site,
+            others=[("named first at", machine.place(barrier.site))],
+        )
     (barrier.waiting if waits else barrier.passing).append((thread, thread.clock, thread.seen))
     if not waits and machine.checked:
         thread.tick(thread.seen)
@@ -386,7 +500,11 @@ def _release(machine, barrier):
     threads = [t for t, *_ in waiting]
     if machine.checked and threads:
         lists = {id(seen): seen for _, _, seen in waiting + passing}
-        seen = list(map(max, zip(*lists.values(), strict=True))) if len(lists) > 1 else list(waiting[0][2])
+        seen = (
+            list(map(max, zip(*lists.values(), strict=True)))
+            if len(lists) > 1
+            else list(waiting[0][2])
+        )
         for thread, clock, _ in waiting + passing:
             seen[thread.tid] = max(seen[thread.tid], clock)
         for thread in threads:

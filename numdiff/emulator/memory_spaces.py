@@ -1,4 +1,6 @@
-"""The memory of a kernel's arrays: a block's shared memory, a thread's local arrays, the constants of a module."""
+"""The memory of a kernel's arrays: a block's shared memory, a thread's local arrays, the constants
+of a module."""
+
 import linecache
 import math
 import re
@@ -11,10 +13,26 @@ from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Memory
 from .values import Literal
 
 STATIC_SHARED = 48 << 10  # bytes of shared memory that arrays of fixed size may take
-DYNAMIC_SHARED = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227,
-                  (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # KiB a block, by capability
-STATIC_BASE = 1 << 10  # where shared memory begins in its address space; all of it ends below 2**18, as on a GPU
-_NAMES = {}  # (id of a code object, instruction) -> (the name that its line assigns to, the code object)
+DYNAMIC_SHARED = {
+    (7, 0): 96,
+    (7, 2): 96,
+    (7, 5): 64,
+    (8, 0): 163,
+    (8, 6): 99,
+    (8, 7): 163,
+    (8, 9): 99,
+    (9, 0): 227,
+    # KiB a block, by capability
+    (10, 0): 227,
+    (10, 3): 227,
+    (11, 0): 227,
+    (12, 0): 99,
+    (12, 1): 99,
+}
+# where shared memory begins in its address space; all of it ends below 2**18, as on a GPU
+STATIC_BASE = 1 << 10
+# (id of a code object, instruction) -> (the name that its line assigns to, the code object)
+_NAMES = {}
 
 
 class MemorySpaces:
@@ -27,17 +45,21 @@ class MemorySpaces:
 
     def block_starts(self, block):
         block.static = Memory(SHARED, 0, "static", STATIC_BASE)
-        room = max(0, min(STATIC_SHARED, self.shared_limit - self.dynamic_shared))  # for static arrays, not yet known
-        block.dynamic = Memory(SHARED, self.dynamic_shared, "dynamic", STATIC_BASE + -(-room // 1024) * 1024)
+        # for static arrays, not yet known
+        room = max(0, min(STATIC_SHARED, self.shared_limit - self.dynamic_shared))
+        block.dynamic = Memory(
+            SHARED, self.dynamic_shared, "dynamic", STATIC_BASE + -(-room // 1024) * 1024
+        )
         block.static.met = block.dynamic.met = len(block.cluster.blocks) > 1
         if self.film is not None:
             self.film.block_starts(block)
 
     def shared_array(self, shape, dtype, alignment, frame):
-        """The block's shared array made at this place of the code (one for all its threads, however often).
+        """The block's shared array made at this place of the code (one for all its threads, however
+        often).
 
-        In a device function there is one for each list of the types that it is called with, as Numba compiles it for
-        each; a literal is a separate type.
+        In a device function there is one for each list of the types that it is called with, as
+        Numba compiles it for each; a literal is a separate type.
 
         It has the same address in all blocks of a cluster, whichever makes it first.
         """
@@ -58,21 +80,29 @@ class MemorySpaces:
             align = max(int(alignment or 0), 16 if size >= 16 else dtype.itemsize)
             offset = block.cluster.offsets.get(key)
             if offset is None:
-                offset = block.cluster.offsets[key] = -(-(STATIC_BASE + memory.size) // align) * align - STATIC_BASE
+                offset = block.cluster.offsets[key] = (
+                    -(-(STATIC_BASE + memory.size) // align) * align - STATIC_BASE
+                )
                 for each in block.cluster.blocks:
                     each.static.grow(offset + size, STATIC_SHARED)
             if memory.size > STATIC_SHARED:
-                raise LaunchRefused(f"{self.kernel}: its shared arrays of fixed size take {memory.size} bytes with "
-                                    f"{name}, the limit is {STATIC_SHARED}; take them from dynamic shared memory.")
+                raise LaunchRefused(
+                    f"{self.kernel}: its shared arrays of fixed size take {memory.size} bytes with "
+                    f"{name}, the limit is {STATIC_SHARED}; take them from dynamic shared memory."
+                )
             if memory.size + self.dynamic_shared > self.shared_limit:
-                raise LaunchRefused(f"{self.kernel}: {memory.size} bytes of static and {self.dynamic_shared} of "
-                                    f"dynamic shared memory are more than the {self.shared_limit} of a block.")
+                raise LaunchRefused(
+                    f"{self.kernel}: {memory.size} bytes of static and {self.dynamic_shared} of "
+                    f"dynamic shared memory are more than the {self.shared_limit} of a block."
+                )
         if self.checked:
             made = checked_array(self, memory, offset, shape, dtype, name=name)
             if memory is block.dynamic:
                 memory.seen_as(made.itemsize)
         else:
-            data = memory.bytes[offset:offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
+            data = memory.bytes[
+                offset : offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            ]
             if memory is block.static:  # a separate array, found again by its address
                 data = np.full(-(-size // 16) * 16, 0xFF, np.uint8)
                 block.state.setdefault("static", []).append((STATIC_BASE + offset, data))
@@ -89,15 +119,20 @@ class MemorySpaces:
             arrays = [(array, "") for array in self._arguments]
         else:
             own = self.thread.block
-            arrays = [(array, "" if block is own else f" of block {block.index}") for block in own.cluster.blocks
-                      for array in block.shared.values()]
+            arrays = [
+                (array, "" if block is own else f" of block {block.index}")
+                for block in own.cluster.blocks
+                for array in block.shared.values()
+            ]
         for array, whose in arrays:
             if getattr(array, "memory", None) is memory:
                 rest, at = offset - array.offset, [0] * array.ndim
                 for axis in sorted(range(array.ndim), key=lambda k, array=array: -array.strides[k]):
                     if array.strides[axis] > 0:
                         at[axis], rest = divmod(rest, array.strides[axis])
-                if 0 <= rest < array.itemsize and all(0 <= i < n for i, n in zip(at, array.shape, strict=True)):
+                if 0 <= rest < array.itemsize and all(
+                    0 <= i < n for i, n in zip(at, array.shape, strict=True)
+                ):
                     return f"{array.name}[{', '.join(str(i) for i in at)}]{whose}"
         return None
 
@@ -125,7 +160,8 @@ class MemorySpaces:
         raise Unsupported("an address was asked of an array that is not in shared memory.")
 
     def shared_memory(self, address, block=None):
-        """(Memory, offset) of an address in the shared state space of a block (the current one); None outside of it."""
+        """(Memory, offset) of an address in the shared state space of a block (the current one);
+        None outside of it."""
         block, address = block or self.thread.block, int(address)
         if block.dynamic.address <= address:
             memory = block.dynamic
@@ -134,7 +170,9 @@ class MemorySpaces:
         else:
             for start, part in block.state.get("static", ()):
                 if start <= address < start + len(part):
-                    memory = block.state.setdefault(("memory", start), Memory(SHARED, len(part), "", start, part, True))
+                    memory = block.state.setdefault(
+                        ("memory", start), Memory(SHARED, len(part), "", start, part, True)
+                    )
                     return memory, address - start
             return None
         offset = address - memory.address
@@ -170,7 +208,9 @@ class MemorySpaces:
         if key not in self._constants:
             data = np.ascontiguousarray(array).copy()
             if self.checked:
-                memory = Memory(CONSTANT, data.nbytes, name, 0, data.reshape(-1).view(np.uint8), valid=True)
+                memory = Memory(
+                    CONSTANT, data.nbytes, name, 0, data.reshape(-1).view(np.uint8), valid=True
+                )
                 made = checked_array(self, memory, 0, data.shape, data.dtype, name=name)
             else:
                 data.flags.writeable = False
@@ -182,7 +222,9 @@ class MemorySpaces:
 def types_given(frame):
     """The types of the arguments of the device function that a frame runs."""
     code, found = frame.f_code, frame.f_locals
-    return tuple(map(_type_of, map(found.get, code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])))
+    return tuple(
+        map(_type_of, map(found.get, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]))
+    )
 
 
 def _type_of(value):
@@ -190,24 +232,32 @@ def _type_of(value):
     if isinstance(value, type):
         return value
     if kind is Literal:
-        return int(value),
+        return (int(value),)
     if kind is tuple:
         return tuple(map(_type_of, value))
-    if isinstance(value, (int, float, np.number, np.bool_)):  # threads may hold one number as different types
+    # threads may hold one number as different types
+    if isinstance(value, (int, float, np.number, np.bool_)):
         return "real" if isinstance(value, (float, np.floating)) else "integer"
     dtype = getattr(value, "dtype", None)
     if not hasattr(value, "strides") or dtype is None:
         return kind
     if value.strides == contiguous_strides(value.shape, dtype.itemsize):
         return dtype, value.ndim, "C"
-    return dtype, value.ndim, "F" if value.strides[::-1] == contiguous_strides(value.shape[::-1],
-                                                                               dtype.itemsize) else "A"
+    return (
+        dtype,
+        value.ndim,
+        "F"
+        if value.strides[::-1] == contiguous_strides(value.shape[::-1], dtype.itemsize)
+        else "A",
+    )
 
 
 def _assigned_name(frame):
     """The name to which the line of a frame assigns, for messages."""
     key = id(frame.f_code), frame.f_lasti
     if key not in _NAMES:
-        found = re.match(r"\s*(\w+)\s*=", linecache.getline(frame.f_code.co_filename, frame.f_lineno))
+        found = re.match(
+            r"\s*(\w+)\s*=", linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        )
         _NAMES[key] = found.group(1) if found else "array", frame.f_code
     return _NAMES[key][0]

@@ -1,8 +1,9 @@
 """The meaning of names inside a kernel: `cuda`, `math`, types, device functions, intrinsics.
 
-A kernel's globals and closure are looked through once; whatever belongs to Numba or has other rules on a GPU is
-replaced. Numba itself is recognised by its names and never imported here.
+A kernel's globals and closure are looked through once; whatever belongs to Numba or has other rules
+on a GPU is replaced. Numba itself is recognised by its names and never imported here.
 """
+
 import builtins
 import functools
 import math
@@ -31,9 +32,11 @@ def twin(intrinsic):
 
     The twin gets the machine first, then the call's arguments as a kernel holds them (values.py).
     """
+
     def register(function):
         TWINS[id(intrinsic)] = (intrinsic, function)
         return function
+
     return register
 
 
@@ -56,8 +59,11 @@ class Namespace:
 
 
 def unbound(name):
-    """What a variable is that a thread may shuffle before it has given it a value: only to be overwritten."""
-    return Missing(f"variable {name} has no value in the thread from which it is taken", UnboundLocalError)
+    """What a variable is that a thread may shuffle before it has given it a value: only to be
+    overwritten."""
+    return Missing(
+        f"variable {name} has no value in the thread from which it is taken", UnboundLocalError
+    )
 
 
 class Resolver:
@@ -66,22 +72,34 @@ class Resolver:
     def __init__(self, machine):
         self.machine = machine
         self.cuda = emulated_cuda(machine)
-        self.types = Namespace("numba.types", {**values.TYPES, **{
-            alias: values.TYPES[name] for alias, name in values.ALIASES.items()}})
+        self.types = Namespace(
+            "numba.types",
+            {
+                **values.TYPES,
+                **{alias: values.TYPES[name] for alias, name in values.ALIASES.items()},
+            },
+        )
         self.numpy, self.libdevice = EmulatedNumpy(machine), Libdevice()
         self.math, self.builtins = MATH, functions.BUILTINS
         if "float64" in machine.checks:
             self.math = EmulatedMath(self._noticed_float64)
-            self.builtins = {**functions.BUILTINS, "min": functions.choose(min, self._noticed_float64),
-                             "max": functions.choose(max, self._noticed_float64)}
+            self.builtins = {
+                **functions.BUILTINS,
+                "min": functions.choose(min, self._noticed_float64),
+                "max": functions.choose(max, self._noticed_float64),
+            }
         if machine.recorder is not None:
             machine.recorder.count_functions(self)
 
     def _noticed_float64(self, name):
         machine = self.machine
         if not machine.float64_is_meant:
-            machine.report("float64", f"{name} of integers or float64 is float64 arithmetic in a kernel without "
-                                      "float64 arrays: cast its arguments", machine.site_here())
+            machine.report(
+                "float64",
+                f"{name} of integers or float64 is float64 arithmetic in a kernel without "
+                "float64 arrays: cast its arguments",
+                machine.site_here(),
+            )
 
     def __call__(self, name, value):
         """The stand-in of `value`, which a kernel knows as `name`."""
@@ -92,7 +110,9 @@ class Resolver:
             return self.bind(registered[1])
         if callable(value) and (overloads := overloads_of(value)):
             return overloaded(self.machine, name, overloads)
-        if isinstance(value, (bool, int, str, bytes, type(None))) and not isinstance(value, np.generic):
+        if isinstance(value, (bool, int, str, bytes, type(None))) and not isinstance(
+            value, np.generic
+        ):
             return value
         if isinstance(value, (float, complex, np.generic)):
             return scalar(value)
@@ -101,7 +121,8 @@ class Resolver:
             return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
         if isinstance(value, np.ndarray):
             return self.machine.constant_array(name, value)
-        if hasattr(value, "__cuda_array_interface__"):  # read and written where it is, as Numba keeps its address
+        # read and written where it is, as Numba keeps its address
+        if hasattr(value, "__cuda_array_interface__"):
             return self.machine.captured_array(name, value)
         if value is cuda_range:
             return value
@@ -118,23 +139,31 @@ class Resolver:
         if isinstance(value, python_types.BuiltinFunctionType):
             if getattr(math, value.__name__, None) is value:
                 return getattr(self.math, value.__name__)
-            return self.builtins.get(value.__name__, value) if getattr(builtins, value.__name__, None) is value \
+            return (
+                self.builtins.get(value.__name__, value)
+                if getattr(builtins, value.__name__, None) is value
                 else value
+            )
         if isinstance(value, python_types.FunctionType):
             if numbas_name(value.__module__ or "") == "numba.cuda.cg":
                 return getattr(self.cuda.cg, value.__name__)
             if is_numbas(value.__module__):
-                return self.cuda.__dict__.get(value.__name__) or self._missing(f"{value.__module__}.{value.__name__}")
+                return self.cuda.__dict__.get(value.__name__) or self._missing(
+                    f"{value.__module__}.{value.__name__}"
+                )
             return self.machine.function(value)
         if isinstance(value, np.ufunc):
             return getattr(self.numpy, value.__name__)
         if isinstance(value, functools.partial):
-            return Missing(f"neither Numba nor the emulator knows functools.partial, which {name} is: write a device "
-                           "function")
+            return Missing(
+                f"neither Numba nor the emulator knows functools.partial, which {name} is: write a device "
+                "function"
+            )
         return value
 
     def bind(self, function):
-        return functools.partial(function, self.machine)  # no frame of its own: a twin finds its kernel one frame up
+        # no frame of its own: a twin finds its kernel one frame up
+        return functools.partial(function, self.machine)
 
     def module(self, module):
         name = numbas_name(module.__name__)
@@ -149,19 +178,34 @@ class Resolver:
         if name in ("numba.cuda.types", "numba.types", "numba.core.types"):
             return self.types
         if name == "numba":
-            return Namespace("numba", {**self.types.__dict__, "cuda": self.cuda, "types": self.types,
-                                       "literal_unroll": self.cuda.literal_unroll, "from_dtype": np.dtype,
-                                       "prange": range})
+            return Namespace(
+                "numba",
+                {
+                    **self.types.__dict__,
+                    "cuda": self.cuda,
+                    "types": self.types,
+                    "literal_unroll": self.cuda.literal_unroll,
+                    "from_dtype": np.dtype,
+                    "prange": range,
+                },
+            )
         if name == "numba.cuda.cg":
             return self.cuda.cg
         if name == "operator":
             return module
-        if is_numbas(module.__name__) and name.rpartition(".")[2] in ("shared", "local", "const", "atomic", "fp16"):
+        if is_numbas(module.__name__) and name.rpartition(".")[2] in (
+            "shared",
+            "local",
+            "const",
+            "atomic",
+            "fp16",
+        ):
             return self.cuda.__dict__[name.rpartition(".")[2]]
         return ResolvingModule(self, module)
 
     def _stub(self, value):
-        """`cuda.threadIdx` and the like, imported by name: Numba's stubs are classes. Any other class is itself."""
+        """`cuda.threadIdx` and the like, imported by name: Numba's stubs are classes. Any other
+        class is itself."""
         if not is_numbas(value.__module__):
             return value
         if value.__name__ == "laneid":
@@ -204,7 +248,8 @@ _ARRAYS = (CheckedArray, IntegerArray, np.ndarray)
 
 
 class EmulatedNumpy:
-    """`np` in a kernel: its types are casts, its functions work on one number, or on arrays element by element."""
+    """`np` in a kernel: its types are casts, its functions work on one number, or on arrays element
+    by element."""
 
     def __init__(self, machine):
         self._machine = machine
@@ -218,13 +263,18 @@ class EmulatedNumpy:
             if not arrays:
                 return one(*arguments)
             if len(arguments) != function.nin + 1:
-                raise Unsupported(f"the emulator knows np.{function.__name__} of arrays with an array for the result "
-                                  "only")
+                raise Unsupported(
+                    f"the emulator knows np.{function.__name__} of arrays with an array for the result "
+                    "only"
+                )
             *inputs, out = arguments
             for index in np.ndindex(tuple(out.shape)):
-                numbers = [a[index[len(index) - a.ndim:]] if a.__class__ in _ARRAYS else a for a in inputs]
+                numbers = [
+                    a[index[len(index) - a.ndim :]] if a.__class__ in _ARRAYS else a for a in inputs
+                ]
                 out[index] = one(*numbers)
             return out
+
         return call
 
     def __getattr__(self, name):
@@ -234,7 +284,9 @@ class EmulatedNumpy:
         if name in WHOLE or name in ("amin", "amax"):
             return WHOLE[name.removeprefix("a") if name[1:] in ("min", "max") else name]
         if name == "random":
-            return Missing("neither Numba nor the emulator knows np.random in a kernel: use numba.cuda.random")
+            return Missing(
+                "neither Numba nor the emulator knows np.random in a kernel: use numba.cuda.random"
+            )
         value = getattr(np, name)
         if isinstance(value, float):
             return np.float64(value)
@@ -253,7 +305,7 @@ def emulated_cuda(machine):
     """The object that a kernel finds under the name `cuda`."""
     frame = sys._getframe
 
-    # indices ----------------------------------------------------------------------------------------------------------
+    # indices --------------------------------------------------------------------------------------
 
     t, b, bd, gd = machine.thread_index, machine.block_index, machine.block_dim, machine.grid_dim
 
@@ -272,7 +324,7 @@ def emulated_cuda(machine):
         sizes = (bd.x * gd.x, bd.y * gd.y, bd.z * gd.z)
         return sizes[0] if ndim == 1 else sizes[:ndim]
 
-    # barriers ---------------------------------------------------------------------------------------------------------
+    # barriers -------------------------------------------------------------------------------------
 
     def syncthreads():
         machine.scheduler.syncthreads(frame(1))
@@ -297,10 +349,12 @@ def emulated_cuda(machine):
         if machine.checked:
             machine.access.fence(everywhere=False)
 
-    # memory -----------------------------------------------------------------------------------------------------------
+    # memory ---------------------------------------------------------------------------------------
 
     def shared_array(shape=None, dtype=None, alignment=None, **named):
-        return machine.shared_array(shape, element_type("shared", dtype, **named), alignment, frame(1))
+        return machine.shared_array(
+            shape, element_type("shared", dtype, **named), alignment, frame(1)
+        )
 
     def local_array(shape=None, dtype=None, alignment=None, **named):
         return machine.local_array(shape, element_type("local", dtype, **named), frame(1))
@@ -313,7 +367,7 @@ def emulated_cuda(machine):
     def array_like(array):
         return machine.constant_array("constant", array)
 
-    # integers and floats ----------------------------------------------------------------------------------------------
+    # integers and floats --------------------------------------------------------------------------
 
     def popc(x):
         return values.Int32(bin(_bits_of(x)[0]).count("1"))
@@ -344,26 +398,53 @@ def emulated_cuda(machine):
         array[index] = value
 
     from .warp import warp_functions
+
     namespace = {
-        **vector_types(), **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
+        **vector_types(),
+        **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
         **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), store_hinted),
-        "threadIdx": t, "blockIdx": b, "blockDim": bd, "gridDim": gd, "warpsize": WARP, "grid": grid,
-        "gridsize": gridsize, "syncthreads": syncthreads, "syncthreads_count": syncthreads_count,
-        "syncthreads_and": syncthreads_and, "syncthreads_or": syncthreads_or, "threadfence": threadfence,
-        "threadfence_block": threadfence_block, "threadfence_system": threadfence,
+        "threadIdx": t,
+        "blockIdx": b,
+        "blockDim": bd,
+        "gridDim": gd,
+        "warpsize": WARP,
+        "grid": grid,
+        "gridsize": gridsize,
+        "syncthreads": syncthreads,
+        "syncthreads_count": syncthreads_count,
+        "syncthreads_and": syncthreads_and,
+        "syncthreads_or": syncthreads_or,
+        "threadfence": threadfence,
+        "threadfence_block": threadfence_block,
+        "threadfence_system": threadfence,
         "shared": Namespace("cuda.shared", {"array": shared_array}),
         "local": Namespace("cuda.local", {"array": local_array}),
-        "const": Namespace("cuda.const", {"array_like": array_like}), "popc": popc, "clz": clz, "brev": brev,
+        "const": Namespace("cuda.const", {"array_like": array_like}),
+        "popc": popc,
+        "clz": clz,
+        "brev": brev,
         "ffs": ffs,
-        "selp": selp, "literal_unroll": lambda values: values, "fma": lambda a, b, c: fma(a, b, c), "cbrt": cbrt,
-        "nanosleep": lambda ns: machine.scheduler.yield_turn(frame(1)), **warp_functions(machine), **values.TYPES,
+        "selp": selp,
+        "literal_unroll": lambda values: values,
+        "fma": lambda a, b, c: fma(a, b, c),
+        "cbrt": cbrt,
+        "nanosleep": lambda ns: machine.scheduler.yield_turn(frame(1)),
+        **warp_functions(machine),
+        **values.TYPES,
         **{alias: values.TYPES[name] for alias, name in values.ALIASES.items()},
     }
     from .atomics import Atomic
+
     namespace["atomic"] = Atomic(machine)
     namespace["fp16"] = Namespace("cuda.fp16", _half_functions())
-    namespace["cg"] = Namespace("cuda.cg", {"this_grid": lambda: Namespace("grid group", {
-        "sync": lambda: machine.scheduler.grid_meet(frame(1))})})
+    namespace["cg"] = Namespace(
+        "cuda.cg",
+        {
+            "this_grid": lambda: Namespace(
+                "grid group", {"sync": lambda: machine.scheduler.grid_meet(frame(1))}
+            )
+        },
+    )
     namespace["libdevice"] = Libdevice()
     namespace["types"] = Namespace("cuda.types", values.TYPES)
     return EmulatedCuda(machine, namespace)
@@ -371,19 +452,45 @@ def emulated_cuda(machine):
 
 def _half_functions():
     half = values.float16
-    return {"hadd": lambda a, b: half(a) + half(b), "hsub": lambda a, b: half(a) - half(b),
-            "hmul": lambda a, b: half(a) * half(b), "hdiv": lambda a, b: half(a) / half(b),
-            "hfma": lambda a, b, c: fma(half(a), half(b), half(c)), "hneg": lambda a: -half(a),
-            "habs": lambda a: abs(half(a)), "hmax": lambda a, b: max(half(a), half(b)),
-            "hmin": lambda a, b: min(half(a), half(b)), "heq": lambda a, b: a == b, "hne": lambda a, b: a != b,
-            "hgt": lambda a, b: a > b, "hge": lambda a, b: a >= b, "hlt": lambda a, b: a < b,
-            "hle": lambda a, b: a <= b,
-            **{"h" + name: getattr(MATH, name) for name in ("exp", "log", "log2", "sin", "cos", "sqrt", "floor", "ceil",
-                                                            "trunc", "exp2", "log10")},
-            "hexp10": functions.float_result(lambda x: 10.0 ** x, name="exp"), "hrsqrt": lambda a: half(
-                1 / math.sqrt(float(a))) if a > 0 else half(math.inf if a == 0 else math.nan),
-            "hrcp": lambda a: half(np.float32(1) / np.float32(a)),
-            "hrint": lambda a: half(np.rint(half(a)))}
+    return {
+        "hadd": lambda a, b: half(a) + half(b),
+        "hsub": lambda a, b: half(a) - half(b),
+        "hmul": lambda a, b: half(a) * half(b),
+        "hdiv": lambda a, b: half(a) / half(b),
+        "hfma": lambda a, b, c: fma(half(a), half(b), half(c)),
+        "hneg": lambda a: -half(a),
+        "habs": lambda a: abs(half(a)),
+        "hmax": lambda a, b: max(half(a), half(b)),
+        "hmin": lambda a, b: min(half(a), half(b)),
+        "heq": lambda a, b: a == b,
+        "hne": lambda a, b: a != b,
+        "hgt": lambda a, b: a > b,
+        "hge": lambda a, b: a >= b,
+        "hlt": lambda a, b: a < b,
+        "hle": lambda a, b: a <= b,
+        **{
+            "h" + name: getattr(MATH, name)
+            for name in (
+                "exp",
+                "log",
+                "log2",
+                "sin",
+                "cos",
+                "sqrt",
+                "floor",
+                "ceil",
+                "trunc",
+                "exp2",
+                "log10",
+            )
+        },
+        "hexp10": functions.float_result(lambda x: 10.0**x, name="exp"),
+        "hrsqrt": lambda a: (
+            half(1 / math.sqrt(float(a))) if a > 0 else half(math.inf if a == 0 else math.nan)
+        ),
+        "hrcp": lambda a: half(np.float32(1) / np.float32(a)),
+        "hrint": lambda a: half(np.rint(half(a))),
+    }
 
 
 class EmulatedCuda(Namespace):
@@ -400,6 +507,9 @@ class EmulatedCuda(Namespace):
     @property
     def random(self):
         """numba.cuda.random: its generators are functions like a kernel's own."""
-        found = next(sys.modules[name] for name in ("numba.cuda.random", "numba_cuda_mlir.numba_cuda.random")
-                     if name in sys.modules)
+        found = next(
+            sys.modules[name]
+            for name in ("numba.cuda.random", "numba_cuda_mlir.numba_cuda.random")
+            if name in sys.modules
+        )
         return self._machine.resolver.module(found)

@@ -1,30 +1,48 @@
-"""The options of an emulated GPU as texts: of `python -m numdiff.emulator`, of pytest's command line, and of its mark.
+"""The options of an emulated GPU as texts: of `python -m numdiff.emulator`, of pytest's command
+line, and of its mark.
 
 This file imports nothing of the emulator: pytest reads it in projects without kernels too.
 """
+
 import argparse
 from typing import Any, NamedTuple
 
-NAMES = ("bounds", "negative", "uninitialised", "race", "unchanged", "divergence", "float64", "asynchronous")
+NAMES = (
+    "bounds",
+    "negative",
+    "uninitialised",
+    "race",
+    "unchanged",
+    "divergence",
+    "float64",
+    "asynchronous",
+)
 EQUAL = "equal"  # as launch.STRICT
 THREAD_ORDERS = ("forward", "reversed", "shuffled")  # as launch.ORDERS
 
 
 def capability(given):
     """8.0, "8.0", "9.0a" or (8, 0) as (8, 0)."""
-    if isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(n, int) for n in given):
+    if (
+        isinstance(given, (tuple, list))
+        and len(given) == 2
+        and all(isinstance(n, int) for n in given)
+    ):
         return tuple(given)
     major, dot, minor = str(given).rstrip("af").partition(".")
     if not (major.isdigit() and minor.isdigit()):
-        raise argparse.ArgumentTypeError(f"{given!r} is no compute capability: write 8.0, for example.")
+        raise argparse.ArgumentTypeError(
+            f"{given!r} is no compute capability: write 8.0, for example."
+        )
     return int(major), int(minor)
 
 
 def order_count(given):
     """How many thread orders: 1, 2 or 3."""
     if str(given) not in ("1", "2", "3"):
-        raise argparse.ArgumentTypeError(f"{given!r} orders: there are 1 (forward), 2 (and reversed) or 3 (and "
-                                         "shuffled).")
+        raise argparse.ArgumentTypeError(
+            f"{given!r} orders: there are 1 (forward), 2 (and reversed) or 3 (and shuffled)."
+        )
     return int(given)
 
 
@@ -33,7 +51,9 @@ def check_names(given):
     names = tuple(given.split(",")) if isinstance(given, str) else tuple(given)
     unknown = [str(name) for name in names if name not in NAMES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"there is no check {', '.join(unknown)}: use some of {', '.join(NAMES)}.")
+        raise argparse.ArgumentTypeError(
+            f"there is no check {', '.join(unknown)}: use some of {', '.join(NAMES)}."
+        )
     return names
 
 
@@ -56,7 +76,9 @@ def seconds(given):
 
 def order(given):
     if given not in THREAD_ORDERS:
-        raise argparse.ArgumentTypeError(f"there is no order {given!r}: use {', '.join(THREAD_ORDERS)}.")
+        raise argparse.ArgumentTypeError(
+            f"there is no order {given!r}: use {', '.join(THREAD_ORDERS)}."
+        )
     return given
 
 
@@ -67,7 +89,8 @@ def yes(given):
 
 
 class Option(NamedTuple):
-    """An option. of: reads what is given, or raises `argparse.ArgumentTypeError`; metavar: None of a flag."""
+    """An option. of: reads what is given, or raises `argparse.ArgumentTypeError`; metavar: None of
+    a flag."""
 
     of: Any
     default: Any
@@ -77,21 +100,43 @@ class Option(NamedTuple):
 
 OPTIONS = {
     "cc": Option(capability, (9, 0), "X.Y", "compute capability of the emulated GPU (9.0)"),
-    "orders": Option(order_count, 1, "N", "run in 1, 2 or 3 orders of the threads: forward, reversed, shuffled (1)"),
-    "order": Option(order, "forward", "ORDER", "the order if it is one: forward, reversed or shuffled (forward)"),
+    "orders": Option(
+        order_count,
+        1,
+        "N",
+        "run in 1, 2 or 3 orders of the threads: forward, reversed, shuffled (1)",
+    ),
+    "order": Option(
+        order, "forward", "ORDER", "the order if it is one: forward, reversed or shuffled (forward)"
+    ),
     "seed": Option(whole, 0, "N", "of the order shuffled (0)"),
-    "without": Option(check_names, (), "CHECKS", f"leave out checks, separated by commas: {', '.join(NAMES)}"),
-    "strict": Option(yes, False, None, "equal values that two threads write on a line are a fault, and so is float64"),
+    "without": Option(
+        check_names, (), "CHECKS", f"leave out checks, separated by commas: {', '.join(NAMES)}"
+    ),
+    "strict": Option(
+        yes,
+        False,
+        None,
+        "equal values that two threads write on a line are a fault, and so is float64",
+    ),
     "float64": Option(yes, False, None, "float64 arithmetic is meant: no advice about it"),
-    "patience": Option(seconds, 5.0, "S", "seconds without progress after which a waiting loop is endless (5)"),
-    "counts": Option(yes, False, None, "advise on bank conflicts and on accesses that are not coalesced"),
+    "patience": Option(
+        seconds, 5.0, "S", "seconds without progress after which a waiting loop is endless (5)"
+    ),
+    "counts": Option(
+        yes, False, None, "advise on bank conflicts and on accesses that are not coalesced"
+    ),
 }
 
 
 def add_options(add, prefix="--"):
     """Declare all options by `add(name, **keywords)`, such as `ArgumentParser.add_argument`."""
     for name, option in OPTIONS.items():
-        how = {"action": "store_true"} if option.metavar is None else {"type": option.of, "metavar": option.metavar}
+        how = (
+            {"action": "store_true"}
+            if option.metavar is None
+            else {"type": option.of, "metavar": option.metavar}
+        )
         add(prefix + name, default=None, help=option.help, **how)
 
 
@@ -115,9 +160,15 @@ def orders_of(given):
 
 
 def as_arguments(given, order):
-    """The arguments of `emulator.device` for options and one thread order; a recorder is made by the caller."""
+    """The arguments of `emulator.device` for options and one thread order; a recorder is made by
+    the caller."""
     checks = [name for name in NAMES if name not in given.get("without", ())]
     strict = given.get("strict", False)
-    return {"cc": given.get("cc", (9, 0)), "checks": [*checks, EQUAL] if strict and "race" in checks else checks,
-            "order": order, "seed": given.get("seed", 0), "patience": given.get("patience", 5.0),
-            "float64": True if given.get("float64") else False if strict else None}
+    return {
+        "cc": given.get("cc", (9, 0)),
+        "checks": [*checks, EQUAL] if strict and "race" in checks else checks,
+        "order": order,
+        "seed": given.get("seed", 0),
+        "patience": given.get("patience", 5.0),
+        "float64": True if given.get("float64") else False if strict else None,
+    }

@@ -8,12 +8,14 @@
     def test_sum(cuda_emulator):                        this test; the fixture is the `Emulator`
         cuda_emulator.launch(kernel, 1, 32, x)
 
-A fault fails the test that launched the kernel. The traceback ends in the line of the launch, and a section of the
-report has each fault's source line with a sentence of advice. The options are those of options.py: `--emulate-cc 8.0`
-on the command line, `cc=(8, 0)` in the mark, which overrides it.
+A fault fails the test that launched the kernel. The traceback ends in the line of the launch, and a
+section of the report has each fault's source line with a sentence of advice. The options are those
+of options.py: `--emulate-cc 8.0` on the command line, `cc=(8, 0)` in the mark, which overrides it.
 
-pytest imports this file at each start, so it imports nothing of the emulator until a test is emulated.
+pytest imports this file at each start, so it imports nothing of the emulator until a test is
+emulated.
 """
+
 import sys
 
 import pytest
@@ -30,19 +32,27 @@ ORDER = "cuda_thread_order"  # of the parameter that a test has for its thread o
 
 def pytest_addoption(parser):
     group = parser.getgroup("CUDA emulator")
-    group.addoption("--emulate", action="store_true", help="run the CUDA kernels of all tests in the emulator")
-    options.add_options(lambda name, **how: group.addoption(name, dest=name[2:].replace("-", "_"), **how), PREFIX)
+    group.addoption(
+        "--emulate", action="store_true", help="run the CUDA kernels of all tests in the emulator"
+    )
+    options.add_options(
+        lambda name, **how: group.addoption(name, dest=name[2:].replace("-", "_"), **how), PREFIX
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
-    if early_config.known_args_namespace.emulate:  # before modules are imported whose kernels have signatures
+    # before modules are imported whose kernels have signatures
+    if early_config.known_args_namespace.emulate:
         start(early_config, early_config.known_args_namespace)
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "emulate(cc, orders, order, seed, without, strict, float64, patience, counts): "
-                                       "run the test's CUDA kernels in the emulator")
+    config.addinivalue_line(
+        "markers",
+        "emulate(cc, orders, order, seed, without, strict, float64, patience, counts): "
+        "run the test's CUDA kernels in the emulator",
+    )
     if config.option.emulate and STARTED not in config.stash:
         start(config, config.option)
 
@@ -50,14 +60,18 @@ def pytest_configure(config):
 def start(config, given):
     from .counts import Recorder
     from .host import install
+
     chosen = on_command_line(given)
     recorder = Recorder() if chosen.get("counts") else None
-    config.stash[STARTED] = install(recorder=recorder, **options.as_arguments(chosen, options.orders_of(chosen)[0]))
+    config.stash[STARTED] = install(
+        recorder=recorder, **options.as_arguments(chosen, options.orders_of(chosen)[0])
+    )
 
 
 def pytest_unconfigure(config):
     if STARTED in config.stash:
         from .host import uninstall
+
         del config.stash[STARTED]
         uninstall()
 
@@ -70,7 +84,11 @@ def on_command_line(given):
 def chosen_for(item, config):
     """The options of a test, or None if it is not emulated."""
     mark = item.get_closest_marker("emulate")
-    if mark is None and not config.option.emulate and "cuda_emulator" not in getattr(item, "fixturenames", ()):
+    if (
+        mark is None
+        and not config.option.emulate
+        and "cuda_emulator" not in getattr(item, "fixturenames", ())
+    ):
         return None
     chosen = on_command_line(config.option)
     if mark is not None:
@@ -90,8 +108,11 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_generate_tests(metafunc):
     config, definition = metafunc.config, metafunc.definition
-    if definition.get_closest_marker("emulate") is None and not config.option.emulate and (
-            "cuda_emulator" not in metafunc.fixturenames):
+    if (
+        definition.get_closest_marker("emulate") is None
+        and not config.option.emulate
+        and ("cuda_emulator" not in metafunc.fixturenames)
+    ):
         return
     definition.fixturenames = metafunc.fixturenames
     try:
@@ -132,6 +153,7 @@ class emulated:
     def __init__(self, item, chosen, order):
         from .counts import Recorder
         from .host import device
+
         self.item, self.recorder = item, Recorder() if chosen.get("counts") else None
         self.context = device(recorder=self.recorder, **options.as_arguments(chosen, order))
 
@@ -147,6 +169,7 @@ class emulated:
 
 def keep_costs(config, recorder):
     from .findings import costs_of
+
     config.stash.setdefault(COSTS, []).extend(costs_of(recorder))
     recorder.launches.clear()
 
@@ -163,21 +186,29 @@ def cuda_emulator(request):
             yield machine
 
 
-# Reports --------------------------------------------------------------------------------------------------------------
+# Reports ------------------------------------------------------------------------------------------
+
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     faults = sys.modules.get(f"{PACKAGE}.faults")
-    ours = faults is not None and call.excinfo is not None and isinstance(call.excinfo.value, faults.EmulatorError)
+    ours = (
+        faults is not None
+        and call.excinfo is not None
+        and isinstance(call.excinfo.value, faults.EmulatorError)
+    )
     if ours:  # only the program's own frames are of interest
+
         def is_ours(excinfo):
             return excinfo is None or isinstance(excinfo.value, faults.EmulatorError)
+
         for name, module in list(sys.modules.items()):
             if name.startswith(f"{PACKAGE}."):
                 module.__dict__["__tracebackhide__"] = is_ours
     outcome = yield
     if ours and isinstance(call.excinfo.value, faults.KernelFault):
         from .findings import merge
+
         found = merge({"": call.excinfo.value.faults})
         outcome.get_result().sections.append(("CUDA emulator", "\n\n".join(map(str, found))))
 
@@ -188,7 +219,9 @@ def pytest_sessionfinish(session):
     if machine is not None and machine.recorder is not None:
         keep_costs(config, machine.recorder)
     if hasattr(config, "workeroutput"):
-        config.workeroutput["cuda_emulator"] = [list(vars(cost).values()) for cost in config.stash.get(COSTS, ())]
+        config.workeroutput["cuda_emulator"] = [
+            list(vars(cost).values()) for cost in config.stash.get(COSTS, ())
+        ]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -196,6 +229,7 @@ def pytest_testnodedown(node):
     found = getattr(node, "workeroutput", {}).get("cuda_emulator")
     if found:
         from .findings import Cost
+
         node.config.stash.setdefault(COSTS, []).extend(Cost(*each) for each in found)
 
 
@@ -203,6 +237,7 @@ def pytest_terminal_summary(terminalreporter, config):
     costs = config.stash.get(COSTS, ())
     if costs:
         from .findings import merge_costs
+
         terminalreporter.section("CUDA emulator: what takes more memory requests than it must")
         for cost in merge_costs(costs):
             terminalreporter.write_line(str(cost))

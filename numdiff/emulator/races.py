@@ -1,21 +1,25 @@
 """In what order accesses of different threads stand, and which of them race.
 
-Whether two accesses are ordered is decided by vector clocks: thread t has a clock, and `seen[u]` is the latest
-clock of thread u whose accesses t is known to come after. A barrier joins what its threads have seen and advances their
-clocks. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI 2009;
-a barrier of the whole block makes one list that all its threads share.)
+Whether two accesses are ordered is decided by vector clocks: thread t has a clock, and `seen[u]` is
+the latest clock of thread u whose accesses t is known to come after. A barrier joins what its
+threads have seen and advances their clocks. An access by u at clock c is ordered before t's if
+t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI 2009; a barrier of the whole block makes one
+list that all its threads share.)
 
-Blocks are ordered by the barriers of the grid and of their cluster, and by atomics. Each atomic operation of a thread
-publishes all that the thread had seen at its last threadfence(). It does so to blocks with a later atomic at the same
-place (`Memory.released`), or with its result in the condition of a `while` loop.
+Blocks are ordered by the barriers of the grid and of their cluster, and by atomics. Each atomic
+operation of a thread publishes all that the thread had seen at its last threadfence(). It does so
+to blocks with a later atomic at the same place (`Memory.released`), or with its result in the
+condition of a `while` loop.
 """
+
 from .memory import GLOBAL, MANY_READS
 
 
 class Races:
-    """The part of an `Access` that records writers and readers, and reports two accesses without an order."""
+    """The part of an `Access` that records writers and readers, and reports two accesses without an
+    order."""
 
-    # order ------------------------------------------------------------------------------------------------------------
+    # order ----------------------------------------------------------------------------------------
 
     def _ordered(self, stamp):
         """Whether what `stamp` did comes before what the current thread does now."""
@@ -28,10 +32,15 @@ class Races:
         if other.block is thread.block:
             return other is thread or thread.seen[other.tid] >= clock
         acquired = thread.block.state.get("acquired")
-        return acquired is not None and other.block in acquired and acquired[other.block][other.tid] >= clock
+        return (
+            acquired is not None
+            and other.block in acquired
+            and acquired[other.block][other.tid] >= clock
+        )
 
     def fence(self, everywhere=True):
-        """threadfence() or threadfence_block(): the thread's atomics can publish what it has seen until now."""
+        """threadfence() or threadfence_block(): the thread's atomics can publish what it has seen
+        until now."""
         thread = self.machine.thread
         seen = list(thread.seen)
         seen[thread.tid] = thread.clock
@@ -42,22 +51,27 @@ class Races:
         thread.tick(thread.seen)
 
     def acquire(self, released, block=None):
-        """All that a block (the current one) does from now on comes after what `released` says of other blocks."""
+        """All that a block (the current one) does from now on comes after what `released` says of
+        other blocks."""
         block = block or self.machine.thread.block
         acquired = block.state.setdefault("acquired", {})
         for other, seen in released.items():
             if other is not block and seen is not None:
-                acquired[other] = list(map(max, acquired[other], seen)) if other in acquired else seen
+                acquired[other] = (
+                    list(map(max, acquired[other], seen)) if other in acquired else seen
+                )
 
-    # reads ------------------------------------------------------------------------------------------------------------
+    # reads ----------------------------------------------------------------------------------------
 
     def _note_read(self, memory, read):
         """Remember a read by the current thread, an entry of `Memory.reads`."""
         if not memory.met:
-            if memory.reads_of is not read[-1]:  # a barrier has come, after which those before it matter no more
+            # a barrier has come, after which those before it matter no more
+            if memory.reads_of is not read[-1]:
                 memory.reads, memory.reads_of = [], read[-1]
             memory.reads.append(read)
-        elif not self.machine.lone:  # what is kept of other blocks' reads depends on what is known of them now
+        # what is kept of other blocks' reads depends on what is known of them now
+        elif not self.machine.lone:
             self._log(memory, read)
         else:
             memory.reads.append(read)
@@ -65,7 +79,8 @@ class Races:
                 self.settle(memory)
 
     def settle(self, memory):
-        """Enter all reads in `reader`, which lists the readers of an offset, before a write there is checked."""
+        """Enter all reads in `reader`, which lists the readers of an offset, before a write there
+        is checked."""
         reads, memory.reads = memory.reads, []
         if memory.met or memory.reads_of is self.machine.token:
             for read in reads:
@@ -86,7 +101,8 @@ class Races:
                 log += stamp, site
 
     def _earlier(self, memory, log):
-        """What a log of readers keeps at the first read after a barrier: entries that may be of another block."""
+        """What a log of readers keeps at the first read after a barrier: entries that may be of
+        another block."""
         if not memory.met:
             return []
         if self.machine.lone:
@@ -96,11 +112,11 @@ class Races:
         if memory.space is GLOBAL:  # one of the blocks that ran before is enough
             elsewhere = [k for k in unordered if log[k][0].block not in blocks]
             unordered = elsewhere[:1] + [k for k in unordered if log[k][0].block in blocks]
-        return [entry for k in unordered for entry in log[k:k + 2]]
+        return [entry for k in unordered for entry in log[k : k + 2]]
 
     def recent_writers(self, memory, offset, size, step):
-        """[(memory, offset, entry of `writer`)] of the elements of a range that were written since the last barrier of
-        the block, one for each of their writers."""
+        """[(memory, offset, entry of `writer`)] of the elements of a range that were written since
+        the last barrier of the block, one for each of their writers."""
         if not (self.races and memory.shadowed) or memory.written_in is not self.machine.token:
             return ()
         found = {}
@@ -114,19 +130,25 @@ class Races:
         if self._ordered(writer[0]):
             return
         by = writer[0][0]
-        if by.block is not self.machine.thread.block and site in self.machine.spin_sites:  # it waits for this write
-            self.acquire({by.block: by.state.get("fence"), **{block: r[1] for block, r in
-                                                              memory.released.get(offset, {}).items()}})
+        # it waits for this write
+        if by.block is not self.machine.thread.block and site in self.machine.spin_sites:
+            self.acquire(
+                {
+                    by.block: by.state.get("fence"),
+                    **{block: r[1] for block, r in memory.released.get(offset, {}).items()},
+                }
+            )
             return
         self.race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
 
-    # writes -----------------------------------------------------------------------------------------------------------
+    # writes ---------------------------------------------------------------------------------------
 
     def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False, same=None):
         """Check a write of the current thread against the last accesses there, and remember it.
 
-        Nothing is reported where several threads write the same value on the same line, such as a flag that all set,
-        but with the check "equal"; nor, without the check "unchanged", where a write leaves the value as it is.
+        Nothing is reported where several threads write the same value on the same line, such as a
+        flag that all set, but with the check "equal"; nor, without the check "unchanged", where a
+        write leaves the value as it is.
         same: whether it does, where `value` and `a` do not say it
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
@@ -139,21 +161,40 @@ class Races:
             writer = memory.writer.get(offset)
         if memory.met or memory.mixed is token:
             log = memory.reader.get(offset)
-        if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
-                not (atomic and writer[3]) and not self._ordered(writer[0]) and (
-                    self.equal or writer[1] != site or not (same_value(a, offset, value) if same is None else same)):
+        if (
+            writer is not None
+            and writer[0] is not stamp
+            and (writer[2] is token or memory.met)
+            and not (atomic and writer[3])
+            and not self._ordered(writer[0])
+            and (
+                self.equal
+                or writer[1] != site
+                or not (same_value(a, offset, value) if same is None else same)
+            )
+        ):
             self.race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
         if log is not None:
             if log[0] is token or memory.met:
                 for k in range(1, len(log), 2):
                     if log[k] is not stamp and not self._ordered(log[k]):
-                        if log[k + 1] in self.machine.spin_sites and log[k][0].block is not stamp[0].block:
+                        if (
+                            log[k + 1] in self.machine.spin_sites
+                            and log[k][0].block is not stamp[0].block
+                        ):
                             continue
                         self.race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
                         break
             memory.reader[offset] = None
-        if atomic and writer is not None and not writer[3] and writer[0][0] is stamp[0] and writer[2] is token:
-            return  # others must still come after this thread's plain store, whatever it does atomically
+        if (
+            atomic
+            and writer is not None
+            and not writer[3]
+            and writer[0][0] is stamp[0]
+            and writer[2] is token
+        ):
+            # others must still come after this thread's plain store, whatever it does atomically
+            return
         memory.written_in, memory.calm = token, None
         entry = (stamp, site, token, atomic)
         memory.writer[offset] = entry
@@ -165,7 +206,12 @@ class Races:
 
     def check_writes(self, memory, offset, size, site, step):
         """`check_write` of the elements of `step` bytes of a range."""
-        stamp, token, met, writers = self.machine.thread.stamp, self.machine.token, memory.met, memory.writer
+        stamp, token, met, writers = (
+            self.machine.thread.stamp,
+            self.machine.token,
+            memory.met,
+            memory.writer,
+        )
         places = range(offset, offset + size, step)
         if memory.reads:
             self.settle(memory)
@@ -183,22 +229,38 @@ class Races:
                 self.check_write(memory, at, step, site)
             return
         memory.written_in, memory.calm = token, None
-        writers.update(dict.fromkeys(places if step <= 2 else range(offset, offset + size, 2),
-                                     (stamp, site, token, False)))
+        writers.update(
+            dict.fromkeys(
+                places if step <= 2 else range(offset, offset + size, 2),
+                (stamp, site, token, False),
+            )
+        )
 
-    # reports ----------------------------------------------------------------------------------------------------------
+    # reports --------------------------------------------------------------------------------------
 
     def race(self, memory, offset, stamp, other_site, site, doing, done, atomic, thread=None):
-        """Report an access of the current thread, or of another, and the earlier one that nothing orders before it."""
+        """Report an access of the current thread, or of another, and the earlier one that nothing
+        orders before it."""
         machine, by = self.machine, stamp[0]
         thread = thread or machine.thread
         same_block = by.block is thread.block
-        between = "with no barrier between" if same_block else "and nothing orders the blocks" \
-            if memory.space is GLOBAL else "with no cluster_sync() between"
-        new = machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
-                                     f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
-                                     f"{between}", site, thread, pair=other_site,
-                             others=[(f"{done} at", machine.place(other_site, by))])
+        between = (
+            "with no barrier between"
+            if same_block
+            else "and nothing orders the blocks"
+            if memory.space is GLOBAL
+            else "with no cluster_sync() between"
+        )
+        new = machine.report(
+            "race",
+            f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
+            f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
+            f"{between}",
+            site,
+            thread,
+            pair=other_site,
+            others=[(f"{done} at", machine.place(other_site, by))],
+        )
         if new and machine.film is not None:
             machine.film.race(memory, offset, by, other_site)
 

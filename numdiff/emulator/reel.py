@@ -1,13 +1,16 @@
-"""The page of a film: what replay.py gives, as numbers in one compressed block; the folder page/ has all around it.
+"""The page of a film: what replay.py gives, as numbers in one compressed block; the folder page/
+has all around it.
 
     a JSON text                 names, source lines, arrays, flights, barriers, faults
     a list of integers          steps, accesses and variables, each the difference to the one before where that is small
     a list of float32           values
 
-Integers are written as in protocol buffers: seven bits to a byte, the sign in the lowest bit. All is deflated, which a
-browser undoes with its `DecompressionStream`. A page is kept below LIMIT bytes. If it would be longer, most lanes'
-variables are left out; then the values in memory; then the film's end.
+Integers are written as in protocol buffers: seven bits to a byte, the sign in the lowest bit. All
+is deflated, which a browser undoes with its `DecompressionStream`. A page is kept below LIMIT
+bytes. If it would be longer, most lanes' variables are left out; then the values in memory; then
+the film's end.
 """
+
 import base64
 import html
 import inspect
@@ -34,21 +37,36 @@ SHOWN = 24  # launches that a page has at most
 CELLS, CHUNK = 4096, 16  # cells of an array at most; bytes of a cell of a larger one
 FOLDER = pathlib.Path(__file__).parent / "page"
 SCRIPTS = "data", "drawing", "source", "timeline", "thread", "memory", "engines", "caption", "film"
-THINNED = [(1, True, 1.0), (4, True, 1.0), (16, True, 1.0), (32, True, 1.0),  # arguments of `Reel`, one after the other
-           (32, False, 1.0), *((32, False, 1 / 2 ** k) for k in range(1, 12))]
-NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS = range(7)  # kinds of values: INTEGER and FLOAT of all lanes
+# arguments of `Reel`, one after the other
+THINNED = [
+    (1, True, 1.0),
+    (4, True, 1.0),
+    (16, True, 1.0),
+    (32, True, 1.0),
+    (32, False, 1.0),
+    *((32, False, 1 / 2**k) for k in range(1, 12)),
+]
+# kinds of values: INTEGER and FLOAT of all lanes
+NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS = range(7)
 EXACT = 1 << 52  # larger integers are shown as words of 64 bits
 
 
-# The page -------------------------------------------------------------------------------------------------------------
+# The page -----------------------------------------------------------------------------------------
+
 
 def page(shots):
     """The page of some launches, as text."""
     if not shots:
-        raise ValueError("there is nothing to show: no kernel was launched while the film was recorded.")
+        raise ValueError(
+            "there is nothing to show: no kernel was launched while the film was recorded."
+        )
     replays = [Replay(shot) for shot in shots[:SHOWN]]
     title = html.escape(", ".join(dict.fromkeys(shot.kernel for shot in shots[:SHOWN])))
-    parts = {"title": title, "style": _part("page.css"), "script": "\n".join(_part(f"{name}.js") for name in SCRIPTS)}
+    parts = {
+        "title": title,
+        "style": _part("page.css"),
+        "script": "\n".join(_part(f"{name}.js") for name in SCRIPTS),
+    }
     room = LIMIT - sum(len(text.encode()) for text in parts.values()) - len(_part("page.html"))
     for thinned in THINNED:
         data = pack([Reel(replay, *thinned) for replay in replays], max(0, len(shots) - SHOWN))
@@ -77,12 +95,19 @@ def _part(name):
 def pack(reels, left_out=0):
     """The base64 text of the compressed block."""
     integers, floats = [], []
-    header = json.dumps({"launches": [reel.header(integers, floats) for reel in reels], "leftOut": left_out},
-                        separators=(",", ":")).encode()
+    header = json.dumps(
+        {"launches": [reel.header(integers, floats) for reel in reels], "leftOut": left_out},
+        separators=(",", ":"),
+    ).encode()
     numbers = varints(integers)
     with np.errstate(all="ignore"):
         words = np.array(floats, np.float64).astype("<f4").view(np.uint8).reshape(-1, 4)
-    block = struct.pack("<3I", len(header), len(numbers), len(floats)) + header + numbers + words.T.tobytes()
+    block = (
+        struct.pack("<3I", len(header), len(numbers), len(floats))
+        + header
+        + numbers
+        + words.T.tobytes()
+    )
     return base64.b64encode(zlib.compress(block, 9)).decode()
 
 
@@ -97,7 +122,8 @@ def varints(numbers):
     return digits[kept].tobytes()
 
 
-# One launch -----------------------------------------------------------------------------------------------------------
+# One launch ---------------------------------------------------------------------------------------
+
 
 class Numbers(dict):
     """Things in the order in which they were first asked for -> their numbers."""
@@ -107,7 +133,8 @@ class Numbers(dict):
 
 
 class Reel:
-    """One launch as a header and numbers. every: keep variables of lanes 0, every, 2 · every …; values: in memory, too
+    """One launch as a header and numbers. every: keep variables of lanes 0, every, 2 · every …;
+    values: in memory, too
 
     share: of the film's steps, from its beginning
     """
@@ -131,22 +158,43 @@ class Reel:
             blocks.of(block)
         arrays = [cells.header(blocks) for cells in self.arrays]
         flights = [self._flight(flight) for flight in shot.flights if flight.start is not None]
-        waits = [[row, since, min(until, end), text, lines.of(site), self.masks.of(mask)]
-                 for row, since, until, text, site, mask in replay.waits if since < end]
+        waits = [
+            [row, since, min(until, end), text, lines.of(site), self.masks.of(mask)]
+            for row, since, until, text, site, mask in replay.waits
+            if since < end
+        ]
         faults = [self._fault(number, fault) for number, fault in enumerate(shot.faults)]
-        return {"kernel": shot.kernel, "grid": shot.grid, "block": shot.block, "count": shot.count, "length": end,
-                "cut": bool(shot.cut or end < replay.length), "every": self.every, "groups": counts,
-                "rows": [[blocks.of(block), warp, len(block.warp_threads(warp))] for block, warp in replay.rows],
-                "blocks": [block.index for block in blocks], "counts": [
-                    sum(step < end for step, _, _ in steps) for steps in replay.steps],
-                "arrays": arrays, "flights": flights, "waits": waits,
-                "meets": [meet for meet in replay.meets if meet[0] < end],
-                "barriers": [[blocks.of(block), name, count] for block, name, count in shot.barriers],
-                "phases": [phase for phase in replay.phases if phase[0] < end], "faults": faults,
-                "products": self._products(), "accumulators": self._accumulators(), "masks": list(self.masks),
-                "variables": list(self.variables), "arguments": [
-                    f"{a.name}: {a.dtype}[{', '.join(map(str, a.shape))}]" for a in shot.arguments],
-                **source_of(lines, SITES)}
+        return {
+            "kernel": shot.kernel,
+            "grid": shot.grid,
+            "block": shot.block,
+            "count": shot.count,
+            "length": end,
+            "cut": bool(shot.cut or end < replay.length),
+            "every": self.every,
+            "groups": counts,
+            "rows": [
+                [blocks.of(block), warp, len(block.warp_threads(warp))]
+                for block, warp in replay.rows
+            ],
+            "blocks": [block.index for block in blocks],
+            "counts": [sum(step < end for step, _, _ in steps) for steps in replay.steps],
+            "arrays": arrays,
+            "flights": flights,
+            "waits": waits,
+            "meets": [meet for meet in replay.meets if meet[0] < end],
+            "barriers": [[blocks.of(block), name, count] for block, name, count in shot.barriers],
+            "phases": [phase for phase in replay.phases if phase[0] < end],
+            "faults": faults,
+            "products": self._products(),
+            "accumulators": self._accumulators(),
+            "masks": list(self.masks),
+            "variables": list(self.variables),
+            "arguments": [
+                f"{a.name}: {a.dtype}[{', '.join(map(str, a.shape))}]" for a in shot.arguments
+            ],
+            **source_of(lines, SITES),
+        }
 
     def _steps(self, integers):
         for steps in self.replay.steps:
@@ -161,7 +209,10 @@ class Reel:
     def _groups(self, integers, floats):
         """Accesses and variables; returns how many."""
         count, before = 0, 0
-        landed = sorted((f for f in self.shot.flights if f.end is not None and f.kind == "load"), key=lambda f: f.end)
+        landed = sorted(
+            (f for f in self.shot.flights if f.end is not None and f.kind == "load"),
+            key=lambda f: f.end,
+        )
         for group in self.replay.groups:
             while landed and landed[0].end <= group.step:
                 flight = landed.pop(0)
@@ -174,7 +225,13 @@ class Reel:
                 if not lanes:
                     continue
                 mask = sum(1 << group.lanes[k] for k in lanes)
-                integers += (group.step - before, 1, group.row, self.variables.of(group.about), self.masks.of(mask))
+                integers += (
+                    group.step - before,
+                    1,
+                    group.row,
+                    self.variables.of(group.about),
+                    self.masks.of(mask),
+                )
                 values(integers, floats, [group.values[k] for k in lanes])
             else:
                 array = self.array_of.get(id(group.about))
@@ -183,8 +240,16 @@ class Reel:
                 cells = self.arrays[array]
                 mask = sum(1 << lane for lane in group.lanes)
                 places, per = cells.places(group.offsets, group.size)
-                integers += (group.step - before, 2 if group.kind == "read" else 3, group.row, array,
-                             self.lines.of(group.site), self.masks.of(mask), group.size, per)
+                integers += (
+                    group.step - before,
+                    2 if group.kind == "read" else 3,
+                    group.row,
+                    array,
+                    self.lines.of(group.site),
+                    self.masks.of(mask),
+                    group.size,
+                    per,
+                )
                 differences(integers, places)
                 if group.kind == "write":
                     values(integers, floats, cells.values(group.values) if self.values else [])
@@ -196,7 +261,7 @@ class Reel:
 
     def _landing(self, flight, integers, floats, before):
         """The write of a TMA load."""
-        (memory, offset, size), = flight.writes
+        ((memory, offset, size),) = flight.writes
         cells = self.arrays[self.array_of[id(memory)]]
         places = cells.range(offset, size)
         integers += (flight.end - before, 4, flight.number, self.array_of[id(memory)], len(places))
@@ -205,12 +270,24 @@ class Reel:
         return flight.end
 
     def _flight(self, flight):
-        reads, writes = ([self._ranges(place) for place in self._joined(places)] for places in (
-            flight.reads, flight.writes))
+        reads, writes = (
+            [self._ranges(place) for place in self._joined(places)]
+            for places in (flight.reads, flight.writes)
+        )
         block, thread = flight.thread.block, flight.thread
         row = self.replay.rows.index((block, thread.warp))
-        return [flight.number, flight.kind, flight.text, row, self.lines.of(flight.site), flight.start,
-                min(flight.end, self.length), reads, writes, flight.detail]
+        return [
+            flight.number,
+            flight.kind,
+            flight.text,
+            row,
+            self.lines.of(flight.site),
+            flight.start,
+            min(flight.end, self.length),
+            reads,
+            writes,
+            flight.detail,
+        ]
 
     @staticmethod
     def _joined(places):
@@ -235,22 +312,39 @@ class Reel:
         def line(place):
             return self.lines.of(SITES.number(place.function, place.file, place.line))
 
-        return {"kind": fault.kind, "message": fault.message, "count": fault.count, "line": line(fault.place),
-                "thread": fault.thread, "block": fault.block, "at": self.replay.faults.get(number),
-                "other": self.replay.others.get(number), "others": [
-                    [what, line(place), place.thread] for what, place in fault.others]}
+        return {
+            "kind": fault.kind,
+            "message": fault.message,
+            "count": fault.count,
+            "line": line(fault.place),
+            "thread": fault.thread,
+            "block": fault.block,
+            "at": self.replay.faults.get(number),
+            "other": self.replay.others.get(number),
+            "others": [[what, line(place), place.thread] for what, place in fault.others],
+        }
 
     def _products(self):
-        """Matrix instructions of warps, and the layout of each shape: (lane, register) of A's, B's and D's elements."""
+        """Matrix instructions of warps, and the layout of each shape: (lane, register) of A's, B's
+        and D's elements."""
         names, found = Numbers(), []
         for step, row, name in self.replay.products:
             if step < self.length:
                 found.append([step, row, names.of(name)])
         layouts = []
         for name in names:
-            fragments = MMA.get(name.removeprefix("mma.").removesuffix(".bf16").replace(".", " "), ())
-            layouts.append([name, [[size, [place[:2] for _, place in sorted(owners(layout).items())]]
-                                   for size, layout in fragments]])
+            fragments = MMA.get(
+                name.removeprefix("mma.").removesuffix(".bf16").replace(".", " "), ()
+            )
+            layouts.append(
+                [
+                    name,
+                    [
+                        [size, [place[:2] for _, place in sorted(owners(layout).items())]]
+                        for size, layout in fragments
+                    ],
+                ]
+            )
         return {"at": found, "layouts": layouts}
 
     def _accumulators(self):
@@ -265,10 +359,12 @@ class Reel:
         return found
 
 
-# Arrays ---------------------------------------------------------------------------------------------------------------
+# Arrays -------------------------------------------------------------------------------------------
+
 
 def _arrays_of(shot):
-    """The arrays of each memory that a film shows: shared memory first, then the kernel's arguments."""
+    """The arrays of each memory that a film shows: shared memory first, then the kernel's
+    arguments."""
     found = [arrays for arrays in shot.arrays.values() if arrays[0].memory.space == SHARED]
     return found + [arrays for arrays in shot.arrays.values() if arrays[0].memory.space == GLOBAL]
 
@@ -282,8 +378,13 @@ class Cells:
     def __init__(self, arrays, shot):
         self.memory = arrays[0].memory
         inside = [a for a in arrays if a.size and a.dtype.kind in "biufcV"]
-        self.dtype = inside[0].dtype if inside and all(a.dtype == inside[0].dtype for a in inside) else np.dtype(
-            f"u{min([a.itemsize for a in inside if a.itemsize in (1, 2, 4, 8)], default=1)}")
+        self.dtype = (
+            inside[0].dtype
+            if inside and all(a.dtype == inside[0].dtype for a in inside)
+            else np.dtype(
+                f"u{min([a.itemsize for a in inside if a.itemsize in (1, 2, 4, 8)], default=1)}"
+            )
+        )
         self.size = max(1, self.dtype.itemsize)
         total = max([a.offset + a.nbytes for a in inside], default=self.memory.size)
         self.start = min([a.offset for a in inside], default=0)
@@ -296,25 +397,45 @@ class Cells:
         self.parts, taken = [], self.start
         for array in sorted(inside, key=lambda a: (a.offset, -a.nbytes)):
             if array.offset >= taken or not self.parts:
-                columns = array.shape[-1] * array.itemsize // self.size if array.ndim > 1 else 32 if self.single else 64
+                columns = (
+                    array.shape[-1] * array.itemsize // self.size
+                    if array.ndim > 1
+                    else 32
+                    if self.single
+                    else 64
+                )
                 while array.ndim == 1 and array.nbytes // self.size > 96 * columns:
                     columns *= 2
                 shape = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
-                self.parts.append((array.name, shape, (array.offset - self.start) // self.size,
-                                   max(1, array.nbytes // self.size), max(1, min(columns, 256))))
+                self.parts.append(
+                    (
+                        array.name,
+                        shape,
+                        (array.offset - self.start) // self.size,
+                        max(1, array.nbytes // self.size),
+                        max(1, min(columns, 256)),
+                    )
+                )
                 taken = array.offset + array.nbytes
         self.block = next((b for b in shot.blocks if self.memory in (b.static, b.dynamic)), None)
 
     def header(self, blocks):
-        return {"space": self.memory.space, "block": -1 if self.block is None else blocks.of(self.block),
-                "parts": self.parts, "cells": self.count, "size": self.size, "single": self.single,
-                "itemsize": self.dtype.itemsize, "dtype": self.dtype.name,
-                "address": (self.memory.address + self.start) % 128}
+        return {
+            "space": self.memory.space,
+            "block": -1 if self.block is None else blocks.of(self.block),
+            "parts": self.parts,
+            "cells": self.count,
+            "size": self.size,
+            "single": self.single,
+            "itemsize": self.dtype.itemsize,
+            "dtype": self.dtype.name,
+            "address": (self.memory.address + self.start) % 128,
+        }
 
     def initial(self, contents):
         """The numbers before the launch, [] if they are not known."""
         data = contents.get(id(self.memory))
-        return self.values([data[self.start:self.start + self.count * self.size]]) if data else []
+        return self.values([data[self.start : self.start + self.count * self.size]]) if data else []
 
     def places(self, offsets, size):
         """([first cell of each access], how many cells each takes)"""
@@ -327,12 +448,17 @@ class Cells:
 
     def values(self, written):
         """The numbers in bytes that were written; [] where cells have none."""
-        if not self.single or not written or any(data is None or len(data) % self.size for data in written):
+        if (
+            not self.single
+            or not written
+            or any(data is None or len(data) % self.size for data in written)
+        ):
             return []
         return np.frombuffer(b"".join(written), self.dtype).tolist()
 
 
-# Numbers --------------------------------------------------------------------------------------------------------------
+# Numbers ------------------------------------------------------------------------------------------
+
 
 def differences(integers, numbers):
     before = 0
@@ -348,7 +474,9 @@ def values(integers, floats, numbers):
     elif all(isinstance(n, (bool, np.bool_)) for n in numbers):
         integers.append(TRUTHS)
         integers.extend(int(n) for n in numbers)
-    elif all(isinstance(n, (int, np.integer)) for n in numbers) and any(abs(int(n)) >= EXACT for n in numbers):
+    elif all(isinstance(n, (int, np.integer)) for n in numbers) and any(
+        abs(int(n)) >= EXACT for n in numbers
+    ):
         integers.append(WORDS)
         for n in numbers:
             integers.extend((int(n) >> 32 & 0xFFFFFFFF, int(n) & 0xFFFFFFFF))
@@ -362,32 +490,42 @@ def values(integers, floats, numbers):
         floats.extend(float(n) for n in (numbers[:1] if same else numbers))
 
 
-# Source ---------------------------------------------------------------------------------------------------------------
+# Source -------------------------------------------------------------------------------------------
+
 
 def source_of(lines, sites):
     """The text of the functions that these lines are in.
 
-    sources: [function, file, number of the first line, [text]]; lines: of each site (source, line from its first)
+    sources: [function, file, number of the first line, [text]]; lines: of each site (source, line
+    from its first)
     """
     sources, places = {}, []
     for site in lines:
         function, file, number = sites.places[site] if site is not None else ("?", "?", 0)
         key = function, file
-        if key not in sources or not sources[key][0] <= number < sources[key][0] + len(sources[key][1]):
+        if key not in sources or not sources[key][0] <= number < sources[key][0] + len(
+            sources[key][1]
+        ):
             sources[key] = _block(function, file, number)
     keys = list(sources)
     for site in lines:
         function, file, number = sites.places[site] if site is not None else ("?", "?", 0)
         places.append((keys.index((function, file)), number - sources[function, file][0]))
-    return {"sources": [[function, os.path.basename(file), *sources[function, file]] for function, file in keys],
-            "lines": places}
+    return {
+        "sources": [
+            [function, os.path.basename(file), *sources[function, file]] for function, file in keys
+        ],
+        "lines": places,
+    }
 
 
 def _block(function, file, number):
     """(first line, [text]) of the function around a line."""
     text = linecache.getlines(file)
     start = number - 1
-    while 0 <= start < len(text) and not re.match(rf"\s*(def {re.escape(function)}\b|.*\blambda\b)", text[start]):
+    while 0 <= start < len(text) and not re.match(
+        rf"\s*(def {re.escape(function)}\b|.*\blambda\b)", text[start]
+    ):
         start -= 1
     if not 0 <= start < len(text):
         return max(1, number), [linecache.getline(file, number).rstrip("\n")]

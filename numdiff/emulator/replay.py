@@ -1,13 +1,16 @@
 """From the logs of threads (film.py) to the steps of warps.
 
-The emulator runs one thread after another; a GPU runs the lanes of a warp together. `Replay` takes the logs, and all
-warps make one step at a time. A step is one line, executed by the lanes of a warp that are at the same place. Of lanes
-at different places, those furthest behind go first, so that they meet again after a branch. A lane waits where it
-waited in the emulator: for a barrier, for the other lanes of a warp operation, for a phase of an mbarrier.
+The emulator runs one thread after another; a GPU runs the lanes of a warp together. `Replay` takes
+the logs, and all warps make one step at a time. A step is one line, executed by the lanes of a warp
+that are at the same place. Of lanes at different places, those furthest behind go first, so that
+they meet again after a branch. A lane waits where it waited in the emulator: for a barrier, for the
+other lanes of a warp operation, for a phase of an mbarrier.
 
-The order of steps is therefore one that the program allows, and the values are those of the emulator's run. They may
-disagree only where threads race. A TMA load lands LATENCY steps after its issue.
+The order of steps is therefore one that the program allows, and the values are those of the
+emulator's run. They may disagree only where threads race. A TMA load lands LATENCY steps after its
+issue.
 """
+
 import numpy as np
 
 from .memory import LOCAL
@@ -20,12 +23,27 @@ ENDLESS = 6  # steps that are shown of waits without an end
 class Lane:
     """One thread while its log is replayed.
 
-    stack: (line, iteration) of the calls and loops that it is in; calls: how long the stack was at each call
+    stack: (line, iteration) of the calls and loops that it is in; calls: how long the stack was at
+    each call
     site, following: of its last line and of its next one
     """
 
-    __slots__ = ("log", "at", "row", "bit", "stack", "calls", "functions", "site", "ordinal", "token", "text", "since",
-                 "following", "done")
+    __slots__ = (
+        "log",
+        "at",
+        "row",
+        "bit",
+        "stack",
+        "calls",
+        "functions",
+        "site",
+        "ordinal",
+        "token",
+        "text",
+        "since",
+        "following",
+        "done",
+    )
 
     def __init__(self, log, row, bit):
         self.log, self.row, self.bit = log, row, bit
@@ -49,30 +67,47 @@ class Group:
     __slots__ = ("step", "row", "kind", "about", "site", "size", "lanes", "offsets", "values")
 
     def __init__(self, step, row, kind, about, site, size):
-        self.step, self.row, self.kind, self.about, self.site, self.size = step, row, kind, about, site, size
+        self.step, self.row, self.kind, self.about, self.site, self.size = (
+            step,
+            row,
+            kind,
+            about,
+            site,
+            size,
+        )
         self.lanes, self.offsets, self.values = [], [], []
 
     def in_order(self):
         """Sort by lanes."""
         order = sorted(range(len(self.lanes)), key=self.lanes.__getitem__)
         self.lanes, self.offsets, self.values = (
-            [part[k] for k in order] if part else part for part in (self.lanes, self.offsets, self.values))
+            [part[k] for k in order] if part else part
+            for part in (self.lanes, self.offsets, self.values)
+        )
 
 
 class Replay:
     """One launch as warps and steps.
 
-    rows: [(block, warp of it)]; steps: of each row [(step, site, mask of lanes)]; groups: [Group] by step
-    waits: [(row, step of arrival, step of release, text, site, mask)]; meets: [(step, name, rows)] of barriers
+    rows: [(block, warp of it)]; steps: of each row [(step, site, mask of lanes)]; groups: [Group]
+    by step
+    waits: [(row, step of arrival, step of release, text, site, mask)]; meets: [(step, name, rows)]
+    of barriers
     phases: [(step, mbarrier, phase, "arrive" | "expect" | "land" | "end", number)]
-    faults, others: {number of a fault: (step, row, lane)}; products: [(step, row, name)]; length: steps
+    faults, others: {number of a fault: (step, row, lane)}; products: [(step, row, name)]; length:
+    steps
     """
 
     def __init__(self, shot):
         self.shot, self.rows, self.steps = shot, [], []
         self.groups, self.waits, self.meets, self.phases = [], [], [], []
         self.faults, self.others, self.products = {}, {}, []
-        self.locals = {id(a.memory): a for arrays in shot.arrays.values() for a in arrays if a.memory.space is LOCAL}
+        self.locals = {
+            id(a.memory): a
+            for arrays in shot.arrays.values()
+            for a in arrays
+            if a.memory.space is LOCAL
+        }
         self._open, self._flying, self._lanes = {}, [], []
         numbers = {}
         for thread, log in shot.logs.items():
@@ -160,8 +195,13 @@ class Replay:
         self.steps[row].append((step, site, mask))
         for lane in group:
             self._advance(lane, step)
-        while True:  # operations of the warp to which all its lanes have come: they continue in this step
-            met = [lane for lane in group if lane.token is not None and lane.text is None and lane.token.at == step]
+        # operations of the warp to which all its lanes have come: they continue in this step
+        while True:
+            met = [
+                lane
+                for lane in group
+                if lane.token is not None and lane.text is None and lane.token.at == step
+            ]
             if not met:
                 return True
             for lane in met:
@@ -218,7 +258,7 @@ class Replay:
                 stack.append((SITES.places[lane.site][2], 0))
             lane.functions.append(SITES.places[entry[1]][0])
         elif kind == "return":
-            del stack[lane.calls.pop():]
+            del stack[lane.calls.pop() :]
             lane.functions.pop()
         elif kind == "loop":
             stack.append((SITES.places[entry[1]][2], 0))
@@ -227,7 +267,7 @@ class Replay:
         else:
             stack.pop()
 
-    # what happens in a step -------------------------------------------------------------------------------------------
+    # what happens in a step -----------------------------------------------------------------------
 
     def _group(self, lane, step, kind, about, size, ordinal=0):
         site = lane.site
@@ -235,7 +275,8 @@ class Replay:
         group = self._open.get(key)
         if group is None:
             group = self._open[key] = Group(step, lane.row, kind, about, site, size)
-        if group.lanes and group.lanes[-1] == lane.bit:  # a variable that is assigned twice in one line
+        # a variable that is assigned twice in one line
+        if group.lanes and group.lanes[-1] == lane.bit:
             group.values.pop()
         else:
             group.lanes.append(lane.bit)
@@ -246,8 +287,11 @@ class Replay:
         local = self.locals.get(id(memory))
         if local is not None:  # an element of a local array is a register
             for k in range(0, size, local.itemsize):
-                value = memory_value(local, data[0][k:k + local.itemsize])
-                name = lane.functions[-1] if lane.functions else "", f"{local.name}[{(offset + k) // local.itemsize}]"
+                value = memory_value(local, data[0][k : k + local.itemsize])
+                name = (
+                    lane.functions[-1] if lane.functions else "",
+                    f"{local.name}[{(offset + k) // local.itemsize}]",
+                )
                 self._group(lane, step, "let", name, 0).values.append(value)
             return
         group = self._group(lane, step, kind, memory, size, lane.ordinal)
@@ -277,7 +321,9 @@ class Replay:
 
     def _wait_ends(self, lane, step):
         if lane.text and step > lane.since:
-            self.waits.append((lane.row, lane.since, step, lane.text, lane.site, 1 << lane.bit, lane.token))
+            self.waits.append(
+                (lane.row, lane.since, step, lane.text, lane.site, 1 << lane.bit, lane.token)
+            )
         lane.token = None
 
     def _merge_waits(self):

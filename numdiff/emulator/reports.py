@@ -1,11 +1,13 @@
 """An emulated GPU's reports: the place in the code, and the fault there."""
+
 import sys
 
 from .arrays import CheckedArray, IntegerArray
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
 from .rewrite import SITES
 
-_SEQUENCE = "setting an array element with a sequence."  # NumPy's words where an array is stored into one element
+# NumPy's words where an array is stored into one element
+_SEQUENCE = "setting an array element with a sequence."
 
 
 class Reports:
@@ -23,18 +25,24 @@ class Reports:
 
     @staticmethod
     def site_of(frame):
-        """The site of the line that a frame is at; in a module of words (WORDS), of the line that uses the word."""
+        """The site of the line that a frame is at; in a module of words (WORDS), of the line that
+        uses the word."""
         frame = Reports.kernel_frame(frame)
         return SITES.number("?", "?", 0) if frame is None else SITES.of(frame)
 
     @staticmethod
     def kernel_frame(frame):
-        """The frame of a kernel's line at or above a frame, as `site_of`. A twin that keeps a frame keeps this one: the
-        other is none of the kernel's where `generators.wait` has called the twin."""
+        """The frame of a kernel's line at or above a frame, as `site_of`. A twin that keeps a frame
+        keeps this one: the other is none of the kernel's where `generators.wait` has called the
+        twin."""
         while frame is not None and "__emulated__" not in frame.f_globals:
             frame = frame.f_back
-        while frame is not None and frame.f_globals.get("__words__") and frame.f_back is not None and (
-                "__emulated__" in frame.f_back.f_globals):
+        while (
+            frame is not None
+            and frame.f_globals.get("__words__")
+            and frame.f_back is not None
+            and ("__emulated__" in frame.f_back.f_globals)
+        ):
             frame = frame.f_back
         return frame
 
@@ -44,7 +52,8 @@ class Reports:
 
     @staticmethod
     def calling_frame(frame=None):
-        """The innermost frame of the program that calls this, or the code at `frame`, outside of the emulator."""
+        """The innermost frame of the program that calls this, or the code at `frame`, outside of
+        the emulator."""
         frame, package = frame or sys._getframe(1), f"{__package__}."
         while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(package):
             frame = frame.f_back
@@ -56,7 +65,8 @@ class Reports:
         return Place(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
 
     def report(self, kind, message, site, thread=None, others=(), pair=None):
-        """Note a fault, and return whether it is new; the same kind at the same line is counted, not repeated.
+        """Note a fault, and return whether it is new; the same kind at the same line is counted,
+        not repeated.
 
         pair: of a race, the other line
         """
@@ -64,7 +74,9 @@ class Reports:
         if known is not None:
             known.count += 1
             return False
-        fault = Fault(kind, message, self.place(site, thread or self.thread), list(others), 1, self.kernel)
+        fault = Fault(
+            kind, message, self.place(site, thread or self.thread), list(others), 1, self.kernel
+        )
         self.seen_faults[kind, site, pair] = fault
         self.faults.append(fault)
         if self.film is not None:
@@ -96,9 +108,19 @@ class Reports:
     def absent_lane(self, name, thread, lane):
         block = thread.block
         other = next((t for t in block.warp_threads(thread.warp) if t.lane == lane), None)
-        why = "does not exist" if other is None else "has ended" if other.done else "is not in the mask"
-        self.report("divergence", f"{name}: lane {thread.lane} takes a value from lane {lane}, which {why}",
-                    self.site_of(thread.wait[2] if thread.wait else self._frame_here()), thread)
+        why = (
+            "does not exist"
+            if other is None
+            else "has ended"
+            if other.done
+            else "is not in the mask"
+        )
+        self.report(
+            "divergence",
+            f"{name}: lane {thread.lane} takes a value from lane {lane}, which {why}",
+            self.site_of(thread.wait[2] if thread.wait else self._frame_here()),
+            thread,
+        )
 
     @staticmethod
     def _frame_here():
@@ -115,13 +137,22 @@ class Reports:
         calls = _calls(first)
         if block.alive < len(block.threads):
             gone = next(t for t in block.threads if t.done)
-            self.report("divergence", f"{name} is reached by {block.alive} of the block's {len(block.threads)} "
-                                      f"threads: thread {gone.index} has ended before it", self.site_of(first), thread)
+            self.report(
+                "divergence",
+                f"{name} is reached by {block.alive} of the block's {len(block.threads)} "
+                f"threads: thread {gone.index} has ended before it",
+                self.site_of(first),
+                thread,
+            )
         for other, _, frame, *_ in arrived:
             if frame is not first and not _is_at(frame, calls):
-                self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at "
-                            "another", self.site_of(first), thread,
-                            [("the other is", self.place(self.site_of(frame), other))])
+                self.report(
+                    "divergence",
+                    f"thread {thread.index} waits at this {name}, thread {other.index} at another",
+                    self.site_of(first),
+                    thread,
+                    [("the other is", self.place(self.site_of(frame), other))],
+                )
                 return
 
     def check_gathering(self, name, mask, lanes):
@@ -132,13 +163,20 @@ class Reports:
         calls = _calls(first)
         for _, frame, other, _ in others:
             if not _is_at(frame, calls):
-                self.report("divergence", f"lane {thread.lane} is at this {name}, lane {other.lane} at another",
-                            self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
+                self.report(
+                    "divergence",
+                    f"lane {thread.lane} is at this {name}, lane {other.lane} at another",
+                    self.site_of(first),
+                    thread,
+                    [("the other is", self.place(self.site_of(frame), other))],
+                )
                 return
 
     def stuck(self, scheduler):
         """No thread can continue: report which threads wait where, and for what."""
-        waiting = [t for b in scheduler.blocks for t in b.threads if not t.done and t.wait is not None]
+        waiting = [
+            t for b in scheduler.blocks for t in b.threads if not t.done and t.wait is not None
+        ]
         groups = {}
         for thread in waiting:
             wait = thread.wait
@@ -147,35 +185,64 @@ class Reports:
         def say(key, threads):
             kind, site, detail = key
             more = f" and {len(threads) - 1} more" if len(threads) > 1 else ""
-            what = {"loop": "spins in a loop", "warp operation": "waits for its warp"}.get(kind, "waits")
-            return f"thread {threads[0].index} of block {threads[0].block.index}{more} {what}" \
-                   f"{' at ' + self._say_wait(threads[0].wait) if kind != 'loop' else ''}:", self.place(site)
+            what = {"loop": "spins in a loop", "warp operation": "waits for its warp"}.get(
+                kind, "waits"
+            )
+            return (
+                f"thread {threads[0].index} of block {threads[0].block.index}{more} {what}"
+                f"{' at ' + self._say_wait(threads[0].wait) if kind != 'loop' else ''}:",
+                self.place(site),
+            )
 
         def deadlock(key):
             thread = groups[key][0]
-            self.report("deadlock", f"no thread can continue: {self._say_wait(thread.wait)}", key[1], thread, others)
+            self.report(
+                "deadlock",
+                f"no thread can continue: {self._say_wait(thread.wait)}",
+                key[1],
+                thread,
+                others,
+            )
 
         others = [say(key, threads) for key, threads in groups.items()]
         at_mbarrier = next((key for key in groups if key[0] == "mbarrier"), None)
-        if at_mbarrier is not None:  # others wait for it, at a barrier of the warp, the block or the cluster
+        # others wait for it, at a barrier of the warp, the block or the cluster
+        if at_mbarrier is not None:
             deadlock(at_mbarrier)
         for block in scheduler.blocks:
             for (warp, name, mask), lanes in block.collectives.items():
-                missing = [t for t in block.warp_threads(warp) if mask >> t.lane & 1 and t.lane not in lanes
-                           and not t.done]
+                missing = [
+                    t
+                    for t in block.warp_threads(warp)
+                    if mask >> t.lane & 1 and t.lane not in lanes and not t.done
+                ]
                 _, frame, thread, _ = next(iter(lanes.values()))
                 names = ", ".join(str(t.lane) for t in missing)
-                self.report("divergence", f"{name} with the mask {mask:#x} waits for lane{'s' * (len(missing) > 1)} "
-                                          f"{names}, which never come{'s' * (len(missing) == 1)}", self.site_of(frame),
-                            thread, others)
+                self.report(
+                    "divergence",
+                    f"{name} with the mask {mask:#x} waits for lane{'s' * (len(missing) > 1)} "
+                    f"{names}, which never come{'s' * (len(missing) == 1)}",
+                    self.site_of(frame),
+                    thread,
+                    others,
+                )
             barriers = dict(block.arrived)
             if block.waiting:
                 barriers["syncthreads"] = [(t, None, t.wait[2], None, None) for t in block.waiting]
             for name, arrived in barriers.items():
                 thread, _, frame, _, count = arrived[0]
-                self.report("divergence", f"{name} is reached by {len(arrived)} of {count or block.alive} threads, the "
-                                          "others never come", self.site_of(frame), thread, others)
-        if not any(f.kind in ("divergence", "deadlock") for f in self.seen_faults.values()) and waiting:
+                self.report(
+                    "divergence",
+                    f"{name} is reached by {len(arrived)} of {count or block.alive} threads, the "
+                    "others never come",
+                    self.site_of(frame),
+                    thread,
+                    others,
+                )
+        if (
+            not any(f.kind in ("divergence", "deadlock") for f in self.seen_faults.values())
+            and waiting
+        ):
             deadlock(next((key for key in groups if key[0] != "loop"), next(iter(groups))))
 
     @staticmethod
@@ -188,10 +255,15 @@ class Reports:
 
 
 def _in_words(error):
-    """A Python exception in a kernel, as one sentence that names none of the emulator's own classes."""
+    """A Python exception in a kernel, as one sentence that names none of the emulator's own
+    classes."""
     text = str(error)
     owner = getattr(error, "obj", None)
-    if isinstance(error, AttributeError) and type(owner) in (CheckedArray, IntegerArray) and not owner.dtype.names:
+    if (
+        isinstance(error, AttributeError)
+        and type(owner) in (CheckedArray, IntegerArray)
+        and not owner.dtype.names
+    ):
         text = f"the emulator does not know .{error.name} of arrays"
     elif "CheckedArray" in text or "IntegerArray" in text or text == _SEQUENCE:
         text = "the emulator does not know arithmetic on whole arrays: index their elements"
@@ -201,7 +273,8 @@ def _in_words(error):
 
 
 def _calls(frame):
-    """[(code, instruction)] of a thread's call and of the calls of device functions that it was reached through."""
+    """[(code, instruction)] of a thread's call and of the calls of device functions that it was
+    reached through."""
     calls = [(frame.f_code, frame.f_lasti)]
     frame = frame.f_back
     while frame is not None and "__emulated__" in frame.f_globals:

@@ -1,7 +1,8 @@
-"""From a kernel's source to a function that the emulator runs: the same lines, with every operation made explicit.
+"""From a kernel's source to a function that the emulator runs: the same lines, with every operation
+made explicit.
 
-The syntax tree of the function is changed in a few places and compiled under its own file name and line numbers, so
-that tracebacks, `breakpoint()` and coverage point into the real source:
+The syntax tree of the function is changed in a few places and compiled under its own file name and
+line numbers, so that tracebacks, `breakpoint()` and coverage point into the real source:
 
     a + b           __Add(a, b)              Numba's types and rounding (arithmetic.py); where both are known to be
                                              signed integers, it stays (integers.py)
@@ -15,6 +16,7 @@ that tracebacks, `breakpoint()` and coverage point into the real source:
 
 In a checked function each of these calls also carries the number of its site (its line).
 """
+
 import ast
 import contextlib
 import types
@@ -35,11 +37,13 @@ from .whole_arrays import WHOLE
 
 
 class Sites:
-    """Numbers for lines: site number -> (function, file, line). `spins`: the conditions of `while` loops."""
+    """Numbers for lines: site number -> (function, file, line). `spins`: the conditions of `while`
+    loops."""
 
     def __init__(self):
         self.places, self._numbers, self.spins = [], {}, set()
-        self._found = {}  # (id of a code object, instruction) -> (site, the code object: no other gets its id)
+        # (id of a code object, instruction) -> (site, the code object: no other gets its id)
+        self._found = {}
 
     def number(self, function, file, line):
         key = (function, file, line)
@@ -54,7 +58,10 @@ class Sites:
         key = id(code), frame.f_lasti
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self.number(code.co_name, code.co_filename, frame.f_lineno), code
+            found = self._found[key] = (
+                self.number(code.co_name, code.co_filename, frame.f_lineno),
+                code,
+            )
         return found[0]
 
 
@@ -68,22 +75,34 @@ _DIMENSIONS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 
 
 def shared_or_local(node):
-    """The memory space of the array that a call makes, `cuda.shared.array(…)`: "shared", "local" or None."""
+    """The memory space of the array that a call makes, `cuda.shared.array(…)`: "shared", "local" or
+    None."""
     if not isinstance(node.func, ast.Attribute) or node.func.attr != "array":
         return None
-    space = node.func.value.attr if isinstance(node.func.value, ast.Attribute) else getattr(node.func.value, "id", None)
+    space = (
+        node.func.value.attr
+        if isinstance(node.func.value, ast.Attribute)
+        else getattr(node.func.value, "id", None)
+    )
     return space if space in ("shared", "local") else None
 
 
 class Rewriter(ast.NodeTransformer):
-    """Makes the operations of one function explicit. `negative` collects the sites whose index is a literal -1, -2 …"""
+    """Makes the operations of one function explicit. `negative` collects the sites whose index is a
+    literal -1, -2 …"""
 
     def __init__(self, function, sites, checked, fixed, integers, filmed=False):
-        self.function, self.sites, self.checked, self.fixed, self.integers = function, sites, checked, fixed, integers
+        self.function, self.sites, self.checked, self.fixed, self.integers = (
+            function,
+            sites,
+            checked,
+            fixed,
+            integers,
+        )
         self.constants, self.negative, self._temporaries = {}, set(), 0
         self.casts, self.variants = {}, {}  # see `Rewritten`
         self.filmed, code = filmed, function.__code__
-        self.parameters = set(code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])
+        self.parameters = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         self.outside = Outside(function)
         self._bindings, self.makes_local = None, False
 
@@ -92,7 +111,9 @@ class Rewriter(ast.NodeTransformer):
         kind = node.__class__
         method = _METHODS.get(kind)
         if method is None:
-            method = _METHODS[kind] = getattr(Rewriter, f"visit_{kind.__name__}", Rewriter.generic_visit)
+            method = _METHODS[kind] = getattr(
+                Rewriter, f"visit_{kind.__name__}", Rewriter.generic_visit
+            )
         return method(self, node)
 
     def generic_visit(self, node):
@@ -113,7 +134,9 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def site(self, node):
-        return self.sites.number(self.function.__code__.co_name, self.function.__code__.co_filename, node.lineno)
+        return self.sites.number(
+            self.function.__code__.co_name, self.function.__code__.co_filename, node.lineno
+        )
 
     def call(self, name, arguments, node, with_site=True):
         arguments = list(arguments)
@@ -132,7 +155,8 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def bindings(self, name):
-        """The expressions that a variable is assigned, [None] for what is none (a loop's variable, say)."""
+        """The expressions that a variable is assigned, [None] for what is none (a loop's variable,
+        say)."""
         if self._bindings is None:
             self._bindings, plain = {}, set()
             for part in ast.walk(self.tree):
@@ -142,12 +166,17 @@ class Rewriter(ast.NodeTransformer):
                             self._bindings.setdefault(target.id, []).append(part.value)
                             plain.add(id(target))
             for part in ast.walk(self.tree):
-                if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load) and id(part) not in plain:
+                if (
+                    isinstance(part, ast.Name)
+                    and not isinstance(part.ctx, ast.Load)
+                    and id(part) not in plain
+                ):
                     self._bindings.setdefault(part.id, []).append(None)
         return self._bindings.get(name, [])
 
     def is_literal(self, node, arithmetic=True):
-        """Whether Numba knows a number, or a tuple of them, when it compiles: its types are those of literals.
+        """Whether Numba knows a number, or a tuple of them, when it compiles: its types are those
+        of literals.
 
         A parameter is one if what it is called with is, which is seen when it runs.
         """
@@ -156,11 +185,15 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.Tuple):
             return all(map(self.is_literal, node.elts))
         if isinstance(node, ast.BinOp):  # Numba folds those of constants alone
-            return arithmetic and all(isinstance(part, (ast.Constant, ast.BinOp, ast.operator))
-                                      for part in ast.walk(node))
+            return arithmetic and all(
+                isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node)
+            )
         if isinstance(node, ast.Subscript):
-            return isinstance(node.slice, ast.Constant) and isinstance(node.value, ast.Name) and (
-                self.is_literal(node.value))
+            return (
+                isinstance(node.slice, ast.Constant)
+                and isinstance(node.value, ast.Name)
+                and (self.is_literal(node.value))
+            )
         if isinstance(node, ast.Attribute):
             return node.attr == "ndim"
         if not isinstance(node, ast.Name):
@@ -169,42 +202,73 @@ class Rewriter(ast.NodeTransformer):
         if node.id in self.parameters:
             return not bound
         if bound:
-            return all(value is not None and not isinstance(value, ast.Name) and self.is_literal(value)
-                       for value in bound)
+            return all(
+                value is not None and not isinstance(value, ast.Name) and self.is_literal(value)
+                for value in bound
+            )
         value = self.outside.get(node.id)
-        return value.__class__ is int or value.__class__ is tuple and all(v.__class__ is int for v in value)
+        return (
+            value.__class__ is int
+            or value.__class__ is tuple
+            and all(v.__class__ is int for v in value)
+        )
 
     def varies(self, node):
-        """Whether Numba would find that a shape is no constant, as far as that can be read off its expression."""
+        """Whether Numba would find that a shape is no constant, as far as that can be read off its
+        expression."""
         if isinstance(node, ast.Tuple):
             return any(self.varies(part) for part in node.elts)
         if isinstance(node, ast.Name):
             if node.id in self.parameters:
                 return bool(self.bindings(node.id))
-            return any(value is None or isinstance(value, (ast.BinOp, ast.Call)) and not self.is_literal(value)
-                       for value in self.bindings(node.id))
+            return any(
+                value is None
+                or isinstance(value, (ast.BinOp, ast.Call))
+                and not self.is_literal(value)
+                for value in self.bindings(node.id)
+            )
         if isinstance(node, ast.Subscript):
             return self.varies(node.value)
         if isinstance(node, ast.Attribute):
-            inner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", None)
+            inner = (
+                node.value.attr
+                if isinstance(node.value, ast.Attribute)
+                else getattr(node.value, "id", None)
+            )
             return inner in _DIMENSIONS or node.attr in ("shape", "size")
         if isinstance(node, ast.BinOp):
-            return any(not isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node))
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("len", "min", "max")
+            return any(
+                not isinstance(part, (ast.Constant, ast.BinOp, ast.operator))
+                for part in ast.walk(node)
+            )
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("len", "min", "max")
+        )
 
     def shape_of(self, call, space):
-        """The call that makes an array; where its shape has a parameter, that is looked at when it runs."""
+        """The call that makes an array; where its shape has a parameter, that is looked at when it
+        runs."""
         place = next((k for k in call.keywords if k.arg == "shape"), None)
         shape = place.value if place else call.args[0] if call.args else None
         if shape is None:
             return call
-        text = ast.Constant(f"Numba does not compile {ast.unparse(shape)} as the shape of a {space} array: "
-                            "give it a number, or the name of a number outside of the kernel")
+        text = ast.Constant(
+            f"Numba does not compile {ast.unparse(shape)} as the shape of a {space} array: "
+            "give it a number, or the name of a number outside of the kernel"
+        )
         if self.varies(shape):
-            return ast.copy_location(ast.Call(ast.Name("__unsupported", ast.Load()), [text], []), call)
-        if any(isinstance(part, ast.Name) and part.id in self.parameters for part in ast.walk(shape)):
+            return ast.copy_location(
+                ast.Call(ast.Name("__unsupported", ast.Load()), [text], []), call
+            )
+        if any(
+            isinstance(part, ast.Name) and part.id in self.parameters for part in ast.walk(shape)
+        ):
             shape = self.as_literal(shape)
-            checked = ast.copy_location(ast.Call(ast.Name("__constant", ast.Load()), [shape, text], []), call)
+            checked = ast.copy_location(
+                ast.Call(ast.Name("__constant", ast.Load()), [shape, text], []), call
+            )
             if place:
                 place.value = checked
             else:
@@ -212,64 +276,106 @@ class Rewriter(ast.NodeTransformer):
         return call
 
     def is_fixed(self, node):
-        """Whether an expression is made of constants alone: the compiler computes it, the GPU never does."""
+        """Whether an expression is made of constants alone: the compiler computes it, the GPU never
+        does."""
         if isinstance(node, ast.BinOp):
             return self.is_fixed(node.left) and self.is_fixed(node.right)
         if isinstance(node, ast.UnaryOp):
             return self.is_fixed(node.operand)
         if isinstance(node, ast.Attribute):
             return isinstance(node.value, ast.Name) and node.value.id == "math"
-        return isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in self.fixed
+        return (
+            isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in self.fixed
+        )
 
     def visit_BinOp(self, node):
         fixed = self.is_fixed(node)
         self.generic_visit(node)
         if fixed or getattr(node, "native", False):
             return node
-        for product, other, name in ((node.right, node.left, "__AddMult"), (node.left, node.right, "__MultAdd")):
+        for product, other, name in (
+            (node.right, node.left, "__AddMult"),
+            (node.left, node.right, "__MultAdd"),
+        ):
             if isinstance(node.op, ast.Add) and self.is_product(product, node):
                 factors = product.args[:2]
-                return self.fused(name, (other, *factors) if product is node.right else (*factors, other), node)
-        return self.operation(node.op, (node.left, node.right), node) if type(node.op).__name__ in OPERATIONS else node
+                return self.fused(
+                    name, (other, *factors) if product is node.right else (*factors, other), node
+                )
+        return (
+            self.operation(node.op, (node.left, node.right), node)
+            if type(node.op).__name__ in OPERATIONS
+            else node
+        )
 
     def fused(self, name, operands, node):
         """A product and a sum, most often of three float32, for which no function is called."""
         if self.integers is None:  # what is counted calls one for each operation
             return self.call(name, operands, node)
-        known, first = [], []  # how each operand is read again; its first evaluation, in order, which is never None
+        # how each operand is read again; its first evaluation, in order, which is never None
+        known, first = [], []
         for operand in operands:
             if isinstance(operand, ast.Name):
                 known.append(operand.id)
             else:
                 known.append(self.temporary())
-                first.append(ast.Compare(ast.NamedExpr(ast.Name(known[-1], ast.Store()), operand), [ast.IsNot()],
-                                         [ast.Constant(None)]))
+                first.append(
+                    ast.Compare(
+                        ast.NamedExpr(ast.Name(known[-1], ast.Store()), operand),
+                        [ast.IsNot()],
+                        [ast.Constant(None)],
+                    )
+                )
         a, b, c = (ast.Name(n, ast.Load()) for n in known)
-        single = [ast.Compare(ast.Attribute(ast.Name(n, ast.Load()), "__class__", ast.Load()), [ast.Is()],
-                              [ast.Name("__float32", ast.Load())]) for n in known]
+        single = [
+            ast.Compare(
+                ast.Attribute(ast.Name(n, ast.Load()), "__class__", ast.Load()),
+                [ast.Is()],
+                [ast.Name("__float32", ast.Load())],
+            )
+            for n in known
+        ]
         mult, add = ast.Mult(), ast.Add()
-        sum_ = ast.BinOp(a, add, ast.BinOp(b, mult, c)) if name == "__AddMult" else ast.BinOp(
-            ast.BinOp(a, mult, b), add, c)
-        return ast.copy_location(ast.IfExp(ast.BoolOp(ast.And(), first + single), sum_, self.call(
-            name, [ast.Name(n, ast.Load()) for n in known], node)), node)
+        sum_ = (
+            ast.BinOp(a, add, ast.BinOp(b, mult, c))
+            if name == "__AddMult"
+            else ast.BinOp(ast.BinOp(a, mult, b), add, c)
+        )
+        return ast.copy_location(
+            ast.IfExp(
+                ast.BoolOp(ast.And(), first + single),
+                sum_,
+                self.call(name, [ast.Name(n, ast.Load()) for n in known], node),
+            ),
+            node,
+        )
 
     @staticmethod
     def is_product(node, of):
         """Whether a rewritten expression is a product on the line of a node."""
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__Mult" and (
-            node.lineno == of.lineno)
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "__Mult"
+            and (node.lineno == of.lineno)
+        )
 
     def visit_UnaryOp(self, node):
         fixed = self.is_fixed(node) or getattr(node, "native", False)
         self.generic_visit(node)
         if not fixed and type(node.op).__name__ in OPERATIONS:
             return ast.copy_location(
-                ast.Call(ast.Name(f"__{type(node.op).__name__}", ast.Load()), [node.operand], []), node)
+                ast.Call(ast.Name(f"__{type(node.op).__name__}", ast.Load()), [node.operand], []),
+                node,
+            )
         return node
 
     def visit_IfExp(self, node):
-        """Both branches get one type; where one is a number that is written down, the other is converted here."""
-        known = self.integers is not None and None not in map(self.integers.of, (node.body, node.orelse))
+        """Both branches get one type; where one is a number that is written down, the other is
+        converted here."""
+        known = self.integers is not None and None not in map(
+            self.integers.of, (node.body, node.orelse)
+        )
         numbers = literal_of(node.body), literal_of(node.orelse)
         self.generic_visit(node)
         for branch, number in (("orelse", numbers[0]), ("body", numbers[1])):
@@ -281,9 +387,15 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node):
         """Comparisons of what may be numbers of two types; a < b < c becomes two of them."""
-        native = getattr(node, "native", False) or not all(type(op).__name__ in COMPARISONS for op in node.ops) or any(
-            part.value.__class__ in (float, str, type(None)) for part in (node.left, *node.comparators)
-            if isinstance(part, ast.Constant))
+        native = (
+            getattr(node, "native", False)
+            or not all(type(op).__name__ in COMPARISONS for op in node.ops)
+            or any(
+                part.value.__class__ in (float, str, type(None))
+                for part in (node.left, *node.comparators)
+                if isinstance(part, ast.Constant)
+            )
+        )
         self.generic_visit(node)
         if native:
             return node
@@ -293,7 +405,9 @@ class Rewriter(ast.NodeTransformer):
             kept = ast.NamedExpr(ast.Name(name, ast.Store()), right) if name else right
             parts.append(self.call(f"__{type(op).__name__}", (left, kept), node, with_site=False))
             left = name and ast.Name(name, ast.Load())
-        return parts[0] if len(parts) == 1 else ast.copy_location(ast.BoolOp(ast.And(), parts), node)
+        return (
+            parts[0] if len(parts) == 1 else ast.copy_location(ast.BoolOp(ast.And(), parts), node)
+        )
 
     def visit_Call(self, node):
         space = shared_or_local(node)
@@ -305,34 +419,62 @@ class Rewriter(ast.NodeTransformer):
             for named in node.keywords:
                 named.value = self.as_literal(named.value)
             node.args = list(map(self.as_literal, node.args))
-        if isinstance(node.func, ast.Attribute) and node.func.attr in WHOLE and not node.keywords and not (
-                isinstance(node.func.value, ast.Name) and isinstance(self.outside.get(node.func.value.id),
-                                                                     types.ModuleType)):
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr in WHOLE
+            and not node.keywords
+            and not (
+                isinstance(node.func.value, ast.Name)
+                and isinstance(self.outside.get(node.func.value.id), types.ModuleType)
+            )
+        ):
             node.args = [ast.Constant(node.func.attr), node.func.value, *node.args]
             node.func = ast.copy_location(ast.Name("__method", ast.Load()), node.func)
-        elif isinstance(node.func, ast.Name) and node.func.id in ("range", "zip") and not (
-                self.bindings(node.func.id) or self.outside.get(node.func.id)) and not (
-                node.func.id == "range" and self.integers and None not in map(self.integers.of, node.args)):
+        elif (
+            isinstance(node.func, ast.Name)
+            and node.func.id in ("range", "zip")
+            and not (self.bindings(node.func.id) or self.outside.get(node.func.id))
+            and not (
+                node.func.id == "range"
+                and self.integers
+                and None not in map(self.integers.of, node.args)
+            )
+        ):
             node.func = ast.copy_location(ast.Name(f"__{node.func.id}", ast.Load()), node.func)
-        outside = self.integers and isinstance(node.func, ast.Name) and node.func.id not in self.integers.inner and (
-            self.integers.outside.get(node.func.id))
+        outside = (
+            self.integers
+            and isinstance(node.func, ast.Name)
+            and node.func.id not in self.integers.inner
+            and (self.integers.outside.get(node.func.id))
+        )
         literal = len(node.args) == 1 and not node.keywords and literal_of(node.args[0])
         if outside and literal.__class__ in (int, float) and cast_named(outside) in TYPES:
             self.integers.assumed[node.func.id] = "cast", cast_named(outside)
             name = f"__cast_{len(self.casts)}"
-            self.casts[name] = node.func.id, np.float64(literal) if literal.__class__ is float else literal
+            self.casts[name] = (
+                node.func.id,
+                np.float64(literal) if literal.__class__ is float else literal,
+            )
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         magnitudes = getattr(node, "magnitudes", ())
         self.generic_visit(node)
         if outside and any(magnitudes) and is_function(outside):
             name = f"{node.func.id}__{len(self.variants)}"
-            name = next((known for known, given in self.variants.items() if given == (node.func.id, magnitudes)), name)
+            name = next(
+                (
+                    known
+                    for known, given in self.variants.items()
+                    if given == (node.func.id, magnitudes)
+                ),
+                name,
+            )
             self.variants[name] = node.func.id, magnitudes
             node.func = ast.copy_location(ast.Name(name, ast.Load()), node.func)
         return node
 
     def as_literal(self, node):
-        """An argument of a device function that makes arrays: marked if Numba knows it when it compiles."""
+        """An argument of a device function that makes arrays: marked if Numba knows it when it
+        compiles."""
         if isinstance(node, ast.Tuple):
             node.elts = list(map(self.as_literal, node.elts))
             return node
@@ -346,13 +488,19 @@ class Rewriter(ast.NodeTransformer):
             parts = [part or ast.Constant(None) for part in (node.lower, node.upper, node.step)]
             return ast.copy_location(ast.Call(ast.Name("slice", ast.Load()), parts, []), node)
         if isinstance(node, ast.Tuple):
-            return ast.copy_location(ast.Tuple([self.index(e) for e in node.elts], ast.Load()), node)
+            return ast.copy_location(
+                ast.Tuple([self.index(e) for e in node.elts], ast.Load()), node
+            )
         return node
 
     def _note_negative(self, node):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if any(isinstance(p, ast.UnaryOp) and isinstance(p.op, ast.USub) and isinstance(p.operand, ast.Constant)
-               for p in parts):
+        if any(
+            isinstance(p, ast.UnaryOp)
+            and isinstance(p.op, ast.USub)
+            and isinstance(p.operand, ast.Constant)
+            for p in parts
+        ):
             self.negative.add(self.site(node))
 
     def visit_Subscript(self, node):
@@ -364,7 +512,8 @@ class Rewriter(ast.NodeTransformer):
                 return self.call("__load2", (node.value, *parts), node)
             load = self.call("__load", (node.value, self.index(node.slice)), node)
             if isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
-                kind = ast.Attribute(node.value, "__class__", ast.Load())  # most such values are tuples, not arrays
+                # most such values are tuples, not arrays
+                kind = ast.Attribute(node.value, "__class__", ast.Load())
                 is_tuple = ast.Compare(kind, [ast.Is()], [ast.Name("__tuple", ast.Load())])
                 return ast.copy_location(ast.IfExp(is_tuple, node, load), node)
             return load
@@ -375,15 +524,18 @@ class Rewriter(ast.NodeTransformer):
         return f"__value_{self._temporaries}"
 
     def visit_Assign(self, node):
-        if not self.checked or not any(isinstance(t, ast.Subscript) for target in node.targets
-                                       for t in ast.walk(target)):
+        if not self.checked or not any(
+            isinstance(t, ast.Subscript) for target in node.targets for t in ast.walk(target)
+        ):
             self.generic_visit(node)
             return node
         node.value = self.visit(node.value)
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
             return self._stores(node.targets[0], node.value, node)
         name = self.temporary()
-        statements = [ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node.value), node)]
+        statements = [
+            ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node.value), node)
+        ]
         for target in node.targets:
             stores = self._stores(target, ast.Name(name, ast.Load()), node)
             statements.extend(stores if isinstance(stores, list) else [stores])
@@ -394,10 +546,16 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(target, ast.Subscript):
             self._note_negative(target)
             array, index = self.visit(target.value), self.index(self.visit(target.slice))
-            return ast.copy_location(ast.Expr(self.call("__store", (array, index, value), target)), node)
-        if isinstance(target, (ast.Tuple, ast.List)) and any(isinstance(t, ast.Subscript) for t in ast.walk(target)):
+            return ast.copy_location(
+                ast.Expr(self.call("__store", (array, index, value), target)), node
+            )
+        if isinstance(target, (ast.Tuple, ast.List)) and any(
+            isinstance(t, ast.Subscript) for t in ast.walk(target)
+        ):
             names = [self.temporary() for _ in target.elts]
-            unpack = ast.Assign([ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())], value)
+            unpack = ast.Assign(
+                [ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())], value
+            )
             statements = [ast.copy_location(unpack, node)]
             for name, element in zip(names, target.elts, strict=True):
                 stores = self._stores(element, ast.Name(name, ast.Load()), node)
@@ -414,14 +572,27 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node.target, ast.Subscript):
             self._note_negative(node.target)
             array, index = self.visit(node.target.value), self.index(self.visit(node.target.slice))
-            return ast.copy_location(ast.Expr(self.call(
-                "__augment", (array, index, ast.Name(name, ast.Load()), value), node.target)), node)
-        left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node) if isinstance(node.target, ast.Name) \
-            else ast.copy_location(ast.Attribute(node.target.value, node.target.attr, ast.Load()), node)
+            return ast.copy_location(
+                ast.Expr(
+                    self.call(
+                        "__augment", (array, index, ast.Name(name, ast.Load()), value), node.target
+                    )
+                ),
+                node,
+            )
+        left = (
+            ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+            if isinstance(node.target, ast.Name)
+            else ast.copy_location(
+                ast.Attribute(node.target.value, node.target.attr, ast.Load()), node
+            )
+        )
         if getattr(node, "native", False):
             node.value = value
             return node
-        return ast.copy_location(ast.Assign([node.target], self.operation(node.op, (left, value), node)), node)
+        return ast.copy_location(
+            ast.Assign([node.target], self.operation(node.op, (left, value), node)), node
+        )
 
     def visit_AnnAssign(self, node):
         if node.value is None:
@@ -429,26 +600,42 @@ class Rewriter(ast.NodeTransformer):
         return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def visit_While(self, node):
-        self.sites.spins.update(self.site(part) for part in ast.walk(node.test) if isinstance(part, ast.expr))
-        waits = isinstance(node.test, ast.Constant) or any(isinstance(part, (ast.Subscript, ast.Call))
-                                                           for part in ast.walk(node.test))
+        self.sites.spins.update(
+            self.site(part) for part in ast.walk(node.test) if isinstance(part, ast.expr)
+        )
+        waits = isinstance(node.test, ast.Constant) or any(
+            isinstance(part, (ast.Subscript, ast.Call)) for part in ast.walk(node.test)
+        )
         self.generic_visit(node)
         weight = ast.Constant(WAITING if waits else 1)
         turn = ast.copy_location(ast.Call(ast.Name("__turn", ast.Load()), [weight], []), node)
-        report = [self.call("__iterate", (ast.Constant(self.site(node)),), node, False)] if self.filmed else []
+        report = (
+            [self.call("__iterate", (ast.Constant(self.site(node)),), node, False)]
+            if self.filmed
+            else []
+        )
         node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, *report, node.test]), node)
         return node
 
     def visit_Return(self, node):
         """A local array must not leave the function that makes it."""
         self.generic_visit(node)
-        if self.checked and node.value is not None and not isinstance(node.value, ast.Constant) and self.makes_local:
+        if (
+            self.checked
+            and node.value is not None
+            and not isinstance(node.value, ast.Constant)
+            and self.makes_local
+        ):
             node.value = self.call("__returned", (node.value,), node)
         return node
 
     def visit_Expr(self, node):
         call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "breakpoint":
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "breakpoint"
+        ):
             here = ast.copy_location(ast.Call(ast.Name("__here", ast.Load()), [], []), node)
             node.value = ast.copy_location(ast.BoolOp(ast.And(), [here, call]), node)
             return node
@@ -461,26 +648,52 @@ class Rewriter(ast.NodeTransformer):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
         shuffled = self._bound_in_branches(node) if node is self.tree else ()
-        node.body = [statement for child in node.body
-                     for statement in (lambda v: v if isinstance(v, list) else [v])(self.visit(child))]
-        node.body[:0] = [ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], ast.Call(
-            ast.Name("__unbound", ast.Load()), [ast.Constant(name)], [])), node) for name in shuffled]
+        node.body = [
+            statement
+            for child in node.body
+            for statement in (lambda v: v if isinstance(v, list) else [v])(self.visit(child))
+        ]
+        node.body[:0] = [
+            ast.copy_location(
+                ast.Assign(
+                    [ast.Name(name, ast.Store())],
+                    ast.Call(ast.Name("__unbound", ast.Load()), [ast.Constant(name)], []),
+                ),
+                node,
+            )
+            for name in shuffled
+        ]
         return node
 
     def _bound_in_branches(self, node):
         """Variables that a warp operation takes, and that some lanes may not have given a value."""
-        taken = {a.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-                 and call.func.attr in SHUFFLES for a in call.args if isinstance(a, ast.Name)}
+        taken = {
+            a.id
+            for call in ast.walk(node)
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in SHUFFLES
+            for a in call.args
+            if isinstance(a, ast.Name)
+        }
         if not taken:
             return ()
-        stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        always = {n.id for statement in node.body if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-                  for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        stored = {
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
+        always = {
+            n.id
+            for statement in node.body
+            if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+            for n in ast.walk(statement)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
         return sorted((taken & stored) - always - self.parameters)
 
 
 class Reporting:
-    """Adds calls to the statements of a function that report its lines and variables to a film (film.py)."""
+    """Adds calls to the statements of a function that report its lines and variables to a film
+    (film.py)."""
 
     def __init__(self, site):
         self.site = site
@@ -494,14 +707,26 @@ class Reporting:
 
     def lets(self, targets, node):
         """Reports of the variables in these targets of an assignment."""
-        names = [n.id for target in targets for n in ast.walk(target)
-                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        return [self.call("__let", node, ast.Constant(name), ast.Name(name, ast.Load())) for name in names]
+        names = [
+            n.id
+            for target in targets
+            for n in ast.walk(target)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        ]
+        return [
+            self.call("__let", node, ast.Constant(name), ast.Name(name, ast.Load()))
+            for name in names
+        ]
 
     def of_function(self, node):
         """The body of a function with its reports."""
-        arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-        lets = [self.call("__let", node, ast.Constant(name), ast.Name(name, ast.Load())) for name in arguments]
+        arguments = [
+            a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        ]
+        lets = [
+            self.call("__let", node, ast.Constant(name), ast.Name(name, ast.Load()))
+            for name in arguments
+        ]
         inner = ast.Try(self.of(node.body), [], [], [self.call("__return", node)])
         return [self.at("__call", node), *lets, ast.copy_location(inner, node.body[0])]
 
@@ -510,30 +735,51 @@ class Reporting:
         return [new for statement in statements for new in self.of_one(statement)]
 
     def of_one(self, node):
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.FunctionDef)) or (
-                isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        if isinstance(
+            node, (ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.FunctionDef)
+        ) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             return [node]
         if isinstance(node, (ast.For, ast.While)):
             node.body = self.of(node.body)
             if isinstance(node, ast.For):  # that of a `while` is in its condition
-                node.body = [self.at("__iterate", node), *self.lets([node.target], node), *node.body]
+                node.body = [
+                    self.at("__iterate", node),
+                    *self.lets([node.target], node),
+                    *node.body,
+                ]
             node.orelse = self.of(node.orelse)
             return [self.at("__loop", node), node, self.call("__unloop", node)]
         for name in ("body", "orelse", "finalbody"):
             if isinstance(getattr(node, name, None), list):
                 setattr(node, name, self.of(getattr(node, name)))
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(
-            node, ast.AugAssign) or isinstance(node, ast.AnnAssign) and node.value is not None else []
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AugAssign)
+            or isinstance(node, ast.AnnAssign)
+            and node.value is not None
+            else []
+        )
         return [self.at("__step", node), node, *self.lets(targets, node)]
 
 
 def fixed_names(function):
-    """Names of numbers that a function takes from its module or closure, and so are constants to a compiler."""
+    """Names of numbers that a function takes from its module or closure, and so are constants to a
+    compiler."""
     code = function.__code__
     closure = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    found = {name for name in code.co_names if name not in code.co_varnames and
-             isinstance(function.__globals__.get(name), (int, float, np.number))}
-    return found | {name for name, cell in closure.items() if isinstance(cell.cell_contents, (int, float, np.number))}
+    found = {
+        name
+        for name in code.co_names
+        if name not in code.co_varnames
+        and isinstance(function.__globals__.get(name), (int, float, np.number))
+    }
+    return found | {
+        name
+        for name, cell in closure.items()
+        if isinstance(cell.cell_contents, (int, float, np.number))
+    }
 
 
 def finish(tree):
@@ -555,11 +801,16 @@ def literal_of(node):
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         number = literal_of(node.operand)
         return None if number is None else -number
-    return node.value if isinstance(node, ast.Constant) and node.value.__class__ in (int, float) else None
+    return (
+        node.value
+        if isinstance(node, ast.Constant) and node.value.__class__ in (int, float)
+        else None
+    )
 
 
 class Outside(dict):
-    """{name: value} of what a function finds in its closure and its module, looked up when requested."""
+    """{name: value} of what a function finds in its closure and its module, looked up when
+    requested."""
 
     def __init__(self, function):
         super().__init__()
@@ -567,14 +818,18 @@ class Outside(dict):
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # a cell without contents
                 self[name] = cell.cell_contents
-        self._inner, self._globals = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}, function.__globals__
+        self._inner, self._globals = (
+            {*code.co_varnames, *code.co_cellvars, *code.co_freevars},
+            function.__globals__,
+        )
 
     def get(self, name):
         return super().get(name) if name in self._inner else self._globals.get(name)
 
 
 def makes_arrays(value):
-    """Whether a value is a device function that makes shared or local arrays, or calls one that does."""
+    """Whether a value is a device function that makes shared or local arrays, or calls one that
+    does."""
     python = getattr(value, "py_func", value)
     if not isinstance(python, types.FunctionType) or is_numbas(python.__module__):
         return False
@@ -582,19 +837,29 @@ def makes_arrays(value):
     if code not in _MAKING:
         _MAKING[code] = "shared" in code.co_names or "local" in code.co_names
         outside = Outside(python)
-        _MAKING[code] |= any(makes_arrays(outside.get(name)) for name in (*code.co_names, *code.co_freevars))
+        _MAKING[code] |= any(
+            makes_arrays(outside.get(name)) for name in (*code.co_names, *code.co_freevars)
+        )
     return _MAKING[code]
 
 
 def is_function(value):
     """Whether a value is a function like a kernel's own, of which there may be variants.
 
-    Not one that makes shared arrays: each is one array wherever it is called. Nor one whose signature says its types.
+    Not one that makes shared arrays: each is one array wherever it is called. Nor one whose
+    signature says its types.
     """
     python = getattr(value, "py_func", value)
-    return isinstance(python, types.FunctionType) and "shared" not in python.__code__.co_names and (
-        not is_numbas(python.__module__) and id(value) not in TWINS and not explicit_signatures(
-            value) and not overloads_of(value))
+    return (
+        isinstance(python, types.FunctionType)
+        and "shared" not in python.__code__.co_names
+        and (
+            not is_numbas(python.__module__)
+            and id(value) not in TWINS
+            and not explicit_signatures(value)
+            and not overloads_of(value)
+        )
+    )
 
 
 class Rewritten(NamedTuple):
@@ -612,16 +877,21 @@ class Rewritten(NamedTuple):
 def rewrite(function, sites, checked, given=None, filmed=False, change=None):
     """A kernel or device function with its operations made explicit: `Rewritten`.
 
-    given: magnitudes of its arguments (integers.py); None: all operations are made explicit, for counting
-    filmed: whether each line and each variable is reported to a film (film.py), but not those of a module of words
-    change: called with the tree, the function and the variants before it is compiled (generators.py)
-    Without source (a function made by exec) the code object is the function's own: accesses of checked arrays are then
-    still checked, but mixed arithmetic follows NumPy's rules, and loops that wait are not noticed.
+    given: magnitudes of its arguments (integers.py); None: all operations are made explicit, for
+    counting
+    filmed: whether each line and each variable is reported to a film (film.py), but not those of a
+    module of words
+    change: called with the tree, the function and the variants before it is compiled
+    (generators.py) Without source (a function made by exec) the code object is the function's own:
+    accesses of checked arrays are then still checked, but mixed arithmetic follows NumPy's rules,
+    and loops that wait are not noticed.
     """
     tree = source_tree(function)
     if tree is None:
         code = function.__code__
-        code = code.replace(co_consts=tuple(np.float64(c) if c.__class__ is float else c for c in code.co_consts))
+        code = code.replace(
+            co_consts=tuple(np.float64(c) if c.__class__ is float else c for c in code.co_consts)
+        )
         return Rewritten(code, set(code.co_names) | set(code.co_freevars), {}, set())
     integers = None if given is None else Integers(function, tree, given)
     if integers is not None:
@@ -629,11 +899,14 @@ def rewrite(function, sites, checked, given=None, filmed=False, change=None):
     filmed = filmed and function.__globals__.get("WORDS") is not True
     rewriter = Rewriter(function, sites, checked, fixed_names(function), integers, filmed)
     rewriter.tree = tree
-    rewriter.makes_local = any(isinstance(n, ast.Call) and shared_or_local(n) == "local" for n in ast.walk(tree))
+    rewriter.makes_local = any(
+        isinstance(n, ast.Call) and shared_or_local(n) == "local" for n in ast.walk(tree)
+    )
     if filmed:
         tree.body = Reporting(rewriter.site).of_function(tree)
     tree = rewriter.visit(tree)
-    tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
+    # set on the function object, below
+    tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]
     if change is not None:
         change(tree, function, rewriter.variants)
@@ -641,5 +914,12 @@ def rewrite(function, sites, checked, given=None, filmed=False, change=None):
     code = compile(ast.Module([tree], []), function.__code__.co_filename, "exec", dont_inherit=True)
     body = next(c for c in code.co_consts if hasattr(c, "co_code"))
     names |= {name for name, _ in (*rewriter.casts.values(), *rewriter.variants.values())}
-    return Rewritten(body, names, rewriter.constants, rewriter.negative, rewriter.casts, rewriter.variants,
-                     {} if integers is None else integers.assumed)
+    return Rewritten(
+        body,
+        names,
+        rewriter.constants,
+        rewriter.negative,
+        rewriter.casts,
+        rewriter.variants,
+        {} if integers is None else integers.assumed,
+    )

@@ -1,13 +1,15 @@
 """Which thread of a GPU runs next, where threads meet, and what it means when none can continue.
 
-A thread, which is a greenlet (threads.py), runs until it must wait: at a barrier, for the other lanes of its warp, for
-an mbarrier. Then the next one runs. Nothing is ever preempted (a `while` loop that spins gives others a turn), so a
-launch is deterministic. The order of the threads' turns (forward, reversed, or shuffled by a seed) is an option: a
-correct kernel gives the same bits in each.
+A thread, which is a greenlet (threads.py), runs until it must wait: at a barrier, for the other
+lanes of its warp, for an mbarrier. Then the next one runs. Nothing is ever preempted (a `while`
+loop that spins gives others a turn), so a launch is deterministic. The order of the threads' turns
+(forward, reversed, or shuffled by a seed) is an option: a correct kernel gives the same bits in
+each.
 
-Blocks run one after another, those of a cluster together. The next one starts early only if all started blocks wait for
-something that none of them can provide, as at a grid-wide barrier.
+Blocks run one after another, those of a cluster together. The next one starts early only if all
+started blocks wait for something that none of them can provide, as at a grid-wide barrier.
 """
+
 import random
 
 from .loops import Loops
@@ -15,7 +17,8 @@ from .threads import FULL_MASK, WARP, WORKERS, Block, Cluster, greenlet
 
 
 class Scheduler(Loops):
-    """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `pause` from within threads."""
+    """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `pause` from
+    within threads."""
 
     def __init__(self, machine, body, dimensions):
         super().__init__()
@@ -27,17 +30,19 @@ class Scheduler(Loops):
         self.unborn = None  # a thread whose turn it is, for which the hub must make a worker
         self.polls = []  # (thread, condition) of threads in wait_for_others
         draw = random.Random(machine.seed).random
-        self._draw = lambda _: draw()  # sorted by what it gives, threads are shuffled, in half of shuffle()'s time
+        # sorted by what it gives, threads are shuffled, in half of shuffle()'s time
+        self._draw = lambda _: draw()
         self.progress = 0  # counts everything that may let a waiting thread continue
         self.checked = machine.checked
         self.blocks = []
         self.total = self.ended = 0  # blocks
         self.grid_arrived = []
 
-    # running ----------------------------------------------------------------------------------------------------------
+    # running --------------------------------------------------------------------------------------
 
     def run(self, indices, cluster):
-        """Run all clusters of blocks, one after another, or together where they wait for each other."""
+        """Run all clusters of blocks, one after another, or together where they wait for each
+        other."""
         clusters = {}  # place among the clusters -> blocks by rank
         for index in indices:
             place = tuple(i // n for i, n in zip(index, cluster, strict=True))
@@ -63,8 +68,10 @@ class Scheduler(Loops):
 
     def start(self, indices):
         cluster = Cluster()
-        cluster.blocks = [Block(self.machine, index, self.dimensions, cluster, rank)
-                          for rank, index in enumerate(indices)]
+        cluster.blocks = [
+            Block(self.machine, index, self.dimensions, cluster, rank)
+            for rank, index in enumerate(indices)
+        ]
         for block in self.ordered(cluster.blocks) if len(indices) > 1 else cluster.blocks:
             self.blocks.append(block)
             self.machine.block_starts(block)
@@ -93,7 +100,8 @@ class Scheduler(Loops):
                 ready.sort(key=self._draw)
             self.round = iter(ready)
             thread = self.following()
-            while thread is not None:  # one switches to the next by itself; the last one comes back here
+            # one switches to the next by itself; the last one comes back here
+            while thread is not None:
                 if thread.greenlet is None:
                     thread.greenlet = WORKERS.take(self.hub)
                     thread.greenlet.switch(self, thread)
@@ -105,11 +113,13 @@ class Scheduler(Loops):
                 self._poll()
 
     def following(self):
-        """The thread whose turn comes next in this round, now the current one; None if all have had theirs."""
+        """The thread whose turn comes next in this round, now the current one; None if all have had
+        theirs."""
         machine = self.machine
         for thread in self.round:
             if not thread.done:
-                if machine.block is thread.block:  # what `enter` does, inlined for the most frequent case
+                # what `enter` does, inlined for the most frequent case
+                if machine.block is thread.block:
                     machine.thread, at = thread, machine.thread_index
                     at.x, at.y, at.z = thread.index
                 else:
@@ -167,12 +177,14 @@ class Scheduler(Loops):
             return sorted(threads, key=self._draw)
         return threads
 
-    # waiting ----------------------------------------------------------------------------------------------------------
+    # waiting --------------------------------------------------------------------------------------
 
     def pause(self, kind, detail, frame, then=None):
-        """Let others run until this thread is woken; returns what `wake` brought, or what `then` makes of it.
+        """Let others run until this thread is woken; returns what `wake` brought, or what `then`
+        makes of it.
 
-        The caller returns its result as it is: what is to be done when the thread has been woken is in `then`.
+        The caller returns its result as it is: what is to be done when the thread has been woken is
+        in `then`.
         """
         thread = self.machine.thread
         thread.wait = (kind, detail, frame)
@@ -197,7 +209,9 @@ class Scheduler(Loops):
         threads, block.waiting = block.waiting, []
         machine = self.machine
         if self.checked:
-            machine.check_meeting(block, "syncthreads", [(t, None, t.wait[2]) for t in threads], None)
+            machine.check_meeting(
+                block, "syncthreads", [(t, None, t.wait[2]) for t in threads], None
+            )
             self._after_barrier(block, threads)
         if machine.film is not None:
             machine.film.meets(threads, "syncthreads")
@@ -216,7 +230,8 @@ class Scheduler(Loops):
             self.machine.token = block.token
 
     def meet(self, name, value, combine, frame, count=None):
-        """A barrier: wait until all threads of the block (or `count`) are here; `combine(values)` is the result."""
+        """A barrier: wait until all threads of the block (or `count`) are here; `combine(values)`
+        is the result."""
         thread = self.machine.thread
         block = thread.block
         arrived = block.arrived.get(name)
@@ -252,15 +267,19 @@ class Scheduler(Loops):
     def join(self, threads):
         """Each of these threads has now seen what any of them has."""
         lists = {id(t.seen): t.seen for t in threads}
-        seen = list(map(max, zip(*lists.values(), strict=True))) if len(lists) > 1 else list(threads[0].seen)
+        seen = (
+            list(map(max, zip(*lists.values(), strict=True)))
+            if len(lists) > 1
+            else list(threads[0].seen)
+        )
         for thread in threads:
             seen[thread.tid] = max(seen[thread.tid], thread.clock)
         for thread in threads:
             thread.tick(seen)
 
     def gather(self, name, mask, payload, combine, frame, then=None):
-        """A warp operation: wait for the lanes in `mask`; `combine({lane: payload})` gives {lane: result}; `then` as in
-        `pause`."""
+        """A warp operation: wait for the lanes in `mask`; `combine({lane: payload})` gives {lane:
+        result}; `then` as in `pause`."""
         thread = self.machine.thread
         block, key = thread.block, (thread.warp, name, mask)
         lanes = block.collectives.setdefault(key, {})
@@ -271,8 +290,12 @@ class Scheduler(Loops):
     def _combine_if_complete(self, block, key):
         warp, name, mask = key
         lanes = block.collectives.get(key)
-        if lanes is None or (len(lanes) < WARP and mask == FULL_MASK and block.whole
-                             and block.alive == len(block.threads)):
+        if lanes is None or (
+            len(lanes) < WARP
+            and mask == FULL_MASK
+            and block.whole
+            and block.alive == len(block.threads)
+        ):
             return
         for thread in block.warp_threads(warp):
             if mask >> thread.lane & 1 and not thread.done and thread.lane not in lanes:
@@ -283,8 +306,10 @@ class Scheduler(Loops):
             self.machine.check_gathering(name, mask, lanes)
         if self.machine.film is not None:
             self.machine.film.meets([given[2] for given in lanes.values()])
-        results = combine({lane: given[0] for lane, given in lanes.items()},
-                          {lane: given[2] for lane, given in lanes.items()})
+        results = combine(
+            {lane: given[0] for lane, given in lanes.items()},
+            {lane: given[2] for lane, given in lanes.items()},
+        )
         woken = []
         for lane in sorted(lanes, reverse=self.machine.order == "reversed"):
             thread = lanes[lane][2]
@@ -293,7 +318,8 @@ class Scheduler(Loops):
         self.wake(woken)
 
     def wait_for_others(self, condition, kind, detail, frame, then):
-        """Wait until no other thread can continue, and `condition()` holds then; `then` as in `pause`."""
+        """Wait until no other thread can continue, and `condition()` holds then; `then` as in
+        `pause`."""
         self.polls.append((self.machine.thread, condition))
         return self.pause(kind, detail, frame, then)
 
@@ -345,7 +371,9 @@ class Scheduler(Loops):
         if self.checked:
             clocks = {b: [t.clock for t in b.threads] for b in cluster.blocks}
             for block in blocks:
-                block.met.update((other, clock) for other, clock in clocks.items() if other is not block)
+                block.met.update(
+                    (other, clock) for other, clock in clocks.items() if other is not block
+                )
                 if not cluster.relaxed:
                     block.state.setdefault("acquired", {}).update(block.met)
                     self._after_barrier(block, [t for t in threads if t.block is block])

@@ -1,4 +1,5 @@
 """The syntax tree of a kernel's definition, found by its file and first line."""
+
 import ast
 import inspect
 import linecache
@@ -7,7 +8,8 @@ import tokenize
 
 
 def source_tree(function):
-    """The syntax tree of a function's definition, line numbers as in its file; None if the source is not known."""
+    """The syntax tree of a function's definition, line numbers as in its file; None if the source
+    is not known."""
     code = function.__code__
     if code.co_name == "<lambda>":
         return lambda_tree(function)
@@ -20,22 +22,30 @@ def source_tree(function):
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # its file is another text, such as a page with it
+    # its file is another text, such as a page with it
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return None
-    node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name), None)
+    node = next(
+        (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name),
+        None,
+    )
     if node is not None:
         ast.increment_lineno(tree, start - 1)
     return node
 
 
 def quick_tree(code):
-    """The same, from the first line of a definition to the next one that is not indented more. None or a `SyntaxError`
-    if that is wrong: a string or parentheses may reach further."""
+    """The same, from the first line of a definition to the next one that is not indented more. None
+    or a `SyntaxError` if that is wrong: a string or parentheses may reach further."""
     linecache.checkcache(code.co_filename)
     lines, start = linecache.getlines(code.co_filename), code.co_firstlineno - 1
     if not 0 <= start < len(lines):
         return None
-    indent, stop, inside = _indent(lines[start]), start + 1, lines[start].lstrip().startswith("def ")
+    indent, stop, inside = (
+        _indent(lines[start]),
+        start + 1,
+        lines[start].lstrip().startswith("def "),
+    )
     while stop < len(lines):
         line = lines[stop]
         if _indent(line) <= indent and not line.isspace() and not line.lstrip().startswith("#"):
@@ -60,12 +70,17 @@ def lambda_tree(function):
         tree = ast.parse("".join(inspect.findsource(function)[0]))
     except (OSError, TypeError, SyntaxError):
         return None
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    found = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno
+    ]
     if len(found) > 1 and hasattr(code, "co_positions"):
         positions = {(line, column) for line, _, column, _ in code.co_positions()}
         found = [n for n in found if (n.body.lineno, n.body.col_offset) in positions]
     if len(found) != 1:
         return None
     body = ast.copy_location(ast.Return(found[0].body), found[0].body)
-    more = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}  # from Python 3.12 on
-    return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, **more), found[0])
+    # from Python 3.12 on
+    more = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
+    return ast.copy_location(
+        ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, **more), found[0]
+    )

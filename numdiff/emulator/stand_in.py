@@ -1,10 +1,13 @@
-"""`numba` and `numba.cuda` for programs on a machine without Numba: what they call around their kernels.
+"""`numba` and `numba.cuda` for programs on a machine without Numba: what they call around their
+kernels.
 
-Numba takes half a gigabyte, and does not exist for WebAssembly. The emulator needs the plain function under `@cuda.jit`
-only, so that a program of kernels runs without Numba. Its `from numba import cuda` finds the modules of this file
-inside `emulator.device()`, and only if Numba is not installed. What needs Numba's compiler or its types says so:
-signatures, `vectorize` and `guvectorize`, `numba.cuda.random`.
+Numba takes half a gigabyte, and does not exist for WebAssembly. The emulator needs the plain
+function under `@cuda.jit` only, so that a program of kernels runs without Numba. Its `from numba
+import cuda` finds the modules of this file inside `emulator.device()`, and only if Numba is not
+installed. What needs Numba's compiler or its types says so: signatures, `vectorize` and
+`guvectorize`, `numba.cuda.random`.
 """
+
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -18,18 +21,74 @@ from .signatures import NO_SIGNATURES
 from .values import ALIASES, DTYPES, TYPES
 
 NAMES = ("numba", "numba.cuda", "numba.cuda.dispatcher", "numba.types")
-HOST = ("to_device", "device_array", "device_array_like", "pinned_array", "pinned_array_like", "mapped_array",
-        "mapped_array_like", "managed_array", "synchronize", "stream", "default_stream", "event", "event_elapsed_time",
-        "is_available", "select_device", "current_context", "list_devices", "detect", "profile_start", "profile_stop",
-        "profiling", "get_current_device", "gpus", "close", "pinned", "defer_cleanup", "reduce", "Reduce",
-        "vectorize", "guvectorize", "is_cuda_array", "as_cuda_array")  # of numba.cuda: host.py has them
-KERNEL = ("threadIdx", "blockIdx", "blockDim", "gridDim", "warpsize", "laneid", "grid", "gridsize", "syncthreads",
-          "syncwarp", "shared", "local", "const", "atomic", "shfl_sync", "shfl_up_sync", "shfl_down_sync",
-          "shfl_xor_sync", "all_sync", "any_sync", "eq_sync", "ballot_sync", "activemask", "threadfence", "fma", "popc")
+HOST = (
+    "to_device",
+    "device_array",
+    "device_array_like",
+    "pinned_array",
+    "pinned_array_like",
+    "mapped_array",
+    "mapped_array_like",
+    "managed_array",
+    "synchronize",
+    "stream",
+    "default_stream",
+    "event",
+    "event_elapsed_time",
+    "is_available",
+    "select_device",
+    "current_context",
+    "list_devices",
+    "detect",
+    "profile_start",
+    "profile_stop",
+    "profiling",
+    "get_current_device",
+    "gpus",
+    "close",
+    "pinned",
+    "defer_cleanup",
+    "reduce",
+    "Reduce",
+    # of numba.cuda: host.py has them
+    "vectorize",
+    "guvectorize",
+    "is_cuda_array",
+    "as_cuda_array",
+)
+KERNEL = (
+    "threadIdx",
+    "blockIdx",
+    "blockDim",
+    "gridDim",
+    "warpsize",
+    "laneid",
+    "grid",
+    "gridsize",
+    "syncthreads",
+    "syncwarp",
+    "shared",
+    "local",
+    "const",
+    "atomic",
+    "shfl_sync",
+    "shfl_up_sync",
+    "shfl_down_sync",
+    "shfl_xor_sync",
+    "all_sync",
+    "any_sync",
+    "eq_sync",
+    "ballot_sync",
+    "activemask",
+    "threadfence",
+    "fma",
+    "popc",
+)
 
 
 class Type:
-    """A type of Numba's, such as `numba.float32`: in a kernel a cast, and the type of a shared array."""
+    """A type of Numba's, such as `numba.float32`: in a kernel a cast, and the type of a shared
+    array."""
 
     def __init__(self, name):
         self.name = name
@@ -55,8 +114,10 @@ class CUDADispatcher:
         self.__doc__ = function.__doc__
 
     def __getitem__(self, configuration):
-        raise Unsupported(f"{self.__name__} is launched outside of `with {__package__}.device():`, and Numba, which "
-                          "would compile it for a GPU, is not installed")
+        raise Unsupported(
+            f"{self.__name__} is launched outside of `with {__package__}.device():`, and Numba, which "
+            "would compile it for a GPU, is not installed"
+        )
 
     def __call__(self, *arguments):
         return self.py_func(*arguments)
@@ -68,7 +129,11 @@ CUDADispatcher.__module__ = "numba.cuda.dispatcher"
 def jit(function=None, *signatures, **options):
     if signatures or function is not None and not isinstance(function, types.FunctionType):
         raise Unsupported(NO_SIGNATURES)
-    return CUDADispatcher(function, options) if function is not None else lambda python: CUDADispatcher(python, options)
+    return (
+        CUDADispatcher(function, options)
+        if function is not None
+        else lambda python: CUDADispatcher(python, options)
+    )
 
 
 def njit(function=None, *signatures, **options):
@@ -78,13 +143,17 @@ def njit(function=None, *signatures, **options):
 
 def _missing(name):
     def refuse(*arguments, **named):
-        raise Unsupported(f"{name} needs Numba, or an emulator's context: pip install numba numba-cuda, or use `with "
-                          f"{__package__}.device():`")
+        raise Unsupported(
+            f"{name} needs Numba, or an emulator's context: pip install numba numba-cuda, or use `with "
+            f"{__package__}.device():`"
+        )
+
     return refuse
 
 
 def _kernel_name(name):
-    """What a program imports by name from numba.cuda for its kernels: a class of this name, as Numba's stubs are."""
+    """What a program imports by name from numba.cuda for its kernels: a class of this name, as
+    Numba's stubs are."""
     return type(name, (), {"__module__": "numba.cuda.stubs"})
 
 
@@ -101,7 +170,10 @@ class _Loader(importlib.abc.Loader):
             module.njit = module.jit = njit
             module.prange = range
             module.from_dtype = np.dtype
-            module.vectorize, module.guvectorize = _missing("numba.vectorize"), _missing("numba.guvectorize")
+            module.vectorize, module.guvectorize = (
+                _missing("numba.vectorize"),
+                _missing("numba.guvectorize"),
+            )
             module.types = importlib.import_module("numba.types")
         elif module.__name__ == "numba.cuda":
             module.__path__ = []
@@ -125,7 +197,11 @@ FINDER = Finder()
 
 def provide():
     """Give programs the stand-ins if Numba is not installed. They stay until `withdraw`."""
-    if FINDER not in sys.meta_path and "numba" not in sys.modules and importlib.util.find_spec("numba") is None:
+    if (
+        FINDER not in sys.meta_path
+        and "numba" not in sys.modules
+        and importlib.util.find_spec("numba") is None
+    ):
         sys.meta_path.append(FINDER)
         return True
     return False

@@ -1,9 +1,13 @@
-"""A picture of a film: warps as rows over steps, with their barriers, waits, copies and matrix products."""
+"""A picture of a film: warps as rows over steps, with their barriers, waits, copies and matrix
+products."""
+
 from .drawing import GRID, INK, PALE, Picture
 from .rewrite import SITES
 
-LEFT, RIGHT, TOP, ROW, GAP = 150, 20, 50, 20, 26  # pixels: labels, margins, height of a row, space between blocks
-LINES = ("#d9a98c", "#a9cf9b", "#8fcabb", "#97b7dd", "#b7a4dd", "#dba0c4", "#d8c58e", "#a3d3da")  # of source lines
+# pixels: labels, margins, height of a row, space between blocks
+LEFT, RIGHT, TOP, ROW, GAP = 150, 20, 50, 20, 26
+# of source lines
+LINES = ("#d9a98c", "#a9cf9b", "#8fcabb", "#97b7dd", "#b7a4dd", "#dba0c4", "#d8c58e", "#a3d3da")
 WAITS, COPY, WGMMA, BARRIER, FAULT = "#c3c9d1", "#5bb07c", "#a47fd6", "#1b1f24", "#c9252d"
 
 
@@ -11,14 +15,28 @@ def still(replay, blocks=1, width=1000):
     """A `Picture` of the first `blocks` blocks of a launch; a colour is a line of the source."""
     shown = list(dict.fromkeys(block for block, _ in replay.rows))[:blocks]
     rows = [k for k, (block, _) in enumerate(replay.rows) if block in shown]
-    flights = {block: [f for f in replay.shot.flights if f.thread.block is block and f.start is not None]
-               for block in shown}
-    heights = {block: sum(_stack(kind)[1] for kind in _kinds(flights[block]).values()) for block in shown}
-    high = TOP + sum((sum(replay.rows[k][0] is block for k in rows) + heights[block]) * ROW + GAP for block in shown)
+    flights = {
+        block: [f for f in replay.shot.flights if f.thread.block is block and f.start is not None]
+        for block in shown
+    }
+    heights = {
+        block: sum(_stack(kind)[1] for kind in _kinds(flights[block]).values()) for block in shown
+    }
+    high = TOP + sum(
+        (sum(replay.rows[k][0] is block for k in rows) + heights[block]) * ROW + GAP
+        for block in shown
+    )
     picture, scale = Picture(width, high + 34), (width - LEFT - RIGHT) / max(1, replay.length)
     shot = replay.shot
     left_out = f", {len(shown)} of {shot.count} blocks" if len(shown) < shot.count else ""
-    picture.text(14, 20, f"{shot.kernel}   grid {shot.grid}, block {shot.block}{left_out}", 14, "start", bold=True)
+    picture.text(
+        14,
+        20,
+        f"{shot.kernel}   grid {shot.grid}, block {shot.block}{left_out}",
+        14,
+        "start",
+        bold=True,
+    )
     y, places = TOP, {}
     for block in shown:
         picture.text(14, y - 10, f"block {block.index}", 11, "start", colour=PALE)
@@ -30,9 +48,18 @@ def still(replay, blocks=1, width=1000):
             picture.text(LEFT - 10, y + ROW / 2, name, 11, "end")
             lanes, count = _stack(kind)
             for flight, lane in zip(kind, lanes, strict=True):
-                at, long = LEFT + flight.start * scale, max((flight.end - flight.start) * scale - 1, 2)
-                picture.rectangle(at, y + lane * ROW + 4, long, ROW - 8, WGMMA if flight.kind == "wgmma" else COPY,
-                                  tip=f"{flight.text}, steps {flight.start} to {flight.end}, {_say(flight.site)}")
+                at, long = (
+                    LEFT + flight.start * scale,
+                    max((flight.end - flight.start) * scale - 1, 2),
+                )
+                picture.rectangle(
+                    at,
+                    y + lane * ROW + 4,
+                    long,
+                    ROW - 8,
+                    WGMMA if flight.kind == "wgmma" else COPY,
+                    tip=f"{flight.text}, steps {flight.start} to {flight.end}, {_say(flight.site)}",
+                )
                 if long > 7 * len(flight.text):
                     picture.text(at + 4, y + lane * ROW + ROW / 2, flight.text, 10, "start")
             y += count * ROW
@@ -40,8 +67,15 @@ def still(replay, blocks=1, width=1000):
     for step, name, met in replay.meets:
         ys = [places[row] for row in met if row in places]
         if ys:
-            picture.line(LEFT + step * scale, min(ys) + 1, LEFT + step * scale, max(ys) + ROW - 1, BARRIER, 2,
-                         f"{name}, step {step}")
+            picture.line(
+                LEFT + step * scale,
+                min(ys) + 1,
+                LEFT + step * scale,
+                max(ys) + ROW - 1,
+                BARRIER,
+                2,
+                f"{name}, step {step}",
+            )
     _axis(picture, replay, y - GAP + 8, scale, bool(replay.shot.flights))
     return picture
 
@@ -59,7 +93,7 @@ def _stack(flights):
     free, lanes = [], []
     for flight in flights:
         lane = next((k for k, until in enumerate(free) if until <= flight.start), len(free))
-        free[lane:lane + 1] = [max(flight.end, flight.start + 1)]
+        free[lane : lane + 1] = [max(flight.end, flight.start + 1)]
         lanes.append(lane)
     return lanes, len(free)
 
@@ -69,13 +103,27 @@ def _warp(picture, replay, row, y, scale):
     picture.text(LEFT - 10, y + ROW / 2, f"warp {warp}", 11, "end")
     for number, since, until, text, site, _ in replay.waits:
         if number == row and until > since + 1:
-            picture.rectangle(LEFT + (since + 1) * scale, y + 5, (until - since - 1) * scale, ROW - 10, None, WAITS,
-                              hatch=WAITS, tip=f"waits for {text}, {_say(site)}")
+            picture.rectangle(
+                LEFT + (since + 1) * scale,
+                y + 5,
+                (until - since - 1) * scale,
+                ROW - 10,
+                None,
+                WAITS,
+                hatch=WAITS,
+                tip=f"waits for {text}, {_say(site)}",
+            )
     threads, steps = len(block.warp_threads(warp)), replay.steps[row]
     for step, site, mask in steps:
         high = (ROW - 4) * max(0.25, bin(mask).count("1") / threads)
-        picture.rectangle(LEFT + step * scale, y + ROW - 2 - high, max(scale - (scale > 4), 0.5), high,
-                          LINES[(SITES.places[site][2]) % len(LINES)], tip=f"step {step}: {_say(site)}")
+        picture.rectangle(
+            LEFT + step * scale,
+            y + ROW - 2 - high,
+            max(scale - (scale > 4), 0.5),
+            high,
+            LINES[(SITES.places[site][2]) % len(LINES)],
+            tip=f"step {step}: {_say(site)}",
+        )
     for step, number, _ in replay.faults.values():
         if number == row:
             picture.circle(LEFT + (step + 0.5) * scale, y + ROW / 2, 4, FAULT)
@@ -94,8 +142,11 @@ def _axis(picture, replay, y, scale, flights):
     for step in range(0, replay.length, every):
         picture.text(LEFT + (step + 0.5) * scale, y + 2, step, 10, colour=PALE)
     x = LEFT
-    for name, colour in [("steps; a colour is a line", None), ("waits", WAITS), ("barrier", BARRIER)] + [
-            ("copy in flight", COPY), ("wgmma in flight", WGMMA)] * flights:
+    for name, colour in [
+        ("steps; a colour is a line", None),
+        ("waits", WAITS),
+        ("barrier", BARRIER),
+    ] + [("copy in flight", COPY), ("wgmma in flight", WGMMA)] * flights:
         if colour:
             picture.rectangle(x, y + 13, 12, 10, colour)
         picture.text(x + 18 * bool(colour), y + 18, name, 10, "start", colour=INK)

@@ -1,4 +1,5 @@
 """Threads of a GPU, the blocks and clusters that they make up, and the greenlets that run them."""
+
 import contextvars
 import threading
 
@@ -8,10 +9,13 @@ except ImportError:  # WebAssembly has none: generators.py runs the threads
     greenlet = None
 
 WARP, FULL_MASK = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
-KEPT = 1024  # workers that have nothing to do are kept for later launches: to make one takes as long as 30 switches
+# workers that have nothing to do are kept for later launches: to make one takes as long as 30
+# switches
+KEPT = 1024
 
 
-# What a launch is made of ---------------------------------------------------------------------------------------------
+# What a launch is made of -------------------------------------------------------------------------
+
 
 class Dim3:
     """Three numbers of a launch or of a thread, as a kernel reads them."""
@@ -31,8 +35,24 @@ class Dim3:
 class Thread:
     """One GPU thread: where it is, what it has seen (races.py), what it waits for."""
 
-    __slots__ = ("tid", "index", "block", "warp", "lane", "clock", "stamp", "seen", "greenlet", "wait", "done",
-                 "result", "turns", "fenced", "state", "log")
+    __slots__ = (
+        "tid",
+        "index",
+        "block",
+        "warp",
+        "lane",
+        "clock",
+        "stamp",
+        "seen",
+        "greenlet",
+        "wait",
+        "done",
+        "result",
+        "turns",
+        "fenced",
+        "state",
+        "log",
+    )
 
     def __init__(self, tid, index, block):
         self.tid, self.index, self.block = tid, index, block
@@ -57,10 +77,13 @@ class Block:
 
     def __init__(self, machine, index, dimensions, cluster, rank):
         self.machine, self.index, self.cluster, self.rank = machine, index, cluster, rank
-        self.uses = {}  # of its shared memory by other blocks of the cluster: stamp -> (site, in words)
+        # of its shared memory by other blocks of the cluster: stamp -> (site, in words)
+        self.uses = {}
         self.met = {}  # other block of the cluster -> clocks of its threads at their last barrier
         x, y, z = dimensions
-        self.threads = [Thread(t, (t % x, t // x % y, t // (x * y)), self) for t in range(x * y * z)]
+        self.threads = [
+            Thread(t, (t % x, t // x % y, t // (x * y)), self) for t in range(x * y * z)
+        ]
         start = [0] * len(self.threads)
         for thread in self.threads:
             thread.seen = start
@@ -76,26 +99,33 @@ class Block:
         self.state = {}
 
     def warp_threads(self, warp):
-        return self.threads[warp * WARP:(warp + 1) * WARP]
+        return self.threads[warp * WARP : (warp + 1) * WARP]
 
 
 class Cluster:
-    """Blocks that run together and reach each other's shared memory; most clusters are a single block."""
+    """Blocks that run together and reach each other's shared memory; most clusters are a single
+    block."""
 
     def __init__(self):
         self.blocks = []
-        self.offsets = {}  # where a shared array of fixed size was made -> its place in the memory of each block
-        self.waiting, self.relaxed = [], False  # threads at cluster_sync(); whether one of them orders no memory
+        # where a shared array of fixed size was made -> its place in the memory of each block
+        self.offsets = {}
+        # threads at cluster_sync(); whether one of them orders no memory
+        self.waiting, self.relaxed = [], False
 
     def __str__(self):
         alive = sum(block.alive for block in self.blocks)
-        return f"cluster_sync, which {len(self.waiting)} of the cluster's {alive} threads have reached"
+        return (
+            f"cluster_sync, which {len(self.waiting)} of the cluster's {alive} threads have reached"
+        )
 
 
-# Greenlets ------------------------------------------------------------------------------------------------------------
+# Greenlets ----------------------------------------------------------------------------------------
+
 
 class Workers(threading.local):
-    """Greenlets that run the threads of one launch after another; they belong to the CPU's thread that made them."""
+    """Greenlets that run the threads of one launch after another; they belong to the CPU's thread
+    that made them."""
 
     def __init__(self):
         self.idle = []
@@ -108,7 +138,8 @@ class Workers(threading.local):
                 worker.parent = hub
             return worker
         worker = greenlet.greenlet(_work, hub)
-        worker.gr_context = contextvars.copy_context()  # NumPy keeps there that overflow is no error
+        # NumPy keeps there that overflow is no error
+        worker.gr_context = contextvars.copy_context()
         return worker
 
     def shrink(self):

@@ -1,16 +1,19 @@
-"""TMA: boxes of a tensor in global memory, to and from tiles in shared memory, as tensor maps (tensor_map.py) say.
+"""TMA: boxes of a tensor in global memory, to and from tiles in shared memory, as tensor maps
+(tensor_map.py) say.
 
 (PTX ISA, section 9.7.9.27, "cp.async.bulk.tensor".)
 
-WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load may begin before the tensor's first
-element, a store may not. Otherwise a GPU ends with an illegal instruction. (This is not in the PTX ISA: it was observed
-on an H100, and `python -m tests.emulator.compare_hopper` checks it again.)
+WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load may begin before
+the tensor's first element, a store may not. Otherwise a GPU ends with an illegal instruction. (This
+is not in the PTX ISA: it was observed on an H100, and `python -m tests.emulator.compare_hopper`
+checks it again.)
 
-WHEN. A load arrives when no thread can continue without it; its mbarrier then counts its bytes. A store reads
-its tile and writes its box when its thread waits for its group, or when its block ends. Until then these bytes are in
-use (asynchronous.py). A load whose block ends before it has arrived, and a store whose thread ends before the tile has
-been read, are faults.
+WHEN. A load arrives when no thread can continue without it; its mbarrier then counts its bytes. A
+store reads its tile and writes its box when its thread waits for its group, or when its block ends.
+Until then these bytes are in use (asynchronous.py). A load whose block ends before it has arrived,
+and a store whose thread ends before the tile has been read, are faults.
 """
+
 from collections import deque
 
 import numpy as np
@@ -25,7 +28,8 @@ LOAD, STORE = "TMA load", "TMA store"
 ALIGNMENT = 128  # bytes, of a tile in shared memory
 
 
-# Both ways ------------------------------------------------------------------------------------------------------------
+# Both ways ----------------------------------------------------------------------------------------
+
 
 def _begin(machine, descriptor, coordinates, what):
     """(TensorMap, coordinates) of a copy; None after a fault."""
@@ -35,18 +39,30 @@ def _begin(machine, descriptor, coordinates, what):
     if tensor is None:
         return None
     if tensor.rank != len(coordinates):
-        machine.report("descriptor", f"a {what} with {len(coordinates)} coordinates of a tensor map of {tensor.rank} "
-                                     "dimensions", machine.site_here())
+        machine.report(
+            "descriptor",
+            f"a {what} with {len(coordinates)} coordinates of a tensor map of {tensor.rank} "
+            "dimensions",
+            machine.site_here(),
+        )
         return None
     at = tuple((int(c) + (1 << 31) & 0xFFFFFFFF) - (1 << 31) for c in coordinates)
     if at[0] * tensor.itemsize % CHUNK:
-        machine.report("alignment", f"the {what} begins at element {at[0]} of the innermost dimension, byte "
-                                    f"{at[0] * tensor.itemsize} of a row, which is not a multiple of {CHUNK}: a GPU "
-                                    "ends with an illegal instruction", machine.site_here())
+        machine.report(
+            "alignment",
+            f"the {what} begins at element {at[0]} of the innermost dimension, byte "
+            f"{at[0] * tensor.itemsize} of a row, which is not a multiple of {CHUNK}: a GPU "
+            "ends with an illegal instruction",
+            machine.site_here(),
+        )
         return None
     if what == STORE and min(at) < 0:
-        machine.report("bounds", f"the {what} begins before the tensor, at {list(at)}: a GPU ends with an illegal "
-                                 "instruction; only a load may", machine.site_here())
+        machine.report(
+            "bounds",
+            f"the {what} begins before the tensor, at {list(at)}: a GPU ends with an illegal "
+            "instruction; only a load may",
+            machine.site_here(),
+        )
         return None
     return tensor, at
 
@@ -56,19 +72,27 @@ def _tile(machine, address, tensor, what, block=None):
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address, block)
     if found is None or found[1] + tensor.span > found[0].size:
-        machine.report("bounds", f"the {what} of {tensor.span} bytes at the shared address {address:#x} is not "
-                                 "in the block's shared memory", machine.site_here())
+        machine.report(
+            "bounds",
+            f"the {what} of {tensor.span} bytes at the shared address {address:#x} is not "
+            "in the block's shared memory",
+            machine.site_here(),
+        )
         return None
     if address % ALIGNMENT:
-        machine.report("alignment", f"the {what}'s tile is at the shared address {address:#x}, which is not a "
-                                    f"multiple of {ALIGNMENT}", machine.site_here())
+        machine.report(
+            "alignment",
+            f"the {what}'s tile is at the shared address {address:#x}, which is not a "
+            f"multiple of {ALIGNMENT}",
+            machine.site_here(),
+        )
         return None
     return found
 
 
 def _known_pieces(machine, tensor, at, inside):
-    """(memory, start, stop, `Pieces`) of a box: the map's memory, or that of an argument of the launch which
-    contains it."""
+    """(memory, start, stop, `Pieces`) of a box: the map's memory, or that of an argument of the
+    launch which contains it."""
     memory = tensor.memory
     first, last, pieces = tensor.pieces(at, inside)
     if id(memory) in machine._memories:
@@ -76,7 +100,12 @@ def _known_pieces(machine, tensor, at, inside):
     for other in machine._memories.values():
         shift = memory.address - other.address
         if 0 <= shift and shift + memory.size <= other.size:
-            return other, first + shift, last + shift, Pieces([s + shift for s in pieces.starts], pieces.length)
+            return (
+                other,
+                first + shift,
+                last + shift,
+                Pieces([s + shift for s in pieces.starts], pieces.length),
+            )
     if memory.valid is not None or memory.shadowed:
         machine._memories[id(memory)] = memory
     return memory, first, last, pieces
@@ -88,23 +117,42 @@ def _named(copy, descriptor):
         copy.tensor.name = getattr(descriptor, "name", "") or "array"
 
 
-# Loads ----------------------------------------------------------------------------------------------------------------
+# Loads --------------------------------------------------------------------------------------------
+
 
 class Load:
     """A copy in flight into shared memory; calling it makes it arrive."""
 
-    __slots__ = ("machine", "block", "tensor", "at", "memory", "offset", "barrier", "thread", "site", "seen", "clock",
-                 "phase", "pending", "source")
+    __slots__ = (
+        "machine",
+        "block",
+        "tensor",
+        "at",
+        "memory",
+        "offset",
+        "barrier",
+        "thread",
+        "site",
+        "seen",
+        "clock",
+        "phase",
+        "pending",
+        "source",
+    )
 
     def __call__(self):
         tensor, memory, machine = self.tensor, self.memory, self.machine
         inside = tensor.inside(self.at)
         tile = np.zeros(tensor.box[::-1], f"V{tensor.itemsize}")
         if all(high > low for low, high in inside):
-            tile[tuple(slice(low, high) for low, high in reversed(inside))] = tensor.elements(self.at, inside)
+            tile[tuple(slice(low, high) for low, high in reversed(inside))] = tensor.elements(
+                self.at, inside
+            )
         stop = self.offset + tensor.span
         chunks = tensor.chunks(memory.address + self.offset)
-        memory.bytes[self.offset:stop].reshape(-1, CHUNK)[chunks] = tile.reshape(-1).view(np.uint8).reshape(-1, CHUNK)
+        memory.bytes[self.offset : stop].reshape(-1, CHUNK)[chunks] = (
+            tile.reshape(-1).view(np.uint8).reshape(-1, CHUNK)
+        )
         machine.stores += 1
         self.block.state["loads"].remove(self)
         if machine.checked:
@@ -113,7 +161,9 @@ class Load:
             else:
                 for start in (self.offset + CHUNK * chunks).tolist():
                     memory.mark_written(start, start + CHUNK)
-            for start in [s for s, tile in memory.layouts.items() if s < stop and self.offset < s + tile[0]]:
+            for start in [
+                s for s, tile in memory.layouts.items() if s < stop and self.offset < s + tile[0]
+            ]:
                 del memory.layouts[start]
             memory.layouts[self.offset] = tensor.span, tensor.swizzle, tensor.row_bytes
             self.pending.done = self.barrier.current
@@ -125,7 +175,8 @@ class Load:
 
 
 def load(machine, address, descriptor, barrier, coordinates, block=None):
-    """`cp.async.bulk.tensor` from global to the shared memory of a block (this one), complete on its mbarrier."""
+    """`cp.async.bulk.tensor` from global to the shared memory of a block (this one), complete on
+    its mbarrier."""
     block = block or machine.block
     begun = _begin(machine, descriptor, coordinates, LOAD)
     barrier = begun and find(machine, barrier, "completes on", block)
@@ -133,7 +184,12 @@ def load(machine, address, descriptor, barrier, coordinates, block=None):
     if not place:
         return
     copy = Load()
-    copy.machine, copy.block, copy.thread, copy.site = machine, block, machine.thread, machine.site_here()
+    copy.machine, copy.block, copy.thread, copy.site = (
+        machine,
+        block,
+        machine.thread,
+        machine.site_here(),
+    )
     copy.tensor, copy.at = begun
     (copy.memory, copy.offset), copy.barrier, copy.phase = place, barrier, barrier.number
     copy.pending = copy.source = None
@@ -151,11 +207,15 @@ def load(machine, address, descriptor, barrier, coordinates, block=None):
 
 
 def load_multicast(machine, address, descriptor, barrier, ranks, coordinates):
-    """`cp.async.bulk.tensor` with `.multicast::cluster`: a load into the shared memory of each block of `ranks`."""
+    """`cp.async.bulk.tensor` with `.multicast::cluster`: a load into the shared memory of each
+    block of `ranks`."""
     blocks, ranks = machine.thread.block.cluster.blocks, int(ranks)
     if not 0 < ranks < 1 << len(blocks):
-        machine.report("bounds", f"a TMA load for the blocks {ranks:#b} of a cluster of {len(blocks)}",
-                       machine.site_here())
+        machine.report(
+            "bounds",
+            f"a TMA load for the blocks {ranks:#b} of a cluster of {len(blocks)}",
+            machine.site_here(),
+        )
         return
     for rank, block in enumerate(blocks):
         if ranks >> rank & 1:
@@ -168,9 +228,13 @@ def _claim_load(machine, copy):
     thread, site, tensor, barrier = copy.thread, copy.site, copy.tensor, copy.barrier
     engine, start, stop = machine.asynchronous, copy.offset, copy.offset + tensor.span
     if engine.checked and not engine.visible(barrier.made, thread):
-        machine.report("proxy", f"the TMA load completes on {barrier}, after whose initialisation there is no "
-                                "fence_barrier_init()", site,
-                       others=[("initialised at", machine.place(barrier.site, barrier.made[0]))])
+        machine.report(
+            "proxy",
+            f"the TMA load completes on {barrier}, after whose initialisation there is no "
+            "fence_barrier_init()",
+            site,
+            others=[("initialised at", machine.place(barrier.site, barrier.made[0]))],
+        )
     engine.claim(copy.memory, start, stop, True, LOAD, site)
     wait = f"wait for phase {barrier.number} of {barrier.name}"
     copy.pending = Pending(LOAD, copy.memory, start, stop, True, thread, site, wait)
@@ -180,9 +244,13 @@ def _claim_load(machine, copy):
         if memory.valid is not None and machine.access.initialised:
             valid = np.ndarray(len(memory.valid), np.uint8, memory.valid)
             for s in pieces.starts:
-                if not valid[s:s + pieces.length].all():
-                    machine.report("uninitialised", f"the TMA load reads {machine.access.say(memory, s)} and its "
-                                                    "neighbours, some of which were never written", site)
+                if not valid[s : s + pieces.length].all():
+                    machine.report(
+                        "uninitialised",
+                        f"the TMA load reads {machine.access.say(memory, s)} and its "
+                        "neighbours, some of which were never written",
+                        site,
+                    )
                     break
             del valid
         engine.claim(memory, first, last, False, LOAD, site, pieces)
@@ -197,16 +265,33 @@ def _unarrived(machine, loads):
     """A block has ended: loads that are still in flight were never waited for."""
     if machine.asynchronous.checked and not machine.seen_faults:
         for copy in loads:
-            machine.report("asynchronous", f"the block ends while this TMA load is in flight: no thread waits for "
-                                           f"{copy.barrier}", copy.site, copy.thread)
+            machine.report(
+                "asynchronous",
+                f"the block ends while this TMA load is in flight: no thread waits for "
+                f"{copy.barrier}",
+                copy.site,
+                copy.thread,
+            )
 
 
-# Stores ---------------------------------------------------------------------------------------------------------------
+# Stores -------------------------------------------------------------------------------------------
+
 
 class Store:
     """A copy in flight out of shared memory."""
 
-    __slots__ = ("tensor", "at", "memory", "offset", "thread", "stamp", "site", "reads", "writes", "tile")
+    __slots__ = (
+        "tensor",
+        "at",
+        "memory",
+        "offset",
+        "thread",
+        "stamp",
+        "site",
+        "reads",
+        "writes",
+        "tile",
+    )
 
     def read(self, machine):
         """The tile has been read: its thread, and threads ordered after it, may overwrite it."""
@@ -214,7 +299,7 @@ class Store:
             return
         tensor, memory = self.tensor, self.memory
         chunks = tensor.chunks(memory.address + self.offset)
-        data = memory.bytes[self.offset:self.offset + tensor.span].reshape(-1, CHUNK)[chunks]
+        data = memory.bytes[self.offset : self.offset + tensor.span].reshape(-1, CHUNK)[chunks]
         self.tile = data.reshape(-1).view(f"V{tensor.itemsize}").reshape(tensor.box[::-1])
         if self.reads is not None:
             self.reads.done = Completion()
@@ -238,10 +323,17 @@ class Store:
 
 
 class ThreadStores:
-    """The stores of one thread: `open` are those in no group yet; `groups` and `unread`, oldest first, the others."""
+    """The stores of one thread: `open` are those in no group yet; `groups` and `unread`, oldest
+    first, the others."""
 
     def __init__(self, machine, thread):
-        self.machine, self.thread, self.open, self.unread, self.groups = machine, thread, [], deque(), deque()
+        self.machine, self.thread, self.open, self.unread, self.groups = (
+            machine,
+            thread,
+            [],
+            deque(),
+            deque(),
+        )
         self.written = []
         thread.state.setdefault("at_end", []).append(self.end)
         thread.block.state.setdefault("at_end", []).append(self.block_ends)
@@ -268,12 +360,17 @@ class ThreadStores:
         """The thread has ended."""
         left = list(self.open) + [s for group in self.unread for s in group]
         if left and self.machine.asynchronous.checked:
-            self.machine.report("asynchronous", "the thread ends while this TMA store still reads shared memory: "
-                                                "tma_store_commit() and tma_store_wait_read_0() first", left[0].site,
-                                self.thread)
+            self.machine.report(
+                "asynchronous",
+                "the thread ends while this TMA store still reads shared memory: "
+                "tma_store_commit() and tma_store_wait_read_0() first",
+                left[0].site,
+                self.thread,
+            )
 
     def block_ends(self):
-        """All that is still in flight arrives; the writers of global memory are recorded in its shadow."""
+        """All that is still in flight arrives; the writers of global memory are recorded in its
+        shadow."""
         for group in [*self.groups, self.open]:
             for store in group:
                 self._write(store)
@@ -281,7 +378,9 @@ class ThreadStores:
             pending, entry = store.writes, (store.stamp, store.site, self.thread.block.token, False)
             pending.end()
             for start in pending.pieces.starts:
-                pending.memory.writer.update(dict.fromkeys(range(start, start + pending.pieces.length, STEP), entry))
+                pending.memory.writer.update(
+                    dict.fromkeys(range(start, start + pending.pieces.length, STEP), entry)
+                )
 
 
 def store(machine, address, descriptor, coordinates):
@@ -312,18 +411,30 @@ def _claim_store(machine, copy):
         valid = np.frombuffer(bytes(shared.valid[start:stop]), np.uint8).reshape(-1, CHUNK)
         for chunk in np.sort(chunks[~valid[chunks].all(axis=1)])[:1].tolist():
             first = start + CHUNK * chunk + int(np.argmin(valid[chunk]))
-            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, first)}, which was "
-                                            "never written", site)
+            machine.report(
+                "uninitialised",
+                f"the TMA store reads {machine.access.say(shared, first)}, which was never written",
+                site,
+            )
     engine.claim(shared, start, stop, False, STORE, site)
-    copy.reads = Pending(STORE, shared, start, stop, False, thread, site, "wait for it with "
-                                                                                "tma_store_wait_read_0()")
+    copy.reads = Pending(
+        STORE, shared, start, stop, False, thread, site, "wait for it with tma_store_wait_read_0()"
+    )
     inside = tensor.inside(copy.at)
     if all(high > low for low, high in inside):
         memory, first, last, pieces = _known_pieces(machine, tensor, copy.at, inside)
         engine.claim(memory, first, last, True, STORE, site, pieces)
-        copy.writes = Pending(STORE, memory, first, last, True, thread, site, "wait for it with "
-                                                                                    "tma_store_wait_0()",
-                              pieces)
+        copy.writes = Pending(
+            STORE,
+            memory,
+            first,
+            last,
+            True,
+            thread,
+            site,
+            "wait for it with tma_store_wait_0()",
+            pieces,
+        )
         if machine.recorder is not None:
             machine.recorder.bulk(memory, [(s, pieces.length) for s in pieces.starts], site, True)
     thread.tick(thread.seen)

@@ -1,4 +1,5 @@
 """`numba.vectorize` and `numba.guvectorize` with target="cuda" in the emulator."""
+
 import itertools
 import re
 
@@ -16,8 +17,8 @@ def _on_host(value):
 
 
 class Vectorized:
-    """A function of numbers, element by element over arrays that are broadcast; a result on the device if an argument
-    is there."""
+    """A function of numbers, element by element over arrays that are broadcast; a result on the
+    device if an argument is there."""
 
     def __init__(self, machine, function, signatures):
         self._function, self._signatures = machine.unchecked(function), signatures
@@ -30,7 +31,9 @@ class Vectorized:
         arrays = np.broadcast_arrays(*map(_on_host, arguments))
         types = best([t for t, _ in self._signatures], [a.dtype.type(0) for a in arrays])
         if types is None and self._signatures:
-            raise LaunchRefused(f"{self.__name__} has no signature for {', '.join(str(a.dtype) for a in arrays)}.")
+            raise LaunchRefused(
+                f"{self.__name__} has no signature for {', '.join(str(a.dtype) for a in arrays)}."
+            )
         result = dict(self._signatures).get(types)
         values = []
         with np.errstate(all="ignore"):
@@ -64,8 +67,8 @@ def _cores(side):
 
 
 class GeneralVectorized:
-    """A function of arrays whose shapes a layout such as "(n),()->(n)" names, over all other axes: one launch of one
-    thread for each."""
+    """A function of arrays whose shapes a layout such as "(n),()->(n)" names, over all other axes:
+    one launch of one thread for each."""
 
     def __init__(self, machine, function, signatures, layout):
         self._machine, self._python, self._signatures = machine, function, signatures
@@ -76,53 +79,77 @@ class GeneralVectorized:
     def __call__(self, *arguments, out=None, stream=0):
         count = len(self._inputs), len(self._inputs) + len(self._outputs)
         if len(arguments) not in count:
-            raise TypeError(f"{self.__name__} takes {count[0]} arguments, or {count[1]} with those for the results; "
-                            f"{len(arguments)} were given")
-        given = list(map(_on_host, arguments[:len(self._inputs)]))
+            raise TypeError(
+                f"{self.__name__} takes {count[0]} arguments, or {count[1]} with those for the results; "
+                f"{len(arguments)} were given"
+            )
+        given = list(map(_on_host, arguments[: len(self._inputs)]))
         sizes = {}
         for array, core in zip(given, self._inputs, strict=True):
-            for name, n in zip(core, array.shape[array.ndim - len(core):], strict=True):
+            for name, n in zip(core, array.shape[array.ndim - len(core) :], strict=True):
                 if sizes.setdefault(name, n) != n:
                     raise LaunchRefused(f"{self.__name__}: {name} is {sizes[name]} and {n}.")
-        loop = np.broadcast_shapes(*(a.shape[:a.ndim - len(c)] for a, c in zip(given, self._inputs, strict=True)))
+        loop = np.broadcast_shapes(
+            *(a.shape[: a.ndim - len(c)] for a, c in zip(given, self._inputs, strict=True))
+        )
         types = self._signatures[0][0] if self._signatures else ()
-        results = list(arguments[len(self._inputs):]) or ([out] if out is not None else [])
+        results = list(arguments[len(self._inputs) :]) or ([out] if out is not None else [])
         if not results:
-            results = [np.zeros((*loop, *(sizes[n] for n in core)),
-                                dtype_of(str(kind.dtype)) if kind is not None else given[0].dtype)
-                       for core, kind in itertools.zip_longest(self._outputs, types[len(given):])]
+            results = [
+                np.zeros(
+                    (*loop, *(sizes[n] for n in core)),
+                    dtype_of(str(kind.dtype)) if kind is not None else given[0].dtype,
+                )
+                for core, kind in itertools.zip_longest(self._outputs, types[len(given) :])
+            ]
         results = list(map(on_device, results))
         written = list(map(_on_host, results))
         for at in np.ndindex(*loop):
-            parts = [np.broadcast_to(a, (*loop, *a.shape[a.ndim - len(c):]))[at]
-                     for a, c in zip(given, self._inputs, strict=True)]
-            parts = [np.ascontiguousarray(p) if c else p[()] if isinstance(p, np.ndarray) else p
-                     for p, c in zip(parts, self._inputs, strict=True)]
-            ends = [w[at] if core else w[at + (None,)] for w, core in zip(written, self._outputs, strict=True)]
+            parts = [
+                np.broadcast_to(a, (*loop, *a.shape[a.ndim - len(c) :]))[at]
+                for a, c in zip(given, self._inputs, strict=True)
+            ]
+            parts = [
+                np.ascontiguousarray(p) if c else p[()] if isinstance(p, np.ndarray) else p
+                for p, c in zip(parts, self._inputs, strict=True)
+            ]
+            ends = [
+                w[at] if core else w[at + (None,)]
+                for w, core in zip(written, self._outputs, strict=True)
+            ]
             self._machine.launch(self._python, 1, 1, *parts, *ends)
         for k, result in enumerate(results):
             if isinstance(result, EmulatedArray):
                 result.mark_written()
-            elif len(arguments) == count[0] and out is None and any(
-                    isinstance(on_device(a), EmulatedArray) for a in arguments):
+            elif (
+                len(arguments) == count[0]
+                and out is None
+                and any(isinstance(on_device(a), EmulatedArray) for a in arguments)
+            ):
                 results[k] = EmulatedArray(result.shape, result.dtype, result)
         return results[0] if len(results) == 1 else tuple(results)
 
 
 def vectorize(machine, mlir=False):
     """`numba.vectorize` for target="cuda"."""
+
     def decorate(signatures=(), *, target=None, **options):
         if callable(signatures) and not hasattr(signatures, "args"):
             return Vectorized(machine, signatures, [])
-        return lambda function: Vectorized(machine, function, signatures_of(signatures, mlir) if signatures else [])
+        return lambda function: Vectorized(
+            machine, function, signatures_of(signatures, mlir) if signatures else []
+        )
+
     return decorate
 
 
 def guvectorize(machine, mlir=False):
     """`numba.guvectorize` for target="cuda"."""
+
     def decorate(signatures, layout=None, *, target=None, **options):
         if layout is None:
             signatures, layout = [], signatures
         known = signatures_of(signatures, mlir) if signatures else []
         return lambda function: GeneralVectorized(machine, function, known, layout)
+
     return decorate

@@ -1,11 +1,22 @@
-"""CUDA's vector types in a kernel: `cuda.float32x4(x, y, z, w)`, also under CUDA's names (`cuda.float4`)."""
+"""CUDA's vector types in a kernel: `cuda.float32x4(x, y, z, w)`, also under CUDA's names
+(`cuda.float4`)."""
+
 from collections import namedtuple
 
 from .values import TYPES
 
-_ALIASES = {"int8": ("char",), "int16": ("short",), "int32": ("int",), "int64": ("long", "longlong"),
-            "uint8": ("uchar",), "uint16": ("ushort",), "uint32": ("uint",), "uint64": ("ulong", "ulonglong"),
-            "float32": ("float",), "float64": ("double",)}
+_ALIASES = {
+    "int8": ("char",),
+    "int16": ("short",),
+    "int32": ("int",),
+    "int64": ("long", "longlong"),
+    "uint8": ("uchar",),
+    "uint16": ("ushort",),
+    "uint32": ("uint",),
+    "uint64": ("ulong", "ulonglong"),
+    "float32": ("float",),
+    "float64": ("double",),
+}
 
 
 def vector_type(name, cast, size):
@@ -17,6 +28,7 @@ def vector_type(name, cast, size):
         if len(numbers) != size:
             raise TypeError(f"{name} takes {size} numbers, {len(numbers)} were given")
         return kind(*map(cast, numbers))
+
     make.__name__ = name
     return make
 
@@ -27,5 +39,7 @@ def vector_types():
     for base, aliases in _ALIASES.items():
         for size in range(1, 5):
             made = vector_type(f"{base}x{size}", TYPES[base], size)
-            found.update(dict.fromkeys((made.__name__, *(f"{alias}{size}" for alias in aliases)), made))
+            found.update(
+                dict.fromkeys((made.__name__, *(f"{alias}{size}" for alias in aliases)), made)
+            )
     return found

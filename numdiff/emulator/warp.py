@@ -2,9 +2,10 @@
 
 PTX ISA, sections 9.7.9.6 (`shfl.sync`) and 9.7.13 (`vote.sync`, `match.sync`).
 
-All lanes in the mask must reach the same operation. No lane waits for one that has ended, but a value taken
-from a missing lane is undefined, and reported.
+All lanes in the mask must reach the same operation. No lane waits for one that has ended, but a
+value taken from a missing lane is undefined, and reported.
 """
+
 import sys
 
 from .faults import Missing
@@ -19,13 +20,18 @@ def warp_functions(machine):
         mask = int(mask) & FULL_MASK
         lane = machine.thread.lane
         if not mask >> lane & 1:
-            machine.report("divergence", f"{name} with the mask {mask:#x} is called by lane {lane}, which the mask "
-                                         "does not name", machine.site_here())
+            machine.report(
+                "divergence",
+                f"{name} with the mask {mask:#x} is called by lane {lane}, which the mask "
+                "does not name",
+                machine.site_here(),
+            )
             mask |= 1 << lane
         return machine.scheduler.gather(name, mask, payload, combine, at)
 
     def shuffle(name, source):
         """source(lane, argument, width) -> the lane to read, or None to keep one's own value."""
+
         def call(mask, value, argument, width=32):
             def combine(payloads, threads):
                 results = {}
@@ -39,7 +45,9 @@ def warp_functions(machine):
                         machine.absent_lane(name, threads[lane], other)
                         results[lane] = _undefined(own)
                 return results
+
             return gather(name, mask, (value, argument, width), combine, frame(1))
+
         return call
 
     def segment(lane, width):
@@ -62,7 +70,9 @@ def warp_functions(machine):
             def combine(payloads, threads):
                 result = function(payloads)
                 return dict.fromkeys(payloads, result)
+
             return gather(name, mask, bool(predicate), combine, frame(1))
+
         return call
 
     def ballot(payloads):
@@ -70,8 +80,11 @@ def warp_functions(machine):
 
     def match_any_sync(mask, value):
         def combine(payloads, threads):
-            return {lane: UInt32(sum(1 << other for other, theirs in payloads.items() if theirs == own))
-                    for lane, own in payloads.items()}
+            return {
+                lane: UInt32(sum(1 << other for other, theirs in payloads.items() if theirs == own))
+                for lane, own in payloads.items()
+            }
+
         return gather("match_any_sync", mask, value, combine, frame(1))
 
     def match_all_sync(mask, value):
@@ -79,19 +92,25 @@ def warp_functions(machine):
             same = len(set(payloads.values())) == 1
             result = (UInt32(sum(1 << lane for lane in payloads)) if same else UInt32(0), same)
             return dict.fromkeys(payloads, result)
+
         return gather("match_all_sync", mask, value, combine, frame(1))
 
     def activemask():
-        """The lanes that come to this call before any of them continues: all of a warp in straight-line code.
+        """The lanes that come to this call before any of them continues: all of a warp in
+        straight-line code.
 
-        Where lanes wait at several calls of a function, those at the first one continue and may come to the others.
+        Where lanes wait at several calls of a function, those at the first one continue and may
+        come to the others.
         """
         thread, at = machine.thread, machine._frame_here()
         here = thread.state["active"] = at.f_code, at.f_lasti
 
         def arrived():
-            lanes = [t for t in thread.block.warp_threads(thread.warp) if not t.done and (
-                t.state.get("active", (None, 0))[0] is here[0])]
+            lanes = [
+                t
+                for t in thread.block.warp_threads(thread.warp)
+                if not t.done and (t.state.get("active", (None, 0))[0] is here[0])
+            ]
             if min(t.state["active"][1] for t in lanes) < here[1]:
                 return False
             lanes = [t for t in lanes if t.state["active"] == here]
@@ -102,7 +121,10 @@ def warp_functions(machine):
         def continues(result):
             del thread.state["active"]
             return UInt32(thread.state["mask"])
-        return machine.scheduler.wait_for_others(arrived, "active lanes", "activemask()", at, continues)
+
+        return machine.scheduler.wait_for_others(
+            arrived, "active lanes", "activemask()", at, continues
+        )
 
     def lanemask_lt():
         return UInt32((1 << machine.thread.lane) - 1)
@@ -111,15 +133,24 @@ def warp_functions(machine):
         def combine(payloads, threads):
             if machine.checked:
                 machine.scheduler.join(list(threads.values()))
+
         return gather("syncwarp", mask, None, combine, frame(1))
 
-    return {"shfl_sync": shuffle("shfl_sync", index), "shfl_up_sync": shuffle("shfl_up_sync", up),
-            "shfl_down_sync": shuffle("shfl_down_sync", down), "shfl_xor_sync": shuffle("shfl_xor_sync", xor),
-            "all_sync": vote("all_sync", lambda p: all(p.values())),
-            "any_sync": vote("any_sync", lambda p: any(p.values())),
-            "eq_sync": vote("eq_sync", lambda p: len(set(p.values())) == 1), "ballot_sync": vote("ballot_sync", ballot),
-            "match_any_sync": match_any_sync, "match_all_sync": match_all_sync, "activemask": activemask,
-            "lanemask_lt": lanemask_lt, "syncwarp": syncwarp}
+    return {
+        "shfl_sync": shuffle("shfl_sync", index),
+        "shfl_up_sync": shuffle("shfl_up_sync", up),
+        "shfl_down_sync": shuffle("shfl_down_sync", down),
+        "shfl_xor_sync": shuffle("shfl_xor_sync", xor),
+        "all_sync": vote("all_sync", lambda p: all(p.values())),
+        "any_sync": vote("any_sync", lambda p: any(p.values())),
+        "eq_sync": vote("eq_sync", lambda p: len(set(p.values())) == 1),
+        "ballot_sync": vote("ballot_sync", ballot),
+        "match_any_sync": match_any_sync,
+        "match_all_sync": match_all_sync,
+        "activemask": activemask,
+        "lanemask_lt": lanemask_lt,
+        "syncwarp": syncwarp,
+    }
 
 
 def _undefined(value):
@@ -127,5 +158,7 @@ def _undefined(value):
     if isinstance(value, Missing):
         return value
     if isinstance(value, int):
-        return value.__class__(-1) if value.__class__ in (int, Int32) else value.__class__(FULL_MASK)
+        return (
+            value.__class__(-1) if value.__class__ in (int, Int32) else value.__class__(FULL_MASK)
+        )
     return value.__class__("nan")

@@ -1,4 +1,5 @@
 """What `ldmatrix` and `mma.sync` compute, for a whole warp at once (PTX ISA, section 9.7.14.5)."""
+
 import struct
 
 import numpy as np
@@ -13,19 +14,34 @@ from .values import UInt32
 FLOAT32 = np.dtype(np.float32)
 ROW = 16  # bytes of a row of an 8 × 8 matrix of 16-bit elements
 NOTHING = bytes([POISON]) * ROW  # a row that could not be read
-E4M3 = np.arange(256)  # what each byte stands for: 1 sign, 4 exponent, 3 mantissa bits, bias 7; S.1111.111 is NaN
-E4M3 = np.where(E4M3 & 127 == 127, np.nan, np.where(E4M3 & 128, -1, 1) * np.where(
-    E4M3 & 120, np.ldexp(8.0 + (E4M3 & 7), (E4M3 >> 3 & 15) - 10), np.ldexp((E4M3 & 7) * 1.0, -9))).astype(np.float32)
+# what each byte stands for: 1 sign, 4 exponent, 3 mantissa bits, bias 7; S.1111.111 is NaN
+E4M3 = np.arange(256)
+E4M3 = np.where(
+    E4M3 & 127 == 127,
+    np.nan,
+    np.where(E4M3 & 128, -1, 1)
+    * np.where(
+        E4M3 & 120,
+        np.ldexp(8.0 + (E4M3 & 7), (E4M3 >> 3 & 15) - 10),
+        np.ldexp((E4M3 & 7) * 1.0, -9),
+    ),
+).astype(np.float32)
 NAN_WORD = 0x7FFF7FFF  # NaN as float16, twice, and as tf32
 
 
 def places(fragment, columns):
-    """Index array (32, registers, elements): where each lane's elements are in a flat matrix of `columns` columns."""
-    return np.array([[[row * columns + column for row, column in register] for register in fragment(lane)]
-                     for lane in range(LANES)])
+    """Index array (32, registers, elements): where each lane's elements are in a flat matrix of
+    `columns` columns."""
+    return np.array(
+        [
+            [[row * columns + column for row, column in register] for register in fragment(lane)]
+            for lane in range(LANES)
+        ]
+    )
 
 
-HALVES = {False: places(matrix_8x8, 8)[:, 0], True: places(matrix_8x8_transposed, 8)[:, 0]}  # (32, 2)
+# (32, 2)
+HALVES = {False: places(matrix_8x8, 8)[:, 0], True: places(matrix_8x8_transposed, 8)[:, 0]}
 
 
 def _check_lanes(machine, name, threads, frame):
@@ -36,16 +52,24 @@ def _check_lanes(machine, name, threads, frame):
     missing = [lane for lane in range(LANES) if lane not in threads]
     exist = len(first.block.warp_threads(first.warp))
     why = "does not exist" if missing[0] >= exist else "has ended"
-    machine.report("divergence", f"{name} is reached by {len(threads)} of the {LANES} lanes of a warp: "
-                                 f"lane {missing[0]} {why}", machine.site_of(frame), first)
+    machine.report(
+        "divergence",
+        f"{name} is reached by {len(threads)} of the {LANES} lanes of a warp: "
+        f"lane {missing[0]} {why}",
+        machine.site_of(frame),
+        first,
+    )
 
 
-# ldmatrix -------------------------------------------------------------------------------------------------------------
+# ldmatrix -----------------------------------------------------------------------------------------
+
 
 def load_matrices(machine, address, count, transposed, frame):
-    """`count` 8 × 8 matrices of 16-bit elements from shared memory: for every lane, one register of each.
+    """`count` 8 × 8 matrices of 16-bit elements from shared memory: for every lane, one register of
+    each.
 
-    Lane l gives the address of row l % 8 of matrix l // 8, and reads it; addresses of further lanes are not used.
+    Lane l gives the address of row l % 8 of matrix l // 8, and reads it; addresses of further lanes
+    are not used.
     """
     name, frame = f"ldmatrix.x{count}{'.trans' if transposed else ''}", machine.kernel_frame(frame)
     row, written = None, ()
@@ -58,7 +82,7 @@ def load_matrices(machine, address, count, transposed, frame):
                 data = machine.access.read_bytes(memory, offset, ROW, machine.site_of(frame), 2)
                 written = machine.access.recent_writers(memory, offset, ROW, 2)
             else:
-                data = memory.bytes[offset:offset + ROW]
+                data = memory.bytes[offset : offset + ROW]
             row = data.tobytes()
 
     def combine(rows, threads):
@@ -66,7 +90,9 @@ def load_matrices(machine, address, count, transposed, frame):
         for lane, (_, stores) in rows.items():
             if stores:
                 _check_order(machine, name, stores, lane % 8, transposed, threads, frame)
-        data = b"".join([rows[lane][0] or NOTHING if lane in rows else NOTHING for lane in range(8 * count)])
+        data = b"".join(
+            [rows[lane][0] or NOTHING if lane in rows else NOTHING for lane in range(8 * count)]
+        )
         halves = np.frombuffer(data, np.uint16).reshape(count, 64)[:, HALVES[transposed]]
         words = np.ascontiguousarray(halves).view(np.uint32)[..., 0].T.tolist()
         if count == 1:
@@ -77,7 +103,8 @@ def load_matrices(machine, address, count, transposed, frame):
 
 
 def _check_order(machine, name, stores, row, transposed, threads, frame):
-    """A row is read for the lanes that receive it: its stores must be ordered before each of them, too.
+    """A row is read for the lanes that receive it: its stores must be ordered before each of them,
+    too.
 
     stores: [(memory, offset, entry of `Memory.writer`)]; row: its number in its matrix
     """
@@ -86,12 +113,22 @@ def _check_order(machine, name, stores, row, transposed, threads, frame):
         for lane in receivers:
             thread = threads.get(lane)
             if thread is not None and not machine.access.ordered_for(thread, stamp):
-                machine.access.race(memory, offset, stamp, site, machine.site_of(frame), f"{name} gives lane {lane}",
-                                    "written", atomic, thread)
+                machine.access.race(
+                    memory,
+                    offset,
+                    stamp,
+                    site,
+                    machine.site_of(frame),
+                    f"{name} gives lane {lane}",
+                    "written",
+                    atomic,
+                    thread,
+                )
                 return
 
 
-# mma ------------------------------------------------------------------------------------------------------------------
+# mma ----------------------------------------------------------------------------------------------
+
 
 def float16_of_words(words):
     """uint32 (…) → float32 (…, 2): the two float16 in each."""
@@ -100,7 +137,9 @@ def float16_of_words(words):
 
 def bfloat16_of_words(words):
     """uint32 (…) → float32 (…, 2): the two bfloat16 in each."""
-    return np.stack([words << np.uint32(16), words & np.uint32(0xFFFF0000)], axis=-1).view(np.float32)
+    return np.stack([words << np.uint32(16), words & np.uint32(0xFFFF0000)], axis=-1).view(
+        np.float32
+    )
 
 
 def e4m3_of_words(words):
@@ -122,9 +161,11 @@ def multiply_add(a, b, c):
 
 
 class MatrixProduct:
-    """An mma of one shape, D = A · B + C with 16 × k, k × 8 and 16 × 8: its fragments, and its twin.
+    """An mma of one shape, D = A · B + C with 16 × k, k × 8 and 16 × 8: its fragments, and its
+    twin.
 
-    fragment_a, fragment_b: of fragments.py; elements: what the words of A and B are, `float16_of_words` or another
+    fragment_a, fragment_b: of fragments.py; elements: what the words of A and B are,
+    `float16_of_words` or another
     """
 
     M, N = 16, 8
@@ -133,8 +174,11 @@ class MatrixProduct:
         self.name, self.k, self.elements = name, k, elements
         self.a_places, self.b_places = places(fragment_a, k), places(fragment_b, self.N)
         self.c_places = places(fragment_c_m16n8, self.N)[:, :, 0]
-        self.absent = ((NAN_WORD,) * self.a_places.shape[1], (NAN_WORD,) * self.b_places.shape[1],
-                       (np.nan,) * 4)  # registers of a lane that is not there
+        self.absent = (
+            (NAN_WORD,) * self.a_places.shape[1],
+            (NAN_WORD,) * self.b_places.shape[1],
+            (np.nan,) * 4,
+        )  # registers of a lane that is not there
 
     def tile(self, words, where, rows, columns):
         """The matrix (rows, columns) whose fragments are these words (32, registers)."""
@@ -146,13 +190,16 @@ class MatrixProduct:
         """uint32 (32, registers) of A and B, float32 (32, 4) of C → float32 (32, 4) of D."""
         sums = np.empty(self.M * self.N, np.float32)
         sums[self.c_places] = c
-        result = multiply_add(self.tile(a, self.a_places, self.M, self.k), self.tile(b, self.b_places, self.k, self.N),
-                              sums.reshape(self.M, self.N))
+        result = multiply_add(
+            self.tile(a, self.a_places, self.M, self.k),
+            self.tile(b, self.b_places, self.k, self.N),
+            sums.reshape(self.M, self.N),
+        )
         return result.reshape(-1)[self.c_places]
 
     def __call__(self, machine, a, b, c, frame, then=None):
-        """The twin, called by each lane with its registers: float32 (4,), the lane's accumulators; `then` as in
-        `Scheduler.pause`."""
+        """The twin, called by each lane with its registers: float32 (4,), the lane's accumulators;
+        `then` as in `Scheduler.pause`."""
         frame = machine.kernel_frame(frame)
 
         def combine(lanes, threads):
@@ -174,7 +221,7 @@ class MatrixProduct:
         if sums.__class__ is not CheckedArray:
             if not 0 <= first <= sums.size - 4:
                 raise IndexError(f"{self.name}: sums from {int(first)} of {sums.size}")
-            four = sums.reshape(-1)[first:first + 4]
+            four = sums.reshape(-1)[first : first + 4]
             self(machine, a, b, four, frame, lambda result: four.__setitem__(slice(None), result))
             return
         access, site = machine.access, machine.site_of(frame)
@@ -188,8 +235,9 @@ class MatrixProduct:
 
         def store(result):
             access.before_write(memory, offset, size, site)
-            four[start:start + size // 4] = result
-        self(machine, a, b, four[start:start + size // 4], frame, store)
+            four[start : start + size // 4] = result
+
+        self(machine, a, b, four[start : start + size // 4], frame, store)
 
 
 def _registers(words):

@@ -1,4 +1,5 @@
-"""Requests of a warp to memory: how many sectors of global memory they move, how many wavefronts of shared memory.
+"""Requests of a warp to memory: how many sectors of global memory they move, how many wavefronts of
+shared memory.
 
     global memory       a request moves sectors of 32 bytes: those that its lanes touch, each once. Ideal ones are as
                         many as the bytes would need if they were neighbours
@@ -12,11 +13,13 @@ Addresses are arrays (lanes, requests) of bytes, -1 where a lane takes no part.
 SOURCE  CUDA C++ programming guide, "Device Memory Accesses" and "Shared Memory" of each compute capability; Nsight
 Compute, "Memory Tables".
 """
+
 import numpy as np
 
 from .threads import WARP
 
-SECTOR, BANKS, WORD = 32, 32, 4  # bytes of a sector; banks; bytes that a bank gives in one wavefront
+# bytes of a sector; banks; bytes that a bank gives in one wavefront
+SECTOR, BANKS, WORD = 32, 32, 4
 
 
 def _distinct(values):
@@ -34,12 +37,16 @@ def count_sectors(addresses, size):
 
 
 def count_wavefronts(addresses, size):
-    """(wavefronts, wavefronts without conflicts) of each request for `size` bytes a lane in shared memory."""
-    together = WARP if size <= WORD else WARP * WORD // min(size, 16)  # lanes that are served in one go
+    """(wavefronts, wavefronts without conflicts) of each request for `size` bytes a lane in shared
+    memory."""
+    # lanes that are served in one go
+    together = WARP if size <= WORD else WARP * WORD // min(size, 16)
     parts, n = WARP // together, addresses.shape[1]
     words = np.where(addresses < 0, -1, addresses // WORD).reshape(parts, together, n)
     if size > WORD:
-        words = np.concatenate([np.where(words < 0, -1, words + k) for k in range(size // WORD)], axis=1)
+        words = np.concatenate(
+            [np.where(words < 0, -1, words + k) for k in range(size // WORD)], axis=1
+        )
     words = np.sort(words, axis=1)
     new = words >= 0
     new[:, 1:] &= words[:, 1:] != words[:, :-1]

@@ -1,6 +1,8 @@
-"""The layouts of a wgmma's matrices: in shared memory, named by descriptors, and in the registers of 128 threads.
+"""The layouts of a wgmma's matrices: in shared memory, named by descriptors, and in the registers
+of 128 threads.
 
-IN SHARED MEMORY a matrix is named by a 64-bit descriptor (PTX ISA, section 9.7.15.5.1.2.2), decoded by `Descriptor`:
+IN SHARED MEMORY a matrix is named by a 64-bit descriptor (PTX ISA, section 9.7.15.5.1.2.2), decoded
+by `Descriptor`:
 
     bits  0-13  address of the first element / 16
     bits 16-29  leading dimension byte offset (LBO) / 16
@@ -8,9 +10,10 @@ IN SHARED MEMORY a matrix is named by a 64-bit descriptor (PTX ISA, section 9.7.
     bits 49-51  base offset: where the swizzle's pattern begins
     bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
-A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension, or sixteen E4M3, which must run along
-k. With a swizzle of S bytes, rows of S bytes follow one another, eight to a group. `chunk_offsets` gives the offset
-of each chunk; r is the row, c the chunk in the row, along the other dimension:
+A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension, or sixteen E4M3,
+which must run along k. With a swizzle of S bytes, rows of S bytes follow one another, eight to a
+group. `chunk_offsets` gives the offset of each chunk; r is the row, c the chunk in the row, along
+the other dimension:
 
     K-major, swizzled     r % 8 · S + r // 8 · SBO + c · 16          r is m or n, two chunks along k; LBO is not used
     K-major, none         r % 8 · 16 + r // 8 · SBO + c · LBO
@@ -19,9 +22,10 @@ of each chunk; r is the row, c the chunk in the row, along the other dimension:
 
 and the swizzle then xors bits of the resulting address, as TMA's does (tensor_map.py).
 
-IN REGISTERS. `accumulator_place` and `a_fragment_place` give the element of D and A in each register of each
-thread.
+IN REGISTERS. `accumulator_place` and `a_fragment_place` give the element of D and A in each
+register of each thread.
 """
+
 import functools
 
 import numpy as np
@@ -35,26 +39,36 @@ SWIZZLE_OF_MODE = (0, 128, 64, 32)  # bytes, by the descriptor's bits 62-63
 
 
 def inner(elements):
-    """How many of these an instruction adds up along k: 32 bytes of a row of A, or of a column of B."""
+    """How many of these an instruction adds up along k: 32 bytes of a row of A, or of a column of
+    B."""
     return 2 * K if elements is e4m3_of_words else K
 
 
-# Registers ------------------------------------------------------------------------------------------------------------
+# Registers ----------------------------------------------------------------------------------------
+
 
 def accumulator_place(thread, register):
-    """(row, column) of D in accumulator `register` (0 … N / 2 - 1) of a thread (0 … 127) of the warpgroup."""
+    """(row, column) of D in accumulator `register` (0 … N / 2 - 1) of a thread (0 … 127) of the
+    warpgroup."""
     warp, lane = thread // 32, thread % 32
-    return (16 * warp + lane // 4 + 8 * (register // 2 % 2), 8 * (register // 4) + lane % 4 * 2 + register % 2)
+    return (
+        16 * warp + lane // 4 + 8 * (register // 2 % 2),
+        8 * (register // 4) + lane % 4 * 2 + register % 2,
+    )
 
 
 def a_fragment_place(thread, element):
-    """(row, column) of A in float16 `element` (0 … 7; two to a register) of a thread (0 … 127), A from registers."""
+    """(row, column) of A in float16 `element` (0 … 7; two to a register) of a thread (0 … 127), A
+    from registers."""
     warp, lane = thread // 32, thread % 32
-    return 16 * warp + lane // 4 + 8 * (element // 2 % 2), 8 * (element // 4) + lane % 4 * 2 + element % 2
+    return 16 * warp + lane // 4 + 8 * (element // 2 % 2), 8 * (
+        element // 4
+    ) + lane % 4 * 2 + element % 2
 
 
 def to_registers(d):
-    """D (64 × N) as the 128 threads hold it: (128, N / 2). The axes are warp, half, row, group, quad, pair."""
+    """D (64 × N) as the 128 threads hold it: (128, N / 2). The axes are warp, half, row, group,
+    quad, pair."""
     n = d.shape[1]
     return d.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(WARPGROUP, n // 2)
 
@@ -66,7 +80,8 @@ def a_of_words(words, elements):
     return halves.transpose(0, 4, 1, 3, 2, 5).reshape(M, K).astype(np.float64)
 
 
-# Shared memory --------------------------------------------------------------------------------------------------------
+# Shared memory ------------------------------------------------------------------------------------
+
 
 class Descriptor:
     """A matrix descriptor, decoded: all sizes in bytes. swizzle: 0, 32, 64 or 128."""
@@ -83,8 +98,9 @@ class Descriptor:
 def chunk_offsets(address, rows, leading, stride, base_offset, swizzle, mn_major):
     """Byte offsets from the matrix's start of its 16-byte chunks, an int64 array.
 
-    address: of the start, modulo 1024; rows: of the matrix along m or n. Shape (rows, 2) for a K-major matrix: chunk c
-    of row r is k = 8c … 8c + 7. Shape (16, rows / 8) for an MN-major one: chunk c of row k is m or n = 8c … 8c + 7.
+    address: of the start, modulo 1024; rows: of the matrix along m or n. Shape (rows, 2) for a
+    K-major matrix: chunk c of row r is k = 8c … 8c + 7. Shape (16, rows / 8) for an MN-major one:
+    chunk c of row k is m or n = 8c … 8c + 7.
     """
     if mn_major:
         k, c = np.arange(K)[:, None], np.arange(rows // 8)[None, :]
@@ -112,13 +128,30 @@ def _chunk_starts(*layout):
 class Operand:
     """A matrix in shared memory: where its chunks are."""
 
-    __slots__ = ("memory", "start", "layout", "mn_major", "rows", "descriptor", "pieces", "elements")
+    __slots__ = (
+        "memory",
+        "start",
+        "layout",
+        "mn_major",
+        "rows",
+        "descriptor",
+        "pieces",
+        "elements",
+    )
 
     def __init__(self, machine, bits, rows, mn_major, elements):
         self.descriptor, self.elements = Descriptor(bits), elements
         d = self.descriptor
         self.rows, self.mn_major, self.memory, self.pieces = rows, mn_major, None, None
-        self.layout = d.address % 1024, rows, d.leading, d.stride, d.base_offset, d.swizzle, mn_major
+        self.layout = (
+            d.address % 1024,
+            rows,
+            d.leading,
+            d.stride,
+            d.base_offset,
+            d.swizzle,
+            mn_major,
+        )
         found = machine.shared_memory(d.address)
         if found is None:
             return

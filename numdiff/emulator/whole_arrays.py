@@ -1,10 +1,13 @@
-"""`x.sum()`, `x.mean()`, `x.argmax()` and their kin in a kernel: element by element, as Numba compiles them."""
+"""`x.sum()`, `x.mean()`, `x.argmax()` and their kin in a kernel: element by element, as Numba
+compiles them."""
+
 import numpy as np
 
 from .arithmetic import CLASS, LETTER, add, convert, mul, sub, truediv
 from .functions import MATH
 
-_WIDE = {**dict.fromkeys("bsmil", "l"), **dict.fromkeys("tvwu", "u")}  # letters of the sums of integers
+# letters of the sums of integers
+_WIDE = {**dict.fromkeys("bsmil", "l"), **dict.fromkeys("tvwu", "u")}
 
 
 def elements(array):
@@ -17,7 +20,7 @@ def _accumulated(array, start, operation, integers_as=None):
     for value in elements(array):
         if kind is None:
             kind = LETTER[value.__class__]
-            kind = (integers_as if kind in _WIDE and integers_as else _WIDE.get(kind, kind))
+            kind = integers_as if kind in _WIDE and integers_as else _WIDE.get(kind, kind)
             total = convert(start, kind)
         total = convert(operation(total, value), kind)
     return total if kind else start
@@ -41,7 +44,10 @@ def variance(array):
     for value in elements(array):
         difference = sub(value, middle)
         if difference.__class__ in (CLASS["c"], CLASS["z"]):
-            squares = add(squares, add(mul(difference.real, difference.real), mul(difference.imag, difference.imag)))
+            squares = add(
+                squares,
+                add(mul(difference.real, difference.real), mul(difference.imag, difference.imag)),
+            )
         else:
             squares = add(squares, mul(difference, difference))
     return truediv(squares, int(array.size))
@@ -60,14 +66,24 @@ def _extreme(array, largest):
     return best, place
 
 
-WHOLE = {"sum": total, "prod": product, "mean": mean, "var": variance, "std": lambda a: MATH.sqrt(variance(a)),
-         "min": lambda a: _extreme(a, False)[0], "max": lambda a: _extreme(a, True)[0],
-         "argmin": lambda a: _extreme(a, False)[1], "argmax": lambda a: _extreme(a, True)[1],
-         "all": lambda a: all(bool(v) for v in elements(a)), "any": lambda a: any(bool(v) for v in elements(a))}
+WHOLE = {
+    "sum": total,
+    "prod": product,
+    "mean": mean,
+    "var": variance,
+    "std": lambda a: MATH.sqrt(variance(a)),
+    "min": lambda a: _extreme(a, False)[0],
+    "max": lambda a: _extreme(a, True)[0],
+    "argmin": lambda a: _extreme(a, False)[1],
+    "argmax": lambda a: _extreme(a, True)[1],
+    "all": lambda a: all(bool(v) for v in elements(a)),
+    "any": lambda a: any(bool(v) for v in elements(a)),
+}
 
 
 def method(name, owner, *arguments):
-    """The function for `owner.name(…)` in a kernel: for an array one of the above, else the owner's own."""
+    """The function for `owner.name(…)` in a kernel: for an array one of the above, else the owner's
+    own."""
     if not arguments and hasattr(owner, "strides") and hasattr(owner, "dtype"):
         return WHOLE[name](owner)
     return getattr(owner, name)(*arguments)

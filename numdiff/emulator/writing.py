@@ -1,4 +1,6 @@
-"""How the emulator writes pictures and traces. A program with rules of its own for files replaces `WRITERS`."""
+"""How the emulator writes pictures and traces. A program with rules of its own for files replaces
+`WRITERS`."""
+
 import pathlib
 
 

@@ -1,4 +1,6 @@
-"""What `numdiff evaluate` does: figures that compare samples with a reference, each with the settings it belongs to."""
+"""What `numdiff evaluate` does: figures that compare samples with a reference, each with the
+settings it belongs to."""
+
 import math
 from dataclasses import replace
 
@@ -14,17 +16,38 @@ from .precision_recall import precision_recall
 from .sources import Features, Images, Statistics, open_source, save_features, save_statistics
 
 UNKNOWN = "?"
-NAMES = {"frechet_distance": "Fréchet distance", "spatial_frechet_distance": "spatial Fréchet", "kid": "KID",
-         "precision": "precision", "recall": "recall"}
+NAMES = {
+    "frechet_distance": "Fréchet distance",
+    "spatial_frechet_distance": "spatial Fréchet",
+    "kid": "KID",
+    "precision": "precision",
+    "recall": "recall",
+}
 COLUMNS = (("count", 19), ("seed", 6), ("steps", 6), ("sampler", 16), ("EMA", 10))
 
 
-def evaluate_command(samples, reference=None, features=None, classes=None, nearest=3, subsets=100, subset_size=1000,
-                     seed=0, batch=64, device="auto", precision="auto", save_stats=None, save_feature_file=None,
-                     json_file=None, progress=False, echo=print):
+def evaluate_command(
+    samples,
+    reference=None,
+    features=None,
+    classes=None,
+    nearest=3,
+    subsets=100,
+    subset_size=1000,
+    seed=0,
+    batch=64,
+    device="auto",
+    precision="auto",
+    save_stats=None,
+    save_feature_file=None,
+    json_file=None,
+    progress=False,
+    echo=print,
+):
     """Print the figures of `samples` against `reference`; returns {figure: value}.
 
-    samples, reference: files or folders (see sources.py); without a reference there must be something to save
+    samples, reference: files or folders (see sources.py); without a reference there must be
+    something to save
     features: extractor of images, as `find_extractor` takes it
     classes: of a reference that is a dataset, or without a reference of the samples
     precision: arithmetic of random-conv, "fp32" ("auto") or "tf32"
@@ -32,32 +55,53 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
     """
     echo = visibly(echo)
     if reference is None and not (save_stats or save_feature_file):
-        raise UsageError("there is nothing to compare with: give a REFERENCE, or --save-stats or --save-features.")
+        raise UsageError(
+            "there is nothing to compare with: give a REFERENCE, or --save-stats or --save-features."
+        )
     if reference is None and json_file:
         raise UsageError("--json needs a REFERENCE: give one, or leave it out.")
-    for option, path, ending in (("--save-stats", save_stats, ".npz"), ("--save-features", save_feature_file, ".npz"),
-                                 ("--json", json_file, ".json")):
+    for option, path, ending in (
+        ("--save-stats", save_stats, ".npz"),
+        ("--save-features", save_feature_file, ".npz"),
+        ("--json", json_file, ".json"),
+    ):
         check_ending(option, path, ending)
-    check_outputs([("--save-stats", "the statistics", save_stats), ("--save-features", "the features",
-                                                                    save_feature_file),
-                   ("--json", "the figures", json_file)], samples, reference)
-    sources = ([open_source(samples, classes)] if reference is None else
-               [open_source(samples), open_source(reference, classes)])
+    check_outputs(
+        [
+            ("--save-stats", "the statistics", save_stats),
+            ("--save-features", "the features", save_feature_file),
+            ("--json", "the figures", json_file),
+        ],
+        samples,
+        reference,
+    )
+    sources = (
+        [open_source(samples, classes)]
+        if reference is None
+        else [open_source(samples), open_source(reference, classes)]
+    )
     if save_feature_file and isinstance(sources[0], Statistics):
-        raise UsageError(f"{samples} holds statistics, which contain no features: leave --save-features out.")
+        raise UsageError(
+            f"{samples} holds statistics, which contain no features: leave --save-features out."
+        )
     sources = _of_one_size(sources, classes)
     images = [s for s in sources if isinstance(s, Images)]
     if images:
         extractor, name = find_extractor(features, get_backend(device), precision)
-        with progress_bar(sum(s.count for s in images), "evaluating", "image",
-                          shown=None if progress else False) as bar:
+        with progress_bar(
+            sum(s.count for s in images), "evaluating", "image", shown=None if progress else False
+        ) as bar:
             described = [_say_source(s) for s in sources]
-            sources = [_features(s, extractor, name, batch, bar.update) if isinstance(s, Images) else s
-                       for s in sources]
+            sources = [
+                _features(s, extractor, name, batch, bar.update) if isinstance(s, Images) else s
+                for s in sources
+            ]
     else:
         described = [_say_source(s) for s in sources]
         if features:
-            raise UsageError("--features computes features of images, and neither side has images: leave it out.")
+            raise UsageError(
+                "--features computes features of images, and neither side has images: leave it out."
+            )
     for what, text in zip(("samples", "reference"), described, strict=False):
         echo(f"{what:<11}{text}")
     echo(f"{'features':<11}{_say_features(sources)}")
@@ -72,37 +116,64 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
         echo(line)
     values = {name: value for name, value, _ in figures}
     if json_file:
-        write_json(json_file, {"figures": values, "count": [s.count for s in sources], "extractor": _extractor(sources),
-                               "samples": {"path": sources[0].path, **sources[0].record},
-                               "reference": {"path": sources[1].path, **sources[1].record}}, "the figures")
+        write_json(
+            json_file,
+            {
+                "figures": values,
+                "count": [s.count for s in sources],
+                "extractor": _extractor(sources),
+                "samples": {"path": sources[0].path, **sources[0].record},
+                "reference": {"path": sources[1].path, **sources[1].record},
+            },
+            "the figures",
+        )
     return values
 
 
 def measure(samples, reference, nearest=3, subsets=100, subset_size=1000, seed=0):
     """[(figure, value, remark)] that can be computed from two `Features` or `Statistics`."""
     ours, theirs = samples.statistics(), reference.statistics()
-    figures = [("frechet_distance", frechet_distance(ours.mu, ours.sigma, theirs.mu, theirs.sigma), "")]
+    figures = [
+        ("frechet_distance", frechet_distance(ours.mu, ours.sigma, theirs.mu, theirs.sigma), "")
+    ]
     if ours.mu_s is not None and theirs.mu_s is not None:
         spatial = frechet_distance(ours.mu_s, ours.sigma_s, theirs.mu_s, theirs.sigma_s)
         figures.append(("spatial_frechet_distance", spatial, ""))
     if isinstance(samples, Statistics) or isinstance(reference, Statistics):
         return figures
     mean, deviation = kid_subsets(samples.features, reference.features, subset_size, subsets, seed)
-    remark = "all pairs" if math.isnan(deviation) else f"± {deviation:.2g} over {subsets} subsets of {subset_size:,}"
+    remark = (
+        "all pairs"
+        if math.isnan(deviation)
+        else f"± {deviation:.2g} over {subsets} subsets of {subset_size:,}"
+    )
     figures.append(("kid", mean, remark))
     if min(samples.count, reference.count) > nearest:
         precision, recall = precision_recall(samples.features, reference.features, nearest)
-        figures += [("precision", precision, f"k = {nearest}"), ("recall", recall, f"k = {nearest}")]
+        figures += [
+            ("precision", precision, f"k = {nearest}"),
+            ("recall", recall, f"k = {nearest}"),
+        ]
     return figures
 
 
 def table(figures, samples, reference):
     """A line for each figure, with the count, seed, steps, sampler and EMA."""
     record = samples.record
-    columns = [f"{_count(samples)} / {_count(reference)}", record.get("seed", UNKNOWN), record.get("steps", UNKNOWN),
-               record.get("sampler", UNKNOWN), _ema(record)]
-    cells = "".join(f"{str(value):<{width}}" for value, (_, width) in zip(columns, COLUMNS, strict=True))
-    yield f"{'figure':<18}{'value':>10}   " + "".join(f"{name:<{width}}" for name, width in COLUMNS).rstrip()
+    columns = [
+        f"{_count(samples)} / {_count(reference)}",
+        record.get("seed", UNKNOWN),
+        record.get("steps", UNKNOWN),
+        record.get("sampler", UNKNOWN),
+        _ema(record),
+    ]
+    cells = "".join(
+        f"{str(value):<{width}}" for value, (_, width) in zip(columns, COLUMNS, strict=True)
+    )
+    yield (
+        f"{'figure':<18}{'value':>10}   "
+        + "".join(f"{name:<{width}}" for name, width in COLUMNS).rstrip()
+    )
     for name, value, remark in figures:
         yield f"{NAMES[name]:<18}{value:>10.4g}   {cells}{remark}".rstrip()
 
@@ -111,29 +182,40 @@ def warnings(samples, reference, nearest=3):
     """Sentences on how far the figures can be trusted."""
     unknown = [s.path for s in (samples, reference) if s.image_size is None]
     if unknown:
-        yield (f"note: {' and '.join(dict.fromkeys(unknown))} does not say of what size its images were, so equal "
-               "sizes could not be checked.")
+        yield (
+            f"note: {' and '.join(dict.fromkeys(unknown))} does not say of what size its images were, so equal "
+            "sizes could not be checked."
+        )
     dimensions = len(samples.statistics().mu)
     few = [s.count for s in (samples, reference) if s.count is not None and s.count <= dimensions]
     if few:
-        yield (f"note: {min(few):,} images are fewer than the {dimensions} features, so the Fréchet distance is much "
-               "larger than it would be for many images: compare figures of equal counts only.")
+        yield (
+            f"note: {min(few):,} images are fewer than the {dimensions} features, so the Fréchet distance is much "
+            "larger than it would be for many images: compare figures of equal counts only."
+        )
     if isinstance(samples, Statistics) or isinstance(reference, Statistics):
         yield "note: KID, precision and recall need the features of both sides; one side has only statistics."
     elif min(samples.count, reference.count) <= nearest:
-        yield (f"note: precision and recall need more images on both sides than the {nearest} neighbours of --nearest: "
-               "give more images, or a smaller --nearest.")
+        yield (
+            f"note: precision and recall need more images on both sides than the {nearest} neighbours of --nearest: "
+            "give more images, or a smaller --nearest."
+        )
 
 
 def _of_one_size(sources, classes):
-    """Average the images of a larger dataset down to the size of the other side; a `UsageError` if that is
-    impossible. A file of features or statistics that does not say of what size its images were is of any size."""
+    """Average the images of a larger dataset down to the size of the other side; a `UsageError` if
+    that is impossible. A file of features or statistics that does not say of what size its images
+    were is of any size."""
     sizes = [s.image_size for s in sources]
     if len(sources) < 2 or None in sizes or sizes[0] == sizes[1]:
         return sources
     small, large = sorted(sources, key=lambda s: s.image_size[0])
     factors = {n / m for n, m in zip(large.image_size, small.image_size, strict=True)}
-    if not (isinstance(large, Images) and large.dataset) or len(factors) > 1 or not max(factors).is_integer():
+    if (
+        not (isinstance(large, Images) and large.dataset)
+        or len(factors) > 1
+        or not max(factors).is_integer()
+    ):
         raise _other_size(*sources)
     again = open_source(large.path, classes if large is sources[1] else None, small.image_size)
     return [again if s is large else s for s in sources]
@@ -141,15 +223,20 @@ def _of_one_size(sources, classes):
 
 def _other_size(*sources):
     """The `UsageError` for two sides whose images have different sizes."""
-    said = " and ".join(f"{s.path} {'has' if isinstance(s, Images) else f'holds {_kind(s)} of'} images of "
-                        f"{_say_size(s.image_size)}" for s in sources)
+    said = " and ".join(
+        f"{s.path} {'has' if isinstance(s, Images) else f'holds {_kind(s)} of'} images of "
+        f"{_say_size(s.image_size)}"
+        for s in sources
+    )
     made = next((s for s in reversed(sources) if not isinstance(s, Images)), None)
     height, width = next(s.image_size for s in sources if s is not made)
     if made is None or height != width:
         return UsageError(f"{said}: bring both to one size (numdiff data import --size does).")
     option = "--save-stats" if isinstance(made, Statistics) else "--save-features"
-    return UsageError(f"{said}: make {_kind(made)} of images of {_say_size((height, width))} (`numdiff data import "
-                      f"SOURCE OUT.h5 --size {height}`, then `numdiff evaluate OUT.h5 {option} FILE.npz`).")
+    return UsageError(
+        f"{said}: make {_kind(made)} of images of {_say_size((height, width))} (`numdiff data import "
+        f"SOURCE OUT.h5 --size {height}`, then `numdiff evaluate OUT.h5 {option} FILE.npz`)."
+    )
 
 
 def _kind(source):
@@ -162,8 +249,17 @@ def _say_size(size):
 
 def _features(source, extractor, name, batch, progress):
     features, spatial = extract(extractor, source.batches(batch), source.count, progress)
-    return Features(source.path, features, spatial, {
-        **source.record, "count": source.count, "image_size": list(source.size), "extractor": name})
+    return Features(
+        source.path,
+        features,
+        spatial,
+        {
+            **source.record,
+            "count": source.count,
+            "image_size": list(source.size),
+            "extractor": name,
+        },
+    )
 
 
 def _extractor(sources):
@@ -173,19 +269,28 @@ def _extractor(sources):
 def _check_comparable(samples, reference):
     names = [s.record.get("extractor") for s in (samples, reference)]
     if None not in names and names[0] != names[1]:
-        raise UsageError(f"the features are of {names[0]} on one side and of {names[1]} on the other: use one "
-                         "extractor for both.")
-    ours, theirs = (s.mu.size if isinstance(s, Statistics) else s.features.shape[1] for s in (samples, reference))
+        raise UsageError(
+            f"the features are of {names[0]} on one side and of {names[1]} on the other: use one "
+            "extractor for both."
+        )
+    ours, theirs = (
+        s.mu.size if isinstance(s, Statistics) else s.features.shape[1]
+        for s in (samples, reference)
+    )
     if ours != theirs:
-        raise UsageError(f"{samples.path} has {ours} features per image and {reference.path} has {theirs}: use one "
-                         "extractor for both (--features).")
+        raise UsageError(
+            f"{samples.path} has {ours} features per image and {reference.path} has {theirs}: use one "
+            "extractor for both (--features)."
+        )
     for s in (samples, reference):
         if s.count is not None and s.count < 2:
             raise UsageError(f"{s.path} holds one image, and the figures need at least two.")
     ours, theirs = (None if s is None else s.shape[-1] for s in _spatial(samples, reference))
     if None not in (ours, theirs) and ours != theirs:
-        raise UsageError(f"{samples.path} has {ours} spatial features per image and {reference.path} has {theirs}: use "
-                         "one extractor for both (--features).")
+        raise UsageError(
+            f"{samples.path} has {ours} spatial features per image and {reference.path} has {theirs}: use "
+            "one extractor for both (--features)."
+        )
 
 
 def _spatial(*sources):
@@ -206,19 +311,25 @@ def _say_source(source):
         text += f", classes {', '.join(record['classes'])}"
     if "sampler" in record:
         guidance = record.get("cfg_scale")
-        text += (f"; {record['sampler']}, {record.get('steps', UNKNOWN)} steps, seed {record.get('seed', UNKNOWN)}, "
-                 + (f"guidance {guidance:g}, " if isinstance(guidance, (int, float)) else "")
-                 + f"{record.get('weights', UNKNOWN)} weights of {record.get('model', UNKNOWN)}, trained for "
-                 f"{record.get('training_steps', UNKNOWN)} steps")
+        text += (
+            f"; {record['sampler']}, {record.get('steps', UNKNOWN)} steps, seed {record.get('seed', UNKNOWN)}, "
+            + (f"guidance {guidance:g}, " if isinstance(guidance, (int, float)) else "")
+            + f"{record.get('weights', UNKNOWN)} weights of {record.get('model', UNKNOWN)}, trained for "
+            f"{record.get('training_steps', UNKNOWN)} steps"
+        )
     return text
 
 
 def _say_features(sources):
     name = _extractor(sources)
-    size = sources[0].mu.size if isinstance(sources[0], Statistics) else sources[0].features.shape[1]
+    size = (
+        sources[0].mu.size if isinstance(sources[0], Statistics) else sources[0].features.shape[1]
+    )
     if str(name).startswith(RandomConv.name):
-        return (f"{name}: {size} numbers per image, of a fixed random network, not Inception: a Fréchet distance of "
-                "them is not FID")
+        return (
+            f"{name}: {size} numbers per image, of a fixed random network, not Inception: a Fréchet distance of "
+            "them is not FID"
+        )
     return f"{name or 'of an extractor that the files do not name'}: {size} numbers an image"
 
 

@@ -3,10 +3,11 @@
     k(x, y) = (x·y / D + 1)³
     mmd² = mean of k(x_i, x_j), i ≠ j  +  mean of k(y_i, y_j), i ≠ j  -  2 · mean of k(x_i, y_j)
 
-Bińkowski et al. 2018 (arXiv:1801.01401), section 4. Leaving out i = j makes it unbiased: for two sets of one
-distribution its expectation is 0 whatever their sizes. So it may be below 0, and sets of different sizes can be
-compared.
+Bińkowski et al. 2018 (arXiv:1801.01401), section 4. Leaving out i = j makes it unbiased: for two
+sets of one distribution its expectation is 0 whatever their sizes. So it may be below 0, and sets
+of different sizes can be compared.
 """
+
 import numpy as np
 
 from .frechet import checked_features, checked_pair
@@ -20,18 +21,23 @@ def kid(x: np.ndarray, y: np.ndarray) -> float:
     return _mean_off_diagonal(x) + _mean_off_diagonal(y) - 2 * _kernel_sum(x, y) / (len(x) * len(y))
 
 
-def kid_subsets(x: np.ndarray, y: np.ndarray, size: int = 1000, subsets: int = 100,
-                seed: int = 0) -> tuple[float, float]:
-    """(mean, standard deviation) of mmd² over random subsets of both sets: the published protocol, and its spread.
+def kid_subsets(
+    x: np.ndarray, y: np.ndarray, size: int = 1000, subsets: int = 100, seed: int = 0
+) -> tuple[float, float]:
+    """(mean, standard deviation) of mmd² over random subsets of both sets: the published protocol,
+    and its spread.
 
-    If a set has no more than `size` rows, all pairs of both sets are used once, and the deviation is NaN.
+    If a set has no more than `size` rows, all pairs of both sets are used once, and the deviation
+    is NaN.
     """
     x, y = (checked_features(a, name) for a, name in ((x, "the features x"), (y, "the features y")))
     if min(len(x), len(y)) <= size:
         return kid(x, y), float("nan")
     rng = np.random.default_rng(seed)
-    values = [kid(x[rng.choice(len(x), size, replace=False)], y[rng.choice(len(y), size, replace=False)])
-              for _ in range(subsets)]
+    values = [
+        kid(x[rng.choice(len(x), size, replace=False)], y[rng.choice(len(y), size, replace=False)])
+        for _ in range(subsets)
+    ]
     return float(np.mean(values)), float(np.std(values))
 
 
@@ -40,7 +46,7 @@ def _kernel(x, y):
 
 
 def _kernel_sum(x, y):
-    return float(sum(_kernel(x[i:i + CHUNK], y).sum() for i in range(0, len(x), CHUNK)))
+    return float(sum(_kernel(x[i : i + CHUNK], y).sum() for i in range(0, len(x), CHUNK)))
 
 
 def _mean_off_diagonal(x):

@@ -1,15 +1,17 @@
-"""The two sides of a comparison: images, their features or their statistics, from files of numdiff and of other
-programs.
+"""The two sides of a comparison: images, their features or their statistics, from files of numdiff
+and of other programs.
 
     images       an npz with arr_0 uint8 (N, H, W, 1 or 3), as `numdiff sample --npz` and guided-diffusion write it;
                  a folder of pictures, its sub-folders included; a dataset of `numdiff data import` (.h5)
     features     an npz with features (N, D), and spatial (N, S) if there are any; arr_0 (N, D) of a float type; a .npy
     statistics   an npz with mu (D,) and sigma (D, D), as EDM writes it, and also mu_s, sigma_s for spatial features, as
                  guided-diffusion writes it; numdiff writes all that it has, and both can read it
-An npz may hold more than one of these; as in guided-diffusion, statistics are preferred to features and these to
-images. Files of numdiff also say how they were made, in a text named `numdiff`: with features and statistics stand the
-extractor, and the count, size and classes of the images. Pickled arrays are refused.
+An npz may hold more than one of these; as in guided-diffusion, statistics are preferred to features
+and these to images. Files of numdiff also say how they were made, in a text named `numdiff`: with
+features and statistics stand the extractor, and the count, size and classes of the images. Pickled
+arrays are refused.
 """
+
 import contextlib
 import io
 import json
@@ -42,12 +44,25 @@ LARGEST = 1e100  # of statistics, so that their products are numbers, too
 MAX_BATCH_BYTES = 256 << 20  # of images
 MAX_DIMENSIONS = 1 << 13  # of statistics, whose covariance then has half a gigabyte
 NUMBER, TEXT = schema.optional(schema.number()), schema.optional(schema.text())
-RECORD = schema.record({}, {
-    "count": schema.optional(schema.integer(0)), "image_size": schema.items(schema.integer(1, MAX_PIXELS), 2, 2),
-    "classes": schema.optional(schema.items(schema.text(1 << 16), 1 << 20)), "extractor": TEXT, "sampler": TEXT,
-    "steps": NUMBER, "seed": NUMBER, "cfg_scale": NUMBER, "weights": TEXT,
-    "model": schema.optional(schema.text(1 << 12)), "training_steps": NUMBER,
-    "diffusion": schema.optional(schema.options), "numdiff": TEXT}, schema.anything)
+RECORD = schema.record(
+    {},
+    {
+        "count": schema.optional(schema.integer(0)),
+        "image_size": schema.items(schema.integer(1, MAX_PIXELS), 2, 2),
+        "classes": schema.optional(schema.items(schema.text(1 << 16), 1 << 20)),
+        "extractor": TEXT,
+        "sampler": TEXT,
+        "steps": NUMBER,
+        "seed": NUMBER,
+        "cfg_scale": NUMBER,
+        "weights": TEXT,
+        "model": schema.optional(schema.text(1 << 12)),
+        "training_steps": NUMBER,
+        "diffusion": schema.optional(schema.options),
+        "numdiff": TEXT,
+    },
+    schema.anything,
+)
 
 
 @dataclass
@@ -92,7 +107,9 @@ class Features:
         if self.count < 2:
             raise UsageError(f"{self.path} holds one image, and statistics need at least two.")
         spatial = (None, None) if self.spatial is None else mean_and_covariance(self.spatial)
-        return Statistics(self.path, *mean_and_covariance(self.features), *spatial, self.record, self.count)
+        return Statistics(
+            self.path, *mean_and_covariance(self.features), *spatial, self.record, self.count
+        )
 
 
 @dataclass
@@ -120,19 +137,23 @@ def _recorded_size(record):
     return tuple(record["image_size"]) if "image_size" in record else None
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
+
 
 def open_source(path, classes=None, size=None):
     """The `Images`, `Features` or `Statistics` in a file or folder.
 
-    classes: names, of a dataset, to keep; size: (height, width) to which a dataset's images are averaged down
+    classes: names, of a dataset, to keep; size: (height, width) to which a dataset's images are
+    averaged down
     """
     path = pathlib.Path(path)
     _refuse_model(path)
     if path.suffix in DATASETS:
         return _dataset(path, classes, size)
     if classes:
-        raise UsageError(f"{path} is not a dataset (.h5), and only a dataset has classes: leave --classes out.")
+        raise UsageError(
+            f"{path} is not a dataset (.h5), and only a dataset has classes: leave --classes out."
+        )
     if path.is_dir():
         return _folder(path)
     if not path.exists():
@@ -140,7 +161,9 @@ def open_source(path, classes=None, size=None):
     if path.suffix in PICKLES:
         raise UsageError(_pickle_refused(path))
     if path.suffix not in (".npy", ".npz"):
-        raise UsageError(f"{path} is not an npz, npy, dataset (.h5) or folder of pictures: give one of these.")
+        raise UsageError(
+            f"{path} is not an npz, npy, dataset (.h5) or folder of pictures: give one of these."
+        )
     with _damage_named(path):
         if path.suffix == ".npz":
             with _Npz(path) as file:
@@ -152,9 +175,15 @@ def open_source(path, classes=None, size=None):
 
 def _refuse_model(path):
     """Raise a `UsageError` for a model's run or weights: images made with it are what is meant."""
-    if (path / RUN).is_file() or path.is_file() and (path.suffix.lower() in WEIGHTS or _holds_weights(path)):
-        raise UsageError(f"{path} is a model, and images are compared: make some with `numdiff sample "
-                         f"{shlex.quote(str(path))} --npz samples.npz`, and give that file.")
+    if (
+        (path / RUN).is_file()
+        or path.is_file()
+        and (path.suffix.lower() in WEIGHTS or _holds_weights(path))
+    ):
+        raise UsageError(
+            f"{path} is a model, and images are compared: make some with `numdiff sample "
+            f"{shlex.quote(str(path))} --npz samples.npz`, and give that file."
+        )
 
 
 def _holds_weights(path):
@@ -165,11 +194,16 @@ def _holds_weights(path):
 
 
 class _Npz:
-    """The arrays of an npz; in all at most four times the file's size and a fixed allowance are read into memory."""
+    """The arrays of an npz; in all at most four times the file's size and a fixed allowance are
+    read into memory."""
 
     def __init__(self, path):
         self._path, self._zip = path, ZipReader(path)
-        self._members = {m.filename.removesuffix(".npy"): m for m in self._zip.members if m.filename.endswith(".npy")}
+        self._members = {
+            m.filename.removesuffix(".npy"): m
+            for m in self._zip.members
+            if m.filename.endswith(".npy")
+        }
         self._left = 4 * os.path.getsize(path) + SPARE_BYTES
         self.names = self._members.keys()
 
@@ -203,11 +237,14 @@ class _Npz:
 
 
 def _pickle_refused(path):
-    """Why EDM2's statistics, a dict of "mu" and "sigma" for each kind of features, are not read, and what to do."""
-    return (f"{path} is a pickle, which may run code, so it is not opened; if you trust it, convert it to an npz with\n"
-            f"import numpy, pathlib, pickle; s = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
-            f"s = s.get('fid', s);\n"
-            f"numpy.savez({str(path.with_suffix('.npz'))!r}, mu=s['mu'], sigma=s['sigma'])")
+    """Why EDM2's statistics, a dict of "mu" and "sigma" for each kind of features, are not read,
+    and what to do."""
+    return (
+        f"{path} is a pickle, which may run code, so it is not opened; if you trust it, convert it to an npz with\n"
+        f"import numpy, pathlib, pickle; s = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
+        f"s = s.get('fid', s);\n"
+        f"numpy.savez({str(path.with_suffix('.npz'))!r}, mu=s['mu'], sigma=s['sigma'])"
+    )
 
 
 def _npz(path, file):
@@ -219,21 +256,31 @@ def _npz(path, file):
         spatial = _check_features(path, file.read("spatial")) if "spatial" in names else None
         features = _check_features(path, file.read("features"))
         if spatial is not None and len(spatial) != len(features):
-            raise NumdiffError(f"{path} has {len(features)} features and {len(spatial)} spatial ones: write it again.")
+            raise NumdiffError(
+                f"{path} has {len(features)} features and {len(spatial)} spatial ones: write it again."
+            )
         return Features(str(path), features, spatial, record)
     if "arr_0" not in names:
-        raise NumdiffError(f"{path} holds {', '.join(sorted(names)[:5])[:200] or 'nothing'}: numdiff looks for arr_0 "
-                           "(images), features, or mu and sigma.")
+        raise NumdiffError(
+            f"{path} holds {', '.join(sorted(names)[:5])[:200] or 'nothing'}: numdiff looks for arr_0 "
+            "(images), features, or mu and sigma."
+        )
     shape, dtype, fortran = file.header("arr_0")
     if len(shape) == 2 and dtype.kind == "f":
         return Features(str(path), _check_features(path, file.read("arr_0")), None, record)
     if dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape or fortran:
-        raise NumdiffError(f"arr_0 in {path} is {dtype} {shape}, and images are uint8 (N, H, W, 3), row by row: "
-                           f"{'decode the latents first' if dtype.kind == 'f' else 'write it again'}.")
+        raise NumdiffError(
+            f"arr_0 in {path} is {dtype} {shape}, and images are uint8 (N, H, W, 3), row by row: "
+            f"{'decode the latents first' if dtype.kind == 'f' else 'write it again'}."
+        )
     if shape[1] * shape[2] > MAX_PIXELS:
-        raise NumdiffError(f"the images of {path} are {shape[1]}×{shape[2]}, and at most {MAX_PIXELS:,} pixels are "
-                           "supported: make them smaller.")
-    return Images(str(path), shape[0], shape[1:3], lambda batch: _npz_batches(path, shape, batch), record)
+        raise NumdiffError(
+            f"the images of {path} are {shape[1]}×{shape[2]}, and at most {MAX_PIXELS:,} pixels are "
+            "supported: make them smaller."
+        )
+    return Images(
+        str(path), shape[0], shape[1:3], lambda batch: _npz_batches(path, shape, batch), record
+    )
 
 
 def _npz_batches(path, shape, batch):
@@ -265,17 +312,27 @@ def _statistics(path, file, names, record):
     arrays = {}
     for mu, sigma in (("mu", "sigma"), ("mu_s", "sigma_s")):
         if (mu in names) != (sigma in names):
-            raise NumdiffError(f"{path} has one of {mu} and {sigma} without the other: write it again.")
+            raise NumdiffError(
+                f"{path} has one of {mu} and {sigma} without the other: write it again."
+            )
         if mu not in names:
             continue
         shapes = [file.header(name)[0] for name in (mu, sigma)]
-        if len(shapes[0]) != 1 or shapes[1] != 2 * shapes[0] or not 0 < shapes[0][0] <= MAX_DIMENSIONS:
-            raise NumdiffError(f"{path} has {mu} {shapes[0]} and {sigma} {shapes[1]}, and a mean (D,) belongs to a "
-                               f"covariance (D, D), D at most {MAX_DIMENSIONS:,}: write it again.")
+        if (
+            len(shapes[0]) != 1
+            or shapes[1] != 2 * shapes[0]
+            or not 0 < shapes[0][0] <= MAX_DIMENSIONS
+        ):
+            raise NumdiffError(
+                f"{path} has {mu} {shapes[0]} and {sigma} {shapes[1]}, and a mean (D,) belongs to a "
+                f"covariance (D, D), D at most {MAX_DIMENSIONS:,}: write it again."
+            )
         for name in (mu, sigma):
             array = file.read(name)
             if array.dtype.kind not in "fiu":
-                raise NumdiffError(f"{name} in {path} is {array.dtype}, and statistics are numbers: write it again.")
+                raise NumdiffError(
+                    f"{name} in {path} is {array.dtype}, and statistics are numbers: write it again."
+                )
             arrays[name] = np.asarray(array, np.float64)
     if not all(np.isfinite(a).all() and float(np.abs(a).max()) <= LARGEST for a in arrays.values()):
         raise NumdiffError(f"{path} holds values that are not finite: write it again.")
@@ -283,20 +340,29 @@ def _statistics(path, file, names, record):
 
 
 def _folder(path):
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES and p.is_file()
-                   and not any(part.startswith(".") for part in p.relative_to(path).parts))
+    files = sorted(
+        p
+        for p in path.rglob("*")
+        if p.suffix.lower() in PICTURES
+        and p.is_file()
+        and not any(part.startswith(".") for part in p.relative_to(path).parts)
+    )
     if not files:
-        raise UsageError(f"the folder {path} holds no pictures: give a folder of PNG or JPEG files.")
+        raise UsageError(
+            f"the folder {path} holds no pictures: give a folder of PNG or JPEG files."
+        )
     size = _picture(files[0]).shape[:2]
 
     def read(batch):
         for start in range(0, len(files), batch):
-            images = [_picture(file) for file in files[start:start + batch]]
+            images = [_picture(file) for file in files[start : start + batch]]
             for file, image in zip(files[start:], images, strict=False):
                 if image.shape[:2] != size:
-                    raise UsageError(f"{file} is {image.shape[1]}×{image.shape[0]} and {files[0]} is "
-                                     f"{size[1]}×{size[0]}: bring all pictures to one size (numdiff data import does "
-                                     "so).")
+                    raise UsageError(
+                        f"{file} is {image.shape[1]}×{image.shape[0]} and {files[0]} is "
+                        f"{size[1]}×{size[0]}: bring all pictures to one size (numdiff data import does "
+                        "so)."
+                    )
             yield np.stack(images)
 
     return Images(str(path), len(files), size, read)
@@ -307,8 +373,10 @@ def _picture(file):
         with open_picture(file) as picture:
             return np.asarray(flatten(picture, (255, 255, 255)).convert("RGB"))
     except (Unreadable, OSError) as error:
-        raise NumdiffError(f"{file} cannot be read ({getattr(error, 'strerror', None) or error}): replace it or "
-                           "take it out of the folder.") from None
+        raise NumdiffError(
+            f"{file} cannot be read ({getattr(error, 'strerror', None) or error}): replace it or "
+            "take it out of the folder."
+        ) from None
 
 
 def _dataset(path, classes, size):
@@ -317,7 +385,9 @@ def _dataset(path, classes, size):
     if dataset.read([0]).dtype != np.uint8:
         raise UsageError(f"{path} holds latents, not images: decode them first.")
     note = f"averaged to {height}×{width}" if size else ""
-    note = ", ".join(filter(None, [f"classes {', '.join(dataset.classes)}" if classes else "", note]))
+    note = ", ".join(
+        filter(None, [f"classes {', '.join(dataset.classes)}" if classes else "", note])
+    )
 
     def read(batch):
         for start in range(0, count, batch):
@@ -328,9 +398,16 @@ def _dataset(path, classes, size):
 
 
 def _check_features(path, features):
-    if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape or features.shape[1] > MAX_DIMENSIONS:
-        raise NumdiffError(f"{path} holds {features.dtype} {features.shape}, and features are floats (N, D), D at most "
-                           f"{MAX_DIMENSIONS:,}.")
+    if (
+        features.ndim != 2
+        or features.dtype.kind != "f"
+        or 0 in features.shape
+        or features.shape[1] > MAX_DIMENSIONS
+    ):
+        raise NumdiffError(
+            f"{path} holds {features.dtype} {features.shape}, and features are floats (N, D), D at most "
+            f"{MAX_DIMENSIONS:,}."
+        )
     if not np.isfinite(features).all() or float(np.abs(features).max()) > LARGEST:
         raise NumdiffError(f"{path} holds features that are not finite: compute them again.")
     return features
@@ -342,26 +419,38 @@ def _damage_named(path):
     try:
         yield
     except OSError as error:
-        raise NumdiffError(f"{path} cannot be read ({error.strerror or error}): copy or make it again.") from None
+        raise NumdiffError(
+            f"{path} cannot be read ({error.strerror or error}): copy or make it again."
+        ) from None
     except (BadArchive, Refused, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0].strip("'\"")[:200] if str(error) else type(error).__name__
+        reason = (
+            str(error).splitlines()[0].strip("'\"")[:200] if str(error) else type(error).__name__
+        )
         if "pickle" in reason:
-            raise NumdiffError(f"{path} holds pickled objects, which numdiff does not load: write plain "
-                               "arrays.") from None
+            raise NumdiffError(
+                f"{path} holds pickled objects, which numdiff does not load: write plain arrays."
+            ) from None
         raise NumdiffError(f"{path} cannot be read ({reason}): copy or make it again.") from None
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
+
 
 def save_statistics(path, statistics):
-    """Write mu, sigma (EDM) and, if there are spatial features, mu_s, sigma_s (guided-diffusion); atomically."""
+    """Write mu, sigma (EDM) and, if there are spatial features, mu_s, sigma_s (guided-diffusion);
+    atomically."""
     arrays = {name: getattr(statistics, name) for name in ("mu", "sigma", "mu_s", "sigma_s")}
     _save(path, "the statistics", arrays, {**statistics.record, "count": statistics.count})
 
 
 def save_features(path, features):
     """Write features and, if there are any, spatial features; atomically."""
-    _save(path, "the features", {"features": features.features, "spatial": features.spatial}, features.record)
+    _save(
+        path,
+        "the features",
+        {"features": features.features, "spatial": features.spatial},
+        features.record,
+    )
 
 
 def _save(path, what, arrays, record):

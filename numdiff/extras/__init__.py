@@ -1,47 +1,73 @@
-"""Features that no default uses, one package each: what each of them adds to numdiff, by `register` (extensions.py).
+"""Features that no default uses, one package each: what each of them adds to numdiff, by `register`
+(extensions.py).
 
-Here is all that they add; README.md describes them. Nothing else is imported before an option asks for it.
+Here is all that they add; README.md describes them. Nothing else is imported before an option asks
+for it.
 """
+
 from ..extensions import register
 
-register("numdiff.extras.post_hoc_ema",
-         command={"ema": ("command:ema", "Average a run's weights again, with another width.")},
-         settings={"ema_std": "settings:Optimiser", "ema_snapshots": "settings:Output"},
-         kernels={"power_ema": "power_ema"},
-         optimizer_state={"ema_std": "state:PowerAverages"},
-         run={"ema_std": "run:PostHocEma"},
-         weights={"ema_std": "combine"},
-         checkpoint_meta={"ema_std": "settings:WIDTHS", "updates": "settings:UPDATES"})
+register(
+    "numdiff.extras.post_hoc_ema",
+    command={"ema": ("command:ema", "Average a run's weights again, with another width.")},
+    settings={"ema_std": "settings:Optimiser", "ema_snapshots": "settings:Output"},
+    kernels={"power_ema": "power_ema"},
+    optimizer_state={"ema_std": "state:PowerAverages"},
+    run={"ema_std": "run:PostHocEma"},
+    weights={"ema_std": "combine"},
+    checkpoint_meta={"ema_std": "settings:WIDTHS", "updates": "settings:UPDATES"},
+)
 
-register("numdiff.extras.learned_steps",
-         command={"schedule": ("command:schedule", "Learn the steps of a sampler from a trained model.")},
-         steps={"learned steps": "steps"})
+register(
+    "numdiff.extras.learned_steps",
+    command={
+        "schedule": ("command:schedule", "Learn the steps of a sampler from a trained model.")
+    },
+    steps={"learned steps": "steps"},
+)
 
-register("numdiff.extras.convnext",
-         unet_block={"convnext": ("block:ConvNeXtBlock", "ConvNeXt's with a depthwise 7×7 convolution")},
-         unet_block_names={"convnext": "names"},
-         torch_unet_block={"convnext": "torch_block:ConvNeXtBlock"},
-         bench={"block": "command:block"},
-         kernels={"depthwise": "depthwise"},
-         kernel_names={name: f"depthwise:{name}" for name in (
-             "depthwise_backward", "depthwise_forward", "depthwise_layernorm_backward", "depthwise_layernorm_forward")},
-         functional={name: f"functional:{name}" for name in ("depthwise_conv2d", "depthwise_layer_norm")})
+register(
+    "numdiff.extras.convnext",
+    unet_block={"convnext": ("block:ConvNeXtBlock", "ConvNeXt's with a depthwise 7×7 convolution")},
+    unet_block_names={"convnext": "names"},
+    torch_unet_block={"convnext": "torch_block:ConvNeXtBlock"},
+    bench={"block": "command:block"},
+    kernels={"depthwise": "depthwise"},
+    kernel_names={
+        name: f"depthwise:{name}"
+        for name in (
+            "depthwise_backward",
+            "depthwise_forward",
+            "depthwise_layernorm_backward",
+            "depthwise_layernorm_forward",
+        )
+    },
+    functional={
+        name: f"functional:{name}" for name in ("depthwise_conv2d", "depthwise_layer_norm")
+    },
+)
 
-register("numdiff.extras.sla",
-         dit_attention={"sla": ("attention:SparseLinearAttention",
-                                "sparse-linear attention, sla, for images of many tokens: exact to the blocks of 64 "
-                                "tokens that matter most, linear to the rest")},
-         dit_settings={"sla_topk": "settings:DiT", "sla_linear": "settings:DiT"},
-         convert={"sla_topk": "command:TOPK", "sla_linear": "command:LINEAR"},
-         kernels={"sla": "kernels"},
-         kernel_names={"sla_backward": "kernels:sla_backward", "sla_forward": "kernels:sla_forward"},
-         functional={"sparse_linear_attention": "functional:sparse_linear_attention"})
+register(
+    "numdiff.extras.sla",
+    dit_attention={
+        "sla": (
+            "attention:SparseLinearAttention",
+            "sparse-linear attention, sla, for images of many tokens: exact to the blocks of 64 "
+            "tokens that matter most, linear to the rest",
+        )
+    },
+    dit_settings={"sla_topk": "settings:DiT", "sla_linear": "settings:DiT"},
+    convert={"sla_topk": "command:TOPK", "sla_linear": "command:LINEAR"},
+    kernels={"sla": "kernels"},
+    kernel_names={"sla_backward": "kernels:sla_backward", "sla_forward": "kernels:sla_forward"},
+    functional={"sparse_linear_attention": "functional:sparse_linear_attention"},
+)
 
-register("numdiff.extras.im2win",
-         conv2d={"im2win": "windows"},
-         kernels={"im2win": "windows"})
+register("numdiff.extras.im2win", conv2d={"im2win": "windows"}, kernels={"im2win": "windows"})
 
-register("numdiff.extras.tf32",
-         matmul={"tf32": "matmul"},
-         conv2d_switched={"tf32": "conv2d.launcher"},
-         kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d"})
+register(
+    "numdiff.extras.tf32",
+    matmul={"tf32": "matmul"},
+    conv2d_switched={"tf32": "conv2d.launcher"},
+    kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d"},
+)

@@ -1,4 +1,6 @@
-"""The attributes of an object (IV.A.2.m): in its header, or where there are many, or large ones, in a heap."""
+"""The attributes of an object (IV.A.2.m): in its header, or where there are many, or large ones, in
+a heap."""
+
 import struct
 from typing import NamedTuple
 
@@ -13,7 +15,8 @@ MAX_STRINGS, MAX_STRING_BYTES = 1 << 20, 64 << 20
 
 
 class Attribute(NamedTuple):
-    """shape: None where there are no values; dtype: as stored, or `VARIABLE`; data: the values' bytes."""
+    """shape: None where there are no values; dtype: as stored, or `VARIABLE`; data: the values'
+    bytes."""
 
     shape: tuple | None
     dtype: np.dtype | str
@@ -51,7 +54,7 @@ def _name(data):
     if version not in (1, 2, 3):
         raise Refused("an attribute of it is of an unknown form")
     at = 9 if version == 3 else 8
-    return data[at:at + size].split(b"\0")[0], at + (-(-size // 8) * 8 if version == 1 else size)
+    return data[at : at + size].split(b"\0")[0], at + (-(-size // 8) * 8 if version == 1 else size)
 
 
 def _parse(data, name):
@@ -60,18 +63,19 @@ def _parse(data, name):
         raise Refused(f"the type of its attribute {name} is stored elsewhere")
     sizes = [-(-n // 8) * 8 if version == 1 else n for n in (type_size, space_size)]
     at = _name(data)[1]
-    dtype = structure.datatype(data[at:at + type_size], f"the attribute {name}")
-    shape, _ = structure.dataspace(data[at + sizes[0]:at + sizes[0] + space_size])
+    dtype = structure.datatype(data[at : at + type_size], f"the attribute {name}")
+    shape, _ = structure.dataspace(data[at + sizes[0] : at + sizes[0] + space_size])
     width = np.dtype("V16") if dtype is VARIABLE else dtype
     count = 0 if shape is None else structure.bytes_of(shape, width)
-    values = data[at + sum(sizes):][:count]
+    values = data[at + sum(sizes) :][:count]
     if len(values) != count:
         raise Refused(f"its attribute {name} claims {count:,} bytes and has {len(values):,}")
     return Attribute(shape, dtype, values)
 
 
 def variable_strings(source, data, name):
-    """The texts that an attribute's value refers to: each by length, address of a heap, number in it."""
+    """The texts that an attribute's value refers to: each by length, address of a heap, number in
+    it."""
     total, heaps = 0, {}
     for length, address, number in struct.iter_unpack("<IQI", data):
         if length == 0:

@@ -1,4 +1,5 @@
 """An HDF5 file that is open for reading: its groups, its links, and the attributes of its root."""
+
 import contextlib
 import math
 import os
@@ -24,8 +25,8 @@ def is_hdf5(path):
 
 
 def open_hdf5(path, raw=None):
-    """The `File`; raw: the file if it is already open; it is closed with the `File`. An OSError or `Refused` where it
-    cannot be read."""
+    """The `File`; raw: the file if it is already open; it is closed with the `File`. An OSError or
+    `Refused` where it cannot be read."""
     return File(open_regular(path) if raw is None else raw)
 
 
@@ -53,7 +54,8 @@ class File:
         self.raw.close()
 
     def names(self, group="/"):
-        """Names in the root or in one of its groups, sorted; a `Refused` where there is no such group."""
+        """Names in the root or in one of its groups, sorted; a `Refused` where there is no such
+        group."""
         with self._asked():
             return [name.decode() for name in sorted(self._group(group))]
 
@@ -69,13 +71,18 @@ class File:
             found = read_attribute(self._root if array is None else array.header, name)
             if found is None:
                 raise Refused(f"it has no attribute {name}")
-            if found.dtype is VARIABLE or found.dtype.kind not in "iu" or found.shape is None \
-                    or math.prod(found.shape) != 1:
+            if (
+                found.dtype is VARIABLE
+                or found.dtype.kind not in "iu"
+                or found.shape is None
+                or math.prod(found.shape) != 1
+            ):
                 raise Refused(f"its attribute {name} is not one integer")
             return int(np.frombuffer(found.data, found.dtype)[0])
 
     def strings(self, name):
-        """An attribute of the root that is text, or integers, as a list of str; None where there is none."""
+        """An attribute of the root that is text, or integers, as a list of str; None where there is
+        none."""
         with self._asked():
             found = read_attribute(self._root, name)
             if found is None:
@@ -92,7 +99,8 @@ class File:
 
     @contextlib.contextmanager
     def _asked(self):
-        """Context of one question: what structures it may read is limited, and their damage is a `Refused`."""
+        """Context of one question: what structures it may read is limited, and their damage is a
+        `Refused`."""
         self.source.allow()
         try:
             yield
@@ -126,7 +134,9 @@ class File:
             for count, (name, link) in enumerate(_read_links(header)):
                 links[name], total = link, total + len(name)
                 if count == MAX_NAMES or total > MAX_NAMES_BYTES:
-                    raise Refused(f"a group of it holds more than {MAX_NAMES:,} names, or very long ones")
+                    raise Refused(
+                        f"a group of it holds more than {MAX_NAMES:,} names, or very long ones"
+                    )
             self._links[header.address] = links
         return self._links[header.address]
 
@@ -153,8 +163,8 @@ def _link(data):
     kind, at = (data[2], 3) if flags & 8 else (HARD, 2)
     at += (8 if flags & 4 else 0) + (1 if flags & 16 else 0)
     width = 1 << (flags & 3)
-    length, at = int.from_bytes(data[at:at + width], "little"), at + width
-    name = data[at:at + length]
+    length, at = int.from_bytes(data[at : at + width], "little"), at + width
+    name = data[at : at + length]
     if len(name) != length or not name:
         raise Refused("a link of it is damaged")
     return name, (kind, struct.unpack_from("<Q", data, at + length)[0] if kind == HARD else None)

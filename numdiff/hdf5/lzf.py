@@ -1,8 +1,11 @@
-"""Unpacks LZF, the filter of h5py that is not HDF5's own: Marc Lehmann's liblzf, compiled here by Numba.
+"""Unpacks LZF, the filter of h5py that is not HDF5's own: Marc Lehmann's liblzf, compiled here by
+Numba.
 
-A block is a row of literals, `000nnnnn` and n + 1 bytes, and of copies of what came before: `nnnooooo oooooooo` copies
-n + 2 bytes from o + 1 bytes back; n = 7 has a further byte, which is added to n, before the second one.
+A block is a row of literals, `000nnnnn` and n + 1 bytes, and of copies of what came before:
+`nnnooooo oooooooo` copies n + 2 bytes from o + 1 bytes back; n = 7 has a further byte, which is
+added to n, before the second one.
 """
+
 import functools
 
 import numpy as np
@@ -22,6 +25,7 @@ def unpack_lzf(data, count):
 @functools.cache
 def compiled():
     import numba  # it takes a while, and few files are packed so
+
     return numba.njit(unpack, nogil=True)
 
 

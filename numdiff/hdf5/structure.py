@@ -1,9 +1,11 @@
 """The bytes of an HDF5 file as objects: superblock, object headers, and the messages in them.
 
-Names and layouts are those of "HDF5 File Format Specification, Version 3.0", whose sections are cited. Everything is
-little-endian, and addresses and lengths have 8 bytes. Nothing here trusts a size: `Source.read` gives bytes of the file
-or refuses. What one question may read is limited, so that no damage leads in circles and a hostile file takes seconds.
+Names and layouts are those of "HDF5 File Format Specification, Version 3.0", whose sections are
+cited. Everything is little-endian, and addresses and lengths have 8 bytes. Nothing here trusts a
+size: `Source.read` gives bytes of the file or refuses. What one question may read is limited, so
+that no damage leads in circles and a hostile file takes seconds.
 """
+
 import math
 import struct
 
@@ -15,14 +17,18 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 UNDEFINED = (1 << 64) - 1  # an address of nothing
 MAX_BLOCK = 64 << 20  # bytes of one structure
 MAX_HEADER_BYTES, MAX_MESSAGES = 64 << 20, 1 << 16  # of an object header, and its blocks
-WORK = 4_000_000  # of a question, in µs on one core of 2024: an index of four million chunks takes 1.5 million
-READ, READ_BYTES, CHECKED_BYTES, ENTRY = 10, 1000, 3, 4  # work of a read, bytes a unit, work of an entry of a heap
+# of a question, in µs on one core of 2024: an index of four million chunks takes 1.5 million
+WORK = 4_000_000
+# work of a read, bytes a unit, work of an entry of a heap
+READ, READ_BYTES, CHECKED_BYTES, ENTRY = 10, 1000, 3, 4
 MAX_RANK, MAX_TYPE_BYTES = 32, (1 << 31) - 1
-DATASPACE, LINK_INFO, DATATYPE, LINK, EXTERNAL_FILES, LAYOUT = 0x01, 0x02, 0x03, 0x06, 0x07, 0x08  # IV.A.2
+# IV.A.2
+DATASPACE, LINK_INFO, DATATYPE, LINK, EXTERNAL_FILES, LAYOUT = 0x01, 0x02, 0x03, 0x06, 0x07, 0x08
 FILTERS, ATTRIBUTE, CONTINUATION, SYMBOL_TABLE, ATTRIBUTE_INFO = 0x0B, 0x0C, 0x10, 0x11, 0x15
 SHARED = 2  # flag of a message that is stored elsewhere
 VARIABLE = "variable"  # the type of strings that are stored in a heap
-# size of a float: bits of the exponent's place, of the exponent, of the fraction; bias of the exponent
+# size of a float: bits of the exponent's place, of the exponent, of the fraction; bias of the
+# exponent
 FLOATS = {2: (10, 5, 10, 15), 4: (23, 8, 23, 127), 8: (52, 11, 52, 1023)}
 
 
@@ -54,7 +60,8 @@ class Source:
         return data
 
     def checked(self, address, signature, count):
-        """A structure of `count` bytes that begins with a signature and ends with its checksum, of 4 bytes."""
+        """A structure of `count` bytes that begins with a signature and ends with its checksum, of
+        4 bytes."""
         data = self.read(address, count)
         if data[:4] != signature:
             raise Refused(f"its structure is damaged: no {signature.decode()} at byte {address}")
@@ -69,13 +76,18 @@ class Source:
 
 
 def lookup3(data):
-    """HDF5's checksum of structures: Bob Jenkins' lookup3 (burtleburtle.net/bob/c/lookup3.c), `hashlittle`, from 0."""
+    """HDF5's checksum of structures: Bob Jenkins' lookup3 (burtleburtle.net/bob/c/lookup3.c),
+    `hashlittle`, from 0."""
     a = b = c = 0xDEADBEEF + len(data) & 0xFFFFFFFF
     if not data:
         return c
     words = struct.unpack(f"<{-(-len(data) // 12) * 3}I", data + bytes(-len(data) % 12))
     for i in range(0, len(words) - 3, 3):
-        a, b, c = a + words[i] & 0xFFFFFFFF, b + words[i + 1] & 0xFFFFFFFF, c + words[i + 2] & 0xFFFFFFFF
+        a, b, c = (
+            a + words[i] & 0xFFFFFFFF,
+            b + words[i + 1] & 0xFFFFFFFF,
+            c + words[i + 2] & 0xFFFFFFFF,
+        )
         a = a - c & 0xFFFFFFFF ^ (c << 4 & 0xFFFFFFFF | c >> 28)
         c = c + b & 0xFFFFFFFF
         b = b - a & 0xFFFFFFFF ^ (a << 6 & 0xFFFFFFFF | a >> 26)
@@ -96,7 +108,8 @@ def lookup3(data):
 
 
 def root_address(source):
-    """The address of the root's object header, from the superblock (II); a `Refused` for another kind of file."""
+    """The address of the root's object header, from the superblock (II); a `Refused` for another
+    kind of file."""
     head = source.read(0, min(96, source.size))
     if head[:8] != MAGIC:
         raise Refused("it is not an HDF5 file")
@@ -113,7 +126,9 @@ def root_address(source):
             raise Refused("the program that wrote it has not closed it")
         base, _, end, root = struct.unpack_from("<4Q", head, 12)
     else:
-        raise Refused(f"it has version {version} of HDF5's format, and numdiff reads versions 0 to 3")
+        raise Refused(
+            f"it has version {version} of HDF5's format, and numdiff reads versions 0 to 3"
+        )
     if base:
         raise Refused("its addresses do not count from its beginning")
     if end > source.size:
@@ -121,7 +136,8 @@ def root_address(source):
     return root
 
 
-# Object headers -------------------------------------------------------------------------------------------------------
+# Object headers -----------------------------------------------------------------------------------
+
 
 class Header:
     """The messages of an object (IV.A.1): a group or a dataset."""
@@ -134,7 +150,8 @@ class Header:
         return [data for each, flags, data in self.messages if each == kind and not flags & SHARED]
 
     def one(self, kind, what):
-        """The bytes of the message of a kind; a `Refused`, which says what it is, where there is none."""
+        """The bytes of the message of a kind; a `Refused`, which says what it is, where there is
+        none."""
         for each, flags, data in self.messages:
             if each == kind and flags & SHARED and kind == DATATYPE:
                 return _named_type(self.source, data)
@@ -166,7 +183,7 @@ def _messages(source, address):
         flags = head[5]
         at = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
         width = 1 << (flags & 3)
-        size, ordered = int.from_bytes(head[at:at + width], "little"), bool(flags & 4)
+        size, ordered = int.from_bytes(head[at : at + width], "little"), bool(flags & 4)
         blocks, modern, skipped = [(address, at + width + size + 4)], True, at + width
     else:
         if head[:1] != b"\1":
@@ -184,7 +201,7 @@ def _messages(source, address):
         at = skipped if number == 0 else 4 if modern else 0
         while at + length <= len(data):
             kind, size, flags = struct.unpack_from("<BHB" if modern else "<HHB", data, at)
-            message = data[at + length:at + length + size]
+            message = data[at + length : at + length + size]
             if len(message) != size:
                 raise Refused("its object header is damaged")
             at, count = at + length + size, count + 1
@@ -196,22 +213,24 @@ def _messages(source, address):
 
 
 def _named_type(source, data):
-    """The message of a type that is an object with a name, from the reference to it (IV.A.2, shared messages)."""
+    """The message of a type that is an object with a name, from the reference to it (IV.A.2, shared
+    messages)."""
     version, kind = data[:2]
     if version == 3 and kind != 2:
         raise Refused("a type of it is stored elsewhere")
-    address, = struct.unpack_from("<Q", data, 8 if version == 1 else 2)
+    (address,) = struct.unpack_from("<Q", data, 8 if version == 1 else 2)
     found = Header(source, address).all(DATATYPE)
     if not found:
         raise Refused("a type of it is stored elsewhere")
     return found[0]
 
 
-# Messages -------------------------------------------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------------------
+
 
 def dataspace(data):
-    """(shape, largest shape) of a dataspace message (IV.A.2.b), where an unlimited axis is `UNDEFINED`; shape is None
-    where there are no values."""
+    """(shape, largest shape) of a dataspace message (IV.A.2.b), where an unlimited axis is
+    `UNDEFINED`; shape is None where there are no values."""
     version, rank, flags = data[:3]
     if version not in (1, 2) or rank > MAX_RANK or flags & 2:
         raise Refused("a dataspace of it is of an unknown form")
@@ -224,7 +243,8 @@ def dataspace(data):
 
 
 def datatype(data, name):
-    """The NumPy dtype of a datatype message (IV.A.2.d), as stored, or `VARIABLE`. name: whose it is, for a `Refused`"""
+    """The NumPy dtype of a datatype message (IV.A.2.d), as stored, or `VARIABLE`. name: whose it
+    is, for a `Refused`"""
     kind, first, second, _, size = struct.unpack_from("<BBBBI", data)
     kind, order = kind & 15, ">" if first & 1 else "<"
     if kind == 9 and first & 15 == 1 and size == 16:
@@ -237,8 +257,13 @@ def datatype(data, name):
     elif kind == 1:
         place, exponent, fraction, bias = FLOATS.get(size, (0,) * 4)
         usual = (0, 8 * size, place, exponent, 0, fraction, bias)
-        if size in FLOATS and struct.unpack_from("<HHBBBBI", data, 8) == usual and second == 8 * size - 1 \
-                and not first & 0x40 and first >> 4 & 3 == 2:
+        if (
+            size in FLOATS
+            and struct.unpack_from("<HHBBBBI", data, 8) == usual
+            and second == 8 * size - 1
+            and not first & 0x40
+            and first >> 4 & 3 == 2
+        ):
             return np.dtype(f"{order}f{size}")
     else:
         raise Refused(f"{name} in it holds neither numbers nor texts of one length")
@@ -246,16 +271,17 @@ def datatype(data, name):
 
 
 def filters(data):
-    """[number of each filter], in the order in which values passed them when they were written (IV.A.2.l)."""
+    """[number of each filter], in the order in which values passed them when they were written
+    (IV.A.2.l)."""
     version, count = data[:2]
     if version not in (1, 2):
         raise Refused("a list of filters in it is of an unknown form")
     found, at = [], 8 if version == 1 else 2
     for _ in range(count):
-        code, = struct.unpack_from("<H", data, at)
+        (code,) = struct.unpack_from("<H", data, at)
         named = version == 1 or code >= 256
         length = struct.unpack_from("<H", data, at + 2)[0] if named else 0
-        values, = struct.unpack_from("<H", data, at + (6 if named else 4))
+        (values,) = struct.unpack_from("<H", data, at + (6 if named else 4))
         at += (8 if named else 6) + length + 4 * values + (4 * (values % 2) if version == 1 else 0)
         found.append(code)
     if at > len(data):
@@ -264,7 +290,8 @@ def filters(data):
 
 
 def bytes_of(shape, dtype):
-    """How many bytes an array has; a `Refused` where no array can have its shape, 0 among its axes or not."""
+    """How many bytes an array has; a `Refused` where no array can have its shape, 0 among its axes
+    or not."""
     if math.prod(max(n, 1) for n in shape) * dtype.itemsize >= 1 << 62:
         raise Refused(f"it claims an array of {' × '.join(map(str, shape))} values of {dtype}")
     return math.prod(shape) * dtype.itemsize

@@ -1,11 +1,12 @@
 """HDF5's trees and heaps: where names, attributes and chunks are found.
 
-    old_tree        B-trees of version 1 (III.A.1): groups and chunks of files in the earliest format
-    tree            B-trees of version 2 (III.A.2): names, attributes and large objects in heaps, chunks
-    Heap            the fractal heap (III.G), which keeps links and attributes of which there are many, or large ones
-    global_heap     the objects of a global heap (III.E): strings of variable length
-    old_names       the names and addresses in a group of the earliest format (III.B, III.D)
+old_tree        B-trees of version 1 (III.A.1): groups and chunks of files in the earliest format
+tree            B-trees of version 2 (III.A.2): names, attributes and large objects in heaps, chunks
+Heap            the fractal heap (III.G), which keeps links and attributes of which there are many, or large ones
+global_heap     the objects of a global heap (III.E): strings of variable length
+old_names       the names and addresses in a group of the earliest format (III.B, III.D)
 """
+
 import struct
 
 import numpy as np
@@ -20,8 +21,8 @@ MAX_NODE_BYTES, MAX_OBJECT_BYTES = 1 << 20, 64 << 20
 
 
 def old_tree(source, root, kind, key_bytes):
-    """The leaves of a tree of version 1, in order, as uint8 arrays (entries, key_bytes + 8): a key, and the address
-    of what it leads to."""
+    """The leaves of a tree of version 1, in order, as uint8 arrays (entries, key_bytes + 8): a key,
+    and the address of what it leads to."""
     if root == UNDEFINED:
         return
     waiting, seen = [(root, None)], set()
@@ -32,7 +33,12 @@ def old_tree(source, root, kind, key_bytes):
         seen.add(address)
         head = source.read(address, 24)
         found, own_level, count = struct.unpack_from("<BBH", head, 4)
-        if head[:4] != b"TREE" or found != kind or own_level > MAX_DEPTH or level not in (None, own_level):
+        if (
+            head[:4] != b"TREE"
+            or found != kind
+            or own_level > MAX_DEPTH
+            or level not in (None, own_level)
+        ):
             raise Refused("a tree in it is damaged")
         data = source.read(address + 24, count * (key_bytes + 8))
         entries = np.frombuffer(data, np.uint8).reshape(count, key_bytes + 8)
@@ -44,7 +50,8 @@ def old_tree(source, root, kind, key_bytes):
 
 
 def old_names(source, tree_address, heap_address):
-    """(name, address of the object, address of a soft link or None) of each entry in a group of the earliest format."""
+    """(name, address of the object, address of a soft link or None) of each entry in a group of the
+    earliest format."""
     head = source.read(heap_address, 32)
     size, _, start = struct.unpack_from("<3Q", head, 8)
     if head[:4] != b"HEAP":
@@ -56,7 +63,9 @@ def old_names(source, tree_address, heap_address):
             if head[:4] != b"SNOD":
                 raise Refused("a group in it is damaged")
             count = int.from_bytes(head[6:8], "little")
-            for name, target, kind in struct.iter_unpack("<QQI20x", source.read(address + 8, 40 * count)):
+            for name, target, kind in struct.iter_unpack(
+                "<QQI20x", source.read(address + 8, 40 * count)
+            ):
                 end = texts.find(b"\0", name, name + MAX_NAME_BYTES)
                 if name >= size or end < 0:
                     raise Refused("the names in it are damaged")
@@ -64,13 +73,19 @@ def old_names(source, tree_address, heap_address):
 
 
 def tree(source, address, kind, limit=MAX_NAMES):
-    """The records of a tree of version 2, as a list of bytes; kind: its type; limit: of the number of records."""
+    """The records of a tree of version 2, as a list of bytes; kind: its type; limit: of the number
+    of records."""
     if address == UNDEFINED:
         return []
     head = source.checked(address, b"BTHD", 38)
     own_kind, node, size, depth = struct.unpack_from("<BIHH", head, 5)
     root, count, total = struct.unpack_from("<QHQ", head, 16)
-    if own_kind != kind or not size or not 10 + 2 * size <= node <= MAX_NODE_BYTES or depth > MAX_DEPTH:
+    if (
+        own_kind != kind
+        or not size
+        or not 10 + 2 * size <= node <= MAX_NODE_BYTES
+        or depth > MAX_DEPTH
+    ):
         raise Refused("a tree in it is damaged")
     if root == UNDEFINED or total == 0:
         return []
@@ -94,12 +109,14 @@ def tree(source, address, kind, limit=MAX_NAMES):
         data = source.checked(at, b"BTIN" if level else b"BTLF", used + 4)
         if data[5] != kind:
             raise Refused("a tree in it is damaged")
-        records += [data[i:i + size] for i in range(6, 6 + count * size, size)]
+        records += [data[i : i + size] for i in range(6, 6 + count * size, size)]
         if len(records) > total:
             raise Refused("a tree in it is damaged")
         for i in range(6 + count * size, used, pointer[level]) if level else ():
-            child, held = data[i:i + 8], data[i + 8:i + 8 + width]
-            waiting.append((int.from_bytes(child, "little"), int.from_bytes(held, "little"), level - 1))
+            child, held = data[i : i + 8], data[i + 8 : i + 8 + width]
+            waiting.append(
+                (int.from_bytes(child, "little"), int.from_bytes(held, "little"), level - 1)
+            )
     if len(records) != total:
         raise Refused("a tree in it is damaged")
     return records
@@ -116,15 +133,24 @@ class Heap:
     def __init__(self, source, address):
         head = source.checked(address, b"FRHP", 146)
         self._source, self._address, self._blocks = source, address, {}
-        id_bytes, filtered, self._flags, largest, _, self._huge_tree = struct.unpack_from("<HHBIQQ", head, 5)
+        id_bytes, filtered, self._flags, largest, _, self._huge_tree = struct.unpack_from(
+            "<HHBIQQ", head, 5
+        )
         self._width, self._first, self._most, bits = struct.unpack_from("<HQQH", head, 110)
         self._root, self._rows = struct.unpack_from("<QH", head, 132)
         powers = all(n and not n & n - 1 for n in (self._width, self._first, self._most))
-        if filtered or not powers or not self._first <= self._most <= MAX_NODE_BYTES or not 8 < bits <= 64 \
-                or not 4 <= id_bytes <= 32:
+        if (
+            filtered
+            or not powers
+            or not self._first <= self._most <= MAX_NODE_BYTES
+            or not 8 < bits <= 64
+            or not 4 <= id_bytes <= 32
+        ):
             raise Refused("a heap of it is packed or damaged")
         self._offset_bytes = (bits + 7) // 8
-        self._length_bytes = min((self._most.bit_length() + 6) // 8, _encoded_bytes(max(largest, 1)))
+        self._length_bytes = min(
+            (self._most.bit_length() + 6) // 8, _encoded_bytes(max(largest, 1))
+        )
         self._huge = None
 
     def read(self, number, limit=MAX_OBJECT_BYTES):
@@ -134,24 +160,27 @@ class Heap:
             raise Refused("a number in a heap of it is damaged")
         if kind == 2:
             length = (number[0] & 15) + 1
-            data = number[1:1 + length]
+            data = number[1 : 1 + length]
             if len(data) != length or len(number) > 17:
                 raise Refused("a number in a heap of it is damaged")
             return data
         if kind == 1:
             return self._read_huge(number[1:9], limit)
-        offset = int.from_bytes(number[1:1 + self._offset_bytes], "little")
-        length = int.from_bytes(number[1 + self._offset_bytes:][:self._length_bytes], "little")
+        offset = int.from_bytes(number[1 : 1 + self._offset_bytes], "little")
+        length = int.from_bytes(number[1 + self._offset_bytes :][: self._length_bytes], "little")
         start, block = self._block_of(offset)
-        data = block[offset - start:offset - start + length]
+        data = block[offset - start : offset - start + length]
         if len(data) != length or offset - start < self._head_bytes:
             raise Refused("a heap of it is damaged")
         return data
 
     def _read_huge(self, key, limit):
         if self._huge is None:
-            self._huge = {record[16:24]: struct.unpack_from("<QQ", record)
-                          for record in tree(self._source, self._huge_tree, 1) if len(record) == 24}
+            self._huge = {
+                record[16:24]: struct.unpack_from("<QQ", record)
+                for record in tree(self._source, self._huge_tree, 1)
+                if len(record) == 24
+            }
         found = self._huge.get(key.ljust(8, b"\0"))
         if found is None or found[1] > limit:
             raise Refused("a heap of it is damaged")
@@ -178,7 +207,7 @@ class Heap:
                 raise Refused("a heap of it is damaged")
             column = (offset - row_start) // size
             at = 13 + self._offset_bytes + 8 * (row * self._width + column)
-            address, start = int.from_bytes(block[at:at + 8], "little"), row_start + column * size
+            address, start = int.from_bytes(block[at : at + 8], "little"), row_start + column * size
             if row < direct_rows:
                 return start, self._direct(address, size, start)
             rows = size.bit_length() - (self._first * self._width).bit_length() + 1
@@ -188,7 +217,7 @@ class Heap:
             data = bytearray(self._source.read(address, size))
             if self._flags & 2:
                 at = 13 + self._offset_bytes
-                checksum, data[at:at + 4] = bytes(data[at:at + 4]), bytes(4)
+                checksum, data[at : at + 4] = bytes(data[at : at + 4]), bytes(4)
                 self._source.check(bytes(data) + checksum, address)
             if (len(self._blocks) + 1) * self._most > MAX_HELD:
                 self._blocks.clear()
@@ -214,7 +243,7 @@ class Heap:
         """The offset in the heap at which a block says that it begins."""
         if data[:4] != signature or int.from_bytes(data[5:13], "little") != self._address:
             raise Refused("a heap of it is damaged")
-        return int.from_bytes(data[13:13 + self._offset_bytes], "little")
+        return int.from_bytes(data[13 : 13 + self._offset_bytes], "little")
 
 
 def global_heap(source, address):

@@ -1,6 +1,13 @@
-"""The operations: a file each, or a folder with a rung a file. Start reading at README.md of this folder."""
+"""The operations: a file each, or a folder with a rung a file. Start reading at README.md of this
+folder."""
+
 from .. import extensions
-from .attention import attention_backward, attention_forward, flash_attention_backward, flash_attention_forward
+from .attention import (
+    attention_backward,
+    attention_forward,
+    flash_attention_backward,
+    flash_attention_forward,
+)
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
@@ -52,32 +59,109 @@ from .transformer.chunk import chunk_backward, chunk_forward
 from .transformer.columns import columns_forward, join_columns
 from .transformer.gate import gate_backward, gate_forward
 from .transformer.gate_adaln import gate_adaln_backward, gate_adaln_forward, gate_adaln_supports
-from .transformer.patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
+from .transformer.patchify import (
+    patchify_backward,
+    patchify_forward,
+    unpatchify_backward,
+    unpatchify_forward,
+)
 from .transformer.qk_norm_rope import qk_norm_rope_backward, qk_norm_rope_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
 from .window import window_forward
 
-__all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
-           "avgpool_backward", "avgpool_forward", "bias_add_backward", "bias_add_forward", "bias_gelu_backward",
-           "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "channel_statistics",
-           "chunk_backward", "chunk_forward", "class_dropout_forward", "join_columns", "columns_forward",
-           "column_sum", "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward",
-           "dropout_backward", "dropout_forward", "embedding_backward",
-           "embedding_forward", "flash_attention_backward", "flash_attention_forward", "gate_adaln_backward",
-           "gate_adaln_forward", "gate_adaln_supports", "gate_backward", "gate_forward", "gelu_backward",
-           "gelu_forward", "groupnorm_backward", "groupnorm_forward", "hybrid_loss_backward", "hybrid_loss_forward",
-           "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward", "linear_fp8_backward",
-           "linear_fp8_forward", "linear_fp8_gelu_forward", "linear_fp8_swiglu_forward",
-           "linear_gate_forward", "linear_gate_supports", "linear_gelu_forward",
-           "linear_gelu_supports", "linear_gradients_backward", "linear_gradients_supports",
-           "linear_group_backward", "linear_group_forward", "linear_layer_scale_forward",
-           "linear_stack_backward", "linear_stack_forward", "linear_stack_supports", "linear_swiglu_forward",
-           "linear_swiglu_supports", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward",
-           "pair_supports", "patchify_backward", "patchify_forward", "qk_norm_rope_backward", "qk_norm_rope_forward",
-           "rmsnorm_backward", "rmsnorm_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
-           "silu_forward", "softmax_backward", "softmax_forward", "swiglu_backward",
-           "swiglu_forward", "timestep_embedding_forward", "unpatchify_backward", "unpatchify_forward",
-           "upsample_backward", "upsample_forward", "weigh_forward", "window_forward"]
+__all__ = [
+    "Pair",
+    "adaln_backward",
+    "adaln_forward",
+    "add_forward",
+    "attention_backward",
+    "attention_forward",
+    "avgpool_backward",
+    "avgpool_forward",
+    "bias_add_backward",
+    "bias_add_forward",
+    "bias_gelu_backward",
+    "bias_gelu_forward",
+    "cast_forward",
+    "channel_add_backward",
+    "channel_add_forward",
+    "channel_statistics",
+    "chunk_backward",
+    "chunk_forward",
+    "class_dropout_forward",
+    "join_columns",
+    "columns_forward",
+    "column_sum",
+    "concat_backward",
+    "concat_forward",
+    "conv2d_backward",
+    "conv2d_forward",
+    "dropout_backward",
+    "dropout_forward",
+    "embedding_backward",
+    "embedding_forward",
+    "flash_attention_backward",
+    "flash_attention_forward",
+    "gate_adaln_backward",
+    "gate_adaln_forward",
+    "gate_adaln_supports",
+    "gate_backward",
+    "gate_forward",
+    "gelu_backward",
+    "gelu_forward",
+    "groupnorm_backward",
+    "groupnorm_forward",
+    "hybrid_loss_backward",
+    "hybrid_loss_forward",
+    "layernorm_backward",
+    "layernorm_forward",
+    "linear_backward",
+    "linear_forward",
+    "linear_fp8_backward",
+    "linear_fp8_forward",
+    "linear_fp8_gelu_forward",
+    "linear_fp8_swiglu_forward",
+    "linear_gate_forward",
+    "linear_gate_supports",
+    "linear_gelu_forward",
+    "linear_gelu_supports",
+    "linear_gradients_backward",
+    "linear_gradients_supports",
+    "linear_group_backward",
+    "linear_group_forward",
+    "linear_layer_scale_forward",
+    "linear_stack_backward",
+    "linear_stack_forward",
+    "linear_stack_supports",
+    "linear_swiglu_forward",
+    "linear_swiglu_supports",
+    "matmul_backward",
+    "matmul_forward",
+    "mse_backward",
+    "mse_forward",
+    "pair_supports",
+    "patchify_backward",
+    "patchify_forward",
+    "qk_norm_rope_backward",
+    "qk_norm_rope_forward",
+    "rmsnorm_backward",
+    "rmsnorm_forward",
+    "scale_shift_backward",
+    "scale_shift_forward",
+    "silu_backward",
+    "silu_forward",
+    "softmax_backward",
+    "softmax_forward",
+    "swiglu_backward",
+    "swiglu_forward",
+    "timestep_embedding_forward",
+    "unpatchify_backward",
+    "unpatchify_forward",
+    "upsample_backward",
+    "upsample_forward",
+    "weigh_forward",
+    "window_forward",
+]
 __all__ += extensions.entries("kernel_names")
 
 

@@ -1,14 +1,16 @@
 """Batch invariance: an image gets the same bits in any batch.
 
-A sum's bits depend on its split into partial sums, and launchers split by the size of the whole problem. A batch of one
-image fills a GPU only with split sums; a batch of 32 fills it without. Within `batch_invariant(rows)` launchers choose
-versions, tiles and splits as if the batch always had `NOMINAL_BATCH` rows, so that an image's result is the same alone
-as among others. Sampling does this; training, whose batch size is fixed, does not need to.
+A sum's bits depend on its split into partial sums, and launchers split by the size of the whole
+problem. A batch of one image fills a GPU only with split sums; a batch of 32 fills it without.
+Within `batch_invariant(rows)` launchers choose versions, tiles and splits as if the batch always
+had `NOMINAL_BATCH` rows, so that an image's result is the same alone as among others. Sampling does
+this; training, whose batch size is fixed, does not need to.
 
 SOURCE
     plain bookkeeping; that a sum's bits depend on its order: Goldberg 1991, "What every computer scientist should know
     about floating-point arithmetic".
 """
+
 import contextlib
 import functools
 import threading
@@ -22,13 +24,16 @@ from ..device.cpu import shares, workers
 from ..device.forks import Forks, can_fork
 
 NOMINAL_BATCH = 32
-WHOLE_MODEL = 1 << 30  # elements touched by a function of many operations: enough to be worth sharing among cores
-SLOW = 0.05  # seconds of one evaluation from which processes, which take as long to make, are worth it
+# elements touched by a function of many operations: enough to be worth sharing among cores
+WHOLE_MODEL = 1 << 30
+# seconds of one evaluation from which processes, which take as long to make, are worth it
+SLOW = 0.05
 
 
 class _Known(threading.local):
-    """rows: of the batch that this thread computes; None: launchers choose for the actual extents. forks: {function:
-    its `Forks`} within `many_evaluations`; made: {(function, id of an array): (a reference to it, result)}."""
+    """rows: of the batch that this thread computes; None: launchers choose for the actual extents.
+    forks: {function: its `Forks`} within `many_evaluations`; made: {(function, id of an array): (a
+    reference to it, result)}."""
 
     rows = forks = made = None
 
@@ -38,7 +43,8 @@ _known = _Known()
 
 @contextlib.contextmanager
 def batch_invariant(rows):
-    """Within the context an image's results depend neither on the rest of its batch nor on its size, `rows`."""
+    """Within the context an image's results depend neither on the rest of its batch nor on its
+    size, `rows`."""
     outer, _known.rows = _known.rows, rows
     try:
         yield
@@ -48,8 +54,9 @@ def batch_invariant(rows):
 
 @contextlib.contextmanager
 def many_evaluations():
-    """Within the context no weight may change. Functions called by `evaluated` get processes if one evaluation takes
-    long, and each process keeps what it has computed from the weights (`kept`): on the CPU engine."""
+    """Within the context no weight may change. Functions called by `evaluated` get processes if one
+    evaluation takes long, and each process keeps what it has computed from the weights (`kept`): on
+    the CPU engine."""
     outer, _known.forks, _known.made = (_known.forks, _known.made), {}, {}
     try:
         yield
@@ -61,7 +68,8 @@ def many_evaluations():
 
 
 def kept(function, weight):
-    """function(weight), which within `many_evaluations` is called once for as long as this array is there."""
+    """function(weight), which within `many_evaluations` is called once for as long as this array is
+    there."""
     made = _known.made
     if made is None:
         return function(weight)
@@ -72,13 +80,16 @@ def kept(function, weight):
 
 
 def evaluated(function, x, *others, whole=False):
-    """function(x, *others), an array with a row for each sample, with the same bits for a sample in any batch.
+    """function(x, *others), an array with a row for each sample, with the same bits for a sample in
+    any batch.
 
-    x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of the samples through
-    the whole function. A model has hundreds of operations: cores that shared each of them would wait for each other
-    hundreds of times. Within `many_evaluations` they are processes, where a first sample alone shows that this pays.
+    x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of
+    the samples through the whole function. A model has hundreds of operations: cores that shared
+    each of them would wait for each other hundreds of times. Within `many_evaluations` they are
+    processes, where a first sample alone shows that this pays.
     whole: call the function once, from this thread
     """
+
     def of_rows(*given):
         with batch_invariant(len(given[0])):
             return function(*given)
@@ -99,7 +110,9 @@ def evaluated(function, x, *others, whole=False):
         known[function] = Forks(of_rows, count - 1 if pays else 0)
     if known and known.get(function):
         forks = known[function]
-        parts += forks.results([rows(share) for share in shares(len(x), min(len(forks) + 1, len(x)))])
+        parts += forks.results(
+            [rows(share) for share in shares(len(x), min(len(forks) + 1, len(x)))]
+        )
     else:
         parts += over_batch(lambda share: of_rows(*rows(share)), len(x), WHOLE_MODEL)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -110,13 +123,14 @@ def is_batch_invariant():
 
 
 def blocks(rows, least):
-    """How many samples the CPU engine multiplies at a time, if each has `rows` rows; None: any number. The caller pads
-    a short last block with zeros (`filled`).
+    """How many samples the CPU engine multiplies at a time, if each has `rows` rows; None: any
+    number. The caller pads a short last block with zeros (`filled`).
 
-    BLAS picks its inner loops by the extents, so products of different extents differ in their last bits. Within one
-    product a row's bits do not depend on its place if the number of rows is a multiple of 16 and `rows_are_alike`.
-    least: a power of two, the rows below which a product would be slow; samples whose rows do not divide it are taken
-    one by one.
+    BLAS picks its inner loops by the extents, so products of different extents differ in their last
+    bits. Within one product a row's bits do not depend on its place if the number of rows is a
+    multiple of 16 and `rows_are_alike`.
+    least: a power of two, the rows below which a product would be slow; samples whose rows do not
+    divide it are taken one by one.
     """
     if _known.rows is None:
         return None
@@ -125,8 +139,9 @@ def blocks(rows, least):
 
 @functools.cache
 def rows_are_alike():
-    """Whether this machine's BLAS gives equal rows of a product equal bits at every place. OpenBLAS's kernels for
-    AVX-512 do. Those for AVX2 take twelve rows at a time, and add up the last six of them in another order."""
+    """Whether this machine's BLAS gives equal rows of a product equal bits at every place.
+    OpenBLAS's kernels for AVX-512 do. Those for AVX2 take twelve rows at a time, and add up the
+    last six of them in another order."""
     rng = np.random.default_rng(0)
     row, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 192), (96, 192)))
     product = np.matmul(row.repeat(64, axis=0), weight.T)
@@ -139,7 +154,8 @@ def rows_of_a_sample(count):
 
 
 def filled(rows, count):
-    """An array padded with zeros along its first axis to `count` rows; the array itself if it has as many."""
+    """An array padded with zeros along its first axis to `count` rows; the array itself if it has
+    as many."""
     if len(rows) == count:
         return rows
     return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])

@@ -18,13 +18,15 @@ SOURCE
 READ NEXT
     scale_shift.py, which multiplies as well.
 """
+
 from ..dtypes import in_single
 from .fuse import EACH, PER_SAMPLE, Operation, fuse
 from .operation import operation
 from .problem import Problem, half, single
 from .reduce import column_sum, column_sum_cost, sample_sum, sample_sum_cost
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single()
 def bias_add_forward_reference(x, bias):
@@ -36,8 +38,9 @@ def channel_add_forward_reference(x, e):
     return (x.reshape(len(x), -1, x.shape[-1]) + e[:, None]).reshape(x.shape)
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
 # One chain serves both: the bias is the case of a single sample that is as long as the whole array.
+
 
 def plus(x, e):
     return x + e
@@ -46,7 +49,8 @@ def plus(x, e):
 CHANNEL_ADD = fuse(EACH, Operation(plus, PER_SAMPLE), EACH, name="channel_add", module=__name__)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def bias_add_forward_cost(M, C):
     """(bytes, FLOPs) over M rows of C channels."""
@@ -66,17 +70,27 @@ def channel_add_backward_cost(B, P, C):
     return sample_sum_cost(B, P, C)
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check_bias(x, bias):
     if tuple(bias.shape) != (x.shape[-1],):
-        raise ValueError(f"bias_add: bias must have shape ({x.shape[-1]},), x's last axis, not {tuple(bias.shape)}.")
+        raise ValueError(
+            f"bias_add: bias must have shape ({x.shape[-1]},), x's last axis, not {tuple(bias.shape)}."
+        )
 
 
-@operation(reference=bias_add_forward_reference, cost=bias_add_forward_cost, check=_check_bias,
-           versions=CHANNEL_ADD.versions(),
-           problems=[Problem(x=single(5, 8), bias=single(8)), Problem(x=single(4, 9, 33), bias=single(33)),
-                     Problem(x=half(64 * 256, 768), bias=single(768), measured=True)])
+@operation(
+    reference=bias_add_forward_reference,
+    cost=bias_add_forward_cost,
+    check=_check_bias,
+    versions=CHANNEL_ADD.versions(),
+    problems=[
+        Problem(x=single(5, 8), bias=single(8)),
+        Problem(x=single(4, 9, 33), bias=single(33)),
+        Problem(x=half(64 * 256, 768), bias=single(768), measured=True),
+    ],
+)
 def bias_add_forward(x, bias, version=None):
     """x (..., C) + bias (C,), as a new array."""
     rows = x.reshape(1, -1, x.shape[-1])
@@ -88,11 +102,18 @@ def bias_add_backward(dy, dbias):
     column_sum(dy, out=dbias)
 
 
-@operation(reference=channel_add_forward_reference, cost=channel_add_forward_cost,
-           check=lambda x, e: CHANNEL_ADD.check(x, e), versions=CHANNEL_ADD.versions(),
-           problems=[Problem(x=single(2, 3, 8), e=single(2, 8)), Problem(x=single(4, 9, 33), e=single(4, 33)),
-                     Problem(x=single(6, 20), e=single(6, 20)),
-                     Problem(x=single(32, 64, 64, 64), e=single(32, 64), measured=True)])
+@operation(
+    reference=channel_add_forward_reference,
+    cost=channel_add_forward_cost,
+    check=lambda x, e: CHANNEL_ADD.check(x, e),
+    versions=CHANNEL_ADD.versions(),
+    problems=[
+        Problem(x=single(2, 3, 8), e=single(2, 8)),
+        Problem(x=single(4, 9, 33), e=single(4, 33)),
+        Problem(x=single(6, 20), e=single(6, 20)),
+        Problem(x=single(32, 64, 64, 64), e=single(32, 64), measured=True),
+    ],
+)
 def channel_add_forward(x, e, version=None):
     """x (B, ..., C) + e (B, C) at every pixel, as a new array."""
     return CHANNEL_ADD.forward(x, e, version=version.number)

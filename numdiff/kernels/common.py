@@ -1,11 +1,12 @@
-"""Helpers of kernels of every kind: the quotient and remainder of an index; a guarded load; a sum over a warp; a
-placeholder for an absent array.
+"""Helpers of kernels of every kind: the quotient and remainder of an index; a guarded load; a sum
+over a warp; a placeholder for an absent array.
 
 SOURCE
     shuffles: PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
     bias.py
 """
+
 import numpy as np
 
 from ..device import cuda, float32, int32, load4, uint32, upload
@@ -15,8 +16,9 @@ from ..device.threads import kept
 
 @cuda.jit(device=True)
 def divide(a, b):
-    """(a // b, a % b) of two numbers ≥ 0, in 32 bits. Python's own signed // becomes a 64-bit division, several times
-    slower on a GPU, and convolutions divide for each flat index that becomes row, column and channel."""
+    """(a // b, a % b) of two numbers ≥ 0, in 32 bits. Python's own signed // becomes a 64-bit
+    division, several times slower on a GPU, and convolutions divide for each flat index that
+    becomes row, column and channel."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)
 

@@ -24,6 +24,7 @@ WITHOUT A COPY
 READ NEXT
     embedding.py, where the class comes in.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -57,11 +58,13 @@ class Pair(NamedTuple):
 
 
 def parts_of(x):
-    """(first array, second, channels of the first) of a `Pair`; of an array: itself, again, and all of its channels."""
+    """(first array, second, channels of the first) of a `Pair`; of an array: itself, again, and all
+    of its channels."""
     return (*x, x.a.shape[-1]) if isinstance(x, Pair) else (x, x, x.shape[-1])
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def concat_forward_reference(a, b):
     y = np.empty((*a.shape[:-1], a.shape[-1] + b.shape[-1]), np.result_type(a, b))
@@ -73,7 +76,8 @@ def concat_backward_reference(dy, channels_a):
     return np.ascontiguousarray(dy[..., :channels_a]), np.ascontiguousarray(dy[..., channels_a:])
 
 
-# v1: one thread a number ----------------------------------------------------------------------------------------------
+# v1: one thread a number --------------------------------------------------------------------------
+
 
 @cuda.jit
 def concat_forward_kernel_v1(a, b, y, Ca, Cb):
@@ -94,8 +98,9 @@ def concat_backward_kernel_v1(dy, da, db, Ca, Cb):
             db[pixel * Cb + c - Ca] = dy[n]
 
 
-# v2: one thread four channels -----------------------------------------------------------------------------------------
+# v2: one thread four channels ---------------------------------------------------------------------
 # Where Ca and Cb are multiples of four, four neighbouring channels never straddle the seam.
+
 
 @cuda.jit
 def concat_forward_kernel_v2(a, b, y, Ca, Cb):
@@ -121,8 +126,10 @@ def concat_backward_kernel_v2(dy, da, db, Ca, Cb):
             store4(db, pixel * Cb + c - Ca, v0, v1, v2, v3)
 
 
-# v3: twice 16 bytes a thread ------------------------------------------------------------------------------------------
-# Version 2 moves 8 bytes a thread in float16. What a multiprocessor has in flight is four times as much here.
+# v3: twice 16 bytes a thread ----------------------------------------------------------------------
+# Version 2 moves 8 bytes a thread in float16. What a multiprocessor has in flight is four times as
+# much here.
+
 
 @cuda.jit(device=True, forceinline=True)
 def part_load(a, b, n, Ca, Cb):
@@ -167,7 +174,8 @@ def concat_backward_kernel_v3(dy, da, db, Ca, Cb, width):
         part_store(da, db, n, Ca, Cb, load_words4(dy, n))
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def concat_forward_cost(pixels, channels_a, channels_b):
     """(bytes, FLOPs); the backward costs the same."""
@@ -178,13 +186,16 @@ def concat_backward_cost(pixels, channels_a, channels_b):
     return concat_forward_cost(pixels, channels_a, channels_b)
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _lacks(width, channels_a, channels_b, *arrays):
     """The unmet condition of a version that moves `width` channels at a time; None if it takes it."""
     if channels_a % width or channels_b % width:
-        return (f"moves {width} channels at a time, and {channels_a} and {channels_b} are not both multiples of "
-                f"{width}")
+        return (
+            f"moves {width} channels at a time, and {channels_a} and {channels_b} are not both multiples of "
+            f"{width}"
+        )
     if any(x.offset % 16 for x in arrays):  # views may begin anywhere
         return "moves 16 bytes at a time, and an array does not begin at a multiple of 16 bytes"
     return None
@@ -194,7 +205,9 @@ def _launch_concat(version, joined, channels_a, channels_b, *arrays):
     """Launch a kernel whose threads have `version.width` channels, or 16 bytes, each."""
     widest = 16 // joined.dtype.itemsize
     if joined.size >= 2**31 - 4 * BLOCK * widest:
-        raise TooManyElementsError(f"{joined.shape} has too many elements for 32-bit indices: split the batch")
+        raise TooManyElementsError(
+            f"{joined.shape} has too many elements for 32-bit indices: split the batch"
+        )
     given = *(x.reshape(-1) for x in arrays), channels_a, channels_b
     if version.name == "unrolled":
         launch(version.kernel, -(-joined.size // (widest * 2 * BLOCK)), BLOCK, *given, widest)
@@ -209,27 +222,53 @@ def _check_forward(a, b):
 
 def _check_backward(dy, channels_a):
     if not 0 < channels_a < dy.shape[-1]:
-        raise ValueError(f"channels_a is {channels_a}: both sides need some of dy's {dy.shape[-1]} channels")
+        raise ValueError(
+            f"channels_a is {channels_a}: both sides need some of dy's {dy.shape[-1]} channels"
+        )
 
 
 def _problems(make):
-    """The small problems of a direction, of which `make` makes one: pixels, channels of a and of b, kind of array."""
-    return [make(6, 8, 4, single), make(15, 3, 5, single), make(64, 8, 6, half), make(20, 16, 8, half),
-            make(100, 128, 64, half, fast=False)]
+    """The small problems of a direction, of which `make` makes one: pixels, channels of a and of b,
+    kind of array."""
+    return [
+        make(6, 8, 4, single),
+        make(15, 3, 5, single),
+        make(64, 8, 6, half),
+        make(20, 16, 8, half),
+        make(100, 128, 64, half, fast=False),
+    ]
 
 
 IMAGE = half(32, 64, 64, 64)  # of the UNet, for the benchmark
 
 
-@operation(reference=concat_forward_reference, cost=concat_forward_cost, check=_check_forward,
-           versions=[Version("naive", concat_forward_kernel_v1, width=1),
-                     Version("vectorised", concat_forward_kernel_v2, width=4,
-                             fits=lambda a, b: _lacks(4, a.shape[-1], b.shape[-1])),
-                     Version("unrolled", concat_forward_kernel_v3, fits=lambda a, b: _lacks(
-                         16 // a.dtype.itemsize, a.shape[-1], b.shape[-1], a, b))],
-           problems=[*_problems(lambda pixels, a, b, array, **more: Problem(
-               a=array(pixels, 1, a), b=array(pixels, 1, b), tolerance=0.0, **more)),
-               Problem(a=half(32, 64, 64, 128), b=IMAGE, measured=True)])
+@operation(
+    reference=concat_forward_reference,
+    cost=concat_forward_cost,
+    check=_check_forward,
+    versions=[
+        Version("naive", concat_forward_kernel_v1, width=1),
+        Version(
+            "vectorised",
+            concat_forward_kernel_v2,
+            width=4,
+            fits=lambda a, b: _lacks(4, a.shape[-1], b.shape[-1]),
+        ),
+        Version(
+            "unrolled",
+            concat_forward_kernel_v3,
+            fits=lambda a, b: _lacks(16 // a.dtype.itemsize, a.shape[-1], b.shape[-1], a, b),
+        ),
+    ],
+    problems=[
+        *_problems(
+            lambda pixels, a, b, array, **more: Problem(
+                a=array(pixels, 1, a), b=array(pixels, 1, b), tolerance=0.0, **more
+            )
+        ),
+        Problem(a=half(32, 64, 64, 128), b=IMAGE, measured=True),
+    ],
+)
 def concat_forward(a, b, version=None):
     """a (..., Ca) and b (..., Cb) side by side, as a new array (..., Ca + Cb)."""
     channels_a, channels_b = a.shape[-1], b.shape[-1]
@@ -238,15 +277,35 @@ def concat_forward(a, b, version=None):
     return y
 
 
-@operation(reference=concat_backward_reference, cost=concat_backward_cost, check=_check_backward,
-           versions=[Version("naive", concat_backward_kernel_v1, width=1),
-                     Version("vectorised", concat_backward_kernel_v2, width=4,
-                             fits=lambda dy, channels_a: _lacks(4, channels_a, dy.shape[-1] - channels_a)),
-                     Version("unrolled", concat_backward_kernel_v3, fits=lambda dy, channels_a: _lacks(
-                         16 // dy.dtype.itemsize, channels_a, dy.shape[-1] - channels_a, dy))],
-           problems=[*_problems(lambda pixels, a, b, array, **more: Problem(
-               dy=array(pixels, 1, a + b), channels_a=a, tolerance=0.0, **more)),
-               Problem(dy=half(32, 64, 64, 192), channels_a=128, measured=True)])
+@operation(
+    reference=concat_backward_reference,
+    cost=concat_backward_cost,
+    check=_check_backward,
+    versions=[
+        Version("naive", concat_backward_kernel_v1, width=1),
+        Version(
+            "vectorised",
+            concat_backward_kernel_v2,
+            width=4,
+            fits=lambda dy, channels_a: _lacks(4, channels_a, dy.shape[-1] - channels_a),
+        ),
+        Version(
+            "unrolled",
+            concat_backward_kernel_v3,
+            fits=lambda dy, channels_a: _lacks(
+                16 // dy.dtype.itemsize, channels_a, dy.shape[-1] - channels_a, dy
+            ),
+        ),
+    ],
+    problems=[
+        *_problems(
+            lambda pixels, a, b, array, **more: Problem(
+                dy=array(pixels, 1, a + b), channels_a=a, tolerance=0.0, **more
+            )
+        ),
+        Problem(dy=half(32, 64, 64, 192), channels_a=128, measured=True),
+    ],
+)
 def concat_backward(dy, channels_a, version=None):
     """(da, db): the first `channels_a` channels of dy and the others, as new arrays."""
     channels_b = dy.shape[-1] - channels_a

@@ -1,4 +1,5 @@
-"""Sums over a row for loops that are compiled for the host's cores (`on_host`), many numbers at once.
+"""Sums over a row for loops that are compiled for the host's cores (`on_host`), many numbers at
+once.
 
 MATHEMATICS
     dot = Σ a·b, total = Σ a, each as several sums, one for each place of the core's vectors, which are added up at the
@@ -12,6 +13,7 @@ SOURCE
 READ NEXT
     transformer/gate_adaln/cpu.py, which takes them.
 """
+
 import functools
 
 import numpy as np

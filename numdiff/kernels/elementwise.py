@@ -11,8 +11,8 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element: neighbouring threads read neighbouring addresses, so a warp's 32 loads are one
        request.
-    v2 vectorised: one thread four elements, by one 16-byte load and one 16-byte store: a quarter of the memory
-       instructions.
+    v2 vectorised: one thread four elements, by one 16-byte load and one 16-byte store: a quarter of
+       the memory instructions.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of the blocks. No shared memory.
 DETERMINISM
@@ -24,6 +24,7 @@ SOURCE
 READ NEXT
     reduce.py, where threads first have to work together; then fuse/, which writes kernels like these.
 """
+
 import math
 
 import numpy as np
@@ -34,12 +35,14 @@ from .fuse import EACH, Operation, as_it_is, fuse
 from .operation import lacks_multiple, naive_and_vectorised, operation
 from .problem import Problem, half, single
 
-BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
+# threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
+BLOCK = 256
 GELU_SLOPE = np.float32(math.sqrt(2.0 / math.pi))
 GELU_CUBIC = np.float32(0.044715)
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def add_forward_reference(a, b):
     return a + b
@@ -71,7 +74,8 @@ def gelu_backward_reference(dy, x):
     return dy * (1 + t + x * (1 - t * t) * (GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x))) / 2
 
 
-# Device functions: the arithmetic of one element ----------------------------------------------------------------------
+# Device functions: the arithmetic of one element --------------------------------------------------
+
 
 @cuda.jit(device=True)
 def silu(x):
@@ -96,7 +100,8 @@ def gelu_gradient(dy, x):
     return float32(0.5) * dy * (float32(1) + t + x * (float32(1) - t * t) * du)
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def add_forward_kernel_v1(a, b, y):
@@ -119,7 +124,8 @@ def silu_backward_kernel_v1(dy, x, dx):
         dx[i] = silu_gradient(float32(dy[i]), float32(x[i]))
 
 
-# v2: one thread four elements, 16 bytes at a time ---------------------------------------------------------------------
+# v2: one thread four elements, 16 bytes at a time -------------------------------------------------
+
 
 @cuda.jit
 def add_forward_kernel_v2(a, b, y):
@@ -144,20 +150,29 @@ def silu_backward_kernel_v2(dy, x, dx):
     if i < dx.size:
         dy0, dy1, dy2, dy3 = load4(dy, i)
         x0, x1, x2, x3 = load4(x, i)
-        store4(dx, i, silu_gradient(dy0, x0), silu_gradient(dy1, x1), silu_gradient(dy2, x2), silu_gradient(dy3, x3))
+        store4(
+            dx,
+            i,
+            silu_gradient(dy0, x0),
+            silu_gradient(dy1, x1),
+            silu_gradient(dy2, x2),
+            silu_gradient(dy3, x3),
+        )
 
 
-# GELU and cast have the same kernels with another line of arithmetic: fuse/ writes them from the functions above.
-# `print(GELU.text("backward", 2))` shows one.
+# GELU and cast have the same kernels with another line of arithmetic: fuse/ writes them from the
+# functions above. `print(GELU.text("backward", 2))` shows one.
 
 GELU = fuse(EACH, Operation(gelu, x=gelu_gradient), EACH, name="gelu", module=__name__)
 CAST = fuse(EACH, Operation(as_it_is), EACH, name="cast", module=__name__)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def elementwise_cost(n, arrays, flops_per_element):
-    """(bytes, FLOPs) of an operation over `n` float32 elements that reads and writes `arrays` arrays in all."""
+    """(bytes, FLOPs) of an operation over `n` float32 elements that reads and writes `arrays`
+    arrays in all."""
     return 4 * n * arrays, n * flops_per_element
 
 
@@ -185,10 +200,12 @@ def cast_forward_cost(n):
     return elementwise_cost(n, 2, 0)
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _launch_each(version, *arrays):
-    """Launch a kernel whose threads have `version.width` elements each; the last array is the result."""
+    """Launch a kernel whose threads have `version.width` elements each; the last array is the
+    result."""
     blocks = -(-arrays[-1].size // (version.width * BLOCK))
     launch(version.kernel, blocks, BLOCK, *(array.reshape(-1) for array in arrays))
     return arrays[-1]
@@ -197,11 +214,18 @@ def _launch_each(version, *arrays):
 IMAGES = half(32, 64, 64, 64)  # activations of the UNet, for the benchmark
 
 
-@operation(reference=add_forward_reference, cost=add_forward_cost,
-           versions=naive_and_vectorised(add_forward_kernel_v1, add_forward_kernel_v2,
-                                         fits=lambda a: lacks_multiple(4, a.size)),
-           problems=[Problem(a=single(3, 5), b=single(3, 5)), Problem(a=single(4, 8), b=single(4, 8)),
-                     Problem(a=IMAGES, b=IMAGES, measured=True)])
+@operation(
+    reference=add_forward_reference,
+    cost=add_forward_cost,
+    versions=naive_and_vectorised(
+        add_forward_kernel_v1, add_forward_kernel_v2, fits=lambda a: lacks_multiple(4, a.size)
+    ),
+    problems=[
+        Problem(a=single(3, 5), b=single(3, 5)),
+        Problem(a=single(4, 8), b=single(4, 8)),
+        Problem(a=IMAGES, b=IMAGES, measured=True),
+    ],
+)
 def add_forward(a, b, version=None):
     """a + b, both of one shape, as a new array."""
     if a.shape != b.shape:
@@ -209,39 +233,59 @@ def add_forward(a, b, version=None):
     return _launch_each(version, a, b, empty_like(a))
 
 
-@operation(reference=silu_forward_reference, cost=silu_forward_cost,
-           versions=naive_and_vectorised(silu_forward_kernel_v1, silu_forward_kernel_v2),
-           problems=[Problem(x=single(3, 5)), Problem(x=single(4, 8)), Problem(x=IMAGES, measured=True)])
+@operation(
+    reference=silu_forward_reference,
+    cost=silu_forward_cost,
+    versions=naive_and_vectorised(silu_forward_kernel_v1, silu_forward_kernel_v2),
+    problems=[Problem(x=single(3, 5)), Problem(x=single(4, 8)), Problem(x=IMAGES, measured=True)],
+)
 def silu_forward(x, version=None):
     """SiLU of every element, as a new array."""
     return _launch_each(version, x, empty_like(x))
 
 
-@operation(reference=silu_backward_reference, cost=silu_backward_cost,
-           versions=naive_and_vectorised(silu_backward_kernel_v1, silu_backward_kernel_v2),
-           problems=[Problem(dy=single(3, 5), x=single(3, 5)), Problem(dy=single(4, 8), x=single(4, 8))])
+@operation(
+    reference=silu_backward_reference,
+    cost=silu_backward_cost,
+    versions=naive_and_vectorised(silu_backward_kernel_v1, silu_backward_kernel_v2),
+    problems=[Problem(dy=single(3, 5), x=single(3, 5)), Problem(dy=single(4, 8), x=single(4, 8))],
+)
 def silu_backward(dy, x, version=None):
     """dx from dy and the forward's input x."""
     return _launch_each(version, dy, x, empty_like(x))
 
 
-@operation(reference=gelu_forward_reference, cost=gelu_forward_cost, versions=GELU.versions(),
-           problems=[Problem(x=single(3, 5)), Problem(x=single(4, 8))])
+@operation(
+    reference=gelu_forward_reference,
+    cost=gelu_forward_cost,
+    versions=GELU.versions(),
+    problems=[Problem(x=single(3, 5)), Problem(x=single(4, 8))],
+)
 def gelu_forward(x, version=None):
     """GELU (tanh form) of every element, as a new array."""
     return GELU.forward(x, version=version.number)
 
 
-@operation(reference=gelu_backward_reference, cost=gelu_backward_cost, versions=GELU.versions("backward"),
-           problems=[Problem(dy=single(3, 5), x=single(3, 5)), Problem(dy=single(4, 8), x=single(4, 8))])
+@operation(
+    reference=gelu_backward_reference,
+    cost=gelu_backward_cost,
+    versions=GELU.versions("backward"),
+    problems=[Problem(dy=single(3, 5), x=single(3, 5)), Problem(dy=single(4, 8), x=single(4, 8))],
+)
 def gelu_backward(dy, x, version=None):
     """dx from dy and the forward's input x."""
     return GELU.backward(dy, x, version=version.number)[0]
 
 
-@operation(reference=cast_forward_reference, cost=cast_forward_cost, versions=CAST.versions(),
-           problems=[Problem(x=single(3, 5), dtype=np.float16, tolerance=1e-3),
-                     Problem(x=single(3, 4), dtype=np.float16, tolerance=1e-3)])
+@operation(
+    reference=cast_forward_reference,
+    cost=cast_forward_cost,
+    versions=CAST.versions(),
+    problems=[
+        Problem(x=single(3, 5), dtype=np.float16, tolerance=1e-3),
+        Problem(x=single(3, 4), dtype=np.float16, tolerance=1e-3),
+    ],
+)
 def cast_forward(x, dtype, version=None):
     """x in another float dtype, as a new array; its backward is the cast back."""
     return CAST.forward(x, version=version.number, out=empty(x.shape, dtype, like=x))

@@ -2,7 +2,8 @@
 
 MATHEMATICS
     timestep   half = dim // 2,  f_i = max_period^(-i / half), i = 0 … half - 1
-               y[b] = cos(t_b f_0) … cos(t_b f_half-1), sin(t_b f_0) … sin(t_b f_half-1), and one 0 if dim is odd
+               y[b] = cos(t_b f_0) … cos(t_b f_half-1), sin(t_b f_0) … sin(t_b f_half-1), and one 0
+               if dim is odd
     class      y[b] = weight[label_b];        dweight[n] += Σ dy[b] over the samples b of class n, in order of b
 SHAPES
     t (B,) int32 or float32 → (B, dim) float32;  labels (B,) int32, weight (N, C) → (B, C); dy (B, C), dweight (N, C)
@@ -10,8 +11,9 @@ VERSIONS
     timestep v1 one thread an output; an image's row is computed from its own timestep.
     class, forward: v1 naive: one thread an element; v2 vectorised: one thread four elements.
     class, backward: v1 per-class: one thread a (class, channel) that reads all labels: N · C · B reads.
-       v2 per-sample: one thread a (sample, channel). The first sample of a class gathers for all of its class, the
-       others stop: B · C · B reads, and classes outside the batch cost nothing. Same order of additions, same bits.
+       v2 per-sample: one thread a (sample, channel). The first sample of a class gathers for all of
+       its class, the others stop: B · C · B reads, and classes outside the batch cost nothing. Same
+       order of additions, same bits.
 LAUNCH
     ceil(threads / 256) blocks of 256.
 DETERMINISM
@@ -23,6 +25,7 @@ SOURCE
 READ NEXT
     dropout.py.
 """
+
 import math
 
 import numpy as np
@@ -35,19 +38,27 @@ from .random import cosine_sine
 BLOCK = 256  # threads
 NAN = np.float32(np.nan)
 TWO_OVER_PI = np.float32(2 / math.pi)
-# π/2 in three parts. The first two have 11 bits each, so that their products with a whole number below 2¹³ are exact.
-PART_1 = round(math.pi / 2 * 2 ** 10) / 2 ** 10
-PART_2 = round((math.pi / 2 - PART_1) * 2 ** 22) / 2 ** 22
-PART_1, PART_2, PART_3 = np.float32(PART_1), np.float32(PART_2), np.float32(math.pi / 2 - PART_1 - PART_2)
+# π/2 in three parts. The first two have 11 bits each, so that their products with a whole number
+# below 2¹³ are exact.
+PART_1 = round(math.pi / 2 * 2**10) / 2**10
+PART_2 = round((math.pi / 2 - PART_1) * 2**22) / 2**22
+PART_1, PART_2, PART_3 = (
+    np.float32(PART_1),
+    np.float32(PART_2),
+    np.float32(math.pi / 2 - PART_1 - PART_2),
+)
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def timestep_embedding_forward_reference(t, dim, max_period=10000.0):
     half = dim // 2
-    angle = t.astype(np.float64)[:, None] * np.exp(-math.log(max_period) * np.arange(half) / max(half, 1))
+    angle = t.astype(np.float64)[:, None] * np.exp(
+        -math.log(max_period) * np.arange(half) / max(half, 1)
+    )
     y = np.zeros((len(t), dim), np.float64 if t.dtype == np.float64 else np.float32)
-    y[:, :half], y[:, half:2 * half] = np.cos(angle), np.sin(angle)
+    y[:, :half], y[:, half : 2 * half] = np.cos(angle), np.sin(angle)
     return y
 
 
@@ -59,17 +70,20 @@ def embedding_backward_reference(dy, labels, dweight):
     np.add.at(dweight, labels, dy)
 
 
-# Device function ------------------------------------------------------------------------------------------------------
+# Device function ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def cosine_sine_of(angle):
-    """(cos, sin) of an angle up to ±12,000: less the nearest multiple of π/2, part by part (Cody and Waite)."""
+    """(cos, sin) of an angle up to ±12,000: less the nearest multiple of π/2, part by part (Cody
+    and Waite)."""
     quarter = int32(angle * TWO_OVER_PI + (float32(0.5) if angle >= float32(0) else float32(-0.5)))
     q = float32(quarter)
     return cosine_sine(quarter, ((angle - q * PART_1) - q * PART_2) - q * PART_3)
 
 
-# v1: one thread an output ---------------------------------------------------------------------------------------------
+# v1: one thread an output -------------------------------------------------------------------------
+
 
 @cuda.jit
 def timestep_embedding_forward_kernel_v1(t, y, log_step):
@@ -93,7 +107,8 @@ def embedding_forward_kernel_v1(labels, weight, y):
         b = uint32(i) // channels
         c = uint32(i) - b * channels
         label = labels[b]
-        value = NAN  # for a label that does not exist: the loss shows it, where a wrong row would go unnoticed
+        # for a label that does not exist: the loss shows it, where a wrong row would go unnoticed
+        value = NAN
         if 0 <= label < weight.shape[0]:
             value = weight[label, c]
         y[b, c] = value
@@ -113,7 +128,8 @@ def embedding_backward_kernel_v1(dy, labels, dweight):
         dweight[n, c] += total
 
 
-# v2: forward by four elements; backward owned by the first sample of a class ------------------------------------------
+# v2: forward by four elements; backward owned by the first sample of a class ----------------------
+
 
 @cuda.jit
 def embedding_forward_kernel_v2(labels, weight, y, channels):
@@ -149,7 +165,8 @@ def embedding_backward_kernel_v2(dy, labels, dweight):
             dweight[label, c] += total
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def timestep_embedding_forward_cost(batch, dim):
     return 4 * batch * (dim + 1), 4 * batch * dim
@@ -163,43 +180,67 @@ def embedding_backward_cost(batch, channels):
     return 12 * batch * channels, batch * channels
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _labels(batch, classes):
     """Random labels of a problem."""
     return filled((batch,), lambda rng: rng.integers(0, classes, batch), np.int32)
 
 
-@operation(reference=timestep_embedding_forward_reference, cost=timestep_embedding_forward_cost,
-           problems=[Problem(t=integers([0, 7, 999]), dim=9, tolerance=5e-5),
-                     Problem(t=_labels(32, 1000), dim=128, measured=True)])
+@operation(
+    reference=timestep_embedding_forward_reference,
+    cost=timestep_embedding_forward_cost,
+    problems=[
+        Problem(t=integers([0, 7, 999]), dim=9, tolerance=5e-5),
+        Problem(t=_labels(32, 1000), dim=128, measured=True),
+    ],
+)
 def timestep_embedding_forward(t, dim, max_period=10000.0):
     """Sinusoids of each timestep, (B, dim): cosines, then sines."""
     y = empty((t.shape[0], dim), np.float32, like=t)
-    launch(timestep_embedding_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, t, y,
-           float32(-math.log(max_period) / max(dim // 2, 1)))
+    launch(
+        timestep_embedding_forward_kernel_v1,
+        -(-y.size // BLOCK),
+        BLOCK,
+        t,
+        y,
+        float32(-math.log(max_period) / max(dim // 2, 1)),
+    )
     return y
 
 
 def _check_labels(labels, batch):
     if labels.shape != (batch,) or labels.dtype != np.int32:
-        raise ValueError(f"labels must be int32 of shape ({batch},), got {labels.dtype}{tuple(labels.shape)}")
+        raise ValueError(
+            f"labels must be int32 of shape ({batch},), got {labels.dtype}{tuple(labels.shape)}"
+        )
 
 
 def _check_backward(dy, labels, dweight):
     _check_labels(labels, dy.shape[0])
     if dy.shape[1:] != dweight.shape[1:]:
-        raise ValueError(f"dy {tuple(dy.shape)} and dweight {tuple(dweight.shape)} differ in channels")
+        raise ValueError(
+            f"dy {tuple(dy.shape)} and dweight {tuple(dweight.shape)} differ in channels"
+        )
 
 
-@operation(reference=embedding_forward_reference, cost=embedding_forward_cost,
-           check=lambda labels: _check_labels(labels, labels.shape[0]),
-           versions=naive_and_vectorised(embedding_forward_kernel_v1, embedding_forward_kernel_v2,
-                                         lambda weight: lacks_multiple(4, weight.shape[1], "channels")),
-           problems=[Problem(labels=integers([2, 0, 2, 1]), weight=single(3, 8)),
-                     Problem(labels=_labels(9, 4), weight=single(4, 33)),
-                     Problem(labels=_labels(6, 1000), weight=single(1000, 16)),
-                     Problem(labels=_labels(64, 1000), weight=single(1001, 768), measured=True)])
+@operation(
+    reference=embedding_forward_reference,
+    cost=embedding_forward_cost,
+    check=lambda labels: _check_labels(labels, labels.shape[0]),
+    versions=naive_and_vectorised(
+        embedding_forward_kernel_v1,
+        embedding_forward_kernel_v2,
+        lambda weight: lacks_multiple(4, weight.shape[1], "channels"),
+    ),
+    problems=[
+        Problem(labels=integers([2, 0, 2, 1]), weight=single(3, 8)),
+        Problem(labels=_labels(9, 4), weight=single(4, 33)),
+        Problem(labels=_labels(6, 1000), weight=single(1000, 16)),
+        Problem(labels=_labels(64, 1000), weight=single(1001, 768), measured=True),
+    ],
+)
 def embedding_forward(labels, weight, version=None):
     """weight[labels]; on a device a label outside the table gives a row of NaN."""
     channels = weight.shape[1]
@@ -207,19 +248,36 @@ def embedding_forward(labels, weight, version=None):
     if version.name == "naive":
         launch(version.kernel, -(-y.size // BLOCK), BLOCK, labels, weight, y)
     else:
-        launch(version.kernel, -(-y.size // (4 * BLOCK)), BLOCK, labels, weight.reshape(-1), y.reshape(-1),
-               uint32(channels))
+        launch(
+            version.kernel,
+            -(-y.size // (4 * BLOCK)),
+            BLOCK,
+            labels,
+            weight.reshape(-1),
+            y.reshape(-1),
+            uint32(channels),
+        )
     return y
 
 
-@operation(reference=embedding_backward_reference, cost=embedding_backward_cost, check=_check_backward,
-           versions=[Version("per-class", embedding_backward_kernel_v1),
-                     Version("per-sample", embedding_backward_kernel_v2)],
-           problems=[Problem(dy=single(4, 8), labels=integers([2, 0, 2, 1]), dweight=single(3, 8)),
-                     Problem(dy=single(9, 33), labels=_labels(9, 4), dweight=single(4, 33)),
-                     Problem(dy=single(6, 16), labels=_labels(6, 1000), dweight=single(1000, 16), fast=False),
-                     Problem(dy=single(64, 768), labels=_labels(64, 1000), dweight=single(1001, 768), measured=True)],
-           writes=("dweight",))
+@operation(
+    reference=embedding_backward_reference,
+    cost=embedding_backward_cost,
+    check=_check_backward,
+    versions=[
+        Version("per-class", embedding_backward_kernel_v1),
+        Version("per-sample", embedding_backward_kernel_v2),
+    ],
+    problems=[
+        Problem(dy=single(4, 8), labels=integers([2, 0, 2, 1]), dweight=single(3, 8)),
+        Problem(dy=single(9, 33), labels=_labels(9, 4), dweight=single(4, 33)),
+        Problem(dy=single(6, 16), labels=_labels(6, 1000), dweight=single(1000, 16), fast=False),
+        Problem(
+            dy=single(64, 768), labels=_labels(64, 1000), dweight=single(1001, 768), measured=True
+        ),
+    ],
+    writes=("dweight",),
+)
 def embedding_backward(dy, labels, dweight, version=None):
     """Adds every sample's dy into its class's row of dweight, in place."""
     threads = dweight.size if version.name == "per-class" else dy.size

@@ -11,6 +11,7 @@ SOURCE
 READ NEXT
     groupnorm/cpu.py, which takes it.
 """
+
 import math
 
 import numpy as np
@@ -29,7 +30,9 @@ def exponential(a):
     n = np.floor(a * LOG2_E + F(0.5))
     r = (a - n * HIGH) - n * LOW
     series = r + r * r * (C2 + r * (C3 + r * (C4 + r * (C5 + r * (C6 + r * C7)))))
-    return (F(1) + series) * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return (F(1) + series) * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(
+        np.float32
+    )
 
 
 @on_host

@@ -12,13 +12,13 @@ VERSIONS
     v1 block-per-row: a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
     v2 warp-per-row: a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier;
        16-byte loads.
-    v3 one-pass, of the backward, up to 512 columns: a row's dy and xhat stay in a warp's registers between its two
-       sums, and the sums for dweight and dbias come of the same pass, in registers, too: dy and x are read once, not
-       twice, and once more by another kernel. Where what comes before adds a vector to each image, its gradient, sums
-       of dx, comes of the same pass.
-    Most of v1's backward time is its kernel for dweight and dbias, in which C threads, one a column, read both arrays;
-    the rows' kernel does as much work as the forward. So v2's factor of 117 (H200, 16384×768) is mostly the parameter
-    kernel's.
+    v3 one-pass, of the backward, up to 512 columns: a row's dy and xhat stay in a warp's registers
+       between its two sums, and the sums for dweight and dbias come of the same pass, in registers,
+       too: dy and x are read once, not twice, and once more by another kernel. Where what comes
+       before adds a vector to each image, its gradient, sums of dx, comes of the same pass.
+    Most of v1's backward time is its kernel for dweight and dbias, in which C threads, one a
+    column, read both arrays; the rows' kernel does as much work as the forward. So v2's factor of
+    117 (H200, 16384×768) is mostly the parameter kernel's.
 LAUNCH
     v1 a block of 256 threads for every row, 1 or 2 KiB of shared memory; v2 256 threads for eight rows, none.
     Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 8 KiB, then reduce.py.
@@ -34,6 +34,7 @@ READ NEXT
     rmsnorm.py, what is left without the mean; groupnorm/groups.py, where a group is many rows and a block adds it up in
     shared memory.
 """
+
 import math
 
 import numpy as np
@@ -45,23 +46,35 @@ from ..dtypes import in_single
 from .common import warp_sum
 from .operation import Version, lacks_multiple, operation
 from .problem import Problem, half, positive, single
-from .reduce import BLOCK, GRID, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
+from .reduce import (
+    BLOCK,
+    GRID,
+    column_sum_reference,
+    cut,
+    sample_sum,
+    sample_sum_reference,
+    tree_sum,
+)
 from .second_pass import add_rows
 
-BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK  # shared elements of a block with 2, 4, 8 sums a thread
+# shared elements of a block with 2, 4, 8 sums a thread
+BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
 WIDE = 4 * WARP  # columns of a warp, four a lane
 LARGEST = 512  # columns that version 3 has registers for
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single(1, 2)
 def layernorm_forward_reference(x, weight=None, bias=None, eps=1e-5):
     rows = x.reshape(-1, x.shape[-1])
     mean = rows.mean(1)
     y = rows - mean[:, None]  # centred first: its squares lose nothing
-    rstd = (1 / np.sqrt(np.einsum("rc,rc->r", y, y) / rows.shape[1] + eps)).astype(x.dtype, copy=False)
+    rstd = (1 / np.sqrt(np.einsum("rc,rc->r", y, y) / rows.shape[1] + eps)).astype(
+        x.dtype, copy=False
+    )
     y *= rstd[:, None]
     if weight is not None:
         y *= weight
@@ -83,12 +96,17 @@ def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight=None, dbias=
     xhat += h.mean(1)[:, None]
     h -= xhat
     h *= rstd[:, None]
-    return h.reshape(x.shape) if images is None else (h.reshape(x.shape), sample_sum_reference(
-        h.reshape(images, -1, x.shape[-1])))
+    return (
+        h.reshape(x.shape)
+        if images is None
+        else (h.reshape(x.shape), sample_sum_reference(h.reshape(images, -1, x.shape[-1])))
+    )
 
 
-# v1: a block a row ----------------------------------------------------------------------------------------------------
-# `affine` is 0 where there are no weight and bias; x stands in for them then, and is not read as such.
+# v1: a block a row --------------------------------------------------------------------------------
+# `affine` is 0 where there are no weight and bias; x stands in for them then, and is not read as
+# such.
+
 
 @cuda.jit
 def layernorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, C, eps, affine):
@@ -131,7 +149,9 @@ def layernorm_backward_kernel_v1(dy, x, weight, mean, rstd, dx, C, affine):
     average_h, average_hx = tile[0] / float32(C), tile[BLOCK] / float32(C)
     for c in range(t, C, BLOCK):
         h = float32(dy[row * C + c]) * weight[c] if affine else float32(dy[row * C + c])
-        dx[row * C + c] = scale * (h - average_h - (float32(x[row * C + c]) - average) * scale * average_hx)
+        dx[row * C + c] = scale * (
+            h - average_h - (float32(x[row * C + c]) - average) * scale * average_hx
+        )
 
 
 @cuda.jit
@@ -148,9 +168,11 @@ def layernorm_parameter_kernel_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
         dbias[c] += sum_g
 
 
-# v2: a warp a row -----------------------------------------------------------------------------------------------------
-# The lanes of a warp can read each other's registers. After five exchanges, with the lane 16, 8, 4, 2, 1 away, every
-# lane has the sum of all 32, without shared memory and without waiting for other warps.
+# v2: a warp a row ---------------------------------------------------------------------------------
+# The lanes of a warp can read each other's registers. After five exchanges, with the lane 16, 8, 4,
+# 2, 1 away, every lane has the sum of all 32, without shared memory and without waiting for other
+# warps.
+
 
 @cuda.jit
 def layernorm_forward_kernel_v2(x, weight, bias, y, mean, rstd, rows, C, eps, affine):
@@ -191,8 +213,16 @@ def load_row(dy, x, weight, i, c, average, scale, affine):
     if affine:
         w0, w1, w2, w3 = load4(weight, c)
         h0, h1, h2, h3 = h0 * w0, h1 * w1, h2 * w2, h3 * w3
-    return (h0, h1, h2, h3, (x0 - average) * scale, (x1 - average) * scale, (x2 - average) * scale,
-            (x3 - average) * scale)
+    return (
+        h0,
+        h1,
+        h2,
+        h3,
+        (x0 - average) * scale,
+        (x1 - average) * scale,
+        (x2 - average) * scale,
+        (x3 - average) * scale,
+    )
 
 
 @cuda.jit
@@ -203,14 +233,24 @@ def layernorm_backward_kernel_v2(dy, x, weight, mean, rstd, dx, rows, C, affine)
         first, average, scale = row * C, mean[row], rstd[row]
         sum_h = sum_hx = float32(0)
         for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, average, scale, affine)
+            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(
+                dy, x, weight, first + c, c, average, scale, affine
+            )
             sum_h += (h0 + h1) + (h2 + h3)
             sum_hx += (h0 * x0 + h1 * x1) + (h2 * x2 + h3 * x3)
         a, k = warp_sum(sum_h) / float32(C), warp_sum(sum_hx) / float32(C)
         for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, average, scale, affine)
-            store4(dx, first + c, scale * (h0 - a - x0 * k), scale * (h1 - a - x1 * k), scale * (h2 - a - x2 * k),
-                   scale * (h3 - a - x3 * k))
+            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(
+                dy, x, weight, first + c, c, average, scale, affine
+            )
+            store4(
+                dx,
+                first + c,
+                scale * (h0 - a - x0 * k),
+                scale * (h1 - a - x1 * k),
+                scale * (h2 - a - x2 * k),
+                scale * (h3 - a - x3 * k),
+            )
 
 
 @cuda.jit
@@ -235,16 +275,28 @@ def layernorm_parameter_kernel_v2(dy, x, mean, rstd, partial, rows, C, lanes, ch
             s2 += g2
             s3 += g3
     tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = a0, a1, a2, a3
-    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = s0, s1, s2, s3
+    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = (
+        s0,
+        s1,
+        s2,
+        s3,
+    )
     tree_sum(tile, 8, t, lanes, rows_at_once)
     if row == 0 and c < C:
         i = cuda.blockIdx.x * C + c
         store4(partial, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
         i += cuda.gridDim.x * C
-        store4(partial, i, tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t])
+        store4(
+            partial,
+            i,
+            tile[4 * BLOCK + t],
+            tile[5 * BLOCK + t],
+            tile[6 * BLOCK + t],
+            tile[7 * BLOCK + t],
+        )
 
 
-# v3: everything in one pass -------------------------------------------------------------------------------------------
+# v3: everything in one pass -----------------------------------------------------------------------
 
 PLANES = 3  # of sums over rows: dy · xhat, dy, dx
 CHUNKS = Constant()  # of 128 columns
@@ -271,8 +323,16 @@ def load_numbers(g, xhat, dy, x, first, C, lane, average, scale):
         for e in range(4):
             g[at + e] = xhat[at + e] = float32(0)
         if c < C:
-            (g[at], g[at + 1], g[at + 2], g[at + 3], xhat[at], xhat[at + 1], xhat[at + 2],
-             xhat[at + 3]) = load_row(dy, x, dy, first + c, c, average, scale, 0)
+            (
+                g[at],
+                g[at + 1],
+                g[at + 2],
+                g[at + 3],
+                xhat[at],
+                xhat[at + 1],
+                xhat[at + 2],
+                xhat[at + 3],
+            ) = load_row(dy, x, dy, first + c, c, average, scale, 0)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -309,7 +369,8 @@ def join_warps(tile, partial, to, sums, n, t, C, k):
 
 
 def layernorm_backward_kernel_v3(dy, x, weight, mean, rstd, dx, partial, P, C, chunk, affine):
-    """partial (3, images, chunks, C): the sums of dy · xhat, dy and dx over each chunk of an image's P rows."""
+    """partial (3, images, chunks, C): the sums of dy · xhat, dy and dx over each chunk of an
+    image's P rows."""
     tile = cuda.shared.array(BLOCK4, float32, alignment=16)
     t = int32(cuda.threadIdx.x)
     lane, warp = int32(t % WARP), int32(t // WARP)
@@ -329,11 +390,14 @@ def layernorm_backward_kernel_v3(dy, x, weight, mean, rstd, dx, partial, P, C, c
             join_warps(tile, partial, to, sums, 4 * (plane * CHUNKS + k), t, C, k)
 
 
-ONE_PASS = Variants(range(1, LARGEST // WIDE + 1), lambda chunks: specialise(
-    layernorm_backward_kernel_v3, launch_bounds=BLOCK, CHUNKS=chunks))
+ONE_PASS = Variants(
+    range(1, LARGEST // WIDE + 1),
+    lambda chunks: specialise(layernorm_backward_kernel_v3, launch_bounds=BLOCK, CHUNKS=chunks),
+)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def layernorm_forward_cost(M, C):
     """(bytes, FLOPs) over M rows of C columns."""
@@ -346,18 +410,23 @@ def layernorm_backward_cost(M, C, parameters=True):
     return 4 * (5 if parameters else 3) * n, n * (15 if parameters else 10)
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(x, weight):
     C = x.shape[-1]
     if weight is not None and tuple(weight.shape) != (C,):
-        raise ValueError(f"layernorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
+        raise ValueError(
+            f"layernorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}"
+        )
 
 
 def _check_both(x, weight, bias):
     _check(x, weight)
     if (weight is None) != (bias is None):
-        raise ValueError("layernorm takes weight and bias together or neither; pass ones or zeros for the missing one")
+        raise ValueError(
+            "layernorm takes weight and bias together or neither; pass ones or zeros for the missing one"
+        )
 
 
 def _lacks_fours(x):
@@ -366,11 +435,14 @@ def _lacks_fours(x):
 
 
 def _lacks_registers(x, dweight, dbias, images):
-    """What v3 needs and a call lacks; None if rows fit into registers, and there is something to add up."""
+    """What v3 needs and a call lacks; None if rows fit into registers, and there is something to
+    add up."""
     C = x.shape[-1]
     if C % 4 or C > LARGEST:
         return f"takes a multiple of 4 columns up to {LARGEST}, not {C}"
-    return "adds up gradients, and none is requested" if dweight is dbias is images is None else None
+    return (
+        "adds up gradients, and none is requested" if dweight is dbias is images is None else None
+    )
 
 
 def _statistics(arrays):
@@ -382,32 +454,67 @@ def _statistics(arrays):
 def backward_problem(*shape, weighted=True, array=single, **more):
     """A problem of the backward; both gradients are added to numbers that are there."""
     vector = single(shape[-1])
-    return Problem(dy=array(*shape), x=array(*shape), weight=vector if weighted else None, dweight=vector,
-                   dbias=vector, derived=_statistics, **more)
+    return Problem(
+        dy=array(*shape),
+        x=array(*shape),
+        weight=vector if weighted else None,
+        dweight=vector,
+        dbias=vector,
+        derived=_statistics,
+        **more,
+    )
 
 
-TOKENS, ROWS_OF_TOKENS, WIDTH = half(64 * 256, 768), positive(64 * 256), single(768)  # of a DiT, for the benchmark
+# of a DiT, for the benchmark
+TOKENS, ROWS_OF_TOKENS, WIDTH = half(64 * 256, 768), positive(64 * 256), single(768)
 PIXELS, ROWS_OF_PIXELS = half(32, 1024, 128), positive(32 * 1024)  # of a ConvNeXt block
 
 
-@operation(reference=layernorm_forward_reference, cost=layernorm_forward_cost, check=_check_both,
-           versions=[Version("block-per-row", layernorm_forward_kernel_v1),
-                     Version("warp-per-row", layernorm_forward_kernel_v2, fits=_lacks_fours)],
-           problems=[Problem(x=single(5, 36), weight=single(36), bias=single(36)), Problem(x=single(3, 12)),
-                     Problem(x=single(2, 5, 33), weight=single(33), bias=single(33)),
-                     Problem(x=half(3, 12), weight=single(12), bias=single(12)),
-                     Problem(x=single(7, 1156), weight=single(1156), bias=single(1156), fast=False),
-                     Problem(x=TOKENS, weight=WIDTH, bias=WIDTH, measured=True)])
+@operation(
+    reference=layernorm_forward_reference,
+    cost=layernorm_forward_cost,
+    check=_check_both,
+    versions=[
+        Version("block-per-row", layernorm_forward_kernel_v1),
+        Version("warp-per-row", layernorm_forward_kernel_v2, fits=_lacks_fours),
+    ],
+    problems=[
+        Problem(x=single(5, 36), weight=single(36), bias=single(36)),
+        Problem(x=single(3, 12)),
+        Problem(x=single(2, 5, 33), weight=single(33), bias=single(33)),
+        Problem(x=half(3, 12), weight=single(12), bias=single(12)),
+        Problem(x=single(7, 1156), weight=single(1156), bias=single(1156), fast=False),
+        Problem(x=TOKENS, weight=WIDTH, bias=WIDTH, measured=True),
+    ],
+)
 def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
     """(y, mean (rows,), rstd (rows,)) of x (..., C); weight and bias are both given or both None."""
     C, rows = x.shape[-1], x.size // x.shape[-1]
-    y, mean, rstd = empty_like(x), empty((rows,), np.float32, like=x), empty((rows,), np.float32, like=x)
+    y, mean, rstd = (
+        empty_like(x),
+        empty((rows,), np.float32, like=x),
+        empty((rows,), np.float32, like=x),
+    )
     affine, x_, y_ = int(weight is not None), x.reshape(-1), y.reshape(-1)
     weight, bias = (weight, bias) if affine else (x_, x_)
     if version.name == "block-per-row":
         launch(version.kernel, rows, BLOCK, x_, weight, bias, y_, mean, rstd, C, float(eps), affine)
     else:
-        launch(version.kernel, -(-rows // ROWS), BLOCK, x_, weight, bias, y_, mean, rstd, rows, C, float(eps), affine)
+        launch(
+            version.kernel,
+            -(-rows // ROWS),
+            BLOCK,
+            x_,
+            weight,
+            bias,
+            y_,
+            mean,
+            rstd,
+            rows,
+            C,
+            float(eps),
+            affine,
+        )
     return y, mean, rstd
 
 
@@ -418,8 +525,22 @@ def _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images):
     chunk = max(ROWS, -(-P // max(1, GRID // B)))
     chunks = -(-P // chunk)
     partial, x_ = empty((PLANES, B, chunks, C), np.float32, like=x), x.reshape(-1)
-    launch(ONE_PASS[-(-C // WIDE)], (chunks, B), BLOCK, dy.reshape(-1), x_, weight if affine else x_, mean,
-           rstd, dx.reshape(-1), partial.reshape(-1), P, C, chunk, affine)
+    launch(
+        ONE_PASS[-(-C // WIDE)],
+        (chunks, B),
+        BLOCK,
+        dy.reshape(-1),
+        x_,
+        weight if affine else x_,
+        mean,
+        rstd,
+        dx.reshape(-1),
+        partial.reshape(-1),
+        P,
+        C,
+        chunk,
+        affine,
+    )
     add_rows(partial[:2], dweight, dbias)
     return None if images is None else sample_sum(partial[2:].reshape(B, chunks, C))
 
@@ -432,37 +553,100 @@ def _in_two_passes(version, dy, x, weight, mean, rstd, dx, dweight, dbias):
     if version.name == "block-per-row":
         launch(version.kernel, rows, BLOCK, dy_, x_, weight, mean, rstd, dx_, C, affine)
     else:
-        launch(version.kernel, -(-rows // ROWS), BLOCK, dy_, x_, weight, mean, rstd, dx_, rows, C, affine)
+        launch(
+            version.kernel,
+            -(-rows // ROWS),
+            BLOCK,
+            dy_,
+            x_,
+            weight,
+            mean,
+            rstd,
+            dx_,
+            rows,
+            C,
+            affine,
+        )
     if dweight is None and dbias is None:
         return
     if version.name == "block-per-row":
         dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
-        launch(version.parameters, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C)
+        launch(
+            version.parameters, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C
+        )
     else:
         lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
         partial = empty((2, chunks, C), np.float32, like=x)
-        launch(version.parameters, (chunks, tiles), BLOCK, dy_, x_, mean, rstd, partial.reshape(-1), rows, C, lanes,
-               chunk)
+        launch(
+            version.parameters,
+            (chunks, tiles),
+            BLOCK,
+            dy_,
+            x_,
+            mean,
+            rstd,
+            partial.reshape(-1),
+            rows,
+            C,
+            lanes,
+            chunk,
+        )
         add_rows(partial, dweight, dbias)
 
 
-@operation(reference=layernorm_backward_reference, cost=layernorm_backward_cost, check=_check,
-           versions=[Version("block-per-row", layernorm_backward_kernel_v1, parameters=layernorm_parameter_kernel_v1),
-                     Version("warp-per-row", layernorm_backward_kernel_v2, parameters=layernorm_parameter_kernel_v2,
-                             fits=_lacks_fours),
-                     Version("one-pass", ONE_PASS, fits=_lacks_registers)],
-           problems=[backward_problem(5, 36), backward_problem(3, 12, weighted=False), backward_problem(2, 5, 33),
-                     backward_problem(3, 12, array=half), backward_problem(2, 10, 8, images=2),
-                     backward_problem(2, 9, 132, images=2, versions=("one-pass",)),
-                     backward_problem(1, 260, images=1, fast=False, versions=("one-pass",)),
-                     backward_problem(1, 388, images=1, fast=False, versions=("one-pass",)),
-                     backward_problem(2, 18, 512, images=2, fast=False, versions=("one-pass",)),
-                     Problem(dy=TOKENS, x=TOKENS, weight=WIDTH, mean=single(64 * 256), rstd=ROWS_OF_TOKENS,
-                             dweight=WIDTH, dbias=WIDTH, measured=True),
-                     Problem(dy=PIXELS, x=PIXELS, weight=single(128), mean=single(32 * 1024), rstd=ROWS_OF_PIXELS,
-                             dweight=single(128), dbias=single(128), images=32, measured=True)],
-           writes=("dweight", "dbias"))
-def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, images=None, version=None):
+@operation(
+    reference=layernorm_backward_reference,
+    cost=layernorm_backward_cost,
+    check=_check,
+    versions=[
+        Version(
+            "block-per-row", layernorm_backward_kernel_v1, parameters=layernorm_parameter_kernel_v1
+        ),
+        Version(
+            "warp-per-row",
+            layernorm_backward_kernel_v2,
+            parameters=layernorm_parameter_kernel_v2,
+            fits=_lacks_fours,
+        ),
+        Version("one-pass", ONE_PASS, fits=_lacks_registers),
+    ],
+    problems=[
+        backward_problem(5, 36),
+        backward_problem(3, 12, weighted=False),
+        backward_problem(2, 5, 33),
+        backward_problem(3, 12, array=half),
+        backward_problem(2, 10, 8, images=2),
+        backward_problem(2, 9, 132, images=2, versions=("one-pass",)),
+        backward_problem(1, 260, images=1, fast=False, versions=("one-pass",)),
+        backward_problem(1, 388, images=1, fast=False, versions=("one-pass",)),
+        backward_problem(2, 18, 512, images=2, fast=False, versions=("one-pass",)),
+        Problem(
+            dy=TOKENS,
+            x=TOKENS,
+            weight=WIDTH,
+            mean=single(64 * 256),
+            rstd=ROWS_OF_TOKENS,
+            dweight=WIDTH,
+            dbias=WIDTH,
+            measured=True,
+        ),
+        Problem(
+            dy=PIXELS,
+            x=PIXELS,
+            weight=single(128),
+            mean=single(32 * 1024),
+            rstd=ROWS_OF_PIXELS,
+            dweight=single(128),
+            dbias=single(128),
+            images=32,
+            measured=True,
+        ),
+    ],
+    writes=("dweight", "dbias"),
+)
+def layernorm_backward(
+    dy, x, weight, mean, rstd, dweight=None, dbias=None, images=None, version=None
+):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias` (None: not wanted).
 
     images: returns (dx, its sums (images, C) over the rows of each of `images` images), float32

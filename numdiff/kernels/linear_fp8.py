@@ -27,6 +27,7 @@ SOURCE
 READ NEXT
     conv2d/levels/: back to float16, for a convolution.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -45,22 +46,23 @@ from .reduce import column_sum
 from .second_pass import deferrable
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
-EPILOGUES = True  # whether products with a GELU write E4M3, if with GRADIENTS no operation reads float16
+# whether products with a GELU write E4M3, if with GRADIENTS no operation reads float16
+EPILOGUES = True
 NORMS = True  # whether transformer/gate_adaln/ does
 
 
 class Scale8(NamedTuple):
-    """scale: float32 (1,), by which the numbers of a tensor are divided; amax: uint32 (PARTIALS,), where the largest of
-    them leaves its bits for the next step's scale."""
+    """scale: float32 (1,), by which the numbers of a tensor are divided; amax: uint32 (PARTIALS,),
+    where the largest of them leaves its bits for the next step's scale."""
 
     scale: object
     amax: object
 
 
 class Layer8(NamedTuple):
-    """A layer in E4M3. weight (N, K), transposed (K, N): uint8, scale float32 (1,) of both; x, dy: `Scale8` of what
-    goes in and what comes back; promoted: whether products are added up in float32 every 128 of k, as those of weights'
-    gradients always are."""
+    """A layer in E4M3. weight (N, K), transposed (K, N): uint8, scale float32 (1,) of both; x, dy:
+    `Scale8` of what goes in and what comes back; promoted: whether products are added up in float32
+    every 128 of k, as those of weights' gradients always are."""
 
     weight: object
     transposed: object
@@ -71,7 +73,8 @@ class Layer8(NamedTuple):
 
 
 def _operands(x, layer, keeps):
-    """(what the forward's product begins with: x's bytes, the weight's, both scales; what the backward needs of x)."""
+    """(what the forward's product begins with: x's bytes, the weight's, both scales; what the
+    backward needs of x)."""
     rows, kept = x.reshape(-1, x.shape[-1]), None
     if x.dtype == np.uint8:
         bits, kept = rows, columns_of(rows, layer.x.scale) if keeps else None
@@ -83,11 +86,13 @@ def _operands(x, layer, keeps):
 
 
 def linear_fp8_forward(x, layer, bias=None, residual=None, keeps=True):
-    """(y, kept): Q(x)·Q(weight)ᵀ + bias, plus `residual` (like y) where it is given, as a new array (..., N); what
-    `linear_fp8_backward` needs of x, if `keeps`, else None. x may be its bytes."""
+    """(y, kept): Q(x)·Q(weight)ᵀ + bias, plus `residual` (like y) where it is given, as a new array
+    (..., N); what `linear_fp8_backward` needs of x, if `keeps`, else None. x may be its bytes."""
     N = layer.weight.shape[0]
     given, kept = _operands(x, layer, keeps)
-    y = matmul_fp8_forward(*given, bias, None if residual is None else residual.reshape(-1, N), layer.promoted)
+    y = matmul_fp8_forward(
+        *given, bias, None if residual is None else residual.reshape(-1, N), layer.promoted
+    )
     return y.reshape(*x.shape[:-1], N), kept
 
 
@@ -102,13 +107,16 @@ def _into(scale):
 
 
 def linear_fp8_gelu_forward(x, layer, bias, keeps_u=True, keeps=True, following=None):
-    """(u, GELU(u), kept): new arrays, u = Q(x)·Q(weight)ᵀ + bias; kept, keeps as of `linear_fp8_forward`.
+    """(u, GELU(u), kept): new arrays, u = Q(x)·Q(weight)ᵀ + bias; kept, keeps as of
+    `linear_fp8_forward`.
 
     keeps_u: False if no backward needs u, which may then be None
     following: the `Layer8` that alone reads GELU(u), which may then be its bytes; or None
     """
     given, kept = _operands(x, layer, keeps)
-    u, y = matmul_fp8_gelu_forward(*given, bias, keeps_u, layer.promoted, _into(following and following.x))
+    u, y = matmul_fp8_gelu_forward(
+        *given, bias, keeps_u, layer.promoted, _into(following and following.x)
+    )
     shape = *x.shape[:-1], layer.weight.shape[0]
     return u if u is None else u.reshape(*shape), y.reshape(*shape), kept
 
@@ -142,19 +150,38 @@ def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
     return bits
 
 
-def linear_fp8_backward(dy, kept, weight, layer, dweight, dbias=None, need_dx=True, residual=None, gelu_of=None,
-                        swiglu_of=None, accumulate=True, following=None):
-    """dx, and the parameters' gradients, as `linear_backward` (whose arguments the others are) gives them.
+def linear_fp8_backward(
+    dy,
+    kept,
+    weight,
+    layer,
+    dweight,
+    dbias=None,
+    need_dx=True,
+    residual=None,
+    gelu_of=None,
+    swiglu_of=None,
+    accumulate=True,
+    following=None,
+):
+    """dx, and the parameters' gradients, as `linear_backward` (whose arguments the others are)
+    gives them.
 
     dy: float16, or its bytes; kept: what the forward kept of x; None only where dweight is
-    following: with gelu_of, the `Layer8` whose backward alone reads du, which may then be its bytes; or None
+    following: with gelu_of, the `Layer8` whose backward alone reads du, which may then be its
+    bytes; or None
     """
-    bits, K = _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate), weight.shape[-1]
+    bits, K = (
+        _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate),
+        weight.shape[-1],
+    )
     if not need_dx:
         return None
     given, shape = (bits, layer.transposed, layer.dy.scale, layer.scale), (*dy.shape[:-1], K)
     if gelu_of is not None:
-        du = matmul_fp8_gelu_backward(*given, gelu_of.reshape(-1, K), layer.promoted, _into(following and following.dy))
+        du = matmul_fp8_gelu_backward(
+            *given, gelu_of.reshape(-1, K), layer.promoted, _into(following and following.dy)
+        )
         return du.reshape(*shape)
     if swiglu_of is not None:
         du = matmul_fp8_swiglu_backward(*given, swiglu_of.reshape(-1, 2 * K), layer.promoted)

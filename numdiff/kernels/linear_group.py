@@ -1,20 +1,22 @@
-"""Many small linear layers of one input, in one launch: the timestep's vector as the input of every block of a UNet.
+"""Many small linear layers of one input, in one launch: the timestep's vector as the input of every
+block of a UNet.
 
 MATHEMATICS
     forward   y_i[b, n] = bias_i[n] + Σ_k x[b, k] · weight_i[n, k]            layer i has N_i outputs
     backward  dx[b, k] = Σ_i Σ_n dy_i[b, n] · weight_i[n, k]
               dweight_i[n, k] += Σ_b dy_i[b, n] · x[b, k]          dbias_i[n] += Σ_b dy_i[b, n]
               or dweight_i = …, where nothing is to be added to
-    Together they are one linear layer with N = Σ N_i outputs, whose rows are in different places of the model's flat
-    buffer of parameters. A table says where: one row for each of the N outputs.
+    Together they are one linear layer with N = Σ N_i outputs, whose rows are in different places of
+    the model's flat buffer of parameters. A table says where: one row for each of the N outputs.
 SHAPES
     x (B, K), weight_i (N_i, K), bias_i (N_i,), y_i (B, N_i), float32; all weights and biases views of one buffer
 VERSIONS
     v1 naive: forward: a warp an output, for all samples; weight gradient: a thread an element; input gradient: N cut
-       into chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp has few in flight.
-    v2 tiled: tiles in shared memory, brought by 16-byte loads that all start before the first is needed; 4 × 4 sums a
-       thread; both gradients in one launch, as both need the same tile of dy. K and where weights begin: multiples of
-       four.
+       into chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp
+       has few in flight.
+    v2 tiled: tiles in shared memory, brought by 16-byte loads that all start before the first is
+       needed; 4 × 4 sums a thread; both gradients in one launch, as both need the same tile of dy.
+       K and where weights begin: multiples of four.
 LAUNCH
     256 threads a block. v1: no shared memory; forward: a block eight outputs.
     v2: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory. Backward: a block 32
@@ -31,9 +33,21 @@ SOURCE
 READ NEXT
     attention/unfused.py, three operations in a row.
 """
+
 import numpy as np
 
-from ..device import DeviceArray, cuda, empty, float32, int32, lasting, launch, load4, store4, upload
+from ..device import (
+    DeviceArray,
+    cuda,
+    empty,
+    float32,
+    int32,
+    lasting,
+    launch,
+    load4,
+    store4,
+    upload,
+)
 from ..device.limits import FULL_MASK, WARP
 from .common import load4_or_zeros
 from .linear import linear_backward_reference, linear_forward_reference
@@ -46,7 +60,8 @@ CHUNK = 64  # outputs that one block of the input gradient's first pass adds up 
 WEIGHT, BIAS, PLACE, STRIDE, COLUMNS = 0, 1, 2, 3, 4  # columns of the table, and how many there are
 SAMPLES = 32  # of a tile (v2)
 OUTPUTS, DEPTH = 16, 256  # of the forward's tile of weights
-PITCH = DEPTH + 4  # floats from row to row: the rows that a warp reads at once begin four banks apart
+# floats from row to row: the rows that a warp reads at once begin four banks apart
+PITCH = DEPTH + 4
 SUM_PITCH = OUTPUTS + 4
 BROUGHT = SAMPLES + OUTPUTS  # numbers that a thread brings: a vector of every fourth row
 OUTPUT_ROWS = OUTPUTS * COLUMNS
@@ -61,7 +76,8 @@ GATHERED = 8  # arrays that one launch copies
 _tables = {}  # where the layers are -> the table on the device
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def linear_group_forward_reference(x, layers):
     return [linear_forward_reference(x, weight, bias) for weight, bias in layers]
@@ -77,7 +93,8 @@ def linear_group_backward_reference(dys, x, layers, gradients, accumulate=True):
     return dx
 
 
-# v1 -------------------------------------------------------------------------------------------------------------------
+# v1 -----------------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def linear_group_forward_kernel_v1(x, parameters, table, y, batch, K, N):
@@ -127,7 +144,8 @@ def linear_group_input_gradient_kernel_v1(dy, parameters, table, partial, batch,
         partial[(chunk * batch + b) * K + k] = total
 
 
-# v2 -------------------------------------------------------------------------------------------------------------------
+# v2 -----------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def table_rows(table, rows, first_n, count, N, t):
@@ -138,14 +156,16 @@ def table_rows(table, rows, first_n, count, N, t):
 
 @cuda.jit(launch_bounds=BLOCK)
 def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
-    tile = cuda.shared.array(0, float32)  # SAMPLES rows of x, then OUTPUTS of weights; in the end sums of the warps
+    # SAMPLES rows of x, then OUTPUTS of weights; in the end sums of the warps
+    tile = cuda.shared.array(0, float32)
     rows = cuda.shared.array(OUTPUT_ROWS, int32)
     t = int32(cuda.threadIdx.x)
     warp, lane = t >> 5, t & 31
     first_n, first_b = int32(cuda.blockIdx.x * OUTPUTS), int32(cuda.blockIdx.y * SAMPLES)
     table_rows(table, rows, first_n, OUTPUTS, N, t)
     values = cuda.local.array(BROUGHT, np.float32)
-    accumulators = cuda.local.array(16, np.float32)  # outputs lane % 4 + 4 · i of samples lane // 4 + 8 · j
+    # outputs lane % 4 + 4 · i of samples lane // 4 + 8 · j
+    accumulators = cuda.local.array(16, np.float32)
     for k in range(16):
         accumulators[k] = float32(0)
     row, column = t >> 6, int32((t & 63) * 4)  # a thread brings every fourth row's vector
@@ -161,8 +181,14 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
                 v = load4_or_zeros(parameters, begin + k, begin >= 0 and k < K)
             values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
         for i in range((SAMPLES + OUTPUTS) // 4):
-            store4(tile, (row + 4 * i) * PITCH + column, values[4 * i], values[4 * i + 1], values[4 * i + 2],
-                   values[4 * i + 3])
+            store4(
+                tile,
+                (row + 4 * i) * PITCH + column,
+                values[4 * i],
+                values[4 * i + 1],
+                values[4 * i + 2],
+                values[4 * i + 3],
+            )
         cuda.syncthreads()
         for vector in range(DEPTH // 32):  # of the warp's eighth of the tile
             at = int32(warp * (DEPTH // 8) + 4 * vector)
@@ -178,7 +204,9 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
     cuda.syncthreads()
     for i in range(4):
         for j in range(4):
-            tile[(warp * SAMPLES + (lane >> 2) + 8 * j) * SUM_PITCH + (lane & 3) + 4 * i] = accumulators[4 * i + j]
+            tile[(warp * SAMPLES + (lane >> 2) + 8 * j) * SUM_PITCH + (lane & 3) + 4 * i] = (
+                accumulators[4 * i + j]
+            )
     cuda.syncthreads()
     for out in range(t, SAMPLES * OUTPUTS, BLOCK):
         b, n = out // OUTPUTS, out % OUTPUTS
@@ -191,7 +219,8 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
 
 @cuda.jit(device=True, forceinline=True)
 def add_outer(accumulators, left, left_at, left_pitch, right, right_at, right_pitch):
-    """accumulators[4 · i + k] += Σ over a tile's rows of left[row][i] · right[row][k], for four by four of them."""
+    """accumulators[4 · i + k] += Σ over a tile's rows of left[row][i] · right[row][k], for four by
+    four of them."""
     for row in range(LINES):
         a0, a1, a2, a3 = load4(left, left_at + row * left_pitch)
         b = load4(right, right_at + row * right_pitch)
@@ -203,9 +232,11 @@ def add_outer(accumulators, left, left_at, left_pitch, right, right_at, right_pi
 
 
 @cuda.jit(launch_bounds=(BLOCK, 2))
-def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradient_table, partial, batch, K, N,
-                                    accumulate):
-    """The gradients of a tile of weights += … (or = …), and partial[chunk of outputs, b, k] = its share of dx."""
+def linear_group_backward_kernel_v2(
+    dy, x, parameters, table, gradients, gradient_table, partial, batch, K, N, accumulate
+):
+    """The gradients of a tile of weights += … (or = …), and partial[chunk of outputs, b, k] = its
+    share of dx."""
     weights = cuda.shared.array(TILE, float32)
     inputs = cuda.shared.array(TILE, float32)
     by_sample = cuda.shared.array(DY_TILE, float32)  # dy [sample][output]
@@ -218,19 +249,30 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
     table_rows(table, rows, first_n, LINES, N, t)
     table_rows(gradient_table, targets, first_n, LINES, N, t)
     cuda.syncthreads()
-    line, column = int32(((warp & 3) * 2 + (lane >> 4)) * 4), int32(((warp >> 2) * 16 + (lane & 15)) * 4)
-    k, mine = int32(first_k + column), int32(4 * lane)  # of a thread's sums; of the vectors that it brings
+    line, column = (
+        int32(((warp & 3) * 2 + (lane >> 4)) * 4),
+        int32(((warp >> 2) * 16 + (lane & 15)) * 4),
+    )
+    # of a thread's sums; of the vectors that it brings
+    k, mine = int32(first_k + column), int32(4 * lane)
     before = cuda.local.array(16, np.float32)  # of the gradients
     values = cuda.local.array(16, np.float32)
     for i in range(4):
         begin, old = rows[(warp + 8 * i) * COLUMNS + WEIGHT], targets[(line + i) * COLUMNS + WEIGHT]
         v = load4_or_zeros(parameters, begin + first_k + mine, begin >= 0 and first_k + mine < K)
         values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
-        v = load4_or_zeros(gradients, old + k, accumulate and old >= 0 and k < K)  # zeros where it is not to be read
+        # zeros where it is not to be read
+        v = load4_or_zeros(gradients, old + k, accumulate and old >= 0 and k < K)
         before[4 * i], before[4 * i + 1], before[4 * i + 2], before[4 * i + 3] = v
     for i in range(4):
-        store4(weights, (warp + 8 * i) * WIDTH + mine, values[4 * i], values[4 * i + 1], values[4 * i + 2],
-               values[4 * i + 3])
+        store4(
+            weights,
+            (warp + 8 * i) * WIDTH + mine,
+            values[4 * i],
+            values[4 * i + 1],
+            values[4 * i + 2],
+            values[4 * i + 3],
+        )
     accumulators = cuda.local.array(16, np.float32)
     part = cuda.local.array(16, np.float32)
     arrived = cuda.local.array(4, np.float32)
@@ -247,8 +289,14 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
                 arrived[i] = dy[rows[lane * COLUMNS + PLACE] + b * rows[lane * COLUMNS + STRIDE]]
         cuda.syncthreads()  # the tiles have been read
         for i in range(4):
-            store4(inputs, (warp + 8 * i) * WIDTH + mine, values[4 * i], values[4 * i + 1], values[4 * i + 2],
-                   values[4 * i + 3])
+            store4(
+                inputs,
+                (warp + 8 * i) * WIDTH + mine,
+                values[4 * i],
+                values[4 * i + 1],
+                values[4 * i + 2],
+                values[4 * i + 3],
+            )
             by_sample[(warp + 8 * i) * DY_PITCH + lane] = arrived[i]
             by_output[lane * DY_PITCH + warp + 8 * i] = arrived[i]
         cuda.syncthreads()
@@ -259,28 +307,57 @@ def linear_group_backward_kernel_v2(dy, x, parameters, table, gradients, gradien
         for i in range(4):
             b = int32(first_b + line + i)
             if b < batch and k < K:
-                store4(partial, (cuda.blockIdx.x * batch + b) * K + k, part[4 * i], part[4 * i + 1], part[4 * i + 2],
-                       part[4 * i + 3])
+                store4(
+                    partial,
+                    (cuda.blockIdx.x * batch + b) * K + k,
+                    part[4 * i],
+                    part[4 * i + 1],
+                    part[4 * i + 2],
+                    part[4 * i + 3],
+                )
         if t < LINES:
             for b in range(SAMPLES):
                 bias_sum += by_sample[b * DY_PITCH + t]
     for i in range(4):
         old = targets[(line + i) * COLUMNS + WEIGHT]
         if old >= 0 and k < K:
-            store4(gradients, old + k, before[4 * i] + accumulators[4 * i], before[4 * i + 1] + accumulators[4 * i + 1],
-                   before[4 * i + 2] + accumulators[4 * i + 2], before[4 * i + 3] + accumulators[4 * i + 3])
+            store4(
+                gradients,
+                old + k,
+                before[4 * i] + accumulators[4 * i],
+                before[4 * i + 1] + accumulators[4 * i + 1],
+                before[4 * i + 2] + accumulators[4 * i + 2],
+                before[4 * i + 3] + accumulators[4 * i + 3],
+            )
     if t < LINES and first_n + t < N and first_k == 0:
         gradients[targets[t * COLUMNS + BIAS]] += bias_sum
 
 
 @cuda.jit
 def gather_kernel(arrays, counts, target, first):
-    """Eight arrays, one after the other, into `target` from element `first` on; a count of -n stands for n zeros."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = arrays  # named one by one: an index that is not constant would need memory
+    """Eight arrays, one after the other, into `target` from element `first` on; a count of -n
+    stands for n zeros."""
+    # named one by one: an index that is not constant would need memory
+    a0, a1, a2, a3, a4, a5, a6, a7 = arrays
     c0, c1, c2, c3, c4, c5, c6, c7 = counts
     which = cuda.blockIdx.y
-    count = (c0 if which == 0 else c1 if which == 1 else c2 if which == 2 else c3 if which == 3 else
-             c4 if which == 4 else c5 if which == 5 else c6 if which == 6 else c7)
+    count = (
+        c0
+        if which == 0
+        else c1
+        if which == 1
+        else c2
+        if which == 2
+        else c3
+        if which == 3
+        else c4
+        if which == 4
+        else c5
+        if which == 5
+        else c6
+        if which == 6
+        else c7
+    )
     start = first
     if which > 0:
         start += abs(c0)
@@ -300,23 +377,44 @@ def gather_kernel(arrays, counts, target, first):
     if i < abs(count):
         value = float32(0)
         if count > 0:
-            value = (a0[i] if which == 0 else a1[i] if which == 1 else a2[i] if which == 2 else a3[i] if which == 3 else
-                     a4[i] if which == 4 else a5[i] if which == 5 else a6[i] if which == 6 else a7[i])
+            value = (
+                a0[i]
+                if which == 0
+                else a1[i]
+                if which == 1
+                else a2[i]
+                if which == 2
+                else a3[i]
+                if which == 3
+                else a4[i]
+                if which == 4
+                else a5[i]
+                if which == 5
+                else a6[i]
+                if which == 6
+                else a7[i]
+            )
         target[start + i] = value
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def whole(arrays):
-    """(the memory that flat float32 arrays are in, from the first to the last, as one array; their starts in it)."""
+    """(the memory that flat float32 arrays are in, from the first to the last, as one array; their
+    starts in it)."""
     first = min(arrays, key=lambda a: a.offset)
     last = max(arrays, key=lambda a: a.offset)
     if any(a.memory is not first.memory or a.dtype != np.float32 for a in arrays):
-        raise ValueError("linear_group takes float32 weights and biases that are views of one buffer; use linear for "
-                         "others")
+        raise ValueError(
+            "linear_group takes float32 weights and biases that are views of one buffer; use linear for "
+            "others"
+        )
     length = (last.offset + last.nbytes - first.offset) // 4
-    return (DeviceArray(first.backend, (length,), np.float32, first.memory, first.offset),
-            [(a.offset - first.offset) // 4 for a in arrays])
+    return (
+        DeviceArray(first.backend, (length,), np.float32, first.memory, first.offset),
+        [(a.offset - first.offset) // 4 for a in arrays],
+    )
 
 
 def _place(layers, batch):
@@ -328,7 +426,17 @@ def _place(layers, batch):
         rows, begin = [], 0
         for i, width in enumerate(widths):
             n = np.arange(width)
-            rows.append(np.stack([starts[2 * i] + n * K, starts[2 * i + 1] + n, begin + n, np.full(width, width)], 1))
+            rows.append(
+                np.stack(
+                    [
+                        starts[2 * i] + n * K,
+                        starts[2 * i + 1] + n,
+                        begin + n,
+                        np.full(width, width),
+                    ],
+                    1,
+                )
+            )
             begin += batch * width
         with lasting(buffer.backend):
             table = upload(np.concatenate(rows).astype(np.int32), buffer)
@@ -339,8 +447,10 @@ def _place(layers, batch):
 def _lacks_vectors(x, layers):
     """None if vectors of four stay together in x and all weights, else what version 2 needs."""
     if x.shape[1] % 4 or any(a.offset % 16 for a in (x, *(weight for weight, _ in layers))):
-        return (f"reads four numbers at a time: K ({x.shape[1]}) and the offsets of x and the weights must be "
-                "multiples of 4")
+        return (
+            f"reads four numbers at a time: K ({x.shape[1]}) and the offsets of x and the weights must be "
+            "multiples of 4"
+        )
     return None
 
 
@@ -352,28 +462,45 @@ def _gather(parts, sizes, target):
     """target = the flat arrays `parts` side by side, zeros for None."""
     done = 0
     for i in range(0, len(parts), GATHERED):
-        some, counts = parts[i:i + GATHERED], sizes[i:i + GATHERED]
+        some, counts = parts[i : i + GATHERED], sizes[i : i + GATHERED]
         missing = GATHERED - len(some)
         given = [target if part is None else part.reshape(-1) for part in some] + [target] * missing
-        signed = [-n if part is None else n for part, n in zip(some, counts, strict=True)] + [0] * missing
-        launch(gather_kernel, (-(-max(counts) // BLOCK), len(some)), BLOCK, tuple(given), tuple(signed), target,
-               done)
+        signed = [-n if part is None else n for part, n in zip(some, counts, strict=True)] + [
+            0
+        ] * missing
+        launch(
+            gather_kernel,
+            (-(-max(counts) // BLOCK), len(some)),
+            BLOCK,
+            tuple(given),
+            tuple(signed),
+            target,
+            done,
+        )
         done += sum(counts)
 
 
 def _check(x, layers):
-    if x.ndim != 2 or any(w.ndim != 2 or w.shape[1] != x.shape[1] or tuple(b.shape) != w.shape[:1] for w, b in layers):
-        raise ValueError(f"x {tuple(x.shape)} must be (B, K), each weight (N, K) and each bias (N,), not "
-                         f"{[(tuple(w.shape), tuple(b.shape)) for w, b in layers]}")
+    if x.ndim != 2 or any(
+        w.ndim != 2 or w.shape[1] != x.shape[1] or tuple(b.shape) != w.shape[:1] for w, b in layers
+    ):
+        raise ValueError(
+            f"x {tuple(x.shape)} must be (B, K), each weight (N, K) and each bias (N,), not "
+            f"{[(tuple(w.shape), tuple(b.shape)) for w, b in layers]}"
+        )
 
 
 def split(flat, batch, widths):
     """The arrays (batch, N_i) that are one after the other in a flat one."""
     ends = np.cumsum([batch * width for width in widths]).tolist()
-    return [flat[end - batch * width:end].reshape(batch, width) for end, width in zip(ends, widths, strict=True)]
+    return [
+        flat[end - batch * width : end].reshape(batch, width)
+        for end, width in zip(ends, widths, strict=True)
+    ]
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def linear_group_forward_cost(B, K, N):
     """(bytes, FLOPs) for N outputs in all."""
@@ -381,14 +508,16 @@ def linear_group_forward_cost(B, K, N):
 
 
 def linear_group_backward_cost(B, K, N):
-    """(bytes, FLOPs): the weights' gradients are read and written, and the two sums are 2 B N K each."""
+    """(bytes, FLOPs): the weights' gradients are read and written, and the two sums are 2 B N K
+    each."""
     return 4 * (2 * B * K + 3 * N * K + 2 * N + B * N), 4 * B * N * K + B * N
 
 
-# Problems: the weights are views of one array -------------------------------------------------------------------------
+# Problems: the weights are views of one array -----------------------------------------------------
 
 SMALL = 5, 3  # outputs of the layers; K is 40, so that a warp has two iterations
-WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256  # roughly those of a UNet's blocks, with K = 256
+# roughly those of a UNet's blocks, with K = 256
+WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256
 UNET = sum(WIDTHS) * (256 + 4)  # elements of its array
 
 
@@ -397,7 +526,7 @@ def _views(flat, K, widths):
     layers, at = [], 0
     for n in widths:
         end = at + n * K
-        layers.append((flat[at:end].reshape(n, K), flat[end:end + n]))
+        layers.append((flat[at:end].reshape(n, K), flat[end : end + n]))
         at = end + -(-n // 4) * 4
     return layers
 
@@ -408,7 +537,9 @@ def _forward_of_views(x, flat, version=None, widths=SMALL):
 
 def _backward_of_views(x, flat, gradients, dys, accumulate=True, version=None, widths=SMALL):
     layers, targets = (_views(array, x.shape[1], widths) for array in (flat, gradients))
-    return linear_group_backward(dys, x, layers, targets, accumulate=accumulate, version=version), gradients
+    return linear_group_backward(
+        dys, x, layers, targets, accumulate=accumulate, version=version
+    ), gradients
 
 
 def _forward_of_unet(x, flat, version=None):
@@ -420,42 +551,98 @@ def _backward_of_unet(x, flat, gradients, dys, version=None):
 
 
 def _backward_problem(label, **more):
-    return Problem(label, x=single(2, 40), flat=single(340), gradients=single(340), dys=[single(2, n) for n in SMALL],
-                   call=_backward_of_views, versions=("naive", "tiled"), **more)
+    return Problem(
+        label,
+        x=single(2, 40),
+        flat=single(340),
+        gradients=single(340),
+        dys=[single(2, n) for n in SMALL],
+        call=_backward_of_views,
+        versions=("naive", "tiled"),
+        **more,
+    )
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
-@operation(reference=linear_group_forward_reference, cost=linear_group_forward_cost, check=_check,
-           versions=[Version("naive"), Version("tiled", fits=_lacks_vectors)],
-           problems=[Problem("", x=single(2, 40), flat=single(340), call=_forward_of_views,
-                             versions=("naive", "tiled")),
-                     Problem(x=single(32, 256), flat=single(UNET), call=_forward_of_unet, measured=True)])
+
+@operation(
+    reference=linear_group_forward_reference,
+    cost=linear_group_forward_cost,
+    check=_check,
+    versions=[Version("naive"), Version("tiled", fits=_lacks_vectors)],
+    problems=[
+        Problem(
+            "",
+            x=single(2, 40),
+            flat=single(340),
+            call=_forward_of_views,
+            versions=("naive", "tiled"),
+        ),
+        Problem(x=single(32, 256), flat=single(UNET), call=_forward_of_unet, measured=True),
+    ],
+)
 def linear_group_forward(x, layers, version=None):
-    """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i); on a device, neighbours in memory."""
+    """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i); on a device,
+    neighbours in memory."""
     (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
     N = sum(widths)
     buffer, table = _place(layers, B)
     y = empty((B * N,), np.float32, like=x)
     if version.name == "tiled":
-        launch(linear_group_forward_kernel_v2, (-(-N // OUTPUTS), -(-B // SAMPLES)), BLOCK, x.reshape(-1), buffer,
-               table.reshape(-1), y, B, K, N, shared=FORWARD_SHARED)
+        launch(
+            linear_group_forward_kernel_v2,
+            (-(-N // OUTPUTS), -(-B // SAMPLES)),
+            BLOCK,
+            x.reshape(-1),
+            buffer,
+            table.reshape(-1),
+            y,
+            B,
+            K,
+            N,
+            shared=FORWARD_SHARED,
+        )
     else:
-        launch(linear_group_forward_kernel_v1, -(-N // (BLOCK // WARP)), BLOCK, x.reshape(-1), buffer, table, y, B, K,
-               N)
+        launch(
+            linear_group_forward_kernel_v1,
+            -(-N // (BLOCK // WARP)),
+            BLOCK,
+            x.reshape(-1),
+            buffer,
+            table,
+            y,
+            B,
+            K,
+            N,
+        )
     return split(y, B, widths)
 
 
-@operation(reference=linear_group_backward_reference, cost=linear_group_backward_cost, check=_check,
-           versions=[Version("naive"), Version("tiled", fits=_lacks_vectors_of_gradients)],
-           problems=[_backward_problem(""), _backward_problem("written", accumulate=False, fast=False),
-                     Problem(x=single(32, 256), flat=single(UNET), gradients=single(UNET),
-                             dys=[single(32, n) for n in WIDTHS], call=_backward_of_unet, measured=True)])
+@operation(
+    reference=linear_group_backward_reference,
+    cost=linear_group_backward_cost,
+    check=_check,
+    versions=[Version("naive"), Version("tiled", fits=_lacks_vectors_of_gradients)],
+    problems=[
+        _backward_problem(""),
+        _backward_problem("written", accumulate=False, fast=False),
+        Problem(
+            x=single(32, 256),
+            flat=single(UNET),
+            gradients=single(UNET),
+            dys=[single(32, n) for n in WIDTHS],
+            call=_backward_of_unet,
+            measured=True,
+        ),
+    ],
+)
 def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=True):
     """dx as a new array; the parameters' gradients are added into `gradients` [(dweight, dbias)].
 
     dys: a list with dy_i (B, N_i), or None if nothing arrived
-    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
+    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the
+    same
     """
     (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
     N = sum(widths)
@@ -466,13 +653,48 @@ def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=Tr
     if version.name == "tiled":
         chunks = -(-N // LINES)
         partial = empty((chunks, B * K), np.float32, like=x)
-        launch(linear_group_backward_kernel_v2, (chunks, -(-K // WIDTH)), BLOCK, dy, x.reshape(-1), buffer,
-               table.reshape(-1), target, gradient_table.reshape(-1), partial.reshape(-1), B, K, N,
-               int(accumulate))
+        launch(
+            linear_group_backward_kernel_v2,
+            (chunks, -(-K // WIDTH)),
+            BLOCK,
+            dy,
+            x.reshape(-1),
+            buffer,
+            table.reshape(-1),
+            target,
+            gradient_table.reshape(-1),
+            partial.reshape(-1),
+            B,
+            K,
+            N,
+            int(accumulate),
+        )
         return column_sum(partial).reshape(B, K)
-    launch(linear_group_weight_gradient_kernel_v1, -(-N * K // BLOCK), BLOCK, dy, x.reshape(-1), target,
-           gradient_table, B, K, N, int(accumulate))
+    launch(
+        linear_group_weight_gradient_kernel_v1,
+        -(-N * K // BLOCK),
+        BLOCK,
+        dy,
+        x.reshape(-1),
+        target,
+        gradient_table,
+        B,
+        K,
+        N,
+        int(accumulate),
+    )
     chunks = -(-N // CHUNK)
     partial = empty((chunks, B * K), np.float32, like=x)
-    launch(linear_group_input_gradient_kernel_v1, (chunks, B), BLOCK, dy, buffer, table, partial.reshape(-1), B, K, N)
+    launch(
+        linear_group_input_gradient_kernel_v1,
+        (chunks, B),
+        BLOCK,
+        dy,
+        buffer,
+        table,
+        partial.reshape(-1),
+        B,
+        K,
+        N,
+    )
     return column_sum(partial).reshape(B, K)

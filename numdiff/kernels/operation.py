@@ -12,14 +12,15 @@
         launch(version.kernel, …)
         return y
 
-The decorated function is called with arrays, and with `version` by keyword only. NumPy arrays go to the reference.
-Device arrays go to the function, whose `version` is then a `Version`. It is the last of the list that fits, or the one
-that the caller has named, by its name (`version="vectorised"`) or by its number (`version=3`).
-`softmax_forward.operation` is the record.
+The decorated function is called with arrays, and with `version` by keyword only. NumPy arrays go to
+the reference. Device arrays go to the function, whose `version` is then a `Version`. It is the last
+of the list that fits, or the one that the caller has named, by its name (`version="vectorised"`) or
+by its number (`version=3`). `softmax_forward.operation` is the record.
 
-An operation with another choice than a list, such as a cost model of tiles, is declared with `chooses=True`. The
-function's `version` is then the number of the version that the caller has named, or None, and the function chooses. An
-operation without versions, such as one that only calls others, has no parameter `version`.
+An operation with another choice than a list, such as a cost model of tiles, is declared with
+`chooses=True`. The function's `version` is then the number of the version that the caller has
+named, or None, and the function chooses. An operation without versions, such as one that only calls
+others, has no parameter `version`.
 
 WHO READS THE RECORDS
     this module                  the choice of a version, the ceilings of `at_most`, the messages of what does not fit
@@ -32,6 +33,7 @@ WHO READS THE RECORDS
 SOURCE
     plain bookkeeping
 """
+
 import functools
 import importlib
 import inspect
@@ -52,33 +54,56 @@ class Version:
     """A rung of an operation's ladder.
 
     name: words joined by hyphens, such as "warp-per-row"
-    kernel: what the operation's function launches or calls: a kernel, a dict of variants, or a function
-    fits: a function of some of the operation's arguments, by name. It returns None if the version takes them, else
-        what the version needs and they lack, to complete "version 3 (vectorised) …"
+    kernel: what the operation's function launches or calls: a kernel, a dict of variants, or a
+    function
+    fits: a function of some of the operation's arguments, by name. It returns None if the version
+        takes them, else what the version needs and they lack, to complete "version 3 (vectorised)
+        …"
     of: names of the arguments that `fits` takes, in order; None: those of its parameters
-    requires: compute capability, "8.0", or "9.0a" for that architecture alone; None: what `kernel` is marked with
+    requires: compute capability, "8.0", or "9.0a" for that architecture alone; None: what `kernel`
+    is marked with
     dtypes: names of the dtypes that it takes; None: all
-    number: its place in the ladder; None: one above the version before it. Two versions may share a number if they
-        share no dtype.
+    number: its place in the ladder; None: one above the version before it. Two versions may share a
+        number if they share no dtype.
     measured: False until figures/ has its figures
-    pays: a function of some of the operation's arguments, by name: whether the operation chooses this version, where it
-        fits, if the caller names none; None: it does
+    pays: a function of some of the operation's arguments, by name: whether the operation chooses
+        this version, where it fits, if the caller names none; None: it does
     constants: further attributes, such as the number of elements of a thread
     ladder: name of the operation that declares it, whose ceiling holds for all that share it
     """
 
     ladder = None
 
-    def __init__(self, name, kernel=None, *, fits=None, of=None, requires=None, dtypes=None, number=None,
-                 measured=True, pays=None, **constants):
-        self.name, self.kernel, self.fits, self.number, self.measured = name, kernel, fits, number, measured
+    def __init__(
+        self,
+        name,
+        kernel=None,
+        *,
+        fits=None,
+        of=None,
+        requires=None,
+        dtypes=None,
+        number=None,
+        measured=True,
+        pays=None,
+        **constants,
+    ):
+        self.name, self.kernel, self.fits, self.number, self.measured = (
+            name,
+            kernel,
+            fits,
+            number,
+            measured,
+        )
         self.pays = pays
         self.dtypes = None if dtypes is None else tuple(dtypes)
         self.marked = _marked(requires) if requires else kernel
         self.wanted = () if fits is None else tuple(of or inspect.signature(fits).parameters)
         vars(self).update(constants)
         if not any(supports(card.capability, self.marked) for card in CARDS):
-            raise ValueError(f"version {name!r} requires compute capability {self.requires}, which no card has")
+            raise ValueError(
+                f"version {name!r} requires compute capability {self.requires}, which no card has"
+            )
 
     def __str__(self):
         return f"{self.number} ({self.name})"
@@ -94,7 +119,8 @@ class Version:
         return not self.dtypes or dtype.name in self.dtypes
 
     def lacks(self, array, values):
-        """None if it takes these arguments, else a clause with what it needs. array: the first of the device's."""
+        """None if it takes these arguments, else a clause with what it needs. array: the first of
+        the device's."""
         if not self.takes(array.dtype):
             return f"is for {' and '.join(self.dtypes)}, and these arrays are {array.dtype.name}"
         if not supports(array, self.marked):
@@ -104,7 +130,9 @@ class Version:
 
     def is_worthwhile(self, values):
         """What `pays` returns for these arguments; True without it."""
-        return self.pays is None or self.pays(*(values[name] for name in inspect.signature(self.pays).parameters))
+        return self.pays is None or self.pays(
+            *(values[name] for name in inspect.signature(self.pays).parameters)
+        )
 
 
 def _listed(versions):
@@ -119,31 +147,58 @@ def _marked(capability):
 
     def kernel():
         pass
+
     return requires(capability)(kernel)
 
 
 class Operation:
     """What is known of an operation: see the module's docstring, and `operation` for the fields.
 
-    function: works on device arrays with a chosen `Version`; call: what the module exports, which chooses
+    function: works on device arrays with a chosen `Version`; call: what the module exports, which
+    chooses
     """
 
-    def __init__(self, function, reference, cost, versions, problems, writes, chooses, check=None, exact_bytes=False):
+    def __init__(
+        self,
+        function,
+        reference,
+        cost,
+        versions,
+        problems,
+        writes,
+        chooses,
+        check=None,
+        exact_bytes=False,
+    ):
         self.name = function.__name__.removesuffix("_forward")
         self.family = self.name.removesuffix("_backward")
         self.function, self.call, self.reference, self.cost = function, None, reference, cost
-        self.writes, self.chooses, self.check, self.exact_bytes = tuple(writes), chooses, check, exact_bytes
+        self.writes, self.chooses, self.check, self.exact_bytes = (
+            tuple(writes),
+            chooses,
+            check,
+            exact_bytes,
+        )
         self.checked = () if check is None else tuple(inspect.signature(check).parameters)
         self.versions, self._problems = tuple(versions), problems
         signature = inspect.signature(function)
-        self.parameters = {name: each.default for name, each in signature.parameters.items() if name != "version"}
-        self.signature = signature.replace(parameters=[
-            each for name, each in signature.parameters.items() if name != "version"])
-        if reference is not None and list(inspect.signature(reference).parameters) != list(self.parameters):
-            raise ValueError(f"{self.name}: its reference takes {list(inspect.signature(reference).parameters)}, and "
-                             f"the operation {list(self.parameters)}")
+        self.parameters = {
+            name: each.default for name, each in signature.parameters.items() if name != "version"
+        }
+        self.signature = signature.replace(
+            parameters=[each for name, each in signature.parameters.items() if name != "version"]
+        )
+        if reference is not None and list(inspect.signature(reference).parameters) != list(
+            self.parameters
+        ):
+            raise ValueError(
+                f"{self.name}: its reference takes {list(inspect.signature(reference).parameters)}, and "
+                f"the operation {list(self.parameters)}"
+            )
         if self.name in OPERATIONS:
-            raise ValueError(f"there is an operation {self.name!r} already, in {OPERATIONS[self.name].module}")
+            raise ValueError(
+                f"there is an operation {self.name!r} already, in {OPERATIONS[self.name].module}"
+            )
         before = 0
         for version in self.versions:
             version.number = before = version.number or before + 1
@@ -153,10 +208,19 @@ class Operation:
         OPERATIONS[self.name] = self
         if self.versions:
             self.ladder = self.versions[0].ladder
-            names.declare(self.name, {version.name: version.number for version in self.versions},
-                          has_ceiling=self.ladder == self.name)
-            names.FOR.update({version.name: " and ".join(version.dtypes) for version in self.versions if version.dtypes
-                              and any(v.number == version.number for v in self.versions if v is not version)})
+            names.declare(
+                self.name,
+                {version.name: version.number for version in self.versions},
+                has_ceiling=self.ladder == self.name,
+            )
+            names.FOR.update(
+                {
+                    version.name: " and ".join(version.dtypes)
+                    for version in self.versions
+                    if version.dtypes
+                    and any(v.number == version.number for v in self.versions if v is not version)
+                }
+            )
 
     @property
     def module(self):
@@ -174,28 +238,36 @@ class Operation:
         return OPERATIONS.get(f"{self.name}_backward")
 
     def version(self, wanted, array=None):
-        """The `Version` of this name or number; of two that share a number the one for the dtype of an array.
+        """The `Version` of this name or number; of two that share a number the one for the dtype of
+        an array.
 
-        A `ValueError` for a version that there is not, or that is for another dtype than the array's.
+        A `ValueError` for a version that there is not, or that is for another dtype than the
+        array's.
         """
         found = [v for v in self.versions if wanted in (v.name, v.number)]
         if not found:
-            raise ValueError(f"there is no version {wanted!r} of {self.name}: use {_listed(self.versions)}, or a "
-                             f"number from 1 to {self.versions[-1].number}")
+            raise ValueError(
+                f"there is no version {wanted!r} of {self.name}: use {_listed(self.versions)}, or a "
+                f"number from 1 to {self.versions[-1].number}"
+            )
         if array is None:
             return found[0]
         fitting = [v for v in self.versions if v.takes(array.dtype)]
         if not any(v in fitting for v in found):
-            raise ValueError(f"version {found[0]} of {self.name} is for {' and '.join(found[0].dtypes)}, and these "
-                             f"arrays are {array.dtype}: use {_listed(fitting)}, or cast_forward first")
+            raise ValueError(
+                f"version {found[0]} of {self.name} is for {' and '.join(found[0].dtypes)}, and these "
+                f"arrays are {array.dtype}: use {_listed(fitting)}, or cast_forward first"
+            )
         return next(v for v in found if v in fitting)
 
     def fitting(self, array, values):
-        """[Version] that take these arguments, in the ladder's order. array: the device's first; values: by name."""
+        """[Version] that take these arguments, in the ladder's order. array: the device's first;
+        values: by name."""
         return [version for version in self.versions if version.lacks(array, values) is None]
 
     def choose(self, version, array, values):
-        """The version for a call: this one, or where it is None the last that fits, pays, and that `at_most` allows.
+        """The version for a call: this one, or where it is None the last that fits, pays, and that
+        `at_most` allows.
 
         A `ValueError` names what that version lacks, or what each version lacks where none fits.
         """
@@ -204,17 +276,28 @@ class Operation:
             if lack is None:
                 return version
             others = self.fitting(array, values)
-            remedy = f"use version={others[-1].number}" if others else "no other version takes these arguments"
+            remedy = (
+                f"use version={others[-1].number}"
+                if others
+                else "no other version takes these arguments"
+            )
             raise ValueError(f"version {version} of {self.name} {lack}; {remedy}")
         ceiling = names.capped(self.ladder, names.capped(self.family, self.versions[-1].number))
         for version in reversed(self.versions):
-            if version.number <= ceiling and version.is_worthwhile(values) and version.lacks(array, values) is None:
+            if (
+                version.number <= ceiling
+                and version.is_worthwhile(values)
+                and version.lacks(array, values) is None
+            ):
                 return version
-        lacks = "; ".join(f"version {version} {version.lacks(array, values)}" for version in self.versions)
+        lacks = "; ".join(
+            f"version {version} {version.lacks(array, values)}" for version in self.versions
+        )
         raise ValueError(f"no version of {self.name} takes these arguments: {lacks}")
 
     def start(self, args, kwargs):
-        """({parameter: value} of a call, which `check` has seen; the first array on a device, or None)."""
+        """({parameter: value} of a call, which `check` has seen; the first array on a device, or
+        None)."""
         values = self.values(args, kwargs)
         if self.check is not None:
             self.check(*(values[name] for name in self.checked))
@@ -225,34 +308,51 @@ class Operation:
         values = dict(self.parameters)
         values.update(zip(values, args, strict=False))
         values.update(kwargs)
-        if len(args) > len(self.parameters) or len(values) > len(self.parameters) or any(
-                value is inspect.Parameter.empty for value in values.values()):
+        if (
+            len(args) > len(self.parameters)
+            or len(values) > len(self.parameters)
+            or any(value is inspect.Parameter.empty for value in values.values())
+        ):
             self.signature.bind(*args, **kwargs)  # raises
         return values
 
 
-def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(), chooses=False, check=None,
-              exact_bytes=False):
+def operation(
+    *,
+    reference=None,
+    cost=None,
+    versions=(),
+    problems=(),
+    writes=(),
+    chooses=False,
+    check=None,
+    exact_bytes=False,
+):
     """Decorator: declare an operation, whose function works on device arrays.
 
-    reference: the function for NumPy arrays, with the operation's parameters but `version`: the specification. None:
-        the function takes NumPy arrays, too, since it only calls other operations
-    cost: a function of some of the arguments, or of extents (benchmark/costs.py says which), by name, that returns
-        (bytes, FLOPs)
-    versions: [Version], the simplest first; the function's `version` is the chosen one. Or some of another operation's,
-        which this one calls, as a linear layer calls matmul: `at_most` then knows that operation alone
+    reference: the function for NumPy arrays, with the operation's parameters but `version`: the
+        specification. None: the function takes NumPy arrays, too, since it only calls other
+        operations
+    cost: a function of some of the arguments, or of extents (benchmark/costs.py says which), by
+        name, that returns (bytes, FLOPs)
+    versions: [Version], the simplest first; the function's `version` is the chosen one. Or some of
+        another operation's, which this one calls, as a linear layer calls matmul: `at_most` then
+        knows that operation alone
     problems: [Problem], or a function that returns them
     writes: names of arguments that the operation changes, which are results, too
     chooses: the function chooses its version, within the ceilings of `at_most` (versions.capped)
-    check: a function of some of the arguments, by name, called before the reference and before every version. It raises
-        a `ValueError` where the arguments do not go together
-    exact_bytes: the benchmark takes the bytes of `cost`, since arrays are read and written; otherwise it counts each
-        array of a call once
+    check: a function of some of the arguments, by name, called before the reference and before
+        every version. It raises a `ValueError` where the arguments do not go together
+    exact_bytes: the benchmark takes the bytes of `cost`, since arrays are read and written;
+        otherwise it counts each array of a call once
 
     The function gains the attribute `operation`, an `Operation`.
     """
+
     def declare(function):
-        record = Operation(function, reference, cost, versions, problems, writes, chooses, check, exact_bytes)
+        record = Operation(
+            function, reference, cost, versions, problems, writes, chooses, check, exact_bytes
+        )
 
         @functools.wraps(function)
         def call(*args, version=None, **kwargs):
@@ -267,36 +367,52 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
         @functools.wraps(function)
         def call_without_version(*args, **kwargs):
             values, array = record.start(args, kwargs)
-            return function(**values) if array is not None or reference is None else reference(**values)
+            return (
+                function(**values)
+                if array is not None or reference is None
+                else reference(**values)
+            )
 
         record.call = call if record.versions else call_without_version
         record.call.operation = record
         return record.call
+
     return declare
 
 
 def naive_and_vectorised(naive=None, vectorised=None, fits=None):
-    """[Version] of an operation whose threads have an element each, or four; `version.width` says which.
+    """[Version] of an operation whose threads have an element each, or four; `version.width` says
+    which.
 
     fits: of the second; None: it takes four elements at a time of the argument x
     """
-    return [Version("naive", naive, width=1),
-            Version("vectorised", vectorised, width=4, fits=fits or (lambda x: lacks_multiple(4, x.size)))]
+    return [
+        Version("naive", naive, width=1),
+        Version(
+            "vectorised", vectorised, width=4, fits=fits or (lambda x: lacks_multiple(4, x.size))
+        ),
+    ]
 
 
 def lacks_multiple(width, count, what="elements"):
     """For `Version.fits`: None if a count is a multiple of what a thread takes at a time."""
-    return f"takes {width} {what} at a time, and {count} is not a multiple of {width}" if count % width else None
+    return (
+        f"takes {width} {what} at a time, and {count} is not a multiple of {width}"
+        if count % width
+        else None
+    )
 
 
 def all_operations():
-    """[Operation] of all modules with kernels, which are imported; by name, the same order in every process."""
+    """[Operation] of all modules with kernels, which are imported; by name, the same order in every
+    process."""
     kernel_modules()
     return [OPERATIONS[name] for name in sorted(OPERATIONS)]
 
 
 def kernel_modules():
-    """[module] with kernels: of numdiff.kernels and of extensions; these are left out where they cannot be imported."""
+    """[module] with kernels: of numdiff.kernels and of extensions; these are left out where they
+    cannot be imported."""
     found = []
     for name in kernel_packages():
         try:
@@ -310,13 +426,19 @@ def kernel_modules():
 def _modules_of(name):
     package = importlib.import_module(name)
     without = f"{name}.check", f"{name}.figures"
-    return [package, *(importlib.import_module(info.name) for info in
-                       pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}.")
-                       if not info.name.startswith(without))]
+    return [
+        package,
+        *(
+            importlib.import_module(info.name)
+            for info in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}.")
+            if not info.name.startswith(without)
+        ),
+    ]
 
 
 def first_on_device(values):
-    """The first device array among arguments, or within a list or tuple of them; None if there is none."""
+    """The first device array among arguments, or within a list or tuple of them; None if there is
+    none."""
     for value in values:
         if isinstance(value, DeviceArray):
             return value

@@ -1,4 +1,5 @@
-"""Pieces of the flat buffers of several ranks: added up, or copied from the rank that has them or a packed buffer.
+"""Pieces of the flat buffers of several ranks: added up, or copied from the rank that has them or a
+packed buffer.
 
 MATHEMATICS
     copy    y[to + i] = x_s[first + i]                   for i < count, for each piece (s, first, to, count)
@@ -30,6 +31,7 @@ SOURCE
 READ NEXT
     numdiff/nn/partition.py, numdiff/distributed/overlap.py and numdiff/distributed/copies.py, which say what is moved.
 """
+
 import numpy as np
 
 from ..device import cuda, int32, launch, load4, store4
@@ -47,37 +49,57 @@ MOST_BLOCKS = 2**16  # more take further pieces each
 
 
 def pieces_of(ranges):
-    """int64 (P, 4): ranges (buffer, first, to, count) divided into pieces of at most PIECE elements."""
-    cut = [(buffer, first + at, to + at, min(PIECE, count - at))
-           for buffer, first, to, count in ranges for at in range(0, count, PIECE)]
+    """int64 (P, 4): ranges (buffer, first, to, count) divided into pieces of at most PIECE
+    elements."""
+    cut = [
+        (buffer, first + at, to + at, min(PIECE, count - at))
+        for buffer, first, to, count in ranges
+        for at in range(0, count, PIECE)
+    ]
     return np.array(cut, np.int64).reshape(-1, 4)
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def peer_copy_pieces_reference(buffers, y, pieces, half=None, blocks=None):
     for buffer, first, to, count in pieces:
-        y[to:to + count] = buffers[buffer][first:first + count]
+        y[to : to + count] = buffers[buffer][first : first + count]
         if half is not None:
-            cast_into(y[to:to + count], half[to:to + count])
+            cast_into(y[to : to + count], half[to : to + count])
 
 
 def peer_reduce_pieces_reference(buffers, y, pieces, blocks=None):
     for _, first, to, count in pieces:
-        y[to:to + count] = sum((x[first:first + count] for x in buffers[1:]), buffers[0][first:first + count])
+        y[to : to + count] = sum(
+            (x[first : first + count] for x in buffers[1:]), buffers[0][first : first + count]
+        )
 
 
-# Copies ---------------------------------------------------------------------------------------------------------------
+# Copies -------------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def peer_copy_pieces_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, pieces, half, halves):
     """halves: whether there is a `half`; otherwise y stands in for it, and is not written as such."""
     for piece in range(int32(cuda.blockIdx.x), int32(pieces.shape[0]), int32(cuda.gridDim.x)):
-        k, first, to, count = int32(pieces[piece, 0]), pieces[piece, 1], pieces[piece, 2], int32(pieces[piece, 3])
+        k, first, to, count = (
+            int32(pieces[piece, 0]),
+            pieces[piece, 1],
+            pieces[piece, 2],
+            int32(pieces[piece, 3]),
+        )
         k1, k2, k3, k4 = int32(k - 1), int32(k - 2), int32(k - 3), int32(k - 4)
         k5, k6, k7 = int32(k - 5), int32(k - 6), int32(k - 7)
-        x = one_of(k1, x0, one_of(k2, x1, one_of(k3, x2, one_of(k4, x3, one_of(k5, x4, one_of(k6, x5, one_of(
-            k7, x6, x7)))))))
+        x = one_of(
+            k1,
+            x0,
+            one_of(
+                k2,
+                x1,
+                one_of(k3, x2, one_of(k4, x3, one_of(k5, x4, one_of(k6, x5, one_of(k7, x6, x7))))),
+            ),
+        )
         for i in range(int32(cuda.threadIdx.x) * 4, count, BLOCK * 4):
             a0, a1, a2, a3 = load4(x, first + i)
             store4(y, to + i, a0, a1, a2, a3)
@@ -85,7 +107,7 @@ def peer_copy_pieces_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, pieces, half, 
                 store4(half, to + i, a0, a1, a2, a3)
 
 
-# Sums -----------------------------------------------------------------------------------------------------------------
+# Sums ---------------------------------------------------------------------------------------------
 
 RANKS = Constant()  # how many of the buffers there are
 
@@ -123,10 +145,13 @@ def peer_reduce_pieces_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, pieces):
                 store4(y, to + j, b[0], b[1], b[2], b[3])
 
 
-REDUCE = Variants(range(1, MAX_RANKS + 1), lambda ranks: specialise(peer_reduce_pieces_kernel_v1, RANKS=ranks))
+REDUCE = Variants(
+    range(1, MAX_RANKS + 1), lambda ranks: specialise(peer_reduce_pieces_kernel_v1, RANKS=ranks)
+)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def peer_copy_pieces_cost(n, half=False):
     """(bytes, FLOPs) of n elements in all."""
@@ -137,7 +162,8 @@ def peer_reduce_pieces_cost(n, ranks):
     return 4 * (ranks + 1) * n, (ranks - 1) * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(buffers):
     if not 1 <= len(buffers) <= MAX_RANKS:
@@ -147,7 +173,9 @@ def _check(buffers):
 def _check_copy(buffers, y, half):
     _check(buffers)
     if half is not None and half.shape != y.shape:
-        raise ValueError(f"the copy of 16 bits has shape {half.shape} and not {y.shape}, that of the numbers")
+        raise ValueError(
+            f"the copy of 16 bits has shape {half.shape} and not {y.shape}, that of the numbers"
+        )
 
 
 def _grid(pieces, blocks):
@@ -163,29 +191,68 @@ TWO = _pieces((2, 0, 0, 4), (0, 12, 8, PIECE + 8))  # of which the second is div
 PARAMETERS = 20_494_272  # of the UNet, for the benchmark
 
 
-@operation(reference=peer_copy_pieces_reference, cost=peer_copy_pieces_cost, check=_check_copy,
-           problems=[Problem("3 ranks", buffers=[single(SIZE)] * 3, y=single(SIZE), pieces=TWO, blocks=2),
-                     Problem("with a copy of 16 bits", buffers=[single(SIZE)] * 3, y=single(SIZE), pieces=TWO,
-                             half=numbers(np.ones(SIZE), np.float16), tolerance=1e-3),
-                     Problem(buffers=[single(PARAMETERS)], y=single(PARAMETERS),
-                             pieces=_pieces((0, 0, 0, PARAMETERS // 4)), moved=2 * PARAMETERS,
-                             note="both ranks' arrays on one card", measured=True)],
-           writes=("y", "half"))
+@operation(
+    reference=peer_copy_pieces_reference,
+    cost=peer_copy_pieces_cost,
+    check=_check_copy,
+    problems=[
+        Problem("3 ranks", buffers=[single(SIZE)] * 3, y=single(SIZE), pieces=TWO, blocks=2),
+        Problem(
+            "with a copy of 16 bits",
+            buffers=[single(SIZE)] * 3,
+            y=single(SIZE),
+            pieces=TWO,
+            half=numbers(np.ones(SIZE), np.float16),
+            tolerance=1e-3,
+        ),
+        Problem(
+            buffers=[single(PARAMETERS)],
+            y=single(PARAMETERS),
+            pieces=_pieces((0, 0, 0, PARAMETERS // 4)),
+            moved=2 * PARAMETERS,
+            note="both ranks' arrays on one card",
+            measured=True,
+        ),
+    ],
+    writes=("y", "half"),
+)
 def peer_copy_pieces(buffers, y, pieces, half=None, blocks=None):
-    """y[to …] = buffers[buffer][first …] for each piece of `pieces_of`; with `half`, its copy of 16 bits as well.
+    """y[to …] = buffers[buffer][first …] for each piece of `pieces_of`; with `half`, its copy of 16
+    bits as well.
 
     blocks: the most that are launched
     """
     if pieces.shape[0]:
-        launch(peer_copy_pieces_kernel_v1, _grid(pieces, blocks), BLOCK, *eight(buffers), y, pieces,
-               y if half is None else half, int(half is not None))
+        launch(
+            peer_copy_pieces_kernel_v1,
+            _grid(pieces, blocks),
+            BLOCK,
+            *eight(buffers),
+            y,
+            pieces,
+            y if half is None else half,
+            int(half is not None),
+        )
 
 
-@operation(reference=peer_reduce_pieces_reference, cost=peer_reduce_pieces_cost, check=_check,
-           problems=[Problem(f"{ranks} ranks", buffers=[single(n)] * ranks, y=single(n),
-                             pieces=_pieces((0, 0, 0, 4), (0, 12, 8, n - 16)), blocks=2, fast=ranks in (1, 3, 8))
-                     for ranks in range(1, MAX_RANKS + 1) for n in (SIZE if ranks == 3 else 48,)],
-           writes=("y",))
+@operation(
+    reference=peer_reduce_pieces_reference,
+    cost=peer_reduce_pieces_cost,
+    check=_check,
+    problems=[
+        Problem(
+            f"{ranks} ranks",
+            buffers=[single(n)] * ranks,
+            y=single(n),
+            pieces=_pieces((0, 0, 0, 4), (0, 12, 8, n - 16)),
+            blocks=2,
+            fast=ranks in (1, 3, 8),
+        )
+        for ranks in range(1, MAX_RANKS + 1)
+        for n in (SIZE if ranks == 3 else 48,)
+    ],
+    writes=("y",),
+)
 def peer_reduce_pieces(buffers, y, pieces, blocks=None):
     """y[to …] = the sum over all buffers, in rank order, from [first …] on, for each piece.
 

@@ -6,18 +6,20 @@ MATHEMATICS
         reduce-scatter   rank r adds up slice r of all ranks' buffers, and writes it over its own
         all-gather       rank r copies slice s from rank s, for every s but its own
         barrier          before, between and after: no rank reads an unwritten slice, or overwrites one being read
-    A buffer of n numbers crosses each link 2 (N-1)/N times, the least there can be (Patarasuk and Yuan 2009).
-    Slices are of nearly the same size, or such as the caller says: between the two passes each rank may continue with
-    its own slice alone, as where ranks share the update (nn/partition.py). The barrier counts: the k-th time, rank r
-    writes k into its place of every rank's flags, then waits until each place of its own flags holds k or more. Nothing
-    is ever reset, so the same launch works in every replay of a CUDA graph.
+    A buffer of n numbers crosses each link 2 (N-1)/N times, the least there can be (Patarasuk and
+    Yuan 2009). Slices are of nearly the same size, or such as the caller says: between the two
+    passes each rank may continue with its own slice alone, as where ranks share the update
+    (nn/partition.py). The barrier counts: the k-th time, rank r writes k into its place of every
+    rank's flags, then waits until each place of its own flags holds k or more. Nothing is ever
+    reset, so the same launch works in every replay of a CUDA graph.
 SHAPES
     buffers: one float32 (n,) a rank; mails: a short float32 (m,) a rank; flags: one int32 (MAX_RANKS · STRIDE,) a rank;
     counter, status int32 (1,) of the rank itself. Those of the other ranks are their memory, mapped by CUDA IPC.
 VERSIONS
     v1 naive: one element a thread and step, any number of ranks up to 8.
     v2 vectorised: 16 bytes a load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that
-       they are under way together: a load over NVLink takes longer than one from the GPU's own memory.
+       they are under way together: a load over NVLink takes longer than one from the GPU's own
+       memory.
 LAUNCH
     reduce and gather: blocks of 256 threads, at most 8 a multiprocessor, each thread strides through the slice; the
     gather has a second grid axis, one row of blocks a peer, so that all links are busy. Barrier: 32 threads.
@@ -31,26 +33,42 @@ SOURCE
 READ NEXT
     numdiff/distributed/peer_exchange.py, which puts the six launches together.
 """
+
 from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, int32, int64, is_device, launch, load4, load_acquire, nanoseconds, store4, store_release
+from ..device import (
+    cuda,
+    int32,
+    int64,
+    is_device,
+    launch,
+    load4,
+    load_acquire,
+    nanoseconds,
+    store4,
+    store_release,
+)
 from .operation import Version, lacks_multiple, operation
 from .problem import Problem, numbers, single
 
 MAX_RANKS = 8  # GPUs of a host: each is an argument of the kernels
 BLOCK = 256  # threads
-BLOCKS_PER_MULTIPROCESSOR = 8  # of 256: all the threads that a multiprocessor holds, so that many loads are under way
-STRIDE = 32  # int32 between two flags: 128 bytes, a cache line for each, as different GPUs write them
+# of 256: all the threads that a multiprocessor holds, so that many loads are under way
+BLOCKS_PER_MULTIPROCESSOR = 8
+# int32 between two flags: 128 bytes, a cache line for each, as different GPUs write them
+STRIDE = 32
 WARP = 32
 MILLISECOND = 1_000_000  # nanoseconds
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def slice_of(n, rank, ranks):
-    """(first, stop): the elements of an n-element buffer that `rank` adds up; first is a multiple of 4."""
+    """(first, stop): the elements of an n-element buffer that `rank` adds up; first is a multiple
+    of 4."""
     size = -(-n // (4 * ranks)) * 4
     return min(rank * size, n), min((rank + 1) * size, n)
 
@@ -66,7 +84,7 @@ def all_bounds(buffers, bounds):
 
 
 def peer_reduce_scatter_reference(buffers, rank, bounds=None):
-    first, stop = all_bounds(buffers, bounds)[rank:rank + 2]
+    first, stop = all_bounds(buffers, bounds)[rank : rank + 2]
     total = buffers[0][first:stop].copy()
     for x in buffers[1:]:
         total += x[first:stop]
@@ -76,7 +94,7 @@ def peer_reduce_scatter_reference(buffers, rank, bounds=None):
 def peer_all_gather_reference(buffers, rank, bounds=None):
     bounds = all_bounds(buffers, bounds)
     for peer, x in enumerate(buffers):
-        first, stop = bounds[peer:peer + 2]
+        first, stop = bounds[peer : peer + 2]
         buffers[rank][first:stop] = x[first:stop]
 
 
@@ -87,7 +105,8 @@ def peer_sum_reference(mails, total):
 
 
 def peer_barrier_reference(flags, counter, status, rank, limit_ms):
-    """The same protocol for ranks that run one after the other: none can wait, so a missing rank goes into `status`."""
+    """The same protocol for ranks that run one after the other: none can wait, so a missing rank
+    goes into `status`."""
     counter += 1
     for k, places in enumerate(flags):
         places[rank * STRIDE] = counter[0]
@@ -95,7 +114,8 @@ def peer_barrier_reference(flags, counter, status, rank, limit_ms):
             status[0] = k + 1
 
 
-# What a kernel is given -----------------------------------------------------------------------------------------------
+# What a kernel is given ---------------------------------------------------------------------------
+
 
 class Bounds(NamedTuple):
     """Rank k has the elements b_k … b_(k+1) - 1; those of absent ranks are the last one's end."""
@@ -111,10 +131,13 @@ class Bounds(NamedTuple):
     b8: int
 
 
-# The barrier ----------------------------------------------------------------------------------------------------------
+# The barrier --------------------------------------------------------------------------------------
+
 
 @cuda.jit
-def peer_barrier_kernel_v1(f0, f1, f2, f3, f4, f5, f6, f7, mine, counter, status, rank, ranks, limit_ms):
+def peer_barrier_kernel_v1(
+    f0, f1, f2, f3, f4, f5, f6, f7, mine, counter, status, rank, ranks, limit_ms
+):
     """Thread k signals rank k that this rank has arrived, and waits for rank k's signal.
 
     status[0] becomes k + 1 if rank k is not here after `limit_ms`; no later barrier waits then.
@@ -144,7 +167,8 @@ def peer_barrier_kernel_v1(f0, f1, f2, f3, f4, f5, f6, f7, mine, counter, status
             store_release(f7, place, arrival)
         if not failed:
             deadline = nanoseconds() + int64(limit_ms) * int64(MILLISECOND)
-            # the difference, not the values, is compared: it stays right when the counter passes 2³¹
+            # the difference, not the values, is compared: it stays right when the counter passes
+            # 2³¹
             while int32(load_acquire(mine, k * STRIDE) - arrival) < 0:
                 if nanoseconds() > deadline:
                     status[0] = int32(k + 1)
@@ -155,7 +179,8 @@ def peer_barrier_kernel_v1(f0, f1, f2, f3, f4, f5, f6, f7, mine, counter, status
         counter[0] = arrival
 
 
-# v1: one element a step -----------------------------------------------------------------------------------------------
+# v1: one element a step ---------------------------------------------------------------------------
+
 
 @cuda.jit
 def peer_reduce_scatter_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, first, stop, ranks):
@@ -181,7 +206,9 @@ def peer_reduce_scatter_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, first, stop
 @cuda.jit(device=True)
 def copy_slice(x, y, first, stop):
     """Elements first … stop-1 of x to the same place of y, by the blocks of one grid row."""
-    for i in range(first + cuda.blockIdx.x * BLOCK + cuda.threadIdx.x, stop, cuda.gridDim.x * BLOCK):
+    for i in range(
+        first + cuda.blockIdx.x * BLOCK + cuda.threadIdx.x, stop, cuda.gridDim.x * BLOCK
+    ):
         y[i] = x[i]
 
 
@@ -207,7 +234,8 @@ def peer_all_gather_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, bounds, rank, r
         copy_slice(x7, y, bounds.b7, bounds.b8)
 
 
-# v2: 16 bytes a load, the loads from all ranks under way together -----------------------------------------------------
+# v2: 16 bytes a load, the loads from all ranks under way together ---------------------------------
+
 
 @cuda.jit(device=True)
 def add4(a, b):
@@ -275,44 +303,70 @@ def peer_all_gather_kernel_v2(x0, x1, x2, x3, x4, x5, x6, x7, y, bounds, rank, r
         copy_slice4(x7, y, bounds.b7, bounds.b8)
 
 
-REDUCE_V2 = {2: peer_reduce_scatter_kernel_v2_of_2, 4: peer_reduce_scatter_kernel_v2_of_4,
-             8: peer_reduce_scatter_kernel_v2_of_8}
+REDUCE_V2 = {
+    2: peer_reduce_scatter_kernel_v2_of_2,
+    4: peer_reduce_scatter_kernel_v2_of_4,
+    8: peer_reduce_scatter_kernel_v2_of_8,
+}
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def peer_all_reduce_cost(n, ranks):
-    """(bytes that a rank reads from its peers, FLOPs that it does) for the sum of an n-element buffer."""
+    """(bytes that a rank reads from its peers, FLOPs that it does) for the sum of an n-element
+    buffer."""
     return 2 * 4 * n * (ranks - 1) // ranks, n * (ranks - 1) // ranks
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(buffers, rank, bounds):
     n = buffers[0].size
     if not 1 <= len(buffers) <= MAX_RANKS or not 0 <= rank < len(buffers):
-        raise ValueError(f"the peers' buffers are summed over 1 to {MAX_RANKS} ranks, not {len(buffers)}; use the mpi "
-                         "or the nccl transport")
-    dtypes = (np.float32,) if is_device(buffers[rank]) else (np.float32, np.float64)  # the reference keeps its own
+        raise ValueError(
+            f"the peers' buffers are summed over 1 to {MAX_RANKS} ranks, not {len(buffers)}; use the mpi "
+            "or the nccl transport"
+        )
+    # the reference keeps its own
+    dtypes = (np.float32,) if is_device(buffers[rank]) else (np.float32, np.float64)
     if any(x.size != n or x.ndim != 1 or x.dtype not in dtypes for x in buffers):
-        raise ValueError(f"the peers' buffers must be flat, float32 and of one size, not {[x.shape for x in buffers]}")
+        raise ValueError(
+            f"the peers' buffers must be flat, float32 and of one size, not {[x.shape for x in buffers]}"
+        )
     bounds = all_bounds(buffers, bounds)
-    if len(bounds) != len(buffers) + 1 or sorted(bounds) != list(bounds) or (bounds[0], bounds[-1]) != (0, n):
-        raise ValueError(f"bounds {bounds} must rise from 0 to {n}, and be one more than the {len(buffers)} ranks")
+    if (
+        len(bounds) != len(buffers) + 1
+        or sorted(bounds) != list(bounds)
+        or (bounds[0], bounds[-1]) != (0, n)
+    ):
+        raise ValueError(
+            f"bounds {bounds} must rise from 0 to {n}, and be one more than the {len(buffers)} ranks"
+        )
 
 
 def eight(arrays):
-    """The kernels take eight arrays: the last one stands in for absent ranks, and is never read as theirs."""
+    """The kernels take eight arrays: the last one stands in for absent ranks, and is never read as
+    theirs."""
     return [*arrays, *[arrays[-1]] * (MAX_RANKS - len(arrays))]
 
 
 def _blocks(array, elements, width):
-    return max(1, min(-(-elements // (width * BLOCK)), array.backend.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
+    return max(
+        1,
+        min(
+            -(-elements // (width * BLOCK)),
+            array.backend.multiprocessors * BLOCKS_PER_MULTIPROCESSOR,
+        ),
+    )
 
 
 def _lacks_fours(buffers, bounds):
     """What v2 needs and slices lack; None if all of them begin at multiples of four."""
-    return next(filter(None, (lacks_multiple(4, bound) for bound in all_bounds(buffers, bounds))), None)
+    return next(
+        filter(None, (lacks_multiple(4, bound) for bound in all_bounds(buffers, bounds))), None
+    )
 
 
 def _lacks_ranks(buffers, bounds):
@@ -322,72 +376,144 @@ def _lacks_ranks(buffers, bounds):
 
 
 def _problems():
-    """Small problems of both operations: one rank's part, with slices of nearly equal size and of given ones."""
-    found = [Problem(f"{ranks} ranks, {n}", buffers=[single(n)] * ranks, rank=ranks // 2, fast=n < 1000)
-             for ranks, n in ((2, 40), (3, 37), (4, 44), (4, 1028), (8, 64), (8, 5))]
-    return [*found, Problem("4 ranks, given slices", buffers=[single(44)] * 4, rank=2, bounds=[0, 8, 8, 32, 44])]
+    """Small problems of both operations: one rank's part, with slices of nearly equal size and of
+    given ones."""
+    found = [
+        Problem(f"{ranks} ranks, {n}", buffers=[single(n)] * ranks, rank=ranks // 2, fast=n < 1000)
+        for ranks, n in ((2, 40), (3, 37), (4, 44), (4, 1028), (8, 64), (8, 5))
+    ]
+    return [
+        *found,
+        Problem(
+            "4 ranks, given slices", buffers=[single(44)] * 4, rank=2, bounds=[0, 8, 8, 32, 44]
+        ),
+    ]
 
 
 PARAMETERS = 20_494_272  # of the UNet, for the benchmark
 
 
-@operation(reference=peer_reduce_scatter_reference, check=_check,
-           versions=[Version("naive", peer_reduce_scatter_kernel_v1, width=1),
-                     Version("vectorised", REDUCE_V2, width=4, fits=_lacks_ranks)],
-           problems=[*_problems(), Problem(buffers=[single(PARAMETERS)] * 2, rank=0, moved=3 * 4 * PARAMETERS // 2,
-                                           note="both ranks' arrays on one card", measured=True)],
-           writes=("buffers",))
+@operation(
+    reference=peer_reduce_scatter_reference,
+    check=_check,
+    versions=[
+        Version("naive", peer_reduce_scatter_kernel_v1, width=1),
+        Version("vectorised", REDUCE_V2, width=4, fits=_lacks_ranks),
+    ],
+    problems=[
+        *_problems(),
+        Problem(
+            buffers=[single(PARAMETERS)] * 2,
+            rank=0,
+            moved=3 * 4 * PARAMETERS // 2,
+            note="both ranks' arrays on one card",
+            measured=True,
+        ),
+    ],
+    writes=("buffers",),
+)
 def peer_reduce_scatter(buffers, rank, bounds=None, version=None):
-    """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the rest stays.
+    """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the
+    rest stays.
 
     bounds: [ranks + 1] elements at which the ranks' slices begin and end; None: nearly equal ones
     """
-    first, stop = all_bounds(buffers, bounds)[rank:rank + 2]
+    first, stop = all_bounds(buffers, bounds)[rank : rank + 2]
     if first == stop:
         return
     grid = _blocks(buffers[rank], stop - first, version.width)
     if version.name == "vectorised":
         launch(version.kernel[len(buffers)], grid, BLOCK, *buffers, buffers[rank], first, stop)
     else:
-        launch(version.kernel, grid, BLOCK, *eight(buffers), buffers[rank], first, stop, len(buffers))
+        launch(
+            version.kernel, grid, BLOCK, *eight(buffers), buffers[rank], first, stop, len(buffers)
+        )
 
 
-@operation(reference=peer_all_gather_reference, check=_check,
-           versions=[Version("naive", peer_all_gather_kernel_v1, width=1),
-                     Version("vectorised", peer_all_gather_kernel_v2, width=4, fits=_lacks_fours)],
-           problems=_problems(), writes=("buffers",))
+@operation(
+    reference=peer_all_gather_reference,
+    check=_check,
+    versions=[
+        Version("naive", peer_all_gather_kernel_v1, width=1),
+        Version("vectorised", peer_all_gather_kernel_v2, width=4, fits=_lacks_fours),
+    ],
+    problems=_problems(),
+    writes=("buffers",),
+)
 def peer_all_gather(buffers, rank, bounds=None, version=None):
-    """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s; bounds: as of `peer_reduce_scatter`."""
+    """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s; bounds: as of
+    `peer_reduce_scatter`."""
     if len(buffers) == 1:
         return
     bounds = all_bounds(buffers, bounds)
     size = max(stop - first for first, stop in zip(bounds, bounds[1:], strict=False))
-    grid = (max(1, _blocks(buffers[rank], size, version.width) // (len(buffers) - 1)), len(buffers) - 1)
+    grid = (
+        max(1, _blocks(buffers[rank], size, version.width) // (len(buffers) - 1)),
+        len(buffers) - 1,
+    )
     places = Bounds(*bounds, *[buffers[0].size] * (MAX_RANKS - len(buffers)))
     launch(version.kernel, grid, BLOCK, *eight(buffers), buffers[rank], places, rank, len(buffers))
 
 
-@operation(reference=peer_sum_reference,
-           problems=[Problem(mails=[single(n)] * 3, total=single(n)) for n in (1, 300)], writes=("total",))
+@operation(
+    reference=peer_sum_reference,
+    problems=[Problem(mails=[single(n)] * 3, total=single(n)) for n in (1, 300)],
+    writes=("total",),
+)
 def peer_sum(mails, total):
     """total (m,) = the sum of the ranks' mails, in rank order; each rank makes all of it by itself."""
-    launch(peer_reduce_scatter_kernel_v1, _blocks(total, total.size, 1), BLOCK, *eight(mails), total, 0, total.size,
-           len(mails))
+    launch(
+        peer_reduce_scatter_kernel_v1,
+        _blocks(total, total.size, 1),
+        BLOCK,
+        *eight(mails),
+        total,
+        0,
+        total.size,
+        len(mails),
+    )
 
 
 def _flags(*arrived):
     """The flags of three ranks, of which rank 1's show how often each rank has arrived."""
     own = np.zeros(MAX_RANKS * STRIDE, np.int32)
     own[[0, STRIDE, 2 * STRIDE]] = arrived
-    return [numbers(np.zeros_like(own), np.int32), numbers(own, np.int32), numbers(np.zeros_like(own), np.int32)]
+    return [
+        numbers(np.zeros_like(own), np.int32),
+        numbers(own, np.int32),
+        numbers(np.zeros_like(own), np.int32),
+    ]
 
 
-# Rank 1 arrives for the sixth time. Launches of one device run one after the other, so others' flags are set before.
-@operation(reference=peer_barrier_reference,
-           problems=[Problem(label, flags=_flags(*arrived), counter=numbers([5], np.int32),
-                             status=numbers([0], np.int32), rank=1, limit_ms=1)
-                     for label, arrived in (("all are there", (7, 5, 6)), ("rank 2 never comes", (6, 5, 3)))],
-           writes=("flags", "counter", "status"))
+# Rank 1 arrives for the sixth time. Launches of one device run one after the other, so others'
+# flags are set before.
+@operation(
+    reference=peer_barrier_reference,
+    problems=[
+        Problem(
+            label,
+            flags=_flags(*arrived),
+            counter=numbers([5], np.int32),
+            status=numbers([0], np.int32),
+            rank=1,
+            limit_ms=1,
+        )
+        for label, arrived in (("all are there", (7, 5, 6)), ("rank 2 never comes", (6, 5, 3)))
+    ],
+    writes=("flags", "counter", "status"),
+)
 def peer_barrier(flags, counter, status, rank, limit_ms):
-    """Wait, on the device, for all ranks; status (1,) becomes k + 1 if rank k has not come after `limit_ms`."""
-    launch(peer_barrier_kernel_v1, 1, WARP, *eight(flags), flags[rank], counter, status, rank, len(flags), limit_ms)
+    """Wait, on the device, for all ranks; status (1,) becomes k + 1 if rank k has not come after
+    `limit_ms`."""
+    launch(
+        peer_barrier_kernel_v1,
+        1,
+        WARP,
+        *eight(flags),
+        flags[rank],
+        counter,
+        status,
+        rank,
+        len(flags),
+        limit_ms,
+    )

@@ -1,11 +1,14 @@
-"""A problem: the arguments of one call of an operation, with the shapes and the kinds of numbers of its arrays.
+"""A problem: the arguments of one call of an operation, with the shapes and the kinds of numbers of
+its arrays.
 
     Problem(x=single(3, 7), scale=0.7)                                a small one, which every version must solve
     Problem(x=single(49152, 256), scale=0.125, measured=True)         of a model's size: the benchmark measures it
 
-An operation's record (operation.py) has a list of them. `numdiff kernels check` and the tests run the small ones in the
-emulator, against float64; `numdiff bench kernels --of files` times the others on a GPU.
+An operation's record (operation.py) has a list of them. `numdiff kernels check` and the tests run
+the small ones in the emulator, against float64; `numdiff bench kernels --of files` times the others
+on a GPU.
 """
+
 import contextlib
 import sys
 from dataclasses import dataclass
@@ -14,14 +17,16 @@ import numpy as np
 
 from ..dtypes import float16
 
-TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # relative error in the 2-norm against float64
+# relative error in the 2-norm against float64
+TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
 
 
 @dataclass(frozen=True)
 class Array:
     """An array of a problem: standard normal numbers of this shape and dtype, or given values.
 
-    values: an array, or a function of a `numpy.random.Generator` that returns one; None for normal numbers
+    values: an array, or a function of a `numpy.random.Generator` that returns one; None for normal
+    numbers
     place: arguments with the same place are one array
     positive: absolute values, as a variance or a reciprocal standard deviation has
     """
@@ -38,7 +43,9 @@ class Array:
     def make(self, rng):
         """The array in NumPy, floats in float64 that are exact in this dtype."""
         if self.values is not None:
-            return np.asarray(self.values(rng) if callable(self.values) else self.values, self.dtype)
+            return np.asarray(
+                self.values(rng) if callable(self.values) else self.values, self.dtype
+            )
         numbers = rng.standard_normal(self.shape)
         return (np.abs(numbers) if self.positive else numbers).astype(self.dtype)
 
@@ -109,58 +116,113 @@ SEED, PURPOSE = 1234567890123, 3  # of random numbers, for problems
 
 
 def counters(batch):
-    """{name: Array}: the step and the samples' numbers in the run, which count random numbers (random.py)."""
-    return {"step": Array((1,), np.dtype(np.uint32), [5]), "samples": Array(
-        (batch,), np.dtype(np.uint32), lambda rng: rng.permutation(100)[:batch])}
+    """{name: Array}: the step and the samples' numbers in the run, which count random numbers
+    (random.py)."""
+    return {
+        "step": Array((1,), np.dtype(np.uint32), [5]),
+        "samples": Array((batch,), np.dtype(np.uint32), lambda rng: rng.permutation(100)[:batch]),
+    }
 
 
 class Problem:
-    """One call of an operation. Every further keyword is an argument of the operation: an `Array`, a list or NamedTuple
-    with some, or what is passed as it is.
+    """One call of an operation. Every further keyword is an argument of the operation: an `Array`,
+    a list or NamedTuple with some, or what is passed as it is.
 
-    label: what identifies it among the operation's problems; None: the shapes of its first arrays, and their dtype
-    tolerance: relative error in the 2-norm that a version may have against float64; None: that of the dtype
-    bfloat16: check and tests run it with bfloat16 arrays in place of its float16 ones, too; "exhaustive": of the tests
-        only the exhaustive ones
-    fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do; or the names of the versions
-        that the quick tests run
+    label: what identifies it among the operation's problems; None: the shapes of its first arrays,
+    and their dtype
+    tolerance: relative error in the 2-norm that a version may have against float64; None: that of
+    the dtype
+    bfloat16: check and tests run it with bfloat16 arrays in place of its float16 ones, too;
+        "exhaustive": of the tests only the exhaustive ones
+    fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do; or the
+        names of the versions that the quick tests run
     once: tests run it in one thread order: it is long, and others have what two orders could show
-    only_compiled: tests compile it and do not run it, since others run each two of its kernel's constants
-    measured: of a model's size, so that the benchmark times it, and neither check nor tests run it; "not yet": and its
-        figures are still to be measured
-    versions: names of the versions that run it; (): the one that the operation chooses; None: every version that fits
-    inputs: a function of a `numpy.random.Generator` that returns {name: array}, where arrays depend on one another
-    derived: a function of {name: array}, the arrays so far, that returns further ones, such as a row's mean of its x
-    within: a function that returns a context in which the call is made, such as a plan that only large shapes have
+    only_compiled: tests compile it and do not run it, since others run each two of its kernel's
+    constants
+    measured: of a model's size, so that the benchmark times it, and neither check nor tests run it;
+        "not yet": and its figures are still to be measured
+    versions: names of the versions that run it; (): the one that the operation chooses; None: every
+    version that fits
+    inputs: a function of a `numpy.random.Generator` that returns {name: array}, where arrays depend
+    on one another
+    derived: a function of {name: array}, the arrays so far, that returns further ones, such as a
+    row's mean of its x
+    within: a function that returns a context in which the call is made, such as a plan that only
+    large shapes have
     run: a function of (inputs as attributes, version) in place of the call of the operation
-    call: a function of the arguments in place of the operation, such as one that makes the operation's arguments from
-        views of an array; check and benchmark call it, with `version=` where the operation has versions
+    call: a function of the arguments in place of the operation, such as one that makes the
+        operation's arguments from views of an array; check and benchmark call it, with `version=`
+        where the operation has versions
     precision: the roof of the benchmark ("fp32", "tf32", "fp16", "fp8"); None: that of the dtype
     note: words that the benchmark adds to the problem's name
     moved, flops: what the benchmark counts, where the arrays do not determine them
     arguments: {name: value} of those of the operation
     """
 
-    def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, once=False, only_compiled=False,
-                 measured=False, versions=None, inputs=None, derived=None, within=None, run=None, call=None,
-                 precision=None, note="", moved=0, flops=None, **arguments):
+    def __init__(
+        self,
+        label=None,
+        *,
+        tolerance=None,
+        bfloat16=False,
+        fast=True,
+        once=False,
+        only_compiled=False,
+        measured=False,
+        versions=None,
+        inputs=None,
+        derived=None,
+        within=None,
+        run=None,
+        call=None,
+        precision=None,
+        note="",
+        moved=0,
+        flops=None,
+        **arguments,
+    ):
         self.label, self.tolerance, self.bfloat16 = label, tolerance, bfloat16
-        self.fast, self.once, self.only_compiled, self.measured = fast, once, only_compiled, measured
-        self.versions, self.inputs, self.derived, self.within, self.run = versions, inputs, derived, within, run
-        self.call, self.precision, self.note, self.moved, self.flops = call, precision, note, moved, flops
+        self.fast, self.once, self.only_compiled, self.measured = (
+            fast,
+            once,
+            only_compiled,
+            measured,
+        )
+        self.versions, self.inputs, self.derived, self.within, self.run = (
+            versions,
+            inputs,
+            derived,
+            within,
+            run,
+        )
+        self.call, self.precision, self.note, self.moved, self.flops = (
+            call,
+            precision,
+            note,
+            moved,
+            flops,
+        )
         self.arguments = arguments
         if label is None:
             words = [str(array) for array in self.arrays().values()][:2]
             self.label = ", ".join([*words, *([self.dtype] if self.dtype != "float32" else [])])
 
     def arrays(self):
-        """{name: Array} of the arguments that are arrays; one in a list, tuple or NamedTuple is called "buffers.0"."""
-        return {name: array for argument, value in self.arguments.items() for name, array in _within(argument, value)}
+        """{name: Array} of the arguments that are arrays; one in a list, tuple or NamedTuple is
+        called "buffers.0"."""
+        return {
+            name: array
+            for argument, value in self.arguments.items()
+            for name, array in _within(argument, value)
+        }
 
     def bound(self, arrays):
-        """{name: value}: the arguments with these arrays, {name: array}, in their places, and what was derived."""
-        return {**{name: array for name, array in arrays.items() if "." not in name},
-                **{name: _with_arrays(name, value, arrays) for name, value in self.arguments.items()}}
+        """{name: value}: the arguments with these arrays, {name: array}, in their places, and what
+        was derived."""
+        return {
+            **{name: array for name, array in arrays.items() if "." not in name},
+            **{name: _with_arrays(name, value, arrays) for name, value in self.arguments.items()},
+        }
 
     def make(self, rng):
         """{name: NumPy array} of the arrays."""
@@ -171,7 +233,10 @@ class Problem:
     @property
     def dtype(self):
         """Name of the dtype of the first array of floats; "float32" where there is none."""
-        return next((array.dtype.name for array in self.arrays().values() if array.dtype.name in TOLERANCE), "float32")
+        return next(
+            (array.dtype.name for array in self.arrays().values() if array.dtype.name in TOLERANCE),
+            "float32",
+        )
 
     @property
     def allowed(self):

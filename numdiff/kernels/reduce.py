@@ -3,14 +3,16 @@
 MATHEMATICS
     column_sum   s[n] = Σ_m x[m, n]              sample_sum   s[b, c] = Σ_p x[b, p, c]
     total_sum    s = Σ_i x[i]
-    Each is a sum over the middle axis of a (B, P, N) array: columns have B = 1, the total is the sum of column sums.
-    They are the backward of every broadcast; their own backward, a broadcast, is in bias.py.
+    Each is a sum over the middle axis of a (B, P, N) array: columns have B = 1, the total is the
+    sum of column sums. They are the backward of every broadcast; their own backward, a broadcast,
+    is in bias.py.
 SHAPES
     x (B, P, N) float32, float16 or bfloat16, contiguous; partial (B, chunks, N) and out (B, N) float32
 VERSIONS
     v1 naive: one thread a column: neighbours read neighbouring addresses, but N threads are far too few to fill a GPU.
     v2 tree: a block owns a chunk of rows. Its 256 threads share the rows; a tree in shared memory adds up their sums,
-       and each chunk writes one row of partial sums. The same kernel, over the partial sums, is the second pass.
+       and each chunk writes one row of partial sums. The same kernel, over the partial sums, is the
+       second pass.
     v3 vectorised: as v2, with four columns a thread, by 16-byte loads.
 LAUNCH
     v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory; one pass up to 512
@@ -25,6 +27,7 @@ SOURCE
 READ NEXT
     fuse/, where sums are made on the way; groupnorm/groups.py, where they are used in the next line.
 """
+
 import numpy as np
 
 from ..device import cuda, empty, float32, int32, int64, launch, load4
@@ -33,21 +36,31 @@ from .common import divide, load4_or_zeros
 from .operation import Version, lacks_multiple, operation
 from .problem import Problem, single
 
-BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
+# threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
+BLOCK = 256
 BLOCK4 = 4 * BLOCK  # shared elements where each thread has four sums
-DIRECT = 512  # rows that one pass takes: at most 16 loads a thread, which cost less than a second launch
+# rows that one pass takes: at most 16 loads a thread, which cost less than a second launch
+DIRECT = 512
 GRID = 512  # blocks of a first pass, at most: about four for each of an H100's 132 multiprocessors
-CHUNK = 1024  # rows that the reference sums at a time, before it adds those sums: keeps float32 accurate to 1e-6
+# rows that the reference sums at a time, before it adds those sums: keeps float32 accurate to 1e-6
+CHUNK = 1024
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single(0)
 def column_sum_reference(x, out=None):
     rows = x.reshape(-1, x.shape[-1])
-    ones = np.ones(CHUNK, x.dtype)  # a product with ones is BLAS, five times faster than np.sum over the first axis
-    total = np.sum([ones[:len(part)] @ part for part in (rows[i:i + CHUNK] for i in range(0, len(rows), CHUNK))],
-                   axis=0)
+    # a product with ones is BLAS, five times faster than np.sum over the first axis
+    ones = np.ones(CHUNK, x.dtype)
+    total = np.sum(
+        [
+            ones[: len(part)] @ part
+            for part in (rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK))
+        ],
+        axis=0,
+    )
     return total if out is None else np.add(out, total, out=out)
 
 
@@ -60,13 +73,16 @@ def total_sum_reference(x):
     return np.sum(x.reshape(1, -1), axis=1)  # pairwise, because the axis is contiguous
 
 
-# Device functions -----------------------------------------------------------------------------------------------------
+# Device functions ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def tree_sum(tile, planes, t, lanes, rows):
-    """Adds up `rows` rows of `lanes` sums into the first row, in each of `planes` planes of BLOCK elements.
+    """Adds up `rows` rows of `lanes` sums into the first row, in each of `planes` planes of BLOCK
+    elements.
 
-    Thread t owns element t of every plane. All threads of the block call it, and may read the sums when it returns.
+    Thread t owns element t of every plane. All threads of the block call it, and may read the sums
+    when it returns.
     """
     left = rows
     while left > 1:  # add the second half of the rows that are left to the first half
@@ -79,7 +95,8 @@ def tree_sum(tile, planes, t, lanes, rows):
     cuda.syncthreads()
 
 
-# v1: one thread a column ----------------------------------------------------------------------------------------------
+# v1: one thread a column --------------------------------------------------------------------------
+
 
 @cuda.jit
 def sum_rows_kernel_v1(x, out, B, P, N, accumulate):
@@ -92,9 +109,10 @@ def sum_rows_kernel_v1(x, out, B, P, N, accumulate):
         out[i] = out[i] + total if accumulate else total
 
 
-# v2: a block a chunk of rows, then a tree in shared memory ------------------------------------------------------------
-# At N = 64 a version-1 launch has 64 threads; here every chunk of every sample has 256, and a warp still reads
-# neighbouring addresses.
+# v2: a block a chunk of rows, then a tree in shared memory ----------------------------------------
+# At N = 64 a version-1 launch has 64 threads; here every chunk of every sample has 256, and a warp
+# still reads neighbouring addresses.
+
 
 @cuda.jit
 def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
@@ -115,19 +133,25 @@ def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
         out[i] = out[i] + tile[t] if accumulate else tile[t]
 
 
-# v3: four columns a thread --------------------------------------------------------------------------------------------
-# A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the memory busy; and the
-# loads of four rows are in flight at a time.
+# v3: four columns a thread ------------------------------------------------------------------------
+# A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the
+# memory busy; and the loads of four rows are in flight at a time.
+
 
 @cuda.jit
 def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
-    tile = cuda.shared.array(BLOCK4, float32)  # in four planes: a warp's threads touch neighbouring words
+    # in four planes: a warp's threads touch neighbouring words
+    tile = cuda.shared.array(BLOCK4, float32)
     t, b = int32(cuda.threadIdx.x), cuda.blockIdx.z
     row, lane = divide(t, lanes)
     rows, _ = divide(BLOCK, lanes)
     n, p = (cuda.blockIdx.y * lanes + lane) * 4, int32(cuda.blockIdx.x * chunk + row)
     end, works = int32(min((cuda.blockIdx.x + 1) * chunk, P)), row < rows and n < N
-    i, at, step = (b * cuda.gridDim.x + cuda.blockIdx.x) * N + n, (b * P + p) * N + n, int64(rows) * N
+    i, at, step = (
+        (b * cuda.gridDim.x + cuda.blockIdx.x) * N + n,
+        (b * P + p) * N + n,
+        int64(rows) * N,
+    )
     o0 = o1 = o2 = o3 = s0 = s1 = s2 = s3 = float32(0)
     if accumulate and works and row == 0:  # loaded while the threads add
         o0, o1, o2, o3 = out[i], out[i + 1], out[i + 2], out[i + 3]
@@ -146,14 +170,17 @@ def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
         out[i + 2], out[i + 3] = o2 + tile[2 * BLOCK + t], o3 + tile[3 * BLOCK + t]
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def cut(B, P, N, vector):
-    """How blocks of 256 threads share a (B, P, N) array, `vector` columns a thread: (lanes, tiles, chunk, chunks).
+    """How blocks of 256 threads share a (B, P, N) array, `vector` columns a thread: (lanes, tiles,
+    chunk, chunks).
 
-    A block has `lanes` threads across and 256 // lanes down; it owns one of `tiles` column tiles and one of `chunks`
-    chunks of `chunk` rows. Few rows: narrow tiles (128 bytes with vectors of four, still whole memory sectors), so that
-    many threads share the rows. Many rows: wide tiles, and chunks for about GRID blocks, at least eight rows a thread.
+    A block has `lanes` threads across and 256 // lanes down; it owns one of `tiles` column tiles
+    and one of `chunks` chunks of `chunk` rows. Few rows: narrow tiles (128 bytes with vectors of
+    four, still whole memory sectors), so that many threads share the rows. Many rows: wide tiles,
+    and chunks for about GRID blocks, at least eight rows a thread.
     """
     columns = -(-N // vector)
     tiles = -(-columns // (8 if P <= DIRECT else 64))
@@ -175,11 +202,23 @@ def _sum_rows(version, x, out, B, P, N, accumulate):
         launch(version.kernel, (1, tiles, B), BLOCK, x_, out_, P, N, lanes, chunk, int(accumulate))
     else:
         partial = empty((B, chunks, N), np.float32, like=x)
-        launch(version.kernel, (chunks, tiles, B), BLOCK, x_, partial.reshape(-1), P, N, lanes, chunk, 0)
+        launch(
+            version.kernel,
+            (chunks, tiles, B),
+            BLOCK,
+            x_,
+            partial.reshape(-1),
+            P,
+            N,
+            lanes,
+            chunk,
+            0,
+        )
         _sum_rows(version, partial, out, B, chunks, N, accumulate)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def column_sum_cost(M, N):
     """(bytes, FLOPs) of the sums of the columns of an (M, N) array."""
@@ -194,12 +233,16 @@ def total_sum_cost(n):
     return column_sum_cost(n, 1)
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def sum_versions(fits):
     """The three versions of a sum; width: columns of a thread."""
-    return [Version("naive", sum_rows_kernel_v1, width=1), Version("tree", sum_rows_kernel_v2, width=1),
-            Version("vectorised", sum_rows_kernel_v3, width=4, fits=fits)]
+    return [
+        Version("naive", sum_rows_kernel_v1, width=1),
+        Version("tree", sum_rows_kernel_v2, width=1),
+        Version("vectorised", sum_rows_kernel_v3, width=4, fits=fits),
+    ]
 
 
 def _lacks_fours(x):
@@ -210,7 +253,9 @@ def _lacks_fours(x):
 def _check_column_sum(x, out):
     N = x.shape[-1]
     if out is not None and tuple(out.shape) != (N,):
-        raise ValueError(f"column_sum adds {N} sums into `out`, whose shape {tuple(out.shape)} must be ({N},)")
+        raise ValueError(
+            f"column_sum adds {N} sums into `out`, whose shape {tuple(out.shape)} must be ({N},)"
+        )
 
 
 def _check_sample_sum(x):
@@ -218,27 +263,45 @@ def _check_sample_sum(x):
         raise ValueError(f"sample_sum takes (B, ..., C), got shape {tuple(x.shape)}")
 
 
-@operation(reference=column_sum_reference, cost=column_sum_cost, check=_check_column_sum,
-           versions=sum_versions(_lacks_fours),
-           problems=[Problem(x=single(37, 12)), Problem(x=single(3, 5, 7), out=single(7)),
-                     Problem(x=single(2, 5, 12), out=single(12)),
-                     Problem("two passes", x=single(1100, 8), versions=("tree", "vectorised")),
-                     Problem(x=single(1, 1), fast=False), Problem(x=single(2, 600, 33), fast=False),
-                     Problem(x=single(2, 1000, 516), fast=False),
-                     Problem(x=single(32 * 64 * 64, 64), measured=True)])
+@operation(
+    reference=column_sum_reference,
+    cost=column_sum_cost,
+    check=_check_column_sum,
+    versions=sum_versions(_lacks_fours),
+    problems=[
+        Problem(x=single(37, 12)),
+        Problem(x=single(3, 5, 7), out=single(7)),
+        Problem(x=single(2, 5, 12), out=single(12)),
+        Problem("two passes", x=single(1100, 8), versions=("tree", "vectorised")),
+        Problem(x=single(1, 1), fast=False),
+        Problem(x=single(2, 600, 33), fast=False),
+        Problem(x=single(2, 1000, 516), fast=False),
+        Problem(x=single(32 * 64 * 64, 64), measured=True),
+    ],
+)
 def column_sum(x, out=None, version=None):
-    """Sum over all axes but the last, as a new array (N,) float32; ADDED into `out`, if given (and returned)."""
+    """Sum over all axes but the last, as a new array (N,) float32; ADDED into `out`, if given (and
+    returned)."""
     N = x.shape[-1]
     total = empty((N,), np.float32, like=x) if out is None else out
     _sum_rows(version, x, total, 1, x.size // N, N, out is not None)
     return total
 
 
-@operation(reference=sample_sum_reference, cost=sample_sum_cost, check=_check_sample_sum,
-           versions=sum_versions(_lacks_fours),
-           problems=[Problem(x=single(2, 9, 8)), Problem(x=single(3, 5, 7)), Problem(x=single(1, 130)),
-                     Problem(x=single(2, 600, 33), fast=False), Problem(x=single(2, 1000, 516), fast=False),
-                     Problem(x=single(32, 64 * 64, 64), measured=True)])
+@operation(
+    reference=sample_sum_reference,
+    cost=sample_sum_cost,
+    check=_check_sample_sum,
+    versions=sum_versions(_lacks_fours),
+    problems=[
+        Problem(x=single(2, 9, 8)),
+        Problem(x=single(3, 5, 7)),
+        Problem(x=single(1, 130)),
+        Problem(x=single(2, 600, 33), fast=False),
+        Problem(x=single(2, 1000, 516), fast=False),
+        Problem(x=single(32, 64 * 64, 64), measured=True),
+    ],
+)
 def sample_sum(x, version=None):
     """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C) float32."""
     B, C = x.shape[0], x.shape[-1]
@@ -247,14 +310,21 @@ def sample_sum(x, version=None):
     return total
 
 
-@operation(reference=total_sum_reference, cost=total_sum_cost,
-           versions=sum_versions(lambda x: lacks_multiple(4, x.size)),
-           problems=[Problem(x=single(3, 41)), Problem(x=single(2, 5, 12)),
-                     Problem(x=single(32, 2048), fast=False)])
+@operation(
+    reference=total_sum_reference,
+    cost=total_sum_cost,
+    versions=sum_versions(lambda x: lacks_multiple(4, x.size)),
+    problems=[
+        Problem(x=single(3, 41)),
+        Problem(x=single(2, 5, 12)),
+        Problem(x=single(32, 2048), fast=False),
+    ],
+)
 def total_sum(x, version=None):
     """Sum of all elements, as a new array (1,) float32."""
     width = 1
-    while width < 1024 and x.size % (2 * width) == 0:  # a power of two that divides the length, for 16-byte loads
+    # a power of two that divides the length, for 16-byte loads
+    while width < 1024 and x.size % (2 * width) == 0:
         width *= 2
     columns = column_sum(x.reshape(-1, width), version=version.number)
     return column_sum(columns.reshape(-1, 1), version=min(version.number, 2))

@@ -1,4 +1,5 @@
-"""Scale and shift of every channel by the conditioning (scale-shift norm of the UNet, adaptive LayerNorm of the DiT).
+"""Scale and shift of every channel by the conditioning (scale-shift norm of the UNet, adaptive
+LayerNorm of the DiT).
 
 MATHEMATICS
         y[b, p, c] = x[b, p, c] · (1 + scale[b, c]) + shift[b, c]
@@ -18,6 +19,7 @@ SOURCE
 READ NEXT
     groupnorm/reference.py, whose output this scales.
 """
+
 import numpy as np
 
 from ..device import float32
@@ -27,7 +29,8 @@ from .operation import operation
 from .problem import Problem, half, single
 from .reduce import sample_sum_reference
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single()
 def scale_shift_forward_reference(x, scale, shift):
@@ -43,7 +46,8 @@ def scale_shift_backward_reference(dy, x, scale):
     return dx.reshape(x.shape), np.einsum("bpc,bpc->bc", g, pixels), sample_sum_reference(g)
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 def scaled(x, scale, shift):
     return x * (float32(1) + scale) + shift
@@ -57,11 +61,17 @@ def scaled_dscale(dy, x):
     return dy * x
 
 
-SCALE_SHIFT = fuse(EACH, Operation(scaled, PER_SAMPLE, PER_SAMPLE, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED),
-                   EACH, name="scale_shift", module=__name__)
+SCALE_SHIFT = fuse(
+    EACH,
+    Operation(scaled, PER_SAMPLE, PER_SAMPLE, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED),
+    EACH,
+    name="scale_shift",
+    module=__name__,
+)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def scale_shift_forward_cost(B, P, C):
     """(bytes, FLOPs) over B samples of P pixels of C channels."""
@@ -72,27 +82,39 @@ def scale_shift_backward_cost(B, P, C):
     return 4 * (3 * B * P * C + 3 * B * C), 5 * B * P * C
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
 IMAGE, VECTOR = half(32, 64, 64, 64), half(32, 64)  # of the UNet, for the benchmark
 
 
-@operation(reference=scale_shift_forward_reference, cost=scale_shift_forward_cost,
-           check=lambda x, scale, shift: SCALE_SHIFT.check(x, scale, shift), versions=SCALE_SHIFT.versions(),
-           problems=[Problem(x=single(2, 3, 8), scale=single(2, 8), shift=single(2, 8)),
-                     Problem(x=single(4, 9, 33), scale=single(4, 33), shift=single(4, 33)),
-                     Problem(x=IMAGE, scale=VECTOR, shift=VECTOR, measured=True)])
+@operation(
+    reference=scale_shift_forward_reference,
+    cost=scale_shift_forward_cost,
+    check=lambda x, scale, shift: SCALE_SHIFT.check(x, scale, shift),
+    versions=SCALE_SHIFT.versions(),
+    problems=[
+        Problem(x=single(2, 3, 8), scale=single(2, 8), shift=single(2, 8)),
+        Problem(x=single(4, 9, 33), scale=single(4, 33), shift=single(4, 33)),
+        Problem(x=IMAGE, scale=VECTOR, shift=VECTOR, measured=True),
+    ],
+)
 def scale_shift_forward(x, scale, shift, version=None):
     """x (B, ..., C) · (1 + scale (B, C)) + shift (B, C) at every pixel, as a new array."""
     return SCALE_SHIFT.forward(x, scale, shift, version=version.number)
 
 
-@operation(reference=scale_shift_backward_reference, cost=scale_shift_backward_cost,
-           check=lambda x, scale: SCALE_SHIFT.check(x, scale, None), versions=SCALE_SHIFT.versions("backward"),
-           problems=[Problem(dy=single(2, 3, 8), x=single(2, 3, 8), scale=single(2, 8)),
-                     Problem(dy=single(4, 9, 33), x=single(4, 9, 33), scale=single(4, 33)),
-                     Problem(dy=single(2, 5, 5, 516), x=single(2, 5, 5, 516), scale=single(2, 516), fast=False),
-                     Problem(dy=IMAGE, x=IMAGE, scale=VECTOR, measured=True)])
+@operation(
+    reference=scale_shift_backward_reference,
+    cost=scale_shift_backward_cost,
+    check=lambda x, scale: SCALE_SHIFT.check(x, scale, None),
+    versions=SCALE_SHIFT.versions("backward"),
+    problems=[
+        Problem(dy=single(2, 3, 8), x=single(2, 3, 8), scale=single(2, 8)),
+        Problem(dy=single(4, 9, 33), x=single(4, 9, 33), scale=single(4, 33)),
+        Problem(dy=single(2, 5, 5, 516), x=single(2, 5, 5, 516), scale=single(2, 516), fast=False),
+        Problem(dy=IMAGE, x=IMAGE, scale=VECTOR, measured=True),
+    ],
+)
 def scale_shift_backward(dy, x, scale, version=None):
     """(dx, dscale (B, C), dshift (B, C))."""
     return tuple(SCALE_SHIFT.backward(dy, x, scale, None, version=version.number))

@@ -1,4 +1,5 @@
-"""The second pass of a sum that was cut into parts; in a backward pass, that of several layers in one launch.
+"""The second pass of a sum that was cut into parts; in a backward pass, that of several layers in
+one launch.
 
 MATHEMATICS
     target[i] = Σ_p parts[p, i]   or   target[i] += Σ_p parts[p, i]        for each of several sums
@@ -24,6 +25,7 @@ SOURCE
 READ NEXT
     linear.py, whose weights' gradients wait.
 """
+
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -39,11 +41,14 @@ from .side_stream import backward_pass, on_side_stream, overlaps, rejoin, wait_f
 THREADS = 256
 FLOATS = 4 * THREADS  # of shared memory
 WANTED = 132 * 2048  # threads that fill a GPU
-MOST_TURNS = 4  # vectors of a thread: to find out which sum a block is for takes as long as to add up one of few parts
+# vectors of a thread: to find out which sum a block is for takes as long as to add up one of few
+# parts
+MOST_TURNS = 4
 MOST_SHARES = 32  # threads for a vector: 8 neighbours then still read 128 bytes
 SUMS = 8  # of one launch
 NEVER = 2**31 - 1  # the first block of a sum that there is not
-WAITING = 8 << 20  # bytes of parts that may wait: a sixth of an H100's L2 cache, which everything between goes through
+# bytes of parts that may wait: a sixth of an H100's L2 cache, which everything between goes through
+WAITING = 8 << 20
 
 
 class Sum(NamedTuple):
@@ -56,8 +61,9 @@ class Sum(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Eight numbers each, one a sum: its first block; vectors of four; parts; log2 of the threads that share a vector;
-    vectors that a thread takes one after the other, several only where it shares none; whether it is added."""
+    """Eight numbers each, one a sum: its first block; vectors of four; parts; log2 of the threads
+    that share a vector; vectors that a thread takes one after the other, several only where it
+    shares none; whether it is added."""
 
     first: tuple
     vectors: tuple
@@ -67,7 +73,8 @@ class Cut(NamedTuple):
     adds: tuple
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def add_parts_reference(sums, waits=False):
     for parts, count, target, adds in sums:
@@ -75,26 +82,51 @@ def add_parts_reference(sums, waits=False):
         target.reshape(-1)[...] = target.reshape(-1) + total if adds else total
 
 
-# Kernel ---------------------------------------------------------------------------------------------------------------
+# Kernel -------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of(block, first):
     """Number of the sum that a block works on."""
     _, f1, f2, f3, f4, f5, f6, f7 = first
-    return ((block >= f1) + (block >= f2) + (block >= f3) + (block >= f4) + (block >= f5) + (block >= f6)
-            + (block >= f7))
+    return (
+        (block >= f1)
+        + (block >= f2)
+        + (block >= f3)
+        + (block >= f4)
+        + (block >= f5)
+        + (block >= f6)
+        + (block >= f7)
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def of_sum(which, numbers):
-    n0, n1, n2, n3, n4, n5, n6, n7 = numbers  # named one by one: an index that is not constant would need memory
-    return int32(n0 if which == 0 else n1 if which == 1 else n2 if which == 2 else n3 if which == 3 else
-                 n4 if which == 4 else n5 if which == 5 else n6 if which == 6 else n7)
+    # named one by one: an index that is not constant would need memory
+    n0, n1, n2, n3, n4, n5, n6, n7 = numbers
+    return int32(
+        n0
+        if which == 0
+        else n1
+        if which == 1
+        else n2
+        if which == 2
+        else n3
+        if which == 3
+        else n4
+        if which == 4
+        else n5
+        if which == 5
+        else n6
+        if which == 6
+        else n7
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def add_share(source, vector, vectors, share, shares, count):
-    """A vector's sum over parts `share`, `share` + `shares`, …, with four loads in flight at a time."""
+    """A vector's sum over parts `share`, `share` + `shares`, …, with four loads in flight at a
+    time."""
     s0 = s1 = s2 = s3 = float32(0)
     step = int64(shares) * (4 * vectors)
     part, at = share, int64(share) * (4 * vectors) + 4 * vector
@@ -119,10 +151,24 @@ def add_parts_kernel(parts, targets, cut):
     k = int32(sum_of(block, cut.first))
     k1, k2, k3, k4 = int32(k - 1), int32(k - 2), int32(k - 3), int32(k - 4)
     k5, k6, k7 = int32(k - 5), int32(k - 6), int32(k - 7)
-    source = one_of(k1, p0, one_of(k2, p1, one_of(k3, p2, one_of(k4, p3, one_of(k5, p4, one_of(k6, p5, one_of(
-        k7, p6, p7)))))))
-    target = one_of(k1, t0, one_of(k2, t1, one_of(k3, t2, one_of(k4, t3, one_of(k5, t4, one_of(k6, t5, one_of(
-        k7, t6, t7)))))))
+    source = one_of(
+        k1,
+        p0,
+        one_of(
+            k2,
+            p1,
+            one_of(k3, p2, one_of(k4, p3, one_of(k5, p4, one_of(k6, p5, one_of(k7, p6, p7))))),
+        ),
+    )
+    target = one_of(
+        k1,
+        t0,
+        one_of(
+            k2,
+            t1,
+            one_of(k3, t2, one_of(k4, t3, one_of(k5, t4, one_of(k6, t5, one_of(k7, t6, t7))))),
+        ),
+    )
     vectors, count, bits = of_sum(k, cut.vectors), of_sum(k, cut.count), of_sum(k, cut.bits)
     lanes, shares = int32(THREADS >> bits), int32(1 << bits)
     lane, share = int32(t & (lanes - 1)), int32(t >> (8 - bits))
@@ -145,7 +191,8 @@ def add_parts_kernel(parts, targets, cut):
         vector = int32(vector + lanes)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 class Waiting:
     """The sums that wait in a thread's backward pass. allowed: whether those that come now may."""
@@ -177,7 +224,8 @@ def deferred_reductions():
 
 @contextmanager
 def deferrable():
-    """Context: `add_parts` receives gradients here that are not read before `deferred_reductions` ends."""
+    """Context: `add_parts` receives gradients here that are not read before `deferred_reductions`
+    ends."""
     if not _waiting:
         yield
         return
@@ -197,8 +245,8 @@ def flush_reductions():
 
 
 def flush_on_side_stream():
-    """`flush_reductions` on the side stream, while the main stream does not read the gradients; other streams
-    `follow`."""
+    """`flush_reductions` on the side stream, while the main stream does not read the gradients;
+    other streams `follow`."""
     if _waiting and _waiting[-1].sums:
         targets = [s.target for s in _waiting[-1].sums]
         with on_side_stream(targets[0], *targets):
@@ -220,13 +268,18 @@ def joined(a, b):
 
 
 def add_rows(rows, *targets):
-    """Each target (n,), a parameter's gradient or None, += the sum of its rows (P, n) of rows (targets, P, n), float32.
+    """Each target (n,), a parameter's gradient or None, += the sum of its rows (P, n) of rows
+    (targets, P, n), float32.
 
     On a device; the sums may wait where there are vectors of four.
     """
     each = rows.size // len(targets)
     count, rows = each // rows.shape[-1], rows.reshape(-1)
-    wanted = [(rows[k * each:(k + 1) * each], target) for k, target in enumerate(targets) if target is not None]
+    wanted = [
+        (rows[k * each : (k + 1) * each], target)
+        for k, target in enumerate(targets)
+        if target is not None
+    ]
     if any(target.size % 4 or target.offset % 16 for _, target in wanted):
         for part, target in wanted:
             column_sum(part.reshape(count, -1), target)
@@ -244,39 +297,71 @@ def bits_of(count, vectors):
 
 def _launch(sums):
     for first in range(0, len(sums), SUMS):
-        some = sums[first:first + SUMS]
+        some = sums[first : first + SUMS]
         vectors = [s.target.size // 4 for s in some]
         bits = [bits_of(s.count, n) for s, n in zip(some, vectors, strict=True)]
-        turns = [1 if b else min(max(1, 2 * n // WANTED), MOST_TURNS) for n, b in zip(vectors, bits, strict=True)]
+        turns = [
+            1 if b else min(max(1, 2 * n // WANTED), MOST_TURNS)
+            for n, b in zip(vectors, bits, strict=True)
+        ]
         starts = [0]
         for n, b, several in zip(vectors, bits, turns, strict=True):
             starts.append(starts[-1] + -(-n // ((THREADS >> b) * several)))
         blocks, missing = starts.pop(), SUMS - len(some)
-        cut = Cut(*((*numbers, *[filler] * missing) for numbers, filler in (
-            (starts, NEVER), (vectors, 0), ([s.count for s in some], 0), (bits, 0), (turns, 1),
-            ([int(s.adds) for s in some], 0))))
-        launch(add_parts_kernel, blocks, THREADS, tuple([s.parts for s in some] + [some[0].parts] * missing),
-               tuple([s.target for s in some] + [some[0].target] * missing), cut)
+        cut = Cut(
+            *(
+                (*numbers, *[filler] * missing)
+                for numbers, filler in (
+                    (starts, NEVER),
+                    (vectors, 0),
+                    ([s.count for s in some], 0),
+                    (bits, 0),
+                    (turns, 1),
+                    ([int(s.adds) for s in some], 0),
+                )
+            )
+        )
+        launch(
+            add_parts_kernel,
+            blocks,
+            THREADS,
+            tuple([s.parts for s in some] + [some[0].parts] * missing),
+            tuple([s.target for s in some] + [some[0].target] * missing),
+            cut,
+        )
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def add_parts_cost(count, n, adds=False):
     """(bytes, FLOPs) of one sum of `count` parts of n numbers."""
     return 4 * (count + 1 + adds) * n, (count - 1 + adds) * n
 
 
-# Operation ------------------------------------------------------------------------------------------------------------
+# Operation ----------------------------------------------------------------------------------------
 
-SIZES = (1, 8), (70, 12), (3, 1100), (2, 4), (33, 4), (9, 260), (4, 16), (5, 8), (6, 12)  # the ninth has its own launch
+# the ninth has its own launch
+SIZES = (1, 8), (70, 12), (3, 1100), (2, 4), (33, 4), (9, 260), (4, 16), (5, 8), (6, 12)
 
 
-@operation(reference=add_parts_reference, cost=add_parts_cost,
-           problems=[Problem("nine sums", sums=[Sum(single(count, n), count, single(n), k % 2 == 0)
-                                                for k, (count, n) in enumerate(SIZES)])],
-           writes=("sums",))
+@operation(
+    reference=add_parts_reference,
+    cost=add_parts_cost,
+    problems=[
+        Problem(
+            "nine sums",
+            sums=[
+                Sum(single(count, n), count, single(n), k % 2 == 0)
+                for k, (count, n) in enumerate(SIZES)
+            ],
+        )
+    ],
+    writes=("sums",),
+)
 def add_parts(sums, waits=False):
-    """Each `Sum`: target = or += the sum of its parts; on a device at once, or together with later ones.
+    """Each `Sum`: target = or += the sum of its parts; on a device at once, or together with later
+    ones.
 
     waits: the sums are deferrable, as within `deferrable`
     """

@@ -1,4 +1,5 @@
-"""Run small weight-gradient kernels on a side stream of the GPU, concurrently with the backward pass.
+"""Run small weight-gradient kernels on a side stream of the GPU, concurrently with the backward
+pass.
 
 WHY
     A layer's backward is two independent kernels. One computes the gradient of its input, which the layer before it
@@ -13,9 +14,10 @@ HOW
         an array that was made there and is read by the pass itself      `made_on_side_stream`, `wait_for`
         memory that is freed: the arena holds it back meanwhile; of more than HELD bytes the older half, `wait_if_full`
         the end of the pass, second passes (second_pass.py), and aliased activations (nn/aliasing.py)
-    A third stream that takes gradients to other ranks waits for the side stream by itself (`follow`).
-    Both streams launch the same kernels as one would, on the same numbers: the same bits.
-    `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of matrices (nn/optimizer.py).
+    A third stream that takes gradients to other ranks waits for the side stream by itself
+    (`follow`). Both streams launch the same kernels as one would, on the same numbers: the same
+    bits. `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of
+    matrices (nn/optimizer.py).
 WHERE
     dy has up to SMALL bytes: of a larger layer each kernel fills the GPU by itself. On a device that is not a GPU, or
     in a step that is not recorded, everything is launched in order; memory is held back all the same, so that a
@@ -29,6 +31,7 @@ SOURCE
 READ NEXT
     linear_group.py
 """
+
 import contextlib
 from typing import Any, NamedTuple
 
@@ -41,7 +44,8 @@ HELD = 64 << 20  # bytes that wait for the side stream
 
 
 class Job(NamedTuple):
-    """One launch in `on_side_stream`. first: the arena's position when it began; event: recorded after it, or None"""
+    """One launch in `on_side_stream`. first: the arena's position when it began; event: recorded
+    after it, or None"""
 
     first: int
     event: Any
@@ -50,9 +54,10 @@ class Job(NamedTuple):
 class Pass:
     """A thread's backward pass.
 
-    backend: whose side stream has work that the main stream has not waited for, or None; jobs: that work; arena: the
-    one
-        that holds back what is freed; targets, results: arrays that are made there, gradients and others
+    backend: whose side stream has work that the main stream has not waited for, or None; jobs: that
+    work; arena: the one
+        that holds back what is freed; targets, results: arrays that are made there, gradients and
+        others
     inside: whether that stream is launched to now
     """
 
@@ -140,14 +145,21 @@ def backward_pass():
 
 @contextlib.contextmanager
 def on_side_stream(dy, *targets, small=None):
-    """Context: work launched here computes gradients, and adds to or writes `targets` (None: not wanted).
+    """Context: work launched here computes gradients, and adds to or writes `targets` (None: not
+    wanted).
 
     small: bytes of dy up to which it goes to the side stream; None: SMALL
     """
     current = _passes[-1] if _passes else None
-    if current is not None and current.inside:  # what waits may have been made before the last `rejoin`
+    # what waits may have been made before the last `rejoin`
+    if current is not None and current.inside:
         current.targets.extend(array for array in targets if array is not None)
-    if current is None or current.inside or not is_device(dy) or dy.nbytes > (SMALL if small is None else small):
+    if (
+        current is None
+        or current.inside
+        or not is_device(dy)
+        or dy.nbytes > (SMALL if small is None else small)
+    ):
         yield
         return
     current.targets.extend(array for array in targets if array is not None)
@@ -162,14 +174,15 @@ def rejoin():
 
 
 def follow():
-    """Later launches on the current stream, a further one, wait for all work launched in `on_side_stream`; the main
-    stream does not wait."""
+    """Later launches on the current stream, a further one, wait for all work launched in
+    `on_side_stream`; the main stream does not wait."""
     if _passes and _passes[-1].jobs and (event := _passes[-1].jobs[-1].event) is not None:
         _passes[-1].backend.wait_for(event)
 
 
 def made_on_side_stream(array):
-    """Register an array (or None) made within `on_side_stream` that the pass will read, by way of `wait_for`."""
+    """Register an array (or None) made within `on_side_stream` that the pass will read, by way of
+    `wait_for`."""
     if array is not None and _passes and _passes[-1].backend is not None:
         _passes[-1].results.append(array)
 
@@ -193,12 +206,13 @@ def wait_if_full():
 
 
 def at_once(backend, tasks):
-    """Call functions that launch what does not need one another, each for a separate stream; what is launched
-    afterwards waits for all. What they allocate must be gone when they return."""
+    """Call functions that launch what does not need one another, each for a separate stream; what
+    is launched afterwards waits for all. What they allocate must be gone when they return."""
     several, outer = forks(backend), getattr(backend, "arena", None)
     names, lanes = [f"task {k}" for k in range(1, len(tasks))], []
     for name, task in zip([*names, None], [*tasks[1:], tasks[0]], strict=True):
-        # the first task is last: each of the others waits for all that the main stream has been given
+        # the first task is last: each of the others waits for all that the main stream has been
+        # given
         with contextlib.ExitStack() as own:
             if several and name:
                 own.enter_context(forked(backend, name))
@@ -214,4 +228,9 @@ def at_once(backend, tasks):
 
 def overlaps(a, b):
     """Whether an array shares memory with a device array."""
-    return is_device(a) and a.memory is b.memory and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+    return (
+        is_device(a)
+        and a.memory is b.memory
+        and a.offset < b.offset + b.nbytes
+        and b.offset < a.offset + a.nbytes
+    )

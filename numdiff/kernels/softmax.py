@@ -8,9 +8,10 @@ SHAPES
 VERSIONS
     v1 block-per-row: one block a row: its 128 threads each see every 128th element, and meet in shared memory to
        combine what they found in a tree of seven steps with a barrier each.
-    v2 warp-per-row: one warp a row: 32 threads need no barrier and no shared memory, for they can read each other's
-       registers (shuffles, five steps). And maximum and sum come from one pass over the row: a thread whose maximum
-       grows multiplies the sum it has by e^(old − new). The forward reads x twice instead of three times.
+    v2 warp-per-row: one warp a row: 32 threads need no barrier and no shared memory, for they can
+       read each other's registers (shuffles, five steps). And maximum and sum come from one pass
+       over the row: a thread whose maximum grows multiplies the sum it has by e^(old − new). The
+       forward reads x twice instead of three times.
     v3 vectorised: as v2 with 16-byte loads and stores: a quarter of the memory instructions.
 LAUNCH
     v1 one block of 128 threads a row, 512 bytes of shared memory; v2, v3 one block of 128 threads for four rows.
@@ -24,6 +25,7 @@ SOURCE
 READ NEXT
     attention/unfused.py, which has it between two products.
 """
+
 import math
 
 import numpy as np
@@ -40,7 +42,8 @@ ROWS = BLOCK // WARP  # that a block of v2 and v3 takes, one to each of its warp
 LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf − inf = NaN
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single()
 def softmax_forward_reference(x, scale=1.0, out=None):
@@ -61,7 +64,8 @@ def softmax_backward_reference(dy, y, scale=1.0, out=None):
     return dx
 
 
-# v1: one block a row --------------------------------------------------------------------------------------------------
+# v1: one block a row ------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def block_max(shared, t, value):
@@ -123,7 +127,8 @@ def softmax_backward_kernel_v1(dy, y, dx, N, scale):
         dx[row * N + n] = scale * float32(y[row * N + n]) * (float32(dy[row * N + n]) - mean)
 
 
-# v2: one warp a row, one pass for maximum and sum ---------------------------------------------------------------------
+# v2: one warp a row, one pass for maximum and sum -------------------------------------------------
+
 
 @cuda.jit(device=True)
 def include(largest, total, value):
@@ -173,7 +178,8 @@ def softmax_backward_kernel_v2(dy, y, dx, rows, N, scale):
             dx[row * N + n] = scale * float32(y[row * N + n]) * (float32(dy[row * N + n]) - mean)
 
 
-# v3: 16 bytes at a time -----------------------------------------------------------------------------------------------
+# v3: 16 bytes at a time ---------------------------------------------------------------------------
+
 
 @cuda.jit
 def softmax_forward_kernel_v3(x, y, rows, N, scale):
@@ -184,16 +190,28 @@ def softmax_forward_kernel_v3(x, y, rows, N, scale):
         for n in range(4 * lane, N, 4 * WARP):
             x0, x1, x2, x3 = load4(x, row * N + n)
             x0, x1, x2, x3 = scale * x0, scale * x1, scale * x2, scale * x3
-            larger = max(largest, max(max(x0, x1), max(x2, x3)))  # one correction of the sum for four values
+            # one correction of the sum for four values
+            larger = max(largest, max(max(x0, x1), max(x2, x3)))
             total *= math.exp(largest - larger)
-            total += math.exp(x0 - larger) + math.exp(x1 - larger) + math.exp(x2 - larger) + math.exp(x3 - larger)
+            total += (
+                math.exp(x0 - larger)
+                + math.exp(x1 - larger)
+                + math.exp(x2 - larger)
+                + math.exp(x3 - larger)
+            )
             largest = larger
         largest, total = warp_softmax(largest, total)
         inverse = float32(1) / total
         for n in range(4 * lane, N, 4 * WARP):
             x0, x1, x2, x3 = load4(x, row * N + n)
-            store4(y, row * N + n, inverse * math.exp(scale * x0 - largest), inverse * math.exp(scale * x1 - largest),
-                   inverse * math.exp(scale * x2 - largest), inverse * math.exp(scale * x3 - largest))
+            store4(
+                y,
+                row * N + n,
+                inverse * math.exp(scale * x0 - largest),
+                inverse * math.exp(scale * x1 - largest),
+                inverse * math.exp(scale * x2 - largest),
+                inverse * math.exp(scale * x3 - largest),
+            )
 
 
 @cuda.jit
@@ -210,11 +228,18 @@ def softmax_backward_kernel_v3(dy, y, dx, rows, N, scale):
         for n in range(4 * lane, N, 4 * WARP):
             g0, g1, g2, g3 = load4(dy, row * N + n)
             y0, y1, y2, y3 = load4(y, row * N + n)
-            store4(dx, row * N + n, scale * y0 * (g0 - mean), scale * y1 * (g1 - mean), scale * y2 * (g2 - mean),
-                   scale * y3 * (g3 - mean))
+            store4(
+                dx,
+                row * N + n,
+                scale * y0 * (g0 - mean),
+                scale * y1 * (g1 - mean),
+                scale * y2 * (g2 - mean),
+                scale * y3 * (g3 - mean),
+            )
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def softmax_forward_cost(rows, N):
     """(bytes, FLOPs)."""
@@ -225,7 +250,8 @@ def softmax_backward_cost(rows, N):
     return 12 * rows * N, 5 * rows * N
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _lacks_fours(*arrays):
     """What v3 needs and these arrays lack; None if rows begin at multiples of 16 bytes."""
@@ -249,25 +275,43 @@ def _launch_rows(version, scale, *arrays):
     return arrays[-1]
 
 
-@operation(reference=softmax_forward_reference, cost=softmax_forward_cost,
-           versions=[Version("block-per-row", softmax_forward_kernel_v1),
-                     Version("warp-per-row", softmax_forward_kernel_v2),
-                     Version("vectorised", softmax_forward_kernel_v3, fits=lambda x, out: _lacks_fours(x, out))],
-           problems=[Problem(x=single(3, 7), scale=0.7), Problem(x=single(5, 36), scale=0.7),
-                     Problem(x=single(49152, 256), scale=0.125, measured=True)])
+@operation(
+    reference=softmax_forward_reference,
+    cost=softmax_forward_cost,
+    versions=[
+        Version("block-per-row", softmax_forward_kernel_v1),
+        Version("warp-per-row", softmax_forward_kernel_v2),
+        Version("vectorised", softmax_forward_kernel_v3, fits=lambda x, out: _lacks_fours(x, out)),
+    ],
+    problems=[
+        Problem(x=single(3, 7), scale=0.7),
+        Problem(x=single(5, 36), scale=0.7),
+        Problem(x=single(49152, 256), scale=0.125, measured=True),
+    ],
+)
 def softmax_forward(x, scale=1.0, out=None, version=None):
     """softmax(scale · x) over the last axis, as a new array or in `out` (which may be x itself)."""
     return _launch_rows(version, scale, x, empty_like(x) if out is None else out)
 
 
-@operation(reference=softmax_backward_reference, cost=softmax_backward_cost,
-           versions=[Version("block-per-row", softmax_backward_kernel_v1),
-                     Version("warp-per-row", softmax_backward_kernel_v2),
-                     Version("vectorised", softmax_backward_kernel_v3,
-                             fits=lambda dy, y, out: _lacks_fours(dy, y, out))],
-           problems=[Problem(dy=single(3, 7), y=single(3, 7), scale=0.7),
-                     Problem(dy=single(5, 36), y=single(5, 36), scale=0.7),
-                     Problem(dy=single(49152, 256), y=single(49152, 256), scale=0.125, measured=True)])
+@operation(
+    reference=softmax_backward_reference,
+    cost=softmax_backward_cost,
+    versions=[
+        Version("block-per-row", softmax_backward_kernel_v1),
+        Version("warp-per-row", softmax_backward_kernel_v2),
+        Version(
+            "vectorised",
+            softmax_backward_kernel_v3,
+            fits=lambda dy, y, out: _lacks_fours(dy, y, out),
+        ),
+    ],
+    problems=[
+        Problem(dy=single(3, 7), y=single(3, 7), scale=0.7),
+        Problem(dy=single(5, 36), y=single(5, 36), scale=0.7),
+        Problem(dy=single(49152, 256), y=single(49152, 256), scale=0.125, measured=True),
+    ],
+)
 def softmax_backward(dy, y, scale=1.0, out=None, version=None):
     """dx from dy and the forward's result y, as a new array or in `out` (which may be dy itself)."""
     return _launch_rows(version, scale, dy, y, empty_like(y) if out is None else out)

@@ -1,7 +1,7 @@
 """The names of versions: `matmul_forward(a, b, version="hopper")` is `version=6`.
 
-A version is a number to count up a ladder, and a name to say what is new on it. An operation's record (operation.py)
-declares both, and its function takes either.
+A version is a number to count up a ladder, and a name to say what is new on it. An operation's
+record (operation.py) declares both, and its function takes either.
 
 CEILINGS
     A launcher chooses the fastest version that takes its operands. Within `at_most({"matmul": "tiled"})` it chooses
@@ -13,14 +13,17 @@ CEILINGS
 SOURCE
     plain bookkeeping; the words are those of the operations' files, under VERSIONS.
 """
+
 import contextlib
 
 import numpy as np
 
 FOR = {}  # of names that share a number: the operands' type that each is for
 NAMES = {}  # {operation: {name: number}}, of their records
-CEILED = {"epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0}}  # what `at_most` knows
-_ceilings = {}  # {operation: highest version that launchers choose by themselves}; empty but within `at_most`
+# what `at_most` knows
+CEILED = {"epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0}}
+# {operation: highest version that launchers choose by themselves}; empty but within `at_most`
+_ceilings = {}
 
 
 def declare(operation, numbers, has_ceiling=True):
@@ -35,7 +38,8 @@ def declare(operation, numbers, has_ceiling=True):
 
 @contextlib.contextmanager
 def at_most(ceilings):
-    """Context: launchers choose no version above these. ceilings: {operation of CEILED: number, or name}
+    """Context: launchers choose no version above these. ceilings: {operation of CEILED: number, or
+    name}
 
     Launchers are asked at each call: a captured step keeps the versions that it was captured with.
     """
@@ -45,8 +49,10 @@ def at_most(ceilings):
         known = CEILED.get(operation, {})
         number = known.get(version, version)
         if number not in known.values():
-            raise ValueError(f"there is no version {version!r} of {operation!r} to stop at: use one of "
-                             f"{', '.join(known) or ', '.join(CEILED)}")
+            raise ValueError(
+                f"there is no version {version!r} of {operation!r} to stop at: use one of "
+                f"{', '.join(known) or ', '.join(CEILED)}"
+            )
         wanted[operation] = number
     before, _ceilings = _ceilings, wanted
     try:
@@ -61,7 +67,8 @@ def capped(operation, choice):
 
 
 def operation_of(name):
-    """The key in `NAMES` of a function, or of an operation of `numdiff kernels check`; None if it has one version."""
+    """The key in `NAMES` of a function, or of an operation of `numdiff kernels check`; None if it
+    has one version."""
     if name == "cast_into":
         return "cast"
     short = name.removesuffix("_forward")
@@ -74,7 +81,8 @@ def numbers_of(name):
 
 
 def name_of(name, number, dtype=None):
-    """What a version is called in operands of this type, None if it has no name; dtype None: "mma or tf32"."""
+    """What a version is called in operands of this type, None if it has no name; dtype None: "mma
+    or tf32"."""
     found = [n for n, v in NAMES.get(operation_of(name), {}).items() if v == number]
     if len(found) > 1 and dtype is not None:
         found = [n for n in found if np.dtype(dtype).name in FOR[n].split(" and ")] or found

@@ -8,7 +8,8 @@ SHAPES
     x (B, H, W, C) float32, float16 or bfloat16; y (B, height, width, C)
 VERSIONS
     v1 naive: one thread an element of y.
-    v2 vectorised: one thread four channels, by one load and one store: a quarter of the index arithmetic.
+    v2 vectorised: one thread four channels, by one load and one store: a quarter of the index
+    arithmetic.
 LAUNCH
     one thread an element of y (v1) or four (v2), 256 a block. No shared memory.
 DETERMINISM
@@ -20,6 +21,7 @@ SOURCE
 READ NEXT
     concat.py, the other half of a UNet's wiring.
 """
+
 import numpy as np
 
 from ..device import cuda, empty, launch, load4, store4
@@ -30,18 +32,24 @@ from .problem import Problem, half, single
 
 BLOCK = 256  # threads
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def window_forward_reference(x, row, column, height, width):
     _, H, W, _ = x.shape
     y = np.zeros((len(x), height, width, x.shape[3]), x.dtype)
     top, left = max(0, -row), max(0, -column)  # of y, where x begins
-    inside = x[:, max(0, row):max(0, min(H, row + height)), max(0, column):max(0, min(W, column + width))]
-    y[:, top:top + inside.shape[1], left:left + inside.shape[2]] = inside
+    inside = x[
+        :,
+        max(0, row) : max(0, min(H, row + height)),
+        max(0, column) : max(0, min(W, column + width)),
+    ]
+    y[:, top : top + inside.shape[1], left : left + inside.shape[2]] = inside
     return y
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def source(n, row, column, height, width, H, W, C):
@@ -62,8 +70,9 @@ def window_forward_kernel_v1(x, y, row, column, height, width, H, W, C):
         y[n] = x[place] if place >= 0 else y.dtype.type(0)
 
 
-# v2: one thread four channels -----------------------------------------------------------------------------------------
+# v2: one thread four channels ---------------------------------------------------------------------
 # Where C is a multiple of four, four neighbouring channels are of one pixel.
+
 
 @cuda.jit
 def window_forward_kernel_v2(x, y, row, column, height, width, H, W, C):
@@ -78,7 +87,8 @@ def window_forward_kernel_v2(x, y, row, column, height, width, H, W, C):
             store4(y, n, zero, zero, zero, zero)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def window_forward_cost(x, row, column, height, width):
     """(bytes, FLOPs) in float32: what is inside is read, the window is written."""
@@ -88,12 +98,15 @@ def window_forward_cost(x, row, column, height, width):
     return 4 * b * c * (rows * columns + height * width), 0
 
 
-# Operation ------------------------------------------------------------------------------------------------------------
+# Operation ----------------------------------------------------------------------------------------
+
 
 def _check(x, height, width):
     if x.ndim != 4 or height < 1 or width < 1:
-        raise ValueError(f"a window of {height} × {width} pixels of an array {tuple(x.shape)}: both must be at least "
-                         "1, and the array (B, H, W, C)")
+        raise ValueError(
+            f"a window of {height} × {width} pixels of an array {tuple(x.shape)}: both must be at least "
+            "1, and the array (B, H, W, C)"
+        )
 
 
 def _fits_vectors(x):
@@ -102,25 +115,66 @@ def _fits_vectors(x):
 
 
 def _problems():
-    """One of each kind of window: padding, cropping, both at once, and one that leaves nothing of x inside."""
-    windows = {"padded": (-1, -1, 6, 7), "cropped": (1, 2, 2, 2), "both": (-2, 1, 5, 3), "outside": (9, 0, 2, 2)}
-    small = [Problem(f"{what}, {channels} channels", x=array(2, 4, 5, channels), row=row, column=column, height=height,
-                     width=width, tolerance=0.0)
-             for what, (row, column, height, width) in windows.items()
-             for array, channels in ((single, 8), (half, 4), (single, 3))]
-    return [*small, Problem(x=half(8, 256, 256, 128), row=0, column=0, height=258, width=258, measured=True)]
+    """One of each kind of window: padding, cropping, both at once, and one that leaves nothing of x
+    inside."""
+    windows = {
+        "padded": (-1, -1, 6, 7),
+        "cropped": (1, 2, 2, 2),
+        "both": (-2, 1, 5, 3),
+        "outside": (9, 0, 2, 2),
+    }
+    small = [
+        Problem(
+            f"{what}, {channels} channels",
+            x=array(2, 4, 5, channels),
+            row=row,
+            column=column,
+            height=height,
+            width=width,
+            tolerance=0.0,
+        )
+        for what, (row, column, height, width) in windows.items()
+        for array, channels in ((single, 8), (half, 4), (single, 3))
+    ]
+    return [
+        *small,
+        Problem(x=half(8, 256, 256, 128), row=0, column=0, height=258, width=258, measured=True),
+    ]
 
 
-@operation(reference=window_forward_reference, cost=window_forward_cost, check=_check,
-           versions=[Version("naive", window_forward_kernel_v1, lanes=1, measured=False),
-                     Version("vectorised", window_forward_kernel_v2, lanes=4, measured=False, fits=_fits_vectors)],
-           problems=_problems())
+@operation(
+    reference=window_forward_reference,
+    cost=window_forward_cost,
+    check=_check,
+    versions=[
+        Version("naive", window_forward_kernel_v1, lanes=1, measured=False),
+        Version(
+            "vectorised", window_forward_kernel_v2, lanes=4, measured=False, fits=_fits_vectors
+        ),
+    ],
+    problems=_problems(),
+)
 def window_forward(x, row, column, height, width, version=None):
-    """The pixels of x (B, H, W, C) from (row, column) on, as a new array (B, height, width, C); 0 outside of x."""
+    """The pixels of x (B, H, W, C) from (row, column) on, as a new array (B, height, width, C); 0
+    outside of x."""
     b, H, W, c = x.shape
     y = empty((b, height, width, c), x.dtype, like=x)
     if max(x.size, y.size) >= 2**31 - 4 * BLOCK:
-        raise TooManyElementsError(f"{x.shape} or {y.shape} has too many elements for 32-bit indices: split the batch")
-    launch(version.kernel, -(-y.size // (version.lanes * BLOCK)), BLOCK, x.reshape(-1), y.reshape(-1), row, column,
-           height, width, H, W, c)
+        raise TooManyElementsError(
+            f"{x.shape} or {y.shape} has too many elements for 32-bit indices: split the batch"
+        )
+    launch(
+        version.kernel,
+        -(-y.size // (version.lanes * BLOCK)),
+        BLOCK,
+        x.reshape(-1),
+        y.reshape(-1),
+        row,
+        column,
+        height,
+        width,
+        H,
+        W,
+        c,
+    )
     return y

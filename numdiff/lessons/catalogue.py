@@ -1,4 +1,5 @@
 """The puzzles by number: their texts, their parts, and copies for the learner."""
+
 import ast
 import functools
 import importlib
@@ -26,7 +27,9 @@ class Puzzle:
     @functools.cached_property
     def text(self):
         """What the learner gets."""
-        return (FOLDER / "puzzles" / f"{self.name}.py").read_text(encoding="utf-8").partition(MARK)[0].rstrip() + "\n"
+        return (FOLDER / "puzzles" / f"{self.name}.py").read_text(encoding="utf-8").partition(MARK)[
+            0
+        ].rstrip() + "\n"
 
     @functools.cached_property
     def solution(self):
@@ -55,7 +58,9 @@ class Puzzle:
         """Write the learner's file into a folder and return its path; a `UsageError` if it exists."""
         path = pathlib.Path(folder) / f"{self.name}.py"
         if path.exists() or path.is_symlink():
-            raise UsageError(f"{path} exists, and is kept: judge it with --check, or move it away to begin again.")
+            raise UsageError(
+                f"{path} exists, and is kept: judge it with --check, or move it away to begin again."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, self.text, "the puzzle")
         return path
@@ -72,5 +77,7 @@ def puzzle(number):
     """The puzzle of this number; a `UsageError` if there is none."""
     known = puzzles()
     if number not in known:
-        raise UsageError(f"there is no puzzle {number}: `numdiff learn` lists them, 1 to {max(known)}.")
+        raise UsageError(
+            f"there is no puzzle {number}: `numdiff learn` lists them, 1 to {max(known)}."
+        )
     return known[number]

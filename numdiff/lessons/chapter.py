@@ -1,9 +1,11 @@
-"""The chapters: reads their cells, runs them as a notebook does, and writes them as a notebook or a page.
+"""The chapters: reads their cells, runs them as a notebook does, and writes them as a notebook or a
+page.
 
     chapter = chapters()[1]
     for cell, printed, figures in chapter.run(): …
     chapter.notebook()          # the text of an .ipynb file
 """
+
 import ast
 import contextlib
 import functools
@@ -32,7 +34,8 @@ extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
 
 
 class Cell(NamedTuple):
-    """A cell of a chapter. code: whether it is code; text: Markdown or Python; line: where it begins in the file"""
+    """A cell of a chapter. code: whether it is code; text: Markdown or Python; line: where it
+    begins in the file"""
 
     code: bool
     text: str
@@ -40,7 +43,8 @@ class Cell(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A cell that has run. printed: what it wrote; figures: what a notebook would show, as ("svg" or "html", text)"""
+    """A cell that has run. printed: what it wrote; figures: what a notebook would show, as ("svg"
+    or "html", text)"""
 
     cell: Cell
     printed: str
@@ -59,8 +63,9 @@ class Notebook:
         marks = list(CELL.finditer(text))
         cells = []
         for mark, following in zip(marks, [*marks[1:], None], strict=True):
-            body = text[mark.end():following.start() if following else len(text)].strip("\n")
-            body = re.sub(r"^# ?" if mark[1] else r"^# (?=!)", "", body, flags=re.MULTILINE)  # "# !" is a command
+            body = text[mark.end() : following.start() if following else len(text)].strip("\n")
+            # "# !" is a command
+            body = re.sub(r"^# ?" if mark[1] else r"^# (?=!)", "", body, flags=re.MULTILINE)
             cells.append(Cell(not mark[1], body, text.count("\n", 0, mark.end()) + 1))
         return cells
 
@@ -74,16 +79,39 @@ class Notebook:
         return re.match(r"# (?:\d+\. )?(.*)", self.cells[0].text)[1]
 
     def notebook(self, source=None):
-        """The text of an .ipynb file. source: the URL of a Git repository, for a first cell that installs numdiff."""
+        """The text of an .ipynb file. source: the URL of a Git repository, for a first cell that
+        installs numdiff."""
         cells = [(True, INSTALL.replace("{source}", source).rstrip("\n"))] if source else []
         cells += [(cell.code, cell.text) for cell in self.cells]
-        return json.dumps({
-            "cells": [{"cell_type": "code" if code else "markdown", "id": f"cell-{n}", "metadata": {},
-                       "source": text.splitlines(True), **({"execution_count": None, "outputs": []} if code else {})}
-                      for n, (code, text) in enumerate(cells)],
-            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-                         "language_info": {"name": "python"}},
-            "nbformat": 4, "nbformat_minor": 5}, indent=1, ensure_ascii=False) + "\n"
+        return (
+            json.dumps(
+                {
+                    "cells": [
+                        {
+                            "cell_type": "code" if code else "markdown",
+                            "id": f"cell-{n}",
+                            "metadata": {},
+                            "source": text.splitlines(True),
+                            **({"execution_count": None, "outputs": []} if code else {}),
+                        }
+                        for n, (code, text) in enumerate(cells)
+                    ],
+                    "metadata": {
+                        "kernelspec": {
+                            "display_name": "Python 3",
+                            "language": "python",
+                            "name": "python3",
+                        },
+                        "language_info": {"name": "python"},
+                    },
+                    "nbformat": 4,
+                    "nbformat_minor": 5,
+                },
+                indent=1,
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
 
 
 class Chapter(Notebook):
@@ -96,8 +124,11 @@ class Chapter(Notebook):
     @property
     def puzzles(self):
         """The numbers of the puzzles that the text names, in its order."""
-        return [int(n) for line in re.findall(r"^Puzzles?: ([\d, ]+)", self.prose, re.MULTILINE)
-                for n in re.findall(r"\d+", line)]
+        return [
+            int(n)
+            for line in re.findall(r"^Puzzles?: ([\d, ]+)", self.prose, re.MULTILINE)
+            for n in re.findall(r"\d+", line)
+        ]
 
     @property
     def file(self):
@@ -134,9 +165,19 @@ class Chapter(Notebook):
             last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(ast.Module(body, []), name, "exec"), module.__dict__)
-                value = eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__) if last else None
-            figures = [(ending, text()) for ending, text in (("svg", getattr(value, "_repr_svg_", None)),
-                                                             ("html", getattr(value, "html", None))) if text]
+                value = (
+                    eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__)
+                    if last
+                    else None
+                )
+            figures = [
+                (ending, text())
+                for ending, text in (
+                    ("svg", getattr(value, "_repr_svg_", None)),
+                    ("html", getattr(value, "html", None)),
+                )
+                if text
+            ]
             if value is not None and not figures and not hasattr(value, "_ipython_display_"):
                 printed.write(f"{value!r}\n")
             yield Ran(cell, printed.getvalue(), figures)
@@ -145,7 +186,9 @@ class Chapter(Notebook):
         """Write the notebook into a folder and return its path; a `UsageError` if it exists."""
         path = pathlib.Path(folder) / f"{self.name}.ipynb"
         if path.exists() or path.is_symlink():
-            raise UsageError(f"{path} exists, and is kept: open it, or move it away to begin again.")
+            raise UsageError(
+                f"{path} exists, and is kept: open it, or move it away to begin again."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, self.notebook(), "the chapter")
         return path
@@ -154,12 +197,16 @@ class Chapter(Notebook):
 @functools.cache
 def chapters():
     """{number: Chapter}"""
-    return {chapter.number: chapter for chapter in map(Chapter, sorted(FOLDER.glob("[0-9][0-9]_*.py")))}
+    return {
+        chapter.number: chapter for chapter in map(Chapter, sorted(FOLDER.glob("[0-9][0-9]_*.py")))
+    }
 
 
 def chapter(number):
     """The chapter of this number; a `UsageError` if there is none."""
     known = chapters()
     if number not in known:
-        raise UsageError(f"there is no chapter {number}: `numdiff learn` lists them, 1 to {max(known)}.")
+        raise UsageError(
+            f"there is no chapter {number}: `numdiff learn` lists them, 1 to {max(known)}."
+        )
     return known[number]

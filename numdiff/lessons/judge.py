@@ -5,8 +5,10 @@
     2 stars   and coalesced, with no float64 arithmetic in a float32 kernel
     3 stars   and within the puzzle's limits: bank conflicts, and what its LIMITS and USES name
 
-A learner's file may contain anything. Whatever happens in it ends in a verdict: one sentence, and never a traceback.
+A learner's file may contain anything. Whatever happens in it ends in a verdict: one sentence, and
+never a traceback.
 """
+
 import ast
 import contextlib
 import inspect
@@ -27,12 +29,14 @@ ORDERS = ("forward", "reversed", "shuffled")
 SECONDS = 4  # of processor time, after which a learner's code counts as endless
 FILM_SECONDS = 20  # the same while a film is recorded
 PATIENCE = 1.0  # seconds without progress after which a waiting loop is called endless
-UNCOALESCED = 2.0  # times the transactions that would do: more is not coalesced. A row that is not aligned takes less
+# times the transactions that would do: more is not coalesced. A row that is not aligned takes less
+UNCOALESCED = 2.0
 
 
 @dataclass
 class Verdict:
-    """stars: 0 to 3; message: what is wrong or what is left to do; recorder: what was counted, or None."""
+    """stars: 0 to 3; message: what is wrong or what is left to do; recorder: what was counted, or
+    None."""
 
     stars: int
     message: str
@@ -65,12 +69,15 @@ def judge(puzzle, path, seed=0):
 def endless(stopped, seconds):
     """What a `TooLong` means."""
     where = f"in line {stopped.args[0]}" if stopped.args[0] else "in the kernel"
-    return (f"Stopped after {seconds} seconds {where}: a loop does not end, or takes far more steps than it must. "
-            "Check what ends it.")
+    return (
+        f"Stopped after {seconds} seconds {where}: a loop does not end, or takes far more steps than it must. "
+        "Check what ends it."
+    )
 
 
 def film_of(puzzle, path, seed=0):
-    """(`Film` of the learner's kernel on the puzzle's first problem, or None if it does not run; a sentence)"""
+    """(`Film` of the learner's kernel on the puzzle's first problem, or None if it does not run; a
+    sentence)"""
     module, film = puzzle.module, emulator.Film()
     message = "The result is right; the judge also looks at other problems and thread orders."
     try:
@@ -95,7 +102,9 @@ def _judge(module, path, seed):
         results = set()
         for order in ORDERS:
             counting = recorder if number == 0 and order == "forward" else None
-            result, found = run(module, learner, path, text, grid, block, inputs, order, seed, counting)
+            result, found = run(
+                module, learner, path, text, grid, block, inputs, order, seed, counting
+            )
             results.add(result.tobytes())
             float64 = float64 or found
         ordered = ordered and len(results) == 1
@@ -105,9 +114,12 @@ def _judge(module, path, seed):
 
 @contextlib.contextmanager
 def time_limit(seconds, path):
-    """Context that raises `TooLong` after this processor time, with the line of the file at `path` that runs then;
-    without effect outside the main thread."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    """Context that raises `TooLong` after this processor time, with the line of the file at `path`
+    that runs then; without effect outside the main thread."""
+    if (
+        not hasattr(signal, "setitimer")
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
 
@@ -125,14 +137,17 @@ def time_limit(seconds, path):
         signal.signal(signal.SIGPROF, before)
 
 
-# The learner's file ---------------------------------------------------------------------------------------------------
+# The learner's file -------------------------------------------------------------------------------
+
 
 def read(path):
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Wrong(f"There is no file {path}: open the puzzle with `numdiff learn {int(path.name[:2])}`, in this "
-                    "folder.") from None
+        raise Wrong(
+            f"There is no file {path}: open the puzzle with `numdiff learn {int(path.name[:2])}`, in this "
+            "folder."
+        ) from None
     except UnicodeDecodeError:
         raise Wrong(f"{path} is no text in UTF-8: save it as such.") from None
     except OSError as error:
@@ -145,8 +160,10 @@ def parse(text, path):
     except SyntaxError as error:
         if error.lineno is None:
             raise Wrong(f"{path.name} is no valid Python: {error.msg}.") from None
-        raise Wrong(f"Line {error.lineno} is no valid Python: {error.msg}. Check brackets, colons and indentation "
-                    "there, and in the line above.") from None
+        raise Wrong(
+            f"Line {error.lineno} is no valid Python: {error.msg}. Check brackets, colons and indentation "
+            "there, and in the line above."
+        ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise Wrong(f"{path.name} is no valid Python: {error}.") from None
 
@@ -201,33 +218,53 @@ def check_kernel(learner, name, original, tree):
     found = getattr(learner, name, None)
     if found is None:
         raise Wrong(f"The file has no function `{name}`: keep the name that the puzzle gives it.")
-    if not hasattr(found, "py_func") or not type(found).__module__.startswith(("numba.cuda", "numba_cuda", "numdiff")):
+    if not hasattr(found, "py_func") or not type(found).__module__.startswith(
+        ("numba.cuda", "numba_cuda", "numdiff")
+    ):
         raise Wrong(f"`{name}` is no kernel: put @cuda.jit in the line above its def.")
     wanted, given = (list(inspect.signature(each.py_func).parameters) for each in (original, found))
     if len(wanted) != len(given):
-        raise Wrong(f"`{name}` takes ({', '.join(given)}), and the puzzle calls it with ({', '.join(wanted)}): keep "
-                    "the first line as it was.")
-    body = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+        raise Wrong(
+            f"`{name}` takes ({', '.join(given)}), and the puzzle calls it with ({', '.join(wanted)}): keep "
+            "the first line as it was."
+        )
+    body = next(
+        (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name),
+        None,
+    )
     for node in ast.walk(body) if body is not None else ():
         if isinstance(node, ast.Return) and node.value is not None:
-            raise Wrong(f"Line {node.lineno} returns a value, and a kernel returns nothing: store the result in out.")
+            raise Wrong(
+                f"Line {node.lineno} returns a value, and a kernel returns nothing: store the result in out."
+            )
 
 
-# Runs -----------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
+
 
 def run(module, learner, path, text, grid, block, inputs, order, seed, recorder=None, film=None):
     """One run; a `Wrong` where it is not right. Returns the output, and the float64 fault or None."""
     expected = module.specification(*inputs)
     out = emulator.EmulatedArray(expected.shape, expected.dtype)
-    gpu = emulator.Emulator(order=order, seed=seed, on_fault="collect", float64=False, patience=PATIENCE,
-                            recorder=recorder, film=film)
+    gpu = emulator.Emulator(
+        order=order,
+        seed=seed,
+        on_fault="collect",
+        float64=False,
+        patience=PATIENCE,
+        recorder=recorder,
+        film=film,
+    )
 
     def launch(kernel, grid, block, *arguments):
         gpu.launch(kernel, grid, block, *arguments)
         check_faults(gpu, path)
 
     launch.empty = emulator.EmulatedArray
-    given = [emulator.EmulatedArray(a.shape, a.dtype, a) if isinstance(a, np.ndarray) else a for a in inputs]
+    given = [
+        emulator.EmulatedArray(a.shape, a.dtype, a) if isinstance(a, np.ndarray) else a
+        for a in inputs
+    ]
     try:
         if hasattr(module, "launch"):
             module.launch(launch, learner, grid, block, inputs, out)
@@ -243,7 +280,7 @@ def run(module, learner, path, text, grid, block, inputs, order, seed, recorder=
     except (Exception, SystemExit) as error:
         raise Wrong(in_words(error, path, "the kernel runs")) from None
     size = expected.dtype.itemsize
-    valid = np.frombuffer(out.memory.valid, np.uint8)[:expected.nbytes]
+    valid = np.frombuffer(out.memory.valid, np.uint8)[: expected.nbytes]
     written = valid.reshape(*expected.shape, size).all(axis=-1)
     if not written.all():
         raise Wrong(advice.explain_unwritten(written, text, int(np.prod(grid))))
@@ -260,21 +297,33 @@ def check_faults(gpu, path):
         raise Wrong(advice.explain(advice.most_telling(faults), path))
 
 
-# Stars ----------------------------------------------------------------------------------------------------------------
+# Stars --------------------------------------------------------------------------------------------
+
 
 def rate(module, recorder, tree, path, float64, ordered):
-    """(stars, message) of a kernel that is right. ordered: whether its bits are the same in each thread order."""
+    """(stars, message) of a kernel that is right. ordered: whether its bits are the same in each
+    thread order."""
     if not ordered:
         return 1, advice.ORDER
-    lines = {line: figures for (file, line), figures in recorder.lines().items() if file == str(path)}
+    lines = {
+        line: figures for (file, line), figures in recorder.lines().items() if file == str(path)
+    }
     if float64 is not None:
         line = advice.line_of(float64, path)
         return 1, f"Right, but line {line} computes in float64. {FLOAT64}"
     limit = getattr(module, "UNCOALESCED", UNCOALESCED)
-    worst = max(((figures.sectors / figures.ideal_sectors, line) for line, figures in lines.items()
-                 if figures.ideal_sectors), default=(1, None))
+    worst = max(
+        (
+            (figures.sectors / figures.ideal_sectors, line)
+            for line, figures in lines.items()
+            if figures.ideal_sectors
+        ),
+        default=(1, None),
+    )
     if worst[0] > limit:
-        return 1, advice.explain_uncoalesced(worst[1], lines[worst[1]], getattr(module, "COALESCE", ""))
+        return 1, advice.explain_uncoalesced(
+            worst[1], lines[worst[1]], getattr(module, "COALESCE", "")
+        )
     conflicts = {line: figures for line, figures in lines.items() if figures.conflicts > 0}
     total = recorder.total()
     if total.conflicts > getattr(module, "CONFLICTS", 0) and conflicts:
@@ -283,8 +332,11 @@ def rate(module, recorder, tree, path, float64, ordered):
     for key, (most, why) in getattr(module, "LIMITS", {}).items():
         if getattr(total, key) > most:
             return 2, advice.explain_cost(key, getattr(total, key), most, why)
-    names = {node.id if isinstance(node, ast.Name) else node.attr for node in ast.walk(tree)
-             if isinstance(node, (ast.Name, ast.Attribute))}
+    names = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    }
     for name, why in getattr(module, "USES", {}).items():
         if name not in names:
             return 2, f"Right and coalesced, but it does not use {name}; three stars need it. {why}"

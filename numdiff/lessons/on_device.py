@@ -1,4 +1,6 @@
-"""A learner's kernel on a real device, after the emulator has found it right: its result, and how long it takes."""
+"""A learner's kernel on a real device, after the emulator has found it right: its result, and how
+long it takes."""
+
 import time
 
 import numpy as np
@@ -43,6 +45,7 @@ def gpu_line(puzzle, path):
     """One line about the learner's file on this machine's GPU; None without a GPU."""
     from ..device import get_gpu, why_no_gpu
     from .judge import load, read
+
     if why_no_gpu():
         return None
     try:

@@ -1,4 +1,6 @@
-"""Automatic differentiation and models: tensors and the tape, operations, modules, UNet and DiT, the optimiser."""
+"""Automatic differentiation and models: tensors and the tape, operations, modules, UNet and DiT,
+the optimiser."""
+
 from . import functional
 from .dit import DiT
 from .layers import Conv2d, Embedding, GroupNorm, LayerNorm, Linear
@@ -9,5 +11,22 @@ from .parameter import Parameter
 from .tensor import Tape, Tensor
 from .unet import UNet
 
-__all__ = ["AdamW", "Conv2d", "DiT", "Embedding", "FlatParameters", "GroupNorm", "LayerNorm", "Linear", "Model",
-           "Module", "Muon", "Numbered", "Parameter", "Tape", "Tensor", "UNet", "functional"]
+__all__ = [
+    "AdamW",
+    "Conv2d",
+    "DiT",
+    "Embedding",
+    "FlatParameters",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "Model",
+    "Module",
+    "Muon",
+    "Numbered",
+    "Parameter",
+    "Tape",
+    "Tensor",
+    "UNet",
+    "functional",
+]

@@ -1,10 +1,11 @@
-"""The autoencoder of latent diffusion (Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion
-Models", arXiv:2112.10752): AutoencoderKL, which turns images into latents that are smaller by 4, 8 or 16 in each
-direction, and back.
+"""The autoencoder of latent diffusion (Rombach et al. 2022, "High-Resolution Image Synthesis with
+Latent Diffusion Models", arXiv:2112.10752): AutoencoderKL, which turns images into latents that are
+smaller by 4, 8 or 16 in each direction, and back.
 
-Layout and parameter names are those of the public latent-diffusion code (`encoder.down.0.block.0.conv1`, …), but for q,
-k and v of an attention block, which are one layer `qkv`; `numdiff convert` only changes the layout to channels last.
-Read top-down: the blocks, `Encoder`, `Decoder`, then `Autoencoder`.
+Layout and parameter names are those of the public latent-diffusion code
+(`encoder.down.0.block.0.conv1`, …), but for q, k and v of an attention block, which are one layer
+`qkv`; `numdiff convert` only changes the layout to channels last. Read top-down: the blocks,
+`Encoder`, `Decoder`, then `Autoencoder`.
 
     encode(images) -> mean, logvar        images (B, H, W, 3) in [-1, 1], latents (B, H/f, W/f, channels)
     decode(latents) -> images
@@ -12,6 +13,7 @@ Read top-down: the blocks, `Encoder`, `Decoder`, then `Autoencoder`.
 
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
+
 import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -32,11 +34,18 @@ LOGVAR = -30.0, 20.0  # bounds of the latents' log variance, as in the public co
 
 
 class ResnetBlock(Module):
-    """norm, SiLU, conv; norm, SiLU, conv; plus the input, through a 1×1 convolution where the channels change."""
+    """norm, SiLU, conv; norm, SiLU, conv; plus the input, through a 1×1 convolution where the
+    channels change."""
 
     def __init__(self, channels, outputs, groups):
-        self.norm1, self.conv1 = GroupNorm(channels, groups, EPS, silu=True), Conv2d(channels, outputs)
-        self.norm2, self.conv2 = GroupNorm(outputs, groups, EPS, silu=True), Conv2d(outputs, outputs)
+        self.norm1, self.conv1 = (
+            GroupNorm(channels, groups, EPS, silu=True),
+            Conv2d(channels, outputs),
+        )
+        self.norm2, self.conv2 = (
+            GroupNorm(outputs, groups, EPS, silu=True),
+            Conv2d(outputs, outputs),
+        )
         if outputs != channels:
             self.nin_shortcut = Conv2d(channels, outputs, kernel=1)
 
@@ -46,7 +55,11 @@ class ResnetBlock(Module):
         return self.conv2(self.norm2(h), residual=skip)
 
     def products(self, size):
-        layers = [self.conv1, self.conv2, *([self.nin_shortcut] if hasattr(self, "nin_shortcut") else [])]
+        layers = [
+            self.conv1,
+            self.conv2,
+            *([self.nin_shortcut] if hasattr(self, "nin_shortcut") else []),
+        ]
         return [conv_product(layer, size) for layer in layers], size
 
 
@@ -54,7 +67,10 @@ class AttentionBlock(Module):
     """norm, qkv, attention over all pixels with one head, projection; plus the input."""
 
     def __init__(self, channels, groups):
-        self.norm, self.qkv = GroupNorm(channels, groups, EPS), Linear(channels, 3 * channels, matrices=3)
+        self.norm, self.qkv = (
+            GroupNorm(channels, groups, EPS),
+            Linear(channels, 3 * channels, matrices=3),
+        )
         self.proj_out = Linear(channels, channels)
 
     def forward(self, x):
@@ -65,8 +81,11 @@ class AttentionBlock(Module):
 
     def products(self, size):
         tokens, channels = size * size, self.proj_out.weight.shape[0]
-        return [linear_product(self.qkv, tokens), Product(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
-                linear_product(self.proj_out, tokens)], size
+        return [
+            linear_product(self.qkv, tokens),
+            Product(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
+            linear_product(self.proj_out, tokens),
+        ], size
 
 
 class Downsample(Module):
@@ -77,7 +96,8 @@ class Downsample(Module):
 
     def forward(self, x):
         _, H, W, _ = x.shape
-        # the convolution pads each side by one: two rows more at the top and the left of its result's first are dropped
+        # the convolution pads each side by one: two rows more at the top and the left of its
+        # result's first are dropped
         y = self.conv(F.window(x, -1, -1, H + 2, W + 2))  # (B, H/2 + 1, W/2 + 1, C)
         return F.window(y, 1, 1, H // 2, W // 2)
 
@@ -99,11 +119,16 @@ class Upsample(Module):
 
 
 class Level(Module):
-    """The blocks at one resolution, each followed by attention if there is one, then a change of the resolution."""
+    """The blocks at one resolution, each followed by attention if there is one, then a change of
+    the resolution."""
 
     def __init__(self, channels, outputs, count, attends, groups, resample=None):
-        self.block = Numbered({i: ResnetBlock(channels if i == 0 else outputs, outputs, groups) for i in range(count)})
-        self.attn = Numbered({i: AttentionBlock(outputs, groups) for i in range(count)} if attends else {})
+        self.block = Numbered(
+            {i: ResnetBlock(channels if i == 0 else outputs, outputs, groups) for i in range(count)}
+        )
+        self.attn = Numbered(
+            {i: AttentionBlock(outputs, groups) for i in range(count)} if attends else {}
+        )
         if resample is not None:
             setattr(self, resample.__name__.lower(), resample(outputs))
 
@@ -113,7 +138,9 @@ class Level(Module):
             yield block
             if len(self.attn):
                 yield self.attn[i]
-        yield from (getattr(self, name) for name in ("downsample", "upsample") if hasattr(self, name))
+        yield from (
+            getattr(self, name) for name in ("downsample", "upsample") if hasattr(self, name)
+        )
 
 
 class Middle(Module):
@@ -137,10 +164,22 @@ class Encoder(Module):
         self.conv_in, self.down = Conv2d(inputs, channels), Numbered()
         for i, width in enumerate(widths):
             last = i == len(widths) - 1
-            self.down.append(Level(channels, width, count, i in attention_levels, groups, None if last else Downsample))
+            self.down.append(
+                Level(
+                    channels,
+                    width,
+                    count,
+                    i in attention_levels,
+                    groups,
+                    None if last else Downsample,
+                )
+            )
             channels = width
         self.mid = Middle(channels, mid_attention, groups)
-        self.norm_out, self.conv_out = GroupNorm(channels, groups, EPS, silu=True), Conv2d(channels, outputs)
+        self.norm_out, self.conv_out = (
+            GroupNorm(channels, groups, EPS, silu=True),
+            Conv2d(channels, outputs),
+        )
 
     def modules(self):
         for level in self.down.modules.values():
@@ -152,17 +191,23 @@ class Encoder(Module):
 
 
 class Decoder(Module):
-    """Latents (B, h, w, latent channels) -> (B, f·h, f·w, out). Its level i is at the encoder's resolution i."""
+    """Latents (B, h, w, latent channels) -> (B, f·h, f·w, out). Its level i is at the encoder's
+    resolution i."""
 
     def __init__(self, inputs, outputs, widths, count, attention_levels, mid_attention, groups):
         channels = widths[-1]
         self.conv_in = Conv2d(inputs, channels)
         self.mid, levels = Middle(channels, mid_attention, groups), {}
         for i, width in reversed(list(enumerate(widths))):
-            levels[i] = Level(channels, width, count + 1, i in attention_levels, groups, Upsample if i else None)
+            levels[i] = Level(
+                channels, width, count + 1, i in attention_levels, groups, Upsample if i else None
+            )
             channels = width
         self.up = Numbered(dict(sorted(levels.items())))
-        self.norm_out, self.conv_out = GroupNorm(channels, groups, EPS, silu=True), Conv2d(channels, outputs)
+        self.norm_out, self.conv_out = (
+            GroupNorm(channels, groups, EPS, silu=True),
+            Conv2d(channels, outputs),
+        )
 
     def modules(self):
         yield from self.mid.modules()
@@ -182,15 +227,18 @@ def run(side, x):
 
 
 class Autoencoder(Model):
-    """AutoencoderKL: an encoder to the mean and the log variance of latents, and a decoder from latents.
+    """AutoencoderKL: an encoder to the mean and the log variance of latents, and a decoder from
+    latents.
 
     image_size: of the images it is trained on; others work, too
     in_channels: of the images, which are float32 (B, H, W, in_channels) in [-1, 1]
-    model_channels, channel_mult: level i has model_channels · channel_mult[i] channels; each but the last halves the
-        size
+    model_channels, channel_mult: level i has model_channels · channel_mult[i] channels; each but
+        the last halves the size
     num_res_blocks: blocks of an encoder's level; a decoder's has one more
-    latent_channels: 4 in Stable Diffusion, 16 in its third version, 32 in the autoencoder of LightningDiT
-    attention_levels: levels with attention after each block; mid_attention: whether there is attention in the middle
+    latent_channels: 4 in Stable Diffusion, 16 in its third version, 32 in the autoencoder of
+    LightningDiT
+    attention_levels: levels with attention after each block; mid_attention: whether there is
+    attention in the middle
     quant_convs: whether there are 1×1 convolutions on the side of the latents
     scaling_factor, shift_factor: a diffusion model sees (latent - shift_factor) · scaling_factor
     groups: of every group normalisation
@@ -199,22 +247,50 @@ class Autoencoder(Model):
 
     kind = "vae"
     num_classes = None
-    largest: ClassVar = {"image_size": 4096, "in_channels": 1 << 10, "model_channels": 1 << 14, "channel_mult": 256,
-                         "num_res_blocks": 64, "latent_channels": 1 << 10, "groups": 1 << 14}
+    largest: ClassVar = {
+        "image_size": 4096,
+        "in_channels": 1 << 10,
+        "model_channels": 1 << 14,
+        "channel_mult": 256,
+        "num_res_blocks": 64,
+        "latent_channels": 1 << 10,
+        "groups": 1 << 14,
+    }
     block_kinds = (ResnetBlock, AttentionBlock)
 
-    def __init__(self, image_size: int = 256, in_channels: int = 3, model_channels: int = 128,
-                 channel_mult: Sequence[int] = (1, 2, 4, 4), num_res_blocks: int = 2, latent_channels: int = 4,
-                 attention_levels: Sequence[int] = (), mid_attention: bool = True, quant_convs: bool = True,
-                 scaling_factor: float = 0.18215, shift_factor: float = 0.0, groups: int = 32, device: Any = "auto",
-                 seed: int | None = 0):
+    def __init__(
+        self,
+        image_size: int = 256,
+        in_channels: int = 3,
+        model_channels: int = 128,
+        channel_mult: Sequence[int] = (1, 2, 4, 4),
+        num_res_blocks: int = 2,
+        latent_channels: int = 4,
+        attention_levels: Sequence[int] = (),
+        mid_attention: bool = True,
+        quant_convs: bool = True,
+        scaling_factor: float = 0.18215,
+        shift_factor: float = 0.0,
+        groups: int = 32,
+        device: Any = "auto",
+        seed: int | None = 0,
+    ):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.out_channels = image_size, in_channels, in_channels
         self.latent_channels, self.factor = latent_channels, 2 ** (len(channel_mult) - 1)
-        self.scaling_factor, self.shift_factor, self.learn_sigma = scaling_factor, shift_factor, False
-        shared = ([model_channels * m for m in channel_mult], num_res_blocks, tuple(attention_levels), mid_attention,
-                  groups)
+        self.scaling_factor, self.shift_factor, self.learn_sigma = (
+            scaling_factor,
+            shift_factor,
+            False,
+        )
+        shared = (
+            [model_channels * m for m in channel_mult],
+            num_res_blocks,
+            tuple(attention_levels),
+            mid_attention,
+            groups,
+        )
         self.encoder = Encoder(in_channels, 2 * latent_channels, *shared)
         self.decoder = Decoder(latent_channels, in_channels, *shared)
         if quant_convs:
@@ -224,39 +300,52 @@ class Autoencoder(Model):
         self._finish(device, seed)
 
     def moments(self, x: Tensor) -> Tensor:
-        """Mean and log variance, side by side: a Tensor float32 (B, H/f, W/f, 2 · latent_channels) of images
-        (B, H, W, C), whose sides must be multiples of `factor`."""
+        """Mean and log variance, side by side: a Tensor float32 (B, H/f, W/f, 2 · latent_channels)
+        of images (B, H, W, C), whose sides must be multiples of `factor`."""
         h = self.encoder(F.cast(x, self.dtype))
         return F.cast(self.quant_conv(h) if hasattr(self, "quant_conv") else h, np.float32)
 
     def reconstruct(self, z: Tensor) -> Tensor:
-        """Images, a Tensor float32 (B, f·h, f·w, C), of latents (B, h, w, latent_channels) that are not scaled."""
+        """Images, a Tensor float32 (B, f·h, f·w, C), of latents (B, h, w, latent_channels) that are
+        not scaled."""
         h = F.cast(z, self.dtype)
         h = self.post_quant_conv(h) if hasattr(self, "post_quant_conv") else h
         return F.cast(self.decoder(h), np.float32)
 
     def encode(self, images: np.ndarray, tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(mean, logvar), float32 (B, H/f, W/f, latent_channels), of images float32 (B, H, W, in_channels) in [-1, 1].
+        """(mean, logvar), float32 (B, H/f, W/f, latent_channels), of images float32 (B, H, W,
+        in_channels) in [-1, 1].
 
-        H and W are any numbers: rows and columns at the bottom and the right are repeated up to a multiple of `factor`.
-        Latents are not scaled (`scale`). tile: side of overlapping squares, in pixels of an image, that are encoded one
-        after the other and blended: for images too large for the memory. None: whole images
+        H and W are any numbers: rows and columns at the bottom and the right are repeated up to a
+        multiple of `factor`. Latents are not scaled (`scale`). tile: side of overlapping squares,
+        in pixels of an image, that are encoded one after the other and blended: for images too
+        large for the memory. None: whole images
         """
         images = _checked(images, self.in_channels, "images")
         more = [(0, -n % self.factor) for n in images.shape[1:3]]
-        moments = self._by_tiles(self.moments, np.pad(images, ((0, 0), *more, (0, 0)), mode="edge"), tile,
-                                 self.factor, 1)
+        moments = self._by_tiles(
+            self.moments, np.pad(images, ((0, 0), *more, (0, 0)), mode="edge"), tile, self.factor, 1
+        )
         mean, logvar = np.split(moments, 2, axis=3)
         return np.ascontiguousarray(mean), np.clip(logvar, *LOGVAR)
 
-    def decode(self, latents: np.ndarray, size: tuple[int, int] | None = None, tile: int | None = None) -> np.ndarray:
-        """Images float32 (B, f·h, f·w, in_channels), about in [-1, 1], of latents float32 (B, h, w, latent_channels).
+    def decode(
+        self, latents: np.ndarray, size: tuple[int, int] | None = None, tile: int | None = None
+    ) -> np.ndarray:
+        """Images float32 (B, f·h, f·w, in_channels), about in [-1, 1], of latents float32 (B, h, w,
+        latent_channels).
 
-        size: (H, W) of the images that were encoded, to which the result is cropped; tile: as of `encode`
+        size: (H, W) of the images that were encoded, to which the result is cropped; tile: as of
+        `encode`
         """
-        images = self._by_tiles(self.reconstruct, _checked(latents, self.latent_channels, "latents"), tile, 1,
-                                self.factor)
-        return images if size is None else np.ascontiguousarray(images[:, :size[0], :size[1]])
+        images = self._by_tiles(
+            self.reconstruct,
+            _checked(latents, self.latent_channels, "latents"),
+            tile,
+            1,
+            self.factor,
+        )
+        return images if size is None else np.ascontiguousarray(images[:, : size[0], : size[1]])
 
     def scale(self, latents: np.ndarray) -> np.ndarray:
         """What a diffusion model is trained on: (latents - shift_factor) · scaling_factor."""
@@ -267,12 +356,16 @@ class Autoencoder(Model):
         return latents / np.float32(self.scaling_factor) + np.float32(self.shift_factor)
 
     def _by_tiles(self, function, x, tile, down, up):
-        """function(x), x (B, H, W, C), whose result is `up` / `down` times as large, in tiles of `tile` image pixels.
+        """function(x), x (B, H, W, C), whose result is `up` / `down` times as large, in tiles of
+        `tile` image pixels.
 
-        Neighbouring tiles overlap by a quarter; there the result is their mean, weighed by the distance to the edge.
+        Neighbouring tiles overlap by a quarter; there the result is their mean, weighed by the
+        distance to the edge.
         """
         if tile is not None and (tile < 8 * self.factor or tile % self.factor):
-            raise UsageError(f"tile {tile} must be a multiple of {self.factor}, and at least {8 * self.factor}.")
+            raise UsageError(
+                f"tile {tile} must be a multiple of {self.factor}, and at least {8 * self.factor}."
+            )
         side = None if tile is None else tile // self.factor  # in latents
         rows, columns = (n // down for n in x.shape[1:3])
         if side is None or side >= max(rows, columns):
@@ -281,8 +374,16 @@ class Autoencoder(Model):
         for top in _starts(rows, side):
             for left in _starts(columns, side):
                 height, width = min(side, rows), min(side, columns)
-                y = self._evaluate(function, np.ascontiguousarray(
-                    x[:, down * top:down * (top + height), down * left:down * (left + width)]))
+                y = self._evaluate(
+                    function,
+                    np.ascontiguousarray(
+                        x[
+                            :,
+                            down * top : down * (top + height),
+                            down * left : down * (left + width),
+                        ]
+                    ),
+                )
                 if total is None:
                     total = np.zeros((len(x), up * rows, up * columns, y.shape[3]), np.float32)
                     weights = np.zeros((up * rows, up * columns, 1), np.float32)
@@ -293,14 +394,16 @@ class Autoencoder(Model):
         return total / weights
 
     def _evaluate(self, function, x):
-        """NumPy in and out. A GPU records the first evaluation of a shape, and replays it from then on."""
+        """NumPy in and out. A GPU records the first evaluation of a shape, and replays it from then
+        on."""
         with self.arithmetic():
             if not hasattr(self.backend, "capture"):
                 return function(Tensor(upload(x, self.backend))).numpy()
             with self.backend.turn:
                 key = function.__name__, x.shape, self.place()
                 if key not in self._recorded:
-                    self._recorded = {key: _Recorded(function, x, self.backend)}  # the newest shape alone
+                    # the newest shape alone
+                    self._recorded = {key: _Recorded(function, x, self.backend)}
                 return self._recorded[key](x)
 
     def __getstate__(self):
@@ -344,7 +447,8 @@ class _Recorded:
 
 
 def _starts(count, side):
-    """Where tiles of `side` begin that cover `count`, with overlaps of at least a quarter of a tile."""
+    """Where tiles of `side` begin that cover `count`, with overlaps of at least a quarter of a
+    tile."""
     if side >= count:
         return [0]
     number = 1 + -(-(count - side) // (side - side // 4))
@@ -364,27 +468,44 @@ def _checked(x, channels, what):
             x = np.ascontiguousarray(x, np.float32)
             if x.ndim == 4 and x.shape[3] == channels and 0 not in x.shape:
                 return x
-    raise UsageError(f"{what} must be an array of numbers (B, H, W, {channels}), and not {shown(x)}.")
+    raise UsageError(
+        f"{what} must be an array of numbers (B, H, W, {channels}), and not {shown(x)}."
+    )
 
 
 def check_options(options):
     """Raise a `UsageError` for options with which no autoencoder can be laid out."""
-    for name in ("image_size", "in_channels", "model_channels", "num_res_blocks", "latent_channels", "groups"):
+    for name in (
+        "image_size",
+        "in_channels",
+        "model_channels",
+        "num_res_blocks",
+        "latent_channels",
+        "groups",
+    ):
         if options[name] < 1:
             raise UsageError(f"{name} {options[name]} must be at least 1.")
     mult, size = options["channel_mult"], options["image_size"]
     if not mult or min(mult) < 1:
-        raise UsageError(f"channel_mult {tuple(mult)} must be one or more whole numbers of at least 1.")
+        raise UsageError(
+            f"channel_mult {tuple(mult)} must be one or more whole numbers of at least 1."
+        )
     if size % 2 ** (len(mult) - 1):
-        raise UsageError(f"image_size {size} cannot be halved {len(mult) - 1} times: use a multiple of "
-                         f"{2 ** (len(mult) - 1)}, or fewer entries in channel_mult.")
+        raise UsageError(
+            f"image_size {size} cannot be halved {len(mult) - 1} times: use a multiple of "
+            f"{2 ** (len(mult) - 1)}, or fewer entries in channel_mult."
+        )
     width, groups = options["model_channels"], options["groups"]
     for m in mult:
         if width * m % groups:
-            raise UsageError(f"{width * m} channels (model_channels {width}) do not divide into {groups} groups: use a "
-                             f"multiple of {groups}.")
+            raise UsageError(
+                f"{width * m} channels (model_channels {width}) do not divide into {groups} groups: use a "
+                f"multiple of {groups}."
+            )
     if any(not 0 <= level < len(mult) for level in options["attention_levels"]):
-        raise UsageError(f"attention_levels {tuple(options['attention_levels'])} must be levels from 0 to "
-                         f"{len(mult) - 1}.")
+        raise UsageError(
+            f"attention_levels {tuple(options['attention_levels'])} must be levels from 0 to "
+            f"{len(mult) - 1}."
+        )
     if options["scaling_factor"] == 0:
         raise UsageError("scaling_factor must not be 0: a diffusion model would see no latents.")

@@ -1,43 +1,49 @@
-"""Deferred weight gradients: those of a block's linear layers in one launch, once all of their operands are complete.
+"""Deferred weight gradients: those of a block's linear layers in one launch, once all of their
+operands are complete.
 
-Each gradient is a product of the gradient dy that arrives at a layer and the layer's input x. It has too few tiles to
-fill a GPU (kernels/linear_gradients.py). It is not read before the backward pass ends, or before it is sent to other
-ranks. So a block runs forward within `deferring`, and its layers register there. In the backward pass each layer defers
-dy and x. The last layer played back, the first of the forward pass, launches the products of all.
+Each gradient is a product of the gradient dy that arrives at a layer and the layer's input x. It
+has too few tiles to fill a GPU (kernels/linear_gradients.py). It is not read before the backward
+pass ends, or before it is sent to other ranks. So a block runs forward within `deferring`, and its
+layers register there. In the backward pass each layer defers dy and x. The last layer played back,
+the first of the forward pass, launches the products of all.
 
     backward     … fc2: defer dy, x | fc1: defer dy, x | attention's proj: … | attention | qkv: …, and the launch
 
-MEMORY. dy and x of fc1, fc2 and proj stay until the launch, instead of being freed layer by layer. In a DiT these are
-at most 11 · D elements a token, of one block at a time. u, which is as wide as fc1's dy, is freed by then if GELU(u)
-was kept.
+MEMORY. dy and x of fc1, fc2 and proj stay until the launch, instead of being freed layer by layer.
+In a DiT these are at most 11 · D elements a token, of one block at a time. u, which is as wide as
+fc1's dy, is freed by then if GELU(u) was kept.
 
-THE INVARIANT of aliasing.py holds. Deferred arrays are freed when the block's first layer has been played back, before
-a gradient of an earlier block is requested. The gradients themselves are requested at the launch. Until then they are
-`stale` or aliased, and distributed/buckets.py, which watches the backward pass, finds the weights of all these layers
-in the record of each.
+THE INVARIANT of aliasing.py holds. Deferred arrays are freed when the block's first layer has been
+played back, before a gradient of an earlier block is requested. The gradients themselves are
+requested at the launch. Until then they are `stale` or aliased, and distributed/buckets.py, which
+watches the backward pass, finds the weights of all these layers in the record of each.
 
 If the layers are small, that launch runs concurrently with the backward pass of the block before
 (kernels/side_stream.py).
 
-If a layer is not played back, since nothing depends on it, the others stay deferred. They are launched when the
-backward pass ends (`flushed_at_end`).
+If a layer is not played back, since nothing depends on it, the others stay deferred. They are
+launched when the backward pass ends (`flushed_at_end`).
 """
+
 import contextlib
 
 from ..device.threads import Stack
 from ..kernels.linear_gradients import linear_gradients_backward
 from ..kernels.side_stream import on_side_stream
 
-SMALL = 9 << 20  # bytes of a layer's dy up to which the launch goes to the side stream (kernels/side_stream.py)
+# bytes of a layer's dy up to which the launch goes to the side stream (kernels/side_stream.py)
+SMALL = 9 << 20
 
-_open = Stack()  # the `DeferredGradients` of the blocks that run forward in this thread, innermost last
+# the `DeferredGradients` of the blocks that run forward in this thread, innermost last
+_open = Stack()
 _pending = Stack()  # those with deferred layers in this thread's backward passes
 
 
 class DeferredGradients:
     """Layers of one forward pass of a block.
 
-    weights: of the layers that may register; layers: the number that has registered; parameters: their weights and
+    weights: of the layers that may register; layers: the number that has registered; parameters:
+    their weights and
     biases; deferred: (weight, bias, dy, x) of layers that have been played back and not flushed
     """
 
@@ -45,7 +51,8 @@ class DeferredGradients:
         self.weights, self.parameters, self.layers, self.deferred = weights, [], 0, []
 
     def register(self, weight, bias):
-        """The function to which a layer's backward gives dy (R, N) and x (R, K) instead of computing gradients."""
+        """The function to which a layer's backward gives dy (R, N) and x (R, K) instead of
+        computing gradients."""
         self.layers += 1
         self.parameters += [parameter for parameter in (weight, bias) if parameter is not None]
 
@@ -69,7 +76,9 @@ class DeferredGradients:
             dbias = None if bias is None or bias.frozen else bias.grad
             launches.setdefault(accumulate, []).append((dy, x, dweight, dbias))
         for accumulate, layers in launches.items():
-            with on_side_stream(layers[0][0], *(gradient for layer in layers for gradient in layer[2:]), small=SMALL):
+            with on_side_stream(
+                layers[0][0], *(gradient for layer in layers for gradient in layer[2:]), small=SMALL
+            ):
                 linear_gradients_backward(layers, accumulate)
 
 
@@ -84,9 +93,14 @@ def deferring(weights):
 
 
 def deferral_of(weight, bias):
-    """The result of `DeferredGradients.register`, or None for a layer that computes its own gradients."""
+    """The result of `DeferredGradients.register`, or None for a layer that computes its own
+    gradients."""
     group = _open[-1] if _open else None
-    return group.register(weight, bias) if group and any(weight is other for other in group.weights) else None
+    return (
+        group.register(weight, bias)
+        if group and any(weight is other for other in group.weights)
+        else None
+    )
 
 
 @contextlib.contextmanager

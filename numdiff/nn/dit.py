@@ -1,8 +1,10 @@
-"""The diffusion transformer of "Scalable Diffusion Models with Transformers" (Peebles and Xie 2023, arXiv:2212.09748),
-with the block of "Reconstruction vs. Generation" (Yao, Yang and Wang 2025, arXiv:2501.01423: LightningDiT) as options.
+"""The diffusion transformer of "Scalable Diffusion Models with Transformers" (Peebles and Xie 2023,
+arXiv:2212.09748), with the block of "Reconstruction vs. Generation" (Yao, Yang and Wang 2025,
+arXiv:2501.01423: LightningDiT) as options.
 
-The mathematics, the parameter names and the initial values of the public DiT and LightningDiT implementations, so that
-their weights load as they are. Read top-down: the tables of sizes, the parts, then `DiT.__init__` and `DiT.forward`.
+The mathematics, the parameter names and the initial values of the public DiT and LightningDiT
+implementations, so that their weights load as they are. Read top-down: the tables of sizes, the
+parts, then `DiT.__init__` and `DiT.forward`.
 
     option         DiT                   the other choice
     norm           "layer": LayerNorm    "rms": RMSNorm with a weight (Zhang and Sennrich 2019, arXiv:1910.07467)
@@ -15,6 +17,7 @@ their weights load as they are. Read top-down: the tables of sizes, the parts, t
 
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
+
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -40,25 +43,59 @@ SIZES = {  # what the letters stand for
     "B": {"depth": 12, "hidden_size": 768, "num_heads": 12},
     "S": {"depth": 12, "hidden_size": 384, "num_heads": 6},
 }
-MODELS = {f"DiT-{letter}/{p}": {**size, "patch_size": p} for letter, size in SIZES.items() for p in (2, 4, 8)}
-PLAIN = {"norm": "layer", "qk_norm": False, "rope": False, "mlp": "gelu", "shift": True, "attention": "full",
-         "sla_topk": 0.2, "sla_linear": "rest"}  # the block of 2022
-UNPUBLISHED = "attention", *extensions.entries("dit_settings")  # of these, what no published model has
+MODELS = {
+    f"DiT-{letter}/{p}": {**size, "patch_size": p}
+    for letter, size in SIZES.items()
+    for p in (2, 4, 8)
+}
+PLAIN = {
+    "norm": "layer",
+    "qk_norm": False,
+    "rope": False,
+    "mlp": "gelu",
+    "shift": True,
+    "attention": "full",
+    "sla_topk": 0.2,
+    "sla_linear": "rest",
+}  # the block of 2022
+# of these, what no published model has
+UNPUBLISHED = "attention", *extensions.entries("dit_settings")
 LIGHTNING = {**PLAIN, "norm": "rms", "rope": True, "mlp": "swiglu"}  # as it was published
-MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} for letter, size in SIZES.items()
-           for p in (1, 2)}
-MODELS |= {"DiT-Tiny": {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4},  # numdiff's own, for laptops
-           "LightningDiT-Tiny/2": {"depth": 6, "hidden_size": 128, "num_heads": 4, "patch_size": 2, **LIGHTNING,
-                                   "qk_norm": True},
-           "LightningDiT-Small/4": {**SIZES["S"], "patch_size": 4, **LIGHTNING, "qk_norm": True, "shift": False}}
+MODELS |= {
+    f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING}
+    for letter, size in SIZES.items()
+    for p in (1, 2)
+}
+# numdiff's own, for laptops
+MODELS |= {
+    "DiT-Tiny": {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4},
+    "LightningDiT-Tiny/2": {
+        "depth": 6,
+        "hidden_size": 128,
+        "num_heads": 4,
+        "patch_size": 2,
+        **LIGHTNING,
+        "qk_norm": True,
+    },
+    "LightningDiT-Small/4": {
+        **SIZES["S"],
+        "patch_size": 4,
+        **LIGHTNING,
+        "qk_norm": True,
+        "shift": False,
+    },
+}
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
 EPS = 1e-6  # of every norm
 NORMS, MLPS = ("layer", "rms"), ("gelu", "swiglu")
-WIDTH = 8  # the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a time
+# the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a
+# time
+WIDTH = 8
 
 
 class PatchEmbed(Module):
-    """Squares of pixels to tokens: a convolution whose kernel and stride are the patch; weight (D, p, p, C)."""
+    """Squares of pixels to tokens: a convolution whose kernel and stride are the patch; weight (D,
+    p, p, C)."""
 
     def __init__(self, patch, channels, hidden):
         self.proj = Linear((patch, patch, channels), hidden, initial=xavier)
@@ -72,8 +109,12 @@ class TimestepEmbedder(Module):
     """256 sinusoids, linear, SiLU, linear."""
 
     def __init__(self, hidden):
-        self.mlp = Numbered({0: Linear(FREQUENCIES, hidden, initial=gaussian(0.02)),
-                             2: Linear(hidden, hidden, initial=gaussian(0.02))})
+        self.mlp = Numbered(
+            {
+                0: Linear(FREQUENCIES, hidden, initial=gaussian(0.02)),
+                2: Linear(hidden, hidden, initial=gaussian(0.02)),
+            }
+        )
 
     def forward(self, t):
         return self.mlp[2](F.silu(self.mlp[0](F.timestep_embedding(t, FREQUENCIES))))  # (B, D)
@@ -87,12 +128,14 @@ class LabelEmbedder(Module):
         self.classes, self.dropout = classes, dropout
 
     def forward(self, labels, randomness=None):
-        return self.embedding_table(F.class_dropout(labels, self.dropout, self.classes, randomness))  # (B, D)
+        # (B, D)
+        return self.embedding_table(F.class_dropout(labels, self.dropout, self.classes, randomness))
 
 
 class Norm(Module):
-    """How tokens are normalised before the conditioning scales and shifts them: one operation with that, and in most
-    places with the gate before it, too. norm: "layer", without a weight, or "rms", with one (D,)."""
+    """How tokens are normalised before the conditioning scales and shifts them: one operation with
+    that, and in most places with the gate before it, too. norm: "layer", without a weight, or
+    "rms", with one (D,)."""
 
     def __init__(self, hidden, norm):
         self.weight = Parameter((hidden,), constant(1)) if norm == "rms" else None
@@ -102,9 +145,11 @@ class Norm(Module):
         return F.adaln(x, shift, scale, EPS, self.weight, self.norm)
 
     def after_gate(self, x, h, gate, shift, scale, reader=None, writer=None, keeps_x=False):
-        """x + gate · h, and that normalised, scaled and shifted; reader, writer, keeps_x: as `F.gate_adaln` takes
-        them."""
-        return F.gate_adaln(x, h, gate, shift, scale, EPS, self.weight, self.norm, writer, reader, keeps_x)
+        """x + gate · h, and that normalised, scaled and shifted; reader, writer, keeps_x: as
+        `F.gate_adaln` takes them."""
+        return F.gate_adaln(
+            x, h, gate, shift, scale, EPS, self.weight, self.norm, writer, reader, keeps_x
+        )
 
 
 class HeadNorm(Module):
@@ -146,7 +191,9 @@ class Mlp(Module):
         self.fc2 = Linear(inner, hidden, initial=xavier)
 
     def forward(self, x, residual=None, gate=None):
-        return F.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias, residual, gate)
+        return F.mlp(
+            x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias, residual, gate
+        )
 
     first, last = property(lambda self: self.fc1), property(lambda self: self.fc2)
 
@@ -154,8 +201,9 @@ class Mlp(Module):
 class SwiGLU(Module):
     """w3 · (silu(w1 · x) ⊙ w2 · x), each with a bias; w12 holds w1 above w2.
 
-    Where 8 does not divide `inner`, both halves of w12 and the columns of w3 are filled up with zeros. There the inside
-    is silu(0) · 0, so all gradients are 0, and AdamW, Muon, decay and average leave what is zero zero.
+    Where 8 does not divide `inner`, both halves of w12 and the columns of w3 are filled up with
+    zeros. There the inside is silu(0) · 0, so all gradients are 0, and AdamW, Muon, decay and
+    average leave what is zero zero.
     """
 
     ends_in = "w3"
@@ -164,49 +212,79 @@ class SwiGLU(Module):
         width = padded_width(inner)
         more = width - inner
 
-        self.w12 = Linear(hidden, 2 * width, matrices=2,
-                          initial=lambda g, _: padded_rows(xavier(g, (2 * inner, hidden)), inner))
-        self.w3 = Linear(width, hidden, initial=lambda g, _: padded_columns(xavier(g, (hidden, inner)), inner))
-        for parameter, zeros in ((self.w12.weight, 2 * more * hidden), (self.w12.bias, 2 * more),
-                                 (self.w3.weight, more * hidden)):
+        self.w12 = Linear(
+            hidden,
+            2 * width,
+            matrices=2,
+            initial=lambda g, _: padded_rows(xavier(g, (2 * inner, hidden)), inner),
+        )
+        self.w3 = Linear(
+            width, hidden, initial=lambda g, _: padded_columns(xavier(g, (hidden, inner)), inner)
+        )
+        for parameter, zeros in (
+            (self.w12.weight, 2 * more * hidden),
+            (self.w12.bias, 2 * more),
+            (self.w3.weight, more * hidden),
+        ):
             parameter.padding = zeros
 
     def forward(self, x, residual=None, gate=None):
-        return F.swiglu_mlp(x, self.w12.weight, self.w12.bias, self.w3.weight, self.w3.bias, residual, gate)
+        return F.swiglu_mlp(
+            x, self.w12.weight, self.w12.bias, self.w3.weight, self.w3.bias, residual, gate
+        )
 
     first, last = property(lambda self: self.w12), property(lambda self: self.w3)
 
 
 class Block(Module):
-    """Attention, then an MLP, each normalised, shifted, scaled and gated by the conditioning (adaLN-Zero)."""
+    """Attention, then an MLP, each normalised, shifted, scaled and gated by the conditioning
+    (adaLN-Zero)."""
 
-    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True,
-                 attention=Attention):
+    def __init__(
+        self,
+        hidden,
+        heads,
+        mlp_ratio,
+        norm="layer",
+        qk_norm=False,
+        mlp="gelu",
+        shift=True,
+        attention=Attention,
+    ):
         self.norm1, self.norm2 = Norm(hidden, norm), Norm(hidden, norm)
         self.attn = attention(hidden, heads, qk_norm)
         self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
         rows = (6 if shift else 4) * hidden
-        # 0 is the SiLU, done once; no matrix for Muon: it sees one row an image, and learnt slower with it
+        # 0 is the SiLU, done once; no matrix for Muon: it sees one row an image, and learnt slower
+        # with it
         self.adaLN_modulation = Numbered({1: Linear(hidden, rows, zero=True, matrices=0)})
         self.shift = shift
 
     def modulation(self, columns):
-        """Shift, scale and gate of attention, then of the MLP, from the columns of the conditioning; of four none is a
-        shift: None."""
+        """Shift, scale and gate of attention, then of the MLP, from the columns of the
+        conditioning; of four none is a shift: None."""
         if self.shift:
             return columns
         scale, gate, scale_mlp, gate_mlp = columns
         return None, scale, gate, None, scale_mlp, gate_mlp
 
     def forward(self, x, y, modulation, following, rotation=None):
-        """From tokens x and their norm y to both after this block; following: that last norm, its shift and scale, and
-        the weight of the layer that reads it, or None. A gate and the norm that reads its result are one operation, so
-        the first norm of a block is computed before it. Without a tape the product before a gate may take it in, and
-        the norm stands alone: less to write and read.
+        """From tokens x and their norm y to both after this block; following: that last norm, its
+        shift and scale, and the weight of the layer that reads it, or None. A gate and the norm
+        that reads its result are one operation, so the first norm of a block is computed before it.
+        Without a tape the product before a gate may take it in, and the norm stands alone: less to
+        write and read.
 
-        For the backward the tokens between blocks are kept, of which those between the branches are made again.
+        For the backward the tokens between blocks are kept, of which those between the branches are
+        made again.
         """
-        with F.together(y, self.attn.qkv.weight, self.attn.proj.weight, self.mlp.first.weight, self.mlp.last.weight):
+        with F.together(
+            y,
+            self.attn.qkv.weight,
+            self.attn.proj.weight,
+            self.mlp.first.weight,
+            self.mlp.last.weight,
+        ):
             return self._forward(x, y, modulation, following, rotation)
 
     def _forward(self, x, y, modulation, following, rotation):
@@ -216,8 +294,16 @@ class Block(Module):
             x = self.attn(y, rotation, x, gate)
             x = self.mlp(self.norm2(x, shift, scale), x, gate_mlp)
             return x, norm(x, *theirs)
-        x, y = self.norm2.after_gate(x, self.attn(y, rotation), gate, shift, scale, self.mlp.first.weight,
-                                     self.attn.proj.weight, keeps_x=True)
+        x, y = self.norm2.after_gate(
+            x,
+            self.attn(y, rotation),
+            gate,
+            shift,
+            scale,
+            self.mlp.first.weight,
+            self.attn.proj.weight,
+            keeps_x=True,
+        )
         return norm.after_gate(x, self.mlp(y), gate_mlp, *theirs, reader, self.mlp.last.weight)
 
 
@@ -234,29 +320,61 @@ class FinalLayer(Module):
 class DiT(Model):
     """Predicts noise, velocity or x_0 from x_t, t and a class; with learn_sigma also the variance.
 
-    image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels): pixels or latents
-    patch_size: side of a token in pixels; hidden_size: channels of a token; depth: blocks; num_heads: of attention
-    mlp_ratio: width of the MLP relative to hidden_size; num_classes: None builds a model without classes
-    class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes
+    image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels): pixels
+    or latents
+    patch_size: side of a token in pixels; hidden_size: channels of a token; depth: blocks;
+    num_heads: of attention
+    mlp_ratio: width of the MLP relative to hidden_size; num_classes: None builds a model without
+    classes
+    class_dropout: share of the images that lose their class in training; above 0 there is a null
+    class, num_classes
     learn_sigma: the output has twice as many channels; the second half gives the variance (see
         kernels/diffusion/vlb.py)
-    norm, qk_norm, rope, mlp, shift, attention, sla_topk, sla_linear: the block, see the head of this file
+    norm, qk_norm, rope, mlp, shift, attention, sla_topk, sla_linear: the block, see the head of
+    this file
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
     kind = "dit"
-    exchange_beside = "copies"  # four H200s, XL/2: 101 % of four times one, 91 % after it (distributed/README.md)
-    largest: ClassVar = {"image_size": 4096, "patch_size": 4096, "in_channels": 1 << 14, "hidden_size": 1 << 14,
-                         "depth": 1024, "num_heads": 1 << 14, "mlp_ratio": 1024, "num_classes": 1 << 24}
+    # four H200s, XL/2: 101 % of four times one, 91 % after it (distributed/README.md)
+    exchange_beside = "copies"
+    largest: ClassVar = {
+        "image_size": 4096,
+        "patch_size": 4096,
+        "in_channels": 1 << 14,
+        "hidden_size": 1 << 14,
+        "depth": 1024,
+        "num_heads": 1 << 14,
+        "mlp_ratio": 1024,
+        "num_classes": 1 << 24,
+    }
     block_kinds = (Block,)
     part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"
 
-    def __init__(self, image_size: int = 32, in_channels: int = 4, patch_size: int = 2, hidden_size: int = 1152,
-                 depth: int = 28, num_heads: int = 16, mlp_ratio: float = 4.0, num_classes: int | None = 1000,
-                 class_dropout: float = 0.1, learn_sigma: bool = True, norm: str = "layer", qk_norm: bool = False,
-                 rope: bool = False, mlp: str = "gelu", shift: bool = True, attention: str = "full",
-                 sla_topk: float = 0.2, sla_linear: str = "rest", device: Any = "auto", seed: int | None = 0):
+    def __init__(
+        self,
+        image_size: int = 32,
+        in_channels: int = 4,
+        patch_size: int = 2,
+        hidden_size: int = 1152,
+        depth: int = 28,
+        num_heads: int = 16,
+        mlp_ratio: float = 4.0,
+        num_classes: int | None = 1000,
+        class_dropout: float = 0.1,
+        learn_sigma: bool = True,
+        norm: str = "layer",
+        qk_norm: bool = False,
+        rope: bool = False,
+        mlp: str = "gelu",
+        shift: bool = True,
+        attention: str = "full",
+        sla_topk: float = 0.2,
+        sla_linear: str = "rest",
+        device: Any = "auto",
+        seed: int | None = 0,
+    ):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.patch_size = image_size, in_channels, patch_size
@@ -269,18 +387,30 @@ class DiT(Model):
         if num_classes is not None:
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
         kind = Attention if attention == "full" else attention_kind(attention).of(self.options)
-        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, kind)
-                                for i in range(depth)})
-        self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.out_channels, norm)
+        self.blocks = Numbered(
+            {
+                i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, kind)
+                for i in range(depth)
+            }
+        )
+        self.final_layer = FinalLayer(
+            hidden_size, patch_size * patch_size * self.out_channels, norm
+        )
         grid = image_size // patch_size
         self._finish(device, seed, fixed=grid * grid * hidden_size)
-        self.pos_embed = upload(position_table(hidden_size, grid), self.backend)  # (T, D), never trained
-        self.rotation = upload(rotation_table(hidden_size // num_heads, grid), self.backend) if rope else None
+        # (T, D), never trained
+        self.pos_embed = upload(position_table(hidden_size, grid), self.backend)
+        self.rotation = (
+            upload(rotation_table(hidden_size // num_heads, grid), self.backend) if rope else None
+        )
 
-    def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> Iterator[Tensor]:
-        """The blocks' inputs from timestep and class, independent of the image: Tensors (B, 6 D) of each block's shift,
-        scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
-        and scale. Each is computed when it is requested; those of `_stacks` come side by side in one Tensor."""
+    def conditioning(
+        self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None
+    ) -> Iterator[Tensor]:
+        """The blocks' inputs from timestep and class, independent of the image: Tensors (B, 6 D) of
+        each block's shift, scale and gate of attention, then of the MLP (without shifts (B, 4 D)),
+        and (B, 2 D) of the last layer's shift and scale. Each is computed when it is requested;
+        those of `_stacks` come side by side in one Tensor."""
         c = self._conditioned(t, y, randomness)
         for layers in self._stacks():
             yield F.linear_stack(c, parameters_of(layers)) if len(layers) > 1 else layers[0](c)
@@ -293,18 +423,28 @@ class DiT(Model):
         return F.cast(F.silu(c), self.dtype)
 
     def _stacks(self):
-        """The layers of the conditioning, in lists that a launch computes: those of all blocks, then the last layer's.
+        """The layers of the conditioning, in lists that a launch computes: those of all blocks,
+        then the last layer's.
         """
-        *layers, last = (part.adaLN_modulation[1] for part in (*self.blocks.modules.values(), self.final_layer))
+        *layers, last = (
+            part.adaLN_modulation[1] for part in (*self.blocks.modules.values(), self.final_layer)
+        )
         like = self.parameters.half if is_half(self.dtype) else self.parameters.data
-        return [layers, [last]] if F.stacks(like, parameters_of(layers)) else [[layer] for layer in (*layers, last)]
+        return (
+            [layers, [last]]
+            if F.stacks(like, parameters_of(layers))
+            else [[layer] for layer in (*layers, last)]
+        )
 
     def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
-        return [sum(layer.weight.shape[0] for layer in layers) for layers in self._stacks()], np.dtype(self.dtype)
+        return [
+            sum(layer.weight.shape[0] for layer in layers) for layers in self._stacks()
+        ], np.dtype(self.dtype)
 
     def _columns(self, conditioning, t, y, randomness):
-        """The columns of each block's conditioning, then of the last layer's, when they are requested."""
+        """The columns of each block's conditioning, then of the last layer's, when they are
+        requested."""
         each = 6 if self.options["shift"] else 4
         if conditioning is None and self.parameters.overlapped:
             given = self._columns_by_runs(each, t, y, randomness)
@@ -313,11 +453,12 @@ class DiT(Model):
             given = (F.columns(part, part.shape[1] // self.hidden_size) for part in given)
         for parts in given:
             for first in range(0, len(parts), each):
-                yield parts[first:first + each]
+                yield parts[first : first + each]
 
     def _columns_by_runs(self, each, t, y, randomness):
-        """Those of 2, 2, 4, 8, … blocks at a time: their layers' gradients leave for other ranks when the block before
-        them has been played back (distributed/overlap.py), so that in the end those of two blocks are left."""
+        """Those of 2, 2, 4, 8, … blocks at a time: their layers' gradients leave for other ranks
+        when the block before them has been played back (distributed/overlap.py), so that in the end
+        those of two blocks are left."""
         c = self._conditioned(t, y, randomness)
         for layers in self._stacks():
             if len(layers) > 1:
@@ -325,9 +466,16 @@ class DiT(Model):
             else:
                 yield F.columns(layers[0](c), layers[0].weight.shape[0] // self.hidden_size)
 
-    def forward(self, x: Tensor, t: AnyArray, y: AnyArray | None = None, randomness: Any = None,
-                conditioning: list[Tensor] | None = None) -> Tensor:
-        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
+    def forward(
+        self,
+        x: Tensor,
+        t: AnyArray,
+        y: AnyArray | None = None,
+        randomness: Any = None,
+        conditioning: list[Tensor] | None = None,
+    ) -> Tensor:
+        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if
+        the model has classes.
 
         randomness: counts the class dropout of a training step; None: none
         conditioning: of these t and y, where it is known (see `conditioning`)
@@ -335,7 +483,8 @@ class DiT(Model):
         """
         self.check_inputs(t, y, x if conditioning is None else None)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
-        # each block requests the next block's modulation, so that its gradients become ready together with its own
+        # each block requests the next block's modulation, so that its gradients become ready
+        # together with its own
         columns = self._columns(conditioning, t, y, randomness)
         blocks = [*self.blocks.modules.values()]
         own = blocks[0].modulation(next(columns))
@@ -384,11 +533,12 @@ def padded_columns(array, inner):
 
 
 def position_table(channels, grid):
-    """The fixed position embedding of grid × grid tokens, float32 (T, channels): sines and cosines of column, then of
-    row.
+    """The fixed position embedding of grid × grid tokens, float32 (T, channels): sines and cosines
+    of column, then of row.
 
-    Each coordinate p has channels / 2 numbers: sin(p·ω_k) for all k, then cos(p·ω_k), ω_k = 10000^(-4k / channels).
-    The column comes first, as in the public implementation. Computed in float64.
+    Each coordinate p has channels / 2 numbers: sin(p·ω_k) for all k, then cos(p·ω_k), ω_k =
+    10000^(-4k / channels). The column comes first, as in the public implementation. Computed in
+    float64.
     """
     omega = 10000.0 ** (-np.arange(channels // 4) / (channels // 4))
     angles = np.arange(grid)[:, None] * omega
@@ -414,8 +564,10 @@ def check_float8(hidden, inner, mlp):
     """Raise a `UsageError` for widths of which E4M3 has no products."""
     inner = padded_width(inner) if mlp == "swiglu" else inner
     if hidden % 16 or inner % 16:
-        raise UsageError(f"--precision fp8 moves 16 numbers at a time, and a DiT of {hidden} channels, {inner} in its "
-                         "MLP, has other widths: change --hidden-size or --mlp-ratio, or use --precision fp16.")
+        raise UsageError(
+            f"--precision fp8 moves 16 numbers at a time, and a DiT of {hidden} channels, {inner} in its "
+            "MLP, has other widths: change --hidden-size or --mlp-ratio, or use --precision fp16."
+        )
 
 
 def check_options(options):
@@ -424,29 +576,50 @@ def check_options(options):
     size, patch = options["image_size"], options["patch_size"]
     hidden, heads = options["hidden_size"], options["num_heads"]
     if min(size, patch, hidden, heads, options["depth"], options["in_channels"]) < 1:
-        raise UsageError("image_size, in_channels, patch_size, hidden_size, depth and num_heads must be at least 1.")
+        raise UsageError(
+            "image_size, in_channels, patch_size, hidden_size, depth and num_heads must be at least 1."
+        )
     if size % patch:
         fits = [p for p in (2, 4, 8) if size % p == 0]
         advice = f"a patch_size of {' or '.join(map(str, fits))}, or an" if fits else "an"
-        raise UsageError(f"image_size {size} is not divisible by patch_size {patch}: use {advice} image_size of "
-                         f"{max(patch, round(size / patch) * patch)}.")
+        raise UsageError(
+            f"image_size {size} is not divisible by patch_size {patch}: use {advice} image_size of "
+            f"{max(patch, round(size / patch) * patch)}."
+        )
     if hidden % heads:
-        raise UsageError(f"hidden_size {hidden} does not divide into {heads} heads: change num_heads.")
+        raise UsageError(
+            f"hidden_size {hidden} does not divide into {heads} heads: change num_heads."
+        )
     if hidden % 4:
-        raise UsageError(f"hidden_size {hidden} must be a multiple of 4: sines and cosines of row and column share it.")
-    for name, choices in (("norm", NORMS), ("mlp", MLPS),
-                          ("attention", ("full", *extensions.entries("dit_attention")))):
+        raise UsageError(
+            f"hidden_size {hidden} must be a multiple of 4: sines and cosines of row and column share it."
+        )
+    for name, choices in (
+        ("norm", NORMS),
+        ("mlp", MLPS),
+        ("attention", ("full", *extensions.entries("dit_attention"))),
+    ):
         if options[name] not in choices:
-            raise UsageError(f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}.")
+            raise UsageError(
+                f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}."
+            )
     if options["attention"] != "full":
         attention_kind(options["attention"]).check(options, (size // patch) ** 2)
     if options["rope"] and hidden // heads % 4:
-        raise UsageError(f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "
-                         f"{hidden // heads}: change num_heads or hidden_size.")
+        raise UsageError(
+            f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "
+            f"{hidden // heads}: change num_heads or hidden_size."
+        )
     if mlp_width(hidden, options["mlp_ratio"], options["mlp"]) < 1:
-        raise UsageError(f"mlp_ratio {say(options['mlp_ratio'])} leaves the MLP without channels: use a larger one.")
+        raise UsageError(
+            f"mlp_ratio {say(options['mlp_ratio'])} leaves the MLP without channels: use a larger one."
+        )
     if options["num_classes"] is not None and options["num_classes"] < 1:
-        raise UsageError(f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
-                         "classes.")
+        raise UsageError(
+            f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
+            "classes."
+        )
     if not 0 <= options["class_dropout"] < 1:
-        raise UsageError(f"class_dropout {say(options['class_dropout'])} must be at least 0 and below 1.")
+        raise UsageError(
+            f"class_dropout {say(options['class_dropout'])} must be at least 0 and below 1."
+        )

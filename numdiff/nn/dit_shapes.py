@@ -1,4 +1,6 @@
-"""Names and shapes of a DiT's parameters, and how many they are, from its options alone: nothing is built."""
+"""Names and shapes of a DiT's parameters, and how many they are, from its options alone: nothing is
+built."""
+
 import math
 
 from .dit import FREQUENCIES, PLAIN, attention_kind
@@ -6,7 +8,8 @@ from .flops import mlp_width
 
 
 def dit_shapes(options):
-    """{name: shape} of every parameter of a DiT with these options, PyTorch's shapes in PyTorch's order."""
+    """{name: shape} of every parameter of a DiT with these options, PyTorch's shapes in PyTorch's
+    order."""
     o = {**PLAIN, **options}
     D, patch, channels = o["hidden_size"], o["patch_size"], o["in_channels"]
     inner, tokens = mlp_width(D, o["mlp_ratio"], o["mlp"]), (o["image_size"] // patch) ** 2
@@ -23,7 +26,10 @@ def dit_shapes(options):
     layer("t_embedder.mlp.0", D, FREQUENCIES)
     layer("t_embedder.mlp.2", D, D)
     if o["num_classes"] is not None:
-        shapes["y_embedder.embedding_table.weight"] = (o["num_classes"] + (o["class_dropout"] > 0), D)
+        shapes["y_embedder.embedding_table.weight"] = (
+            o["num_classes"] + (o["class_dropout"] > 0),
+            D,
+        )
     first, second, both = ("w12", "w3", 2) if o["mlp"] == "swiglu" else ("fc1", "fc2", 1)
     for i in range(o["depth"]):
         for name in ("norm1", "norm2"):

@@ -1,5 +1,6 @@
-"""Evaluations of a model that a GPU replays: for each shape, the first is launched and the second recorded
-(replay.py)."""
+"""Evaluations of a model that a GPU replays: for each shape, the first is launched and the second
+recorded (replay.py)."""
+
 import weakref
 from collections import OrderedDict
 
@@ -10,7 +11,8 @@ from .tensor import Tensor
 
 KEPT = 8  # shapes of a model that stay recorded, the most recent ones
 
-_recorded = weakref.WeakKeyDictionary()  # model -> {shape and more: Evaluation}; no part of the model nor its copies
+# model -> {shape and more: Evaluation}; no part of the model nor its copies
+_recorded = weakref.WeakKeyDictionary()
 
 
 class Evaluation:
@@ -36,7 +38,8 @@ class Evaluation:
 
 
 def evaluate(model, x_t, t, y):
-    """The model's output on a GPU, as NumPy, for NumPy arrays x_t (B, H, W, C), t (B,) and y (B,) or None."""
+    """The model's output on a GPU, as NumPy, for NumPy arrays x_t (B, H, W, C), t (B,) and y (B,)
+    or None."""
     inputs = x_t, t, y
     with model.backend.turn:
         known = _recorded.setdefault(model, OrderedDict())

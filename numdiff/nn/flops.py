@@ -1,8 +1,10 @@
-"""FLOPs of a pass through a model, from shapes alone; a multiply-add counts as two. Models and blocks list theirs.
+"""FLOPs of a pass through a model, from shapes alone; a multiply-add counts as two. Models and
+blocks list theirs.
 
-Convolutions, linear layers and attention are counted; normalisations, activations and additions are not, as is usual.
-The backward pass takes twice as many, but where parameters are frozen.
+Convolutions, linear layers and attention are counted; normalisations, activations and additions are
+not, as is usual. The backward pass takes twice as many, but where parameters are frozen.
 """
+
 import math
 from typing import NamedTuple
 
@@ -10,8 +12,8 @@ from .. import extensions
 
 
 class Product(NamedTuple):
-    """A product of the forward pass. weight: a Parameter or its name; attention multiplies none, and has that of its
-    qkv, with of_weight False; flops: of one image."""
+    """A product of the forward pass. weight: a Parameter or its name; attention multiplies none,
+    and has that of its qkv, with of_weight False; flops: of one image."""
 
     weight: object
     flops: int
@@ -36,17 +38,21 @@ def total(products):
 def step_flops(products, names, frozen=()):
     """FLOPs of one image in a training step: forward, and backward as far as it is computed.
 
-    products: of the model, by name; names: of its parameters, in the order in which they are used; frozen: names of
-    those that are not trained: they have no gradient, and layers before the first trained one have no backward
+    products: of the model, by name; names: of its parameters, in the order in which they are used;
+    frozen: names of those that are not trained: they have no gradient, and layers before the first
+    trained one have no backward
     """
     place = {name: number for number, name in enumerate(names)}
     first = min(number for name, number in place.items() if name not in frozen)
-    return sum(flops * (1 + (2 - of_weight) * (place[name] >= first) + (of_weight and name not in frozen))
-               for name, flops, of_weight in products)
+    return sum(
+        flops * (1 + (2 - of_weight) * (place[name] >= first) + (of_weight and name not in frozen))
+        for name, flops, of_weight in products
+    )
 
 
 def mlp_width(hidden, mlp_ratio, mlp):
-    """Channels inside a DiT's MLP: hidden · mlp_ratio, of a SwiGLU two thirds of that, each rounded down."""
+    """Channels inside a DiT's MLP: hidden · mlp_ratio, of a SwiGLU two thirds of that, each rounded
+    down."""
     inner = int(hidden * mlp_ratio)
     return int(2 / 3 * inner) if mlp == "swiglu" else inner
 
@@ -59,10 +65,18 @@ def forward_flops(model):
 def dit_products(options):
     """[Product] of a DiT with these options, which is not built."""
     D, patch, swiglu = options["hidden_size"], options["patch_size"], options["mlp"] == "swiglu"
-    tokens, inner = (options["image_size"] // patch) ** 2, mlp_width(D, options["mlp_ratio"], options["mlp"])
-    pixels, attention = patch * patch * options["in_channels"], [("qkv", 2 * tokens * tokens * D, False)]
+    tokens, inner = (
+        (options["image_size"] // patch) ** 2,
+        mlp_width(D, options["mlp_ratio"], options["mlp"]),
+    )
+    pixels, attention = (
+        patch * patch * options["in_channels"],
+        [("qkv", 2 * tokens * tokens * D, False)],
+    )
     if (name := options.get("attention", "full")) != "full":
-        attention = extensions.find("dit_attention", name, f"attention {name}").products(options, tokens)
+        attention = extensions.find("dit_attention", name, f"attention {name}").products(
+            options, tokens
+        )
     shift, found = 6 if options["shift"] else 4, []
 
     def add(name, numbers, of_weight=True):

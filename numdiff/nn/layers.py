@@ -1,9 +1,10 @@
 """Layers: the parameters and initial values that go with each operation of `functional/`.
 
-Initial values are those of the reference implementations. Weights and biases are uniform in ±1/√fan_in (Kaiming uniform
-with a = √5), norms one and zero, embeddings standard normal, and layers that the architecture initialises to zero are
-zero.
+Initial values are those of the reference implementations. Weights and biases are uniform in
+±1/√fan_in (Kaiming uniform with a = √5), norms one and zero, embeddings standard normal, and layers
+that the architecture initialises to zero are zero.
 """
+
 import math
 import numbers
 from collections.abc import Callable
@@ -26,8 +27,8 @@ def uniform(fan_in):
 
 
 def xavier(generator, shape):
-    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); the axes after the first make up
-    fan_in."""
+    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); the axes after the
+    first make up fan_in."""
     bound = math.sqrt(6 / (shape[0] + math.prod(shape[1:])))
     return generator.uniform(-bound, bound, shape)
 
@@ -48,20 +49,31 @@ def normal(generator, shape):
 class Linear(Module):
     """y = x·weightᵀ + bias over the last axis; weight (out, in), bias (out,).
 
-    inputs: how many, or the axes of the weight that make them up, such as (row, column, channel) of a patch
-    initial: what the weight starts from (the bias then starts from zero); the default is `uniform` for both
-    matrices: how many layers this one is, whose outputs stand side by side; Muon takes each by itself (0: none)
+    inputs: how many, or the axes of the weight that make them up, such as (row, column, channel) of
+    a patch
+    initial: what the weight starts from (the bias then starts from zero); the default is `uniform`
+    for both
+    matrices: how many layers this one is, whose outputs stand side by side; Muon takes each by
+    itself (0: none)
     """
 
-    def __init__(self, inputs: int, outputs: int, zero: bool = False, initial: Callable | None = None,
-                 matrices: int = 1) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        zero: bool = False,
+        initial: Callable | None = None,
+        matrices: int = 1,
+    ) -> None:
         inputs = (inputs,) if isinstance(inputs, numbers.Integral) else tuple(inputs)
         start = constant(0) if zero else initial or uniform(math.prod(inputs))
         self.weight = Parameter((outputs, *inputs), start, written=True)
         self.bias = Parameter((outputs,), constant(0) if initial else start)
         self.matrices = matrices
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, gate: Tensor | None = None
+    ) -> Tensor:
         return F.linear(x, self.weight, self.bias, residual, gate)
 
 
@@ -71,23 +83,38 @@ class Conv2d(Module):
     statistics: a `GroupNorm` will read the result, and is faster if it knows its statistics
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, zero: bool = False,
-                 statistics: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int = 3,
+        stride: int = 1,
+        zero: bool = False,
+        statistics: bool = False,
+    ) -> None:
         start = constant(0) if zero else uniform(inputs * kernel * kernel)
-        # few channels have separate kernels, which add, and so little to zero that one launch for all is faster
-        self.weight = Parameter((outputs, kernel, kernel, inputs), start, written=min(inputs, outputs) > NARROW)
+        # few channels have separate kernels, which add, and so little to zero that one launch for
+        # all is faster
+        self.weight = Parameter(
+            (outputs, kernel, kernel, inputs), start, written=min(inputs, outputs) > NARROW
+        )
         self.bias = Parameter((outputs,), start)
         self.stride, self.statistics = stride, statistics
         self.matrices = 1  # (out, k · k · in), in its stored layout
 
-    def forward(self, x: Tensor, channel: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, channel: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         return F.conv2d(x, self.weight, self.bias, self.stride, channel, residual, self.statistics)
 
 
 class GroupNorm(Module):
-    """Group normalisation over the last axis's groups, optionally followed by SiLU in the same pass."""
+    """Group normalisation over the last axis's groups, optionally followed by SiLU in the same
+    pass."""
 
-    def __init__(self, channels: int, groups: int = 32, eps: float = 1e-5, silu: bool = False) -> None:
+    def __init__(
+        self, channels: int, groups: int = 32, eps: float = 1e-5, silu: bool = False
+    ) -> None:
         self.weight = Parameter((channels,), constant(1))
         self.bias = Parameter((channels,), constant(0))
         self.groups, self.eps, self.silu = groups, eps, silu

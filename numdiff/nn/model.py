@@ -1,4 +1,6 @@
-"""What all models have in common: a backend, flat parameters, prediction from NumPy, values by name."""
+"""What all models have in common: a backend, flat parameters, prediction from NumPy, values by
+name."""
+
 import contextlib
 import functools
 import math
@@ -25,15 +27,17 @@ LARGEST_TIMESTEP = 100_000  # of a model whose diffusion is not known: the large
 
 
 class Model(Module):
-    """A network that takes noisy images and timesteps. A subclass lays out its modules and then calls `_finish`.
+    """A network that takes noisy images and timesteps. A subclass lays out its modules and then
+    calls `_finish`.
 
-    Attributes: kind (the name of its record in training/kinds/), options (to build it again), image_size,
-    in_channels, out_channels, learn_sigma, num_classes (None: without classes), null_class (the index that stands for
-    no class, or None), backend, parameters, diffusion (options of the Diffusion it was trained with; empty: the
-    defaults), tf32 (whether products use TF32; None: as the device's switch says).
+    Attributes: kind (the name of its record in training/kinds/), options (to build it again),
+    image_size, in_channels, out_channels, learn_sigma, num_classes (None: without classes),
+    null_class (the index that stands for no class, or None), backend, parameters, diffusion
+    (options of the Diffusion it was trained with; empty: the defaults), tf32 (whether products use
+    TF32; None: as the device's switch says).
 
-    Can be copied by `copy.deepcopy` and pickled: a copy has its own weights. A pickle made on a GPU is loaded onto the
-    GPU, or onto the CPU, in float32, if there is none.
+    Can be copied by `copy.deepcopy` and pickled: a copy has its own weights. A pickle made on a GPU
+    is loaded onto the GPU, or onto the CPU, in float32, if there is none.
     """
 
     kind: str = ""
@@ -50,21 +54,30 @@ class Model(Module):
     parameters: FlatParameters
     largest: typing.ClassVar[dict] = {}  # {argument of the constructor: its largest value}
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
-    part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
-    exchange_beside: str | None = None  # how the `peer` all-reduce overlaps the backward pass (overlap.py)
+    # {name: classes of the modules within a block that it may recompute alone}
+    part_kinds: typing.ClassVar[dict] = {}
+    # how the `peer` all-reduce overlaps the backward pass (overlap.py)
+    exchange_beside: str | None = None
     lends_gradients = True  # whether activations may alias the blocks' gradients (aliasing.py)
-    float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
+    # linear layers within them that `compute_in_float8` is for, by their names there
+    float8_layers: tuple = ()
 
     def _finish(self, device, seed, fixed=0):
         if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
-            raise UsageError(f"seed {quoted(seed)} must be a whole number from 0 to {SEEDS - 1}, or None for zeros.")
+            raise UsageError(
+                f"seed {quoted(seed)} must be a whole number from 0 to {SEEDS - 1}, or None for zeros."
+            )
         self.diffusion = {}
         self.dtype = np.float32  # of the activations
         self.tf32 = None
         if not (device is None or isinstance(device, str) or hasattr(device, "allocate")):
-            raise UsageError(f"device must be 'auto', 'cpu', 'cuda' or 'emulator', and not {shown(device)}.")
+            raise UsageError(
+                f"device must be 'auto', 'cpu', 'cuda' or 'emulator', and not {shown(device)}."
+            )
         self.backend = get_backend(device) if isinstance(device, str) else device
-        self.parameters = FlatParameters(self, self.backend, None if is_planned(self.backend) else seed, fixed)
+        self.parameters = FlatParameters(
+            self, self.backend, None if is_planned(self.backend) else seed, fixed
+        )
         self.parameters.exchange_beside = self.exchange_beside
 
     def __setstate__(self, state):
@@ -96,38 +109,49 @@ class Model(Module):
         self.parameters.drop_half()
 
     def compute_in_half(self, dtype: np.typing.DTypeLike = np.float16) -> None:
-        """From now on compute in float16 or bfloat16, with a copy of the weights; statistics, embeddings and
-        accumulators stay float32."""
+        """From now on compute in float16 or bfloat16, with a copy of the weights; statistics,
+        embeddings and accumulators stay float32."""
         if self.backend is None and not is_bfloat16(dtype):
             raise UsageError("--precision fp16 computes on a GPU; on the CPU use --precision fp32.")
         self.dtype = np.dtype(dtype)
         self.parameters.keep_half(dtype)
 
     def compute_in_float8(self, promoted: bool = True) -> None:
-        """From now on, while a tape records, compute the products of the blocks' linear layers, backward too, in
-        E4M3, all else in float16; NumPy computes it, too, slowly. See nn/float8.py. The first block and the last stay
-        in float16, where there are more than two.
+        """From now on, while a tape records, compute the products of the blocks' linear layers,
+        backward too, in E4M3, all else in float16; NumPy computes it, too, slowly. See
+        nn/float8.py. The first block and the last stay in float16, where there are more than two.
 
         promoted: add products up in float32 every 128 of k
         """
         names, blocks = dict(self.named_parameters()), [*self.blocks_within()]
-        found = [name for block in blocks[1:-1] or blocks for layer in self.float8_layers
-                 if (name := f"{block.name}.{layer}.weight") in names]
+        found = [
+            name
+            for block in blocks[1:-1] or blocks
+            for layer in self.float8_layers
+            if (name := f"{block.name}.{layer}.weight") in names
+        ]
         if not found:
-            raise UsageError(f"--precision fp8 has kernels for the blocks of a DiT, and not for a {self.kind}: use "
-                             "--precision fp16.")
+            raise UsageError(
+                f"--precision fp8 has kernels for the blocks of a DiT, and not for a {self.kind}: use "
+                "--precision fp16."
+            )
         if not fp8_supports(self.backend):
-            raise UsageError("--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision fp16 on "
-                             "other GPUs.")
+            raise UsageError(
+                "--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision fp16 on "
+                "other GPUs."
+            )
         if odd := next((name for name in found if any(n % 16 for n in names[name].shape)), None):
-            raise UsageError(f"--precision fp8 moves 16 numbers at a time, and {odd} is "
-                             f"{' × '.join(map(str, names[odd].shape))}: change the widths, or use --precision fp16.")
+            raise UsageError(
+                f"--precision fp8 moves 16 numbers at a time, and {odd} is "
+                f"{' × '.join(map(str, names[odd].shape))}: change the widths, or use --precision fp16."
+            )
         self.dtype = np.dtype(np.float16)
         self.parameters.keep_half(self.dtype)
         self.parameters.keep_float8(found, promoted)
 
     def recompute_blocks(self, part: str = "blocks") -> None:
-        """From now on keep only the inputs of the blocks for the backward pass, which recomputes what is inside.
+        """From now on keep only the inputs of the blocks for the backward pass, which recomputes
+        what is inside.
 
         part: "blocks" for all of them, or which of their parts alone: a name in `part_kinds`
         """
@@ -140,20 +164,28 @@ class Model(Module):
         if part == "blocks":
             return blocks
         if part not in self.part_kinds:
-            raise UsageError(f"--recompute {part} names no part of the blocks of a {self.kind}: use "
-                             f"{' or '.join(['blocks', *self.part_kinds])}.")
-        return [module for block in blocks for module in block.modules_within()
-                if isinstance(module, self.part_kinds[part])]
+            raise UsageError(
+                f"--recompute {part} names no part of the blocks of a {self.kind}: use "
+                f"{' or '.join(['blocks', *self.part_kinds])}."
+            )
+        return [
+            module
+            for block in blocks
+            for module in block.modules_within()
+            if isinstance(module, self.part_kinds[part])
+        ]
 
     def recomputed_flops(self, part: str, float8: bool = False) -> int:
-        """FLOPs of one image that the backward pass repeats at most if this part is recomputed. What precedes the first
-        trained parameter is not recomputed.
+        """FLOPs of one image that the backward pass repeats at most if this part is recomputed.
+        What precedes the first trained parameter is not recomputed.
 
         float8: the last product of a module is, too (recompute.py)
         """
         names = [name for name, _ in self.named_parameters()]  # which names the modules
         modules = [*self.parts_within(part)]
-        inside = {name for module in modules for name in names if name.startswith(module.name + ".")}
+        inside = {
+            name for module in modules for name in names if name.startswith(module.name + ".")
+        }
         if not float8:
             inside -= {f"{module.name}.{module.ends_in}.weight" for module in modules}
         return sum(product.flops for product in self.products() if product.weight in inside)
@@ -166,10 +198,13 @@ class Model(Module):
             if isinstance(module, self.block_kinds):
                 yield module
             else:
-                stack += [child for _, child in reversed(module.children()) if isinstance(child, Module)]
+                stack += [
+                    child for _, child in reversed(module.children()) if isinstance(child, Module)
+                ]
 
     def matrices(self) -> dict[str, int]:
-        """{name: how many matrices, one below the other} of the blocks' weights that `Muon` makes orthogonal."""
+        """{name: how many matrices, one below the other} of the blocks' weights that `Muon` makes
+        orthogonal."""
         found = {}
         names = dict(self.named_parameters())  # which names the modules
         for block in self.blocks_within():
@@ -179,16 +214,23 @@ class Model(Module):
         return found
 
     def place(self) -> tuple:
-        """What a recorded evaluation depends on besides its inputs: where the weights are, and the arithmetic."""
-        return self.parameters.place(), np.dtype(self.dtype).name, (
-            self.backend.tf32 if self.tf32 is None else self.tf32)
+        """What a recorded evaluation depends on besides its inputs: where the weights are, and the
+        arithmetic."""
+        return (
+            self.parameters.place(),
+            np.dtype(self.dtype).name,
+            (self.backend.tf32 if self.tf32 is None else self.tf32),
+        )
 
-    def predict(self, x_t: np.ndarray, t: np.typing.ArrayLike, y: np.typing.ArrayLike | None = None) -> np.ndarray:
+    def predict(
+        self, x_t: np.ndarray, t: np.typing.ArrayLike, y: np.typing.ArrayLike | None = None
+    ) -> np.ndarray:
         """The model's output for NumPy inputs, as NumPy, whatever the device.
 
-        x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats from 0 to the diffusion's
-            number of steps; values between two timesteps are allowed. A model with a timestep_scale sees them scaled.
-            On the path linear t is from 0 to 1, on the path edm it is sigma
+        x_t: float32 (B, H, W, C); t: timesteps (B,), or one for all, integers or floats from 0 to
+            the diffusion's number of steps; values between two timesteps are allowed. A model with
+            a timestep_scale sees them scaled. On the path linear t is from 0 to 1, on the path edm
+            it is sigma
         y: class indices (B,), or one for all, if the model has classes
         From the second call with a shape on, a GPU records and replays the evaluation, with the same bits.
         """
@@ -197,21 +239,29 @@ class Model(Module):
                 raise TypeError
             x_t = np.ascontiguousarray(x_t, np.float32)
         except (TypeError, ValueError):
-            raise UsageError(f"x_t must be an array of real numbers, and not {shown(x_t)}.") from None
+            raise UsageError(
+                f"x_t must be an array of real numbers, and not {shown(x_t)}."
+            ) from None
         expected = (self.image_size, self.image_size, self.in_channels)
         if x_t.ndim != 4 or x_t.shape[1:] != expected or not len(x_t):
-            raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")
+            raise UsageError(
+                f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))})."
+            )
 
         def per_image(values, name):
             if values.shape not in ((), (1,), (len(x_t),)):
-                raise UsageError(f"{name} has shape {values.shape}; give one value, or one for each of the {len(x_t)} "
-                                 "images.")
+                raise UsageError(
+                    f"{name} has shape {values.shape}; give one value, or one for each of the {len(x_t)} "
+                    "images."
+                )
             return np.ascontiguousarray(np.broadcast_to(values, (len(x_t),)))
 
         self.require_classes(y)
         path = self.diffusion.get("path", "discrete")
-        t = checked_timesteps(t, {"linear": 1, "edm": math.inf}.get(path, self.diffusion.get("steps",
-                                                                                             LARGEST_TIMESTEP)))
+        t = checked_timesteps(
+            t,
+            {"linear": 1, "edm": math.inf}.get(path, self.diffusion.get("steps", LARGEST_TIMESTEP)),
+        )
         if path == "edm":
             t = edm_timesteps(t)
         if y is not None:
@@ -225,48 +275,62 @@ class Model(Module):
         return self(Tensor(upload(x_t, self.backend)), t, y).numpy()
 
     def checked_classes(self, y: np.typing.ArrayLike) -> np.ndarray:
-        """Class indices as int32; a `UsageError` for those that the model does not have. The null class is allowed."""
+        """Class indices as int32; a `UsageError` for those that the model does not have. The null
+        class is allowed."""
         last = self.num_classes - 1 if self.null_class is None else self.null_class
         y = np.asarray(y)
         if not np.issubdtype(y.dtype, np.integer) or not ((y >= 0) & (y <= last)).all():
             null = "" if self.null_class is None else f", and {self.null_class} for no class"
-            raise UsageError(f"y holds a class that does not exist: the model has classes 0 to {self.num_classes - 1}"
-                             f"{null}.")
+            raise UsageError(
+                f"y holds a class that does not exist: the model has classes 0 to {self.num_classes - 1}"
+                f"{null}."
+            )
         return y.astype(np.int32)
 
     def check_inputs(self, t: AnyArray, y: AnyArray | None, x: Tensor | None = None) -> None:
-        """Raise a `UsageError` for invalid timesteps or classes that are on the host (those on a device are not read),
-        and where x is given for what is no tensor, or for shapes that do not fit."""
+        """Raise a `UsageError` for invalid timesteps or classes that are on the host (those on a
+        device are not read), and where x is given for what is no tensor, or for shapes that do not
+        fit."""
         self.require_classes(y)
         if x is not None:
             self._check_shapes(t, y, x)
-        if not is_device(t) and self.diffusion.get("path") != "edm":  # which receives log(sigma) / 4
+        # which receives log(sigma) / 4
+        if not is_device(t) and self.diffusion.get("path") != "edm":
             checked_timesteps(t, LARGEST_TIMESTEP)
         if y is not None and not is_device(y):
             self.checked_classes(y)
 
     def _check_shapes(self, t, y, x):
         if not isinstance(x, Tensor):
-            raise UsageError(f"a model is called with a Tensor, and not with {shown(x)}: write model(Tensor(x), t), or "
-                             "model.predict(x, t) for NumPy in and out.")
+            raise UsageError(
+                f"a model is called with a Tensor, and not with {shown(x)}: write model(Tensor(x), t), or "
+                "model.predict(x, t) for NumPy in and out."
+            )
         shape = getattr(x.data, "shape", ())
         if len(shape) != 4 or shape[3] != self.in_channels:
-            raise UsageError(f"x has shape {tuple(shape)}; this model takes (B, {self.image_size}, {self.image_size}, "
-                             f"{self.in_channels}).")
+            raise UsageError(
+                f"x has shape {tuple(shape)}; this model takes (B, {self.image_size}, {self.image_size}, "
+                f"{self.in_channels})."
+            )
         for name, values, dtypes in (("t", t, "int32 or float32"), ("y", y, "int32")):
             if values is not None and getattr(values, "shape", None) not in ((1,), shape[:1]):
-                raise UsageError(f"{name} must be an array of {shape[0]} {dtypes}, one for each image, and not "
-                                 f"{shown(values)}.")
+                raise UsageError(
+                    f"{name} must be an array of {shape[0]} {dtypes}, one for each image, and not "
+                    f"{shown(values)}."
+                )
 
     def require_classes(self, y: Any) -> None:
         """Raise a `UsageError` if classes are given and the model has none, or the other way round."""
         if (y is None) != (self.num_classes is None):
-            raise UsageError("this model has classes: give y, one class index for each image" if y is None
-                             else "this model has no classes: leave y out, or build it with num_classes")
+            raise UsageError(
+                "this model has classes: give y, one class index for each image"
+                if y is None
+                else "this model has no classes: leave y out, or build it with num_classes"
+            )
 
     def products(self) -> list[Product]:
-        """The products of one image's way through the model, with the names of their weights; here those of weights
-        that each serve once: a subclass knows better."""
+        """The products of one image's way through the model, with the names of their weights; here
+        those of weights that each serve once: a subclass knows better."""
         return [Product(name, 2 * math.prod(p.shape)) for name, p in self.named_parameters()]
 
     def forward_flops(self) -> int:
@@ -289,18 +353,23 @@ class Model(Module):
 def edm_timesteps(sigma):
     """The noise-level input of a model of EDM's path: log(σ) / 4, float32."""
     if not (np.isfinite(sigma) & (sigma > 0)).all():
-        raise UsageError("timesteps of a model of the path edm are noise levels sigma, numbers above 0.")
+        raise UsageError(
+            "timesteps of a model of the path edm are noise levels sigma, numbers above 0."
+        )
     return (np.log(sigma.astype(np.float64)) / 4).astype(np.float32)
 
 
 def checked_timesteps(t, last):
-    """Timesteps as int32, or as float32 if they are floats; a `UsageError` unless all are between 0 and `last`."""
+    """Timesteps as int32, or as float32 if they are floats; a `UsageError` unless all are between 0
+    and `last`."""
     t = np.asarray(t)
     if t.dtype.kind not in "iuf":
         raise UsageError(f"timesteps must be numbers, not {t.dtype}.")
     wrong = t[~((t >= 0) & (t <= last))]  # a NaN, too
     if wrong.size:
-        raise UsageError(f"timestep {wrong[0]:g} is not between 0 and {last}, the range of the model's timesteps.")
+        raise UsageError(
+            f"timestep {wrong[0]:g} is not between 0 and {last}, the range of the model's timesteps."
+        )
     return t.astype(np.float32 if t.dtype.kind == "f" else np.int32)
 
 
@@ -309,8 +378,9 @@ class _Laid(Exception):  # noqa: N818 - no error
 
 
 def laid_out(kind, options):
-    """A model of `kind` (a subclass of `Model`) that is laid out but not built: its parameters have shapes and take no
-    memory."""
+    """A model of `kind` (a subclass of `Model`) that is laid out but not built: its parameters have
+    shapes and take no memory."""
+
     class Sketch(kind):
         def _finish(self, *_, **__):
             raise _Laid(self)
@@ -322,16 +392,17 @@ def laid_out(kind, options):
 
 
 def parameter_shapes(kind, options):
-    """{name: shape} of the parameters of a model that is not built. Options from a file can thus be checked against the
-    weights stored with them before the model is built."""
+    """{name: shape} of the parameters of a model that is not built. Options from a file can thus be
+    checked against the weights stored with them before the model is built."""
     return {name: tuple(p.shape) for name, p in laid_out(kind, options).named_parameters()}
 
 
 def constructor_options(values):
-    """The options among a constructor's `locals()`, as JSON can say them; a `UsageError` for one of the wrong type, as
-    the constructor's hints have it, or above the class's `largest`."""
+    """The options among a constructor's `locals()`, as JSON can say them; a `UsageError` for one of
+    the wrong type, as the constructor's hints have it, or above the class's `largest`."""
     kind = type(values["self"])
-    check_types(kind.__init__, {k: v for k, v in values.items() if k != "seed"})  # which `_finish` looks at
+    # which `_finish` looks at
+    check_types(kind.__init__, {k: v for k, v in values.items() if k != "seed"})
     for name, value in values.items():
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, numbers.Real) and name != "seed":
@@ -339,7 +410,9 @@ def constructor_options(values):
                     raise UsageError(f"{name} {number} must be a finite number.")
                 if number > kind.largest.get(name, math.inf):
                     raise UsageError(f"{name} {number:,} must be at most {kind.largest[name]:,}.")
-    return {k: _plain(v) for k, v in values.items() if k not in ("self", "device", "seed", "__class__")}
+    return {
+        k: _plain(v) for k, v in values.items() if k not in ("self", "device", "seed", "__class__")
+    }
 
 
 @functools.cache
@@ -348,7 +421,8 @@ def _hints(function):
 
 
 def check_types(function, values):
-    """Raise a `UsageError` for a value among {argument: value} that is of another type than the function's hint says.
+    """Raise a `UsageError` for a value among {argument: value} that is of another type than the
+    function's hint says.
     """
     for name, hint in _hints(function).items():
         if name in values and not _is(values[name], hint):
@@ -372,20 +446,29 @@ def _plain(value):
 
 
 MAGNITUDE = 1 << 64
-NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"),
-           bool: (bool | np.bool_, "True or False"),
-           types.NoneType: (types.NoneType, "None"), str: (str, "a text")}
+NUMBERS = {
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    bool: (bool | np.bool_, "True or False"),
+    types.NoneType: (types.NoneType, "None"),
+    str: (str, "a text"),
+}
 
 
 def _is(value, hint):
-    """Whether a value is of the kind that a hint of a constructor says; True for hints of other kinds."""
+    """Whether a value is of the kind that a hint of a constructor says; True for hints of other
+    kinds."""
     if isinstance(hint, types.UnionType):
         return any(_is(value, part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is Sequence:
         (inner,) = typing.get_args(hint)
         return isinstance(value, list | tuple) and all(_is(item, inner) for item in value)
     known = NUMBERS.get(hint)
-    return known is None or isinstance(value, known[0]) and isinstance(value, bool | np.bool_) <= (hint is bool)
+    return (
+        known is None
+        or isinstance(value, known[0])
+        and isinstance(value, bool | np.bool_) <= (hint is bool)
+    )
 
 
 def _in_words(hint):

@@ -1,8 +1,11 @@
-"""Modules: named containers of parameters, and the flat buffers that hold all of a model's parameters.
+"""Modules: named containers of parameters, and the flat buffers that hold all of a model's
+parameters.
 
-Both can be copied (`copy.deepcopy`) and pickled. A copy is independent: it has its own buffers, on the same device, and
-its parameters are views of them. A pickle holds weights as NumPy arrays and devices by name, but no gradients.
+Both can be copied (`copy.deepcopy`) and pickled. A copy is independent: it has its own buffers, on
+the same device, and its parameters are views of them. A pickle holds weights as NumPy arrays and
+devices by name, but no gradients.
 """
+
 import copy
 import difflib
 import fnmatch
@@ -13,7 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing
 
-from ..device import AnyArray, copy_into, download, empty, empty_like, fill_zero, is_device, side_by_side, upload, zeros
+from ..device import (
+    AnyArray,
+    copy_into,
+    download,
+    empty,
+    empty_like,
+    fill_zero,
+    is_device,
+    side_by_side,
+    upload,
+    zeros,
+)
 from ..dtypes import HALVES
 from ..errors import NumdiffError, UsageError, printable
 from ..kernels.elementwise import cast_into
@@ -25,17 +39,21 @@ from .recompute import recompute
 from .recording import scope
 
 MAX_TOTAL = 2**31 - 1  # elements of a flat buffer, which kernels count in int32
-ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)
+# elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)
+ALIGNMENT = 64
 
 
 class Module:
-    """Something with parameters. Attributes that are Parameters or Modules are found by name, in the order assigned."""
+    """Something with parameters. Attributes that are Parameters or Modules are found by name, in
+    the order assigned."""
 
     name = ""  # full name within the model, set by `FlatParameters`; the tape's records have it
     uncopied = ()  # names of attributes that copies and pickles leave out, such as captured graphs
-    ends_in: str | None = None  # the `Linear` within whose result, a residual added, is all that the module returns
+    # the `Linear` within whose result, a residual added, is all that the module returns
+    ends_in: str | None = None
     recomputed = False  # whether the backward pass recomputes what is inside (recompute.py)
-    matrices = 0  # how many matrices `weight` is, one below the other, that Muon may make orthogonal (muon.py)
+    # how many matrices `weight` is, one below the other, that Muon may make orthogonal (muon.py)
+    matrices = 0
 
     def forward(self, *inputs: Any) -> Any:
         raise NotImplementedError
@@ -44,7 +62,11 @@ class Module:
         scope.append(self.name)
         try:
             with passing(self):
-                return recompute(self, *inputs, **options) if self.recomputed else self.forward(*inputs, **options)
+                return (
+                    recompute(self, *inputs, **options)
+                    if self.recomputed
+                    else self.forward(*inputs, **options)
+                )
         finally:
             scope.pop()
 
@@ -52,7 +74,8 @@ class Module:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         state = self.__getstate__()
-        for value in state.values():  # first, so that the parameters found elsewhere become views of the new buffers
+        # first, so that the parameters found elsewhere become views of the new buffers
+        for value in state.values():
             if isinstance(value, FlatParameters):
                 copy.deepcopy(value, memo)
         new.__setstate__({name: copy.deepcopy(value, memo) for name, value in state.items()})
@@ -66,7 +89,8 @@ class Module:
         vars(self).update(state)
 
     def children(self) -> list[tuple[str, "Parameter | Module"]]:
-        """(name, Parameter or Module) in order of assignment; numbered containers use their numbers as names."""
+        """(name, Parameter or Module) in order of assignment; numbered containers use their numbers
+        as names."""
         return [(k, v) for k, v in vars(self).items() if isinstance(v, (Parameter, Module))]
 
     def modules_within(self) -> Iterator["Module"]:
@@ -107,14 +131,16 @@ class Numbered(Module):
 
 
 class FlatParameters:
-    """All parameters of a model as views of one float32 buffer, and their gradients as views of another.
+    """All parameters of a model as views of one float32 buffer, and their gradients as views of
+    another.
 
-    data, grad: float32 (total,) on the engine; half: float16 or bfloat16 copy of the weights in use, or
-        None
-    index: [{"name", "shape", "offset"}], offsets in elements, multiples of 64. The gaps between parameters hold zeros
-    and stay zero. trained: number of parameters, without gaps, padding and frozen ones; count: with the `fixed` ones
-    that the model holds elsewhere; zeros: names of those that start from zero; trained_ranges: [(start, stop)] of the
-    buffers that training changes, all of them unless some are frozen (`freeze`); multiples of 64, too.
+    data, grad: float32 (total,) on the engine; half: float16 or bfloat16 copy of the weights in
+        use, or None
+    index: [{"name", "shape", "offset"}], offsets in elements, multiples of 64. The gaps between
+    parameters hold zeros and stay zero. trained: number of parameters, without gaps, padding and
+    frozen ones; count: with the `fixed` ones that the model holds elsewhere; zeros: names of those
+    that start from zero; trained_ranges: [(start, stop)] of the buffers that training changes, all
+    of them unless some are frozen (`freeze`); multiples of 64, too.
     """
 
     exchange_beside: str | None = None  # of the model
@@ -129,8 +155,10 @@ class FlatParameters:
         self.trained = sum(math.prod(p.shape) - p.padding for p in self.parameters.values())
         self.count = self.trained + fixed
         if offset > MAX_TOTAL:
-            raise UsageError(f"the model would have {offset:,} parameters, and kernels count up to {MAX_TOTAL:,}: give "
-                             "it fewer channels, blocks or classes.")
+            raise UsageError(
+                f"the model would have {offset:,} parameters, and kernels count up to {MAX_TOTAL:,}: give "
+                "it fewer channels, blocks or classes."
+            )
         self.total, self.trained_ranges = offset, [(0, offset)]
         self.data, self.zeros = zeros(offset, np.float32, backend), []
         if seed is not None:  # otherwise other values are about to be loaded
@@ -147,17 +175,24 @@ class FlatParameters:
         new.parameters = {}
         for name, parameter in self.parameters.items():
             memo[id(parameter)] = new.parameters[name] = Parameter(
-                parameter.shape, parameter.initial, parameter.written, parameter.padding)
+                parameter.shape, parameter.initial, parameter.written, parameter.padding
+            )
             new.parameters[name].frozen = parameter.frozen
         new._attach(getattr(self.half, "dtype", None))
         return new
 
     def __getstate__(self):
         """Without the values, which the parameters hold."""
-        return {"parameters": self.parameters, "index": self.index, "trained": self.trained, "count": self.count,
-                "total": self.total, "trained_ranges": self.trained_ranges,
-                "half": None if self.half is None else self.half.dtype.name,
-                "backend": self.data.backend if is_device(self.data) else None}
+        return {
+            "parameters": self.parameters,
+            "index": self.index,
+            "trained": self.trained,
+            "count": self.count,
+            "total": self.total,
+            "trained_ranges": self.trained_ranges,
+            "half": None if self.half is None else self.half.dtype.name,
+            "backend": self.data.backend if is_device(self.data) else None,
+        }
 
     def __setstate__(self, state):
         half, backend = state.pop("half"), state.pop("backend")
@@ -166,11 +201,13 @@ class FlatParameters:
         for entry, parameter in self._entries():
             self._view(flat, entry)[...] = parameter.data
         self.data, self.grad = upload(flat, backend), zeros(self.total, np.float32, backend)
-        kept = half == "bfloat16" or half and backend is not None  # the CPU does not compute in float16
+        # the CPU does not compute in float16
+        kept = half == "bfloat16" or half and backend is not None
         self._attach(HALVES[half] if kept else None)
 
     def _attach(self, half):
-        """Make the parameters views of `data` and `grad`, and of a copy in the dtype `half`, or None."""
+        """Make the parameters views of `data` and `grad`, and of a copy in the dtype `half`, or
+        None."""
         self.half = self.float8 = None
         self.bind(self.data)
         for entry, parameter in self._entries():
@@ -180,13 +217,18 @@ class FlatParameters:
             self.keep_half(half)
 
     def freeze(self, patterns: Sequence[str]) -> None:
-        """Train none of the parameters whose names match one of the patterns (`frozen_by`); (): train all again.
+        """Train none of the parameters whose names match one of the patterns (`frozen_by`); ():
+        train all again.
 
         Frozen ones are in no gradient norm, and keep their bits: `trained_ranges` leaves them out.
         """
-        frozen = frozen_by(patterns, {name: parameter.shape for name, parameter in self.parameters.items()})
-        self.trained += sum((math.prod(p.shape) - p.padding) * (p.frozen - (name in frozen))
-                            for name, p in self.parameters.items())
+        frozen = frozen_by(
+            patterns, {name: parameter.shape for name, parameter in self.parameters.items()}
+        )
+        self.trained += sum(
+            (math.prod(p.shape) - p.padding) * (p.frozen - (name in frozen))
+            for name, p in self.parameters.items()
+        )
         self.trained_ranges = []
         for name, (parameter, first, stop, end) in self.spans().items():
             parameter.frozen = name in frozen
@@ -199,7 +241,8 @@ class FlatParameters:
                 self.trained_ranges.append((first, end))
 
     def begin_gradients(self, ranges: Any = None) -> None:
-        """Before the backward passes of a step: gradients are zero, or marked for the first operation to write.
+        """Before the backward passes of a step: gradients are zero, or marked for the first
+        operation to write.
 
         ranges: those to zero now, where others follow (aliasing.py)
         """
@@ -221,40 +264,61 @@ class FlatParameters:
     def spans(self) -> dict[str, tuple[Parameter, int, int, int]]:
         """{name: (Parameter, first element, the one after its last, first of the next parameter)}."""
         ends = [entry["offset"] for entry in self.index[1:]] + [self.total]
-        return {entry["name"]: (parameter, first := entry["offset"], first + math.prod(entry["shape"]), end)
-                for (entry, parameter), end in zip(self._entries(), ends, strict=True)}
+        return {
+            entry["name"]: (
+                parameter,
+                first := entry["offset"],
+                first + math.prod(entry["shape"]),
+                end,
+            )
+            for (entry, parameter), end in zip(self._entries(), ends, strict=True)
+        }
 
     @staticmethod
     def _view(buffer, entry):
-        return buffer[entry["offset"]:entry["offset"] + math.prod(entry["shape"])].reshape(*entry["shape"])
+        return buffer[entry["offset"] : entry["offset"] + math.prod(entry["shape"])].reshape(
+            *entry["shape"]
+        )
 
     def _initialise(self, seed):
-        """Initial values, each parameter from its own counted stream, so that they do not depend on the device."""
+        """Initial values, each parameter from its own counted stream, so that they do not depend on
+        the device."""
+
         def draw(numbered):
             number, (_, parameter) = numbered
             generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
             values = parameter.initial(generator, parameter.shape)
-            return np.asarray(values, np.float32) if np.ndim(values) or values else None  # the buffer holds zeros
+            # the buffer holds zeros
+            return np.asarray(values, np.float32) if np.ndim(values) or values else None
 
-        for (entry, _), values in zip(self._entries(), side_by_side(draw, enumerate(self._entries())), strict=True):
+        for (entry, _), values in zip(
+            self._entries(), side_by_side(draw, enumerate(self._entries())), strict=True
+        ):
             if values is None:
                 self.zeros.append(entry["name"])
             else:
                 copy_into(self._view(self.data, entry), np.broadcast_to(values, entry["shape"]))
 
     def bind(self, buffer: AnyArray) -> None:
-        """Let every parameter read its values from `buffer` (the weights themselves, or an EMA of them)."""
+        """Let every parameter read its values from `buffer` (the weights themselves, or an EMA of
+        them)."""
         for entry, parameter in self._entries():
             parameter.data = self._view(buffer, entry)
         self._bound = buffer
         self.round()
 
     def place(self) -> tuple:
-        """The address of the weights in use on a device: a recorded graph is valid as long as this stays the same."""
-        return tuple(buffer.backend.pointer(buffer) for buffer in (self._bound, self.half) if buffer is not None)
+        """The address of the weights in use on a device: a recorded graph is valid as long as this
+        stays the same."""
+        return tuple(
+            buffer.backend.pointer(buffer)
+            for buffer in (self._bound, self.half)
+            if buffer is not None
+        )
 
     def keep_half(self, dtype: np.typing.DTypeLike = np.float16) -> None:
-        """From now on keep a copy of the weights in float16 or bfloat16, with which the model computes."""
+        """From now on keep a copy of the weights in float16 or bfloat16, with which the model
+        computes."""
         self.drop_half()
         self.half = empty(self.total, dtype, like=self.data)
         for entry, parameter in self._entries():
@@ -284,21 +348,29 @@ class FlatParameters:
         return {entry["name"]: self._view(flat, entry).copy() for entry in self.index}
 
     def flatten(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
-        """{name: array} -> one flat NumPy buffer; a `NumdiffError` names what is missing or has another shape."""
+        """{name: array} -> one flat NumPy buffer; a `NumdiffError` names what is missing or has
+        another shape."""
         flat = np.zeros(self.total, np.float32)
         missing = [e["name"] for e in self.index if e["name"] not in arrays]
         unexpected = [name for name in arrays if name not in self.parameters]
         if missing or unexpected:
             lists = (("missing", missing), ("unexpected", unexpected))
-            raise NumdiffError("these weights belong to another model: "
-                               + "; ".join(f"{what} {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
-                                           for what, names in lists if names)
-                               + ". Check the model options.")
+            raise NumdiffError(
+                "these weights belong to another model: "
+                + "; ".join(
+                    f"{what} {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+                    for what, names in lists
+                    if names
+                )
+                + ". Check the model options."
+            )
         for entry in self.index:
             value = np.asarray(arrays[entry["name"]])
             if list(value.shape) != entry["shape"]:
-                raise NumdiffError(f"{entry['name']} has shape {tuple(value.shape)} in the file and "
-                                   f"{tuple(entry['shape'])} in the model; check the model options.")
+                raise NumdiffError(
+                    f"{entry['name']} has shape {tuple(value.shape)} in the file and "
+                    f"{tuple(entry['shape'])} in the model; check the model options."
+                )
             self._view(flat, entry)[...] = value
         return flat
 
@@ -309,20 +381,29 @@ class FlatParameters:
 
 
 def frozen_by(patterns, shapes):
-    """Names of the parameters that patterns such as "blocks.0.*" match, a set; a `UsageError` for a pattern that
-    matches none, and for patterns that match all. shapes: {name: shape} of the model's parameters"""
+    """Names of the parameters that patterns such as "blocks.0.*" match, a set; a `UsageError` for a
+    pattern that matches none, and for patterns that match all. shapes: {name: shape} of the model's
+    parameters"""
     frozen = set()
     for pattern in patterns:
         found = [name for name in shapes if fnmatch.fnmatchcase(name, pattern)]
         if not found:
             near = difflib.get_close_matches(pattern, known_patterns(shapes), 3, 0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"they are called as {next(iter(shapes), '')!r}."
-            raise UsageError(f"--freeze {printable(pattern, 100)} matches none of the model's {len(shapes)} "
-                             f"parameters; {hint}")
+            hint = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else f"they are called as {next(iter(shapes), '')!r}."
+            )
+            raise UsageError(
+                f"--freeze {printable(pattern, 100)} matches none of the model's {len(shapes)} "
+                f"parameters; {hint}"
+            )
         frozen.update(found)
     if patterns and len(frozen) == len(shapes):
-        raise UsageError(f"--freeze {printable(','.join(patterns), 100)} matches all of the model's {len(shapes)} "
-                         "parameters, so that none is left to train: give fewer.")
+        raise UsageError(
+            f"--freeze {printable(','.join(patterns), 100)} matches all of the model's {len(shapes)} "
+            "parameters, so that none is left to train: give fewer."
+        )
     return frozen
 
 
@@ -344,6 +425,8 @@ def copied(array):
 
 def same_index(a, b):
     """Whether two parameter indices describe the same layout."""
+
     def key(index):
         return [(e["name"], tuple(e["shape"]), e["offset"]) for e in index]
+
     return key(a) == key(b)

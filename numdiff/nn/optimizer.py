@@ -1,9 +1,11 @@
-"""AdamW and Muon with a learning-rate schedule, clipping by global norm and an EMA of the weights, their state on the
-device.
+"""AdamW and Muon with a learning-rate schedule, clipping by global norm and an EMA of the weights,
+their state on the device.
 
-`update()` launches kernels and reads nothing back. The step number, the learning rate and the gradient norm are arrays
-of one element at fixed addresses, so a training step can be replayed without the host.
+`update()` launches kernels and reads nothing back. The step number, the learning rate and the
+gradient norm are arrays of one element at fixed addresses, so a training step can be replayed
+without the host.
 """
+
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -39,28 +41,38 @@ if TYPE_CHECKING:
 
     from ..arguments import AdamWArguments
 
-AT_ONCE = 64 << 20  # numbers of all of Muon's stacks up to which they share the GPU; larger ones fill it, one by one
+# numbers of all of Muon's stacks up to which they share the GPU; larger ones fill it, one by one
+AT_ONCE = 64 << 20
 # of the state; all else is like the parameters
 SCALARS = "step", "updates", "loss_scale", "loss_scale_counts", "fp8_scale", "fp8_history"
-OF_PRECISION = "loss_scale", "fp8_"  # how buffers begin that a state of another precision does not have
+# how buffers begin that a state of another precision does not have
+OF_PRECISION = "loss_scale", "fp8_"
 PATIENCE = 50  # steps skipped in a row after which nothing helps any more
 
 
 class LossScale:
-    """By how much the loss is multiplied before the backward pass, so that float16 holds its gradients.
+    """By how much the loss is multiplied before the backward pass, so that float16 holds its
+    gradients.
 
-    rule: "doubling" after `interval` clean steps in a row, or "log2", a thousandth of an octave a step; both halve it
-    at an overflow. Attributes scale, unscale float32 (1,), counts int32 (3,): see kernels/optimizer/loss_scale.py.
+    rule: "doubling" after `interval` clean steps in a row, or "log2", a thousandth of an octave a
+    step; both halve it at an overflow. Attributes scale, unscale float32 (1,), counts int32 (3,):
+    see kernels/optimizer/loss_scale.py.
     """
 
     def __init__(self, like, start=2.0**16, rule="doubling", interval=2000):
         self.rule, self.interval = rule, interval
-        self.scale, self.unscale = upload(np.array([start], np.float32), like), zeros(1, np.float32, like)
+        self.scale, self.unscale = (
+            upload(np.array([start], np.float32), like),
+            zeros(1, np.float32, like),
+        )
         self.counts = zeros(3, np.int32, like)
 
     def update(self, gradient_norm, first_bad_step, step):
-        """From the norm of scaled gradients their own; NaN if this step is to be skipped; the next scale."""
-        loss_scale_update(gradient_norm, self.scale, self.unscale, self.counts, self.rule, self.interval)
+        """From the norm of scaled gradients their own; NaN if this step is to be skipped; the next
+        scale."""
+        loss_scale_update(
+            gradient_norm, self.scale, self.unscale, self.counts, self.rule, self.interval
+        )
         latch_skips(first_bad_step, self.counts, gradient_norm, step, PATIENCE)
 
 
@@ -76,35 +88,52 @@ class NoLossScale:
 class AdamW:
     """Optimiser of a model's `FlatParameters`.
 
-    The rate warms up linearly, then is constant or, with `cosine`, falls to zero at `total_steps`. The gradient is
-    clipped to a global norm (0: not), every parameter decays decoupled; 0 for ema_decay keeps no averaged weights.
+    The rate warms up linearly, then is constant or, with `cosine`, falls to zero at `total_steps`.
+    The gradient is clipped to a global norm (0: not), every parameter decays decoupled; 0 for
+    ema_decay keeps no averaged weights.
     loss_scale: a `LossScale` where the gradients come scaled
-    partition: a `Partition`, where several ranks train together; each then updates its part (nn/partition.py)
-    Frozen parameters (`FlatParameters.freeze`) keep their bits, and so does their average.
-    Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the parameters, or like this rank's
-    part of them; step uint32 (1,): steps done; updates uint32 (1,): those that were not skipped; gradient_norm, rate
-    (1,); extensions: what extensions keep (extensions.py): each has update(weights, updates, gradient_norm), with this
-    rank's part of the weights, and arrays(), which names what a checkpoint stores.
+    partition: a `Partition`, where several ranks train together; each then updates its part
+    (nn/partition.py) Frozen parameters (`FlatParameters.freeze`) keep their bits, and so does their
+    average. Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the
+    parameters, or like this rank's part of them; step uint32 (1,): steps done; updates uint32 (1,):
+    those that were not skipped; gradient_norm, rate (1,); extensions: what extensions keep
+    (extensions.py): each has update(weights, updates, gradient_norm), with this rank's part of the
+    weights, and arrays(), which names what a checkpoint stores.
     """
 
-    def __init__(self, parameters: FlatParameters, *, loss_scale: LossScale | None = None,
-                 partition: Partition | None = None, **settings: "Unpack[AdamWArguments]"):
-        for name, value, has in (("parameters", parameters, "total"), ("partition", partition, "first"),
-                                 ("loss_scale", loss_scale, "unscale")):
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        *,
+        loss_scale: LossScale | None = None,
+        partition: Partition | None = None,
+        **settings: "Unpack[AdamWArguments]",
+    ):
+        for name, value, has in (
+            ("parameters", parameters, "total"),
+            ("partition", partition, "first"),
+            ("loss_scale", loss_scale, "unscale"),
+        ):
             if not (hasattr(value, has) or value is None and name != "parameters"):
                 advice = ": give model.parameters" * (name == "parameters")
-                raise UsageError(f"{type(self).__name__} takes no {shown(value)} as {name}{advice}.")
+                raise UsageError(
+                    f"{type(self).__name__} takes no {shown(value)} as {name}{advice}."
+                )
         self.parameters, self.partition = parameters, partition
-        self.first, self.stop = (partition.first, partition.stop) if partition else (0, parameters.total)
+        self.first, self.stop = (
+            (partition.first, partition.stop) if partition else (0, parameters.total)
+        )
         own = self.stop - self.first
         self.settings = SimpleNamespace(**complete("adamw", settings, "AdamW"))
         like = parameters.data
         self.m, self.v = zeros(own, np.float32, like), zeros(own, np.float32, like)
         self.ema = zeros(own, np.float32, like) if self.settings.ema_decay else None
         if self.ema is not None:
-            copy_into(self.ema, parameters.data[self.first:self.stop])
-        self.extensions = [kind(self.settings, self._own(like)) for kind in
-                           extensions.active("optimizer_state", self.settings)]
+            copy_into(self.ema, parameters.data[self.first : self.stop])
+        self.extensions = [
+            kind(self.settings, self._own(like))
+            for kind in extensions.active("optimizer_state", self.settings)
+        ]
         self.step, self.updates = zeros(1, np.uint32, like), zeros(1, np.uint32, like)
         self.rate = zeros(1, np.float32, like)
         self.first_bad_step = upload(np.array([-1], np.int32), like)  # -1: none yet
@@ -114,15 +143,19 @@ class AdamW:
     def __getstate__(self):
         """For copies (`copy.deepcopy((model, optimizer))` keeps the two together) and pickles."""
         if self.parameters._bound is not self.parameters.data:
-            raise UsageError("an optimizer can only be copied or pickled outside of ema_weights(): leave the context "
-                             "first.")
+            raise UsageError(
+                "an optimizer can only be copied or pickled outside of ema_weights(): leave the context "
+                "first."
+            )
         return vars(self).copy()
 
     def update(self, loss: AnyArray, before_advance: Callable | None = None) -> None:
-        """One update from the accumulated gradients. Changes nothing once `loss` or the norm was not finite; with a
-        `LossScale` nothing in this step, but for the scale, and nothing more once too many steps were skipped.
+        """One update from the accumulated gradients. Changes nothing once `loss` or the norm was
+        not finite; with a `LossScale` nothing in this step, but for the scale, and nothing more
+        once too many steps were skipped.
 
-        before_advance: called before the step number moves on (the trainer records the step's telemetry there).
+        before_advance: called before the step number moves on (the trainer records the step's
+        telemetry there).
         """
         weights = self.parameters
         if self.partition:
@@ -134,7 +167,9 @@ class AdamW:
         else:
             latch_nonfinite(self.first_bad_step, loss, self.gradient_norm, self.step)
         s = self.settings
-        learning_rate_forward(self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine)
+        learning_rate_forward(
+            self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine
+        )
         self._update_weights()
         count_update(self.updates, self.gradient_norm)
         for extension in self.extensions:
@@ -149,7 +184,7 @@ class AdamW:
 
     def _own(self, flat):
         """This rank's part of a flat array like the parameters."""
-        return None if flat is None else flat[self.first:self.stop]
+        return None if flat is None else flat[self.first : self.stop]
 
     def _trained(self):
         """[(start, stop)] of what is trained of this rank's part, counted from its first element."""
@@ -169,14 +204,41 @@ class AdamW:
     def _adamw(self, start, stop, ranges=None):
         """AdamW's step of these elements of the own part, or of ranges of them."""
         weights, s = self.parameters, self.settings
-        weight, gradient, m, v, ema, half = (None if flat is None else flat[start:stop] for flat in (
-            self._own(weights.data), self._own(weights.grad), self.m, self.v, self.ema, self._own(weights.half)))
-        adamw_update(weight, gradient, m, v, self.updates, self.rate, self.gradient_norm, s.beta1, s.beta2, s.eps,
-                     s.weight_decay, s.clip_norm, unscale=self.loss_scale.unscale, ema=ema, ema_decay=s.ema_decay,
-                     half=half, ema_warmup=s.ema_warmup, ranges=ranges)
+        weight, gradient, m, v, ema, half = (
+            None if flat is None else flat[start:stop]
+            for flat in (
+                self._own(weights.data),
+                self._own(weights.grad),
+                self.m,
+                self.v,
+                self.ema,
+                self._own(weights.half),
+            )
+        )
+        adamw_update(
+            weight,
+            gradient,
+            m,
+            v,
+            self.updates,
+            self.rate,
+            self.gradient_norm,
+            s.beta1,
+            s.beta2,
+            s.eps,
+            s.weight_decay,
+            s.clip_norm,
+            unscale=self.loss_scale.unscale,
+            ema=ema,
+            ema_decay=s.ema_decay,
+            half=half,
+            ema_warmup=s.ema_warmup,
+            ranges=ranges,
+        )
 
     def whole(self, array: AnyArray, everywhere: bool = True) -> np.ndarray | None:
-        """A flat array of the state, as a NumPy array with all ranks' parts. Collective where ranks have parts.
+        """A flat array of the state, as a NumPy array with all ranks' parts. Collective where ranks
+        have parts.
 
         everywhere: on every rank; else None on all but rank 0, where ranks have parts
         """
@@ -184,20 +246,28 @@ class AdamW:
         return self.partition.whole(array, everywhere) if self.partition else array
 
     def state(self, everywhere: bool = True) -> dict[str, np.ndarray]:
-        """{name: NumPy array}: what a bitwise resume needs in addition to the parameters; everywhere: as `whole`
-        takes it."""
-        return {name: download(array) if name in SCALARS else self.whole(array, everywhere)
-                for name, array in self.arrays().items()}
+        """{name: NumPy array}: what a bitwise resume needs in addition to the parameters;
+        everywhere: as `whole` takes it."""
+        return {
+            name: download(array) if name in SCALARS else self.whole(array, everywhere)
+            for name, array in self.arrays().items()
+        }
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """{name: (shape, dtype)} of `state()`."""
-        return {name: (tuple(array.shape) if name in SCALARS else (self.parameters.total,), array.dtype)
-                for name, array in self.arrays().items()}
+        return {
+            name: (tuple(array.shape) if name in SCALARS else (self.parameters.total,), array.dtype)
+            for name, array in self.arrays().items()
+        }
 
     def state_bytes(self) -> dict[str, tuple[int, int]]:
-        """{name: (bytes that this rank holds, bytes of all ranks' parts)} of the flat arrays of the state."""
-        return {name: (array.nbytes, 4 * self.parameters.total) for name, array in self.arrays().items()
-                if name not in SCALARS}
+        """{name: (bytes that this rank holds, bytes of all ranks' parts)} of the flat arrays of the
+        state."""
+        return {
+            name: (array.nbytes, 4 * self.parameters.total)
+            for name, array in self.arrays().items()
+            if name not in SCALARS
+        }
 
     def arrays(self) -> dict[str, AnyArray]:
         """{name: array on the device} of the state, of which flat ones hold this rank's part."""
@@ -206,17 +276,24 @@ class AdamW:
             arrays["ema"] = self.ema
         arrays.update(self.averages())
         if isinstance(self.loss_scale, LossScale):
-            arrays.update(loss_scale=self.loss_scale.scale, loss_scale_counts=self.loss_scale.counts)
+            arrays.update(
+                loss_scale=self.loss_scale.scale, loss_scale_counts=self.loss_scale.counts
+            )
         if getattr(self.parameters, "float8", None) is not None:
             arrays.update(self.parameters.float8.arrays())
         return arrays
 
     def averages(self) -> dict[str, AnyArray]:
         """{name: array on the device (n,)} that extensions keep, such as the averages of ema_std."""
-        return {name: array for extension in self.extensions for name, array in extension.arrays().items()}
+        return {
+            name: array
+            for extension in self.extensions
+            for name, array in extension.arrays().items()
+        }
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from `state()`; what a state of another precision does not have keeps its first value."""
+        """Continue from `state()`; what a state of another precision does not have keeps its first
+        value."""
         state = {"updates": state["step"], **state}  # of before steps could be skipped
         for name, array in self.arrays().items():
             if name in state or not name.startswith(OF_PRECISION):
@@ -228,32 +305,49 @@ class AdamW:
 class Muon(AdamW):
     """Muon for the weights that are matrices, AdamW for all others: see kernels/optimizer/muon.py.
 
-    matrices: {name: how many matrices, one below the other} of those weights, as `Model.matrices` gives them; a weight
-        of more than two axes counts as (first, all others); momentum: of Muon
-    Learning rate, weight decay, clipping and average are the same for all; beta1, beta2 and eps are AdamW's. The
-    momentum is stored in `m`, under the name "momentum" in the state, so that AdamW cannot continue from it. Muon's
-    part of `v` exists and stays zero.
+    matrices: {name: how many matrices, one below the other} of those weights, as `Model.matrices`
+        gives them; a weight of more than two axes counts as (first, all others); momentum: of Muon
+    Learning rate, weight decay, clipping and average are the same for all; beta1, beta2 and eps are
+    AdamW's. The momentum is stored in `m`, under the name "momentum" in the state, so that AdamW
+    cannot continue from it. Muon's part of `v` exists and stays zero.
     Attributes stacks: [`Stack`], the matrices by their shape; rest: `Ranges`, where AdamW updates.
     """
 
-    def __init__(self, parameters: FlatParameters, matrices: dict[str, int], *, momentum: float = 0.95,
-                 loss_scale: LossScale | None = None, partition: Partition | None = None,
-                 **settings: "Unpack[AdamWArguments]"):
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        matrices: dict[str, int],
+        *,
+        momentum: float = 0.95,
+        loss_scale: LossScale | None = None,
+        partition: Partition | None = None,
+        **settings: "Unpack[AdamWArguments]",
+    ):
         super().__init__(parameters, loss_scale=loss_scale, partition=partition, **settings)
         check_value(COMMON["muon_momentum"], momentum, "momentum")
         if not isinstance(matrices, Mapping):
-            raise UsageError(f"Muon takes matrices as model.matrices() gives them, and not {shown(matrices)}.")
+            raise UsageError(
+                f"Muon takes matrices as model.matrices() gives them, and not {shown(matrices)}."
+            )
         if not matrices:
-            raise UsageError("Muon needs weights that are matrices, and matrices names none: use AdamW.")
+            raise UsageError(
+                "Muon needs weights that are matrices, and matrices names none: use AdamW."
+            )
         self.matrices, self.momentum = matrices, momentum
         self._lay_out()
 
     def _lay_out(self):
         self.stacks, self.rest = _stacks(self.parameters, self.matrices, self.first, self.stop)
-        if not is_device(self.parameters.data):  # for the cores to share: one matrix each, the largest first
-            singly = (stack._replace(starts=stack.starts[i:i + 1]) for stack in self.stacks
-                      for i in range(len(stack.starts)))
-            self._singly = sorted(singly, key=lambda s: -newton_schulz_cost((1, s.rows, s.columns))[1])
+        # for the cores to share: one matrix each, the largest first
+        if not is_device(self.parameters.data):
+            singly = (
+                stack._replace(starts=stack.starts[i : i + 1])
+                for stack in self.stacks
+                for i in range(len(stack.starts))
+            )
+            self._singly = sorted(
+                singly, key=lambda s: -newton_schulz_cost((1, s.rows, s.columns))[1]
+            )
         self._trained_ranges = self.parameters.trained_ranges
 
     def _update_weights(self):
@@ -262,16 +356,31 @@ class Muon(AdamW):
             self._lay_out()
 
         def update(stack):
-            muon_update(self._own(weights.data), self._own(weights.grad), self.m, stack, self.updates, self.rate,
-                        self.gradient_norm, self.momentum, s.weight_decay, s.clip_norm,
-                        unscale=self.loss_scale.unscale, ema=self.ema, ema_decay=s.ema_decay,
-                        half=self._own(weights.half), ema_warmup=s.ema_warmup)
+            muon_update(
+                self._own(weights.data),
+                self._own(weights.grad),
+                self.m,
+                stack,
+                self.updates,
+                self.rate,
+                self.gradient_norm,
+                self.momentum,
+                s.weight_decay,
+                s.clip_norm,
+                unscale=self.loss_scale.unscale,
+                ema=self.ema,
+                ema_decay=s.ema_decay,
+                half=self._own(weights.half),
+                ema_warmup=s.ema_warmup,
+            )
 
         def rest():
             self._adamw(0, self.stop - self.first, self.rest)
 
         if not is_device(weights.data):
-            for _ in side_by_side(lambda task: task(), [rest, *(functools.partial(update, s) for s in self._singly)]):
+            for _ in side_by_side(
+                lambda task: task(), [rest, *(functools.partial(update, s) for s in self._singly)]
+            ):
                 pass
             return
         tasks = [*(functools.partial(update, stack) for stack in self.stacks), rest]
@@ -293,10 +402,12 @@ def within(ranges, first, stop):
 
 
 def matrices_in(parameters, matrices):
-    """[(how many, rows, columns, first element, end)] of the matrices that are trained, as `Muon` takes them, the
-    end with the gap behind it."""
+    """[(how many, rows, columns, first element, end)] of the matrices that are trained, as `Muon`
+    takes them, the end with the gap behind it."""
     if missing := [name for name in matrices if name not in parameters.parameters]:
-        raise UsageError(f"matrices names {missing[0]!r}, and the model has no such parameter: use model.matrices().")
+        raise UsageError(
+            f"matrices names {missing[0]!r}, and the model has no such parameter: use model.matrices()."
+        )
     for entry in parameters.index:
         name, shape, first = entry["name"], entry["shape"], entry["offset"]
         count = matrices.get(name, 0)
@@ -304,30 +415,52 @@ def matrices_in(parameters, matrices):
             continue
         (rows, left), columns = divmod(shape[0], count), math.prod(shape[1:])
         if left or len(shape) < 2:
-            raise UsageError(f"{name} of shape {tuple(shape)} is not {count} matrices one below the other: give a "
-                             "number that divides its rows.")
-        yield count, rows, columns, first, first + -(-count * rows * columns // ALIGNMENT) * ALIGNMENT
+            raise UsageError(
+                f"{name} of shape {tuple(shape)} is not {count} matrices one below the other: give a "
+                "number that divides its rows."
+            )
+        yield (
+            count,
+            rows,
+            columns,
+            first,
+            first + -(-count * rows * columns // ALIGNMENT) * ALIGNMENT,
+        )
 
 
 def _stacks(parameters, matrices, low, high):
-    """([`Stack`] of the matrices of each shape, `Ranges` of all else) of what is trained in elements low … high-1 of
-    the buffers, counted from `low`."""
+    """([`Stack`] of the matrices of each shape, `Ranges` of all else) of what is trained in
+    elements low … high-1 of the buffers, counted from `low`."""
     starts, rest = {}, list(parameters.trained_ranges)
     for count, rows, columns, first, end in matrices_in(parameters, matrices):
-        starts.setdefault((rows, columns), []).extend(first + i * rows * columns for i in range(count))
+        starts.setdefault((rows, columns), []).extend(
+            first + i * rows * columns for i in range(count)
+        )
         at = next(i for i, (start, stop) in enumerate(rest) if start <= first < stop)
-        rest[at:at + 1] = [(start, stop) for start, stop in ((rest[at][0], first), (end, rest[at][1])) if start < stop]
+        rest[at : at + 1] = [
+            (start, stop)
+            for start, stop in ((rest[at][0], first), (end, rest[at][1]))
+            if start < stop
+        ]
     like, rest = parameters.data, within(rest, low, high)
-    return (list(_stacked(starts, like, parameters.half is not None and is_device(like), low, high)),
-            Ranges(upload(pieces(rest), like), sum(stop - start for start, stop in rest)))
+    return (
+        list(_stacked(starts, like, parameters.half is not None and is_device(like), low, high)),
+        Ranges(upload(pieces(rest), like), sum(stop - start for start, stop in rest)),
+    )
 
 
 def _stacked(starts, like, share, low=0, high=math.inf):
-    """The `Stack`s of {shape: where its matrices begin}: one for each shape, or, with `share`, one for several where
-    that takes less time; of the matrices that begin in low … high-1. Which shapes share one all matrices decide."""
+    """The `Stack`s of {shape: where its matrices begin}: one for each shape, or, with `share`, one
+    for several where that takes less time; of the matrices that begin in low … high-1. Which shapes
+    share one all matrices decide."""
     shapes = {shape: len(found) for shape, found in starts.items()}
-    padded = alike(shapes, multiprocessors_of(like)) if share else {shape: shape for shape in shapes}
-    own = {shape: [start - low for start in found if low <= start < high] for shape, found in starts.items()}
+    padded = (
+        alike(shapes, multiprocessors_of(like)) if share else {shape: shape for shape in shapes}
+    )
+    own = {
+        shape: [start - low for start in found if low <= start < high]
+        for shape, found in starts.items()
+    }
     for common in dict.fromkeys(padded.values()):
         members = [shape for shape in shapes if padded[shape] == common]
         found = [start for shape in members for start in own[shape]]
@@ -335,6 +468,10 @@ def _stacked(starts, like, share, low=0, high=math.inf):
             continue
         extents = None
         if members != [common]:
-            extents = upload(np.concatenate([np.tile(shape, len(own[shape])) for shape in members]).astype(np.int64),
-                             like)
+            extents = upload(
+                np.concatenate([np.tile(shape, len(own[shape])) for shape in members]).astype(
+                    np.int64
+                ),
+                like,
+            )
         yield Stack(upload(np.array(found, np.int64), like), *common, extents)

@@ -1,8 +1,10 @@
-"""How several ranks share an update: the part of the flat buffers that each of them keeps and moves.
+"""How several ranks share an update: the part of the flat buffers that each of them keeps and
+moves.
 
-Ranks that train together hold the same weights, and each would do the same update with the same moments. Instead each
-may do a part of it: it has the moments and averages of its own part alone, and sends the new weights to the others
-(ZeRO, stage 1). Nothing is computed otherwise than by one rank that updates all, so the bits are the same.
+Ranks that train together hold the same weights, and each would do the same update with the same
+moments. Instead each may do a part of it: it has the moments and averages of its own part alone,
+and sends the new weights to the others (ZeRO, stage 1). Nothing is computed otherwise than by one
+rank that updates all, so the bits are the same.
 
     gradients       each rank needs the sum over the ranks in its own part: a reduce-scatter of exchange.py
     gradient norm   sums of squares of fixed pieces, each of one rank's part; gathered, then added in one order
@@ -12,16 +14,18 @@ may do a part of it: it has the moments and averages of its own part alone, and 
                     in every precision (biases, norms, embeddings). They are sent in float32, and the receiver rounds
                     the copy from them. The step itself records which are which: `Parameter.read`
 
-So the copy of 16 bits is whole on every rank after a step, and the float32 where steps read it. The rest of the float32
-is each rank's own until it is requested: `gather_masters`, before reports, pictures, checkpoints and comparisons.
+So the copy of 16 bits is whole on every rank after a step, and the float32 where steps read it. The
+rest of the float32 is each rank's own until it is requested: `gather_masters`, before reports,
+pictures, checkpoints and comparisons.
 
-Parts are runs of the flat buffers, of nearly the same size, and end where a piece ends. Muon needs whole matrices: with
-it no part begins within one.
+Parts are runs of the flat buffers, of nearly the same size, and end where a piece ends. Muon needs
+whole matrices: with it no part begins within one.
 
 SOURCE
     Rajbhandari et al. 2019, "ZeRO: Memory optimizations toward training trillion parameter models", arXiv:1910.02054,
     section 5.1 (stage 1, "P_os").
 """
+
 import bisect
 import functools
 import itertools
@@ -43,7 +47,8 @@ PIECES = 64  # of a small model, at least, so that its parts are of nearly the s
 class Partition:
     """The parts of a model's `FlatParameters`, one a rank, or one part that all of them update.
 
-    communicator: of the ranks (its rank, size and gather_parts); sharded: whether each has a separate part
+    communicator: of the ranks (its rank, size and gather_parts); sharded: whether each has a
+    separate part
     atoms: [(start, stop)] that no part may divide; both multiples of 64
     Attributes bounds: rank r has the elements bounds[r] … bounds[r + 1] - 1; first, stop: those of this rank; partials:
     (P,) the pieces' sums of squares, float32, or float64 without a device; piece_bounds: of them, as bounds; exchange:
@@ -59,13 +64,15 @@ class Partition:
         size = piece_size(total)
         self.bounds = bounds_of(total, ranks, size, atoms) if sharded else [0, total]
         if any(a == b for a, b in zip(self.bounds, self.bounds[1:], strict=False)):
-            raise UsageError(f"--shard-update yes: the model is too small to be shared by {ranks} ranks; leave it out.")
-        self.first, self.stop = self.bounds[rank:rank + 2] if sharded else (0, total)
+            raise UsageError(
+                f"--shard-update yes: the model is too small to be shared by {ranks} ranks; leave it out."
+            )
+        self.first, self.stop = self.bounds[rank : rank + 2] if sharded else (0, total)
         self._trained = list(parameters.trained_ranges)
         pieces = cut(self._trained, size, {edge for atom in atoms for edge in atom})
         starts = [start for start, _ in pieces]
         self.piece_bounds = [bisect.bisect_left(starts, bound) for bound in self.bounds]
-        low, high = self.piece_bounds[rank:rank + 2] if sharded else (0, len(pieces))
+        low, high = self.piece_bounds[rank : rank + 2] if sharded else (0, len(pieces))
         like = parameters.grad
         self._pieces = upload(np.array(pieces[low:high], np.int64).reshape(-1, 2), like)
         self.partials = zeros(len(pieces), np.float32 if is_device(like) else np.float64, like)
@@ -75,21 +82,29 @@ class Partition:
     def norm(self):
         """The global norm of all ranks' gradients, as an array (1,)."""
         if self.parameters.trained_ranges != self._trained:
-            raise UsageError("ranks have shared the parameters that were trained when the Trainer was made: give it "
-                             "freeze= instead of freezing more of them later.")
+            raise UsageError(
+                "ranks have shared the parameters that were trained when the Trainer was made: give it "
+                "freeze= instead of freezing more of them later."
+            )
         squares_of_pieces(self.parameters.grad, self._pieces, self._own)
         if self.sharded:
             self.exchange.gather_partials()
         return root_of_sum(self.partials)
 
     def weight_parts(self):
-        """[(start, stop)] of this rank's weights, elements of the flat buffers, where an update may go through them one
-        after the other, with `exchange.send_weights()` after each; None: all at once."""
+        """[(start, stop)] of this rank's weights, elements of the flat buffers, where an update may
+        go through them one after the other, with `exchange.send_weights()` after each; None: all at
+        once."""
         parts = self.exchange.weight_parts if self.sharded else None
-        return parts if self._trained == [(0, self.parameters.total)] and self.mixed() is not None else None
+        return (
+            parts
+            if self._trained == [(0, self.parameters.total)] and self.mixed() is not None
+            else None
+        )
 
     def gather_weights(self):
-        """After an update, bring all ranks' new weights to all of them, in the types in which this step has read them.
+        """After an update, bring all ranks' new weights to all of them, in the types in which this
+        step has read them.
         """
         if not self.sharded:
             return
@@ -99,9 +114,9 @@ class Partition:
             self.exchange.gather_mixed(mixed)
 
     def mixed(self):
-        """The `MixedWeights` of a step that has run backward, or None if all weights are sent in float32: there is
-        no copy of 16 bits, or another one than the exchange knows. One that was made is kept, as a recorded step
-        launches over its arrays."""
+        """The `MixedWeights` of a step that has run backward, or None if all weights are sent in
+        float32: there is no copy of 16 bits, or another one than the exchange knows. One that was
+        made is kept, as a recorded step launches over its arrays."""
         weights = self.parameters
         if weights.half is None or weights.half is not self._half:
             return None
@@ -129,30 +144,38 @@ class Partition:
 
         everywhere: on every rank; else None on all but rank 0
         """
-        return self.communicator.gather_parts(part, self.bounds, everywhere) if self.sharded else part
+        return (
+            self.communicator.gather_parts(part, self.bounds, everywhere) if self.sharded else part
+        )
 
     def __getstate__(self):
-        raise UsageError("an optimizer that shares its update with other ranks can neither be copied nor pickled: take "
-                         "the trainer's state() instead.")
+        raise UsageError(
+            "an optimizer that shares its update with other ranks can neither be copied nor pickled: take "
+            "the trainer's state() instead."
+        )
 
 
 class MixedWeights:
-    """What ranks that share an update bring each other after each step: of weights that are read in float32 that, of
-    all others the copy of 16 bits, two numbers a word. Frozen ones are the same everywhere.
+    """What ranks that share an update bring each other after each step: of weights that are read in
+    float32 that, of all others the copy of 16 bits, two numbers a word. Frozen ones are the same
+    everywhere.
 
     read: for each parameter whether it is read in float32
-    A rank that can read the others' memory takes it from there (`take`). Otherwise it packs its own part (`pack`) into
-    the buffer `packed` (n,) float32, whose elements bounds[r] … bounds[r + 1] - 1 belong to rank r. It takes the other
-    ranks' parts from that buffer (`unpack`).
+    A rank that can read the others' memory takes it from there (`take`). Otherwise it packs its own
+    part (`pack`) into the buffer `packed` (n,) float32, whose elements bounds[r] … bounds[r + 1] -
+    1 belong to rank r. It takes the other ranks' parts from that buffer (`unpack`).
     """
 
     def __init__(self, partition, read):
         self.weights, self.rank = partition.parameters, partition.communicator.rank
         single, half = [], []
-        for (parameter, first, _, end), wanted in zip(self.weights.spans().values(), read, strict=True):
+        for (parameter, first, _, end), wanted in zip(
+            self.weights.spans().values(), read, strict=True
+        ):
             if not parameter.frozen:
                 (single if wanted else half).append((first, end))
-        self._single, self._half, self.bounds = [], [], [0]  # [(rank, first element, place in `packed`, count)]
+        # [(rank, first element, place in `packed`, count)]
+        self._single, self._half, self.bounds = [], [], [0]
         for rank, (low, high) in enumerate(itertools.pairwise(partition.bounds)):
             at = self.bounds[-1]
             for found, ranges, of_word in (self._single, single, 1), (self._half, half, 2):
@@ -162,10 +185,16 @@ class MixedWeights:
             self.bounds.append(at)
 
     def _tables(self, own, row):
-        """`pieces_of` the parts of 32 bits, and of those of 16; own: of this rank, or of all others."""
+        """`pieces_of` the parts of 32 bits, and of those of 16; own: of this rank, or of all
+        others."""
         with self._lasting():
-            return [upload(pieces_of([row(*r) for r in found if (r[0] == self.rank) == own]), self.weights.data)
-                    for found in (self._single, self._half)]
+            return [
+                upload(
+                    pieces_of([row(*r) for r in found if (r[0] == self.rank) == own]),
+                    self.weights.data,
+                )
+                for found in (self._single, self._half)
+            ]
 
     def _lasting(self):
         return lasting(getattr(self.weights.data, "backend", None))
@@ -196,7 +225,9 @@ class MixedWeights:
         peer_copy_pieces(weights, self.weights.data, self._there[0])
 
     def pack(self):
-        for source, table in zip((self.weights.data, as_words(self.weights.half)), self._packing, strict=True):
+        for source, table in zip(
+            (self.weights.data, as_words(self.weights.half)), self._packing, strict=True
+        ):
             peer_copy_pieces([source], self.packed, table)
 
     def unpack(self):
@@ -220,7 +251,8 @@ def joined(ranges, low, high):
 
 
 def piece_size(total):
-    """Elements of a piece, a multiple of 64. The number of ranks is not asked: the norm must not depend on it."""
+    """Elements of a piece, a multiple of 64. The number of ranks is not asked: the norm must not
+    depend on it."""
     return min(PIECE, max(total // PIECES // ALIGNMENT * ALIGNMENT, ALIGNMENT))
 
 
@@ -228,15 +260,15 @@ def cut(ranges, size, edges=()):
     """[(start, stop)]: ranges cut at the multiples of `size` and at the edges, in order."""
     edges, found = sorted(edges), []
     for start, stop in sorted(ranges):
-        inner = edges[bisect.bisect_right(edges, start):bisect.bisect_left(edges, stop)]
+        inner = edges[bisect.bisect_right(edges, start) : bisect.bisect_left(edges, stop)]
         at = sorted({start, *range(start // size * size + size, stop, size), *inner, stop})
         found += zip(at, at[1:], strict=False)
     return found
 
 
 def bounds_of(total, ranks, size, atoms=()):
-    """[ranks + 1] elements at which parts begin and end: the multiples of `size` nearest to equal parts. A bound within
-    an atom moves to the end of that atom."""
+    """[ranks + 1] elements at which parts begin and end: the multiples of `size` nearest to equal
+    parts. A bound within an atom moves to the end of that atom."""
     atoms = sorted(atoms)
     starts, bounds = [start for start, _ in atoms], [0]
     for rank in range(1, ranks):

@@ -1,14 +1,17 @@
 """Recomputation: a block keeps only its inputs, and runs again when its gradient is needed.
 
-The forward pass of a recomputed block runs without a tape, so its intermediate results are freed at once. Its single
-record runs the block a second time, under a tape of its own, and plays that back. This costs one more forward pass, and
-saves the memory of the inside of all blocks but one.
-Recomputation omits the last product of a module that `ends_in` one: its backward needs the product's input, and no
-operation needs its output. (In FP8 it is computed again, since its input is rounded there.)
+The forward pass of a recomputed block runs without a tape, so its intermediate results are freed at
+once. Its single record runs the block a second time, under a tape of its own, and plays that back.
+This costs one more forward pass, and saves the memory of the inside of all blocks but one.
+Recomputation omits the last product of a module that `ends_in` one: its backward needs the
+product's input, and no operation needs its output. (In FP8 it is computed again, since its input is
+rounded there.)
 
-The bits are the same as without recomputation. The same kernels run on the same numbers (dropout is counted, not
-drawn). The tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.
+The bits are the same as without recomputation. The same kernels run on the same numbers (dropout is
+counted, not drawn). The tensors of the second run have the slots of the first run's, so gradients
+are added in the same order, too.
 """
+
 import contextlib
 
 from . import tensor
@@ -32,7 +35,9 @@ def recompute(module, *arguments, **options):
     finally:
         tapes.pop()
     results = [result] if isinstance(result, Tensor) else result
-    outputs = [Tensor(part.data, requires_grad=True, statistics=part.statistics) for part in results]
+    outputs = [
+        Tensor(part.data, requires_grad=True, statistics=part.statistics) for part in results
+    ]
 
     def backward(arrived):
         scope.append(module.name)
@@ -40,8 +45,11 @@ def recompute(module, *arguments, **options):
             with over_gradients(), without_result(module), Tape() as inside:
                 again = plain(module, *_again(arguments), **_again(options))
             again = [again] if isinstance(again, Tensor) else again
-            pairs = [(part, gradient) for part, gradient in zip(again, arrived, strict=True)
-                     if gradient is not None and part.slot is not None]
+            pairs = [
+                (part, gradient)
+                for part, gradient in zip(again, arrived, strict=True)
+                if gradient is not None and part.slot is not None
+            ]
             for part, gradient in pairs[1:]:
                 part.slot.receive(gradient)
             inside.backward(*pairs[0])
@@ -61,20 +69,25 @@ def without_result(module):
 
 
 def _has_gradients(module, *inputs):
-    """Whether anything wants a gradient that passes through the block: a parameter that is not frozen, or an input."""
-    return any(not parameter.frozen for _, parameter in module.named_parameters()) or _wants_gradient(inputs)
+    """Whether anything wants a gradient that passes through the block: a parameter that is not
+    frozen, or an input."""
+    return any(
+        not parameter.frozen for _, parameter in module.named_parameters()
+    ) or _wants_gradient(inputs)
 
 
 def _wants_gradient(value):
     if isinstance(value, Tensor):
         return value.slot is not None
-    values = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    values = (
+        value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    )
     return any(map(_wants_gradient, values))
 
 
 def _again(value):
-    """`value` with its tensors, also within lists, tuples and dicts, replaced by new ones of the same arrays and
-    slots."""
+    """`value` with its tensors, also within lists, tuples and dicts, replaced by new ones of the
+    same arrays and slots."""
     if isinstance(value, Tensor):
         new = Tensor(value.data, statistics=value.statistics)
         new.slot = value.slot

@@ -1,4 +1,6 @@
-"""What the current thread is recording: its tapes, the modules that it executes, and results that are not needed."""
+"""What the current thread is recording: its tapes, the modules that it executes, and results that
+are not needed."""
+
 import contextlib
 
 import numpy as np
@@ -9,8 +11,10 @@ from ..errors import shown
 from ..float8 import numbers_of
 from ..kernels.concat import Pair
 
-tapes = Stack()  # the tapes that are recording in this thread, innermost last; None: nothing is recorded
-scope = Stack()  # full names of the modules that this thread is executing, innermost last, to name records
+# the tapes that are recording in this thread, innermost last; None: nothing is recorded
+tapes = Stack()
+# full names of the modules that this thread is executing, innermost last, to name records
+scope = Stack()
 _unwanted = Stack()  # weights of the linear layers whose results no operation reads, innermost last
 
 
@@ -20,7 +24,8 @@ def is_recording():
 
 
 def is_training():
-    """Whether a tape of this thread is active, or the operations of one are to be recorded later (recompute.py)."""
+    """Whether a tape of this thread is active, or the operations of one are to be recorded later
+    (recompute.py)."""
     return bool(tapes)
 
 
@@ -35,7 +40,8 @@ def unwanted_from(weight):
 
 
 def is_wanted(weight):
-    """Whether a linear layer's result is needed: not where it is recomputed for its backward alone (recompute.py)."""
+    """Whether a linear layer's result is needed: not where it is recomputed for its backward alone
+    (recompute.py)."""
     return not (_unwanted and _unwanted[-1] is weight)
 
 
@@ -45,17 +51,26 @@ def scoped(name):
 
 
 def check_played_back(records, output, gradient):
-    """Raise a `ValueError` where a tape with these records cannot be played back from `output` with this gradient."""
+    """Raise a `ValueError` where a tape with these records cannot be played back from `output` with
+    this gradient."""
     if getattr(output, "slot", None) is None:
-        raise ValueError("backward() needs an output that depends on a parameter or on a tensor made with "
-                         "requires_grad=True while the tape was active")
-    if not any(output.slot is record.output or output.slot in getattr(record.output, "slots", ())
-               for record in reversed(records)):
-        raise ValueError("this tape does not hold the operation that gave the output: a tape can be played back only "
-                         "once, and only from what was computed while it was active; record the forward pass again")
+        raise ValueError(
+            "backward() needs an output that depends on a parameter or on a tensor made with "
+            "requires_grad=True while the tape was active"
+        )
+    if not any(
+        output.slot is record.output or output.slot in getattr(record.output, "slots", ())
+        for record in reversed(records)
+    ):
+        raise ValueError(
+            "this tape does not hold the operation that gave the output: a tape can be played back only "
+            "once, and only from what was computed while it was active; record the forward pass again"
+        )
     if gradient is not None and getattr(gradient, "shape", None) != output.shape:
-        raise ValueError(f"the gradient that arrives at an output has its shape, {tuple(output.shape)}, and not "
-                         f"{getattr(gradient, 'shape', None) or 'that of ' + shown(gradient)}")
+        raise ValueError(
+            f"the gradient that arrives at an output has its shape, {tuple(output.shape)}, and not "
+            f"{getattr(gradient, 'shape', None) or 'that of ' + shown(gradient)}"
+        )
 
 
 def check_finite(array, name):
@@ -64,4 +79,6 @@ def check_finite(array, name):
     parts = [numbers_of(part) if part.dtype == np.uint8 else part for part in parts]
     bad = sum(values.size - np.count_nonzero(np.isfinite(values)) for values in parts)
     if bad:
-        raise FloatingPointError(f"{name} is the first non-finite tensor ({bad} of {array.size} values)")
+        raise FloatingPointError(
+            f"{name} is the first non-finite tensor ({bad} of {array.size} values)"
+        )

@@ -1,9 +1,11 @@
 """How the backward pass is scheduled on a GPU: hooks that the tape calls, which change no result.
 
-Small weight-gradient kernels run on a side stream, concurrently with the backward pass (kernels/side_stream.py). Second
-passes of split sums are deferred and run together (kernels/second_pass.py). Weight gradients that several layers share
-are deferred until the last of them (deferred_gradients.py).
+Small weight-gradient kernels run on a side stream, concurrently with the backward pass
+(kernels/side_stream.py). Second passes of split sums are deferred and run together
+(kernels/second_pass.py). Weight gradients that several layers share are deferred until the last of
+them (deferred_gradients.py).
 """
+
 import contextlib
 
 from ..kernels.second_pass import deferred_reductions

@@ -1,9 +1,11 @@
 """What a tape records, and where the gradient of a tensor is collected while it is played back.
 
-The first consumer that is played back assigns the gradient, and later ones add to it. The last addition is deferred
-until the sum is read. An operation whose backward kernel can add then takes the gradient that its first input already
-has (`adds=True`), or the two terms of the sum (`adds=TWO`), which saves a pass over memory.
+The first consumer that is played back assigns the gradient, and later ones add to it. The last
+addition is deferred until the sum is read. An operation whose backward kernel can add then takes
+the gradient that its first input already has (`adds=True`), or the two terms of the sum
+(`adds=TWO`), which saves a pass over memory.
 """
+
 from ..kernels.elementwise import add_forward
 from ..kernels.side_stream import wait_for
 
@@ -14,8 +16,8 @@ class Slot:
     """The sum of one tensor's gradients while a tape is played back.
 
     gradient: the sum of the gradients that have arrived, or None
-    owned: no other operation holds the gradient, so the one that takes it may overwrite it; the sum of several
-        gradients is a new array, and owned, too
+    owned: no other operation holds the gradient, so the one that takes it may overwrite it; the sum
+        of several gradients is a new array, and owned, too
     """
 
     __slots__ = ("_first", "_second", "owned")
@@ -41,14 +43,16 @@ class Slot:
             self._second = gradient
 
     def take(self, count):
-        """Remove and return the gradient, as `count` terms of a sum; None stands for a missing term."""
+        """Remove and return the gradient, as `count` terms of a sum; None stands for a missing
+        term."""
         parts = (self._first, self._second) if count == TWO else (self.gradient,)
         self.gradient = None
         return parts
 
 
 class Slots:
-    """The slots of an operation with several outputs, taken as one: its gradient is the list of theirs."""
+    """The slots of an operation with several outputs, taken as one: its gradient is the list of
+    theirs."""
 
     __slots__ = ("slots",)
 
@@ -57,7 +61,8 @@ class Slots:
 
     @property
     def gradient(self):
-        """A list with a gradient for each output (None if nothing arrived); None if nothing arrived at all."""
+        """A list with a gradient for each output (None if nothing arrived); None if nothing arrived
+        at all."""
         gradients = [slot.gradient for slot in self.slots]
         return None if all(g is None for g in gradients) else gradients
 
@@ -68,19 +73,28 @@ class Slots:
 
 
 class Record:
-    """One executed operation: the function to call with its output's gradient, and where the results go.
-    adds: `backward` takes the gradient so far of the first input (or None) as a second argument, and adds it to the
+    """One executed operation: the function to call with its output's gradient, and where the
+    results go. adds: `backward` takes the gradient so far of the first input (or None) as a second
+    argument, and adds it to the
         first gradient that it returns; `TWO`: it takes two such terms
     """
 
     __slots__ = ("name", "output", "inputs", "backward", "adds")
 
     def __init__(self, name, output, inputs, backward, adds=False):
-        self.name, self.output, self.inputs, self.backward, self.adds = name, output, inputs, backward, adds
+        self.name, self.output, self.inputs, self.backward, self.adds = (
+            name,
+            output,
+            inputs,
+            backward,
+            adds,
+        )
 
     def play(self, arrived):
         """The gradients of the inputs from that of the output."""
         if not self.adds:
             return self.backward(arrived)
         slot = self.inputs[0]
-        return self.backward(arrived, *((None,) * int(self.adds) if slot is None else slot.take(self.adds)))
+        return self.backward(
+            arrived, *((None,) * int(self.adds) if slot is None else slot.take(self.adds))
+        )

@@ -8,6 +8,7 @@ added into the model's flat gradient buffer by the operations themselves.
 A record holds slots and what its function needs, never tensors; a tensor holds its slot, never the tape. So an
 activation lives until the last record that needs it has been played.
 """
+
 import numpy as np
 
 from ..device import AnyArray, download, upload
@@ -25,7 +26,9 @@ class Tensor:
 
     __slots__ = ("data", "slot", "statistics", "owned")
 
-    def __init__(self, data: AnyArray, requires_grad: bool = False, statistics: AnyArray | None = None):
+    def __init__(
+        self, data: AnyArray, requires_grad: bool = False, statistics: AnyArray | None = None
+    ):
         self.data, self.statistics, self.owned = data, statistics, False
         self.slot = Slot() if requires_grad else None
 
@@ -51,9 +54,10 @@ class Tensor:
 
 
 class Tape:
-    """Records operations while active (`with Tape() as tape:`); `tape.backward(y)` then gives every gradient.
-    It records its own thread. Gradients of parameters are summed in the model, so each thread needs its own copy of it.
-    check_finite: name the first operation whose result or gradient is not finite; slow, since all results are read.
+    """Records operations while active (`with Tape() as tape:`); `tape.backward(y)` then gives every
+    gradient. It records its own thread. Gradients of parameters are summed in the model, so each
+    thread needs its own copy of it. check_finite: name the first operation whose result or gradient
+    is not finite; slow, since all results are read.
     """
 
     def __init__(self, check_finite: bool = False):
@@ -68,7 +72,8 @@ class Tape:
         tapes.remove(self)
 
     def backward(self, output: Tensor, gradient: AnyArray | None = None) -> None:
-        """Play the tape back from `output`, once. gradient: array like `output.data`; None: ones, of a scalar loss."""
+        """Play the tape back from `output`, once. gradient: array like `output.data`; None: ones,
+        of a scalar loss."""
         check_played_back(self.records, output, gradient)
         if gradient is None:
             gradient = upload(np.ones(output.shape, np.float32), like=output.data)
@@ -84,7 +89,9 @@ class Tape:
         before_operation(arrived)
         gradients = record.play(arrived)
         if len(gradients) != len(record.inputs):
-            raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")
+            raise ValueError(
+                f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs"
+            )
         for slot, value in zip(record.inputs, gradients, strict=True):
             if self.check_finite and value is not None:
                 check_finite(value, f"gradient from {record.name}")
@@ -93,10 +100,11 @@ class Tape:
 
 
 def record(name, result, inputs, backward, has_parameters=False, adds=False):
-    """Wrap an operation's `result` as a Tensor, and put the operation on the active tape.
-    result: an array, or a list of them: then a list of Tensors is returned, and `backward` takes a list of gradients
-    backward: gradient of the result -> a tuple with one gradient (or None) for each of the `inputs`, which are Tensors
-    has_parameters: it also adds to gradients of parameters, so it is always recorded; adds: see `Record`
+    """Wrap an operation's `result` as a Tensor, and put the operation on the active tape. result:
+    an array, or a list of them: then a list of Tensors is returned, and `backward` takes a list of
+    gradients backward: gradient of the result -> a tuple with one gradient (or None) for each of
+    the `inputs`, which are Tensors has_parameters: it also adds to gradients of parameters, so it
+    is always recorded; adds: see `Record`
     """
     several = type(result) in (list, tuple)  # a `Pair` is one array
     results, tape = result if several else [result], tapes[-1] if tapes else None

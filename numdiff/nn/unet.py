@@ -1,12 +1,14 @@
-"""The UNet of "Diffusion Models Beat GANs on Image Synthesis" (Dhariwal and Nichol 2021, arXiv:2105.05233).
+"""The UNet of "Diffusion Models Beat GANs on Image Synthesis" (Dhariwal and Nichol 2021,
+arXiv:2105.05233).
 
-The options of the public guided-diffusion implementation that say what is computed, for images (its `dims` of 2), and
-its parameter names: `numdiff convert` only changes the layout to channels last. Precision and recomputation,
-options of its model, belong to the training here. Read top-down: the blocks, then `UNet.__init__`, which lays them
-out, then `UNet.forward`.
+The options of the public guided-diffusion implementation that say what is computed, for images (its
+`dims` of 2), and its parameter names: `numdiff convert` only changes the layout to channels last.
+Precision and recomputation, options of its model, belong to the training here. Read top-down: the
+blocks, then `UNet.__init__`, which lays them out, then `UNet.forward`.
 
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
+
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -55,27 +57,50 @@ class Downsample(Module):
 
 
 class EmbeddedBlock(Module):
-    """A block that takes the embedding of timestep and class: forward(x, embedded, randomness), where embedded is
-    {block: result of its emb_layers[1]}."""
+    """A block that takes the embedding of timestep and class: forward(x, embedded, randomness),
+    where embedded is {block: result of its emb_layers[1]}."""
 
     emb_layers: Numbered
 
 
 class ResBlock(EmbeddedBlock):
-    """norm, SiLU, conv; add (or scale and shift by) the embedding; norm, SiLU, dropout, conv; plus the input.
+    """norm, SiLU, conv; add (or scale and shift by) the embedding; norm, SiLU, dropout, conv; plus
+    the input.
 
-    resample: None, "up" or "down": both paths are resampled before the first convolution (no parameters of its own).
+    resample: None, "up" or "down": both paths are resampled before the first convolution (no
+    parameters of its own).
     """
 
-    def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, layer, resample=None):
-        self.in_layers = Numbered({0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)})
+    def __init__(
+        self,
+        channels,
+        emb_channels,
+        out_channels,
+        dropout,
+        scale_shift,
+        groups,
+        layer,
+        resample=None,
+    ):
+        self.in_layers = Numbered(
+            {0: GroupNorm(channels, groups, silu=True), 2: Conv2d(channels, out_channels)}
+        )
         # 0 is the SiLU; the UNet computes it, and this layer, for all blocks at once
-        self.emb_layers = Numbered({1: Linear(emb_channels, out_channels * (2 if scale_shift else 1), matrices=0)})
-        self.out_layers = Numbered({0: GroupNorm(out_channels, groups, silu=not scale_shift),
-                                    3: Conv2d(out_channels, out_channels, zero=True, statistics=True)})
+        self.emb_layers = Numbered(
+            {1: Linear(emb_channels, out_channels * (2 if scale_shift else 1), matrices=0)}
+        )
+        self.out_layers = Numbered(
+            {
+                0: GroupNorm(out_channels, groups, silu=not scale_shift),
+                3: Conv2d(out_channels, out_channels, zero=True, statistics=True),
+            }
+        )
         if out_channels != channels:
             self.skip_connection = Conv2d(channels, out_channels, kernel=1)
-        self.direction, self.resample = resample, {None: None, "up": F.upsample, "down": F.avgpool}[resample]
+        self.direction, self.resample = (
+            resample,
+            {None: None, "up": F.upsample, "down": F.avgpool}[resample],
+        )
         self.dropout, self.scale_shift, self.layer = dropout, scale_shift, layer
 
     def forward(self, x, embedded, randomness=None):
@@ -97,8 +122,11 @@ class ResBlock(EmbeddedBlock):
 
     def products(self, size):
         after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
-        found = [conv_product(self.in_layers[2], after), linear_product(self.emb_layers[1], 1),
-                 conv_product(self.out_layers[3], after)]
+        found = [
+            conv_product(self.in_layers[2], after),
+            linear_product(self.emb_layers[1], 1),
+            conv_product(self.out_layers[3], after),
+        ]
         if hasattr(self, "skip_connection"):
             found.append(conv_product(self.skip_connection, after))
         return found, after
@@ -124,8 +152,11 @@ class AttentionBlock(Module):
 
     def products(self, size):
         tokens, channels = size * size, self.proj_out.weight.shape[0]
-        return [linear_product(self.qkv, tokens), Product(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
-                linear_product(self.proj_out, tokens)], size
+        return [
+            linear_product(self.qkv, tokens),
+            Product(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
+            linear_product(self.proj_out, tokens),
+        ], size
 
 
 class Stage(Numbered):
@@ -139,8 +170,11 @@ class Stage(Numbered):
     def products(self, size):
         found = []
         for block in self.modules.values():
-            more, size = (([conv_product(block, size)], size // block.stride) if isinstance(block, Conv2d)
-                          else block.products(size))
+            more, size = (
+                ([conv_product(block, size)], size // block.stride)
+                if isinstance(block, Conv2d)
+                else block.products(size)
+            )
             found += more
         return found, size
 
@@ -148,43 +182,84 @@ class Stage(Numbered):
 class UNet(Model):
     """Predicts noise, velocity or x_0 from x_t and t.
 
-    image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels) in [-1, 1]
-    model_channels, channel_mult: level i has int(model_channels · channel_mult[i]) channels; each level halves the size
+    image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels) in [-1,
+    1]
+    model_channels, channel_mult: level i has int(model_channels · channel_mult[i]) channels; each
+    level halves the size
     out_channels: default in_channels, or twice that with learn_sigma
     num_res_blocks: ResBlocks per level
     attention_resolutions: image sizes, in pixels, at which attention follows each ResBlock
-    num_head_channels: channels of an attention head; -1: use num_heads heads (num_heads_upsample on the way up)
-    use_scale_shift_norm: the embedding scales and shifts the second norm, instead of being added before it
-    resblock_updown: ResBlocks resample; otherwise, with conv_resample, convolutions; else pooling and nearest neighbour
+    num_head_channels: channels of an attention head; -1: use num_heads heads (num_heads_upsample on
+    the way up)
+    use_scale_shift_norm: the embedding scales and shifts the second norm, instead of being added
+    before it
+    resblock_updown: ResBlocks resample; otherwise, with conv_resample, convolutions; else pooling
+    and nearest neighbour
     num_classes: adds a class embedding to the timestep's, and the model then takes y
-    class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes,
-        whose row is the embedding's last (guided-diffusion has none, and sees one more class)
-    use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv, channel)
-    max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in unet.cu)
+    class_dropout: share of the images that lose their class in training; above 0 there is a null
+        class, num_classes, whose row is the embedding's last (guided-diffusion has none, and sees
+        one more class)
+    use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv,
+    channel)
+    max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in
+    unet.cu)
     groups: of every group normalisation
     block: "resnet", or a block of an extension in the ResBlocks' place, such as "convnext"
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
     kind = "unet"
-    exchange_beside = "kernels"  # four H200s: 98.2 % of four times one, 95.5 % after it (distributed/README.md)
-    largest: ClassVar = {"image_size": 4096, "in_channels": 1 << 14, "model_channels": 1 << 14, "out_channels": 1 << 15,
-                         "channel_mult": 256, "num_res_blocks": 256, "num_heads": 1 << 14, "num_head_channels": 1 << 14,
-                         "num_heads_upsample": 1 << 14, "num_classes": 1 << 24, "groups": 1 << 14}
+    # four H200s: 98.2 % of four times one, 95.5 % after it (distributed/README.md)
+    exchange_beside = "kernels"
+    largest: ClassVar = {
+        "image_size": 4096,
+        "in_channels": 1 << 14,
+        "model_channels": 1 << 14,
+        "out_channels": 1 << 15,
+        "channel_mult": 256,
+        "num_res_blocks": 256,
+        "num_heads": 1 << 14,
+        "num_head_channels": 1 << 14,
+        "num_heads_upsample": 1 << 14,
+        "num_classes": 1 << 24,
+        "groups": 1 << 14,
+    }
     block_kinds = (EmbeddedBlock, AttentionBlock)
     part_kinds = {"attention": (AttentionBlock,)}
 
-    def __init__(self, image_size: int = 64, in_channels: int = 3, model_channels: int = 64,
-                 out_channels: int | None = None, channel_mult: Sequence[float] = (1, 2, 3, 4),
-                 num_res_blocks: int = 2, attention_resolutions: Sequence[int] = (16, 8), num_heads: int = 1,
-                 num_head_channels: int = 32, num_heads_upsample: int = -1, use_scale_shift_norm: bool = False,
-                 resblock_updown: bool = False, conv_resample: bool = False, num_classes: int | None = None,
-                 learn_sigma: bool = False, dropout: float = 0.0, use_new_attention_order: bool = False,
-                 max_period: float = 10000.0, groups: int = 32, class_dropout: float = 0.0, block: str = "resnet",
-                 device: Any = "auto", seed: int | None = 0):
+    def __init__(
+        self,
+        image_size: int = 64,
+        in_channels: int = 3,
+        model_channels: int = 64,
+        out_channels: int | None = None,
+        channel_mult: Sequence[float] = (1, 2, 3, 4),
+        num_res_blocks: int = 2,
+        attention_resolutions: Sequence[int] = (16, 8),
+        num_heads: int = 1,
+        num_head_channels: int = 32,
+        num_heads_upsample: int = -1,
+        use_scale_shift_norm: bool = False,
+        resblock_updown: bool = False,
+        conv_resample: bool = False,
+        num_classes: int | None = None,
+        learn_sigma: bool = False,
+        dropout: float = 0.0,
+        use_new_attention_order: bool = False,
+        max_period: float = 10000.0,
+        groups: int = 32,
+        class_dropout: float = 0.0,
+        block: str = "resnet",
+        device: Any = "auto",
+        seed: int | None = 0,
+    ):
         self.options = constructor_options(locals())
         check_options(self.options)
-        self.image_size, self.in_channels, self.model_channels = image_size, in_channels, model_channels
+        self.image_size, self.in_channels, self.model_channels = (
+            image_size,
+            in_channels,
+            model_channels,
+        )
         self.num_classes, self.learn_sigma, self.max_period = num_classes, learn_sigma, max_period
         self.out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
         self.class_dropout = class_dropout
@@ -197,15 +272,31 @@ class UNet(Model):
 
         def res(channels, outputs, resample=None):
             if block != "resnet":
-                return other_block(block)(channels, emb_channels, outputs, dropout, next(layers), resample)
-            return ResBlock(channels, emb_channels, outputs, dropout, use_scale_shift_norm, groups, next(layers),
-                            resample)
+                return other_block(block)(
+                    channels, emb_channels, outputs, dropout, next(layers), resample
+                )
+            return ResBlock(
+                channels,
+                emb_channels,
+                outputs,
+                dropout,
+                use_scale_shift_norm,
+                groups,
+                next(layers),
+                resample,
+            )
 
         def attention(channels, count):
-            return AttentionBlock(channels, count if num_head_channels == -1 else channels // num_head_channels, order,
-                                  groups)
+            return AttentionBlock(
+                channels,
+                count if num_head_channels == -1 else channels // num_head_channels,
+                order,
+                groups,
+            )
 
-        self.time_embed = Numbered({0: Linear(model_channels, emb_channels), 2: Linear(emb_channels, emb_channels)})
+        self.time_embed = Numbered(
+            {0: Linear(model_channels, emb_channels), 2: Linear(emb_channels, emb_channels)}
+        )
         if num_classes is not None:
             self.label_emb = Embedding(num_classes + (class_dropout > 0), emb_channels)
 
@@ -222,13 +313,25 @@ class UNet(Model):
                 self.input_blocks.append(stage)
                 skips.append(channels)
             if level < len(widths) - 1:
-                self.input_blocks.append(Stage({0: res(channels, channels, "down") if resblock_updown
-                                                else Downsample(channels, conv_resample)}))
+                self.input_blocks.append(
+                    Stage(
+                        {
+                            0: res(channels, channels, "down")
+                            if resblock_updown
+                            else Downsample(channels, conv_resample)
+                        }
+                    )
+                )
                 skips.append(channels)
                 size //= 2
 
-        self.middle_block = Stage({0: res(channels, channels), 1: attention(channels, num_heads),
-                                   2: res(channels, channels)})
+        self.middle_block = Stage(
+            {
+                0: res(channels, channels),
+                1: attention(channels, num_heads),
+                2: res(channels, channels),
+            }
+        )
 
         self.output_blocks = Numbered()
         for level, width in reversed(list(enumerate(widths))):
@@ -238,20 +341,35 @@ class UNet(Model):
                 if size in attention_resolutions:
                     stage.append(attention(channels, num_heads_upsample))
                 if level > 0 and i == num_res_blocks:
-                    stage.append(res(channels, channels, "up") if resblock_updown
-                                 else Upsample(channels, conv_resample))
+                    stage.append(
+                        res(channels, channels, "up")
+                        if resblock_updown
+                        else Upsample(channels, conv_resample)
+                    )
                     size *= 2
                 self.output_blocks.append(stage)
 
-        self.out = Numbered({0: GroupNorm(channels, groups, silu=True),
-                             2: Conv2d(channels, self.out_channels, zero=True)})
-        stages = [*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()]
-        self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, EmbeddedBlock)]
+        self.out = Numbered(
+            {
+                0: GroupNorm(channels, groups, silu=True),
+                2: Conv2d(channels, self.out_channels, zero=True),
+            }
+        )
+        stages = [
+            *self.input_blocks.modules.values(),
+            self.middle_block,
+            *self.output_blocks.modules.values(),
+        ]
+        self.res_blocks = [
+            b for stage in stages for b in stage.modules.values() if isinstance(b, EmbeddedBlock)
+        ]
         self._finish(device, seed)
 
-    def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> list[Tensor]:
-        """What the ResBlocks take from timestep and class, whatever the image: a float32 Tensor (B, C_out), or
-        (B, 2 C_out) with use_scale_shift_norm, for each of `res_blocks`."""
+    def conditioning(
+        self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None
+    ) -> list[Tensor]:
+        """What the ResBlocks take from timestep and class, whatever the image: a float32 Tensor (B,
+        C_out), or (B, 2 C_out) with use_scale_shift_norm, for each of `res_blocks`."""
         emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
@@ -262,11 +380,20 @@ class UNet(Model):
 
     def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
-        return [block.emb_layers[1].weight.shape[0] for block in self.res_blocks], np.dtype(np.float32)
+        return [block.emb_layers[1].weight.shape[0] for block in self.res_blocks], np.dtype(
+            np.float32
+        )
 
-    def forward(self, x: Tensor, t: AnyArray, y: AnyArray | None = None, randomness: Any = None,
-                conditioning: list[Tensor] | None = None) -> Tensor:
-        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if the model has classes.
+    def forward(
+        self,
+        x: Tensor,
+        t: AnyArray,
+        y: AnyArray | None = None,
+        randomness: Any = None,
+        conditioning: list[Tensor] | None = None,
+    ) -> Tensor:
+        """x: Tensor float32 (B, H, W, C); t: array int32 or float32 (B,); y: array int32 (B,) if
+        the model has classes.
 
         randomness: counts the dropout of a training step, of classes too; None: no dropout
         conditioning: of these t and y, where it is known (see `conditioning`)
@@ -282,25 +409,33 @@ class UNet(Model):
             skips.append(h)
         h = self.middle_block(h, embedded, randomness)
         for stage in self.output_blocks.modules.values():
-            join = F.pair if hasattr(stage[0], "skip_connection") else F.concat  # otherwise the input is added as it is
+            # otherwise the input is added as it is
+            join = F.pair if hasattr(stage[0], "skip_connection") else F.concat
             h = stage(join(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
     def products(self) -> list[Product]:
         found, size = [linear_product(self.time_embed[k], 1) for k in (0, 2)], self.image_size
-        for stage in (*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()):
+        for stage in (
+            *self.input_blocks.modules.values(),
+            self.middle_block,
+            *self.output_blocks.modules.values(),
+        ):
             more, size = stage.products(size)
             found += more
         names = {id(parameter): name for name, parameter in self.named_parameters()}
-        return [product._replace(weight=names[id(product.weight)])
-                for product in (*found, conv_product(self.out[2], size))]
+        return [
+            product._replace(weight=names[id(product.weight)])
+            for product in (*found, conv_product(self.out[2], size))
+        ]
 
 
 def other_block(name):
-    """The class of an extension's blocks, an `EmbeddedBlock` whose constructor takes (channels, emb_channels,
-    out_channels, dropout, layer, resample).
+    """The class of an extension's blocks, an `EmbeddedBlock` whose constructor takes (channels,
+    emb_channels, out_channels, dropout, layer, resample).
 
-    Its attributes: title, in texts; multiple: of which channels must be one; without: {option: why it excludes it}
+    Its attributes: title, in texts; multiple: of which channels must be one; without: {option: why
+    it excludes it}
     """
     return extensions.find("unet_block", name, f"block {name!r}")
 
@@ -310,7 +445,13 @@ def check_options(options):
     size, mult, base = options["image_size"], options["channel_mult"], options["model_channels"]
     halvings = len(mult) - 1
     outputs = options.get("out_channels")
-    for name in ("image_size", "in_channels", "model_channels", "groups", *(["out_channels"] if outputs else [])):
+    for name in (
+        "image_size",
+        "in_channels",
+        "model_channels",
+        "groups",
+        *(["out_channels"] if outputs else []),
+    ):
         if options[name] < 1:
             raise UsageError(f"{name} {options[name]} must be at least 1.")
     if outputs == 0 or options["num_res_blocks"] < 0:
@@ -318,24 +459,38 @@ def check_options(options):
     if not mult or min(mult) <= 0:
         raise UsageError(f"channel_mult {tuple(mult)} must be one or more numbers above zero.")
     if size % 2**halvings or size < 2**halvings:
-        raise UsageError(f"image_size {size} cannot be halved {halvings} times: use a multiple of {2**halvings}, or "
-                         "fewer entries in channel_mult.")
+        raise UsageError(
+            f"image_size {size} cannot be halved {halvings} times: use a multiple of {2**halvings}, or "
+            "fewer entries in channel_mult."
+        )
     channels = [int(base * m) for m in mult]
     for c in channels:
         if c % options["groups"] or c == 0:
-            raise UsageError(f"{c} channels (model_channels {base}) do not divide into {options['groups']} groups: use "
-                             f"a multiple of {options['groups']}.")
-        for name in ("num_heads", "num_heads_upsample") if options["num_head_channels"] == -1 else ():
+            raise UsageError(
+                f"{c} channels (model_channels {base}) do not divide into {options['groups']} groups: use "
+                f"a multiple of {options['groups']}."
+            )
+        for name in (
+            ("num_heads", "num_heads_upsample") if options["num_head_channels"] == -1 else ()
+        ):
             heads = options[name]
             if heads != -1 and (heads < 1 or c % heads):
                 raise UsageError(f"{c} channels do not divide into {heads} heads: change {name}.")
-    attended = {c for i, c in enumerate(channels) if size // 2**i in options["attention_resolutions"]} | {channels[-1]}
+    attended = {
+        c for i, c in enumerate(channels) if size // 2**i in options["attention_resolutions"]
+    } | {channels[-1]}
     for c in sorted(attended):
         if (width := options["num_head_channels"]) != -1 and (width < 1 or c % width):
-            raise UsageError(f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
-                             "num_head_channels.")
-    if (block := options.get("block", "resnet")) not in (known := ("resnet", *extensions.entries("unet_block"))):
-        raise UsageError(f"block {quoted(block)} is not known: use {' or '.join(map(repr, known))}.")
+            raise UsageError(
+                f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
+                "num_head_channels."
+            )
+    if (block := options.get("block", "resnet")) not in (
+        known := ("resnet", *extensions.entries("unet_block"))
+    ):
+        raise UsageError(
+            f"block {quoted(block)} is not known: use {' or '.join(map(repr, known))}."
+        )
     if block != "resnet":
         kind = other_block(block)
         for name, why in kind.without.items():
@@ -343,13 +498,15 @@ def check_options(options):
                 raise UsageError(f"block {block!r} {why}: leave out {name}.")
         for c in channels:
             if c % kind.multiple:
-                raise UsageError(f"{c} channels (model_channels {base}) are no multiple of {kind.multiple}, which "
-                                 f"block {block!r} needs: change model_channels.")
+                raise UsageError(
+                    f"{c} channels (model_channels {base}) are no multiple of {kind.multiple}, which "
+                    f"block {block!r} needs: change model_channels."
+                )
     for name in ("dropout", "class_dropout"):
         if not 0 <= options.get(name, 0) < 1:
             raise UsageError(f"{name} {say(options[name])} must be at least 0 and below 1.")
     if options["num_classes"] is not None and options["num_classes"] < 1:
-        raise UsageError(f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
-                         "classes.")
-
-
+        raise UsageError(
+            f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
+            "classes."
+        )

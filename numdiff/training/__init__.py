@@ -13,8 +13,10 @@ def __getattr__(name):
     """`Trainer` and `train`, imported on first use: they need everything below them."""
     if name == "Trainer":
         from .trainer import Trainer
+
         return Trainer
     if name == "train":
         from .run import train
+
         return train
     raise AttributeError(f"module 'numdiff.training' has no attribute {name!r}")

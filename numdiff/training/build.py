@@ -1,4 +1,5 @@
 """From the options of a run to the objects that it trains with."""
+
 import math
 import os
 
@@ -24,7 +25,8 @@ MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in i
 
 
 def open_data(communicator, options):
-    """`build_dataset` on all ranks; the pictures of a folder are decoded by the first one, and the others wait."""
+    """`build_dataset` on all ranks; the pictures of a folder are decoded by the first one, and the
+    others wait."""
     with doing("opening the data"):
         communicator.first(decode_folder, options)
         return communicator.build(build_dataset, options)
@@ -40,29 +42,46 @@ def build_dataset(options):
     dataset = open_dataset(options.data, options.image_size, options.classes)
     dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
-        asked = options.init is None and not kinds.get(options.model).presets.get(options.preset, {}).get("class_cond")
+        asked = options.init is None and not kinds.get(options.model).presets.get(
+            options.preset, {}
+        ).get("class_cond")
         remedy = "leave --class-cond out" if asked else "give --no-class-cond"
         if options.data is not None and os.path.isdir(options.data):
-            raise UsageError(f"--class-cond needs labels, and the folder {options.data!r} has no sub-folders: make one "
-                             f"for each class and move its pictures there, or {remedy}.")
-        raise UsageError(f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or "
-                         f"{remedy}.")
+            raise UsageError(
+                f"--class-cond needs labels, and the folder {options.data!r} has no sub-folders: make one "
+                f"for each class and move its pictures there, or {remedy}."
+            )
+        raise UsageError(
+            f"--class-cond needs labels, and {dataset.path!r} has none: import it again with labels, or "
+            f"{remedy}."
+        )
     if options.class_cond is False:
         dataset.labels = None
     if options.channels not in (None, dataset.channels):
-        raise UsageError(f"--channels {options.channels}: the images of {dataset.path!r} have {dataset.channels}; "
-                         "leave it out, or give other --data.")
-    if options.class_cond and options.num_classes is not None and options.num_classes < len(dataset.classes):
-        raise UsageError(f"--num-classes {options.num_classes}: {dataset.path!r} has {len(dataset.classes)} classes; "
-                         "give that number or more, or --classes with the names of those to train on.")
+        raise UsageError(
+            f"--channels {options.channels}: the images of {dataset.path!r} have {dataset.channels}; "
+            "leave it out, or give other --data."
+        )
+    if (
+        options.class_cond
+        and options.num_classes is not None
+        and options.num_classes < len(dataset.classes)
+    ):
+        raise UsageError(
+            f"--num-classes {options.num_classes}: {dataset.path!r} has {len(dataset.classes)} classes; "
+            "give that number or more, or --classes with the names of those to train on."
+        )
     if dataset.dtype != np.uint8 and options.flip:
-        raise UsageError(f"--flip mirrors pixels, and the images of {dataset.path!r} are {dataset.dtype}, as latents "
-                         "are, which do not mirror: give --no-flip.")
+        raise UsageError(
+            f"--flip mirrors pixels, and the images of {dataset.path!r} are {dataset.dtype}, as latents "
+            "are, which do not mirror: give --no-flip."
+        )
     return dataset
 
 
 def model_options(options, channels=3, num_classes=None):
-    """The constructor's options of the model that a run's options describe, without device and seed.
+    """The constructor's options of the model that a run's options describe, without device and
+    seed.
 
     num_classes: of the dataset; the run's own number, if it has one, takes precedence.
     """
@@ -70,24 +89,27 @@ def model_options(options, channels=3, num_classes=None):
 
 
 def count_parameters(model, sizes):
-    """(all parameters, those that are trained) of a model with these constructor's options, which is not built; a
-    `UsageError` for more than the kernels can count."""
+    """(all parameters, those that are trained) of a model with these constructor's options, which
+    is not built; a `UsageError` for more than the kernels can count."""
     counts = kinds.get(model).count_parameters(sizes)
     if counts[0] > MAX_PARAMETERS:
-        raise UsageError(f"the model would have {counts[0]:,} parameters, and numdiff trains up to {MAX_PARAMETERS:,}: "
-                         "give it fewer channels or blocks.")
+        raise UsageError(
+            f"the model would have {counts[0]:,} parameters, and numdiff trains up to {MAX_PARAMETERS:,}: "
+            "give it fewer channels or blocks."
+        )
     return counts
 
 
 def shapes_of(model, sizes):
-    """{name: shape} of the parameters of a model with these constructor's options, which is not built."""
+    """{name: shape} of the parameters of a model with these constructor's options, which is not
+    built."""
     return parameter_shapes(kinds.get(model).model_class, sizes)
 
 
 def check_memory(options, sizes):
-    """A `UsageError` for a run on the CPU that exceeds this machine's memory. Only certain bytes are counted: weights,
-    gradients, moments and average, the batch, and in each layer some of the activations that the backward pass
-    needs."""
+    """A `UsageError` for a run on the CPU that exceeds this machine's memory. Only certain bytes
+    are counted: weights, gradients, moments and average, the batch, and in each layer some of the
+    activations that the backward pass needs."""
     if options.device not in ("cpu", "emulator"):  # a GPU, or a stand-in for one, says so itself
         return
     microbatch, pixels = options.microbatch or options.batch, sizes["image_size"] ** 2
@@ -95,15 +117,18 @@ def check_memory(options, sizes):
     if options.recompute != "no":
         kept //= 8
     ranks = current()
-    share = ranks.local_size / ranks.size if options.shard_update != "no" else 1  # of moments and averages, here
+    # of moments and averages, here
+    share = ranks.local_size / ranks.size if options.shard_update != "no" else 1
     kept_by_others = 4 * sum(each.floats for each in extensions_of(options))
     weights = (8 + (8 + kept_by_others) * share) * count_parameters(options.model, sizes)[0]
     images = options.batch * pixels * sizes["in_channels"] + 4 * microbatch * kept
     if weights + images > machine_bytes():
         what = "--batch or --microbatch" if images > weights else "model"
-        raise UsageError(f"{'--batch' if images > weights else '--model'}: this run needs at least "
-                         f"{(weights + images) / 2**30:,.1f} GiB of memory, and this machine has "
-                         f"{machine_bytes() / 2**30:,.1f}: give a smaller {what}.")
+        raise UsageError(
+            f"{'--batch' if images > weights else '--model'}: this run needs at least "
+            f"{(weights + images) / 2**30:,.1f} GiB of memory, and this machine has "
+            f"{machine_bytes() / 2**30:,.1f}: give a smaller {what}."
+        )
 
 
 def machine_bytes():
@@ -137,14 +162,19 @@ def diffusion_options(options):
 
 
 def describe_diffusion(diffusion, learn_sigma=False):
-    """The options of a `Diffusion` in words; learn_sigma: whether its model learns the variance, too."""
+    """The options of a `Diffusion` in words; learn_sigma: whether its model learns the variance,
+    too."""
     scale = diffusion.get("timestep_scale", 1.0)
     seen = "" if scale == 1 else f", the model sees timesteps times {scale:g}"
     weight = diffusion.get("vlb_weight")
     bound = "" if weight is None else f", variational bound times {weight:g}"
     diffusion = Diffusion(**diffusion).options
     path = diffusion.get("path", "discrete")
-    how = (f"{diffusion['steps']} steps, {diffusion['schedule']} schedule" if path == "discrete" else f"{path} path")
+    how = (
+        f"{diffusion['steps']} steps, {diffusion['schedule']} schedule"
+        if path == "discrete"
+        else f"{path} path"
+    )
     if "noise_mean" in diffusion:
         how += f", log sigma drawn from N({diffusion['noise_mean']:g}, {diffusion['noise_std']:g}²)"
     elif path == "linear":
@@ -167,11 +197,20 @@ def describe_model(options, sizes):
 
 
 def describe_preset(options):
-    """One line about what of its preset's objective and optimizer a run does without; empty if it has them."""
+    """One line about what of its preset's objective and optimizer a run does without; empty if it
+    has them."""
     values = kinds.get(options.model).presets.get(options.preset, {})
-    own = {"path": options.path, "loss": options.loss or options.prediction, "time_sampling": options.time_sampling,
-           "optimizer": options.optimizer}
-    left = [f"{name.replace('_', ' ')} {values[name]}" for name in own if own[name] != values.get(name, own[name])]
+    own = {
+        "path": options.path,
+        "loss": options.loss or options.prediction,
+        "time_sampling": options.time_sampling,
+        "optimizer": options.optimizer,
+    }
+    left = [
+        f"{name.replace('_', ' ')} {values[name]}"
+        for name in own
+        if own[name] != values.get(name, own[name])
+    ]
     why = ""
     if options.learn_sigma and own["path"] != values.get("path", own["path"]):
         why = ", as whole timesteps are what a learned variance needs (--no-learn-sigma keeps the path)"
@@ -179,12 +218,15 @@ def describe_preset(options):
 
 
 def describe_frozen(patterns, shapes):
-    """One line about how many parameters are trained; patterns: of --freeze; shapes: {name: shape} of the model's."""
+    """One line about how many parameters are trained; patterns: of --freeze; shapes: {name: shape}
+    of the model's."""
     frozen = frozen_by(patterns, shapes)
     total = sum(map(math.prod, shapes.values()))
     trained = total - sum(math.prod(shapes[name]) for name in frozen)
-    return (f"{trained:,} of {total:,} parameters are trained; {len(frozen)} of {len(shapes)} tensors are frozen by "
-            f"{', '.join(patterns)}")
+    return (
+        f"{trained:,} of {total:,} parameters are trained; {len(frozen)} of {len(shapes)} tensors are frozen by "
+        f"{', '.join(patterns)}"
+    )
 
 
 def describe_muon(options, model):
@@ -193,13 +235,17 @@ def describe_muon(options, model):
     frozen = frozen_by(options.freeze, shapes) if options.freeze else ()
     matrices = {name: count for name, count in matrices.items() if name not in frozen}
     count = sum(math.prod(shapes[name]) for name in matrices)
-    return (f"Muon, momentum {options.muon_momentum:g}, for {sum(matrices.values())} matrices, {count:,} of "
-            f"{sum(map(math.prod, shapes.values())):,} parameters; AdamW for the others")
+    return (
+        f"Muon, momentum {options.muon_momentum:g}, for {sum(matrices.values())} matrices, {count:,} of "
+        f"{sum(map(math.prod, shapes.values())):,} parameters; AdamW for the others"
+    )
 
 
 def describe_average(options, parameters):
     """One line about the averaged weights, and what extensions keep; parameters: their number."""
-    return describe_decay(options) + "".join(each.describe(parameters) for each in extensions_of(options))
+    return describe_decay(options) + "".join(
+        each.describe(parameters) for each in extensions_of(options)
+    )
 
 
 def describe_decay(options):
@@ -210,7 +256,9 @@ def describe_decay(options):
     if not decay:
         return "none"
     start = ", in step n at most (1 + n) / (10 + n)" if options.ema_warmup else ""
-    return f"decay {decay:.6g} a step, half forgotten after {options.ema_halflife:,.6g} images{start}"
+    return (
+        f"decay {decay:.6g} a step, half forgotten after {options.ema_halflife:,.6g} images{start}"
+    )
 
 
 def describe_precision(options):
@@ -219,8 +267,11 @@ def describe_precision(options):
     if options.precision == "fp8" and not options.fp8_promotion:
         text += "; sums left to the tensor cores"
     if options.precision in SCALES_LOSS:
-        grows = (f"doubled after {options.loss_scale_interval:,} clean steps" if options.loss_scale_rule == "doubling"
-                 else "grown by 2^0.001 a step")
+        grows = (
+            f"doubled after {options.loss_scale_interval:,} clean steps"
+            if options.loss_scale_rule == "doubling"
+            else "grown by 2^0.001 a step"
+        )
         text += f"; loss scale {options.loss_scale:,.0f} at first, {grows}"
     if options.recompute == "no":
         return text
@@ -228,18 +279,24 @@ def describe_precision(options):
 
 
 def recomputed_flops(options, sizes):
-    """(FLOPs that a step of the whole batch computes once more, FLOPs of a step that recomputes nothing)."""
+    """(FLOPs that a step of the whole batch computes once more, FLOPs of a step that recomputes
+    nothing)."""
     model, shapes = kinds.get(options.model).laid_out(sizes), shapes_of(options.model, sizes)
-    plain = step_flops(kinds.get(options.model).products(sizes), shapes, frozen_by(options.freeze, shapes))
+    plain = step_flops(
+        kinds.get(options.model).products(sizes), shapes, frozen_by(options.freeze, shapes)
+    )
     more = model.recomputed_flops(options.recompute, options.precision == "fp8")
     return options.batch * more, options.batch * plain
 
 
 def describe_recomputation(options, sizes, peaks=None):
-    """One line about what `--recompute` costs and saves; peaks: a step's with and without it, in MiB."""
+    """One line about what `--recompute` costs and saves; peaks: a step's with and without it, in
+    MiB."""
     more, plain = recomputed_flops(options, sizes)
     text = f"{options.recompute}: {more / 1e12:.3g} TFLOP more in each step, {100 * more / plain:.0f} %"
-    return text + (f"; foreseen are {peaks[0]:,.0f} MiB instead of {peaks[1]:,.0f}" if peaks else "")
+    return text + (
+        f"; foreseen are {peaks[0]:,.0f} MiB instead of {peaks[1]:,.0f}" if peaks else ""
+    )
 
 
 def in_parts(batch, microbatch):
@@ -248,8 +305,8 @@ def in_parts(batch, microbatch):
 
 
 def describe_without_training(options, peaks_on=None):
-    """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and where the options
-    give channels and classes no dataset is opened.
+    """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and
+    where the options give channels and classes no dataset is opened.
 
     peaks_on: `price.with_and_without`
     """
@@ -280,14 +337,18 @@ def describe_without_training(options, peaks_on=None):
     products = kinds.get(options.model).products(sizes)
     flops = options.batch * step_flops(products, shapes, frozen_by(options.freeze, shapes))
     yield f"diffusion {describe_diffusion(diffusion_options(options), options.learn_sigma)}"
-    yield (f"step      batch {options.batch}{in_parts(options.batch, options.microbatch)}, "
-           f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
-           f"{options.learning_rate:g}")
+    yield (
+        f"step      batch {options.batch}{in_parts(options.batch, options.microbatch)}, "
+        f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
+        f"{options.learning_rate:g}"
+    )
     if options.optimizer == "muon":
         yield f"optimizer {describe_muon(options, kinds.get(options.model).laid_out(sizes))}"
     parameters = count_parameters(options.model, sizes)[0]
     yield f"average   {describe_average(options, parameters)}"
     yield f"precision {describe_precision(options)}"
     if options.recompute != "no":
-        peaks = peaks_on(options, sizes, get_gpu()) if peaks_on and options.device == "cuda" else None
+        peaks = (
+            peaks_on(options, sizes, get_gpu()) if peaks_on and options.device == "cuda" else None
+        )
         yield f"recompute {describe_recomputation(options, sizes, peaks)}"

@@ -14,8 +14,10 @@ WHAT IS PROMISED
     Later damage by a disk is detected, since a checksum covers every byte, and a damaged file is passed over for the
     newest valid one.
 
-A model file made by `numdiff convert` has the same format, with the buffers "parameters" (and "ema") only.
+A model file made by `numdiff convert` has the same format, with the buffers "parameters" (and
+"ema") only.
 """
+
 import json
 import logging
 import os
@@ -28,7 +30,15 @@ import numpy as np
 
 from .. import extensions, schema
 from ..errors import NumdiffError, printable
-from ..files import Refused, atomic_file, check_held, open_regular, remove, remove_stray_files, set_aside
+from ..files import (
+    Refused,
+    atomic_file,
+    check_held,
+    open_regular,
+    remove,
+    remove_stray_files,
+    set_aside,
+)
 from ..hdf5 import MAGIC, open_hdf5
 from ..progress import tick
 from ..signals import deferred_signals
@@ -41,27 +51,70 @@ MAX_BUFFERS = 256
 LAST_LINE = b"\nnumdiff crc32 %08x\n"
 LAST_LINE_BYTES = len(LAST_LINE % 0)
 CHUNK = 4 << 20  # bytes read at a time for the checksum
-SYNCED = 256 << 20  # bytes of a buffer that are synced at a time, which shows the other ranks that saving continues
+# bytes of a buffer that are synced at a time, which shows the other ranks that saving continues
+SYNCED = 256 << 20
 
-INDEX = schema.items(schema.record({"name": schema.text(), "shape": schema.items(schema.integer(1, 1 << 31), 8),
-                                    "offset": schema.integer(0)}), 1 << 20)
+INDEX = schema.items(
+    schema.record(
+        {
+            "name": schema.text(),
+            "shape": schema.items(schema.integer(1, 1 << 31), 8),
+            "offset": schema.integer(0),
+        }
+    ),
+    1 << 20,
+)
 CLASSES = schema.items(schema.text(1 << 16), 1 << 20)
-FINGERPRINT = schema.record({  # data/fingerprint.py
-    "rule": schema.integer(0), "shape": schema.items(schema.integer(0), 4, 4), "dtype": schema.text(),
-    "classes": CLASSES, "labels": schema.optional(schema.text()), "rows": schema.text()}, {}, schema.anything)
-META = schema.record({}, {  # of the known keys; there may be others
-    **extensions.available("checkpoint_meta"),
-    "model": schema.text(), "model_options": schema.options, "diffusion": schema.optional(schema.options),
-    "index": INDEX, "step": schema.integer(0), "classes": schema.optional(CLASSES), "source": schema.text(1 << 12),
-    "averaged": schema.record({"std": schema.number(), "error": schema.number(), "stored": schema.integer(0)}),
-    "split": schema.record({"ranks": schema.integer(1), "microbatch": schema.integer(1)}, {}, schema.anything),
-    "schedule": schema.record({"learning_rate": schema.number(0, 1e308), "warmup_steps": schema.integer(0),
-                               "steps": schema.integer(1), "lr_schedule": schema.text()}, {}, schema.anything),
-    "seed": schema.optional(schema.integer(0)), "data": schema.optional(FINGERPRINT),
-    "init": schema.optional(schema.record({"lines": schema.items(schema.text(1 << 16), 64)}, {}, schema.anything))},
-    schema.anything)
+FINGERPRINT = schema.record(
+    {  # data/fingerprint.py
+        "rule": schema.integer(0),
+        "shape": schema.items(schema.integer(0), 4, 4),
+        "dtype": schema.text(),
+        "classes": CLASSES,
+        "labels": schema.optional(schema.text()),
+        "rows": schema.text(),
+    },
+    {},
+    schema.anything,
+)
+META = schema.record(
+    {},
+    {  # of the known keys; there may be others
+        **extensions.available("checkpoint_meta"),
+        "model": schema.text(),
+        "model_options": schema.options,
+        "diffusion": schema.optional(schema.options),
+        "index": INDEX,
+        "step": schema.integer(0),
+        "classes": schema.optional(CLASSES),
+        "source": schema.text(1 << 12),
+        "averaged": schema.record(
+            {"std": schema.number(), "error": schema.number(), "stored": schema.integer(0)}
+        ),
+        "split": schema.record(
+            {"ranks": schema.integer(1), "microbatch": schema.integer(1)}, {}, schema.anything
+        ),
+        "schedule": schema.record(
+            {
+                "learning_rate": schema.number(0, 1e308),
+                "warmup_steps": schema.integer(0),
+                "steps": schema.integer(1),
+                "lr_schedule": schema.text(),
+            },
+            {},
+            schema.anything,
+        ),
+        "seed": schema.optional(schema.integer(0)),
+        "data": schema.optional(FINGERPRINT),
+        "init": schema.optional(
+            schema.record({"lines": schema.items(schema.text(1 << 16), 64)}, {}, schema.anything)
+        ),
+    },
+    schema.anything,
+)
 
-_verified = {}  # path -> the stat of the file when it was found valid, so that no prune reads a file again
+# path -> the stat of the file when it was found valid, so that no prune reads a file again
+_verified = {}
 
 
 def checkpoint_name(step):
@@ -78,14 +131,20 @@ def checkpoint_step(path):
 def list_checkpoints(run_dir):
     """Paths of the checkpoints in a run folder, newest first; damaged ones too."""
     run_dir = pathlib.Path(run_dir)
-    found = [p for p in run_dir.iterdir() if checkpoint_step(p) is not None and p.is_file()] if run_dir.is_dir() else []
+    found = (
+        [p for p in run_dir.iterdir() if checkpoint_step(p) is not None and p.is_file()]
+        if run_dir.is_dir()
+        else []
+    )
     return sorted(found, key=checkpoint_step, reverse=True)
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
+
 
 def save_checkpoint(path, buffers, meta):
-    """Write a checkpoint atomically: when it returns the file is whole and on the disk; after an error it is as before.
+    """Write a checkpoint atomically: when it returns the file is whole and on the disk; after an
+    error it is as before.
 
     buffers: name -> NumPy array; meta: anything that JSON can say, NumPy scalars included.
     """
@@ -109,7 +168,8 @@ def save_checkpoint(path, buffers, meta):
 
 
 def prune_checkpoints(run_dir, keep):
-    """Remove all but the newest `keep` valid checkpoints, and what killed processes left; returns the removed paths.
+    """Remove all but the newest `keep` valid checkpoints, and what killed processes left; returns
+    the removed paths.
 
     Damaged files do not count as kept, so the only valid checkpoint of a run is never removed.
     """
@@ -126,10 +186,11 @@ def prune_checkpoints(run_dir, keep):
 
 
 def set_aside_later(run_dir, step):
-    """Rename the checkpoints after `step` to ….h5.old, or ….h5.old.2 and on; returns their new paths.
+    """Rename the checkpoints after `step` to ….h5.old, or ….h5.old.2 and on; returns their new
+    paths.
 
-    A run that continues from an older checkpoint leaves the later ones behind: they must neither be resumed from, nor
-    count as the newest when `prune_checkpoints` chooses what to remove.
+    A run that continues from an older checkpoint leaves the later ones behind: they must neither be
+    resumed from, nor count as the newest when `prune_checkpoints` chooses what to remove.
     """
     return [set_aside(path) for path in list_checkpoints(run_dir) if checkpoint_step(path) > step]
 
@@ -158,10 +219,12 @@ def _plain(value):
     raise TypeError(f"a checkpoint's meta cannot hold a {type(value).__name__}")
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
+
 
 def load_checkpoint(path):
-    """(buffers, meta) of a checkpoint or model file; a `NumdiffError` in one sentence where it cannot be used."""
+    """(buffers, meta) of a checkpoint or model file; a `NumdiffError` in one sentence where it
+    cannot be used."""
     return _read(path, lambda file: (_read_buffers(file), _read_meta(file)))
 
 
@@ -173,7 +236,8 @@ def load_meta(path):
 def newest_checkpoint(run_dir, warn=None):
     """Path of the newest valid checkpoint of a run folder, or None.
 
-    Every newer damaged one is reported to `warn(text)`; by default it is logged, which prints it on stderr.
+    Every newer damaged one is reported to `warn(text)`; by default it is logged, which prints it on
+    stderr.
     """
     warn = warn or logging.getLogger("numdiff").warning
     for path in list_checkpoints(run_dir):
@@ -185,7 +249,8 @@ def newest_checkpoint(run_dir, warn=None):
 
 
 def why_damaged(path):
-    """None for a valid checkpoint, else the sentence that says what is wrong. A file found valid is not read again."""
+    """None for a valid checkpoint, else the sentence that says what is wrong. A file found valid is
+    not read again."""
     path = pathlib.Path(path).absolute()
     try:
         stat = path.stat()
@@ -206,10 +271,16 @@ def why_missing(path):
     """The sentence on a checkpoint that is not there: a run that continues removes its older ones."""
     path = pathlib.Path(path)
     newest = next(iter(list_checkpoints(path.parent)), None)
-    if checkpoint_step(path) is None or newest is None or checkpoint_step(newest) <= checkpoint_step(path):
+    if (
+        checkpoint_step(path) is None
+        or newest is None
+        or checkpoint_step(newest) <= checkpoint_step(path)
+    ):
         return f"the checkpoint {path} does not exist; check the path."
-    return (f"the checkpoint {path} does not exist, as a run keeps only its newest (--keep): use {newest}, or the run "
-            "folder, which stands for its newest.")
+    return (
+        f"the checkpoint {path} does not exist, as a run keeps only its newest (--keep): use {newest}, or the run "
+        "folder, which stands for its newest."
+    )
 
 
 def buffer_names(path):
@@ -234,18 +305,27 @@ def _read(path, take):
             with open_hdf5(path, raw) as file:
                 version = file.integer("version")
                 if version > VERSION:
-                    raise NumdiffError(f"{path} has checkpoint version {version} and this numdiff reads up to "
-                                       f"{VERSION}; install a newer numdiff.")
+                    raise NumdiffError(
+                        f"{path} has checkpoint version {version} and this numdiff reads up to "
+                        f"{VERSION}; install a newer numdiff."
+                    )
                 return take(file)
     except Refused as error:
         raise _damaged(path, error) from error
     except OSError as error:
-        raise NumdiffError(f"cannot read the checkpoint {path}: {error.strerror or error}.") from error
+        raise NumdiffError(
+            f"cannot read the checkpoint {path}: {error.strerror or error}."
+        ) from error
 
 
 def _read_meta(file):
     text = file.array("meta")
-    if text is None or text.shape != () or text.dtype.kind != "S" or text.nbytes > schema.JSON_BYTES:
+    if (
+        text is None
+        or text.shape != ()
+        or text.dtype.kind != "S"
+        or text.nbytes > schema.JSON_BYTES
+    ):
         raise Refused("it holds no meta")
     return schema.check(schema.parse_json(text.all().tobytes().rstrip(b"\0")), META, "meta")
 
@@ -273,8 +353,10 @@ def _check_file(path, file):
     file.seek(0)
     head = file.read(len(MAGIC))
     if not MAGIC.startswith(head):
-        raise NumdiffError(f"{path} is not a numdiff checkpoint; give a file that `numdiff train` or `numdiff convert` "
-                           "wrote.")
+        raise NumdiffError(
+            f"{path} is not a numdiff checkpoint; give a file that `numdiff train` or `numdiff convert` "
+            "wrote."
+        )
     if size < 0:
         raise _damaged(path, f"it ends after {size + LAST_LINE_BYTES} bytes")
     checksum = _file_checksum(file, size)
@@ -283,16 +365,21 @@ def _check_file(path, file):
 
 
 def _damaged(path, reason):
-    return NumdiffError(f"{path} is truncated or damaged ({reason}); use another checkpoint of the run.")
+    return NumdiffError(
+        f"{path} is truncated or damaged ({reason}); use another checkpoint of the run."
+    )
 
 
 def _damaged_or_foreign(path, file, size):
-    """The error for a file whose last line does not match: truncated, damaged, or another program's HDF5 file."""
+    """The error for a file whose last line does not match: truncated, damaged, or another program's
+    HDF5 file."""
     file.seek(0)
     head = file.read(512)  # a checkpoint has its attribute `format` in it
     if len(head) == 512 and FORMAT.encode() not in head:
-        return NumdiffError(f"{path} is an HDF5 file but not a numdiff checkpoint; give a file that `numdiff train` or "
-                            "`numdiff convert` wrote.")
+        return NumdiffError(
+            f"{path} is an HDF5 file but not a numdiff checkpoint; give a file that `numdiff train` or "
+            "`numdiff convert` wrote."
+        )
     file.seek(size)
     cut_off = not file.read().startswith(LAST_LINE[:15])
     return _damaged(path, "its end is missing" if cut_off else "its checksum is wrong")

@@ -1,13 +1,15 @@
-"""Kernels compiled in parallel before they are launched, and which kernels a trainer's step and sampling need.
+"""Kernels compiled in parallel before they are launched, and which kernels a trainer's step and
+sampling need.
 
     with compiling(lambda card: plan_of(trainer, card), communicator, echo):
         …prepare the data…                      meanwhile
     …the first step…                            launches what is in the cache
 
-A twin of what is going to run is built on a stand-in for the GPU (device/planned.py), where it runs without computing
-anything. On each host the first rank compiles for all, on the cores of all, and the others wait. plan.py has the
-kernels of a whole run.
+A twin of what is going to run is built on a stand-in for the GPU (device/planned.py), where it runs
+without computing anything. On each host the first rank compiles for all, on the cores of all, and
+the others wait. plan.py has the kernels of a whole run.
 """
+
 import contextlib
 import sys
 import time
@@ -66,15 +68,20 @@ def plan_trainer(trainer, communicator):
         raise UsageError(say_what_fits(trainer, trainer.communicator)) from None
     parameters, on_host = trainer.model.parameters, communicator.size // communicator.hosts
     if communicator.size > 1:
-        Mail(parameters, 0, communicator.size, parameters.grad).write(zeros(1, np.float32, parameters.grad))
+        Mail(parameters, 0, communicator.size, parameters.grad).write(
+            zeros(1, np.float32, parameters.grad)
+        )
     possible = communicator.hosts == 1 or not (trainer.shares_update or parameters.float8)
     if possible and 1 < on_host <= MAX_RANKS and communicator.transport in ("auto", "peer"):
-        PeerExchange.planned(parameters, on_host, trainer.partition if trainer.shares_update else None)
+        PeerExchange.planned(
+            parameters, on_host, trainer.partition if trainer.shares_update else None
+        )
 
 
 def plan_sampling(model, *how, **more):
-    """A function: card -> [Key] of the kernels that sampling from this model launches; how, more: as `Sampling`
-    takes."""
+    """A function: card -> [Key] of the kernels that sampling from this model launches; how, more:
+    as `Sampling` takes."""
+
     def work(device):
         guide = {"guide": twin(more["guide"], device)} if more.get("guide") else {}
         Sampling(twin(model, device), *how, **{**more, **guide}).rehearse()
@@ -96,8 +103,15 @@ def plan_of(trainer, card):
     communicator = trainer.communicator
 
     def work(device):
-        plan_trainer(type(trainer)(twin(trainer.model, device), trainer.dataset, **trainer.settings,
-                                   communicator=planned_rank(communicator)), communicator)
+        plan_trainer(
+            type(trainer)(
+                twin(trainer.model, device),
+                trainer.dataset,
+                **trainer.settings,
+                communicator=planned_rank(communicator),
+            ),
+            communicator,
+        )
 
     return collect(work, card)
 
@@ -110,7 +124,9 @@ class Shown:
         self.started, self.kernels = self.said, f"{count} kernel{'s' * (count > 1)}"
         self.bar = progress_bar(count, "compiling", "kernel")
         if self.bar.disable:
-            echo(f"compiling {self.kernels} in {workers} process{'es' * (workers > 1)}, once for this machine")
+            echo(
+                f"compiling {self.kernels} in {workers} process{'es' * (workers > 1)}, once for this machine"
+            )
 
     def __call__(self, left):
         now = time.perf_counter()
@@ -123,11 +139,14 @@ class Shown:
         self.bar.close()
         self.echo(f"compiled  {self.kernels} in {time.perf_counter() - self.started:.1f} s")
         for key, why in faults.items():
-            self.echo(f"{key.name} could not be compiled ahead ({why}); it is compiled when it is launched.")
+            self.echo(
+                f"{key.name} could not be compiled ahead ({why}); it is compiled when it is launched."
+            )
 
 
 def compile_ahead(keys, cache, echo=print, on=None):
-    """Compile the kernels that are not in the cache, and show how it goes; returns {key: why} of those that failed."""
+    """Compile the kernels that are not in the cache, and show how it goes; returns {key: why} of
+    those that failed."""
     compilation = CompileAhead(keys, cache, on=on)
     return finish(compilation, echo)
 
@@ -147,13 +166,16 @@ def finish(compilation, echo):
 def compiling(plan, communicator=None, echo=aside):
     """Context: kernels are compiled while its body runs, and all are ready at its end. Collective.
 
-    plan(card): [Key] of the kernels that are wanted on a card. Does nothing where this process computes on no GPU.
+    plan(card): [Key] of the kernels that are wanted on a card. Does nothing where this process
+    computes on no GPU.
     """
     communicator = communicator or current()
     gpu = get_gpu()
     cards = communicator.on_host(card_of(gpu))
     leads = communicator.local_rank == 0
-    compilations = communicator.build(lambda: begin(plan, cards, gpu, communicator) if leads else [])
+    compilations = communicator.build(
+        lambda: begin(plan, cards, gpu, communicator) if leads else []
+    )
     try:
         yield
         communicator.build(lambda: [finish(compilation, echo) for compilation in compilations])

@@ -1,10 +1,13 @@
-"""Models as files: numdiff's own (checkpoints and converted models), and those of other programs through `nn.convert`.
+"""Models as files: numdiff's own (checkpoints and converted models), and those of other programs
+through `nn.convert`.
 
-A model file is a checkpoint with the weights alone: the buffer "parameters" and the meta that describes it.
+A model file is a checkpoint with the weights alone: the buffer "parameters" and the meta that
+describes it.
 
-    {"model": its kind, "model_options": {…}, "index": [{"name", "shape", "offset"}, …], "diffusion": {…},
-     "step": …}
+    {"model": its kind, "model_options": {…}, "index": [{"name", "shape", "offset"}, …],
+     "diffusion": {…}, "step": …}
 """
+
 import contextlib
 import logging
 import math
@@ -48,39 +51,74 @@ HEADS_OR_NONE = schema.either(schema.integer(-1, -1), COUNT)
 CLASSES_OR_NONE = schema.optional(schema.integer(1, 1 << 24))
 SHARE = schema.number(0, 1)
 OPTIONS = {  # what the options of models may be; those not named here are of their default's type
-    "image_size": schema.integer(1, MAX_IMAGE_SIZE), "in_channels": WIDTH, "out_channels": schema.optional(WIDTH),
-    "model_channels": WIDTH, "channel_mult": schema.items(schema.number(0, 1000), 16, 1), "num_res_blocks": COUNT,
-    "attention_resolutions": schema.items(schema.integer(0, MAX_IMAGE_SIZE), 64), "num_heads": COUNT,
-    "num_head_channels": HEADS_OR_NONE, "num_heads_upsample": HEADS_OR_NONE, "num_classes": CLASSES_OR_NONE,
-    "dropout": SHARE, "class_dropout": SHARE, "max_period": schema.number(1e-3, 1e12), "groups": COUNT,
-    "patch_size": COUNT, "hidden_size": WIDTH, "depth": COUNT, "mlp_ratio": schema.number(0, 1000)}
-DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40), "prediction": schema.text(40),
-             "timestep_scale": schema.number(1e-6, 1e6), "vlb_weight": schema.optional(schema.number(0, 1e6)),
-             "path": schema.text(40), "loss": schema.text(40), "min_snr_gamma": schema.number(0, 1e6),
-             "time_sampling": schema.text(40), "noise_mean": schema.number(-10, 10), "noise_std": schema.number(0, 3),
-             "time_shift": schema.number(0, 100), "sigma_data": schema.number(0, 1e3)}
+    "image_size": schema.integer(1, MAX_IMAGE_SIZE),
+    "in_channels": WIDTH,
+    "out_channels": schema.optional(WIDTH),
+    "model_channels": WIDTH,
+    "channel_mult": schema.items(schema.number(0, 1000), 16, 1),
+    "num_res_blocks": COUNT,
+    "attention_resolutions": schema.items(schema.integer(0, MAX_IMAGE_SIZE), 64),
+    "num_heads": COUNT,
+    "num_head_channels": HEADS_OR_NONE,
+    "num_heads_upsample": HEADS_OR_NONE,
+    "num_classes": CLASSES_OR_NONE,
+    "dropout": SHARE,
+    "class_dropout": SHARE,
+    "max_period": schema.number(1e-3, 1e12),
+    "groups": COUNT,
+    "patch_size": COUNT,
+    "hidden_size": WIDTH,
+    "depth": COUNT,
+    "mlp_ratio": schema.number(0, 1000),
+}
+DIFFUSION = {
+    "steps": schema.integer(1, MAX_STEPS),
+    "schedule": schema.text(40),
+    "prediction": schema.text(40),
+    "timestep_scale": schema.number(1e-6, 1e6),
+    "vlb_weight": schema.optional(schema.number(0, 1e6)),
+    "path": schema.text(40),
+    "loss": schema.text(40),
+    "min_snr_gamma": schema.number(0, 1e6),
+    "time_sampling": schema.text(40),
+    "noise_mean": schema.number(-10, 10),
+    "noise_std": schema.number(0, 3),
+    "time_shift": schema.number(0, 100),
+    "sigma_data": schema.number(0, 1e3),
+}
 
 
-def load(path: str | os.PathLike, device: str = "auto", weights: str | None = None, precision: str = "auto",
-         ema_std: float | None = None) -> Model:
-    """The model in a checkpoint, a run folder (its newest checkpoint), or what `numdiff convert` reads or writes, where
-    that needs no options.
+def load(
+    path: str | os.PathLike,
+    device: str = "auto",
+    weights: str | None = None,
+    precision: str = "auto",
+    ema_std: float | None = None,
+) -> Model:
+    """The model in a checkpoint, a run folder (its newest checkpoint), or what `numdiff convert`
+    reads or writes, where that needs no options.
 
-    device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights, "raw" for those of the last step, None for
-        the averaged ones where the file has them
-    precision: "fp32", "tf32", "fp16" (a GPU's), "bf16", or "auto": fp16 on GPUs from sm_80 on, else fp32
-    ema_std: the relative width of an average that is put together from those that the run kept (`--ema-std`)
-    `model.options`, `model.diffusion` and `model.meta` say what it is and how it was trained.
+    device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights, "raw" for those of the
+        last step, None for the averaged ones where the file has them
+    precision: "fp32", "tf32", "fp16" (a GPU's), "bf16", or "auto": fp16 on GPUs from sm_80 on, else
+    fp32
+    ema_std: the relative width of an average that is put together from those that the run kept
+    (`--ema-std`) `model.options`, `model.diffusion` and `model.meta` say what it is and how it was
+    trained.
     """
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"numdiff.load takes the path of a checkpoint, a run folder or a model file, and not "
-                         f"{shown(path)}.")
+        raise UsageError(
+            f"numdiff.load takes the path of a checkpoint, a run folder or a model file, and not "
+            f"{shown(path)}."
+        )
     return load_model(path, device, weights, precision, ema_std)
 
 
 def load_model(path, device="auto", weights=None, precision="auto", ema_std=None, warn=None):
     """What `load` returns; oddities of another program's file are passed to `warn(text)`."""
-    options, arrays, meta = read_model(path, weights, ema_std, warn or logging.getLogger("numdiff").warning)
+    options, arrays, meta = read_model(
+        path, weights, ema_std, warn or logging.getLogger("numdiff").warning
+    )
     model = kinds.get(meta["model"]).model_class(**options, device=device, seed=None)
     model.load_arrays(arrays)
     model.diffusion = dict(meta.get("diffusion") or {})
@@ -90,23 +128,32 @@ def load_model(path, device="auto", weights=None, precision="auto", ema_std=None
 
 
 def read_model(path, weights=None, ema_std=None, warn=None):
-    """What `read_model_file` returns, of other programs' files, too; `warn(text)` receives their oddities."""
+    """What `read_model_file` returns, of other programs' files, too; `warn(text)` receives their
+    oddities."""
     if not is_foreign(path):
         return read_model_file(path, weights, ema_std)
     check_wanted(weights, ema_std)
     if ema_std is not None:
-        raise UsageError(f"ema_std {ema_std:g} is of a run that kept averages, and {path} is none: leave that out, or "
-                         "give a checkpoint of the run.")
+        raise UsageError(
+            f"ema_std {ema_std:g} is of a run that kept averages, and {path} is none: leave that out, or "
+            "give a checkpoint of the run."
+        )
     found = read_any(path, weights, reader="load")
     for heading, text in found.remarks if warn else ():
         warn(printable(f"{path}: {heading}: {text}"))
-    meta = {"model": found.kind, "model_options": found.options, "diffusion": found.diffusion, "step": found.step}
+    meta = {
+        "model": found.kind,
+        "model_options": found.options,
+        "diffusion": found.diffusion,
+        "step": found.step,
+    }
     kept = {name: value for name in ("classes", "pictures") if (value := getattr(found, name))}
     return found.options, found.arrays, {**meta, **kept}
 
 
 def is_foreign(path):
-    """Whether a path is of weights that numdiff has to convert: a folder of diffusers', or a file that is not HDF5."""
+    """Whether a path is of weights that numdiff has to convert: a folder of diffusers', or a file
+    that is not HDF5."""
     return find_diffusers(path) is not None or pathlib.Path(path).is_file() and not _is_hdf5(path)
 
 
@@ -121,16 +168,22 @@ def check_wanted(weights, ema_std):
     if weights not in (None, "ema", "raw"):
         raise UsageError(f"unknown weights {quoted(weights)}: use ema or raw.")
     if ema_std is not None and (isinstance(ema_std, bool) or not isinstance(ema_std, numbers.Real)):
-        raise UsageError(f"ema_std is a number such as 0.08, the width of an average, and not {shown(ema_std)}.")
+        raise UsageError(
+            f"ema_std is a number such as 0.08, the width of an average, and not {shown(ema_std)}."
+        )
     if ema_std is not None and weights == "raw":
-        raise UsageError(f"ema_std {ema_std:g} is of averaged weights, and does not go with weights {weights}: leave "
-                         "one of them out.")
+        raise UsageError(
+            f"ema_std {ema_std:g} is of averaged weights, and does not go with weights {weights}: leave "
+            "one of them out."
+        )
 
 
 def read_model_file(path, weights=None, ema_std=None):
-    """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model file.
+    """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model
+    file.
 
-    weights, ema_std: as in `load`; the meta then describes in "averaged" how the weights were averaged
+    weights, ema_std: as in `load`; the meta then describes in "averaged" how the weights were
+    averaged
     """
     path = pathlib.Path(path)
     check_wanted(weights, ema_std)
@@ -138,60 +191,92 @@ def read_model_file(path, weights=None, ema_std=None):
         newest = newest_checkpoint(path)
         if newest is None:
             refuse_runs(path)
-            raise NumdiffError(f"the folder {path} holds no checkpoint; give a run folder of `numdiff train` or a "
-                               "model file.")
+            raise NumdiffError(
+                f"the folder {path} holds no checkpoint; give a run folder of `numdiff train` or a "
+                "model file."
+            )
         path = newest
     elif path.is_file() and not _is_hdf5(path):
-        raise NumdiffError(f"{path} is not a numdiff file; if it holds weights of another program, make it one with "
-                           "`numdiff convert`.")
+        raise NumdiffError(
+            f"{path} is not a numdiff file; if it holds weights of another program, make it one with "
+            "`numdiff convert`."
+        )
     buffers, meta = load_checkpoint(path)
     check_model_meta(path, meta)
     if "parameters" not in buffers:
         for weights_of in extensions.available("weights").values():
             weights_of.refuse(path, buffers)
     if weights == "raw" and "averaged" in meta:
-        raise UsageError(f"{path} holds averaged weights alone, and none as trained, which weights raw asks for: leave "
-                         "that out, or give a checkpoint of the run.")
-    if weights == "ema" and ema_std is None and len(buffers) > 1 and "ema" not in buffers:  # of a run
-        raise UsageError(f"{path} holds no averaged weights, as its run kept none (--ema-halflife 0): give weights "
-                         "raw, or leave that out.")
+        raise UsageError(
+            f"{path} holds averaged weights alone, and none as trained, which weights raw asks for: leave "
+            "that out, or give a checkpoint of the run."
+        )
+    # of a run
+    if weights == "ema" and ema_std is None and len(buffers) > 1 and "ema" not in buffers:
+        raise UsageError(
+            f"{path} holds no averaged weights, as its run kept none (--ema-halflife 0): give weights "
+            "raw, or leave that out."
+        )
     name = "ema" if weights != "raw" and "ema" in buffers else "parameters"
     flat, arrays = buffers.get(name), {}
     if ema_std is not None:
-        flat, error, kept = extensions.find("weights", "ema_std", "ema_std").weights_of(path, ema_std, buffers, meta)
+        flat, error, kept = extensions.find("weights", "ema_std", "ema_std").weights_of(
+            path, ema_std, buffers, meta
+        )
         meta["averaged"] = {"std": float(ema_std), "error": error, "stored": len(kept)}
     end = max((entry["offset"] + math.prod(entry["shape"]) for entry in meta["index"]), default=0)
     if flat is None or flat.ndim != 1 or flat.dtype != np.float32 or not 0 < end <= flat.size:
         raise _no_model(path, f"its buffer {name!r} is not that of its index")
     for entry in meta["index"]:
         start, count = entry["offset"], math.prod(entry["shape"])
-        arrays[entry["name"]] = flat[start:start + count].reshape(entry["shape"])
+        arrays[entry["name"]] = flat[start : start + count].reshape(entry["shape"])
     if meta.get("diffusion"):
         meta["diffusion"] = Diffusion(**meta["diffusion"]).options
     if "v" in buffers:  # a moment, whatever the optimizer: of a run, and not of a converted file
         meta["weights"] = "ema" if name == "ema" else "raw"
-    return {**defaults_of(kinds.get(meta["model"]).model_class), **meta["model_options"]}, arrays, meta
+    return (
+        {**defaults_of(kinds.get(meta["model"]).model_class), **meta["model_options"]},
+        arrays,
+        meta,
+    )
 
 
 def check_model_meta(path, meta):
-    """Raise a `NumdiffError` unless the meta of a checkpoint describes a model that can be built from its weights.
+    """Raise a `NumdiffError` unless the meta of a checkpoint describes a model that can be built
+    from its weights.
 
-    So building it takes no more memory than the weights: the parameters that the options imply are those of the index.
+    So building it takes no more memory than the weights: the parameters that the options imply are
+    those of the index.
     """
     try:
-        schema.check(meta, schema.record({"model": schema.text(), "model_options": schema.options, "index": INDEX},
-                                         {}, schema.anything), "meta")
+        schema.check(
+            meta,
+            schema.record(
+                {"model": schema.text(), "model_options": schema.options, "index": INDEX},
+                {},
+                schema.anything,
+            ),
+            "meta",
+        )
         kind, options, index = kinds.KINDS.get(meta["model"]), meta["model_options"], meta["index"]
         if kind is None:
-            raise NumdiffError(f"{path} holds a model of the kind {meta['model']!r}, which this numdiff does not know.")
+            raise NumdiffError(
+                f"{path} holds a model of the kind {meta['model']!r}, which this numdiff does not know."
+            )
         own = defaults_of(kind.model_class)
         for given, known in ((options, own), (meta.get("diffusion") or {}, defaults_of(Diffusion))):
             unknown = sorted(given.keys() - known.keys())
             if unknown:
-                raise NumdiffError(f"{path} has options that this numdiff does not know "
-                                   f"({', '.join(unknown)[:200]}); install a newer numdiff.")
+                raise NumdiffError(
+                    f"{path} has options that this numdiff does not know "
+                    f"({', '.join(unknown)[:200]}); install a newer numdiff."
+                )
         schema.check(options, schema.of_defaults(own, OPTIONS), "model_options")
-        schema.check(meta.get("diffusion") or {}, schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "diffusion")
+        schema.check(
+            meta.get("diffusion") or {},
+            schema.of_defaults(defaults_of(Diffusion), DIFFUSION),
+            "diffusion",
+        )
         options = {**own, **options}
         shapes = {entry["name"]: tuple(entry["shape"]) for entry in index}
         if len(shapes) < len(index) or kind.blocks(options) > len(index):
@@ -200,26 +285,33 @@ def check_model_meta(path, meta):
         check_names(meta.get("classes"), options)
         Diffusion(**meta.get("diffusion") or {})
         if parameter_shapes(kind.model_class, options) != shapes:
-            raise NumdiffError(f"{path}: these weights belong to another model than its options describe; use another "
-                               "checkpoint.")
+            raise NumdiffError(
+                f"{path}: these weights belong to another model than its options describe; use another "
+                "checkpoint."
+            )
         kind.check_file(options, 4 * sum(map(math.prod, shapes.values())))
     except (Refused, UsageError) as error:
         raise _no_model(path, error) from error
 
 
 def check_names(classes, options):
-    """Raise a `Mismatch` where a file names more classes than its model has; of some it may know no name."""
+    """Raise a `Mismatch` where a file names more classes than its model has; of some it may know no
+    name."""
     count = options.get("num_classes")
     if count is not None and len(classes or ()) > count:
         raise schema.Mismatch(f"it names {len(classes):,} classes, and its model has {count:,}")
 
 
 def _no_model(path, reason):
-    return NumdiffError(f"{path} is a numdiff file but holds no whole model ({str(reason).rstrip('.')}); use another "
-                        "checkpoint.")
+    return NumdiffError(
+        f"{path} is a numdiff file but holds no whole model ({str(reason).rstrip('.')}); use another "
+        "checkpoint."
+    )
 
 
-def write_model_file(path, model_options, arrays, diffusion=None, step=0, model=COMMON["model"].default, **more):
+def write_model_file(
+    path, model_options, arrays, diffusion=None, step=0, model=COMMON["model"].default, **more
+):
     """Write a model file atomically.
 
     model: the name of its kind
@@ -232,17 +324,28 @@ def write_model_file(path, model_options, arrays, diffusion=None, step=0, model=
         total += -(-array.size // ALIGNMENT) * ALIGNMENT
     flat = np.zeros(total, np.float32)
     for entry, array in zip(index, arrays.values(), strict=True):
-        flat[entry["offset"]:entry["offset"] + array.size] = array.reshape(-1)
-    save_checkpoint(path, {"parameters": flat}, {
-        "format": "numdiff-checkpoint", "version": 1, "model": model, "model_options": model_options, "index": index,
-        "diffusion": diffusion or Diffusion().options, "step": step, **more})
+        flat[entry["offset"] : entry["offset"] + array.size] = array.reshape(-1)
+    save_checkpoint(
+        path,
+        {"parameters": flat},
+        {
+            "format": "numdiff-checkpoint",
+            "version": 1,
+            "model": model,
+            "model_options": model_options,
+            "index": index,
+            "diffusion": diffusion or Diffusion().options,
+            "step": step,
+            **more,
+        },
+    )
 
 
 @dataclass
 class Conversion:
-    """What `convert` did: the kind and options of the model, its number of parameters, the step it comes from, the
-    options of its diffusion, and [(heading, text), …] of what is odd about the model, and of what users of OUT in other
-    programs must know."""
+    """What `convert` did: the kind and options of the model, its number of parameters, the step it
+    comes from, the options of its diffusion, and [(heading, text), …] of what is odd about the
+    model, and of what users of OUT in other programs must know."""
 
     kind: str
     options: dict
@@ -254,10 +357,10 @@ class Conversion:
 
 @dataclass
 class ModelFile:
-    """What a file of weights holds. kind: its name; options: of the model; arrays: {name: array in numdiff's layout};
-    diffusion: its options; step: after which it was saved; classes: their names, if the file has them; weights: "ema"
-    or "raw" where it is of a run, and pictures: how that drew its own; remarks: [(heading, text)] of what is odd about
-    the model."""
+    """What a file of weights holds. kind: its name; options: of the model; arrays: {name: array in
+    numdiff's layout}; diffusion: its options; step: after which it was saved; classes: their names,
+    if the file has them; weights: "ema" or "raw" where it is of a run, and pictures: how that drew
+    its own; remarks: [(heading, text)] of what is odd about the model."""
 
     path: str
     kind: str
@@ -272,20 +375,34 @@ class ModelFile:
 
 
 def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
-    """The `ModelFile` of a numdiff checkpoint, run folder or model file, of a folder of diffusers' DiT, or of what
-    `load_state_dict` reads; every number in it is finite.
+    """The `ModelFile` of a numdiff checkpoint, run folder or model file, of a folder of diffusers'
+    DiT, or of what `load_state_dict` reads; every number in it is finite.
 
-    diffusion, free: as `convert` takes them; reader: as `Weights` takes it: of "train" these only stand in for what the
-        file does not tell
+    diffusion, free: as `convert` takes them; reader: as `Weights` takes it: of "train" these only
+        stand in for what the file does not tell
     """
-    free, diffusion, folder, guess = free or {}, diffusion or {}, find_diffusers(source), reader == "train"
+    free, diffusion, folder, guess = (
+        free or {},
+        diffusion or {},
+        find_diffusers(source),
+        reader == "train",
+    )
     if folder is None and pathlib.Path(source).is_dir() or _is_hdf5(source):
         if (free or diffusion) and not guess:
             given = ", ".join(flag(k) for k in [*free, *diffusion])
             raise UsageError(f"{source} has options of its own: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
-        found = ModelFile(source, meta["model"], options, arrays, meta.get("diffusion") or Diffusion().options,
-                          meta.get("step", 0), meta.get("classes"), meta.get("weights"), meta.get("pictures"))
+        found = ModelFile(
+            source,
+            meta["model"],
+            options,
+            arrays,
+            meta.get("diffusion") or Diffusion().options,
+            meta.get("step", 0),
+            meta.get("classes"),
+            meta.get("weights"),
+            meta.get("pictures"),
+        )
     else:
         wanted = weights or "ema"
         if folder is None:
@@ -294,13 +411,18 @@ def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
             check_whole_folder(source, state_dict)
         else:
             state_dict, stored = read_diffusers_folder(folder, wanted)
-        known = [kind.foreign(reader) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
+        # the first takes whatever is left
+        known = [kind.foreign(reader) for kind in reversed(kinds.KINDS.values())]
         foreign = next(found for found in known if found.recognises(state_dict))
         training, broken = stored.pop("training", {}), stored.pop("broken", [])
         if guess:
             with _naming(source):
                 shown = {*stored, *foreign.shown_by(state_dict)}
-            free = {name: value for name, value in free.items() if name in foreign.free and name not in shown}
+            free = {
+                name: value
+                for name, value in free.items()
+                if name in foreign.free and name not in shown
+            }
         options = foreign.complete(source, state_dict, stored, free)
         remarks = [("left out", text) for text in broken] + foreign.remarks(options, stored)
         try:
@@ -313,19 +435,43 @@ def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
         if guess:  # what the user says of a run is said of the file where that is silent
             silent = not {"diffusion", "betas", "alphas_cumprod"} & stored.keys()
             path = diffusion.get("path") if silent else None
-            usual = "diffusion" not in stored and (path or foreign.usual_path(options)) == "discrete"
-            diffusion = {"path": path, "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None}
+            usual = (
+                "diffusion" not in stored and (path or foreign.usual_path(options)) == "discrete"
+            )
+            diffusion = {
+                "path": path,
+                "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None,
+            }
             diffusion = {name: value for name, value in diffusion.items() if value is not None}
-        diffusion = complete_diffusion(source, foreign, stored, diffusion, foreign.usual_path(options))
+        diffusion = complete_diffusion(
+            source, foreign, stored, diffusion, foreign.usual_path(options)
+        )
         if reader == "load" and "diffusion" not in stored:
-            remarks.append(("diffusion", f"the file does not store it, and its model is taken for one that "
-                                         f"{objective(diffusion)}; `numdiff convert` has options for others"))
+            remarks.append(
+                (
+                    "diffusion",
+                    f"the file does not store it, and its model is taken for one that "
+                    f"{objective(diffusion)}; `numdiff convert` has options for others",
+                )
+            )
         state_dict, options = foreign.in_our_time(state_dict, options, diffusion, folder is None)
-        found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion,
-                          training.get("step", 0), training.get("classes"), None, training.get("pictures"), remarks)
+        found = ModelFile(
+            source,
+            foreign.kind.name,
+            options,
+            to_numdiff_layout(state_dict),
+            diffusion,
+            training.get("step", 0),
+            training.get("classes"),
+            None,
+            training.get("pictures"),
+            remarks,
+        )
     broken = [name for name, array in found.arrays.items() if not np.isfinite(array).all()]
     if broken:
-        raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
+        raise NumdiffError(
+            f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint."
+        )
     return found
 
 
@@ -341,24 +487,29 @@ def _naming(source):
 def convert(source, target, weights=None, diffusion=None, conv_resample=False, **free):
     """Make a numdiff model file of another program's weights, or the reverse.
 
-    source: what `load_state_dict` reads, a folder of diffusers' DiT, or a numdiff checkpoint or run folder
-    target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of guided-diffusion or
-        the public DiT; a name without a suffix for a DiT in diffusers' folder layout
-    weights: "ema" or "raw", of a source that has both (None: "ema"); a run's that kept no average has no "ema"
-    diffusion: path, steps, schedule, prediction that it was trained with, and rescale_timesteps, whether the model sees
-        t as t · 1000 / steps, of the path linear as 1000 · t (True or False; required for a UNet whose steps are not
-        1000)
+    source: what `load_state_dict` reads, a folder of diffusers' DiT, or a numdiff checkpoint or run
+    folder
+    target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of
+        guided-diffusion or the public DiT; a name without a suffix for a DiT in diffusers' folder
+        layout
+    weights: "ema" or "raw", of a source that has both (None: "ema"); a run's that kept no average
+    has no "ema"
+    diffusion: path, steps, schedule, prediction that it was trained with, and rescale_timesteps,
+        whether the model sees t as t · 1000 / steps, of the path linear as 1000 · t (True or False;
+        required for a UNet whose steps are not 1000)
     conv_resample: write the pooling and repetition of a UNet as the convolutions that do the same
-    free: options that the weights do not determine (the keys of `Weights.free` of the kind). None leaves one to the
-        source, or to the public code's default. For a UNet image_size and one of num_heads, num_head_channels must be
-        known in the end; for a DiT image_size where the source has no positions, and num_heads where its size is not a
-        published one.
+    free: options that the weights do not determine (the keys of `Weights.free` of the kind). None
+        leaves one to the source, or to the public code's default. For a UNet image_size and one of
+        num_heads, num_head_channels must be known in the end; for a DiT image_size where the source
+        has no positions, and num_heads where its size is not a published one.
     Returns a `Conversion`.
     """
     suffix = pathlib.Path(target).suffix
     if suffix not in ("", ".h5", *EXPORTS):
-        raise UsageError(f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors, or have no "
-                         "ending (a folder in diffusers' layout).")
+        raise UsageError(
+            f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors, or have no "
+            "ending (a folder in diffusers' layout)."
+        )
     sources = files_of(source)
     if suffix:
         check_output("the weights", target, *sources)
@@ -368,7 +519,12 @@ def convert(source, target, weights=None, diffusion=None, conv_resample=False, *
     free = {k: v for k, v in free.items() if v is not None}
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
     found = read_any(source, weights, diffusion, free)
-    kind, options, arrays, diffusion = kinds.get(found.kind), found.options, found.arrays, found.diffusion
+    kind, options, arrays, diffusion = (
+        kinds.get(found.kind),
+        found.options,
+        found.arrays,
+        found.diffusion,
+    )
     foreign, step = kind.foreign(), found.step
     kept = {name: value for name in ("classes", "pictures") if (value := getattr(found, name))}
     if conv_resample:
@@ -376,49 +532,87 @@ def convert(source, target, weights=None, diffusion=None, conv_resample=False, *
         arrays = to_numdiff_layout(state_dict)
     notes, training = found.remarks, {**({"step": step} if step else {}), **kept}
     if suffix == ".h5":
-        write_model_file(target, options, arrays, diffusion, step, kind.name, source=pathlib.Path(source).name, **kept)
+        write_model_file(
+            target,
+            options,
+            arrays,
+            diffusion,
+            step,
+            kind.name,
+            source=pathlib.Path(source).name,
+            **kept,
+        )
     elif suffix == "":
-        notes = notes + foreign.write_folder(target, options, to_torch_layout(arrays), diffusion, training)
+        notes = notes + foreign.write_folder(
+            target, options, to_torch_layout(arrays), diffusion, training
+        )
     else:
         with atomic_file(target, "the weights") as file:
-            state_dict = foreign.exported(foreign.in_their_time(to_torch_layout(arrays), diffusion), options)
+            state_dict = foreign.exported(
+                foreign.in_their_time(to_torch_layout(arrays), diffusion), options
+            )
             left = write_state_dict(file, state_dict, EXPORTS[suffix], options, diffusion, training)
         notes = notes + foreign.notes(options, diffusion)
-        notes += [("left out", f"the names of {len(left['classes']):,} classes, for which an .npz has no place: "
-                               ".safetensors has")] if left else []
+        notes += (
+            [
+                (
+                    "left out",
+                    f"the names of {len(left['classes']):,} classes, for which an .npz has no place: "
+                    ".safetensors has",
+                )
+            ]
+            if left
+            else []
+        )
     return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
 
 
 def complete_diffusion(source, foreign, stored, given, usual_path="discrete"):
-    """The options of the `Diffusion` of a foreign model: from the user, then the file, then the defaults.
+    """The options of the `Diffusion` of a foreign model: from the user, then the file, then the
+    defaults.
 
     foreign: the `Weights` of its kind
-    stored: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
-    given: some of steps, schedule, prediction, rescale_timesteps (bool), path; usual_path: where neither says it
-    Raises a `UsageError` if it must be known whether timesteps are rescaled, and is not.
+    stored: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays
+    (T,)
+    given: some of steps, schedule, prediction, rescale_timesteps (bool), path; usual_path: where
+    neither says it Raises a `UsageError` if it must be known whether timesteps are rescaled, and is
+    not.
     """
     given = dict(given)
     rescaled = given.pop("rescale_timesteps", None)
     try:
-        schema.check(stored.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it")
+        schema.check(
+            stored.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it"
+        )
     except schema.Mismatch as error:
-        raise NumdiffError(f"the diffusion of {source} cannot be used ({error}): save the file again.") from None
+        raise NumdiffError(
+            f"the diffusion of {source} cannot be used ({error}): save the file again."
+        ) from None
     found = {**stored.get("diffusion", {}), **schedule_of_tables(source, stored, given)}
     path = given.get("path") or found.get("path") or ("discrete" if found else usual_path)
     if path != "discrete":
-        timesteps = {"--diffusion-steps": given.get("steps"), "--schedule": given.get("schedule"),
-                     "--rescale-timesteps": None if path == "linear" else rescaled}
+        timesteps = {
+            "--diffusion-steps": given.get("steps"),
+            "--schedule": given.get("schedule"),
+            "--rescale-timesteps": None if path == "linear" else rescaled,
+        }
         whole = [name for name, value in timesteps.items() if value is not None]
         if whole:
-            raise UsageError(f"--path {path} has no whole timesteps, which {whole[0]} is about: leave one of them out.")
+            raise UsageError(
+                f"--path {path} has no whole timesteps, which {whole[0]} is about: leave one of them out."
+            )
         found = found if found.get("path") == path else {}
     known = {**({} if path != "discrete" else Diffusion().options), **found, **given, "path": path}
     silent = foreign.may_rescale and rescaled is None and "diffusion" not in stored
     if path == "discrete" and silent and known["steps"] != 1000:
-        asked = foreign.ask("--rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
-                            "improved-diffusion, else --no-rescale-timesteps")
-        raise UsageError(f"{source} does not say whether its model sees its {known['steps']} timesteps as they are: "
-                         f"{asked}.")
+        asked = foreign.ask(
+            "--rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
+            "improved-diffusion, else --no-rescale-timesteps"
+        )
+        raise UsageError(
+            f"{source} does not say whether its model sees its {known['steps']} timesteps as they are: "
+            f"{asked}."
+        )
     if rescaled is not None:
         known["timestep_scale"] = 1000 / known.get("steps", 1) if rescaled else 1.0
     try:
@@ -426,20 +620,25 @@ def complete_diffusion(source, foreign, stored, given, usual_path="discrete"):
             raise UsageError(f"the diffusion has at most {MAX_STEPS:,} steps")
         return Diffusion(**known).options
     except (UsageError, TypeError, ValueError) as error:
-        raise UsageError(f"the diffusion of {source} cannot be used ({error}): give other options.") from None
+        raise UsageError(
+            f"the diffusion of {source} cannot be used ({error}): give other options."
+        ) from None
 
 
 def objective(diffusion):
     """What a model predicts, in words."""
     path = diffusion.get("path", "discrete")
-    how = (f"{diffusion['steps']} steps of the {diffusion['schedule']} schedule" if path == "discrete"
-           else f"the path {path}")
+    how = (
+        f"{diffusion['steps']} steps of the {diffusion['schedule']} schedule"
+        if path == "discrete"
+        else f"the path {path}"
+    )
     return f"predicts {diffusion['prediction']} in {how}"
 
 
 def schedule_of_tables(source, stored, given):
-    """{"steps", "schedule"} of the tables in a file, {} without any; a `NumdiffError` if the schedule is not one of
-    numdiff's."""
+    """{"steps", "schedule"} of the tables in a file, {} without any; a `NumdiffError` if the
+    schedule is not one of numdiff's."""
     name = next((name for name in ("alphas_cumprod", "betas") if name in stored), None)
     if name is None:
         return {}
@@ -447,14 +646,22 @@ def schedule_of_tables(source, stored, given):
     if table.ndim != 1 or not 1 <= len(table) <= MAX_STEPS:
         raise NumdiffError(f"cannot use {source}: its table {name} has the shape {table.shape}.")
     bars = table if name == "alphas_cumprod" else np.cumprod(1 - table)
-    fits = [name for name in SCHEDULES if np.allclose(alpha_bars(name, len(bars)), bars, rtol=1e-3, atol=1e-5)]
+    fits = [
+        name
+        for name in SCHEDULES
+        if np.allclose(alpha_bars(name, len(bars)), bars, rtol=1e-3, atol=1e-5)
+    ]
     if not fits:
-        raise NumdiffError(f"cannot use {source}: its betas are neither those of {' nor those of '.join(SCHEDULES)}, "
-                           "the schedules that numdiff has.")
+        raise NumdiffError(
+            f"cannot use {source}: its betas are neither those of {' nor those of '.join(SCHEDULES)}, "
+            "the schedules that numdiff has."
+        )
     found = {"steps": len(bars), "schedule": fits[0]}
     for key, value in found.items():
         if given.get(key, value) != value:
-            raise UsageError(f"{flag(key)} {given[key]}: the betas of {source} say {value}; leave it out.")
+            raise UsageError(
+                f"{flag(key)} {given[key]}: the betas of {source} say {value}; leave it out."
+            )
     return found
 
 

@@ -7,21 +7,30 @@ from ..errors import UsageError, quoted
 
 ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
 ELSEWHERE = "fp32"  # on the CPU, on the emulator and on older cards
-TENSOR_CORES_FROM = (8, 0)  # compute capability: Ampere, the oldest for which the float16 kernels use them
+# compute capability: Ampere, the oldest for which the float16 kernels use them
+TENSOR_CORES_FROM = (8, 0)
 
-MEANING = {"fp32": "float32 throughout",
-           "tf32": "products by TF32 on tensor cores, all else in float32",
-           "fp16": "activations and products in float16; weights, sums and statistics in float32",
-           "bf16": "activations and products in bfloat16; weights, sums and statistics in float32"}
-IN_TRAINING = {**MEANING, "fp8": "products of the blocks' linear layers, forward and backward, in E4M3, all else as "
-                                 "fp16"}  # a model that was trained so samples in float16
+MEANING = {
+    "fp32": "float32 throughout",
+    "tf32": "products by TF32 on tensor cores, all else in float32",
+    "fp16": "activations and products in float16; weights, sums and statistics in float32",
+    "bf16": "activations and products in bfloat16; weights, sums and statistics in float32",
+}
+IN_TRAINING = {
+    **MEANING,
+    "fp8": "products of the blocks' linear layers, forward and backward, in E4M3, all else as fp16",
+}  # a model that was trained so samples in float16
 SCALES_LOSS = "fp16", "fp8"
 FLOAT8_ON = (9, 0)  # Hopper, whose products of E4M3 numdiff has
 
 
 def automatic(capability):
     """The precision on a GPU of this compute capability; None: on no GPU."""
-    return ON_TENSOR_CORES if capability is not None and tuple(capability)[:2] >= TENSOR_CORES_FROM else ELSEWHERE
+    return (
+        ON_TENSOR_CORES
+        if capability is not None and tuple(capability)[:2] >= TENSOR_CORES_FROM
+        else ELSEWHERE
+    )
 
 
 def precision_on(name, backend):
@@ -32,15 +41,23 @@ def precision_on(name, backend):
 
 
 def set_precision(model, name):
-    """Let a model compute in the precision of this name, "auto" or one of `MEANING`; returns its name."""
+    """Let a model compute in the precision of this name, "auto" or one of `MEANING`; returns its
+    name."""
     if name == "fp8":
-        raise UsageError("precision fp8 is for training, and such a model computes in float16 elsewhere: use fp16.")
+        raise UsageError(
+            "precision fp8 is for training, and such a model computes in float16 elsewhere: use fp16."
+        )
     if name not in ("auto", *MEANING):
         raise UsageError(f"unknown precision {quoted(name)}: use auto, {', '.join(MEANING)}.")
     chosen = precision_on(name, model.backend)
     lowest = TENSOR_CORES_FROM if chosen == "bf16" and model.backend is None else (0, 0)
-    if chosen in ("tf32", "bf16") and getattr(model.backend, "capability", lowest)[:2] < TENSOR_CORES_FROM:
-        raise UsageError(f"--precision {chosen} needs a GPU of compute capability 8.0 or later; use --precision fp32.")
+    if (
+        chosen in ("tf32", "bf16")
+        and getattr(model.backend, "capability", lowest)[:2] < TENSOR_CORES_FROM
+    ):
+        raise UsageError(
+            f"--precision {chosen} needs a GPU of compute capability 8.0 or later; use --precision fp32."
+        )
     compute_in(model, chosen)
     return chosen
 
@@ -64,9 +81,15 @@ def compute_in(model, name, promoted=True):
 
 
 def gpu_capability(index=0):
-    """(major, minor) of a GPU, asked of the driver without setting the card up: a rank of a job may use another one.
-    What NUMDIFF_CAPABILITY names goes before it."""
+    """(major, minor) of a GPU, asked of the driver without setting the card up: a rank of a job may
+    use another one. What NUMDIFF_CAPABILITY names goes before it."""
     from cuda.bindings import driver
+
     device, known = driver.cuDeviceGet(index)[1], driver.CUdevice_attribute
-    both = known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-    return acting_capability([int(driver.cuDeviceGetAttribute(attribute, device)[1]) for attribute in both])
+    both = (
+        known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    )
+    return acting_capability(
+        [int(driver.cuDeviceGetAttribute(attribute, device)[1]) for attribute in both]
+    )

@@ -1,5 +1,6 @@
-"""The memory that a training step will take, foreseen before one has run: its peak on a stand-in for the GPU, which
-launches nothing and hands out addresses as the arena does."""
+"""The memory that a training step will take, foreseen before one has run: its peak on a stand-in
+for the GPU, which launches nothing and hands out addresses as the arena does."""
+
 import numpy as np
 
 from ..device.arena import Arena
@@ -19,8 +20,8 @@ class Shapes:
 
 
 def foreseen_peak(options, sizes, gpu):
-    """Bytes that one rank has at once in a step, with what it keeps between steps, on a `Gpu` or a `Card`; sizes: the
-    options of the model's constructor."""
+    """Bytes that one rank has at once in a step, with what it keeps between steps, on a `Gpu` or a
+    `Card`; sizes: the options of the model's constructor."""
     device, channels = Measuring(gpu), sizes["in_channels"]
 
     def arena():
@@ -28,7 +29,10 @@ def foreseen_peak(options, sizes, gpu):
         return Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
 
     kept = device.arena = arena()
-    model, data = kinds.get(options.model).model_class(**sizes, device=device, seed=None), Shapes(options, channels)
+    model, data = (
+        kinds.get(options.model).model_class(**sizes, device=device, seed=None),
+        Shapes(options, channels),
+    )
     options = options.changed(init=None, flip=options.flip and data.dtype == np.uint8)
     trainer = build_trainer(options, model, data, communicator=PlannedRank())
     device.arena = arena()
@@ -37,5 +41,9 @@ def foreseen_peak(options, sizes, gpu):
 
 
 def with_and_without(options, sizes, gpu):
-    """The peaks of a step that recomputes as `--recompute` says, and of one that recomputes nothing, in MiB."""
-    return [foreseen_peak(options.changed(recompute=part), sizes, gpu) / 2**20 for part in (options.recompute, "no")]
+    """The peaks of a step that recomputes as `--recompute` says, and of one that recomputes
+    nothing, in MiB."""
+    return [
+        foreseen_peak(options.changed(recompute=part), sizes, gpu) / 2**20
+        for part in (options.recompute, "no")
+    ]

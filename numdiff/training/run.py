@@ -1,4 +1,5 @@
-"""What `numdiff train` does: a run folder around a `Trainer`: reports, pictures, checkpoints, resume, a clean stop.
+"""What `numdiff train` does: a run folder around a `Trainer`: reports, pictures, checkpoints,
+resume, a clean stop.
 
     runs/00000-unet-tiny/
         options.json                every setting of the run
@@ -10,6 +11,7 @@
 
 Every rank runs all of this; only rank 0 writes and prints (distributed/communicator.py).
 """
+
 import contextlib
 import math
 import os
@@ -79,20 +81,28 @@ from .run_folder import create_run, find_resume, lock_run, sample_path
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
 LARGE = 50_000_000  # parameters of a model whose building takes long enough to be said
-COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, which they also do at every checkpoint
+# steps after which the ranks compare their weights, which they also do at every checkpoint
+COMPARE_EVERY = 1000
 
 
 class Stopped(NumdiffError):
-    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, or its output has no reader) and has saved its state."""
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, or its output has no reader) and has
+    saved its state."""
 
     def __init__(self, message, signal_number):
         super().__init__(message)
         self.exit_code = 128 + signal_number
 
 
-def train(options: TrainOptions, resume: str | None = None, dry_run: bool = False, echo: Callable = print,
-          new_data: bool = False) -> pathlib.Path | None:
-    """Train as `options` (a resolved `TrainOptions`) say; returns the run folder. Under `mpiexec`, collective.
+def train(
+    options: TrainOptions,
+    resume: str | None = None,
+    dry_run: bool = False,
+    echo: Callable = print,
+    new_data: bool = False,
+) -> pathlib.Path | None:
+    """Train as `options` (a resolved `TrainOptions`) say; returns the run folder. Under `mpiexec`,
+    collective.
 
     resume: None for a new run; else "auto", a run folder, its number or a checkpoint file
     dry_run: only say what would be done; echo: prints the lines before and after the training
@@ -101,8 +111,15 @@ def train(options: TrainOptions, resume: str | None = None, dry_run: bool = Fals
     echo = visibly(echo)
     communicator = connect(options.transport, options.device, options.rank_timeout)
     with communicator.job(), contextlib.ExitStack() as held:
-        return _train_job(communicator, options, resume, dry_run, Output(echo if communicator.rank == 0 else _silent),
-                          new_data, lambda run_dir: communicator.first(held.enter_context, held_folder(run_dir)))
+        return _train_job(
+            communicator,
+            options,
+            resume,
+            dry_run,
+            Output(echo if communicator.rank == 0 else _silent),
+            new_data,
+            lambda run_dir: communicator.first(held.enter_context, held_folder(run_dir)),
+        )
 
 
 def _silent(text):
@@ -110,9 +127,16 @@ def _silent(text):
 
 
 def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
-    """hold(run_dir): from now on nothing is written to another folder that is given this one's name."""
-    communicator.check_options({**{flag(k): v for k, v in options.to_json().items()}, "--resume": resume,
-                                "--new-data": new_data, "the version of numdiff": __version__})
+    """hold(run_dir): from now on nothing is written to another folder that is given this one's
+    name."""
+    communicator.check_options(
+        {
+            **{flag(k): v for k, v in options.to_json().items()},
+            "--resume": resume,
+            "--new-data": new_data,
+            "the version of numdiff": __version__,
+        }
+    )
     state = None
     if resume is not None:
         check_split(options, communicator)
@@ -128,15 +152,27 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         communicator.build(check_images, options, dataset, communicator.rank == 0)
     ahead = contextlib.nullcontext()
     if options.device == "cuda" and not dry_run:
-        ahead = compiling(lambda card: plan_run(options, dataset, card, communicator), communicator, echo)
-    parameters = count_parameters(options.model, model_options(
-        options, dataset.channels, len(dataset.classes) if options.class_cond else None))[0]
+        ahead = compiling(
+            lambda card: plan_run(options, dataset, card, communicator), communicator, echo
+        )
+    parameters = count_parameters(
+        options.model,
+        model_options(
+            options, dataset.channels, len(dataset.classes) if options.class_cond else None
+        ),
+    )[0]
     if parameters > LARGE:
         echo(f"build     {parameters:,} parameters, their moments and averages")
     with ahead:
-        model = communicator.build(build_model, options, dataset.channels,
-                                   len(dataset.classes) if options.class_cond else None)
-    trainer = build_trainer(options if state is None else of_resumed(options, communicator), model, dataset)
+        model = communicator.build(
+            build_model,
+            options,
+            dataset.channels,
+            len(dataset.classes) if options.class_cond else None,
+        )
+    trainer = build_trainer(
+        options if state is None else of_resumed(options, communicator), model, dataset
+    )
     trainer.compiles_ahead = False
     if state is not None:
         trainer.origin = meta.get("init")
@@ -159,16 +195,22 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
             echo(f"data      {warning}")
         trainer.load_state(state)
         unfinished = trainer.step < options.steps
-        if not unfinished and not (trainer.step == options.steps
-                                   and communicator.first(lacks_pictures, options, model, run_dir)):
-            raise NumdiffError(communicator.first(why_no_step, run_dir, trainer.step, options.steps))
+        if not unfinished and not (
+            trainer.step == options.steps
+            and communicator.first(lacks_pictures, options, model, run_dir)
+        ):
+            raise NumdiffError(
+                communicator.first(why_no_step, run_dir, trainer.step, options.steps)
+            )
         if line := say_new_split(meta.get("split"), split_of(trainer)):
             echo(f"ranks     {line}")
         then = meta.get("schedule") or schedule_of(communicator.first(load_options, run_dir))
         if unfinished and (line := say_new_rate(then, options, trainer.step, checkpoint)):
             echo(f"rate      {line}")
-        echo(f"run       {run_dir}, resumed after step {trainer.step} of {options.steps}"
-             f"{'' if unfinished else ', for its pictures'}")
+        echo(
+            f"run       {run_dir}, resumed after step {trainer.step} of {options.steps}"
+            f"{'' if unfinished else ', for its pictures'}"
+        )
     with contextlib.ExitStack() as held:
         held.callback(dataset.close)
         held.callback(trainer.close)
@@ -185,7 +227,8 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
 
 
 def check_images(options, dataset, leads):
-    """Raise a `UsageError` for images that the model of `--init` does not take; leads: this rank will read its weights.
+    """Raise a `UsageError` for images that the model of `--init` does not take; leads: this rank
+    will read its weights.
     """
     start = start_of(options)
     check_dataset(start, dataset)
@@ -212,9 +255,11 @@ def describe(options, dataset, trainer):
         yield f"preset    {left}"
     yield f"diffusion {describe_diffusion(trainer.diffusion.options, options.learn_sigma)}"
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
-    yield (f"step      batch {shared}{in_parts(part.batch, part.microbatch)}, "
-           f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
-           f"{options.learning_rate:g}")
+    yield (
+        f"step      batch {shared}{in_parts(part.batch, part.microbatch)}, "
+        f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
+        f"{options.learning_rate:g}"
+    )
     if options.optimizer == "muon":
         yield f"optimizer {describe_muon(options, model)}"
     parameters = count_parameters(options.model, model.options)[0]
@@ -227,8 +272,10 @@ def describe(options, dataset, trainer):
         yield "ranks     1: the update is not shared"
     if ranks > 1:
         why = f" {trainer.exchange.why}" if trainer.exchange.why else ""
-        yield (f"ranks     {trainer.communicator.describe()}; gradients by {trainer.exchange.name}.{why}"
-               f"{shared_out(trainer)}")
+        yield (
+            f"ranks     {trainer.communicator.describe()}; gradients by {trainer.exchange.name}.{why}"
+            f"{shared_out(trainer)}"
+        )
         if remark := trainer.communicator.remark():
             yield f"ranks     {remark}"
 
@@ -237,24 +284,37 @@ def shared_out(trainer):
     """How much of the optimiser's state a rank holds, where ranks share the update."""
     if not trainer.shares_update:
         return ""
-    own, whole = (sum(nbytes) / 1e6 for nbytes in zip(*trainer.optimizer.state_bytes().values(), strict=True))
+    own, whole = (
+        sum(nbytes) / 1e6 for nbytes in zip(*trainer.optimizer.state_bytes().values(), strict=True)
+    )
     return f" Each updates its part: rank 0 holds {own:,.3g} of {whole:,.3g} MB of moments and averages."
 
 
 def checkpoint_meta(trainer, options):
-    """What a checkpoint says about itself. "pictures": how samples are drawn, by the run and by `numdiff sample`."""
+    """What a checkpoint says about itself. "pictures": how samples are drawn, by the run and by
+    `numdiff sample`."""
     model = trainer.model
-    return {"model": model.kind, "model_options": model.options, "index": model.parameters.index,
-            "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
-            "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin, "split": split_of(trainer),
-            "schedule": schedule_of(options),
-            **sampling_record(options),
-            **{key: value for each in extensions_of(options) for key, value in each.meta().items()}}
+    return {
+        "model": model.kind,
+        "model_options": model.options,
+        "index": model.parameters.index,
+        "diffusion": trainer.diffusion.options,
+        "step": trainer.step,
+        "classes": trainer.dataset.classes,
+        "data": trainer.fingerprint,
+        "seed": trainer.seed,
+        "init": trainer.origin,
+        "split": split_of(trainer),
+        "schedule": schedule_of(options),
+        **sampling_record(options),
+        **{key: value for each in extensions_of(options) for key, value in each.meta().items()},
+    }
 
 
 @contextlib.contextmanager
 def quiet_overflows():
-    """Context: NumPy does not warn of overflows, as `NonFiniteError` reports them better, in one sentence."""
+    """Context: NumPy does not warn of overflows, as `NonFiniteError` reports them better, in one
+    sentence."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         yield
@@ -267,7 +327,8 @@ def resume_command(options, run_dir):
 
 @contextlib.contextmanager
 def saying_how_to_go_on(options, run_dir):
-    """Context, or decorator: where a file of the run cannot be written, which ends it, the message says so."""
+    """Context, or decorator: where a file of the run cannot be written, which ends it, the message
+    says so."""
     try:
         yield
     except WriteError as error:
@@ -275,8 +336,10 @@ def saying_how_to_go_on(options, run_dir):
         newest = newest_checkpoint(run_dir)
         if newest is None:
             raise
-        raise WriteError(f"{str(error).rstrip('.')}; then continue after step {checkpoint_step(newest)} with: "
-                         f"{resume_command(options, run_dir)}") from error
+        raise WriteError(
+            f"{str(error).rstrip('.')}; then continue after step {checkpoint_step(newest)} with: "
+            f"{resume_command(options, run_dir)}"
+        ) from error
 
 
 def _train(options, trainer, previews, run_dir, output):
@@ -284,9 +347,23 @@ def _train(options, trainer, previews, run_dir, output):
     peak = peak_flops(backend, options.precision)
     peak = peak and peak * communicator.size
     with quiet_overflows(), stop_signals() as request, contextlib.ExitStack() as held:
-        reporters, written, said = [], [], set()  # rank 0's; written: the first checkpoint, while it is in flight
-        communicator.first(lambda: reporters.append(held.enter_context(Reporter(
-            run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step, peak, output=output))))
+        # rank 0's; written: the first checkpoint, while it is in flight
+        reporters, written, said = [], [], set()
+        communicator.first(
+            lambda: reporters.append(
+                held.enter_context(
+                    Reporter(
+                        run_dir,
+                        options.steps,
+                        options.batch,
+                        trainer.step,
+                        trainer.flops_per_step,
+                        peak,
+                        output=output,
+                    )
+                )
+            )
+        )
 
         def pause(doing=""):
             """Context: what is done inside does not count as time of the steps."""
@@ -298,7 +375,8 @@ def _train(options, trainer, previews, run_dir, output):
         def save(state):
             settle()
             with doing(f"saving step {trainer.step}"):
-                trainer.check_finite(state)  # a damaged model is never saved: the earlier checkpoints stay the newest
+                # a damaged model is never saved: the earlier checkpoints stay the newest
+                trainer.check_finite(state)
                 write(trainer.step, state, checkpoint_meta(trainer, options))
 
         def write(step, state, meta):
@@ -312,8 +390,12 @@ def _train(options, trainer, previews, run_dir, output):
 
         def save_first(state):
             """Runs concurrently with the first steps, which do not wait for the disk."""
-            writer = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint"))
-            written.append(writer.submit(write, trainer.step, state, checkpoint_meta(trainer, options)))
+            writer = held.enter_context(
+                ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint")
+            )
+            written.append(
+                writer.submit(write, trainer.step, state, checkpoint_meta(trainer, options))
+            )
 
         def settle():
             """Wait for the first checkpoint; what it raised is raised here."""
@@ -325,7 +407,8 @@ def _train(options, trainer, previews, run_dir, output):
             if images is not None:
                 save_png(sample_path(run_dir, trainer.step), sample_grid(trainer.model, images))
             try:
-                plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))  # last: it shows that all was written
+                # last: it shows that all was written
+                plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))
             except plots.NoPlotsError as error:  # no reason to end a run
                 if str(error) not in said:
                     output(f"note      loss.png is not drawn: {error}")
@@ -339,12 +422,19 @@ def _train(options, trainer, previews, run_dir, output):
             check_held(run_dir)
             if written and written[0].done():
                 settle()
-            last = next((r for r in reversed(reports) if math.isfinite(r.gradient_norm)), reports[-1])
+            last = next(
+                (r for r in reversed(reports) if math.isfinite(r.gradient_norm)), reports[-1]
+            )
             more = {}
             if trainer.precision in SCALES_LOSS:
                 more = {"loss_scale": reports[-1].loss_scale, "skipped": reports[-1].skipped}
-            reporters[0].report(reports[-1].step + 1, [r.loss for r in reports], last.gradient_norm,
-                                last.learning_rate, **more)
+            reporters[0].report(
+                reports[-1].step + 1,
+                [r.loss for r in reports],
+                last.gradient_norm,
+                last.learning_rate,
+                **more,
+            )
             if output.closed:
                 request.number = request.number or SIGPIPE
 
@@ -371,14 +461,17 @@ def _train(options, trainer, previews, run_dir, output):
             if communicator.rank == 0:
                 plots.import_ahead()
             with pause("drawing samples"), doing(f"drawing samples after step {trainer.step}"):
-                images, number = previews.draw(asked) if draws(options, trainer.model) else (None, 0)
+                images, number = (
+                    previews.draw(asked) if draws(options, trainer.model) else (None, 0)
+                )
                 if number:
                     stop(number)
                 communicator.first(draw, images)
 
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
-                communicator.first(save_first, state())  # so that a run killed at any moment can be resumed
+                # so that a run killed at any moment can be resumed
+                communicator.first(save_first, state())
         if communicator.rank > 0:  # rank 0 says so once the first checkpoint is written
             communicator.resumes_by(resume_command(options, run_dir))
         if trainer.step == options.steps:  # it was killed before its pictures
@@ -394,7 +487,8 @@ def _train(options, trainer, previews, run_dir, output):
                     reports = []
             number = communicator.largest(asked())
             if reports and (number or due(options.checkpoint_every) or due(options.sample_every)):
-                communicator.first(report, reports)  # a resumed run starts from here, or the loss is drawn
+                # a resumed run starts from here, or the loss is drawn
+                communicator.first(report, reports)
                 reports, number = [], communicator.largest(asked())
             if number:
                 stop(number)
@@ -402,8 +496,13 @@ def _train(options, trainer, previews, run_dir, output):
                 if extension.every() and due(extension.every()):
                     with pause(), doing(f"storing the averages of step {trainer.step}"):
                         averages = communicator.build(trainer.averages)
-                        communicator.first(saying_how_to_go_on(options, run_dir)(extension.store), run_dir, trainer,
-                                           averages, checkpoint_meta(trainer, options))
+                        communicator.first(
+                            saying_how_to_go_on(options, run_dir)(extension.store),
+                            run_dir,
+                            trainer,
+                            averages,
+                            checkpoint_meta(trainer, options),
+                        )
             if due(options.checkpoint_every):
                 save_all()
             elif communicator.size > 1 and due(COMPARE_EVERY):
@@ -415,19 +514,30 @@ def _train(options, trainer, previews, run_dir, output):
 
 def steps_until_next_event(step, options, ranks=1):
     """Steps until something must be saved, drawn or compared."""
-    intervals = (options.checkpoint_every, options.sample_every, *(each.every() for each in extensions_of(options)),
-                 COMPARE_EVERY if ranks > 1 else 0)
+    intervals = (
+        options.checkpoint_every,
+        options.sample_every,
+        *(each.every() for each in extensions_of(options)),
+        COMPARE_EVERY if ranks > 1 else 0,
+    )
     return min([options.steps - step, *(every - step % every for every in intervals if every)])
 
 
 def lacks_pictures(options, model, run_dir):
-    """Whether a run that did its last step was killed before its pictures were drawn; the loss curve comes last."""
+    """Whether a run that did its last step was killed before its pictures were drawn; the loss
+    curve comes last."""
     stats, curve = (pathlib.Path(run_dir) / name for name in (STATS, "loss.png"))
     if draws(options, model) and not os.path.exists(sample_path(run_dir, options.steps)):
         return True
-    return not curve.exists() or (stats.exists() and curve.stat().st_mtime_ns < stats.stat().st_mtime_ns)
+    return not curve.exists() or (
+        stats.exists() and curve.stat().st_mtime_ns < stats.stat().st_mtime_ns
+    )
 
 
 def sample_grid(model, images):
     """A picture of images."""
-    return image_grid(images, columns_of(model), zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1)
+    return image_grid(
+        images,
+        columns_of(model),
+        zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1,
+    )

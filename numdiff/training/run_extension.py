@@ -1,4 +1,5 @@
 """What an extension does in a training run: `RunExtension` (extensions.py, place `run`)."""
+
 from .. import extensions
 
 
@@ -18,7 +19,8 @@ class RunExtension:
         """Raise a `UsageError` for options that cannot work."""
 
     def describe(self, parameters):
-        """What it keeps for a model with this number of parameters; continues the line on averaged weights."""
+        """What it keeps for a model with this number of parameters; continues the line on averaged
+        weights."""
         return ""
 
     def meta(self):
@@ -30,8 +32,8 @@ class RunExtension:
         return 0
 
     def store(self, run_dir, trainer, averages, meta):
-        """Write a file of its own into the run folder, on rank 0. averages: of `trainer.averages()`; meta: as of a
-        checkpoint."""
+        """Write a file of its own into the run folder, on rank 0. averages: of
+        `trainer.averages()`; meta: as of a checkpoint."""
 
     def set_aside(self, run_dir, step):
         """Set aside its files of later steps, as a run continues from `step`."""

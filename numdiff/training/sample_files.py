@@ -1,4 +1,6 @@
-"""What `numdiff sample` reads and writes besides a grid: samples as npz, the denoising as a GIF or APNG, masks."""
+"""What `numdiff sample` reads and writes besides a grid: samples as npz, the denoising as a GIF or
+APNG, masks."""
+
 import contextlib
 import io
 import json
@@ -16,14 +18,17 @@ from ..files import atomic_file
 from .report import image_grid
 
 ANIMATIONS = (".gif", ".png", ".apng")
-FRAME_SECONDS, LAST_SECONDS = 0.08, 2.0  # how long a frame of an animation is shown, and the finished images
+# how long a frame of an animation is shown, and the finished images
+FRAME_SECONDS, LAST_SECONDS = 0.08, 2.0
 SIDES = ("left", "right", "top", "bottom", "centre")  # masks that have a name
 
 
-# Samples for evaluation -----------------------------------------------------------------------------------------------
+# Samples for evaluation ---------------------------------------------------------------------------
+
 
 class ClosedByHand(zipfile.ZipFile):
-    """An archive that an interrupt may leave unfinished: Python would close it later, with an error that is printed."""
+    """An archive that an interrupt may leave unfinished: Python would close it later, with an error
+    that is printed."""
 
     def __del__(self):
         pass
@@ -32,9 +37,9 @@ class ClosedByHand(zipfile.ZipFile):
 class SamplesFile:
     """An npz of samples that is written as they are made; only the last batch is ever in memory.
 
-        arr_0     uint8 (N, H, W, 3), what public evaluators read; float32 (N, H, W, C) of a model of latents
-        arr_1     int64 (N,), the classes, of a model with classes
-        numdiff   text: how they were made, as JSON
+    arr_0     uint8 (N, H, W, 3), what public evaluators read; float32 (N, H, W, C) of a model of latents
+    arr_1     int64 (N,), the classes, of a model with classes
+    numdiff   text: how they were made, as JSON
     """
 
     def __init__(self, file, shape, dtype):
@@ -49,12 +54,17 @@ class SamplesFile:
         return self._shape[0]
 
     def _header(self, count):
-        """NumPy's header of `count` samples: its length does not depend on the number, as NumPy leaves room for the
-        digits."""
+        """NumPy's header of `count` samples: its length does not depend on the number, as NumPy
+        leaves room for the digits."""
         header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(header, {
-            "descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
-            "shape": (count, *self._shape[1:])})
+        np.lib.format.write_array_header_1_0(
+            header,
+            {
+                "descr": np.lib.format.dtype_to_descr(self._dtype),
+                "fortran_order": False,
+                "shape": (count, *self._shape[1:]),
+            },
+        )
         return header.getvalue()
 
     def write(self, images):
@@ -72,7 +82,10 @@ class SamplesFile:
         self._rows.close()
         if count is not None and count < len(self):
             self._shorten(count)
-            labels, record = labels if labels is None else labels[:count], {**record, "count": count}
+            labels, record = (
+                labels if labels is None else labels[:count],
+                {**record, "count": count},
+            )
         more = {} if labels is None else {"arr_1": labels.astype(np.int64)}
         for name, array in {**more, "numdiff": np.array(json.dumps(record))}.items():
             with self._zip.open(f"{name}.npy", "w") as member:
@@ -82,8 +95,9 @@ class SamplesFile:
     def _shorten(self, count):
         """Set the samples' header to `count`, and the archive's checksum to match.
 
-        The archive's own header of the member (APPNOTE.TXT of PKWARE, 4.3.7) has the checksum at byte 14, the lengths
-        of name and extra field at bytes 26 and 28, and its data after them, from byte 30 on.
+        The archive's own header of the member (APPNOTE.TXT of PKWARE, 4.3.7) has the checksum at
+        byte 14, the lengths of name and extra field at bytes 26 and 28, and its data after them,
+        from byte 30 on.
         """
         member, file = self._zip.getinfo("arr_0.npy"), self._file
         end = file.tell()
@@ -101,7 +115,8 @@ class SamplesFile:
         file.seek(end)
 
     def close(self):
-        """Release the archive, finished or not: otherwise Python does so later, with an error that cannot be caught."""
+        """Release the archive, finished or not: otherwise Python does so later, with an error that
+        cannot be caught."""
         for part in (self._rows, self._zip):
             with contextlib.suppress(OSError, ValueError):
                 part.close()
@@ -118,12 +133,15 @@ def samples_file(path, shape, dtype):
             yield samples
 
 
-# The denoising as a moving picture ------------------------------------------------------------------------------------
+# The denoising as a moving picture ----------------------------------------------------------------
+
 
 class Frames:
-    """Some of a sampler's x_t, evenly spread over its evaluations, and the finished images as the last.
+    """Some of a sampler's x_t, evenly spread over its evaluations, and the finished images as the
+    last.
 
-    count: images; shape: of one; evaluations: of the sampler for each batch; frames: at most, without the last
+    count: images; shape: of one; evaluations: of the sampler for each batch; frames: at most,
+    without the last
     """
 
     def __init__(self, count, shape, evaluations, frames):
@@ -135,30 +153,48 @@ class Frames:
         """Before evaluation k of the images `rows`; read(): x_t as uint8."""
         if k in self._place and rows.start < self.images.shape[1]:
             rows = slice(rows.start, min(rows.stop, self.images.shape[1]))
-            self.images[self._place[k], rows] = read()[:rows.stop - rows.start]
+            self.images[self._place[k], rows] = read()[: rows.stop - rows.start]
 
     def save(self, path, final, columns=None, zoom=1):
-        """Write a .gif (256 colours) or an animated .png or .apng (all of them), looping, the last frame for longer.
+        """Write a .gif (256 colours) or an animated .png or .apng (all of them), looping, the last
+        frame for longer.
 
         final: the finished images, fewer than were to be made where the sampling was stopped
         """
-        grids = [image_grid(images, columns, zoom=zoom) for images in (*self.images[:-1, :len(final)], final)]
-        pictures = [Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid) for grid in grids]
-        durations = [round(1000 * FRAME_SECONDS)] * (len(pictures) - 1) + [round(1000 * LAST_SECONDS)]
+        grids = [
+            image_grid(images, columns, zoom=zoom)
+            for images in (*self.images[:-1, : len(final)], final)
+        ]
+        pictures = [
+            Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid) for grid in grids
+        ]
+        durations = [round(1000 * FRAME_SECONDS)] * (len(pictures) - 1) + [
+            round(1000 * LAST_SECONDS)
+        ]
         gif = pathlib.Path(path).suffix.lower() == ".gif"
         with atomic_file(path, "the animation") as file:
-            pictures[0].save(file, "GIF" if gif else "PNG", save_all=True, append_images=pictures[1:],
-                             duration=durations, loop=0)
+            pictures[0].save(
+                file,
+                "GIF" if gif else "PNG",
+                save_all=True,
+                append_images=pictures[1:],
+                duration=durations,
+                loop=0,
+            )
 
 
-# Inpainting -----------------------------------------------------------------------------------------------------------
+# Inpainting ---------------------------------------------------------------------------------------
+
 
 def read_picture(path, shape):
-    """A square picture as float32 of `shape` (H, W, C) in [-1, 1]: resized, upright, transparent parts white."""
+    """A square picture as float32 of `shape` (H, W, C) in [-1, 1]: resized, upright, transparent
+    parts white."""
     with _opened(path) as picture:
         if picture.width != picture.height:
-            raise UsageError(f"{path} is {picture.width}×{picture.height} and not square: cut a square out of it "
-                             "first.")
+            raise UsageError(
+                f"{path} is {picture.width}×{picture.height} and not square: cut a square out of it "
+                "first."
+            )
         picture = picture.convert("L" if shape[2] == 1 else "RGB")
         if picture.size != (shape[1], shape[0]):
             picture = picture.resize((shape[1], shape[0]), Image.Resampling.LANCZOS)
@@ -167,21 +203,30 @@ def read_picture(path, shape):
 
 
 def read_mask(name, size):
-    """Float32 (size, size), 1 where pixels are kept: from a picture (black is kept, white generated) or a side's name.
+    """Float32 (size, size), 1 where pixels are kept: from a picture (black is kept, white
+    generated) or a side's name.
 
-    A side or "centre" is the half of the picture that is generated (of the centre: half its width and height).
+    A side or "centre" is the half of the picture that is generated (of the centre: half its width
+    and height).
     """
     mask = np.ones((size, size), np.float32)
     half, quarter = size // 2, size // 4
     if name in SIDES:
-        made = {"left": np.s_[:, :half], "right": np.s_[:, half:], "top": np.s_[:half], "bottom": np.s_[half:],
-                "centre": np.s_[quarter:quarter + half, quarter:quarter + half]}[name]
+        made = {
+            "left": np.s_[:, :half],
+            "right": np.s_[:, half:],
+            "top": np.s_[:half],
+            "bottom": np.s_[half:],
+            "centre": np.s_[quarter : quarter + half, quarter : quarter + half],
+        }[name]
         mask[made] = 0
         return mask
     with _opened(name, f" (or give one of {', '.join(SIDES)})") as picture:
         if picture.width != picture.height:
-            raise UsageError(f"the mask {name} is {picture.width}×{picture.height} and not square: make it like the "
-                             "picture.")
+            raise UsageError(
+                f"the mask {name} is {picture.width}×{picture.height} and not square: make it like the "
+                "picture."
+            )
         picture = picture.convert("L").resize((size, size), Image.Resampling.BOX)
         return (np.asarray(picture) < 128).astype(np.float32)
 

@@ -1,4 +1,6 @@
-"""What `numdiff sample` does: images from a run, a checkpoint or a converted model, as a grid, an npz, an animation."""
+"""What `numdiff sample` does: images from a run, a checkpoint or a converted model, as a grid, an
+npz, an animation."""
+
 import itertools
 import os
 import sys
@@ -37,30 +39,63 @@ FRAMES = 40  # of an animation
 SHOWN_CLASSES = 12  # that a line names
 
 
-def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
-                   npz=None, animation=None, frames=None, inpaint=None, mask=None, device="auto", weights=None,
-                   outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
-                   skip=0, vae=None, command=None, progress=False, echo=print, **more):
-    """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
+def sample_command(
+    run,
+    count=16,
+    steps=None,
+    sampler=None,
+    eta=None,
+    seed=0,
+    class_name=None,
+    batch=16,
+    grid=None,
+    npz=None,
+    animation=None,
+    frames=None,
+    inpaint=None,
+    mask=None,
+    device="auto",
+    weights=None,
+    outdir="runs",
+    columns=None,
+    precision="auto",
+    guide_with=None,
+    ema_std=None,
+    schedule=None,
+    skip=0,
+    vae=None,
+    command=None,
+    progress=False,
+    echo=print,
+    **more,
+):
+    """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W,
+    C).
 
-    run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint, or a file or folder of weights that
-        `numdiff convert` reads or writes without further options
-    class_name: a class by name or index, or a list of them taken in turn; None takes all classes in turn
-    skip: how many of the `count` images to leave out, the first ones, as an interrupted call has made them
+    run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint, or a file or
+        folder of weights that `numdiff convert` reads or writes without further options
+    class_name: a class by name or index, or a list of them taken in turn; None takes all classes in
+    turn
+    skip: how many of the `count` images to leave out, the first ones, as an interrupted call has
+    made them
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
-    npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its steps, .gif, .png,
-        .apng
+    npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its
+        steps, .gif, .png, .apng
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
-    sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given (diffusion/pictures.py)
-    guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
+    sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given
+    (diffusion/pictures.py)
+    guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as
+    `numdiff.load` has it
     schedule: a file of `numdiff schedule`
-    vae: the autoencoder that decodes the latents of a model of latents; None: that of the run, if it has one
+    vae: the autoencoder that decodes the latents of a model of latents; None: that of the run, if
+    it has one
     columns: of the grid and the animation; progress: show a bar on a terminal
-    command: the words of the command line, for the grid's record (picture_record.py); RUN is the third of them
-    The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
+    command: the words of the command line, for the grid's record (picture_record.py); RUN is the
+    third of them The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
 
-    Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM, on any rank, stop after
-    the current evaluation: the files then hold the images made so far, and a `Stopped` says so.
+    Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM, on
+    any rank, stop after the current evaluation: the files then hold the images made so far, and a
+    `Stopped` says so.
     """
     device = resolve_device(device)
     communicator = connect("auto", device)
@@ -71,52 +106,124 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         _check_inpainting(inpaint, mask, sampler)
         more = {name: value for name, value in more.items() if value is not None}
         _check_alone(frames, animation, columns, grid, inpaint, more)
-        communicator.check_options({"RUN": str(run), "--class": class_name, **{flag(name): value for name, value in {
-            "count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed, "batch": batch, "grid": grid,
-            "skip": skip, "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device,
-            "weights": weights, "outdir": outdir, "precision": precision, "guide_with": guide_with and str(guide_with),
-            "schedule": schedule and str(schedule), "ema_std": ema_std, **more}.items()}})
+        communicator.check_options(
+            {
+                "RUN": str(run),
+                "--class": class_name,
+                **{
+                    flag(name): value
+                    for name, value in {
+                        "count": count,
+                        "steps": steps,
+                        "sampler": sampler,
+                        "eta": eta,
+                        "seed": seed,
+                        "batch": batch,
+                        "grid": grid,
+                        "skip": skip,
+                        "npz": npz,
+                        "animation": animation,
+                        "inpaint": inpaint,
+                        "mask": mask,
+                        "device": device,
+                        "weights": weights,
+                        "outdir": outdir,
+                        "precision": precision,
+                        "guide_with": guide_with and str(guide_with),
+                        "schedule": schedule and str(schedule),
+                        "ema_std": ema_std,
+                        **more,
+                    }.items()
+                },
+            }
+        )
         if animation and communicator.size > 1:
-            raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")
+            raise UsageError(
+                "--animation watches one process at work: leave mpiexec out, or --animation."
+            )
         checkpoint = communicator.first(find_model, run, outdir, echo)
-        guide = guide_with and communicator.first(of_option("--guide-with")(find_model), guide_with, outdir, echo)
+        guide = guide_with and communicator.first(
+            of_option("--guide-with")(find_model), guide_with, outdir, echo
+        )
         if guide and ema_std is None and os.path.samefile(guide, checkpoint):
-            raise UsageError(f"--guide-with {guide_with} is the model itself, {checkpoint}: give a smaller one, or an "
-                             "earlier checkpoint, such as a run of fewer --steps.")
-        outputs = [("--grid", "the picture", grid), ("--npz", "the samples", npz),
-                   ("--animation", "the animation", animation)]
-        read = [*files_of(checkpoint), *(files_of(guide) if guide else ()), inpaint, mask, schedule, vae]
+            raise UsageError(
+                f"--guide-with {guide_with} is the model itself, {checkpoint}: give a smaller one, or an "
+                "earlier checkpoint, such as a run of fewer --steps."
+            )
+        outputs = [
+            ("--grid", "the picture", grid),
+            ("--npz", "the samples", npz),
+            ("--animation", "the animation", animation),
+        ]
+        read = [
+            *files_of(checkpoint),
+            *(files_of(guide) if guide else ()),
+            inpaint,
+            mask,
+            schedule,
+            vae,
+        ]
         communicator.first(check_outputs, outputs, *read)
-        model = communicator.build(load_by_options, checkpoint, device, weights, precision, ema_std, echo)
+        model = communicator.build(
+            load_by_options, checkpoint, device, weights, precision, ema_std, echo
+        )
         if guide:
-            more["guide"] = communicator.build(load_by_options, guide, device, weights, precision, None, echo)
+            more["guide"] = communicator.build(
+                load_by_options, guide, device, weights, precision, None, echo
+            )
         if schedule:
             more["schedule"] = communicator.first(
-                extensions.find("steps", "learned steps", "--schedule").read_schedule, schedule)
+                extensions.find("steps", "learned steps", "--schedule").read_schedule, schedule
+            )
             own = len(more["schedule"]["sigmas"])
-            for option, value in (("--steps", None if steps == own else steps), ("--sampler", sampler)):
+            for option, value in (
+                ("--steps", None if steps == own else steps),
+                ("--sampler", sampler),
+            ):
                 if value is not None:
-                    raise UsageError(f"{option} {value} does not go with --schedule {schedule}, which has steps of its "
-                                     "own: leave one of them out.")
+                    raise UsageError(
+                        f"{option} {value} does not go with --schedule {schedule}, which has steps of its "
+                        "own: leave one of them out."
+                    )
             steps = own
         if inpaint:
             shape = (model.image_size, model.image_size, model.in_channels)
             if model.in_channels not in (1, 3):
-                raise UsageError(f"the model makes latents of {model.in_channels} channels, and --inpaint takes a "
-                                 "picture: leave it out, or give a model of pictures.")
+                raise UsageError(
+                    f"the model makes latents of {model.in_channels} channels, and --inpaint takes a "
+                    "picture: leave it out, or give a model of pictures."
+                )
             more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
             if communicator.rank == 0:
                 _note_mask(inpaint, mask, more["mask"])
-        communicator.check_options({f"what is in {name}": array_hash(array) for name, array in (
-            (checkpoint, download(model.parameters.data)), (inpaint, more.get("known")), (mask, more.get("mask")),
-            (guide, download(more["guide"].parameters.data) if guide else None))
-            if communicator.size > 1 and array is not None})  # each rank has read it itself, maybe from its own disk
+        communicator.check_options(
+            {
+                f"what is in {name}": array_hash(array)
+                for name, array in (
+                    (checkpoint, download(model.parameters.data)),
+                    (inpaint, more.get("known")),
+                    (mask, more.get("mask")),
+                    (guide, download(more["guide"].parameters.data) if guide else None),
+                )
+                # each rank has read it itself, maybe from its own disk
+                if communicator.size > 1 and array is not None
+            }
+        )
         chosen, row = class_indices(class_name, model), more.get("slerp") or 1
         _check_skip(skip, count, row)
-        labels = class_labels(model, chosen if chosen is None else np.resize(np.repeat(chosen, row), count), count, row)
+        labels = class_labels(
+            model,
+            chosen if chosen is None else np.resize(np.repeat(chosen, row), count),
+            count,
+            row,
+        )
         for line in say_classes(class_name, labels if labels is None else labels[skip:], model):
             echo(line)
-        labels, count, seed = labels if labels is None else labels[skip:], count - skip, seed + skip // row
+        labels, count, seed = (
+            labels if labels is None else labels[skip:],
+            count - skip,
+            seed + skip // row,
+        )
         replaced = in_place_of(model, sampler, steps, eta, more)
         sampler, steps = as_in_training(model, sampler, steps, eta, more)
         how = count, steps, sampler, eta, seed, labels, batch
@@ -125,32 +232,48 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         compile_for(model, plan_sampling(model, *how, **more), communicator)
         decoder = communicator.build(find_decoder, vae, model, sampling, device)
         if not (sampling.pixels or decoder) and (grid or animation):
-            raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give the "
-                             "--vae FILE that decodes them, or --npz FILE.npz alone.")
+            raise UsageError(
+                f"the model makes latents of {model.in_channels} channels, which are no picture: give the "
+                "--vae FILE that decodes them, or --npz FILE.npz alone."
+            )
         made_of = decoder or sampling
         columns = columns or _columns(sampling, chosen)
         zoom = max(1, 128 // made_of.shape[0]) if made_of.shape[0] < 64 else 1
 
         shown = np.empty((min(count, SHOWN), *made_of.shape), made_of.dtype)
-        moving = Frames(min(count, ANIMATED), made_of.shape, sampling.evaluations,
-                        frames or FRAMES) if animation else None
+        moving = (
+            Frames(min(count, ANIMATED), made_of.shape, sampling.evaluations, frames or FRAMES)
+            if animation
+            else None
+        )
         made, started, first = 0, time.perf_counter(), communicator.rank == 0
         total = sampling.evaluations * -(-count // sampling.batch)
-        with stop_signals() as request, samples_file(npz if first else None, (count, *made_of.shape), made_of.dtype) \
-                as file, progress_bar(total, "sampling", "step", shown=None if progress and first else False) as bar:
-            for batches, number in _rounds(communicator, sampling, bar, moving, lambda: request.number or 0, decoder):
+        with (
+            stop_signals() as request,
+            samples_file(npz if first else None, (count, *made_of.shape), made_of.dtype) as file,
+            progress_bar(
+                total, "sampling", "step", shown=None if progress and first else False
+            ) as bar,
+        ):
+            for batches, number in _rounds(
+                communicator, sampling, bar, moving, lambda: request.number or 0, decoder
+            ):
                 for rows, images in batches:
-                    shown[rows.start:rows.stop] = images[:max(len(shown) - rows.start, 0)]
+                    shown[rows.start : rows.stop] = images[: max(len(shown) - rows.start, 0)]
                     made = rows.stop
                     if file:
                         file.write(images)
                 if number:
                     break
             if file and (made or not number):
-                file.finish(sampling.labels, describe(sampling, model, checkpoint, weights, guide), made)
+                file.finish(
+                    sampling.labels, describe(sampling, model, checkpoint, weights, guide), made
+                )
             if number and not made:
                 was = "image was" if sampling.batch == 1 else f"{sampling.batch:,} images were"
-                raise AgreedError(f"stopped before the first {was} done; nothing was written.", 128 + number)
+                raise AgreedError(
+                    f"stopped before the first {was} done; nothing was written.", 128 + number
+                )
         if not first:
             if number:
                 raise AgreedError("stopped.", 128 + number)
@@ -158,13 +281,27 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         if grid:
             record = describe(sampling, model, checkpoint, weights, guide)
             names = record.pop("classes")
-            counts = class_counts(sampling.labels if sampling.labels is None else sampling.labels[:made], names)
-            save_png(grid, image_grid(shown[:made], columns, zoom=zoom), {
-                **record, "count": made, "class_counts": counts, "seconds": time.perf_counter() - started,
-                **({"vae": decoder.path} if decoder else {}),
-                **({"command": [*command[:2], str(checkpoint), *command[3:]]} if command else {})})
+            counts = class_counts(
+                sampling.labels if sampling.labels is None else sampling.labels[:made], names
+            )
+            save_png(
+                grid,
+                image_grid(shown[:made], columns, zoom=zoom),
+                {
+                    **record,
+                    "count": made,
+                    "class_counts": counts,
+                    "seconds": time.perf_counter() - started,
+                    **({"vae": decoder.path} if decoder else {}),
+                    **(
+                        {"command": [*command[:2], str(checkpoint), *command[3:]]}
+                        if command
+                        else {}
+                    ),
+                },
+            )
         if moving:
-            moving.save(animation, shown[:min(made, ANIMATED)], columns, zoom)
+            moving.save(animation, shown[: min(made, ANIMATED)], columns, zoom)
         for path, most in ((grid, SHOWN), (animation, ANIMATED)):
             if path and made > most:
                 echo(f"{path} shows the first {most} of the {made:,} images")
@@ -174,22 +311,36 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
             held = made if npz else min(made, SHOWN if grid else ANIMATED)
             done = skip + held - held % row
             names = "another file name" if len(paths) == 1 else "other file names"
-            rest = f"; the others are made by the same command with --skip {done}, and {names}" if done else ""
+            rest = (
+                f"; the others are made by the same command with --skip {done}, and {names}"
+                if done
+                else ""
+            )
             hold = "holds" if len(paths) == 1 else "hold"
-            where = f"which {written} {hold}" if held == made else f"of which {written} {hold} the first {held}"
-            raise AgreedError(f"stopped after {made:,} of {count:,} images, {where}{rest}.", 128 + number)
-        echo(f"{written}: {counted(count, 'image')} of {checkpoint} (step {model.meta.get('step', 0):,}, "
-             f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling, replaced)}, {model.precision}, "
-             f"{time.perf_counter() - started:.1f} s")
+            where = (
+                f"which {written} {hold}"
+                if held == made
+                else f"of which {written} {hold} the first {held}"
+            )
+            raise AgreedError(
+                f"stopped after {made:,} of {count:,} images, {where}{rest}.", 128 + number
+            )
+        echo(
+            f"{written}: {counted(count, 'image')} of {checkpoint} (step {model.meta.get('step', 0):,}, "
+            f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling, replaced)}, {model.precision}, "
+            f"{time.perf_counter() - started:.1f} s"
+        )
         return shown
 
 
 def find_decoder(vae, model, sampling, device):
-    """The `Decoder` of a model of latents: that of `vae`, else that of the run which made the model, if it is there;
-    None for a model of pixels, and without an autoencoder."""
+    """The `Decoder` of a model of latents: that of `vae`, else that of the run which made the
+    model, if it is there; None for a model of pixels, and without an autoencoder."""
     if sampling.pixels:
         if vae:
-            raise UsageError(f"--vae {vae} decodes latents, and this model makes pictures: leave it out.")
+            raise UsageError(
+                f"--vae {vae} decodes latents, and this model makes pictures: leave it out."
+            )
         return None
     own = (model.meta.get("pictures") or {}).get("vae")
     if vae is None and isinstance(own, str) and os.path.exists(own):
@@ -202,8 +353,9 @@ def _silent(text):
 
 
 def _rounds(communicator, sampling, bar, moving, asked, decoder=None):
-    """Yields ([(rows, images)] in order, 0), one batch of each rank, on every rank. If `asked()` gives the number of a
-    signal, the last item has that number and the batches that were done before it."""
+    """Yields ([(rows, images)] in order, 0), one batch of each rank, on every rank. If `asked()`
+    gives the number of a signal, the last item has that number and the batches that were done
+    before it."""
     ranks, now = communicator.size, {}
 
     def progress():
@@ -218,26 +370,40 @@ def _rounds(communicator, sampling, bar, moving, asked, decoder=None):
     mine = sampling.batches(progress, moving and _watch(moving, decoder), communicator.rank, ranks)
     for _ in range(0, sampling.count, ranks * sampling.batch):
         parts, number = make_together(communicator, make, asked)
-        done = itertools.takewhile(lambda part: part is not None, parts)  # after a gap there is no place in the file
+        # after a gap there is no place in the file
+        done = itertools.takewhile(lambda part: part is not None, parts)
         yield [part for part in done if part[0] is not None], number
 
 
 def describe(sampling, model, checkpoint, weights, guide=None):
-    """How the samples were made, for evaluating them later. guide: the file of the model of autoguidance."""
+    """How the samples were made, for evaluating them later. guide: the file of the model of
+    autoguidance."""
     from .. import __version__
-    return {**sampling.options, **({"guide": str(guide)} if guide else {}), "precision": model.precision,
-            "weights": weights_used(checkpoint, weights, model), "model": str(checkpoint),
-            "training_steps": model.meta.get("step", 0), "diffusion": sampling.diffusion.options,
-            "classes": model.meta.get("classes") or [], "numdiff": __version__}
+
+    return {
+        **sampling.options,
+        **({"guide": str(guide)} if guide else {}),
+        "precision": model.precision,
+        "weights": weights_used(checkpoint, weights, model),
+        "model": str(checkpoint),
+        "training_steps": model.meta.get("step", 0),
+        "diffusion": sampling.diffusion.options,
+        "classes": model.meta.get("classes") or [],
+        "numdiff": __version__,
+    }
 
 
 def say_how(sampling, replaced=None):
-    """The sampler and its settings in words. replaced: (sampler, argument), as `in_place_of` gives them."""
+    """The sampler and its settings in words. replaced: (sampler, argument), as `in_place_of` gives
+    them."""
     instead = f" (for {flag(replaced[1])}, in place of the run's {replaced[0]})" if replaced else ""
     respacing = f" ({sampling.respacing})" if sampling.respacing else ""
     words = [f"{sampling.sampler}{instead}", f"{counted(sampling.steps, 'step')}{respacing}"]
-    words += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-              for name, value in sampling.settings.items() if value != 0 and name != "weights"]
+    words += [
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in sampling.settings.items()
+        if value != 0 and name != "weights"
+    ]
     if sampling.cfg_scale is not None:
         where = f" on {sampling.cfg_channels} channels" if sampling.cfg_channels else ""
         words.append(f"guidance {sampling.cfg_scale:g}{where}")
@@ -245,13 +411,15 @@ def say_how(sampling, replaced=None):
         words.append(f"autoguidance {sampling.guide_scale:g}")
     if sampling.cfg_interval is not None:
         words[-1] += " for sigma {:g} to {:g} ({} of {} evaluations)".format(
-            *sampling.cfg_interval, sampling.guided_evaluations, sampling.evaluations)
+            *sampling.cfg_interval, sampling.guided_evaluations, sampling.evaluations
+        )
     first, last = sampling.seeds
     return ", ".join([*words, f"seed {first}" if first == last else f"seeds {first} to {last}"])
 
 
 def say_classes(given, labels, model):
-    """Yields lines that say which classes the images have, by name and index, and how `given` was read.
+    """Yields lines that say which classes the images have, by name and index, and how `given` was
+    read.
 
     labels: class indices of the images; None: the model has no classes
     """
@@ -263,15 +431,17 @@ def say_classes(given, labels, model):
         if index < len(names) and normal(names[index]) != normal(value):
             yield f"note      --class {value} is no name of a class, and is read as an index: {names[index]!r}"
     counts = {int(index): 1 for index in labels}
-    shown = [f"{names[index]!r} (index {index})" if index < len(names) else f"index {index}"
-             for index in list(counts)[:SHOWN_CLASSES]]
+    shown = [
+        f"{names[index]!r} (index {index})" if index < len(names) else f"index {index}"
+        for index in list(counts)[:SHOWN_CLASSES]
+    ]
     more = f" … ({len(counts):,} classes)" if len(counts) > SHOWN_CLASSES else ""
     yield f"classes   {', '.join(shown)}{more}{', in turn' if len(counts) > 1 else ''}"
 
 
 def weights_used(checkpoint, weights, model):
-    """"ema" or "raw", as the file has them; "ema-0.08" of an average put together afterwards; "converted" for another
-    model file, which holds one set of weights."""
+    """ "ema" or "raw", as the file has them; "ema-0.08" of an average put together afterwards;
+    "converted" for another model file, which holds one set of weights."""
     if averaged := model.meta.get("averaged"):
         return f"ema-{averaged['std']:g}"
     names = {"parameters"} if is_foreign(checkpoint) else set(buffer_names(checkpoint))
@@ -281,13 +451,17 @@ def weights_used(checkpoint, weights, model):
 
 
 def find_model(run, outdir="runs", warn=print):
-    """The checkpoint, model file or diffusers folder that RUN means; its errors tell a folder that is no run from a run
-    without a checkpoint."""
+    """The checkpoint, model file or diffusers folder that RUN means; its errors tell a folder that
+    is no run from a run without a checkpoint."""
     if str(run) == "auto":
-        newest = next(filter(None, (newest_checkpoint(run_dir, warn) for run_dir in list_runs(outdir))), None)
+        newest = next(
+            filter(None, (newest_checkpoint(run_dir, warn) for run_dir in list_runs(outdir))), None
+        )
         if newest is None:
-            raise NumdiffError(f"there is no run with a checkpoint in {outdir}: train a model first, or give the right "
-                               "--outdir.")
+            raise NumdiffError(
+                f"there is no run with a checkpoint in {outdir}: train a model first, or give the right "
+                "--outdir."
+            )
         return newest
     path = find_run(run, outdir)
     if path.is_file() or find_diffusers(path):
@@ -295,7 +469,9 @@ def find_model(run, outdir="runs", warn=print):
     newest = newest_checkpoint(path, warn)
     if newest is None:
         check_run(path)
-        raise NumdiffError(f"{run} has no valid checkpoint to sample from: continue training it, or give another run.")
+        raise NumdiffError(
+            f"{run} has no valid checkpoint to sample from: continue training it, or give another run."
+        )
     return newest
 
 
@@ -306,8 +482,8 @@ def load_by_options(*arguments):
 
 
 def class_indices(y, model):
-    """Indices of classes given by name, in upper or lower case, else by index; a `UsageError` lists the model's
-    classes."""
+    """Indices of classes given by name, in upper or lower case, else by index; a `UsageError` lists
+    the model's classes."""
     if y is None or (isinstance(y, (list, tuple)) and not y):
         return None
     if model.num_classes is None:
@@ -327,7 +503,8 @@ def normal(name):
 
 
 def _class_index(value, names, count):
-    """The index of the class of exactly this name, else of this name in another case, else the index itself."""
+    """The index of the class of exactly this name, else of this name in another case, else the
+    index itself."""
     for same in (str, lambda name: unicodedata.normalize("NFC", str(name)), normal):
         found = [k for k, name in enumerate(names) if same(name) == same(value)]
         if len(found) > 1:
@@ -338,13 +515,19 @@ def _class_index(value, names, count):
             return found[0]
     if str(value).isdecimal() and len(str(value)) < 19 and int(value) < count:
         return int(value)
-    listed = ", ".join(map(repr, names[:12])) + (" …" if len(names) > 12 else "") + " or " if names else ""
-    raise UsageError(f"the model has no class {str(value)[:60]!r}: use {listed}an index from 0 to {count - 1}.")
+    listed = (
+        ", ".join(map(repr, names[:12])) + (" …" if len(names) > 12 else "") + " or "
+        if names
+        else ""
+    )
+    raise UsageError(
+        f"the model has no class {str(value)[:60]!r}: use {listed}an index from 0 to {count - 1}."
+    )
 
 
 def _columns(sampling, labels):
-    """Columns of the grid: the images of a row of slerp, or one for each class where classes take turns; else None, a
-    square."""
+    """Columns of the grid: the images of a row of slerp, or one for each class where classes take
+    turns; else None, a square."""
     if sampling.slerp:
         return sampling.slerp
     return columns_of(sampling.model) if labels is None else None
@@ -355,41 +538,55 @@ def _watch(frames, decoder=None):
 
 
 def _check_names(grid, npz, animation):
-    for option, path, endings in (("--grid", grid, (".png",)), ("--npz", npz, (".npz",)),
-                                  ("--animation", animation, ANIMATIONS)):
+    for option, path, endings in (
+        ("--grid", grid, (".png",)),
+        ("--npz", npz, (".npz",)),
+        ("--animation", animation, ANIMATIONS),
+    ):
         check_ending(option, path, *endings)
 
 
 def _check_skip(skip, count, row):
     """row: images of a row of slerp, else 1."""
     if not 0 <= skip < count:
-        raise UsageError(f"--skip {skip} leaves none of the {counted(count, 'image')} of --count: give a smaller one."
-                         if skip > 0 else f"--skip {skip} must be at least 0.")
+        raise UsageError(
+            f"--skip {skip} leaves none of the {counted(count, 'image')} of --count: give a smaller one."
+            if skip > 0
+            else f"--skip {skip} must be at least 0."
+        )
     if skip % row:
-        raise UsageError(f"--skip {skip} must leave whole rows of --slerp {row}: give {skip - skip % row}.")
+        raise UsageError(
+            f"--skip {skip} must leave whole rows of --slerp {row}: give {skip - skip % row}."
+        )
 
 
 def _check_alone(frames, animation, columns, grid, inpaint, more):
     """Raise a `UsageError` for an option of something that is not made, which would be ignored."""
     for option, value, needs, there in (
-            ("--frames", frames, "--animation", animation), ("--columns", columns, "--grid or --animation",
-                                                             grid or animation),
-            ("--jump", more.get("jump"), "--inpaint", inpaint),
-            ("--resamples", more.get("resamples"), "--inpaint", inpaint)):
+        ("--frames", frames, "--animation", animation),
+        ("--columns", columns, "--grid or --animation", grid or animation),
+        ("--jump", more.get("jump"), "--inpaint", inpaint),
+        ("--resamples", more.get("resamples"), "--inpaint", inpaint),
+    ):
         if value is not None and not there:
             raise UsageError(f"{option} {value} needs {needs}: add it, or leave this out.")
 
 
 def _check_inpainting(inpaint, mask, sampler):
     if bool(inpaint) != bool(mask):
-        raise UsageError("--inpaint PICTURE and --mask MASK belong together: give both, or neither.")
+        raise UsageError(
+            "--inpaint PICTURE and --mask MASK belong together: give both, or neither."
+        )
     if inpaint and sampler:
         raise UsageError("--inpaint has a sampler of its own, RePaint: leave --sampler out.")
 
 
 def _note_mask(inpaint, mask, kept):
-    """Say on stderr that a mask leaves nothing to repaint, or nothing to keep. kept: what `read_mask` returns."""
+    """Say on stderr that a mask leaves nothing to repaint, or nothing to keep. kept: what
+    `read_mask` returns."""
     if kept.all() or not kept.any():
-        colour, effect = ("black", "nothing is repainted") if kept.all() else ("white", "nothing is kept")
+        colour, effect = (
+            ("black", "nothing is repainted") if kept.all() else ("white", "nothing is kept")
+        )
         note = f"note: --mask {mask} is {colour} everywhere, so {effect} of {inpaint}."
         print(printable(note), file=sys.stderr, flush=True)

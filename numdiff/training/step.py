@@ -1,9 +1,11 @@
 """One training step, static: after its first run it allocates nothing new and reads nothing back.
 
-Everything that changes from step to step is in device memory at a fixed address: the step number, the batch, the
-learning rate. Noise, timesteps and flips are counted from (seed, step, index of the image in the global batch), so they
-do not depend on how the batch is split into microbatches or among ranks.
+Everything that changes from step to step is in device memory at a fixed address: the step number,
+the batch, the learning rate. Noise, timesteps and flips are counted from (seed, step, index of the
+image in the global batch), so they do not depend on how the batch is split into microbatches or
+among ranks.
 """
+
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -25,12 +27,14 @@ from ..kernels.random import (
 from ..nn import Tensor
 from ..nn.aliasing import aliasing_of
 
-RING = 1024  # steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
+# steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
+RING = 1024
 
 
 @dataclass(frozen=True)
 class Randomness:
-    """What counts the random numbers of one microbatch: Python int, uint32 (1,) and uint32 (microbatch,) arrays."""
+    """What counts the random numbers of one microbatch: Python int, uint32 (1,) and uint32
+    (microbatch,) arrays."""
 
     seed: int
     step: object
@@ -40,17 +44,33 @@ class Randomness:
 class TrainingStep:
     """The computation of one optimiser step of a model on this rank's part of a batch of images.
 
-    batch: images a step of this rank, over all microbatches; microbatch: images a forward pass (must divide the batch)
+    batch: images a step of this rank, over all microbatches; microbatch: images a forward pass
+    (must divide the batch)
     rank, ranks: which part of the global batch (ranks · batch images) this is
     exchange: adds up the gradients of the ranks (distributed/exchange.py)
     flip: mirror each image with probability one half
-    capture: on a GPU, record the step as a CUDA graph at its second run and replay it from then on: the same kernels
-        with the same bits, launched in a microsecond each where Python takes twenty
+    capture: on a GPU, record the step as a CUDA graph at its second run and replay it from then on:
+        the same kernels with the same bits, launched in a microsecond each where Python takes
+        twenty
     shape, dtype: (H, W, C) and type of the images; seed: of all the step's randomness
     """
 
-    def __init__(self, model, diffusion, optimizer, batch, microbatch=None, flip=False, shape=None, seed=0,
-                 capture=True, rank=0, ranks=1, exchange=None, dtype=np.uint8):
+    def __init__(
+        self,
+        model,
+        diffusion,
+        optimizer,
+        batch,
+        microbatch=None,
+        flip=False,
+        shape=None,
+        seed=0,
+        capture=True,
+        rank=0,
+        ranks=1,
+        exchange=None,
+        dtype=np.uint8,
+    ):
         self.model, self.diffusion, self.optimizer = model, diffusion, optimizer
         self.batch, self.microbatch = batch, microbatch or batch
         self.flip, self.seed = flip, seed
@@ -64,17 +84,20 @@ class TrainingStep:
         self.ring = zeros((RING, 5), np.float32, backend)
         self._feed = make_feed([self.images] if self.labels is None else [self.images, self.labels])
         status = getattr(self.exchange, "status", None)
-        self._figures = make_readback([self.ring, optimizer.first_bad_step, *([] if status is None else [status])])
+        self._figures = make_readback(
+            [self.ring, optimizer.first_bad_step, *([] if status is None else [status])]
+        )
         self.capture = capture and hasattr(backend, "capture")
         self.arena = backend.new_arena() if self.capture else None
         self._replay = None
         self._has_run = False
 
     def load(self, images, labels=None):
-        """Bring a batch to the device: images (batch, H, W, C), labels int32 (batch,) where there are classes.
+        """Bring a batch to the device: images (batch, H, W, C), labels int32 (batch,) where there
+        are classes.
 
-        A GPU gets it while it computes the step before. The arrays must stay as they are until the next `load` has
-        returned.
+        A GPU gets it while it computes the step before. The arrays must stay as they are until the
+        next `load` has returned.
         """
         self._feed.put([images] if self.labels is None else [images, labels])
 
@@ -86,7 +109,8 @@ class TrainingStep:
             self._replay()
         else:
             with self.model.backend.within(self.arena):
-                if self._has_run:  # the kernels are compiled and the memory is allocated: now it can be recorded
+                # the kernels are compiled and the memory is allocated: now it can be recorded
+                if self._has_run:
                     self._replay = self.model.backend.capture(self._run)
                 else:
                     self._run()
@@ -103,15 +127,27 @@ class TrainingStep:
         loss, scale = self._gradients(exchange=self.exchange)
         self.exchange.finish(loss)
         with self.model.arithmetic():
-            optimizer.update(loss, before_advance=lambda: telemetry_record(
-                self.ring, optimizer.step, loss, optimizer.gradient_norm, optimizer.rate, optimizer.loss_scale.scale,
-                optimizer.loss_scale.counts, scale))
+            optimizer.update(
+                loss,
+                before_advance=lambda: telemetry_record(
+                    self.ring,
+                    optimizer.step,
+                    loss,
+                    optimizer.gradient_norm,
+                    optimizer.rate,
+                    optimizer.loss_scale.scale,
+                    optimizer.loss_scale.counts,
+                    scale,
+                ),
+            )
 
     def _gradients(self, check_finite=False, exchange=None):
-        """This rank's part of the loaded batch's gradients, in the parameters, each weighted so that the sum over
-        microbatches and ranks is their mean; returns the microbatches' summed losses and that weight.
+        """This rank's part of the loaded batch's gradients, in the parameters, each weighted so
+        that the sum over microbatches and ranks is their mean; returns the microbatches' summed
+        losses and that weight.
 
-        exchange: may send gradients to the other ranks as soon as the last microbatch completes them
+        exchange: may send gradients to the other ranks as soon as the last microbatch completes
+        them
         """
         self.model.parameters.begin_gradients(self.aliasing and self.aliasing.rest)
         count = self.batch // self.microbatch
@@ -127,19 +163,26 @@ class TrainingStep:
         return loss, scale
 
     def _forward_backward(self, rows, scale, check_finite):
-        """Loss (1,) of the microbatch `rows`, its gradients times `scale` added to the parameters' gradients."""
+        """Loss (1,) of the microbatch `rows`, its gradients times `scale` added to the parameters'
+        gradients."""
         random = Randomness(self.seed, self.optimizer.step, self.samples[rows])
         where = random.step, random.samples
         images = self.images[rows]
         flip = random_integers(self.seed, PURPOSE_FLIP, *where, 2) if self.flip else None
-        x_0 = images_forward(images, flip) if images.dtype == np.uint8 else images  # floats are latents: as they are
+        # floats are latents: as they are
+        x_0 = images_forward(images, flip) if images.dtype == np.uint8 else images
         t = self.diffusion.draw(self.seed, *where)
         eps = random_normal(x_0.shape, self.seed, PURPOSE_NOISE, *where, like=x_0)
         x_t = self.diffusion.q_sample(x_0, eps, t)
         target = self.diffusion.target(x_0, eps, t)
         labels = None if self.labels is None else self.labels[rows]
-        with Tape(check_finite) as tape, self.aliasing.forward() if self.aliasing else nullcontext():
-            prediction = self.model(Tensor(x_t), self.diffusion.model_timesteps(t), labels, randomness=random)
+        with (
+            Tape(check_finite) as tape,
+            self.aliasing.forward() if self.aliasing else nullcontext(),
+        ):
+            prediction = self.model(
+                Tensor(x_t), self.diffusion.model_timesteps(t), labels, randomness=random
+            )
             loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
         with self.model.arithmetic():
             tape.backward(loss, self.optimizer.loss_scale.scale)
@@ -155,19 +198,23 @@ class TrainingStep:
         self._figures.begin()
 
     def answer(self, first, stop):
-        """As `ask` found them: the `telemetry` of steps first … stop-1; the optimiser's first bad step, or -1; the
-        exchange's status, or None."""
+        """As `ask` found them: the `telemetry` of steps first … stop-1; the optimiser's first bad
+        step, or -1; the exchange's status, or None."""
         ring, first_bad_step, *status = self._figures.values()
-        return telemetry_read(ring, first, stop), int(first_bad_step[0]), status[0] if status else None
+        return (
+            telemetry_read(ring, first, stop),
+            int(first_bad_step[0]),
+            status[0] if status else None,
+        )
 
     def telemetry(self, first, stop):
-        """(loss, gradient norm, learning rate, loss scale, steps skipped so far) of steps first … stop-1, float32
-        (stop - first, 5). Waits."""
+        """(loss, gradient norm, learning rate, loss scale, steps skipped so far) of steps first …
+        stop-1, float32 (stop - first, 5). Waits."""
         return telemetry_read(self.ring, first, stop)
 
     def name_first_nonfinite(self):
-        """Repeat this rank's part of the loaded step, which gave a loss or gradient that is not finite, and name the
-        first such tensor; None if there is none in this part."""
+        """Repeat this rank's part of the loaded step, which gave a loss or gradient that is not
+        finite, and name the first such tensor; None if there is none in this part."""
         try:
             self._gradients(check_finite=True)
         except FloatingPointError as error:

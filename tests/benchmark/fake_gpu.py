@@ -1,5 +1,6 @@
-"""An emulator that says it is a GPU: its kernels take a moment and do nothing, its graphs call their function again,
-its events come at a fixed pace."""
+"""An emulator that says it is a GPU: its kernels take a moment and do nothing, its graphs call
+their function again, its events come at a fixed pace."""
+
 import contextlib
 import functools
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ class FakeGpu(EmulatorDevice):
         memory = Held(GLOBAL, nbytes)
         aligned = np.full(len(memory.bytes) + ALIGNMENT, POISON, np.uint8)
         start = -aligned.ctypes.data % ALIGNMENT
-        memory.bytes = aligned[start:start + len(memory.bytes)]
+        memory.bytes = aligned[start : start + len(memory.bytes)]
         memory.address = memory.bytes.ctypes.data
         memory.block = self._arena.allocate(nbytes)
         return memory

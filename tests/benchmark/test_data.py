@@ -37,21 +37,37 @@ def test_a_file_that_stays_in_the_cache_is_not_called_cold(path, monkeypatch):
     monkeypatch.setattr(D, "cached_share", lambda file: 0.5)
     cold, warm, *_ = D.bench_data(path, 32, repeats=1)
     assert "images_per_second" not in cold and "images_per_second" in warm
-    assert D.line(cold) == f"{'cold, from the file':24} not measured: the system kept 50 % of its pages"
+    assert (
+        D.line(cold)
+        == f"{'cold, from the file':24} not measured: the system kept 50 % of its pages"
+    )
     monkeypatch.delattr(os, "posix_fadvise")
     assert D.drop_pages(path) == "this system does not drop a file's pages"
 
 
 def test_words():
-    row = {"where": "file", "cold": False, "images_per_second": 10400.0, "mb_per_second": 128.0, "cpu_us": 8.0,
-           "open_s": 0.01}
+    row = {
+        "where": "file",
+        "cold": False,
+        "images_per_second": 10400.0,
+        "mb_per_second": 128.0,
+        "cpu_us": 8.0,
+        "open_s": 0.01,
+    }
     assert D.line(row, 5200).endswith("2.0 ×") and len(D.line(row, 5200)) <= len(D.HEADING)
     assert "gives 2.0 × that, enough" in D.verdict([row], 5200)
-    assert "gives 1.0 × that, too little" in D.verdict([row], 10400) and D.verdict([row], None) is None
+    assert (
+        "gives 1.0 × that, too little" in D.verdict([row], 10400) and D.verdict([row], None) is None
+    )
 
 
 def test_command(path):
-    result = CliRunner().invoke(main, ["bench", "data", path, "--repeats", "1", "--images", "64", "--device", "cpu"])
+    result = CliRunner().invoke(
+        main, ["bench", "data", path, "--repeats", "1", "--images", "64", "--device", "cpu"]
+    )
     assert result.exit_code == 0, result.output
     assert "\\n" not in result.output and D.HEADING in result.output.splitlines()
-    assert "100 images of 64×64×3 uint8, uint8 gzip" in result.output and "demand is 5,200 images/s" in result.output
+    assert (
+        "100 images of 64×64×3 uint8, uint8 gzip" in result.output
+        and "demand is 5,200 images/s" in result.output
+    )

@@ -36,26 +36,56 @@ def zeros(*shape, dtype=np.float32):
 def test_costs_come_from_the_operations_files():
     x, weight = zeros(2, 8, 6, 4), zeros(5, 3, 3, 4)
     y = zeros(2, 4, 3, 5)
-    given = {"x": x, "weight": weight, "bias": None, "stride": 2, "version": None, "channel": None, "residual": None}
+    given = {
+        "x": x,
+        "weight": weight,
+        "bias": None,
+        "stride": 2,
+        "version": None,
+        "channel": None,
+        "residual": None,
+    }
     moved, flops = cost_of(K.conv2d_forward, given, y)
-    assert flops == conv2d.conv2d_forward_cost(2, 8, 6, 4, 5, 3, 2)[1] and moved == 4 * (x.size + weight.size + y.size)
-    given = {"dy": y, "x": x, "weight": weight, "dweight": weight.copy(), "dbias": zeros(5), "stride": 2,
-             "need_dx": True, "version": None}
+    assert flops == conv2d.conv2d_forward_cost(2, 8, 6, 4, 5, 3, 2)[1] and moved == 4 * (
+        x.size + weight.size + y.size
+    )
+    given = {
+        "dy": y,
+        "x": x,
+        "weight": weight,
+        "dweight": weight.copy(),
+        "dbias": zeros(5),
+        "stride": 2,
+        "need_dx": True,
+        "version": None,
+    }
     moved, flops = cost_of(K.conv2d_backward, given, x.copy())
     assert flops == conv2d.conv2d_backward_cost(2, 8, 6, 4, 5, 3, 2)[1]
     assert moved == 4 * (y.size + 2 * x.size + 3 * weight.size + 10)
     half = np.float16
     a, b = zeros(7, 16, dtype=half), zeros(9, 16, dtype=half)
-    given = {"a": a, "b": b, "transpose_a": False, "transpose_b": True, "out": None, "accumulate": False}
-    assert cost_of(K.matmul_forward, given, zeros(7, 9, dtype=half)) == (2 * (7 * 16 + 9 * 16 + 63), 2 * 7 * 9 * 16)
+    given = {
+        "a": a,
+        "b": b,
+        "transpose_a": False,
+        "transpose_b": True,
+        "out": None,
+        "accumulate": False,
+    }
+    assert cost_of(K.matmul_forward, given, zeros(7, 9, dtype=half)) == (
+        2 * (7 * 16 + 9 * 16 + 63),
+        2 * 7 * 9 * 16,
+    )
     given = {"x": zeros(2, 3, 8), "weight": zeros(5, 8), "bias": zeros(5)}
     assert cost_of(K.linear_forward, given, zeros(2, 3, 5))[1] == 2 * 6 * 5 * 8
     pair = K.Pair(zeros(2, 3, 6), zeros(2, 3, 2))
     assert cost_of(K.linear_forward, {**given, "x": pair}, zeros(2, 3, 5)) == cost_of(
-        K.linear_forward, {**given, "x": pair.joined()}, zeros(2, 3, 5))
+        K.linear_forward, {**given, "x": pair.joined()}, zeros(2, 3, 5)
+    )
     given_norm = {"weight": zeros(8), "bias": zeros(8), "groups": 2, "silu": True}
     assert cost_of(K.groupnorm_forward, {"x": pair, **given_norm}, zeros(2, 3, 8)) == cost_of(
-        K.groupnorm_forward, {"x": pair.joined(), **given_norm}, zeros(2, 3, 8))
+        K.groupnorm_forward, {"x": pair.joined(), **given_norm}, zeros(2, 3, 8)
+    )
     given = {"qkv": zeros(2, 16, 24), "heads": 2, "order": "new"}
     assert cost_of(K.flash_attention_forward, given, zeros(2, 16, 8))[1] == 4 * 2 * 16 * 16 * 8
     assert cost_of(K.silu_forward, {"x": x}, x.copy()) == (8 * x.size, 4 * x.size)
@@ -64,9 +94,13 @@ def test_costs_come_from_the_operations_files():
 
 def test_costs_of_a_convolutions_passes():
     dy, x, dweight = zeros(1, 4, 4, 8), zeros(1, 4, 4, 16), zeros(8, 3, 3, 16)
-    flops = cost_of(conv2d_hopper_gradient.hopper_weight_gradient, {"dy": dy, "x": x, "dweight": dweight}, None)[1]
+    flops = cost_of(
+        conv2d_hopper_gradient.hopper_weight_gradient, {"dy": dy, "x": x, "dweight": dweight}, None
+    )[1]
     assert flops == conv2d.conv2d_weight_gradient_cost(1, 4, 4, 16, 8, 3)[1]
-    flops = cost_of(conv2d_hopper.hopper_input_gradient, {"dy": dy, "weight": dweight, "dx": x}, x)[1]
+    flops = cost_of(conv2d_hopper.hopper_input_gradient, {"dy": dy, "weight": dweight, "dx": x}, x)[
+        1
+    ]
     assert flops == conv2d.conv2d_input_gradient_cost(1, 4, 4, 16, 8, 3)[1]
 
 
@@ -77,30 +111,61 @@ def test_an_array_counts_once():
 
 def test_operations_are_found():
     names = {function.__name__ for function in operations()}
-    assert {"conv2d_forward", "matmul_forward", "adamw_update", "flash_attention_backward", "column_sum",
-            "hopper_weight_gradient", "random_normal", "upsample_backward", "chunk_backward"} <= names
+    assert {
+        "conv2d_forward",
+        "matmul_forward",
+        "adamw_update",
+        "flash_attention_backward",
+        "column_sum",
+        "hopper_weight_gradient",
+        "random_normal",
+        "upsample_backward",
+        "chunk_backward",
+    } <= names
     assert not any(name.endswith(("_cost", "_reference")) for name in names)
 
 
 def test_versions():
-    assert versions_of(K.matmul_forward)[:4] == (1, 2, 3, 4) and versions_of(K.linear_backward) == versions_of(
-        K.linear_forward)
-    assert versions_of(K.conv2d_backward) == (1, 2, 3, 4, 5, 6, 7) and versions_of(K.chunk_forward) == ()
+    assert versions_of(K.matmul_forward)[:4] == (1, 2, 3, 4) and versions_of(
+        K.linear_backward
+    ) == versions_of(K.linear_forward)
+    assert (
+        versions_of(K.conv2d_backward) == (1, 2, 3, 4, 5, 6, 7)
+        and versions_of(K.chunk_forward) == ()
+    )
     assert versions_of(K.silu_backward) and versions_of(K.groupnorm_backward) == (1, 2, 3)
 
 
 def test_calls_of_the_same_shapes_are_told_apart():
     def call(weight, residual=None, dx=None):
-        given = {"x": image, "y": image, "weight": weight, "dweight": weight, "scale": 0.5, "residual": residual,
-                 "dx": dx}
+        given = {
+            "x": image,
+            "y": image,
+            "weight": weight,
+            "dweight": weight,
+            "scale": 0.5,
+            "residual": residual,
+            "dx": dx,
+        }
         return Recorded(conv2d.conv2d_forward, given, 0, 0, True)
 
     image = Array((4, 8, 8, 2), np.dtype(np.float32))
     small, large = (Array((2, n, n, 2), np.dtype(np.float32)) for n in (1, 3))
-    calls = told_apart([call(small), call(large, image), call(large, None, image), call(Array((2,), np.dtype("int8")))])
+    calls = told_apart(
+        [
+            call(small),
+            call(large, image),
+            call(large, None, image),
+            call(Array((2,), np.dtype("int8"))),
+        ]
+    )
     text = "4×8×8×2, 4×8×8×2, "
     assert [c.shape() for c in calls] == [
-        f"{text}weight 2×1×1×2", f"{text}weight 2×3×3×2, residual", f"{text}weight 2×3×3×2, dx", f"{text}weight 2"]
+        f"{text}weight 2×1×1×2",
+        f"{text}weight 2×3×3×2, residual",
+        f"{text}weight 2×3×3×2, dx",
+        f"{text}weight 2",
+    ]
     assert told_apart([call(small, image)])[0].shape() == text[:-2]
 
 
@@ -112,11 +177,21 @@ def test_no_two_rows_of_a_step_look_the_same():
 
 def test_on_the_cpu():
     rows = list(bench_kernels(small_unet(), ("conv2d", "groupnorm_forward"), shapes=1))
-    assert [row["operation"] for row in rows] == ["conv2d_forward", "groupnorm_forward",
-                                                     "conv2d_weight_gradient", "conv2d_input_gradient"]
-    assert all(row["us"] > 0 and row["roof"] is None and (row["version"], row["name"]) == ("*", None) for row in rows)
-    with pytest.raises(UsageError, match=r"no operation 'conv3d' in this step \(did you mean 'conv2d'\?\): use "
-                                         "some of .*conv2d_forward"):
+    assert [row["operation"] for row in rows] == [
+        "conv2d_forward",
+        "groupnorm_forward",
+        "conv2d_weight_gradient",
+        "conv2d_input_gradient",
+    ]
+    assert all(
+        row["us"] > 0 and row["roof"] is None and (row["version"], row["name"]) == ("*", None)
+        for row in rows
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"no operation 'conv3d' in this step \(did you mean 'conv2d'\?\): use "
+        "some of .*conv2d_forward",
+    ):
         list(bench_kernels(small_unet(), ("conv3d",)))
 
 
@@ -128,8 +203,11 @@ def test_on_a_gpu(monkeypatch):
     options = resolve({**TINY_DIT, "device": "emulator"})
     rows = list(bench_kernels(options, ("gate_adaln", "adamw"), shapes=1))
     found = {(row["operation"], row["version"], row["name"]) for row in rows}
-    assert {("gate_adaln_forward", "v1", "unfused"), ("gate_adaln_forward", "v2*", "fused"),
-            ("gate_adaln_backward", "v1", "unfused")} <= found
+    assert {
+        ("gate_adaln_forward", "v1", "unfused"),
+        ("gate_adaln_forward", "v2*", "fused"),
+        ("gate_adaln_backward", "v1", "unfused"),
+    } <= found
     for operation in {row["operation"] for row in rows}:
         assert sum("*" in row["version"] for row in rows if row["operation"] == operation) == 1
     assert all(row["roof"] > 0 and row["bound"] in ("memory", "arithmetic") for row in rows)
@@ -141,9 +219,21 @@ def test_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("function", [K.conv2d_forward, conv2d.conv2d_input_gradient])
 def test_only_the_launchers_version_is_starred(function, versions):
     """Versions 5 and 6 of a convolution launch the same kernels with other numbers."""
-    x, weight = Array((1, 8, 8, 64), np.dtype(np.float16)), Array((64, 3, 3, 64), np.dtype(np.float16), place=1)
-    arguments = {"x": x, "weight": weight} if function is K.conv2d_forward else {
-        "dy": x, "weight": weight, "x": Array(x.shape, x.dtype, place=2), "stride": 1}
+    x, weight = (
+        Array((1, 8, 8, 64), np.dtype(np.float16)),
+        Array((64, 3, 3, 64), np.dtype(np.float16), place=1),
+    )
+    arguments = (
+        {"x": x, "weight": weight}
+        if function is K.conv2d_forward
+        else {"dy": x, "weight": weight, "x": Array(x.shape, x.dtype, place=2), "stride": 1}
+    )
     gpu = FakeGpu()
-    rows = bench_call(Recorded(function, arguments, 1, 1, True), Measured(gpu), Roof(gpu), "fp16", versions=versions)
+    rows = bench_call(
+        Recorded(function, arguments, 1, 1, True),
+        Measured(gpu),
+        Roof(gpu),
+        "fp16",
+        versions=versions,
+    )
     assert [row["version"] for row in rows][-2:] == ["v5", "v6*"]

@@ -8,7 +8,15 @@ import pytest
 
 import numdiff.device.emulator
 from numdiff.benchmark import clocks
-from numdiff.benchmark.clocks import EMPTY_KERNELS, HOLD_NS, WINDOW, Clock, match, replayed, times_of
+from numdiff.benchmark.clocks import (
+    EMPTY_KERNELS,
+    HOLD_NS,
+    WINDOW,
+    Clock,
+    match,
+    replayed,
+    times_of,
+)
 from numdiff.benchmark.costs import roof_of
 from numdiff.benchmark.memory import Holdings, in_short
 from numdiff.benchmark.profile import Profile, Shown, profile_step, run_watched
@@ -24,13 +32,35 @@ from tests.test_progress_bar import Terminal
 
 from .fake_gpu import EVENT_MS, FakeGpu
 
-TINY_DIT = {"model": "dit", "preset": "tiny", "optimizer": "adamw", "image_size": 4, "batch": 1, "patch_size": 4,
-            "hidden_size": 8, "depth": 1, "heads": 1, "class_cond": False, "mlp_ratio": 1.0}
+TINY_DIT = {
+    "model": "dit",
+    "preset": "tiny",
+    "optimizer": "adamw",
+    "image_size": 4,
+    "batch": 1,
+    "patch_size": 4,
+    "hidden_size": 8,
+    "depth": 1,
+    "heads": 1,
+    "class_cond": False,
+    "mlp_ratio": 1.0,
+}
 
 
 def small_unet(**more):
-    return resolve({"model": "unet", "preset": "tiny", "optimizer": "adamw", "device": "cpu", "image_size": 16,
-                    "model_channels": 32, "channel_mult": (1, 2), "batch": 2, **more})
+    return resolve(
+        {
+            "model": "unet",
+            "preset": "tiny",
+            "optimizer": "adamw",
+            "device": "cpu",
+            "image_size": 16,
+            "model_channels": 32,
+            "channel_mult": (1, 2),
+            "batch": 2,
+            **more,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +73,9 @@ def check_profile(found):
     assert total > 0 and found.step_ms > 0
     for rows in (found.by_kernel(), found.by_layer()):
         assert sum(row[1] for row in rows) == len(found.launches)
-        assert np.isclose(sum(row[2] for row in rows), total) and np.isclose(sum(row[3] for row in rows), 1)
+        assert np.isclose(sum(row[2] for row in rows), total) and np.isclose(
+            sum(row[3] for row in rows), 1
+        )
         assert rows == sorted(rows, key=lambda row: -row[2])
 
 
@@ -51,25 +83,39 @@ def test_on_the_cpu(on_cpu):
     check_profile(on_cpu)
     assert not on_cpu.captured and on_cpu.roof.bandwidth is None
     kernels = {row[0]: row for row in on_cpu.by_kernel()}
-    assert {"conv2d_forward", "conv2d_backward", "groupnorm_backward", "adamw_update"} <= set(kernels)
+    assert {"conv2d_forward", "conv2d_backward", "groupnorm_backward", "adamw_update"} <= set(
+        kernels
+    )
     layers = {row[0] for row in on_cpu.by_layer()}
-    assert {("input_blocks.1", "forward"), ("input_blocks.1", "backward"), (BETWEEN, "step"),
-            ("time_embed.2", "backward")} <= layers
+    assert {
+        ("input_blocks.1", "forward"),
+        ("input_blocks.1", "backward"),
+        (BETWEEN, "step"),
+        ("time_embed.2", "backward"),
+    } <= layers
     everything = {row[0] for row in on_cpu.by_layer(9)}
     assert ("output_blocks.0.0.in_layers.2", "backward") in everything
 
 
 def test_what_runs_side_by_side_is_timed_one_after_another(monkeypatch):
     step = NumdiffStep(small_unet(optimizer="muon"))
-    monkeypatch.setattr(cpu, "_pool", lambda: pytest.fail("Muon's matrices are handed to other threads"))
+    monkeypatch.setattr(
+        cpu, "_pool", lambda: pytest.fail("Muon's matrices are handed to other threads")
+    )
     launches, _ = run_watched(step, None)
     assert sum(launch.kernel == "newton_schulz" for launch in launches) > 1
-    assert all(launch.us >= 0 for launch in launches)  # a nested operation takes no longer than what it is part of
+    # a nested operation takes no longer than what it is part of
+    assert all(launch.us >= 0 for launch in launches)
 
 
 def test_flops_are_those_of_the_model(on_cpu):
-    """What the operations count is what nn/flops.py counts, and a few per cent for norms and activations."""
-    products = sum(row[5] for row in on_cpu.by_kernel() if row[0].startswith(("conv2d", "linear", "matmul", "flash")))
+    """What the operations count is what nn/flops.py counts, and a few per cent for norms and
+    activations."""
+    products = sum(
+        row[5]
+        for row in on_cpu.by_kernel()
+        if row[0].startswith(("conv2d", "linear", "matmul", "flash"))
+    )
     assert products == pytest.approx(on_cpu.flops_per_step, rel=0.06)
 
 
@@ -79,7 +125,9 @@ def test_chrome_trace(on_cpu, tmp_path):
     runs = [e for e in events if e["ph"] == "X"]
     for row in range(3):  # of a row no two overlap, and all together last as long as the kernels
         line = [e for e in runs if e["tid"] == row]
-        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in zip(line, line[1:], strict=False))
+        assert all(
+            a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in zip(line, line[1:], strict=False)
+        )
         assert sum(e["dur"] for e in line) == pytest.approx(on_cpu.total_us)
 
 
@@ -91,7 +139,9 @@ def test_on_a_gpu(monkeypatch):
     found = profile_step(resolve({**TINY_DIT, "device": "emulator"}), repeats=1, steps=1, warmup=0)
     check_profile(found)
     assert found.captured and gpu.captured == 2  # the step; kernels that do nothing
-    assert all(launch.us == pytest.approx(1e3 * EVENT_MS / EMPTY_KERNELS) for launch in found.launches)
+    assert all(
+        launch.us == pytest.approx(1e3 * EVENT_MS / EMPTY_KERNELS) for launch in found.launches
+    )
     assert gpu._driver.alive == 1  # event: the one that the stream is held by
     names = {launch.kernel for launch in found.launches}
     assert "adamw_update_kernel_v3" in names or "adamw_update_kernel_v2" in names
@@ -100,11 +150,15 @@ def test_on_a_gpu(monkeypatch):
     assert any(row[6] for row in found.by_kernel())  # some share of the roof
     assert "launch" not in vars(gpu) and "fill" not in vars(gpu)
     peak, held = found.memory
-    assert sum(nbytes for _, nbytes in held) == peak > 0 and not any("allocate" in vars(a) for a in gpu.arenas)
+    assert sum(nbytes for _, nbytes in held) == peak > 0 and not any(
+        "allocate" in vars(a) for a in gpu.arenas
+    )
     rows = dict(held)
     assert rows["weights"] == rows["AdamW's m"] == rows["gradients of the weights"]
     assert 0 < rows["backward: freed, but in use by weight gradients on the side stream"] <= 1 << 13
-    assert any(name.startswith("blocks.0 ") for name in rows) and "kept between steps" in in_short(found.memory)
+    assert any(name.startswith("blocks.0 ") for name in rows) and "kept between steps" in in_short(
+        found.memory
+    )
 
 
 def test_clock_holds_the_stream(monkeypatch):
@@ -120,15 +174,21 @@ def test_clock_holds_the_stream(monkeypatch):
 
 
 def test_a_stream_that_ran_free_is_held_again(monkeypatch):
-    """…before the next launch, for longer where the host is slow; not where it waited for the GPU, once, and long."""
+    """…before the next launch, for longer where the host is slow; not where it waited for the GPU,
+    once, and long."""
     gpu, now, held = FakeGpu(), [0.0], []
     clock = Clock(gpu)
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(clock, "_launch", lambda *args: (held.append(args[4][1]), setattr(gpu._driver, "idle", False)))
+    monkeypatch.setattr(
+        clock,
+        "_launch",
+        lambda *args: (held.append(args[4][1]), setattr(gpu._driver, "idle", False)),
+    )
 
     def pause(seconds, idle):
         now[0] += seconds
         gpu._driver.idle = idle
+
     clock.time(lambda: None)
     pause(HOLD_NS / 1e9, True)
     clock.time(lambda: None)
@@ -152,9 +212,14 @@ def test_a_launch_during_which_the_stream_came_free_is_timed_in_another_run():
         gpu._driver.idle = False
         runs.append(clock.hold_ns)
         first = len(runs) <= 2
-        return clock._microseconds_of([lambda: None, lambda: come_free(first), lambda: come_free(False)])
+        return clock._microseconds_of(
+            [lambda: None, lambda: come_free(first), lambda: come_free(False)]
+        )
+
     result, times, missing = times_of(run, 1)
-    assert result is None and missing == 0 and len(set(times)) == 1 and 0 < times[0] < 1e3 * EVENT_MS
+    assert (
+        result is None and missing == 0 and len(set(times)) == 1 and 0 < times[0] < 1e3 * EVENT_MS
+    )
     assert runs == [HOLD_NS, 2 * HOLD_NS, 4 * HOLD_NS]
     assert times_of(lambda: (1, [float("nan"), 3.0]), 2) == (1, [0.0, 3.0], 1)
 
@@ -162,6 +227,7 @@ def test_a_launch_during_which_the_stream_came_free_is_timed_in_another_run():
 def test_watching_is_undone():
     import numdiff.kernels as K
     from numdiff.nn.functional import products
+
     before, seen = K.linear_forward, []
 
     def around(function, arguments, call):
@@ -198,20 +264,27 @@ def test_one_who_watches_within_another():
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_what_is_measured_is_shown(lines, monkeypatch):
-    """On the emulator a terminal gets a bar, whose length is known after a step; all else gets a line a part."""
+    """On the emulator a terminal gets a bar, whose length is known after a step; all else gets a
+    line a part."""
     device, said = EmulatorDevice(float64=False), []
     with Terminal() as terminal:
         if lines:
             monkeypatch.setenv("TERM", "dumb")
         with Shown(device, said.append) as show:
-            for what, launches in (("the first step", 5), ("the step as it trains", 4), ("kernel by kernel", 4)):
+            for what, launches in (
+                ("the first step", 5),
+                ("the step as it trains", 4),
+                ("kernel by kernel", 4),
+            ):
                 show(what)
                 for _ in range(launches):
                     zeros(8, np.float32, device)
         frames = terminal.frames()
     assert "fill" not in vars(device)
     if lines:
-        assert said == ["the first step", "the step as it trains", "kernel by kernel"] and frames == []
+        assert (
+            said == ["the first step", "the step as it trains", "kernel by kernel"] and frames == []
+        )
         return
     assert said == [] and any("0 kernels  the first step" in frame for frame in frames)
     assert any("5/15 kernels  the step as it trains" in frame for frame in frames), frames
@@ -227,9 +300,19 @@ def test_peaks():
     assert Roof(None).share(1.0, 10, 10, "fp32") == (None, None)
 
 
-@pytest.mark.parametrize("name", [
-    "flash_attention_forward", "flash_attention_backward", "attention_forward", "conv2d_forward", "linear_backward",
-    "matmul", "hopper_forward", "tf32_weight_gradient"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flash_attention_forward",
+        "flash_attention_backward",
+        "attention_forward",
+        "conv2d_forward",
+        "linear_backward",
+        "matmul",
+        "hopper_forward",
+        "tf32_weight_gradient",
+    ],
+)
 def test_products_are_bounded_by_the_tensor_cores(name):
     """…or a share of the roof is above 100 %: flash attention's was up to 491 % of float32's."""
     assert roof_of(name, np.dtype(np.float16), "fp16") == "fp16"
@@ -254,8 +337,11 @@ def test_what_events_add_is_taken_off():
 def test_times_from_inside_a_graph():
     """Of each launch the median over the replays; nothing where the profiler saw something else."""
     launches = ["memset", "add_kernel", "memcpy"]
-    seen = [(name, 100 * k + 10 * i, 100 * k + 10 * i + i + k) for k in range(3)
-            for i, name in enumerate(("memset32", "_ZN7numdiff10add_kernelB2v1", "Memcpy DtoD"))]
+    seen = [
+        (name, 100 * k + 10 * i, 100 * k + 10 * i + i + k)
+        for k in range(3)
+        for i, name in enumerate(("memset32", "_ZN7numdiff10add_kernelB2v1", "Memcpy DtoD"))
+    ]
     assert match(seen[::-1], launches, 3) == ([1, 2, 3], 23)
     assert match(seen[:-1], launches, 3) is None and match([], [], 3) is None
     assert match(seen, ["add_kernel", "memset", "memcpy"], 3) is None
@@ -282,10 +368,15 @@ def test_who_holds_memory():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_profiler_is_asked(monkeypatch, fails):
-    """A stand-in for PyTorch's profiler, which saw three replays, last first, and something of the host."""
+    """A stand-in for PyTorch's profiler, which saw three replays, last first, and something of the
+    host."""
     kinds = SimpleNamespace(CUDA="cuda", CPU="cpu")
-    events = [SimpleNamespace(name="add_kernel", device_type="cuda", time_range=SimpleNamespace(start=k, end=k + 0.5))
-              for k in (30.0, 20.0, 10.0)] + [SimpleNamespace(name="cuGraphLaunch", device_type="cpu")]
+    events = [
+        SimpleNamespace(
+            name="add_kernel", device_type="cuda", time_range=SimpleNamespace(start=k, end=k + 0.5)
+        )
+        for k in (30.0, 20.0, 10.0)
+    ] + [SimpleNamespace(name="cuGraphLaunch", device_type="cpu")]
 
     @contextlib.contextmanager
     def profile(activities):
@@ -295,7 +386,9 @@ def test_the_profiler_is_asked(monkeypatch, fails):
 
     torch = SimpleNamespace(autograd=SimpleNamespace(DeviceType=kinds))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "torch.profiler", SimpleNamespace(profile=profile, ProfilerActivity=kinds))
+    monkeypatch.setitem(
+        sys.modules, "torch.profiler", SimpleNamespace(profile=profile, ProfilerActivity=kinds)
+    )
     runs = []
     step = SimpleNamespace(run=lambda: runs.append(1), wait=lambda: None)
     if fails:

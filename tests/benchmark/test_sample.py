@@ -29,15 +29,22 @@ def test_samples_are_measured():
     assert result["evaluations"] == 5 and result["images_asked"] == 2  # heun in t: once to 0
     assert result["ms_per_evaluation"] == pytest.approx(result["ms"] / 5)
     assert result["images_per_second"] == pytest.approx(2e3 / result["ms"])
-    assert result["first_batch_s"] > 0 and result["second_batch_s"] > 0 and result["peak_of"] == "process"
+    assert (
+        result["first_batch_s"] > 0
+        and result["second_batch_s"] > 0
+        and result["peak_of"] == "process"
+    )
     with pytest.raises(UsageError, match="--batches"):
         bench_sample(small_unet(), batches=0)
 
 
 def test_guidance_and_latents():
-    """Guidance evaluates twice the images, and counts their arithmetic; latents come as floats; pixels as bytes."""
+    """Guidance evaluates twice the images, and counts their arithmetic; latents come as floats;
+    pixels as bytes."""
     options = tiny_dit(channels=4, class_cond=True, num_classes=7, batch=3)
-    plain, guided = (NumdiffSample(options, sampler="ddim", steps=2, cfg_scale=scale) for scale in (None, 4.0))
+    plain, guided = (
+        NumdiffSample(options, sampler="ddim", steps=2, cfg_scale=scale) for scale in (None, 4.0)
+    )
     assert plain.images_asked == 3 and guided.images_asked == 6
     assert guided.images.dtype == np.float32 and guided.images.shape == (3, 4, 4, 4)
     assert not np.array_equal(plain.images, guided.images)
@@ -69,30 +76,55 @@ def test_on_a_gpu(monkeypatch, eager):
 
 def test_versus_without_torch(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
-    with pytest.raises(NumdiffError, match="needs PyTorch, which is not installed here; pip install torch"):
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+    with pytest.raises(
+        NumdiffError, match="needs PyTorch, which is not installed here; pip install torch"
+    ):
         bench_sample(small_unet(), 1, 0, [("eager", "fp32")])
 
 
 def test_a_mode_that_fails_is_said(monkeypatch):
     from numdiff.benchmark import torch_step
+
     monkeypatch.setattr(torch_step, "require_torch", lambda: None)
     rows = bench_sample(tiny_dit(), 1, 0, [("graphs", "fp32")], steps=1)["versus"]
-    assert "ms" not in rows[0] and ("graphs need a GPU" in rows[0]["fault"] or "torch" in rows[0]["fault"])
+    assert "ms" not in rows[0] and (
+        "graphs need a GPU" in rows[0]["fault"] or "torch" in rows[0]["fault"]
+    )
 
 
 def test_a_sampler_that_pytorchs_side_lacks_is_said():
-    with pytest.raises(NumdiffError, match="there is no midpoint for PyTorch; use ddpm, .*, or leave --versus out"):
+    with pytest.raises(
+        NumdiffError, match="there is no midpoint for PyTorch; use ddpm, .*, or leave --versus out"
+    ):
         TorchSample(small_unet(), SimpleNamespace(sampler="midpoint", function=None))
 
 
-# With PyTorch ---------------------------------------------------------------------------------------------------------
+# With PyTorch -------------------------------------------------------------------------------------
 
 CASES = [("unet", sampler, {}) for sampler in SAMPLERS] + [
     ("unet", "ddim", {"class_cond": True, "class_dropout": 0.1, "cfg_scale": 3.0}),
-    ("dit", "ddpm", {"channels": 4, "class_cond": True, "num_classes": 5, "learn_sigma": True}),  # learned variance
-    ("dit", "dpm++2m", {"channels": 4, "class_cond": True, "num_classes": 5, "cfg_scale": 3.0, "prediction": "v"}),
-    ("dit", "ddim", {"class_cond": True, "num_classes": 5, "cfg_scale": 3.0, "learn_sigma": True, "prediction": "eps"})]
+    # learned variance
+    ("dit", "ddpm", {"channels": 4, "class_cond": True, "num_classes": 5, "learn_sigma": True}),
+    (
+        "dit",
+        "dpm++2m",
+        {"channels": 4, "class_cond": True, "num_classes": 5, "cfg_scale": 3.0, "prediction": "v"},
+    ),
+    (
+        "dit",
+        "ddim",
+        {
+            "class_cond": True,
+            "num_classes": 5,
+            "cfg_scale": 3.0,
+            "learn_sigma": True,
+            "prediction": "eps",
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize("model, sampler, more", CASES)
@@ -100,9 +132,15 @@ CASES = [("unet", sampler, {}) for sampler in SAMPLERS] + [
 def test_twins_sample_the_same(model, sampler, more):
     """From the same weights and noise PyTorch's side makes the images that numdiff makes."""
     import torch
+
     scale = more.pop("cfg_scale", None) if (more := dict(more)) else None
-    options = (tiny_dit(batch=3, **more) if model == "dit" else
-               small_unet(batch=3, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,), **more))
+    options = (
+        tiny_dit(batch=3, **more)
+        if model == "dit"
+        else small_unet(
+            batch=3, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,), **more
+        )
+    )
     ours = NumdiffSample(options, sampler=sampler, steps=4, cfg_scale=scale)
     theirs = TorchSample(options, ours.sampling)
     state = to_torch_layout(ours.model.arrays())
@@ -116,16 +154,24 @@ def test_twins_sample_the_same(model, sampler, more):
     theirs.run()
     assert theirs.images.dtype == ours.images.dtype and theirs.images.shape == ours.images.shape
     ours, theirs = ours.images.astype(np.float64), theirs.images.astype(np.float64)
-    assert np.abs(theirs - ours).max() <= (1 if options.channels is None else 1e-4 * np.abs(ours).max())
+    assert np.abs(theirs - ours).max() <= (
+        1 if options.channels is None else 1e-4 * np.abs(ours).max()
+    )
     assert ours.std() > 0
 
 
 def philox(torch, sampling):
     """numdiff's own noise for PyTorch's side."""
     from numdiff.kernels.random import PURPOSE_SAMPLER, random_normal
+
     shape, samples = (sampling.batch, *sampling.shape), np.arange(sampling.batch, dtype=np.uint32)
-    return lambda i: torch.from_numpy(np.ascontiguousarray(random_normal(
-        shape, 0, PURPOSE_SAMPLER, np.array([i + 1], np.uint32), samples).transpose(0, 3, 1, 2)))
+    return lambda i: torch.from_numpy(
+        np.ascontiguousarray(
+            random_normal(
+                shape, 0, PURPOSE_SAMPLER, np.array([i + 1], np.uint32), samples
+            ).transpose(0, 3, 1, 2)
+        )
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -142,6 +188,7 @@ def test_samples_of_pytorch(precision):
 def test_compiled_by_pytorch():
     """One function is compiled for all levels: no level is compiled again."""
     import torch
+
     options, compiled = tiny_dit(), itertools.count()
     ours = NumdiffSample(options, sampler="ddim", steps=3)
     twin = TorchSample(options, ours.sampling)

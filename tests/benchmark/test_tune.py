@@ -57,8 +57,14 @@ class Measured:
 
 
 def products(M, N, K):
-    given = {"a": Array((K, M), HALF), "b": Array((K, N), HALF), "transpose_a": True, "transpose_b": False,
-             "out": Array((M, N), np.dtype(np.float32)), "out_dtype": None}
+    given = {
+        "a": Array((K, M), HALF),
+        "b": Array((K, N), HALF),
+        "transpose_a": True,
+        "transpose_b": False,
+        "out": Array((M, N), np.dtype(np.float32)),
+        "out_dtype": None,
+    }
     return Recorded(matmul_forward, given, 0, 0, True)
 
 
@@ -69,13 +75,21 @@ def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
     narrowest = min(tile[1] for tile in matmul_choice.HALF_TILES[6])
     assert found == {"matmul v6": {"768 768 16384 1": [128, narrowest, 1, 0]}} and len(lines) == 1
     write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", found)
-    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == (128, narrowest, 1, 0)
+    assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == (
+        128,
+        narrowest,
+        1,
+        0,
+    )
     assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, False) is None
     assert tuning.tuned(object(), "matmul v6", 1) is None
     with tuning.ignored():
         assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) is None
-    write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", {"matmul v6": {"768 768 16384 1": None},
-                                                                     "conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}})
+    write_table(
+        tuning.card_file("NVIDIA Test 1"),
+        "NVIDIA Test 1",
+        {"matmul v6": {"768 768 16384 1": None}, "conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}},
+    )
     kept = json.loads((folder / "nvidia-test-1.json").read_text())
     assert kept == {"card": "NVIDIA Test 1", "choices": {"conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}}}
 
@@ -96,7 +110,9 @@ def test_choices_can_be_forced():
     with MatmulTiles.forced([128, 64, 3, 1]):
         assert matmul_choice.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
         assert matmul_choice.PAIRS
-    assert MatmulTiles.estimated((8192, 1152, 384, False), 132) in MatmulTiles.candidates((8192, 1152, 384, False), 132)
+    assert MatmulTiles.estimated((8192, 1152, 384, False), 132) in MatmulTiles.candidates(
+        (8192, 1152, 384, False), 132
+    )
 
 
 def test_choices_of_the_weight_gradient_can_be_forced():
@@ -106,18 +122,36 @@ def test_choices_of_the_weight_gradient_can_be_forced():
     for choice in choices:
         with WeightGradientTiles.forced(choice):
             plan = conv2d_hopper_gradient_3x3.choose_plan(*shape, True, 132, ())[1]
-        assert [plan.channels, plan.parts, plan.width * plan.height * plan.images, plan.blocks] == choice
+        assert [
+            plan.channels,
+            plan.parts,
+            plan.width * plan.height * plan.images,
+            plan.blocks,
+        ] == choice
     assert conv2d_hopper_gradient_3x3.choose_plan is choose
 
 
 def test_shapes_of_convolutions():
-    x, y, weight = (Array(shape, HALF) for shape in ((2, 16, 16, 64), (2, 16, 16, 96), (96, 3, 3, 64)))
-    forward = Recorded(conv2d_hopper.hopper_forward, {"x": x, "weight": weight, "y": y}, 0, 0, False)
-    backward = Recorded(conv2d_hopper.hopper_input_gradient, {"dy": y, "weight": weight, "dx": x}, 0, 0, False)
-    weights = Recorded(conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3, {"dy": y, "x": x}, 0, 0, False)
-    shapes = [[table.shape(call) for table in tune_module.TABLES] for call in (forward, backward, weights)]
-    assert shapes == [[None, (2, 16, 16, 64, 96, 3), None, None], [None, None, (2, 16, 16, 96, 64, 3), None],
-                      [None, None, None, (2, 16, 16, 64, 96)]]
+    x, y, weight = (
+        Array(shape, HALF) for shape in ((2, 16, 16, 64), (2, 16, 16, 96), (96, 3, 3, 64))
+    )
+    forward = Recorded(
+        conv2d_hopper.hopper_forward, {"x": x, "weight": weight, "y": y}, 0, 0, False
+    )
+    backward = Recorded(
+        conv2d_hopper.hopper_input_gradient, {"dy": y, "weight": weight, "dx": x}, 0, 0, False
+    )
+    weights = Recorded(
+        conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3, {"dy": y, "x": x}, 0, 0, False
+    )
+    shapes = [
+        [table.shape(call) for table in tune_module.TABLES] for call in (forward, backward, weights)
+    ]
+    assert shapes == [
+        [None, (2, 16, 16, 64, 96, 3), None, None],
+        [None, None, (2, 16, 16, 96, 64, 3), None],
+        [None, None, None, (2, 16, 16, 64, 96)],
+    ]
 
 
 H100 = next(card for card in CARDS if card.device_name == "NVIDIA H100 80GB HBM3")
@@ -125,7 +159,8 @@ H100 = next(card for card in CARDS if card.device_name == "NVIDIA H100 80GB HBM3
 
 @exhaustive
 def test_kernels_are_planned_without_running():
-    """…those of every candidate of every shape, each once, and all of them can be found by a separate process."""
+    """…those of every candidate of every shape, each once, and all of them can be found by a
+    separate process."""
     options = small_unet(image_size=32, channel_mult=(1, 2, 4))
     options.precision = "fp16"
     with tuning.ignored():
@@ -135,17 +170,22 @@ def test_kernels_are_planned_without_running():
     assert len(found) == len({(table, shape) for table, _, shape in found})
     assert sum(len(choices_of(table, shape, 132)) for table, _, shape in found) > 10 * len(planned)
     names = {key.name for key in planned}
-    assert {f"conv2d_forward_kernel_v6_{128 * sub}x{bn}_1" for bn, sub in conv2d_hopper.VARIANTS} <= names
+    assert {
+        f"conv2d_forward_kernel_v6_{128 * sub}x{bn}_1" for bn, sub in conv2d_hopper.VARIANTS
+    } <= names
     assert {f"gemm_hopper_{tile[1]}_tn_float" for tile in matmul_choice.HALF_TILES[6]} <= names
     assert any(name.endswith("_half_pair") for name in names)
     assert any(name.startswith("conv2d_weight_gradient_3x3_kernel_v6") for name in names)
     assert {key[:2] for key in planned} <= set(kernels_by_name())
-    by_name = {call.name: shape for _, call, shape in reversed(found)}  # the shape with most arithmetic
+    # the shape with most arithmetic
+    by_name = {call.name: shape for _, call, shape in reversed(found)}
     assert by_name["matmul_pair_forward"] == (512, 64, 192, False)
     assert by_name["matmul_pair_backward"] == (2048, 96, 32, False)
     assert by_name["matmul_pair_gradient"] == (32, 96, 2048, True)
     most = problems([call for _, call, _ in found], 2)
-    assert {table.kind: 2 for table, _, _ in most} == {table.kind: 2 for table, _, _ in found} and len(most) == 8
+    assert {table.kind: 2 for table, _, _ in most} == {
+        table.kind: 2 for table, _, _ in found
+    } and len(most) == 8
 
 
 def test_a_planned_device_has_the_gpus_properties():
@@ -170,7 +210,9 @@ def test_what_was_found_is_kept(folder, monkeypatch):
     measured.job = job
     found = problems([products(768, 768, 16384), products(768, 1536, 16384)])
     with pytest.raises(KeyboardInterrupt):
-        tune_problems(found, measured, print, lambda choices: write_table(path, "NVIDIA Test 1", choices))
+        tune_problems(
+            found, measured, print, lambda choices: write_table(path, "NVIDIA Test 1", choices)
+        )
     assert len(json.loads(path.read_text())["choices"]["matmul v6"]) == 1
     before = path.read_text()
     monkeypatch.setattr("os.replace", lambda *_, **__: 1 / 0)
@@ -181,7 +223,9 @@ def test_what_was_found_is_kept(folder, monkeypatch):
 
 def test_no_shape_is_begun_when_the_time_is_over():
     lines = []
-    assert tune_problems(problems([products(768, 768, 1024)]), Measured(), lines.append, end=0) == {}
+    assert (
+        tune_problems(problems([products(768, 768, 1024)]), Measured(), lines.append, end=0) == {}
+    )
     assert lines == ["out of time: 1 shapes are left"]
 
 
@@ -190,36 +234,63 @@ def test_a_table_that_cannot_be_written_is_told_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(tune_module, "planned_calls", lambda *_: 1 / 0)
     options = small_unet()
     options.device, options.precision = "cuda", "fp16"
-    with pytest.raises(NumdiffError, match="cannot write the table .*No such file or directory; give another --out"):
+    with pytest.raises(
+        NumdiffError, match="cannot write the table .*No such file or directory; give another --out"
+    ):
         tune(options, tmp_path / "nowhere" / "table.json")
 
 
 def test_a_table_continues_the_file_that_is_written(folder):
     """…and a new one that of the card."""
-    conv, here, other = {"conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}}, folder / "mine.json", "NVIDIA Test 1"
+    conv, here, other = (
+        {"conv2d v6": {"1 2 3 4 5 3": [64, 2, 1]}},
+        folder / "mine.json",
+        "NVIDIA Test 1",
+    )
     write_table(here, other, conv)
     write_table(tuning.card_file(other), other, {"matmul v6": {"1 2 3 1": [128, 64, 1]}})
     write_table(str(here), other, {"matmul v6": {"4 5 6 1": [128, 128, 2]}})
-    assert json.loads(here.read_text())["choices"] == {**conv, "matmul v6": {"4 5 6 1": [128, 128, 2]}}
+    assert json.loads(here.read_text())["choices"] == {
+        **conv,
+        "matmul v6": {"4 5 6 1": [128, 128, 2]},
+    }
     write_table(folder / "new.json", other, conv)
-    assert json.loads((folder / "new.json").read_text())["choices"] == {**conv, "matmul v6": {"1 2 3 1": [128, 64, 1]}}
+    assert json.loads((folder / "new.json").read_text())["choices"] == {
+        **conv,
+        "matmul v6": {"1 2 3 1": [128, 64, 1]},
+    }
     before = here.read_text()
-    with pytest.raises(NumdiffError, match="is the table of another card, NVIDIA Test 1, not of NVIDIA Test 2; give"):
+    with pytest.raises(
+        NumdiffError,
+        match="is the table of another card, NVIDIA Test 1, not of NVIDIA Test 2; give",
+    ):
         write_table(here, "NVIDIA Test 2", conv)
     assert here.read_text() == before
 
 
-@pytest.mark.parametrize("text, fault", [
-    ("", "is not JSON"), ('{"choices": {', "is not JSON"), (b"\xff", "is not JSON"), ("[]", 'has no "choices"'),
-    ('{"card": "NVIDIA Test 1"}', 'has no "choices"'), ('{"choices": []}', 'has no "choices"'),
-    ('{"choices": {"matmul v6": []}}', 'has no "choices"')])
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("", "is not JSON"),
+        ('{"choices": {', "is not JSON"),
+        (b"\xff", "is not JSON"),
+        ("[]", 'has no "choices"'),
+        ('{"card": "NVIDIA Test 1"}', 'has no "choices"'),
+        ('{"choices": []}', 'has no "choices"'),
+        ('{"choices": {"matmul v6": []}}', 'has no "choices"'),
+    ],
+)
 def test_a_file_that_is_no_table(folder, text, fault):
     """Every reader reports it, and none overwrites it."""
     path = tuning.card_file("NVIDIA Test 1")
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    for read in (lambda: tuning.tuned(Measured.backend, "matmul v6", 1, 2, 3, True),
-                 lambda: write_table(path, "NVIDIA Test 1", {})):
-        with pytest.raises(NumdiffError, match=f"nvidia-test-1.json {fault}.*; correct it, or remove it") as caught:
+    for read in (
+        lambda: tuning.tuned(Measured.backend, "matmul v6", 1, 2, 3, True),
+        lambda: write_table(path, "NVIDIA Test 1", {}),
+    ):
+        with pytest.raises(
+            NumdiffError, match=f"nvidia-test-1.json {fault}.*; correct it, or remove it"
+        ) as caught:
             read()
         assert "\n" not in str(caught.value)
     assert path.read_bytes() == (text if isinstance(text, bytes) else text.encode())
@@ -239,30 +310,50 @@ def test_checked_in_tables():
     """Every table names tiles that exist."""
     for path in tuning.FOLDER.glob("*.json"):
         choices = json.loads(path.read_text())["choices"]
-        assert all(tuple(c[:2]) in matmul_choice.HALF_TILES[6] for c in choices.get("matmul v6", {}).values())
-        assert all(tuple(c[:2]) in conv2d_hopper.VARIANTS for kind in ("conv2d v6", "conv2d_input_gradient v6")
-                   for c in choices.get(kind, {}).values())
+        assert all(
+            tuple(c[:2]) in matmul_choice.HALF_TILES[6]
+            for c in choices.get("matmul v6", {}).values()
+        )
+        assert all(
+            tuple(c[:2]) in conv2d_hopper.VARIANTS
+            for kind in ("conv2d v6", "conv2d_input_gradient v6")
+            for c in choices.get(kind, {}).values()
+        )
 
 
 def test_launchers_ask_the_table_first(folder, monkeypatch):
     gpu = EmulatorDevice(checks=False)
     gpu.device_name = "NVIDIA Test 2"
-    write_table(tuning.card_file(gpu.device_name), gpu.device_name, {
-        "matmul v6": {"24 16 200 1": [128, 192, 2]}, "conv2d v6": {"1 8 8 8 16 3": [64, 1, 1]}})
+    write_table(
+        tuning.card_file(gpu.device_name),
+        gpu.device_name,
+        {"matmul v6": {"24 16 200 1": [128, 192, 2]}, "conv2d v6": {"1 8 8 8 16 3": [64, 1, 1]}},
+    )
     launched = []
-    monkeypatch.setattr(hopper_launcher, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
-    monkeypatch.setattr(second_pass, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
-    monkeypatch.setattr(conv2d_hopper, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
+    monkeypatch.setattr(
+        hopper_launcher, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__)
+    )
+    monkeypatch.setattr(
+        second_pass, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__)
+    )
+    monkeypatch.setattr(
+        conv2d_hopper, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__)
+    )
     a, b = (upload(np.zeros(shape, np.float16), gpu) for shape in ((200, 24), (200, 16)))
-    matmul_forward(a, b, True, False, out=upload(np.zeros((24, 16), np.float32), gpu), accumulate=True)
+    matmul_forward(
+        a, b, True, False, out=upload(np.zeros((24, 16), np.float32), gpu), accumulate=True
+    )
     assert launched == ["gemm_hopper_192_tn_float", "add_parts_kernel"]
-    x, weight = (upload(np.zeros(shape, np.float16), gpu) for shape in ((1, 8, 8, 8), (16, 3, 3, 8)))
+    x, weight = (
+        upload(np.zeros(shape, np.float16), gpu) for shape in ((1, 8, 8, 8), (16, 3, 3, 8))
+    )
     conv2d_forward(x, weight)
     assert launched[2:] == ["conv2d_forward_kernel_v6_128x64_1"]
 
 
 def launches(monkeypatch, gpu):
-    """(kernel, blocks, whole numbers it is given) of every launch of the three launchers that have a table."""
+    """(kernel, blocks, whole numbers it is given) of every launch of the three launchers that have
+    a table."""
     launched = []
 
     def record(kernel, grid, block, *given, **_):
@@ -270,10 +361,17 @@ def launches(monkeypatch, gpu):
 
     for module in (hopper_launcher, conv2d_hopper, conv2d_hopper_gradient_3x3):
         monkeypatch.setattr(module, "launch", record)
-    a, b, x, y, weight = (upload(np.zeros(shape, np.float16), gpu) for shape in (
-        (200, 24), (200, 16), (1, 8, 8, 8), (1, 8, 8, 16), (16, 3, 3, 8)))
-    pointwise, dweight = upload(np.zeros((16, 1, 1, 8), np.float16), gpu), upload(np.zeros((16, 3, 3, 8)), gpu)
-    matmul_forward(a, b, True, False, out=upload(np.zeros((24, 16), np.float32), gpu), accumulate=True)
+    a, b, x, y, weight = (
+        upload(np.zeros(shape, np.float16), gpu)
+        for shape in ((200, 24), (200, 16), (1, 8, 8, 8), (1, 8, 8, 16), (16, 3, 3, 8))
+    )
+    pointwise, dweight = (
+        upload(np.zeros((16, 1, 1, 8), np.float16), gpu),
+        upload(np.zeros((16, 3, 3, 8)), gpu),
+    )
+    matmul_forward(
+        a, b, True, False, out=upload(np.zeros((24, 16), np.float32), gpu), accumulate=True
+    )
     matmul_forward(a, b, True, False)
     conv2d_hopper.hopper_forward(x, weight, None, y)
     conv2d_hopper.hopper_forward(x, pointwise, None, y)
@@ -282,11 +380,40 @@ def launches(monkeypatch, gpu):
     return launched
 
 
-MATMUL = [128, 192], [128, 192, 2, 1], [128, 80, 1], [64, 128, 1], [128, 0, 1], [128, 64, 0], [128, 64, -1]
+MATMUL = (
+    [128, 192],
+    [128, 192, 2, 1],
+    [128, 80, 1],
+    [64, 128, 1],
+    [128, 0, 1],
+    [128, 64, 0],
+    [128, 64, -1],
+)
 CONV = [64, 1], [64, 1, 1, 1], [80, 1, 1], [0, 1, 1], [64, 3, 1], [64, 1, 2], [128, 2, 3]
-GRADIENT = ([64, 1, 64], [64, 1, 64, 1, 1], [48, 1, 64, 1], [0, 1, 64, 1], [64, 2, 64, 2], [64, 1, 192, 1],
-            [64, 1, 0, 1], [64, 1, -64, 1], [64, 0, 64, 1], [64, 1, 64, 0], [64, 9, 64, 9])
-ANY = [], None, 64, "64 1 1", {}, [None, None, None], ["64", "1", "1"], [64.0, 1.0, 1.0], [[64, 1], 1, 1]
+GRADIENT = (
+    [64, 1, 64],
+    [64, 1, 64, 1, 1],
+    [48, 1, 64, 1],
+    [0, 1, 64, 1],
+    [64, 2, 64, 2],
+    [64, 1, 192, 1],
+    [64, 1, 0, 1],
+    [64, 1, -64, 1],
+    [64, 0, 64, 1],
+    [64, 1, 64, 0],
+    [64, 9, 64, 9],
+)
+ANY = (
+    [],
+    None,
+    64,
+    "64 1 1",
+    {},
+    [None, None, None],
+    ["64", "1", "1"],
+    [64.0, 1.0, 1.0],
+    [[64, 1], 1, 1],
+)
 
 
 def card_with(kind, shape, choice):
@@ -297,12 +424,18 @@ def card_with(kind, shape, choice):
     return gpu
 
 
-@pytest.mark.parametrize("kind, shape, choice", [
-    *(("matmul v6", "24 16 200 1", c) for c in (*MATMUL, *ANY)), ("matmul v6", "24 16 200 1", [128, 64, 5]),
-    ("matmul v6", "24 16 200 0", [128, 64, 2]), ("conv2d v6", "1 8 8 8 16 1", [64, 1, 3]),
-    *(("conv2d v6", "1 8 8 8 16 3", c) for c in (*CONV, *ANY)),
-    *(("conv2d_input_gradient v6", "1 8 8 16 8 3", c) for c in CONV),
-    *(("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", c) for c in (*GRADIENT, *ANY))])
+@pytest.mark.parametrize(
+    "kind, shape, choice",
+    [
+        *(("matmul v6", "24 16 200 1", c) for c in (*MATMUL, *ANY)),
+        ("matmul v6", "24 16 200 1", [128, 64, 5]),
+        ("matmul v6", "24 16 200 0", [128, 64, 2]),
+        ("conv2d v6", "1 8 8 8 16 1", [64, 1, 3]),
+        *(("conv2d v6", "1 8 8 8 16 3", c) for c in (*CONV, *ANY)),
+        *(("conv2d_input_gradient v6", "1 8 8 16 8 3", c) for c in CONV),
+        *(("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", c) for c in (*GRADIENT, *ANY)),
+    ],
+)
 def test_a_choice_that_does_not_fit_is_passed_over(folder, monkeypatch, kind, shape, choice):
     """A table can be older than the kernels, or edited by hand: the launcher estimates then."""
     gpu = card_with(kind, shape, choice)
@@ -311,11 +444,17 @@ def test_a_choice_that_does_not_fit_is_passed_over(folder, monkeypatch, kind, sh
         assert found == launches(monkeypatch, gpu)
 
 
-@pytest.mark.parametrize("kind, shape, choice", [
-    ("matmul v6", "24 16 200 1", [128, 192, 2]), ("matmul v6", "24 16 200 0", [128, 256, 1]),
-    ("conv2d v6", "1 8 8 8 16 3", [128, 2, 1]), ("conv2d v6", "1 8 8 8 16 1", [128, 2, 1]),
-    ("conv2d_input_gradient v6", "1 8 8 16 8 3", [128, 2, 1]),
-    ("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", [64, 1, 256, 1])])
+@pytest.mark.parametrize(
+    "kind, shape, choice",
+    [
+        ("matmul v6", "24 16 200 1", [128, 192, 2]),
+        ("matmul v6", "24 16 200 0", [128, 256, 1]),
+        ("conv2d v6", "1 8 8 8 16 3", [128, 2, 1]),
+        ("conv2d v6", "1 8 8 8 16 1", [128, 2, 1]),
+        ("conv2d_input_gradient v6", "1 8 8 16 8 3", [128, 2, 1]),
+        ("conv2d_weight_gradient_3x3 v6", "1 8 8 8 16", [64, 1, 256, 1]),
+    ],
+)
 def test_a_choice_that_fits_is_taken(folder, monkeypatch, kind, shape, choice):
     gpu = card_with(kind, shape, choice)
     found = launches(monkeypatch, gpu)

@@ -1,11 +1,14 @@
-"""Wrong values for every option of every command: what comes back must be one sentence and an exit code.
+"""Wrong values for every option of every command: what comes back must be one sentence and an exit
+code.
 
     python -m tests.cli.fuzz_options            all of them, some minutes; test_options.py runs a part
 
-Commands are found by walking the command line's own tree, so that a new option is tried without a word here. Trainings
-are dry runs, and what `numdiff bench` and `profile` measure is left out. A finding is a traceback, an error that is not
-one sentence, more than `SECONDS`, or memory beyond `BYTES`.
+Commands are found by walking the command line's own tree, so that a new option is tried without a
+word here. Trainings are dry runs, and what `numdiff bench` and `profile` measure is left out. A
+finding is a traceback, an error that is not one sentence, more than `SECONDS`, or memory beyond
+`BYTES`.
 """
+
 import contextlib
 import importlib
 import os
@@ -27,21 +30,69 @@ from numdiff.training.model_files import write_model_file
 from numdiff_cli.main import main
 
 SECONDS, BYTES = 20, 2 << 30
-VALUES = ("0", "-1", "1", "7", "2147483648", "-2147483649", "18446744073709551616", "9" * 5000, "1e308", "-1e308",
-          "1e-320", "1e39", "nan", "inf", "-inf", "-0.0", "0.9999999999999999", "²", "٣", "½", "²,²", "1,", ",", "",
-          " ", "none", "a", "0x10", "1_000", "é\u202e", "\udcff", "\x1b[31m", "a" * 300, "../x", ".", "/dev/null/x",
-          "-", "--")
-MEASUREMENTS = ("extras.convnext.benchmark.bench_block", "benchmark.data.bench_data", "benchmark.step.bench_step",
-                "benchmark.sample.bench_sample", "benchmark.kernels.bench_kernels",
-                "benchmark.ladder.bench_ladder", "benchmark.profile.profile_step", "benchmark.tune.tune",
-                "evaluation.quality.bench_quality", "kernels.check.check_operations")
+VALUES = (
+    "0",
+    "-1",
+    "1",
+    "7",
+    "2147483648",
+    "-2147483649",
+    "18446744073709551616",
+    "9" * 5000,
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "1e39",
+    "nan",
+    "inf",
+    "-inf",
+    "-0.0",
+    "0.9999999999999999",
+    "²",
+    "٣",
+    "½",
+    "²,²",
+    "1,",
+    ",",
+    "",
+    " ",
+    "none",
+    "a",
+    "0x10",
+    "1_000",
+    "é\u202e",
+    "\udcff",
+    "\x1b[31m",
+    "a" * 300,
+    "../x",
+    ".",
+    "/dev/null/x",
+    "-",
+    "--",
+)
+MEASUREMENTS = (
+    "extras.convnext.benchmark.bench_block",
+    "benchmark.data.bench_data",
+    "benchmark.step.bench_step",
+    "benchmark.sample.bench_sample",
+    "benchmark.kernels.bench_kernels",
+    "benchmark.ladder.bench_ladder",
+    "benchmark.profile.profile_step",
+    "benchmark.tune.tune",
+    "evaluation.quality.bench_quality",
+    "kernels.check.check_operations",
+)
 WITH = {  # what a command needs besides, to come to an end soon
-    "train unet": ["--device", "cpu", "--dry-run"], "train dit": ["--device", "cpu", "--dry-run"],
+    "train unet": ["--device", "cpu", "--dry-run"],
+    "train dit": ["--device", "cpu", "--dry-run"],
     "sample": ["dit.h5", "--device", "cpu", "--steps", "1", "--count", "2"],
     "schedule": ["dit.h5", "--device", "cpu", "--steps", "1", "--from-steps", "2", "--count", "2"],
     "evaluate": ["samples.npz", "samples.npz", "--device", "cpu", "--subsets", "2"],
-    "convert": ["dit.h5", "out.h5"], "data import": ["pictures", "new.h5", "--force"],
-    "data info": ["new.h5", "--no-sheet"], "kernels check": ["softmax", "--device", "cpu"], "learn": ["1"],
+    "convert": ["dit.h5", "out.h5"],
+    "data import": ["pictures", "new.h5", "--force"],
+    "data info": ["new.h5", "--no-sheet"],
+    "kernels check": ["softmax", "--device", "cpu"],
+    "learn": ["1"],
 }
 
 
@@ -56,7 +107,10 @@ def commands():
         words, command = stack.pop()
         if isinstance(command, click.Group):
             context = click.Context(command)
-            stack += [((*words, name), command.get_command(context, name)) for name in command.list_commands(context)]
+            stack += [
+                ((*words, name), command.get_command(context, name))
+                for name in command.list_commands(context)
+            ]
         else:
             yield " ".join(words), command
 
@@ -73,7 +127,7 @@ def cases():
             given = WITH.get(name, [])
             for value in VALUES:
                 if position < len(given) and not value.startswith("-"):
-                    yield [*name.split(), *given[:position], value, *given[position + 1:]]
+                    yield [*name.split(), *given[:position], value, *given[position + 1 :]]
 
 
 def prepare(folder):
@@ -83,10 +137,20 @@ def prepare(folder):
     rng = np.random.default_rng(0)
     for i in range(3):
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(pictures / f"{i}.png")
-    model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=8, depth=1, num_heads=1, num_classes=3,
-                device="cpu")
+    model = DiT(
+        image_size=8,
+        in_channels=3,
+        patch_size=4,
+        hidden_size=8,
+        depth=1,
+        num_heads=1,
+        num_classes=3,
+        device="cpu",
+    )
     write_model_file(pathlib.Path(folder, "dit.h5"), model.options, model.arrays(), model="dit")
-    np.savez(pathlib.Path(folder, "samples.npz"), arr_0=rng.integers(0, 256, (6, 8, 8, 3), np.uint8))
+    np.savez(
+        pathlib.Path(folder, "samples.npz"), arr_0=rng.integers(0, 256, (6, 8, 8, 3), np.uint8)
+    )
     CliRunner().invoke(main, ["data", "import", str(pictures), str(pathlib.Path(folder, "new.h5"))])
 
 
@@ -96,7 +160,8 @@ def stopped(*_, **__):
 
 @contextlib.contextmanager
 def nothing_is_measured():
-    """Within the context the functions that measure end at once; the options before them are looked at."""
+    """Within the context the functions that measure end at once; the options before them are looked
+    at."""
     replaced = []
     for path in MEASUREMENTS:
         module = importlib.import_module("numdiff." + path.rpartition(".")[0])
@@ -113,6 +178,7 @@ def nothing_is_measured():
 
 def fault_of(arguments):
     """None, or what is wrong with the answer to a command line."""
+
     def late(*_):
         raise TookTooLong
 

@@ -1,5 +1,6 @@
-"""`numdiff convert` on files of a DiT that are damaged or were made to do harm: one sentence each, and nothing left
-behind."""
+"""`numdiff convert` on files of a DiT that are damaged or were made to do harm: one sentence each,
+and nothing left behind."""
+
 import io
 import json
 import struct
@@ -25,7 +26,9 @@ def state():
 def saved(kind, **changed):
     """The bytes of the state dict as npz or safetensors, with some of its arrays changed."""
     stream = io.BytesIO()
-    write_state_dict(stream, {**state(), **{name.replace("__", "."): a for name, a in changed.items()}}, kind)
+    write_state_dict(
+        stream, {**state(), **{name.replace("__", "."): a for name, a in changed.items()}}, kind
+    )
     return stream.getvalue()
 
 
@@ -45,8 +48,12 @@ def truncated(rng):
 def flipped(rng):
     """One bit, anywhere; then a few in the pickle, in the zip's directory and in its last record."""
     directory = WHOLE.index(b"PK\x01\x02")
-    for start, stop, count, flips in ((0, len(WHOLE), 20, 1), (0, 3000, 40, 3), (directory, len(WHOLE) - 22, 15, 3),
-                                      (len(WHOLE) - 22, len(WHOLE), 15, 3)):
+    for start, stop, count, flips in (
+        (0, len(WHOLE), 20, 1),
+        (0, 3000, 40, 3),
+        (directory, len(WHOLE) - 22, 15, 3),
+        (len(WHOLE) - 22, len(WHOLE), 15, 3),
+    ):
         for _ in range(count):
             copy = bytearray(WHOLE)
             for place in rng.integers(start, stop, flips):
@@ -58,7 +65,9 @@ def slipping(rng):
     """Entries that a careless program would write outside of its folder, or read from there."""
     weights = pickled({"a": tensor("FloatStorage", "../../../escaped", 2, (2,))})
     for prefix in ("../", "/tmp/", "../../../../../../", "a/../../", "C:\\", "archive/../"):
-        yield zipped({f"{prefix}escaped": b"x", "archive/data.pkl": weights, "archive/data/0": bytes(8)})
+        yield zipped(
+            {f"{prefix}escaped": b"x", "archive/data.pkl": weights, "archive/data/0": bytes(8)}
+        )
         yield zipped({f"{prefix}data.pkl": weights, f"{prefix}data/0": bytes(8)})
 
 
@@ -70,30 +79,64 @@ def wrong_types(rng):
         np.savez(buffer, **{**state(), NAME: array})  # numdiff itself writes no objects
         yield buffer.getvalue()
     for kind in ("QInt8Storage", "ComplexFloatStorage", "LongStorage", "BoolStorage"):
-        yield zipped({"a/data.pkl": pickled({NAME: tensor(kind, "0", 8, (8,))}), "a/data/0": bytes(64)})
+        yield zipped(
+            {"a/data.pkl": pickled({NAME: tensor(kind, "0", 8, (8,))}), "a/data/0": bytes(64)}
+        )
 
 
 def huge(rng):
     """Sizes that no memory holds, which nothing may try to get."""
     for count in (1 << 33, 1 << 40, 1 << 62, (1 << 63) - 1):
-        yield zipped({"a/data.pkl": pickled({NAME: tensor("FloatStorage", "0", count, (count,))}),
-                      "a/data/0": bytes(8)})
-        yield zipped({"a/data.pkl": pickled({NAME: tensor("FloatStorage", "0", 1, (count,), (0,))}),
-                      "a/data/0": bytes(4)})
-        yield zipped({f"{NAME}.npy": b"\x93NUMPY\x01\x00v\x00" + f"{{'descr': '<f4', 'fortran_order': False, 'shape': "
-                      f"({count},)}}".encode().ljust(117) + b"\n" + bytes(64)})
-        header = json.dumps({NAME: {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}).encode()
+        yield zipped(
+            {
+                "a/data.pkl": pickled({NAME: tensor("FloatStorage", "0", count, (count,))}),
+                "a/data/0": bytes(8),
+            }
+        )
+        yield zipped(
+            {
+                "a/data.pkl": pickled({NAME: tensor("FloatStorage", "0", 1, (count,), (0,))}),
+                "a/data/0": bytes(4),
+            }
+        )
+        yield zipped(
+            {
+                f"{NAME}.npy": b"\x93NUMPY\x01\x00v\x00"
+                + f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count},)}}".encode().ljust(
+                    117
+                )
+                + b"\n"
+                + bytes(64)
+            }
+        )
+        header = json.dumps(
+            {NAME: {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}
+        ).encode()
         yield struct.pack("<Q", len(header)) + header + bytes(64)
         yield struct.pack("<Q", count) + b"{" + bytes(64)
 
 
 def hostile(rng):
     """Names that weights do not need, in several places."""
-    for text in ("os system", "builtins exec", "builtins __import__", "subprocess Popen", "torch.jit load",
-                 "numpy.core.multiarray _reconstruct", "pathlib PosixPath", "__main__ Model"):
+    for text in (
+        "os system",
+        "builtins exec",
+        "builtins __import__",
+        "subprocess Popen",
+        "torch.jit load",
+        "numpy.core.multiarray _reconstruct",
+        "pathlib PosixPath",
+        "__main__ Model",
+    ):
         yield zipped({"a/data.pkl": pickled({"ema": {NAME: Foreign(text, "touch escaped")}})})
-        yield zipped({"a/data.pkl": pickled({"ema": state_of_one(), "args": Foreign(text, "touch escaped")}),
-                      "a/data/0": bytes(8)})
+        yield zipped(
+            {
+                "a/data.pkl": pickled(
+                    {"ema": state_of_one(), "args": Foreign(text, "touch escaped")}
+                ),
+                "a/data/0": bytes(8),
+            }
+        )
 
 
 def state_of_one():
@@ -103,10 +146,14 @@ def state_of_one():
 def of_other_shapes(rng):
     for name, array in state().items():
         if name != "pos_embed":
-            yield saved("npz", **{name: np.ones((*array.shape[:-1], array.shape[-1] + 1), np.float32)})
+            yield saved(
+                "npz", **{name: np.ones((*array.shape[:-1], array.shape[-1] + 1), np.float32)}
+            )
 
 
-@pytest.mark.parametrize("kind", [truncated, flipped, slipping, wrong_types, huge, hostile, of_other_shapes])
+@pytest.mark.parametrize(
+    "kind", [truncated, flipped, slipping, wrong_types, huge, hostile, of_other_shapes]
+)
 def test_one_sentence_each(tmp_path, monkeypatch, rng, kind):
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
@@ -116,15 +163,24 @@ def test_one_sentence_each(tmp_path, monkeypatch, rng, kind):
         with open("w.pt", "wb") as file:
             file.write(data)
         result = CliRunner().invoke(main, ["convert", "w.pt", "out.h5", "--num-heads", "3"])
-        found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-        if result.exit_code == 0 and kind is flipped:  # among the numbers, where a bit is only another number
+        found = sorted(
+            str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
+        )
+        # among the numbers, where a bit is only another number
+        if result.exit_code == 0 and kind is flipped:
             assert found == ["a/b/out.h5", "a/b/w.pt"]
             (folder / "out.h5").unlink()
             continue
         refused += 1
         lines = result.output.splitlines()
-        assert isinstance(result.exception, SystemExit) and result.exit_code in (1, 2), (total, result.exception)
-        assert len(lines) == 1 and lines[0].startswith("Error: ") and len(lines[0]) < 600, (total, lines)
+        assert isinstance(result.exception, SystemExit) and result.exit_code in (1, 2), (
+            total,
+            result.exception,
+        )
+        assert len(lines) == 1 and lines[0].startswith("Error: ") and len(lines[0]) < 600, (
+            total,
+            lines,
+        )
         assert lines[0].isprintable() and "Traceback" not in lines[0]
         assert found == ["a/b/w.pt"], (total, found)
         if kind is hostile:
@@ -136,5 +192,7 @@ def test_one_sentence_each(tmp_path, monkeypatch, rng, kind):
 
 def test_a_shape_is_named_on_both_sides(tmp_path):
     (tmp_path / "w.npz").write_bytes(saved("npz", **{NAME: np.ones(200, np.float32)}))
-    result = CliRunner().invoke(main, ["convert", str(tmp_path / "w.npz"), str(tmp_path / "m.h5"), "--num-heads", "3"])
+    result = CliRunner().invoke(
+        main, ["convert", str(tmp_path / "w.npz"), str(tmp_path / "m.h5"), "--num-heads", "3"]
+    )
     assert f"{NAME} has the shape (200,) in the file and ({SIZE},) in the model" in result.output

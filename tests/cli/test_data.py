@@ -32,8 +32,13 @@ def pictures(tmp_path):
 def test_import_and_info(run, pictures):
     result = run("import", pictures, "a.h5", "--size", 16)
     assert result.exit_code == 0, result.output
-    assert "Wrote a.h5: 6 images of 16×16×3 from a folder in 2 classes (cat 3, dog 3)" in result.output
-    assert "1 unreadable image was left out (cat/broken.jpg: " in result.output and "Traceback" not in result.output
+    assert (
+        "Wrote a.h5: 6 images of 16×16×3 from a folder in 2 classes (cat 3, dog 3)" in result.output
+    )
+    assert (
+        "1 unreadable image was left out (cat/broken.jpg: " in result.output
+        and "Traceback" not in result.output
+    )
     result = run("info", "a.h5")
     assert result.exit_code == 0, result.output
     for text in ("(6, 16, 16, 3)", "classes  2", "3  cat", "3  dog", "a-sheet.png"):
@@ -44,8 +49,20 @@ def test_import_and_info(run, pictures):
 
 
 def test_options(run, pictures):
-    result = run("import", pictures, "a.h5", "--size", 20, "--fit", "pad", "--grey", "--background", "black",
-                 "--labels", "none")
+    result = run(
+        "import",
+        pictures,
+        "a.h5",
+        "--size",
+        20,
+        "--fit",
+        "pad",
+        "--grey",
+        "--background",
+        "black",
+        "--labels",
+        "none",
+    )
     assert result.exit_code == 0, result.output
     with open_dataset("a.h5") as dataset:
         assert dataset.shape == (6, 20, 20, 1) and dataset.labels is None
@@ -68,11 +85,20 @@ def test_latents(run, rng):
     """A file as the README describes it: described, drawn, imported."""
     images = rng.standard_normal((9, 8, 8, 4)).astype(np.float32)
     with h5py.File("latents.h5", "w") as file:
-        file["images"], file["labels"], file.attrs["classes"] = images, np.arange(9) % 3, ["a", "b", "c"]
+        file["images"], file["labels"], file.attrs["classes"] = (
+            images,
+            np.arange(9) % 3,
+            ["a", "b", "c"],
+        )
     result = run("info", "latents.h5")
     assert result.exit_code == 0, result.output
-    for text in ("latents  9 of 8×8×4: float32", "taken as they are", f"{images[..., 0].mean():.4f}", "3  b",
-                 "latents-sheet.png (latents are not decoded"):
+    for text in (
+        "latents  9 of 8×8×4: float32",
+        "taken as they are",
+        f"{images[..., 0].mean():.4f}",
+        "3  b",
+        "latents-sheet.png (latents are not decoded",
+    ):
         assert text in result.output
     with Image.open("latents-sheet.png") as sheet:
         assert len(np.unique(np.asarray(sheet))) > 100
@@ -93,18 +119,30 @@ def test_info_without_labels(run, tmp_path):
     assert "none (no labels)" in run("info", "a.h5").output
 
 
-@pytest.mark.parametrize("arguments", [
-    ("import", "here"), ("import", ".", "out.h5", "--size", "0"), ("import", ".", "out.h5", "--size", "big"),
-    ("import", ".", "out.h5", "--fit", "maybe"), ("info", "a", "b"), ("unknown",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("import", "here"),
+        ("import", ".", "out.h5", "--size", "0"),
+        ("import", ".", "out.h5", "--size", "big"),
+        ("import", ".", "out.h5", "--fit", "maybe"),
+        ("info", "a", "b"),
+        ("unknown",),
+    ],
+)
 def test_wrong_usage(run, arguments):
     result = run(*arguments)
     assert result.exit_code == 2 and "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (("--rgb", "--grey"), "--rgb and --grey exclude each other"),
-    (("--latents", "--pixels"), "--latents and --pixels exclude each other"),
-    (("--fit", "pad"), "--fit pad needs --size")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--rgb", "--grey"), "--rgb and --grey exclude each other"),
+        (("--latents", "--pixels"), "--latents and --pixels exclude each other"),
+        (("--fit", "pad"), "--fit pad needs --size"),
+    ],
+)
 def test_options_that_do_not_go_together(run, pictures, arguments, message):
     result = run("import", pictures, "a.h5", *arguments)
     assert isinstance(result.exception, UsageError) and message in str(result.exception)
@@ -114,16 +152,23 @@ def test_options_that_do_not_go_together(run, pictures, arguments, message):
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.h5.npz"])
 def test_a_dataset_is_written_under_the_ending_of_one(run, pictures, name):
     result = run("import", pictures, name, "--size", 16)
-    assert str(result.exception) == f"OUT.h5 {name} must end in .h5 or .hdf5." and not os.path.exists(name)
+    assert str(
+        result.exception
+    ) == f"OUT.h5 {name} must end in .h5 or .hdf5." and not os.path.exists(name)
 
 
 def test_a_dataset_may_end_in_hdf5(run, pictures):
-    assert run("import", pictures, "x.hdf5", "--size", 16).exit_code == 0 and os.path.exists("x.hdf5")
+    assert run("import", pictures, "x.hdf5", "--size", 16).exit_code == 0 and os.path.exists(
+        "x.hdf5"
+    )
 
 
 def test_help_says_what_can_be_imported(run):
     text = run("import", "--help").output
-    assert all(word in text for word in ("zip", "cifar-10-python.tar.gz", "idx", ".npz", ".bin", "--labels", "--size"))
+    assert all(
+        word in text
+        for word in ("zip", "cifar-10-python.tar.gz", "idx", ".npz", ".bin", "--labels", "--size")
+    )
 
 
 def test_help_is_quick():

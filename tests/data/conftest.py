@@ -1,4 +1,5 @@
 """The importers' tests: what they write, and sources in each form."""
+
 import os
 import shutil
 
@@ -18,10 +19,14 @@ def out(tmp_path_factory):
 @pytest.fixture(params=["folder", "zip", "zip with one folder around all"])
 def packed(request, tmp_path):
     """Makes a source of named files, as a folder or a zip."""
+
     def pack(files):
         if request.param == "folder":
             shutil.rmtree(tmp_path / "source", ignore_errors=True)
             return fill(tmp_path / "source", files)
         around = "all/" if "around" in request.param else ""
-        return zipped(tmp_path / "source.zip", {around + name: data for name, data in files.items()})
+        return zipped(
+            tmp_path / "source.zip", {around + name: data for name, data in files.items()}
+        )
+
     return pack

@@ -1,12 +1,15 @@
-"""Damaged and hostile files of every kind that numdiff reads: each is read, or refused in one sentence.
+"""Damaged and hostile files of every kind that numdiff reads: each is read, or refused in one
+sentence.
 
     python -m tests.data.fuzz                        # 300 files of each kind, about a minute and a half
     python -m tests.data.fuzz --cases 5000 --seed 3 stats npz
 
-A case is a number: the same one makes the same file. A case fails by another exception than a `NumdiffError`, by a
-message that is not one printable sentence, by more than 5 s, or by more memory than `MEMORY`. Each runs in a process
-whose memory is limited, and which is ended where it hangs. `test_fuzz.py` runs a few of each.
+A case is a number: the same one makes the same file. A case fails by another exception than a
+`NumdiffError`, by a message that is not one printable sentence, by more than 5 s, or by more memory
+than `MEMORY`. Each runs in a process whose memory is limited, and which is ended where it hangs.
+`test_fuzz.py` runs a few of each.
 """
+
 import argparse
 import copy
 import io
@@ -31,39 +34,103 @@ from numdiff.data.dataset import open_dataset
 from numdiff.errors import NumdiffError
 from numdiff.evaluation.sources import Images, open_source
 from numdiff.nn import DiT, UNet
-from numdiff.training.checkpoint import LAST_LINE, LAST_LINE_BYTES, load_checkpoint, save_checkpoint, why_damaged
+from numdiff.training.checkpoint import (
+    LAST_LINE,
+    LAST_LINE_BYTES,
+    load_checkpoint,
+    save_checkpoint,
+    why_damaged,
+)
 from numdiff.training.model_files import convert, load, write_model_file
 from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 from numdiff.training.report import STATS, read_stats, truncate_stats
 
 SECONDS, HANGS, MEMORY = 5, 20, 1 << 30
-JUNK = (None, True, False, -1, 0, 1, 3, 7, 255, 4097, 65536, 2**31, 2**53, 2**63, 10**400, -2**70, 0.5, -0.5, 1e-300,
-        1e308, "", "x", "unet", "dit", "\x1b[31m\udc80\0\n", "é" * 5000, [], [[]], [1], ["x"], [None], {}, {"x": 1},
-        [2**62] * 3, list(range(5000)), "NaN", "Infinity", "-1e999")
-LITERALS = {'"NaN"': "NaN", '"Infinity"': "Infinity", '"-1e999"': "-1e999"}  # what JSON's text may say, unquoted
-UNET = {"image_size": 8, "model_channels": 32, "channel_mult": [1, 2], "num_res_blocks": 1,
-        "attention_resolutions": [4]}
-DIT = {"image_size": 8, "in_channels": 3, "patch_size": 4, "hidden_size": 16, "depth": 2, "num_heads": 2,
-       "num_classes": 3}
+JUNK = (
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    3,
+    7,
+    255,
+    4097,
+    65536,
+    2**31,
+    2**53,
+    2**63,
+    10**400,
+    -(2**70),
+    0.5,
+    -0.5,
+    1e-300,
+    1e308,
+    "",
+    "x",
+    "unet",
+    "dit",
+    "\x1b[31m\udc80\0\n",
+    "é" * 5000,
+    [],
+    [[]],
+    [1],
+    ["x"],
+    [None],
+    {},
+    {"x": 1},
+    [2**62] * 3,
+    list(range(5000)),
+    "NaN",
+    "Infinity",
+    "-1e999",
+)
+# what JSON's text may say, unquoted
+LITERALS = {'"NaN"': "NaN", '"Infinity"': "Infinity", '"-1e999"': "-1e999"}
+UNET = {
+    "image_size": 8,
+    "model_channels": 32,
+    "channel_mult": [1, 2],
+    "num_res_blocks": 1,
+    "attention_resolutions": [4],
+}
+DIT = {
+    "image_size": 8,
+    "in_channels": 3,
+    "patch_size": 4,
+    "hidden_size": 16,
+    "depth": 2,
+    "num_heads": 2,
+    "num_classes": 3,
+}
 
 
-# Mutations ------------------------------------------------------------------------------------------------------------
+# Mutations ----------------------------------------------------------------------------------------
+
 
 def of_bytes(rng, data, head=4096):
-    """Some bytes changed, most of them near the beginning, where formats keep their sizes; or cut, or doubled."""
+    """Some bytes changed, most of them near the beginning, where formats keep their sizes; or cut,
+    or doubled."""
     data = bytearray(data)
     kind = rng.random()
     if kind < 0.1:
-        return bytes(data[:rng.randrange(len(data) + 1)])
+        return bytes(data[: rng.randrange(len(data) + 1)])
     if kind < 0.15:
         at = rng.randrange(len(data))
-        return bytes(data[:at] + data[at:at + rng.randrange(1, 200)] + data[at:])
+        return bytes(data[:at] + data[at : at + rng.randrange(1, 200)] + data[at:])
     for _ in range(rng.choice((1, 1, 2, 4, 8))):
         at = rng.randrange(min(head, len(data)) if rng.random() < 0.7 else len(data))
         width = rng.choice((1, 1, 1, 2, 4, 8))
-        value = rng.choice((bytes(width), b"\xff" * width, (1 << (8 * width - 1)).to_bytes(width, "little"),
-                            rng.randbytes(width)))
-        data[at:at + width] = value
+        value = rng.choice(
+            (
+                bytes(width),
+                b"\xff" * width,
+                (1 << (8 * width - 1)).to_bytes(width, "little"),
+                rng.randbytes(width),
+            )
+        )
+        data[at : at + width] = value
     return bytes(data)
 
 
@@ -79,7 +146,9 @@ def of_json(rng, value):
         if kind < 0.15:
             del holder[key]
         elif kind < 0.3 and isinstance(holder, dict):
-            holder[rng.choice(("x", "device", "backend", "self", "\x1b[2J", "seed", "kind"))] = rng.choice(JUNK)
+            holder[rng.choice(("x", "device", "backend", "self", "\x1b[2J", "seed", "kind"))] = (
+                rng.choice(JUNK)
+            )
         elif kind < 0.35:
             holder[key] = [copy.deepcopy(holder[key])] * rng.choice((1, 2, 2000))
         else:
@@ -88,7 +157,13 @@ def of_json(rng, value):
 
 
 def _places(value):
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    entries = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in list(entries):
         yield value, key
         yield from _places(inner)
@@ -104,18 +179,39 @@ def as_text(rng, value):
     return text
 
 
-# Kinds of files: make(rng, folder) -> what to do with it --------------------------------------------------------------
+# Kinds of files: make(rng, folder) -> what to do with it ------------------------------------------
+
 
 def dataset(rng, folder):
-    path, images = folder / "a.h5", np.arange(40 * 8 * 8 * 3, dtype=np.uint32).astype(np.uint8).reshape(40, 8, 8, 3)
-    version = rng.choice((("earliest", "v108"), ("v108", "latest"), ("v110", "v110"), ("latest", "latest")))
+    path, images = (
+        folder / "a.h5",
+        np.arange(40 * 8 * 8 * 3, dtype=np.uint32).astype(np.uint8).reshape(40, 8, 8, 3),
+    )
+    version = rng.choice(
+        (("earliest", "v108"), ("v108", "latest"), ("v110", "v110"), ("latest", "latest"))
+    )
     with h5py.File(path, "w", libver=version) as file:
-        chunks, growing = rng.choice(((None, None), ((16, 8, 8, 3), None), ((16, 8, 8, 3), (None, 8, 8, 3)),
-                                      ((9, 4, 8, 3), (None,) * 4)))
+        chunks, growing = rng.choice(
+            (
+                (None, None),
+                ((16, 8, 8, 3), None),
+                ((16, 8, 8, 3), (None, 8, 8, 3)),
+                ((9, 4, 8, 3), (None,) * 4),
+            )
+        )
         packing = rng.choice((None, "gzip", "lzf")) if chunks else None
-        file.create_dataset("images", data=images, chunks=chunks, maxshape=growing, compression=packing,
-                            shuffle=bool(chunks) and rng.random() < 0.3, fletcher32=bool(chunks) and rng.random() < 0.3)
-        file["labels"] = np.arange(40) % 3 if rng.random() < 0.8 else np.array([rng.choice((-1, 2**40, 5))] * 40)
+        file.create_dataset(
+            "images",
+            data=images,
+            chunks=chunks,
+            maxshape=growing,
+            compression=packing,
+            shuffle=bool(chunks) and rng.random() < 0.3,
+            fletcher32=bool(chunks) and rng.random() < 0.3,
+        )
+        file["labels"] = (
+            np.arange(40) % 3 if rng.random() < 0.8 else np.array([rng.choice((-1, 2**40, 5))] * 40)
+        )
         file.attrs.create("classes", ["a", "b", "\x1b[31mc"], dtype=h5py.string_dtype())
     data = path.read_bytes()
     if rng.random() < 0.3:  # a dimension, an address, a length: any number that stands in it
@@ -130,6 +226,7 @@ def dataset(rng, folder):
             found.read([0, len(found) - 1])
             if found.labels is not None:
                 found.class_counts()
+
     return use
 
 
@@ -142,7 +239,15 @@ def _model(rng, folder, cache={}):  # noqa: B006 - made once
     kind = rng.choice(("unet", "dit"))
     if kind not in cache:
         model = UNet(**UNET, device="cpu") if kind == "unet" else DiT(**DIT, device="cpu")
-        write_model_file(folder / "base.h5", model.options, model.arrays(), {"steps": 10}, 5, kind, classes=["a", "b"])
+        write_model_file(
+            folder / "base.h5",
+            model.options,
+            model.arrays(),
+            {"steps": 10},
+            5,
+            kind,
+            classes=["a", "b"],
+        )
         cache[kind] = (*load_checkpoint(folder / "base.h5"), (folder / "base.h5").read_bytes())
     return cache[kind]
 
@@ -154,16 +259,31 @@ def checkpoint(rng, folder):
     else:
         if rng.random() < 0.2:
             flat = buffers["parameters"]
-            buffers = rng.choice(({}, {"parameters": flat[:-64]}, {"parameters": flat.astype(np.float64)},
-                                  {"parameters": flat[:, None]}, {"ema": flat}, {"parameters": np.zeros(())},
-                                  {"parameters": flat, "ema": flat[:10]}, {"parameters": flat.astype("S4")}))
+            buffers = rng.choice(
+                (
+                    {},
+                    {"parameters": flat[:-64]},
+                    {"parameters": flat.astype(np.float64)},
+                    {"parameters": flat[:, None]},
+                    {"ema": flat},
+                    {"parameters": np.zeros(())},
+                    {"parameters": flat, "ema": flat[:10]},
+                    {"parameters": flat.astype("S4")},
+                )
+            )
         save_checkpoint(path, buffers, {})
         with h5py.File(path, "r+") as file:
             del file["meta"]
             said = of_json(rng, meta)
             if rng.random() < 0.5:  # options alone: the most that a meta says
-                said = {**meta, **{key: of_json(rng, meta[key]) for key in ("model_options", "diffusion")
-                                   if rng.random() < 0.7}}
+                said = {
+                    **meta,
+                    **{
+                        key: of_json(rng, meta[key])
+                        for key in ("model_options", "diffusion")
+                        if rng.random() < 0.7
+                    },
+                }
             file["meta"] = np.bytes_(as_text(rng, said).encode("utf-8", "replace"))
         path.write_bytes(signed(path.read_bytes()))
 
@@ -171,6 +291,7 @@ def checkpoint(rng, folder):
         why_damaged(path)
         load(path, "cpu", rng.choice(("ema", "raw")))
         convert(path, folder / rng.choice(("b.npz", "b.safetensors", "b.h5")))
+
     return use
 
 
@@ -186,7 +307,10 @@ def stats(rng, folder):
     for step in (10, 20, 30, 40):
         line = {"step": step, "loss": 0.5, "gradient_norm": 1.0, "losses": [0.5 / step] * 10}
         text = as_text(rng, of_json(rng, line) if rng.random() < 0.6 else line)
-        lines.append(text.encode("utf-8", "replace") + rng.choice((b"\n", b"\n", b"\n", b"", b"\r\n", b"\0\n")))
+        lines.append(
+            text.encode("utf-8", "replace")
+            + rng.choice((b"\n", b"\n", b"\n", b"", b"\r\n", b"\0\n"))
+        )
     data = b"".join(lines)
     (folder / STATS).write_bytes(data if rng.random() < 0.7 else of_bytes(rng, data))
 
@@ -196,31 +320,63 @@ def stats(rng, folder):
         assert len(read_stats(folder)[0]) <= len(found[0])
         if rng.random() < 0.2:  # it takes a while
             plots.loss_curve(folder / "loss.png", *found)
+
     return use
 
 
 def _odd_array(rng, array):
     numbers = np.zeros(3) if array.dtype.kind == "U" else array
-    return rng.choice((np.array("x"), np.zeros(0), np.zeros((5, 0)), array[None], numbers.astype("c16"),
-                       np.full((4, 4), 1e308), np.full(5, np.nan)))
+    return rng.choice(
+        (
+            np.array("x"),
+            np.zeros(0),
+            np.zeros((5, 0)),
+            array[None],
+            numbers.astype("c16"),
+            np.full((4, 4), 1e308),
+            np.full(5, np.nan),
+        )
+    )
 
 
 def _odd_npy(rng, data):
     """An .npy whose header is damaged in one of the ways that a parser of Python's notation minds."""
-    old, new = rng.choice(((b"(", b"(" * 5000), (b"'shape': (", b"'shape': (10000000000, "), (b"<f", b"|O"),
-                           (b"5", b"5" * rng.randrange(1, 40)), (b"'", b""), (b"False", b"True "), (b"v", b"\xff"),
-                           (b"shape", b"shap\0"), (b"", b"")))
+    old, new = rng.choice(
+        (
+            (b"(", b"(" * 5000),
+            (b"'shape': (", b"'shape': (10000000000, "),
+            (b"<f", b"|O"),
+            (b"5", b"5" * rng.randrange(1, 40)),
+            (b"'", b""),
+            (b"False", b"True "),
+            (b"v", b"\xff"),
+            (b"shape", b"shap\0"),
+            (b"", b""),
+        )
+    )
     return data.replace(old, new, 1) if old else of_bytes(rng, data, 128)
 
 
 def npz(rng, folder):
     path, packing = folder / "a.npz", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     features = np.arange(60, dtype=np.float32).reshape(12, 5) % 7
-    record = {"count": 12, "seed": 1, "steps": 5, "sampler": "ddim", "weights": "ema", "extractor": "mine"}
+    record = {
+        "count": 12,
+        "seed": 1,
+        "steps": 5,
+        "sampler": "ddim",
+        "weights": "ema",
+        "extractor": "mine",
+    }
     said = np.array(as_text(rng, of_json(rng, record) if rng.random() < 0.5 else record)[:100_000])
-    arrays = rng.choice(({"arr_0": np.zeros((6, 16, 16, 3), np.uint8)}, {"features": features, "spatial": features},
-                         {"mu": np.zeros(5), "sigma": np.eye(5), "mu_s": np.zeros(5), "sigma_s": np.eye(5)},
-                         {"arr_0": features}))
+    arrays = rng.choice(
+        (
+            {"arr_0": np.zeros((6, 16, 16, 3), np.uint8)},
+            {"features": features, "spatial": features},
+            {"mu": np.zeros(5), "sigma": np.eye(5), "mu_s": np.zeros(5), "sigma_s": np.eye(5)},
+            {"arr_0": features},
+        )
+    )
     with zipfile.ZipFile(path, "w", packing) as file:
         for name, array in {**arrays, "numdiff": said}.items():
             stream = io.BytesIO()
@@ -238,11 +394,13 @@ def npz(rng, folder):
                 pass
         else:
             found.statistics()
+
     return use
 
 
 def safetensors(rng, folder, cache={}):  # noqa: B006 - made once
     import safetensors.numpy
+
     path, kind = folder / "a.safetensors", rng.choice(("unet", "dit"))
     if kind not in cache:
         while kind not in cache:
@@ -256,7 +414,7 @@ def safetensors(rng, folder, cache={}):  # noqa: B006 - made once
     else:
         arrays = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8:8 + length])["__metadata__"]
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
         for key in metadata:
             if key.startswith("numdiff"):
                 said = as_text(rng, of_json(rng, json.loads(metadata[key])))
@@ -267,13 +425,18 @@ def safetensors(rng, folder, cache={}):  # noqa: B006 - made once
         result = convert(path, folder / "c.h5")
         load(folder / "c.h5", "cpu")
         return result
+
     return use
 
 
-KINDS = {function.__name__: function for function in (dataset, checkpoint, options, stats, npz, safetensors)}
+KINDS = {
+    function.__name__: function
+    for function in (dataset, checkpoint, options, stats, npz, safetensors)
+}
 
 
-# Running --------------------------------------------------------------------------------------------------------------
+# Running ------------------------------------------------------------------------------------------
+
 
 def run_case(kind, number, folder):
     """None, or how the case failed."""
@@ -316,7 +479,11 @@ def _run_some(kind, numbers, failed):
         with tempfile.TemporaryDirectory() as folder:
             for number in numbers:
                 signal.alarm(HANGS)  # its default ends the process
-                os.write(writing, json.dumps(run_case(kind, number, pathlib.Path(folder))).encode()[:60_000] + b"\n")
+                os.write(
+                    writing,
+                    json.dumps(run_case(kind, number, pathlib.Path(folder))).encode()[:60_000]
+                    + b"\n",
+                )
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as answers:
@@ -324,16 +491,27 @@ def _run_some(kind, numbers, failed):
     _, status = os.waitpid(child, 0)
     failed += [(number, fault) for number, fault in zip(numbers, results, strict=False) if fault]
     if len(results) < len(numbers):
-        ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-        failed.append((numbers[len(results)], "hangs" if ended == signal.SIGALRM else f"ends the process: {ended}"))
+        ended = (
+            os.WTERMSIG(status) if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
+        )
+        failed.append(
+            (
+                numbers[len(results)],
+                "hangs" if ended == signal.SIGALRM else f"ends the process: {ended}",
+            )
+        )
     return len(results) + 1
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument(
+        "kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help=", ".join(KINDS)
+    )
     parser.add_argument("--cases", type=int, default=300, help="of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case, in units of a million")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first case, in units of a million"
+    )
     arguments = parser.parse_args()
     for kind in arguments.kinds or KINDS:
         start = arguments.seed * 10**6

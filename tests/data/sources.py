@@ -1,4 +1,6 @@
-"""Sources of images for the tests of importers, put together byte by byte or by the standard library."""
+"""Sources of images for the tests of importers, put together byte by byte or by the standard
+library."""
+
 import io
 import itertools
 import struct
@@ -18,20 +20,28 @@ def contents(path):
 def colours(count, size=8, channels=3):
     """Images of one colour each, another for every image: they survive JPEG and resizing."""
     values = (np.arange(count)[:, None] * 40 + np.arange(channels) * 7) % 256
-    return np.broadcast_to(values[:, None, None], (count, size, size, channels)).astype(np.uint8).copy()
+    return (
+        np.broadcast_to(values[:, None, None], (count, size, size, channels))
+        .astype(np.uint8)
+        .copy()
+    )
 
 
 def png(array):
     """PNG bytes of an array (H, W), (H, W, 3) or (H, W, 4), uint8 or uint16, put together by hand."""
     colour_type = {1: 0, 2: 4, 3: 2, 4: 6}[array.shape[2] if array.ndim == 3 else 1]
     rows = b"".join(b"\0" + row.astype(array.dtype.newbyteorder(">")).tobytes() for row in array)
-    header = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 8 * array.itemsize, colour_type, 0, 0, 0)
+    header = struct.pack(
+        ">IIBBBBB", array.shape[1], array.shape[0], 8 * array.itemsize, colour_type, 0, 0, 0
+    )
     return png_of_chunks((b"IHDR", header), (b"IDAT", zlib.compress(rows)))
 
 
 def png_of_chunks(*chunks):
     def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in (*chunks, (b"IEND", b"")))
 
@@ -63,42 +73,93 @@ def tiff(pixels, order="<", compressed=False, extra=None):
     data = pixels.astype(order + "u2").tobytes()
     data = zlib.compress(data) if compressed else data
     bits = struct.pack(f"{order}{channels}H", *[16] * channels)
-    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, channels, 8), (259, 3, 1, 8 if compressed else 1),
-            (262, 3, 1, 2), (273, 4, 1, 8 + len(bits)), (277, 3, 1, channels), (278, 3, 1, height),
-            (279, 4, 1, len(data))] + ([(338, 3, 1, extra)] if extra is not None else [])
-    entries = b"".join(struct.pack(order + "HHI", tag, kind, count) + (
-        struct.pack(order + "HH", value, 0) if kind == 3 and count == 1 else struct.pack(order + "I", value))
-        for tag, kind, count, value in tags)
+    tags = [
+        (256, 3, 1, width),
+        (257, 3, 1, height),
+        (258, 3, channels, 8),
+        (259, 3, 1, 8 if compressed else 1),
+        (262, 3, 1, 2),
+        (273, 4, 1, 8 + len(bits)),
+        (277, 3, 1, channels),
+        (278, 3, 1, height),
+        (279, 4, 1, len(data)),
+    ] + ([(338, 3, 1, extra)] if extra is not None else [])
+    entries = b"".join(
+        struct.pack(order + "HHI", tag, kind, count)
+        + (
+            struct.pack(order + "HH", value, 0)
+            if kind == 3 and count == 1
+            else struct.pack(order + "I", value)
+        )
+        for tag, kind, count, value in tags
+    )
     start = 8 + len(bits) + len(data)
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", start + start % 2)
-    return head + bits + data + bytes(start % 2) + struct.pack(order + "H", len(tags)) + entries + bytes(4)
+    return (
+        head
+        + bits
+        + data
+        + bytes(start % 2)
+        + struct.pack(order + "H", len(tags))
+        + entries
+        + bytes(4)
+    )
 
 
 # Matrices of RGB to XYZ, adapted to D50 (Lindbloom)
-SRGB = np.array([[0.4360747, 0.3850649, 0.1430804], [0.2225045, 0.7168786, 0.0606169],
-                 [0.0139322, 0.0971045, 0.7141733]])
-ADOBE = np.array([[0.6097559, 0.2052401, 0.1492240], [0.3111242, 0.6256560, 0.0632197],
-                  [0.0194811, 0.0608902, 0.7448387]])
+SRGB = np.array(
+    [
+        [0.4360747, 0.3850649, 0.1430804],
+        [0.2225045, 0.7168786, 0.0606169],
+        [0.0139322, 0.0971045, 0.7141733],
+    ]
+)
+ADOBE = np.array(
+    [
+        [0.6097559, 0.2052401, 0.1492240],
+        [0.3111242, 0.6256560, 0.0632197],
+        [0.0194811, 0.0608902, 0.7448387],
+    ]
+)
 
 
 def icc(matrix=None, gamma=2.2, space=b"RGB ", kind=b"mntr"):
-    """An ICC profile of version 2: a matrix (3, 3) and one exponent, of grey an exponent, or of CMYK a table of two
-    nodes a colour, whose lightness falls with the product of what each leaves."""
+    """An ICC profile of version 2: a matrix (3, 3) and one exponent, of grey an exponent, or of
+    CMYK a table of two nodes a colour, whose lightness falls with the product of what each leaves.
+    """
+
     def xyz(values):
         return b"XYZ \0\0\0\0" + struct.pack(">3i", *(round(65536 * v) for v in values))
 
     curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(256 * gamma)) + b"\0\0"
-    tags = [(b"desc", b"desc\0\0\0\0" + struct.pack(">I", 2) + b"a\0" + bytes(78)),
-            (b"cprt", b"text\0\0\0\0none\0"), (b"wtpt", xyz((0.9642, 1, 0.8249)))]
+    tags = [
+        (b"desc", b"desc\0\0\0\0" + struct.pack(">I", 2) + b"a\0" + bytes(78)),
+        (b"cprt", b"text\0\0\0\0none\0"),
+        (b"wtpt", xyz((0.9642, 1, 0.8249))),
+    ]
     if space == b"CMYK" and matrix is None:
-        nodes = bytes(value for node in itertools.product((0, 1), repeat=4)
-                      for value in (255 * (not any(node)), 128, 128))
-        tags.append((b"A2B0", b"mft1\0\0\0\0\4\3\2\0" + struct.pack(">9i", *(65536 * (i % 4 == 0) for i in range(9)))
-                     + bytes(range(256)) * 4 + nodes + bytes(range(256)) * 3))
+        nodes = bytes(
+            value
+            for node in itertools.product((0, 1), repeat=4)
+            for value in (255 * (not any(node)), 128, 128)
+        )
+        tags.append(
+            (
+                b"A2B0",
+                b"mft1\0\0\0\0\4\3\2\0"
+                + struct.pack(">9i", *(65536 * (i % 4 == 0) for i in range(9)))
+                + bytes(range(256)) * 4
+                + nodes
+                + bytes(range(256)) * 3,
+            )
+        )
     elif matrix is None:
         tags.append((b"kTRC", curve))
     else:
-        tags += [(name, xyz(column)) for name, column in zip((b"rXYZ", b"gXYZ", b"bXYZ"), matrix.T, strict=True)]
+        tags += [
+            (name, xyz(column))
+            for name, column in zip((b"rXYZ", b"gXYZ", b"bXYZ"), matrix.T, strict=True)
+        ]
         tags += [(name, curve) for name in (b"rTRC", b"gTRC", b"bTRC")]
     table, body, position = struct.pack(">I", len(tags)), b"", 132 + 12 * len(tags)
     for name, data in tags:
@@ -106,6 +167,17 @@ def icc(matrix=None, gamma=2.2, space=b"RGB ", kind=b"mntr"):
         table += name + struct.pack(">II", position + len(body), len(data))
         body += data
     between = b"Lab " if space == b"CMYK" else b"XYZ "
-    header = struct.pack(">I4sI4s4s4s12x4s28x3i", 128 + len(table) + len(body), b"lcms", 0x02100000, kind, space,
-                         between, b"acsp", 63190, 65536, 54061)
+    header = struct.pack(
+        ">I4sI4s4s4s12x4s28x3i",
+        128 + len(table) + len(body),
+        b"lcms",
+        0x02100000,
+        kind,
+        space,
+        between,
+        b"acsp",
+        63190,
+        65536,
+        54061,
+    )
     return header.ljust(128, b"\0") + table + body

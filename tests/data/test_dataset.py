@@ -43,7 +43,9 @@ def test_default_dataset():
 
 
 def test_reads_rows(tmp_path, images, placed):
-    path = write(tmp_path / "a.h5", images, np.arange(200) % 3, ["a", "b", "c"], chunks=(64, 8, 8, 3))
+    path = write(
+        tmp_path / "a.h5", images, np.arange(200) % 3, ["a", "b", "c"], chunks=(64, 8, 8, 3)
+    )
     with D.open_dataset(path) as dataset:
         assert dataset.in_memory == (placed == "in memory")
         rows = [199, 0, 63, 64, 64]
@@ -56,10 +58,14 @@ def test_reads_rows(tmp_path, images, placed):
             dataset.read([200])
 
 
-@pytest.mark.parametrize("rows", ([1.5], [True, False], ["1"], [None], [[0, 1]], [[0], [1, 2]], 3), ids=str)
+@pytest.mark.parametrize(
+    "rows", ([1.5], [True, False], ["1"], [None], [[0, 1]], [[0], [1, 2]], 3), ids=str
+)
 def test_rows_are_whole_numbers(tmp_path, images, placed, rows):
     with D.open_dataset(write(tmp_path / "a.h5", images)) as dataset:
-        with pytest.raises(UsageError, match="^rows must be a list of whole numbers, and not the (list|int) "):
+        with pytest.raises(
+            UsageError, match="^rows must be a list of whole numbers, and not the (list|int) "
+        ):
             dataset.read(rows)
         assert np.array_equal(dataset.read(np.array([1], np.uint8)), images[1:2])
 
@@ -94,48 +100,76 @@ def test_classes_are_chosen_by_name(tmp_path, images, placed):
         assert dataset.classes == ["dog"] and set(dataset.labels) == {0}
     with pytest.raises(UsageError, match="no class 'cow'.*'cat', 'dog', 'Eel'"):
         D.open_dataset(path, classes=["cow"])
-    names = ["Food", "Food, drink", "drink ,rest", "tea, milk, rum"]  # as a list on the command line is cut
+    # as a list on the command line is cut
+    names = ["Food", "Food, drink", "drink ,rest", "tea, milk, rum"]
     commas = write(tmp_path / "commas.h5", images, np.arange(200) % 4, names)
-    for given, found in (("food,drink", [1]), ("Food", [0]), ("Food,drink , rest", [0, 2]),
-                         ("food, drink,TEA,MILK,RUM", [1, 3]), ("Food,drink,Food", [0, 1])):
+    for given, found in (
+        ("food,drink", [1]),
+        ("Food", [0]),
+        ("Food,drink , rest", [0, 2]),
+        ("food, drink,TEA,MILK,RUM", [1, 3]),
+        ("Food,drink,Food", [0, 1]),
+    ):
         with D.open_dataset(commas, classes=[name.strip() for name in given.split(",")]) as dataset:
             assert dataset.classes == [names[i] for i in found], given
     with pytest.raises(UsageError, match="no class 'milk'"):
         D.open_dataset(commas, classes=["Food", "milk", "rum"])
     with pytest.raises(UsageError, match="no image of"):
-        D.open_dataset(write(tmp_path / "b.h5", images, np.zeros(200, int), ["cat", "dog"]), classes=["dog"])
+        D.open_dataset(
+            write(tmp_path / "b.h5", images, np.zeros(200, int), ["cat", "dog"]), classes=["dog"]
+        )
     with pytest.raises(UsageError, match="no labels"):
         D.open_dataset(write(tmp_path / "c.h5", images), classes=["dog"])
 
 
 def test_labels_without_names_are_numbered(tmp_path, images):
     with D.open_dataset(write(tmp_path / "a.h5", images, np.arange(200) % 5)) as dataset:
-        assert dataset.classes == ["0", "1", "2", "3", "4"] and dataset.class_counts().tolist() == [40] * 5
+        assert (
+            dataset.classes == ["0", "1", "2", "3", "4"]
+            and dataset.class_counts().tolist() == [40] * 5
+        )
 
 
-@pytest.mark.parametrize("array, message", [
-    (np.zeros((5, 8, 8, 3), np.int16), "is int16.*uint8"),
-    (np.zeros((5, 4, 8, 8), np.float32), "move the channels to the end"),
-    (np.zeros((5, 3, 8, 8), np.uint8), "move the channels to the end"),
-    (np.zeros((5, 8, 8), np.uint8), "1 or 3 channels"),
-    (np.zeros((5, 8, 8, 4), np.uint8), "1 or 3 channels"),
-    (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
-], ids=["int16", "channels first, float", "channels first", "no channels", "four channels", "empty"])
+@pytest.mark.parametrize(
+    "array, message",
+    [
+        (np.zeros((5, 8, 8, 3), np.int16), "is int16.*uint8"),
+        (np.zeros((5, 4, 8, 8), np.float32), "move the channels to the end"),
+        (np.zeros((5, 3, 8, 8), np.uint8), "move the channels to the end"),
+        (np.zeros((5, 8, 8), np.uint8), "1 or 3 channels"),
+        (np.zeros((5, 8, 8, 4), np.uint8), "1 or 3 channels"),
+        (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
+    ],
+    ids=[
+        "int16",
+        "channels first, float",
+        "channels first",
+        "no channels",
+        "four channels",
+        "empty",
+    ],
+)
 def test_wrong_images(tmp_path, array, message):
     with pytest.raises(NumdiffError, match=message) as caught:
         D.open_dataset(write(tmp_path / "a.h5", array))
     assert "a.h5" in str(caught.value)
 
 
-@pytest.mark.parametrize("labels, classes, message", [
-    ([0, 1, 2, 3, 4], ["a", "b"], "label 2 of image 2 .* out of range: there are 2 classes"),
-    ([0, 1, -1, 0, 0], ["a", "b"], "label -1 of image 2"),
-    ([0, 1], None, "one integer for each of the 5 images"),
-    ([0.5, 1, 2, 3, 4], None, "float64"),
-], ids=["too large", "negative", "too few", "not integers"])
+@pytest.mark.parametrize(
+    "labels, classes, message",
+    [
+        ([0, 1, 2, 3, 4], ["a", "b"], "label 2 of image 2 .* out of range: there are 2 classes"),
+        ([0, 1, -1, 0, 0], ["a", "b"], "label -1 of image 2"),
+        ([0, 1], None, "one integer for each of the 5 images"),
+        ([0.5, 1, 2, 3, 4], None, "float64"),
+    ],
+    ids=["too large", "negative", "too few", "not integers"],
+)
 def test_wrong_labels(tmp_path, labels, classes, message):
     with pytest.raises(NumdiffError, match=message):
-        D.open_dataset(write(tmp_path / "a.h5", np.zeros((5, 8, 8, 3), np.uint8), np.array(labels), classes))
+        D.open_dataset(
+            write(tmp_path / "a.h5", np.zeros((5, 8, 8, 3), np.uint8), np.array(labels), classes)
+        )
 
 
 def test_wrong_files(tmp_path, images):
@@ -144,10 +178,15 @@ def test_wrong_files(tmp_path, images):
     with pytest.raises(UsageError, match="folder.*numdiff data import"):
         D.open_dataset(tmp_path)
     (tmp_path / "a b").write_text("hello")
-    with pytest.raises(NumdiffError, match="not an HDF5 file: run `numdiff data import '.*/a b' OUT.h5`"):
+    with pytest.raises(
+        NumdiffError, match="not an HDF5 file: run `numdiff data import '.*/a b' OUT.h5`"
+    ):
         D.open_dataset(tmp_path / "a b")
     (tmp_path / "1.png").write_text("a picture by its name")
-    with pytest.raises(UsageError, match="1.png' is a single image: run `numdiff data import [^ ]*[^g] OUT.h5` on its"):
+    with pytest.raises(
+        UsageError,
+        match="1.png' is a single image: run `numdiff data import [^ ]*[^g] OUT.h5` on its",
+    ):
         D.open_dataset(tmp_path / "1.png")
     (tmp_path / "empty.h5").write_bytes(b"")
     with pytest.raises(NumdiffError, match="not an HDF5 file"):
@@ -158,20 +197,23 @@ def test_wrong_files(tmp_path, images):
         D.open_dataset(tmp_path / "other.h5")
     with h5py.File(tmp_path / "checkpoint.h5", "w") as file:
         file.create_group("buffers")
-    with pytest.raises(NumdiffError, match="checkpoint.h5' holds the weights of a model, and no images: give a file"):
+    with pytest.raises(
+        NumdiffError,
+        match="checkpoint.h5' holds the weights of a model, and no images: give a file",
+    ):
         D.open_dataset(tmp_path / "checkpoint.h5")
 
 
 def test_truncated_and_damaged_files(tmp_path, images):
     path = write(tmp_path / "a.h5", images, compression="gzip", chunks=(64, 8, 8, 3))
     data = path.read_bytes()
-    (tmp_path / "short.h5").write_bytes(data[:len(data) // 2])
+    (tmp_path / "short.h5").write_bytes(data[: len(data) // 2])
     with pytest.raises(NumdiffError, match="short.h5' is truncated"):
         D.open_dataset(tmp_path / "short.h5")
     with h5py.File(path) as file:
         chunk = file["images"].id.get_chunk_info(0)
     damaged = bytearray(data)
-    damaged[chunk.byte_offset:chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    damaged[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
     (tmp_path / "damaged.h5").write_bytes(damaged)
     with pytest.raises(NumdiffError, match="damaged.h5' is damaged"):
         D.open_dataset(tmp_path / "damaged.h5")
@@ -194,18 +236,22 @@ def test_contact_sheet(tmp_path, images):
     with D.open_dataset(path) as dataset:
         sheet = contact_sheet(dataset)
         assert sheet.height == 2 + 2 * (64 + 2)
-        right = np.asarray(sheet)[2:66, -66:-2]  # the last image of the first row, every pixel eight times as large
+        # the last image of the first row, every pixel eight times as large
+        right = np.asarray(sheet)[2:66, -66:-2]
         assert np.array_equal(right[::8, ::8], images[15 * 100 // 16 * 2])
         with pytest.raises(NumdiffError, match="--sheet"):
             save_sheet(dataset, tmp_path / "nowhere" / "a.png")
     with D.open_dataset(write(tmp_path / "b.h5", images[..., :1])) as dataset:
         assert contact_sheet(dataset).height == 2 + 13 * 66
         save_sheet(dataset, tmp_path / "b.png")
-        assert sorted(p.name for p in tmp_path.glob("*.png")) == ["b.png"] and not list(tmp_path.glob(".*"))
+        assert sorted(p.name for p in tmp_path.glob("*.png")) == ["b.png"] and not list(
+            tmp_path.glob(".*")
+        )
 
 
 def test_the_package_exports_what_a_script_needs():
     import numdiff.data
+
     assert numdiff.data.open_dataset is folders.open_dataset and numdiff.data.Dataset is D.Dataset
     with pytest.raises(AttributeError, match="nothing"):
         numdiff.data.nothing  # noqa: B018 - the access itself must fail
@@ -217,17 +263,27 @@ def test_a_set_on_disk_is_the_set_in_memory(tmp_path, kind):
     dtype = {"gzip": "uint8", "reduced": "uint8"}.get(kind, kind)
     values = np.random.default_rng(0).integers(0, 256, (1000, 4, 4, 3)).astype(dtype)
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("images", data=values, chunks=(64, 4, 4, 3), compression="gzip" if kind == "gzip" else None)
+        file.create_dataset(
+            "images",
+            data=values,
+            chunks=(64, 4, 4, 3),
+            compression="gzip" if kind == "gzip" else None,
+        )
         file["labels"] = np.arange(1000) * 7 % 3
     size, rows = 2 if kind == "reduced" else None, np.random.default_rng(1).integers(0, 1000, 700)
     for classes in (None, ["0", "2"]):
-        with D.Dataset(tmp_path / "a.h5", size, classes, in_memory=True) as memory, \
-                D.Dataset(tmp_path / "a.h5", size, classes, in_memory=False) as disk:
+        with (
+            D.Dataset(tmp_path / "a.h5", size, classes, in_memory=True) as memory,
+            D.Dataset(tmp_path / "a.h5", size, classes, in_memory=False) as disk,
+        ):
             disk.window = 2  # six places for 16 chunks
             wanted = rows % len(memory)
             for _ in range(2):
                 disk.prefetch(3)
-                assert np.array_equal(disk.read(wanted), memory.read(wanted)) and disk.dtype == memory.dtype
+                assert (
+                    np.array_equal(disk.read(wanted), memory.read(wanted))
+                    and disk.dtype == memory.dtype
+                )
             assert np.array_equal(disk.chunk(2), memory.chunk(2))
     if kind == "uint8":
         assert np.array_equal(memory.read(np.arange(3)), values[np.arange(1000) * 7 % 3 != 1][:3])
@@ -235,7 +291,11 @@ def test_a_set_on_disk_is_the_set_in_memory(tmp_path, kind):
 
 def test_a_chunk_that_could_not_be_read_is_tried_again(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("images", data=np.arange(640, dtype=np.float32).reshape(640, 1, 1, 1), chunks=(64, 1, 1, 1))
+        file.create_dataset(
+            "images",
+            data=np.arange(640, dtype=np.float32).reshape(640, 1, 1, 1),
+            chunks=(64, 1, 1, 1),
+        )
     with D.Dataset(tmp_path / "a.h5", in_memory=False) as dataset:
         load, fail = dataset._load_chunk, [True]
 

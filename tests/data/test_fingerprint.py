@@ -1,4 +1,5 @@
 """The fingerprint of a dataset: what it sees, and what it reads for it."""
+
 import json
 
 import h5py
@@ -34,16 +35,26 @@ def test_a_copy_has_the_same_and_every_change_another(tmp_path, images):
     labels, classes = np.arange(200) % 3, ["a", "b", "c"]
     first = of(write(tmp_path / "a.h5", images, labels, classes))
     assert json.loads(json.dumps(first)) == first
-    assert difference(first, of(write(tmp_path / "b.h5", images, labels, classes)), "A", "B") is None
+    assert (
+        difference(first, of(write(tmp_path / "b.h5", images, labels, classes)), "A", "B") is None
+    )
     changed, moved = images.copy(), labels.copy()
     changed[77, 3, 3, 1] ^= 1
     moved[[5, 6]] = moved[[6, 5]]
-    for number, (others, text) in enumerate((
-            ((images[:100], labels[:100], classes), "A has 200 uint8 images of 8×8×3, B 100 uint8 images of 8×8×3"),
+    for number, (others, text) in enumerate(
+        (
+            (
+                (images[:100], labels[:100], classes),
+                "A has 200 uint8 images of 8×8×3, B 100 uint8 images of 8×8×3",
+            ),
             ((images.astype(np.float32), labels, classes), "B 200 float32 images"),
             ((images, labels, ["b", "a", "c"]), "class 0 of A is 'a', of B 'b'"),
-            ((images, labels, [*classes, "d"]), "A has 3 classes, B 4"), ((images, moved, classes), "the labels of A"),
-            ((images, None, classes), "has 3 classes, B 0"), ((changed, labels, classes), "the images of A and B"))):
+            ((images, labels, [*classes, "d"]), "A has 3 classes, B 4"),
+            ((images, moved, classes), "the labels of A"),
+            ((images, None, classes), "has 3 classes, B 0"),
+            ((changed, labels, classes), "the images of A and B"),
+        )
+    ):
         other = of(write(tmp_path / f"{number}.h5", *others))
         assert text in difference(first, other, "A", "B")
 
@@ -61,7 +72,9 @@ def test_of_a_set_on_disk_four_chunks_are_read(tmp_path, images, monkeypatch):
     path = write(tmp_path / "a.h5", np.concatenate([images] * 5))
     with open_dataset(path) as dataset:
         read, load = [], dataset._load_chunk
-        monkeypatch.setattr(dataset, "_load_chunk", lambda index, out: read.append(index) or load(index, out))
+        monkeypatch.setattr(
+            dataset, "_load_chunk", lambda index, out: read.append(index) or load(index, out)
+        )
         fingerprint(dataset)
     assert sorted(read) == [0, 5, 10, 15]  # by threads
     assert (sampled_rows((1000, 8, 8, 3), 1, False)[[0, 7, -1]] == [0, 63, 996]).all()
@@ -71,4 +84,9 @@ def test_of_a_set_on_disk_four_chunks_are_read(tmp_path, images, monkeypatch):
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_the_rows_exist(count, in_memory):
     rows = sampled_rows((count, 512, 512, 3), 4, in_memory)
-    assert rows[0] == 0 and rows[-1] < count and len(rows) <= max(32, count) and (np.diff(rows) > 0).all()
+    assert (
+        rows[0] == 0
+        and rows[-1] < count
+        and len(rows) <= max(32, count)
+        and (np.diff(rows) > 0).all()
+    )

@@ -1,4 +1,5 @@
 """The importers, fed with folders and zips; their labels."""
+
 import csv
 import json
 import os
@@ -15,17 +16,43 @@ from tests.data.sources import colours, contents, fill, png, saved, zipped
 
 def test_classes_are_the_folders(packed, out):
     images = colours(5)
-    source = packed({"dog/a.png": images[2], "cat/deep/b.png": images[0], "cat/deep/c.png": images[1],
-                     "eel/1.png": images[3], "eel/2.png": images[4], ".hidden/x.png": images[0],
-                     "__MACOSX/cat/._b.png": b"?"})
+    source = packed(
+        {
+            "dog/a.png": images[2],
+            "cat/deep/b.png": images[0],
+            "cat/deep/c.png": images[1],
+            "eel/1.png": images[3],
+            "eel/2.png": images[4],
+            ".hidden/x.png": images[0],
+            "__MACOSX/cat/._b.png": b"?",
+        }
+    )
     report = import_dataset(source, out)
     written, labels, classes = contents(out)
-    assert classes == ["cat", "dog", "eel"] and labels.tolist() == [0, 0, 1, 2, 2] and np.array_equal(written, images)
-    assert report.shape == (5, 8, 8, 3) and report.counts == [2, 1, 2] and not report.unreadable and not report.ignored
-    assert "5 images of 8×8×3" in report.sentences()[0] and "cat 2, dog 1, eel 2" in report.sentences()[0]
+    assert (
+        classes == ["cat", "dog", "eel"]
+        and labels.tolist() == [0, 0, 1, 2, 2]
+        and np.array_equal(written, images)
+    )
+    assert (
+        report.shape == (5, 8, 8, 3)
+        and report.counts == [2, 1, 2]
+        and not report.unreadable
+        and not report.ignored
+    )
+    assert (
+        "5 images of 8×8×3" in report.sentences()[0]
+        and "cat 2, dog 1, eel 2" in report.sentences()[0]
+    )
     with h5py.File(out) as file:
         assert file["images"].chunks == (64, 8, 8, 3) and file["labels"].dtype == np.uint8
-        assert [name.decode().split("/")[-1] for name in file["names"]] == ["b.png", "c.png", "a.png", "1.png", "2.png"]
+        assert [name.decode().split("/")[-1] for name in file["names"]] == [
+            "b.png",
+            "c.png",
+            "a.png",
+            "1.png",
+            "2.png",
+        ]
 
 
 def test_no_folders_means_no_classes(packed, out):
@@ -45,14 +72,21 @@ def test_order_of_folders_with_numbers(packed, out):
     """As numbers, which the report says where ImageFolder's order differs; or as words, as there."""
     source = packed({f"{i}/a.png": colours(12)[i] for i in range(12)})
     report = import_dataset(source, out)
-    assert "order of their numbers (0, 1, 2, …)" in report.notes[0] and "(0, 1, 10, …)" in report.notes[0]
+    assert (
+        "order of their numbers (0, 1, 2, …)" in report.notes[0]
+        and "(0, 1, 10, …)" in report.notes[0]
+    )
     assert "add --class-order words" in report.sentences()[-1]
     report = import_dataset(source, out, order="words", force=True)
     images, labels, classes = contents(out)
     assert classes == sorted(map(str, range(12))) and not report.notes
     assert np.array_equal(images, colours(12)[[int(classes[i]) for i in labels]])
-    assert not import_dataset(packed({f"c{i}/{i}.png": colours(1)[0] for i in range(3)}), out, force=True,
-                              labels="folders").notes or "all" in str(source)
+    assert not import_dataset(
+        packed({f"c{i}/{i}.png": colours(1)[0] for i in range(3)}),
+        out,
+        force=True,
+        labels="folders",
+    ).notes or "all" in str(source)
 
 
 def test_classes_by_prefix(packed, out):
@@ -61,17 +95,28 @@ def test_classes_by_prefix(packed, out):
     source = packed(dict(zip(names, colours(4), strict=True)))
     report = import_dataset(source, out, labels="prefix")
     images, labels, classes = contents(out)
-    assert classes == ["2", "3", "10"] and report.counts == [1, 1, 2] and "--class-order words" in report.notes[0]
+    assert (
+        classes == ["2", "3", "10"]
+        and report.counts == [1, 1, 2]
+        and "--class-order words" in report.notes[0]
+    )
     import_dataset(source, out, labels="prefix", order="words", force=True)
     assert contents(out)[2] == ["10", "2", "3"]
     with pytest.raises(UsageError, match="e.png has no _ after a class in the name"):
-        import_dataset(packed({"a_b.png": colours(1)[0], "e.png": colours(1)[0]}), out, labels="prefix", force=True)
+        import_dataset(
+            packed({"a_b.png": colours(1)[0], "e.png": colours(1)[0]}),
+            out,
+            labels="prefix",
+            force=True,
+        )
     with pytest.raises(UsageError, match="--class-order alphabet is unknown"):
         import_dataset(source, out, order="alphabet", force=True)
 
 
 def test_labels_option(packed, out):
-    source = packed({"a/1.png": colours(2)[0], "b/2.png": colours(2)[1], "labels.csv": b"1.png,x\n2.png,x\n"})
+    source = packed(
+        {"a/1.png": colours(2)[0], "b/2.png": colours(2)[1], "labels.csv": b"1.png,x\n2.png,x\n"}
+    )
     import_dataset(source, out)
     assert contents(out)[2] == ["x"]
     import_dataset(source, out, labels="folders", force=True)
@@ -94,26 +139,58 @@ def test_image_next_to_class_folders(packed, out):
 CSV = "file,label\na.png,cat\nsub/b.png,dog\nc.png,cat\n"
 
 
-@pytest.mark.parametrize("name, text", [
-    ("labels.csv", CSV),
-    ("labels.csv", "\ufeff" + CSV.replace("\n", "\r\n")),
-    ("labels.csv", CSV.replace(",", ";")),
-    ("labels.tsv", CSV.replace(",", "\t")),
-    ("labels.csv", CSV[11:]),
-    ("labels.csv", "id,split,class\na,train,cat\nb,test,dog\nc,train,cat\n"),
-    ("labels.csv", '"a.png","cat"\n"sub/b.png","dog"\n"c.png","cat"\n'),
-    ("labels.json", json.dumps({"a.png": "cat", "sub/b.png": "dog", "c.png": "cat"})),
-    ("labels.json", json.dumps([["a.png", "cat"], ["sub/b.png", "dog"], ["c.png", "cat"]])),
-    ("labels.json", json.dumps([{"file": n, "label": v} for n, v in csv.reader(CSV.splitlines()[1:])])),
-    ("dataset.json", json.dumps({"labels": [["a.png", 0], ["sub/b.png", 1], ["c.png", 0]], "classes": ["cat", "dog"]})),
-], ids=["csv", "csv of Windows", "semicolons", "tabs", "no heading", "other columns, no suffixes", "quotes",
-        "json dict", "json list", "json of dicts", "NVlabs with classes"])
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("labels.csv", CSV),
+        ("labels.csv", "\ufeff" + CSV.replace("\n", "\r\n")),
+        ("labels.csv", CSV.replace(",", ";")),
+        ("labels.tsv", CSV.replace(",", "\t")),
+        ("labels.csv", CSV[11:]),
+        ("labels.csv", "id,split,class\na,train,cat\nb,test,dog\nc,train,cat\n"),
+        ("labels.csv", '"a.png","cat"\n"sub/b.png","dog"\n"c.png","cat"\n'),
+        ("labels.json", json.dumps({"a.png": "cat", "sub/b.png": "dog", "c.png": "cat"})),
+        ("labels.json", json.dumps([["a.png", "cat"], ["sub/b.png", "dog"], ["c.png", "cat"]])),
+        (
+            "labels.json",
+            json.dumps([{"file": n, "label": v} for n, v in csv.reader(CSV.splitlines()[1:])]),
+        ),
+        (
+            "dataset.json",
+            json.dumps(
+                {
+                    "labels": [["a.png", 0], ["sub/b.png", 1], ["c.png", 0]],
+                    "classes": ["cat", "dog"],
+                }
+            ),
+        ),
+    ],
+    ids=[
+        "csv",
+        "csv of Windows",
+        "semicolons",
+        "tabs",
+        "no heading",
+        "other columns, no suffixes",
+        "quotes",
+        "json dict",
+        "json list",
+        "json of dicts",
+        "NVlabs with classes",
+    ],
+)
 def test_labels_files(packed, out, name, text):
     images = colours(3)
-    source = packed({"a.png": images[0], "c.png": images[1], "sub/b.png": images[2], name: text.encode()})
+    source = packed(
+        {"a.png": images[0], "c.png": images[1], "sub/b.png": images[2], name: text.encode()}
+    )
     report = import_dataset(source, out)
     written, labels, classes = contents(out)
-    assert classes == ["cat", "dog"] and labels.tolist() == [0, 0, 1] and np.array_equal(written, images)
+    assert (
+        classes == ["cat", "dog"]
+        and labels.tolist() == [0, 0, 1]
+        and np.array_equal(written, images)
+    )
     assert report.ignored == []
 
 
@@ -132,32 +209,43 @@ def test_labels_file_of_nvlabs_without_labels(packed, out):
 
 
 def test_numbers_with_gaps_become_dense(packed, out):
-    source = packed({"a.png": colours(2)[0], "b.png": colours(2)[1], "labels.csv": b"a.png,10\nb.png,7\n"})
+    source = packed(
+        {"a.png": colours(2)[0], "b.png": colours(2)[1], "labels.csv": b"a.png,10\nb.png,7\n"}
+    )
     import_dataset(source, out)
     assert contents(out)[1].tolist() == [1, 0] and contents(out)[2] == ["7", "10"]
 
 
-@pytest.mark.parametrize("text, message", [
-    (b"a.png,1\n", "no label to 1 of 2 images .*b.png"),
-    (b"x.png,1\ny.png,2\n", "names none of the images"),
-    (b"a.png,1\nb.png\n", "line without a label"),
-    (b"a.png,1\nb.png,2\na.png,3\n", "two labels"),
-    (b"", "is empty"),
-    (b"\xff\xfe\x00", "not UTF-8"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (b"a.png,1\n", "no label to 1 of 2 images .*b.png"),
+        (b"x.png,1\ny.png,2\n", "names none of the images"),
+        (b"a.png,1\nb.png\n", "line without a label"),
+        (b"a.png,1\nb.png,2\na.png,3\n", "two labels"),
+        (b"", "is empty"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
 def test_wrong_labels_csv(packed, out, text, message):
     source = packed({"a.png": colours(2)[0], "b.png": colours(2)[1], "labels.csv": text})
     with pytest.raises(UsageError, match=message):
         import_dataset(source, out)
 
 
-@pytest.mark.parametrize("text, message", [
-    (b"{", "not valid JSON"),
-    (b"[" * 100000, "not valid JSON"),
-    (b"3", "a format that numdiff knows"),
-    (b'{"a.png": [1, 2], "b.png": [1, 2]}', "must be a word or a number"),
-    (b'{"labels": {"a.png": 1, "b.png": 2}, "classes": ["x", "y"]}', "label 2, which is none of its 2 classes"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (b"{", "not valid JSON"),
+        (b"[" * 100000, "not valid JSON"),
+        (b"3", "a format that numdiff knows"),
+        (b'{"a.png": [1, 2], "b.png": [1, 2]}', "must be a word or a number"),
+        (
+            b'{"labels": {"a.png": 1, "b.png": 2}, "classes": ["x", "y"]}',
+            "label 2, which is none of its 2 classes",
+        ),
+    ],
+)
 def test_wrong_labels_json(packed, out, text, message):
     source = packed({"a.png": colours(2)[0], "b.png": colours(2)[1], "labels.json": text})
     with pytest.raises(UsageError, match=message):
@@ -178,16 +266,40 @@ def test_labels_file_elsewhere_and_ambiguous_names(tmp_path, out):
 def test_unreadable_images_are_named_and_left_out(packed, out):
     images = colours(3, 64)
     whole = saved(Image.fromarray(images[0]), "JPEG")
-    report = import_dataset(packed({
-        "a.png": images[0], "b.png": images[1], "c.png": b"", "d.jpg": whole[:-300], "e.png": b"this is no image",
-        "f.png": png(images[1])[:60], "g": png(images[2]), "notes.txt": b"hello", "page.html": b"<html>",
-        "h.heic": b"\0\0\0\x18ftypheic0000", "z/Thumbs.db": b"?"}), out)
+    report = import_dataset(
+        packed(
+            {
+                "a.png": images[0],
+                "b.png": images[1],
+                "c.png": b"",
+                "d.jpg": whole[:-300],
+                "e.png": b"this is no image",
+                "f.png": png(images[1])[:60],
+                "g": png(images[2]),
+                "notes.txt": b"hello",
+                "page.html": b"<html>",
+                "h.heic": b"\0\0\0\x18ftypheic0000",
+                "z/Thumbs.db": b"?",
+            }
+        ),
+        out,
+    )
     assert np.array_equal(contents(out)[0], images)
-    assert [name.split("/")[-1] for name, _ in report.unreadable] == ["c.png", "d.jpg", "e.png", "f.png", "h.heic"]
+    assert [name.split("/")[-1] for name, _ in report.unreadable] == [
+        "c.png",
+        "d.jpg",
+        "e.png",
+        "f.png",
+        "h.heic",
+    ]
     assert dict(report.unreadable)[report.unreadable[0][0]] == "empty file"
     assert [name.split("/")[-1] for name in report.ignored] == ["notes.txt", "page.html"]
     text = " ".join(report.sentences())
-    assert "5 unreadable images were left out" in text and "d.jpg: " in text and "2 other files were left out" in text
+    assert (
+        "5 unreadable images were left out" in text
+        and "d.jpg: " in text
+        and "2 other files were left out" in text
+    )
 
 
 def test_nothing_to_import(packed, out, tmp_path):
@@ -227,7 +339,11 @@ def test_names_in_zips_write_nowhere(tmp_path, out):
     report = import_dataset(source, out, labels="none")
     assert report.shape[0] == 3 and sorted(os.walk(tmp_path)) == before
     with h5py.File(out) as file:
-        assert sorted(name.decode() for name in file["names"]) == ["etc/evil2.png", "evil.png", "x.png"]
+        assert sorted(name.decode() for name in file["names"]) == [
+            "etc/evil2.png",
+            "evil.png",
+            "x.png",
+        ]
 
 
 def test_damaged_zips(tmp_path, out):
@@ -235,14 +351,16 @@ def test_damaged_zips(tmp_path, out):
     noise = rng.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
     path = zipped(tmp_path / "a.zip", {f"{i}.png": image for i, image in enumerate(noise)})
     data = path.read_bytes()
-    (tmp_path / "short.zip").write_bytes(data[:len(data) // 2])
+    (tmp_path / "short.zip").write_bytes(data[: len(data) // 2])
     with pytest.raises(NumdiffError, match="short.zip' is truncated or damaged"):
         import_dataset(tmp_path / "short.zip", out)
     damaged = bytearray(data)
     damaged[1000:1100] = bytes(100)  # within the first image
     (tmp_path / "damaged.zip").write_bytes(damaged)
     report = import_dataset(tmp_path / "damaged.zip", out)
-    assert [name for name, _ in report.unreadable] == ["0.png"] and np.array_equal(contents(out)[0], noise[1:])
+    assert [name for name, _ in report.unreadable] == ["0.png"] and np.array_equal(
+        contents(out)[0], noise[1:]
+    )
     locked = bytearray(data)
     locked[data.index(b"PK\1\2") + 8] |= 1
     (tmp_path / "locked.zip").write_bytes(locked)
@@ -264,15 +382,24 @@ def test_what_is_no_file_is_named(tmp_path, out):
     os.mkfifo(source / "b" / "fifo")
     report = import_dataset(source, out)
     assert report.shape[0] == 2 and report.ignored == ["b/fifo"]
-    assert report.unreadable == [("b/fifo.png", "it is a FIFO"), ("b/gone.png", "it is a link that leads to no file"),
-                                 ("b/round.png", "it is a link that leads to no file")]
+    assert report.unreadable == [
+        ("b/fifo.png", "it is a FIFO"),
+        ("b/gone.png", "it is a link that leads to no file"),
+        ("b/round.png", "it is a link that leads to no file"),
+    ]
 
 
 def test_names_that_a_zip_has_twice(tmp_path, out):
-    path = zipped(tmp_path / "a.zip", {"a.png": colours(2)[0], "./a.png": colours(2)[1], "b.png": colours(2)[0]})
+    path = zipped(
+        tmp_path / "a.zip",
+        {"a.png": colours(2)[0], "./a.png": colours(2)[1], "b.png": colours(2)[0]},
+    )
     report = import_dataset(path, out)
     assert report.shape[0] == 2 and np.array_equal(contents(out)[0][0], colours(2)[1])
-    assert "1 file was left out, as later ones in the zip have the same names (a.png)." in report.sentences()
+    assert (
+        "1 file was left out, as later ones in the zip have the same names (a.png)."
+        in report.sentences()
+    )
 
 
 def test_names_that_are_not_utf8(tmp_path, out):
@@ -281,4 +408,6 @@ def test_names_that_are_not_utf8(tmp_path, out):
     with open(os.fsencode(folder) + b"/caf\xe9/2.png", "wb") as file:
         file.write(png(colours(2)[1]))
     report = import_dataset(folder, out)
-    assert contents(out)[2] == ["a", "caf\\udce9"] and "caf" in report.sentences()[0].encode().decode()
+    assert (
+        contents(out)[2] == ["a", "caf\\udce9"] and "caf" in report.sentences()[0].encode().decode()
+    )

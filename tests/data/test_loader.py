@@ -43,7 +43,7 @@ def take(loader, steps):
 def test_every_epoch_has_every_image_once(dataset):
     seen = take(Loader(dataset, 30, seed=1), 100).ravel()
     for epoch in range(6):
-        assert sorted(seen[epoch * 500:(epoch + 1) * 500]) == list(range(500))
+        assert sorted(seen[epoch * 500 : (epoch + 1) * 500]) == list(range(500))
     assert not np.array_equal(seen[:500], seen[500:1000])
 
 
@@ -51,14 +51,20 @@ def test_labels_belong_to_images(dataset):
     with Loader(dataset, 8, seed=1) as loader:
         for _ in range(5):
             images, labels = next(loader)
-            assert images.dtype == np.uint8 and images.shape == (8, 2, 2, 1) and labels.dtype == np.int32
+            assert (
+                images.dtype == np.uint8
+                and images.shape == (8, 2, 2, 1)
+                and labels.dtype == np.int32
+            )
             assert np.array_equal(labels, numbers(images) % 7)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_step_follows_from_seed_and_number(dataset, prefetch):
     whole = take(Loader(dataset, 30, seed=5, prefetch=prefetch), 40)
-    assert np.array_equal(take(Loader(dataset, 30, seed=5, start_step=17, prefetch=prefetch), 10), whole[17:27])
+    assert np.array_equal(
+        take(Loader(dataset, 30, seed=5, start_step=17, prefetch=prefetch), 10), whole[17:27]
+    )
     with Loader(dataset, 30, seed=5, prefetch=prefetch) as loader:
         for step in (33, 2, 16, 33):
             assert np.array_equal(numbers(loader.read(step)[0]), whole[step])
@@ -85,10 +91,13 @@ def test_order_is_chunk_aligned():
     assert sorted(order) == list(range(1000)) and sorted(chunks) == list(range(16))
     start = 0
     for window in range(4):
-        inside = [row for chunk in chunks[4 * window:4 * window + 4]
-                  for row in range(64 * chunk, min(64 * chunk + 64, 1000))]
-        assert sorted(order[start:start + len(inside)]) == sorted(inside)
-        assert not np.array_equal(order[start:start + len(inside)], inside)
+        inside = [
+            row
+            for chunk in chunks[4 * window : 4 * window + 4]
+            for row in range(64 * chunk, min(64 * chunk + 64, 1000))
+        ]
+        assert sorted(order[start : start + len(inside)]) == sorted(inside)
+        assert not np.array_equal(order[start : start + len(inside)], inside)
         start += len(inside)
 
 
@@ -107,7 +116,8 @@ def test_disk_is_read_once_an_epoch(path, monkeypatch):
         load = dataset._load_chunk
         dataset._load_chunk = lambda index, out: loaded.append(index) or load(index, out)
         take(Loader(dataset, 10, seed=1, prefetch=1), 49)
-        assert len(loaded) <= 8 + 4  # eight chunks, and the next epoch's first window ahead of its time
+        # eight chunks, and the next epoch's first window ahead of its time
+        assert len(loaded) <= 8 + 4
 
 
 class Pinning:
@@ -130,8 +140,11 @@ def test_pinned_buffers_are_used_in_turn(dataset):
             images, labels = next(loader)
             assert any(images is buffer for buffer in backend.buffers)
             kept.append((images, labels))
-            for old, (images, labels) in list(enumerate(kept))[-2:]:  # this batch and the one before are untouched
-                assert np.array_equal(numbers(images), whole[old]) and np.array_equal(labels, whole[old] % 7)
+            # this batch and the one before are untouched
+            for old, (images, labels) in list(enumerate(kept))[-2:]:
+                assert np.array_equal(numbers(images), whole[old]) and np.array_equal(
+                    labels, whole[old] % 7
+                )
     assert len(backend.buffers) == 10  # five of images and of labels
 
 
@@ -140,7 +153,7 @@ def test_errors_of_the_thread_reach_the_caller(path, monkeypatch):
     data = bytearray(path.read_bytes())
     with h5py.File(path) as file:
         chunk = file["images"].id.get_chunk_info(3)
-    data[chunk.byte_offset:chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    data[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
     path.write_bytes(data)
     with D.open_dataset(path) as dataset, Loader(dataset, 50, seed=1) as loader:
         with pytest.raises(NumdiffError, match="a.h5' is damaged"):
@@ -165,13 +178,14 @@ def test_close_ends_the_thread(dataset):
 
 
 def test_the_thread_ends_before_the_interpreter_frees_its_memory(dataset, monkeypatch):
-    """A script that ends by an error closes nothing; what the thread writes to must outlive it all the same."""
+    """A script that ends by an error closes nothing; what the thread writes to must outlive it all
+    the same."""
     at_exit = []
     monkeypatch.setattr(loader_module.atexit, "register", at_exit.append)
     monkeypatch.setattr(loader_module.atexit, "unregister", at_exit.remove)
     loader = Loader(dataset, 30, seed=1)
     next(loader)
-    last, = at_exit
+    (last,) = at_exit
     last()
     assert not loader._thread.is_alive() and at_exit == []
 

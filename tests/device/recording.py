@@ -1,12 +1,14 @@
 """An emulator that records launches as a GPU's graphs do, and replays them over the same memory."""
+
 import contextlib
 
 from numdiff.device.emulator import EmulatorDevice
 
 
 class RecordingDevice(EmulatorDevice):
-    """What the host does while a step is recorded happens then, and never again; what is launched happens in every
-    replay, and not while it is recorded. Attributes replays, eager: how many graphs and kernels were launched."""
+    """What the host does while a step is recorded happens then, and never again; what is launched
+    happens in every replay, and not while it is recorded. Attributes replays, eager: how many
+    graphs and kernels were launched."""
 
     inference_arena, turn, _noted = "one", contextlib.nullcontext(), None
 
@@ -33,6 +35,7 @@ class RecordingDevice(EmulatorDevice):
             self.replays += 1
             for call, arguments in noted:
                 call(*arguments)
+
         return replay
 
     def _now_or_later(self, call, *arguments):

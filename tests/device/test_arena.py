@@ -9,7 +9,8 @@ def make(segment=1 << 20):
 
     def take(nbytes):
         taken.append(nbytes)
-        return (1 << 40) + sum(taken[:-1])  # segments touch each other, which must not join their blocks
+        # segments touch each other, which must not join their blocks
+        return (1 << 40) + sum(taken[:-1])
 
     return Arena(take, segment), taken
 
@@ -75,7 +76,11 @@ def test_what_is_not_used_is_given_back():
     del large
     back = []
     arena.trim(back.append)
-    assert back == [(1 << 40) + (1 << 20)] and arena.reserved_bytes == 1 << 20 and arena.used_bytes == 1024
+    assert (
+        back == [(1 << 40) + (1 << 20)]
+        and arena.reserved_bytes == 1 << 20
+        and arena.used_bytes == 1024
+    )
     assert arena.allocate(256).address == kept.address + 1024 and len(taken) == 2  # in what is left
     del kept
     arena.trim(back.append)
@@ -107,7 +112,9 @@ def test_a_part_in_the_middle_is_reclaimed():
     aliased.alias(1 << 20, 3 * 1024)
     assert aliased.reclaim((1 << 20) + 1024, 1024)
     blocks = [aliased.allocate(1024) for _ in range(3)]
-    assert [block.address for block in blocks[:2]] == [1 << 20, (1 << 20) + 2048] and blocks[2].arena is aliased.outer
+    assert [block.address for block in blocks[:2]] == [1 << 20, (1 << 20) + 2048] and blocks[
+        2
+    ].arena is aliased.outer
 
 
 def test_held_memory_is_not_reused_until_it_is_released():
@@ -121,7 +128,10 @@ def test_held_memory_is_not_reused_until_it_is_released():
     blocks.pop(0)
     position = arena.position
     blocks.pop(0)
-    assert (arena.held_since(0), arena.held_since(position)) == (3 * 256, 256) and arena.used_bytes == 4 * 256
+    assert (arena.held_since(0), arena.held_since(position)) == (
+        3 * 256,
+        256,
+    ) and arena.used_bytes == 4 * 256
     assert arena.allocate(1).address not in addresses
     arena.let_go(position)
     assert arena.held_since(0) == arena.held_since(position) == 2 * 256  # that last one, too
@@ -139,7 +149,9 @@ def test_a_lane_gives_what_is_freed_to_its_own_and_all_back_when_it_is_closed():
     del block
     assert second.allocate(1000).address != address == first.allocate(1000).address
     both = [first.allocate(512), first.allocate(512)]  # what was one block of 1,024 bytes
-    assert both[0].address == address and both[1].address == address + 512 and arena.used_bytes == 2048
+    assert (
+        both[0].address == address and both[1].address == address + 512 and arena.used_bytes == 2048
+    )
     del both
     first.close()
     assert arena.used_bytes == 1024 and arena.allocate(1000).address == address

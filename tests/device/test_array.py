@@ -1,4 +1,5 @@
 """Launching: over device arrays alone."""
+
 import numpy as np
 import pytest
 
@@ -11,8 +12,14 @@ def nothing_kernel(x):
     pass
 
 
-@pytest.mark.parametrize("arguments", [(), (np.zeros(4, np.float32),), ((np.zeros(4, np.float32), 2),)],
-                         ids=["none", "numpy", "tuple"])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), (np.zeros(4, np.float32),), ((np.zeros(4, np.float32), 2),)],
+    ids=["none", "numpy", "tuple"],
+)
 def test_a_launch_without_device_arrays_says_how_to_make_them(arguments):
-    with pytest.raises(UsageError, match=r'none was given: make them with upload\(array, get_backend\("emulator"\)\)'):
+    with pytest.raises(
+        UsageError,
+        match=r'none was given: make them with upload\(array, get_backend\("emulator"\)\)',
+    ):
         launch(nothing_kernel, 1, 32, *arguments)

@@ -1,4 +1,6 @@
-"""bfloat16 in kernels: what an element can do, words, products, and kernels that are one text for both types."""
+"""bfloat16 in kernels: what an element can do, words, products, and kernels that are one text for
+both types."""
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,7 @@ DEVICES = ["emulator", pytest.param("cuda", marks=needs("gpu"))]
 
 def on(device):
     from numdiff.device import get_backend
+
     return EmulatorDevice(float64=False) if device == "emulator" else get_backend(device)
 
 
@@ -57,14 +60,29 @@ def words_kernel(x, words, back):
 
 def numbers(rng):
     x = (rng.standard_normal(32) * 10.0 ** rng.integers(-42, 38, 32)).astype(np.float32)
-    x[:10] = 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, -0.0, 1e-45
+    x[:10] = (
+        1 + 2**-8,
+        1 + 3 * 2**-8,
+        -1 - 2**-8,
+        3.4e38,
+        -3.4e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+        -0.0,
+        1e-45,
+    )
     return x
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_element_is_rounded_to_nearest_even(rng, device):
     backend, x = on(device), numbers(rng)
-    y, kept, back = empty(96, bfloat16, backend), empty(32, np.float32, backend), empty(64, np.float32, backend)
+    y, kept, back = (
+        empty(96, bfloat16, backend),
+        empty(32, np.float32, backend),
+        empty(64, np.float32, backend),
+    )
     launch(rounding_kernel, 1, 4, upload(x, backend), y, kept, back)
     want = x.astype(bfloat16).astype(np.float32)
     np.testing.assert_array_equal(download(y).astype(np.float32), np.tile(want, 3))
@@ -79,7 +97,9 @@ def test_words_hold_two(rng, device):
     launch(words_kernel, 1, 16, upload(x, backend), words, back)
     want = x.astype(bfloat16)
     got = download(words)
-    np.testing.assert_array_equal(got[:16].view(bfloat16).astype(np.float32), want.astype(np.float32))
+    np.testing.assert_array_equal(
+        got[:16].view(bfloat16).astype(np.float32), want.astype(np.float32)
+    )
     np.testing.assert_array_equal(download(back), want.astype(np.float32))
     assert (got[16:].view(bfloat16) == 1).all()
 
@@ -88,7 +108,8 @@ def test_words_hold_two(rng, device):
 @pytest.mark.parametrize("shape", [16, 8])
 def test_products(rng, device, shape):
     backend, (_, a, b, c, d, e) = on(device), mma_arguments(rng, shape)
-    a, b = (1e20 * x.astype(bfloat16).astype(np.float32) for x in (a, 1e-20 * b))  # no float16 would hold them
+    # no float16 would hold them
+    a, b = (1e20 * x.astype(bfloat16).astype(np.float32) for x in (a, 1e-20 * b))
     a, b = (x.astype(bfloat16).astype(np.float32) for x in (a, b))
     given = [upload(x, backend) for x in (a, b, c, d, e)]
     launch(in_bfloat16(mma_kernel, bfloat16), 1, 32, shape, *given)
@@ -120,7 +141,9 @@ def test_arithmetic_is_float32s():
 
 def test_a_kernel_of_float16_that_is_given_bfloat16_is_an_error():
     x, y = (empty(2, bfloat16, get_ptx_device()) for _ in range(2))
-    with pytest.raises(PtxError, match="half_words_kernel takes bfloat16 for float16: cvt.rn.f16x2.f32"):
+    with pytest.raises(
+        PtxError, match="half_words_kernel takes bfloat16 for float16: cvt.rn.f16x2.f32"
+    ):
         launch(half_words_kernel, 1, 1, x, y)
     launch(in_bfloat16(half_words_kernel, x.dtype), 1, 1, x, y)
 
@@ -130,11 +153,14 @@ def test_counterparts_have_names_and_are_found_by_them():
     assert in_bfloat16(kernel, np.dtype(np.float16)) is in_bfloat16(kernel, np.float32) is kernel
     made = in_bfloat16(kernel, bfloat16)
     assert made is in_bfloat16(kernel, np.dtype(bfloat16)) is not kernel
-    assert made.py_func.__name__ == kernel.py_func.__name__ + "_bf16" and required(made) == required(kernel)
+    assert made.py_func.__name__ == kernel.py_func.__name__ + "_bf16" and required(
+        made
+    ) == required(kernel)
     assert made.targetoptions["launch_bounds"] == kernel.targetoptions["launch_bounds"]
     assert find_kernel(Key(made.py_func.__module__, made.py_func.__name__, ())) is made
     assert find_kernel(Key(kernel.py_func.__module__, kernel.py_func.__name__, ())) is kernel
-    assert made.py_func.__globals__["consume"] is not kernel.py_func.__globals__["consume"]  # which names wgmma
+    # which names wgmma
+    assert made.py_func.__globals__["consume"] is not kernel.py_func.__globals__["consume"]
 
 
 def test_tensor_maps_know_it():

@@ -1,4 +1,5 @@
 """NUMDIFF_CAPABILITY: a GPU that acts as one of a lower compute capability."""
+
 import sys
 import types
 
@@ -13,9 +14,18 @@ from numdiff.training import options as options_module
 from numdiff.training.options import resolve
 
 
-@pytest.mark.parametrize("text, capability, shared", [
-    (None, (9, 0), 227), ("", (9, 0), 227), ("9.0", (9, 0), 227), ("8.9", (8, 9), 99), ("8.6", (8, 6), 99),
-    (" 8.0 ", (8, 0), 163), ("7.5", (7, 5), 64)])
+@pytest.mark.parametrize(
+    "text, capability, shared",
+    [
+        (None, (9, 0), 227),
+        ("", (9, 0), 227),
+        ("9.0", (9, 0), 227),
+        ("8.9", (8, 9), 99),
+        ("8.6", (8, 6), 99),
+        (" 8.0 ", (8, 0), 163),
+        ("7.5", (7, 5), 64),
+    ],
+)
 def test_a_card_acts_as_a_lower_one(monkeypatch, text, capability, shared):
     if text is None:
         monkeypatch.delenv("NUMDIFF_CAPABILITY", raising=False)
@@ -25,16 +35,26 @@ def test_a_card_acts_as_a_lower_one(monkeypatch, text, capability, shared):
     assert shared_of(capability) == shared << 10
 
 
-@pytest.mark.parametrize("text, why", [
-    ("ampere", "is not a compute capability that numdiff knows"), ("8", "is not a compute capability"),
-    ("8.3", "is not a compute capability"), ("8.0a", "is not a compute capability"),
-    ("x" * 99, "is not a compute capability"),
-    ("7.0", r"is below 7.5 \(Turing\), the lowest that numdiff supports"), ("10.0", "is above this GPU's own, 9.0"),
-    ("12.0", "is above this GPU's own, 9.0")])
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("ampere", "is not a compute capability that numdiff knows"),
+        ("8", "is not a compute capability"),
+        ("8.3", "is not a compute capability"),
+        ("8.0a", "is not a compute capability"),
+        ("x" * 99, "is not a compute capability"),
+        ("7.0", r"is below 7.5 \(Turing\), the lowest that numdiff supports"),
+        ("10.0", "is above this GPU's own, 9.0"),
+        ("12.0", "is above this GPU's own, 9.0"),
+    ],
+)
 def test_other_values_are_refused_in_one_sentence(monkeypatch, text, why):
     monkeypatch.setenv("NUMDIFF_CAPABILITY", text)
-    with pytest.raises(UsageError, match=rf"^NUMDIFF_CAPABILITY={text[:20]}.*{why}.*: set one of 7.5, 8.0, 8.6, 8.7, "
-                                         r"8.9, 9.0, or unset it\.$") as refused:
+    with pytest.raises(
+        UsageError,
+        match=rf"^NUMDIFF_CAPABILITY={text[:20]}.*{why}.*: set one of 7.5, 8.0, 8.6, 8.7, "
+        r"8.9, 9.0, or unset it\.$",
+    ) as refused:
         acting_capability((9, 0))
     assert "\n" not in str(refused.value)
 
@@ -53,25 +73,53 @@ def test_the_check_leaves_out_what_such_a_card_lacks(monkeypatch):
     card = EmulatorDevice(cc=(8, 6))
     assert card.shared_limit == 99 << 10
     monkeypatch.setattr(checking.run, "get_backend", lambda device: card)
-    found = {version: checking.run.check_case(case, version, "cuda") for version in (5, 6) for case in [next(
-        case for case in checking.cases_named(["matmul"]) if case.versions == (version,) and case.fast
-        and "float16" in case.label)]}
+    found = {
+        version: checking.run.check_case(case, version, "cuda")
+        for version in (5, 6)
+        for case in [
+            next(
+                case
+                for case in checking.cases_named(["matmul"])
+                if case.versions == (version,) and case.fast and "float16" in case.label
+            )
+        ]
+    }
     assert found[5].passed
-    assert found[6].lacking and not found[6].passed and "needs compute capability 9.0a" in found[6].fault
+    assert (
+        found[6].lacking
+        and not found[6].passed
+        and "needs compute capability 9.0a" in found[6].fault
+    )
 
 
 def test_lanes_and_kernels_are_those_of_the_card(monkeypatch):
     """What is compiled is for the card itself: `Gpu` sets its cache up with its own capability."""
     from numdiff.device import gpu as module
+
     monkeypatch.setenv("NUMDIFF_CAPABILITY", "8.6")
-    properties = types.SimpleNamespace(max_shared_memory_per_block_optin=227 << 10, multiprocessor_count=132,
-                                       clock_rate=1980000)
-    device = types.SimpleNamespace(compute_capability=(9, 0), name="NVIDIA H200", properties=properties,
-                                   set_current=lambda: None, create_stream=lambda: types.SimpleNamespace(handle=0))
-    monkeypatch.setitem(sys.modules, "cuda.core", types.SimpleNamespace(
-        Device=lambda index: device, LaunchConfig=None, ObjectCode=None, launch=None))
+    properties = types.SimpleNamespace(
+        max_shared_memory_per_block_optin=227 << 10, multiprocessor_count=132, clock_rate=1980000
+    )
+    device = types.SimpleNamespace(
+        compute_capability=(9, 0),
+        name="NVIDIA H200",
+        properties=properties,
+        set_current=lambda: None,
+        create_stream=lambda: types.SimpleNamespace(handle=0),
+    )
+    monkeypatch.setitem(
+        sys.modules,
+        "cuda.core",
+        types.SimpleNamespace(
+            Device=lambda index: device, LaunchConfig=None, ObjectCode=None, launch=None
+        ),
+    )
     monkeypatch.setattr(module.cuda, "select_device", lambda index: None)
     made = module.Gpu()
-    assert made.capability == (8, 6) and made.cache.capability == (9, 0) and made.shared_limit == 99 << 10
+    assert (
+        made.capability == (8, 6)
+        and made.cache.capability == (9, 0)
+        and made.shared_limit == 99 << 10
+    )
     assert made.device_name == "NVIDIA H200 as 8.6" and not made._early
     assert made.peak_float32_flops == pytest.approx(2 * 128 * 132 * 1.98e9)

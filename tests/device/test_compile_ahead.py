@@ -1,4 +1,6 @@
-"""Kernels are compiled in other processes: all of them, whatever happens to one, and nothing is left behind."""
+"""Kernels are compiled in other processes: all of them, whatever happens to one, and nothing is
+left behind."""
+
 import pathlib
 import signal
 import subprocess
@@ -8,7 +10,12 @@ import time
 import pytest
 
 from numdiff.device import compile_ahead as module
-from numdiff.device.compile_ahead import CompileAhead, available_memory, expected_seconds, worker_count
+from numdiff.device.compile_ahead import (
+    CompileAhead,
+    available_memory,
+    expected_seconds,
+    worker_count,
+)
 from numdiff.device.half import find_kernel
 from numdiff.device.kernel_cache import KernelCache, Key, MachineCode
 from tests.conftest import needs
@@ -19,7 +26,7 @@ BROKEN = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[
 KEYS = [Key("numdiff.kernels.reduce", f"kernel{n}", ("float32[1]",)) for n in range(6)]
 
 # What a process of these tests does in place of numdiff's: a kernel's name says what happens to it
-STAND_IN = '''
+STAND_IN = """
 import importlib.util, json, os, pathlib, signal, sys, time
 where = os.path.join(sys.modules["numdiff"].__path__[0], "device", "kernel_cache.py")
 spec = importlib.util.spec_from_file_location("numdiff.device.kernel_cache", where)  # without all of numdiff.device
@@ -42,7 +49,7 @@ for line in sys.stdin:
         time.sleep(600)
     cache.write(Key(module, name, tuple(types)), MachineCode("entry", name.encode()))
     print(json.dumps({"fault": "TypeError: no"} if name == "broken" else {"seconds": 1.0}), flush=True)
-'''
+"""
 
 
 @pytest.fixture
@@ -61,24 +68,38 @@ def named(name):
 
 def begun(cache):
     """[(kernel, process)] in the order in which they were begun."""
-    return [(name, int(process)) for name, process in map(str.split, (cache.folder / "begun").read_text().splitlines())]
+    return [
+        (name, int(process))
+        for name, process in map(str.split, (cache.folder / "begun").read_text().splitlines())
+    ]
 
 
 def alive(process):
     """Whether a process runs: one that has ended may wait to be reaped."""
     try:
-        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
     except OSError:
         return False
 
 
 def test_a_kernel_is_compiled_by_another_process(cache):
-    """The real one: what it makes is what this process would; a kernel that cannot be compiled does not stop it."""
+    """The real one: what it makes is what this process would; a kernel that cannot be compiled does
+    not stop it."""
     left = []
     faults = CompileAhead([BROKEN, SILU], cache, workers=1).finish(left.append)
-    assert left == [1, 0] and list(faults) == [BROKEN] and "TypeError: Signature mismatch" in faults[BROKEN]
+    assert (
+        left == [1, 0]
+        and list(faults) == [BROKEN]
+        and "TypeError: Signature mismatch" in faults[BROKEN]
+    )
     code = cache.read(SILU)
-    assert find_kernel(SILU).py_func.__name__ in code.entry and code.cubin.startswith(b"\x7fELF") and code.seconds > 0
+    assert (
+        find_kernel(SILU).py_func.__name__ in code.entry
+        and code.cubin.startswith(b"\x7fELF")
+        and code.seconds > 0
+    )
     again = CompileAhead([SILU], cache)
     assert again.wanted == [] and again.workers == 0 and again.finish() == {}
 
@@ -100,14 +121,25 @@ def test_a_damaged_file_is_compiled_again(cache, stand_in):
 
 
 def test_the_slowest_first():
-    keys = [SILU, *(SILU._replace(module=f"numdiff.kernels.conv2d.{name}") for name in ("hopper", "launcher"))]
+    keys = [
+        SILU,
+        *(
+            SILU._replace(module=f"numdiff.kernels.conv2d.{name}")
+            for name in ("hopper", "launcher")
+        ),
+    ]
     assert sorted(keys, key=expected_seconds, reverse=True) == [keys[1], keys[2], keys[0]]
 
 
 def test_a_killed_process(cache, stand_in):
     """The rest continues; the kernel is tried once more, and given up after that."""
-    faults = CompileAhead([named("fatal"), named("unlucky"), named("broken"), *KEYS], cache, workers=2).finish()
-    assert faults == {named("fatal"): "its process was killed by signal 9, 2 times", named("broken"): "TypeError: no"}
+    faults = CompileAhead(
+        [named("fatal"), named("unlucky"), named("broken"), *KEYS], cache, workers=2
+    ).finish()
+    assert faults == {
+        named("fatal"): "its process was killed by signal 9, 2 times",
+        named("broken"): "TypeError: no",
+    }
     assert all(cache.has(key) for key in [*KEYS, named("unlucky")])
     assert [name for name, _ in begun(cache)].count("fatal") == 2
     assert not list(cache.folder.glob(".*"))
@@ -122,16 +154,22 @@ def test_a_stopped_process(cache, stand_in):
 
 def test_no_process_can_be_started(cache, monkeypatch):
     monkeypatch.setattr("numdiff.children.sys.executable", "/nowhere/python")
-    assert CompileAhead(KEYS[:1], cache).finish() == {KEYS[0]: "its process was ended: none could be started, 2 times"}
+    assert CompileAhead(KEYS[:1], cache).finish() == {
+        KEYS[0]: "its process was ended: none could be started, 2 times"
+    }
 
 
 def test_ctrl_c_ends_it_at_once(cache, stand_in):
     """The processes are gone, and nothing is half-written; what was compiled before is kept."""
+
     def interrupt(left):
         if left == 2:
             raise KeyboardInterrupt
 
-    keys, started = [KEYS[0], named("endless"), named("endless")._replace(types=())], time.perf_counter()
+    keys, started = (
+        [KEYS[0], named("endless"), named("endless")._replace(types=())],
+        time.perf_counter(),
+    )
     with pytest.raises(KeyboardInterrupt):
         CompileAhead(keys, cache, workers=3).finish(interrupt)
     assert time.perf_counter() - started < 100  # the two would take ten minutes
@@ -182,7 +220,11 @@ def test_two_processes_at_once(cache, stand_in):
 def test_as_many_processes_as_there_is_room_for(monkeypatch):
     assert available_memory() > 1 << 28
     monkeypatch.setattr(module, "available_memory", lambda: 5 << 30)
-    assert [worker_count(84, range(16)), worker_count(3, range(16)), worker_count(84, range(2))] == [5, 3, 2]
+    assert [
+        worker_count(84, range(16)),
+        worker_count(3, range(16)),
+        worker_count(84, range(2)),
+    ] == [5, 3, 2]
     monkeypatch.setattr(module, "available_memory", lambda: 1 << 20)
     assert worker_count(84, range(16)) == 1
     monkeypatch.setattr(module, "available_memory", lambda: None)

@@ -1,4 +1,5 @@
 """Kernels become machine code without a GPU: the code that Numba's own dispatcher makes."""
+
 import struct
 import subprocess
 import sys
@@ -23,11 +24,17 @@ ATTENTION = Key("numdiff.kernels.attention.simple", "flash_attention_forward_ker
 
 def instructions(cubin):
     """The machine code of a cubin, an ELF file: its sections .text…, without the names around them."""
-    start, (size, count, names) = struct.unpack_from("<Q", cubin, 0x28)[0], struct.unpack_from("<3H", cubin, 0x3A)
+    start, (size, count, names) = (
+        struct.unpack_from("<Q", cubin, 0x28)[0],
+        struct.unpack_from("<3H", cubin, 0x3A),
+    )
     sections = [struct.unpack_from("<IIQQQQ", cubin, start + n * size) for n in range(count)]
     at = sections[names][4]
-    return [cubin[offset:offset + length] for name, *_, offset, length in sections
-            if cubin[at + name:].startswith(b".text.")]
+    return [
+        cubin[offset : offset + length]
+        for name, *_, offset, length in sections
+        if cubin[at + name :].startswith(b".text.")
+    ]
 
 
 def test_same_code_as_numbas_dispatcher(monkeypatch):
@@ -37,15 +44,18 @@ def test_same_code_as_numbas_dispatcher(monkeypatch):
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: Context.device)
     monkeypatch.setattr(devices, "get_context", lambda: Context)
     kernel = find_kernel(SILU)
-    theirs = dispatcher._Kernel(kernel.py_func, tuple(map(type_of_word, SILU.types)), **kernel.targetoptions)
+    theirs = dispatcher._Kernel(
+        kernel.py_func, tuple(map(type_of_word, SILU.types)), **kernel.targetoptions
+    )
     ours = compile_kernel(kernel, SILU.types, (8, 0))
-    code, = instructions(ours.cubin)
+    (code,) = instructions(ours.cubin)
     assert [code] == instructions(theirs._codelibrary.get_cubin().code) and len(code) > 256
     assert ours.entry.encode() in ours.cubin and ours.seconds > 0
 
 
 def test_from_hopper_on_a_kernel_waits_for_the_one_before_it(monkeypatch):
-    """Its first instruction, whatever else it does; and nothing else is changed, so the code of others is Numba's."""
+    """Its first instruction, whatever else it does; and nothing else is changed, so the code of
+    others is Numba's."""
     begun, wait = [], compiler.wait_for_the_kernel_before
 
     def watch(function):
@@ -62,11 +72,23 @@ def test_from_hopper_on_a_kernel_waits_for_the_one_before_it(monkeypatch):
 def test_key_of_a_launch():
     x = empty((2, 3), np.float16, get_ptx_device())
     key = key_of(CHAIN["forward", 2], (x, x.reshape(-1), 1, 2**40, 0.5, np.uint32(3), True))
-    assert key == (SILU.module, "gelu_forward_kernel_v2",
-                   ("float16[2]", "float16[1]", "int32", "int64", "float32", "uint32", "int32"))
+    assert key == (
+        SILU.module,
+        "gelu_forward_kernel_v2",
+        ("float16[2]", "float16[1]", "int32", "int64", "float32", "uint32", "int32"),
+    )
     words = [str(type_of_word(word)) for word in (*key.types, "bool", "bool[3]")]
-    assert words == ["array(float16, 2d, C)", "array(float16, 1d, C)", "int32", "int64", "float32", "uint32", "int32",
-                     "bool", "array(bool, 3d, C)"]
+    assert words == [
+        "array(float16, 2d, C)",
+        "array(float16, 1d, C)",
+        "int32",
+        "int64",
+        "float32",
+        "uint32",
+        "int32",
+        "bool",
+        "array(bool, 3d, C)",
+    ]
 
 
 WITH_KERNELS = "numdiff.kernels", "numdiff.extras"
@@ -74,10 +96,18 @@ WITH_KERNELS = "numdiff.kernels", "numdiff.extras"
 
 def test_every_kernel_has_a_name_of_its_own():
     """…by which another process finds it: (module, name) says all but the types."""
-    values = [value for name, module in list(sys.modules.items()) if name.startswith(WITH_KERNELS)
-              for value in list(vars(module).values())]
-    kernels = [kernel for value in values for kernel in (value.values() if isinstance(value, dict) else [value])
-               if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")]
+    values = [
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith(WITH_KERNELS)
+        for value in list(vars(module).values())
+    ]
+    kernels = [
+        kernel
+        for value in values
+        for kernel in (value.values() if isinstance(value, dict) else [value])
+        if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")
+    ]
     by_name = kernels_by_name()
     assert len({id(k) for k in kernels}) == len(by_name) > 300
     assert all(by_name[k.py_func.__module__, k.py_func.__name__] is k for k in kernels)
@@ -90,9 +120,14 @@ def test_every_kernel_is_held_where_its_name_leads():
         if name.startswith(WITH_KERNELS):
             for value in list(vars(module).values()):
                 held.setdefault(name, set()).update(
-                    id(kernel) for kernel in (value.values() if isinstance(value, dict) else [value]))
-    lost = [name for (name, _), kernel in kernels_by_name().items()
-            if id(kernel) not in held[name] | held.get(name.rpartition(".")[0] + ".launcher", set())]
+                    id(kernel)
+                    for kernel in (value.values() if isinstance(value, dict) else [value])
+                )
+    lost = [
+        name
+        for (name, _), kernel in kernels_by_name().items()
+        if id(kernel) not in held[name] | held.get(name.rpartition(".")[0] + ".launcher", set())
+    ]
     assert not lost
 
 
@@ -100,14 +135,19 @@ def test_every_kernel_is_held_where_its_name_leads():
 @quick(lambda key: key is ATTENTION)
 def test_a_kernel_is_found_by_importing_its_module_alone(key):
     """Also if it is in a dictionary of another module of its package."""
-    code = ("import sys; from numdiff.device.compiler import Key; from numdiff.device.half import find_kernel; "
-            f"print(find_kernel(Key(*{key[:2]!r}, ())).py_func.__name__, 'numdiff.kernels.check' in sys.modules)")
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        "import sys; from numdiff.device.compiler import Key; from numdiff.device.half import find_kernel; "
+        f"print(find_kernel(Key(*{key[:2]!r}, ())).py_func.__name__, 'numdiff.kernels.check' in sys.modules)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.split() == [key.name, "False"]
 
 
 def test_somebodys_own_kernel_is_not_kept():
     """Its code may change without its name: it is compiled in every process that launches it."""
+
     @cuda.jit
     def mine(x):
         x[0] = 1

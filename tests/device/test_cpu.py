@@ -1,4 +1,5 @@
 """The CPU engine's threads."""
+
 import os
 import threading
 import time
@@ -24,12 +25,15 @@ def test_each_share_has_a_thread_and_the_first_is_the_callers(count):
     for _ in range(3):
         found = over_batch(lambda share: (share, threading.current_thread()), 7, MUCH)
         assert [share for share, _ in found] == cpu.shares(7, count)
-        assert found[0][1] is threading.current_thread() and len({thread for _, thread in found}) > 1
+        assert (
+            found[0][1] is threading.current_thread() and len({thread for _, thread in found}) > 1
+        )
 
 
 def test_results_are_in_order_of_submission(count):
-    assert over_batch(lambda share: time.sleep(0.02 * (3 - share.start)) or share.start, 3, MUCH) == [
-        share.start for share in cpu.shares(3, count)]
+    assert over_batch(
+        lambda share: time.sleep(0.02 * (3 - share.start)) or share.start, 3, MUCH
+    ) == [share.start for share in cpu.shares(3, count)]
 
 
 def test_all_have_ended_when_an_error_is_raised(count):
@@ -45,14 +49,23 @@ def test_all_have_ended_when_an_error_is_raised(count):
         over_batch(fails_first, 3, MUCH)
     assert len(ended) == count - 1
     with pytest.raises(ZeroDivisionError):
-        over_batch(lambda share: 1 // (2 - share.stop if share.stop == 2 else 1 - share.start // 9), 2, MUCH)
+        over_batch(
+            lambda share: 1 // (2 - share.stop if share.stop == 2 else 1 - share.start // 9),
+            2,
+            MUCH,
+        )
 
 
 def test_a_share_shares_nothing_further(count):
-    assert over_batch(lambda share: len(over_batch(lambda inner: inner, 4, MUCH)), 3, MUCH) == [1] * count
+    assert (
+        over_batch(lambda share: len(over_batch(lambda inner: inner, 4, MUCH)), 3, MUCH)
+        == [1] * count
+    )
     assert over_batch(lambda share: share, 3, 10) == [slice(0, 3)]  # little work
     for least in (1, 2, 3):  # of shares worth handing over there may be fewer than cores
-        assert len(over_batch(lambda share: share, 8, (least + 1) * cpu.LEAST_SHARE - 1)) == min(least, count)
+        assert len(over_batch(lambda share: share, 8, (least + 1) * cpu.LEAST_SHARE - 1)) == min(
+            least, count
+        )
 
 
 def test_nothing_of_the_work_is_kept(count):
@@ -73,8 +86,10 @@ def test_several_threads_ask_at_once(count):
     found = {}
 
     def ask(number):
-        found[number] = [sum(over_batch(lambda share: np.arange(100)[share].sum() * number, 100, MUCH))
-                         for _ in range(30)]
+        found[number] = [
+            sum(over_batch(lambda share: np.arange(100)[share].sum() * number, 100, MUCH))
+            for _ in range(30)
+        ]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -108,10 +123,16 @@ def test_a_forked_process_has_threads_of_its_own(count):
 
 
 def test_side_by_side_keeps_the_order(count):
-    assert list(side_by_side(lambda item: item * item, range(20))) == [item * item for item in range(20)]
+    assert list(side_by_side(lambda item: item * item, range(20))) == [
+        item * item for item in range(20)
+    ]
 
 
 def test_one_after_another_in_the_thread_that_asks():
     with one_after_another():
-        assert set(side_by_side(lambda _: threading.current_thread(), range(9))) == {threading.current_thread()}
-    assert threading.current_thread() not in set(side_by_side(lambda _: threading.current_thread(), range(9)))
+        assert set(side_by_side(lambda _: threading.current_thread(), range(9))) == {
+            threading.current_thread()
+        }
+    assert threading.current_thread() not in set(
+        side_by_side(lambda _: threading.current_thread(), range(9))
+    )

@@ -1,4 +1,5 @@
 """Processes that compute shares of a batch, and what becomes of them."""
+
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def test_each_share_stays_on_one_core(monkeypatch):
 
     def parts(count):
         return len(over_batch(lambda share: share, count, 1 << 30))
+
     made = Forks(parts, 1)
     assert made.results([(4,), (4,)]) == [1, 1] and parts(4) == 2
     made.close()
@@ -76,6 +78,7 @@ def test_a_stuck_process_costs_nothing_but_time(monkeypatch):
         if os.getpid() != own:
             time.sleep(600)
         return x
+
     forks = Forks(stays, 1)
     assert forks.results([(1,), (2,)]) == [1, 2]
     forks.close()
@@ -84,6 +87,7 @@ def test_a_stuck_process_costs_nothing_but_time(monkeypatch):
 def test_an_error_is_raised_here():
     def fails(x):
         raise ValueError(f"no {x}")
+
     made = Forks(fails, 1)
     with pytest.raises(ValueError, match="no 1"):
         made.results([(1,), (2,)])
@@ -104,8 +108,10 @@ def test_they_end_with_the_forks_and_with_their_process():
     for process in ids:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
-    text = ("import os, signal, sys; from numdiff.device.forks import Forks; made = Forks(print, 2)\n"
-            "print(*(process for _, process in made.processes), flush=True); os.kill(os.getpid(), signal.SIGKILL)")
+    text = (
+        "import os, signal, sys; from numdiff.device.forks import Forks; made = Forks(print, 2)\n"
+        "print(*(process for _, process in made.processes), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL and len(done.stdout.split()) == 2, done.stderr
     for process in map(int, done.stdout.split()):
@@ -116,7 +122,8 @@ def test_they_end_with_the_forks_and_with_their_process():
 def is_running(process):
     try:
         with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"  # a zombie waits for its new parent
+            # a zombie waits for its new parent
+            return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 

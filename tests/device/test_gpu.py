@@ -1,4 +1,5 @@
 """What a GPU's failures look like to a user, with a driver that fails on request; no GPU is needed."""
+
 import ctypes
 import types
 
@@ -19,8 +20,10 @@ def gpu_whose_allocation_gives(result):
     gpu = Gpu.__new__(Gpu)
     gpu.device_name = "Test GPU"
     gpu._driver = types.SimpleNamespace(
-        cuMemAlloc=lambda nbytes: result, cuMemGetInfo=lambda: (0, 3 << 20, 80 << 20),
-        CUresult=types.SimpleNamespace(CUDA_ERROR_OUT_OF_MEMORY=2))
+        cuMemAlloc=lambda nbytes: result,
+        cuMemGetInfo=lambda: (0, 3 << 20, 80 << 20),
+        CUresult=types.SimpleNamespace(CUDA_ERROR_OUT_OF_MEMORY=2),
+    )
     gpu.arenas = [Arena(gpu._take_segment)]
     gpu._arena = gpu.arenas[0]
     return gpu
@@ -31,7 +34,9 @@ class Status(int):
 
 
 def test_out_of_memory_says_how_much_and_what_to_do():
-    with pytest.raises(OutOfMemoryError, match=r"Test GPU is out of memory: 64 MiB .* 3 of 80 MiB .* --microbatch"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"Test GPU is out of memory: 64 MiB .* 3 of 80 MiB .* --microbatch"
+    ):
         gpu_whose_allocation_gives((Status(2),)).allocate(1000)
 
 
@@ -48,15 +53,25 @@ def test_an_unknown_device_is_a_usage_error():
 def test_a_grid_counts_blocks_also_where_they_form_clusters():
     gpu = Gpu.__new__(Gpu)
     gpu._launch_config, gpu._early = dict, {}  # cuda.core counts clusters
-    assert gpu._configure((6, 2, 8), 64, 100, (1, 1, 4)) == {"grid": (6, 2, 2), "cluster": (1, 1, 4), "block": 64,
-                                                             "shmem_size": 100}
-    assert gpu._configure(6, 64, 0, 2) == {"grid": (3, 1, 1), "cluster": (2, 1, 1), "block": 64, "shmem_size": 0}
+    assert gpu._configure((6, 2, 8), 64, 100, (1, 1, 4)) == {
+        "grid": (6, 2, 2),
+        "cluster": (1, 1, 4),
+        "block": 64,
+        "shmem_size": 100,
+    }
+    assert gpu._configure(6, 64, 0, 2) == {
+        "grid": (3, 1, 1),
+        "cluster": (2, 1, 1),
+        "block": 64,
+        "shmem_size": 0,
+    }
     assert gpu._configure(6, 64, 0, 1) == {"grid": 6, "block": 64, "shmem_size": 0}
     with pytest.raises(ValueError, match="cannot be cut into clusters"):
         gpu._configure((6, 2, 8), 64, 0, (1, 1, 3))
 
 
-# A captured step that is cut in parts --------------------------------------------------------------------------------
+# A captured step that is cut in parts -------------------------------------------------------------
+
 
 class Builder:
     """Stands for cuda.core's GraphBuilder: a graph is the list of what was launched into it."""
@@ -80,7 +95,9 @@ class Builder:
 def capturing_gpu(run):
     gpu = Gpu.__new__(Gpu)
     gpu._parts, gpu._branches = None, {}
-    gpu.stream = types.SimpleNamespace(create_graph_builder=lambda: Builder(run), launched=run, sync=lambda: None)
+    gpu.stream = types.SimpleNamespace(
+        create_graph_builder=lambda: Builder(run), launched=run, sync=lambda: None
+    )
     gpu._target = gpu.stream
     return gpu
 
@@ -118,26 +135,39 @@ def forking_gpu(said, run):
     """One that says what is launched where, and what waits for what."""
     gpu = capturing_gpu(run)
     gpu._handle, events = 1, iter(("mark 0", "mark 1"))
-    streams = {EXCHANGE: types.SimpleNamespace(handle=2, launched=run),
-               GRADIENTS: types.SimpleNamespace(handle=3, launched=run)}
+    streams = {
+        EXCHANGE: types.SimpleNamespace(handle=2, launched=run),
+        GRADIENTS: types.SimpleNamespace(handle=3, launched=run),
+    }
     for (name, stream), more in zip(streams.items(), ("", " 3"), strict=True):
         gpu._branches[name] = branch = Branch.__new__(Branch)
-        branch.stream, branch.handle, branch.joined, branch.marks, branch.marked = stream, stream.handle, True, [], 0
+        branch.stream, branch.handle, branch.joined, branch.marks, branch.marked = (
+            stream,
+            stream.handle,
+            True,
+            [],
+            0,
+        )
         branch.fork, branch.join = f"fork{more}", f"join{more}"
     gpu.new_event = lambda: next(events)
     gpu._driver = types.SimpleNamespace(
         cuEventRecord=lambda event, stream: said.append(f"{event} after {stream}") or (0,),
-        cuStreamWaitEvent=lambda stream, event, flags: said.append(f"{stream} waits for {event}") or (0,))
+        cuStreamWaitEvent=lambda stream, event, flags: (
+            said.append(f"{stream} waits for {event}") or (0,)
+        ),
+    )
     gpu._kernels, gpu._early = {("kernel",): "kernel"}, {"early": True}
     gpu._configs, gpu._launch_config = {}, lambda grid, block, shmem_size, early=False: early
     names = {2: "second", 3: "third"}
     gpu._core_launch = lambda target, early, kernel: said.append(
-        f"{names.get(getattr(target, 'handle', 1), 'first')}{', early' * early}")
+        f"{names.get(getattr(target, 'handle', 1), 'first')}{', early' * early}"
+    )
     return gpu
 
 
 def test_a_second_stream_waits_for_the_first_and_is_waited_for():
-    """The first kernel that follows another stream's does not take its place early; a graph ends joined."""
+    """The first kernel that follows another stream's does not take its place early; a graph ends
+    joined."""
     said, run = [], []
     gpu = forking_gpu(said, run)
 
@@ -155,7 +185,11 @@ def test_a_second_stream_waits_for_the_first_and_is_waited_for():
     fork = ["fork after 1", "2 waits for fork", "second", "second, early", "first, early"]
     join = ["join after 2", "1 waits for join"]
     step()
-    assert said == ["first, early", *fork, *fork, *join, "first"] and gpu._target is gpu.stream and gpu._handle == 1
+    assert (
+        said == ["first, early", *fork, *fork, *join, "first"]
+        and gpu._target is gpu.stream
+        and gpu._handle == 1
+    )
     said.clear()
 
     def unjoined():
@@ -188,7 +222,8 @@ def test_each_branch_is_waited_for_by_itself_and_up_to_a_mark():
     assert said[-1] == "mark 0 after 3"
 
 
-# Memory shared with other processes ----------------------------------------------------------------------------------
+# Memory shared with other processes ---------------------------------------------------------------
+
 
 def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
     driver = pytest.importorskip("cuda.bindings.driver")
@@ -208,9 +243,13 @@ def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
     gpu = Gpu.__new__(Gpu)
     gpu._opened, gpu.synchronize = {}, lambda: None
     gpu._driver = types.SimpleNamespace(
-        CUipcMemHandle=driver.CUipcMemHandle, CUipcMem_flags=driver.CUipcMem_flags,
-        cuMemGetAddressRange=lambda pointer: (0, pointer >> 26 << 26, 1 << 26), cuIpcGetMemHandle=handle_of,
-        cuIpcOpenMemHandle=open_handle, cuIpcCloseMemHandle=lambda address: closed.append(address) or (0,))
+        CUipcMemHandle=driver.CUipcMemHandle,
+        CUipcMem_flags=driver.CUipcMem_flags,
+        cuMemGetAddressRange=lambda pointer: (0, pointer >> 26 << 26, 1 << 26),
+        cuIpcGetMemHandle=handle_of,
+        cuIpcOpenMemHandle=open_handle,
+        cuIpcCloseMemHandle=lambda address: closed.append(address) or (0,),
+    )
     first = DeviceArray(gpu, (100,), np.float32, Mapping(5 << 26), 4096)
     second = DeviceArray(gpu, (7,), np.int32, Mapping(5 << 26), 8192)
     there = [gpu.open_shared(gpu.share(array)) for array in (first, second)]
@@ -223,10 +262,12 @@ def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
     assert closed == [(5 << 26) + (1 << 40)] and not gpu._opened
 
 
-# A gradient's twin on the host ---------------------------------------------------------------------------------------
+# A gradient's twin on the host --------------------------------------------------------------------
+
 
 def test_copies_overlap_the_kernels_and_are_waited_for():
-    """The order of the driver's calls: a copy down waits for the kernels before it, the kernels after for copies up."""
+    """The order of the driver's calls: a copy down waits for the kernels before it, the kernels
+    after for copies up."""
     calls, ready = [], {"word": 600}
 
     def note(name, result=(0,)):
@@ -236,20 +277,34 @@ def test_copies_overlap_the_kernels_and_are_waited_for():
     driver = types.SimpleNamespace(
         CUstream_flags=types.SimpleNamespace(CU_STREAM_NON_BLOCKING=types.SimpleNamespace(value=1)),
         CUevent_flags=types.SimpleNamespace(CU_EVENT_DISABLE_TIMING=types.SimpleNamespace(value=2)),
-        CUresult=types.SimpleNamespace(CUDA_ERROR_NOT_READY=600), cuStreamCreate=lambda flags: (0, next(streams)),
-        cuEventCreate=lambda flags: (0, next(events)), cuEventRecord=note("record"), cuStreamWaitEvent=note("wait"),
-        cuMemcpyDtoHAsync=note("down"), cuMemcpyHtoDAsync=note("up"), cuEventQuery=lambda event: (ready["word"],))
+        CUresult=types.SimpleNamespace(CUDA_ERROR_NOT_READY=600),
+        cuStreamCreate=lambda flags: (0, next(streams)),
+        cuEventCreate=lambda flags: (0, next(events)),
+        cuEventRecord=note("record"),
+        cuStreamWaitEvent=note("wait"),
+        cuMemcpyDtoHAsync=note("down"),
+        cuMemcpyHtoDAsync=note("up"),
+        cuEventQuery=lambda event: (ready["word"],),
+    )
     gpu = Gpu.__new__(Gpu)
     gpu._driver, gpu._handle, gpu.pinned = driver, "main", np.zeros
     twin = HostTwin(DeviceArray(gpu, (100,), np.float32, Mapping(4096), 0))
     host = twin.host.ctypes.data
     twin.fetch(10, 30)
-    assert calls == [("record", "computed", "main"), ("wait", "down", "computed", 0),
-                     ("down", host + 40, 4096 + 40, 80, "down"), ("record", "first", "down")]
+    assert calls == [
+        ("record", "computed", "main"),
+        ("wait", "down", "computed", 0),
+        ("down", host + 40, 4096 + 40, 80, "down"),
+        ("record", "first", "down"),
+    ]
     assert not twin.fetched(10)
     ready["word"] = 0
     assert twin.fetched(10)
     calls.clear()
     twin.send(10, 30)
     twin.join()
-    assert calls == [("up", 4096 + 40, host + 40, 80, "up"), ("record", "sent", "up"), ("wait", "main", "sent", 0)]
+    assert calls == [
+        ("up", 4096 + 40, host + 40, 80, "up"),
+        ("record", "sent", "up"),
+        ("wait", "main", "sent", 0),
+    ]

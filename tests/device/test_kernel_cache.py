@@ -1,4 +1,6 @@
-"""Compiled kernels on disk: what is written is read, what is damaged is not, and nothing is taken for another."""
+"""Compiled kernels on disk: what is written is read, what is damaged is not, and nothing is taken
+for another."""
+
 import multiprocessing
 import os
 import time
@@ -6,9 +8,18 @@ import time
 import pytest
 
 from numdiff.device import kernel_cache
-from numdiff.device.kernel_cache import KernelCache, Key, MachineCode, architecture, remove_unfinished, unpack
+from numdiff.device.kernel_cache import (
+    KernelCache,
+    Key,
+    MachineCode,
+    architecture,
+    remove_unfinished,
+    unpack,
+)
 
-KEY, OTHER = (Key("numdiff.kernels.reduce", name, ("float32[2]", "int32")) for name in ("sum", "largest"))
+KEY, OTHER = (
+    Key("numdiff.kernels.reduce", name, ("float32[2]", "int32")) for name in ("sum", "largest")
+)
 CODE = MachineCode("entry", bytes(range(256)) * 8 + b"\n", 1.5)
 
 
@@ -22,11 +33,15 @@ def test_round_trip(cache):
     cache.write(KEY, CODE)
     assert cache.has(KEY) and cache.read(KEY) == CODE
     assert not cache.has(OTHER)
-    assert [path.name for path in cache.folder.iterdir()] == [cache.file_name(KEY)]  # and nothing unfinished
+    # and nothing unfinished
+    assert [path.name for path in cache.folder.iterdir()] == [cache.file_name(KEY)]
 
 
 def test_another_kernel_card_or_compiler_has_another_file(cache, monkeypatch):
-    names = {cache.file_name(key) for key in (KEY, OTHER, KEY._replace(module="a"), KEY._replace(types=("int32",)))}
+    names = {
+        cache.file_name(key)
+        for key in (KEY, OTHER, KEY._replace(module="a"), KEY._replace(types=("int32",)))
+    }
     names.add(KernelCache((8, 0)).file_name(KEY))
     monkeypatch.setattr(kernel_cache, "toolchain", lambda: "another Numba")
     names.add(cache.file_name(KEY))
@@ -36,7 +51,12 @@ def test_another_kernel_card_or_compiler_has_another_file(cache, monkeypatch):
 def test_the_compilers_are_known():
     words = kernel_cache.toolchain()
     assert "numba-cuda " in words and "llvmlite " in words and "nvidia-nvvm " in words
-    assert [architecture(c) for c in ((7, 5), (8, 9), (9, 0), (12, 0))] == ["sm_75", "sm_89", "sm_90a", "sm_120a"]
+    assert [architecture(c) for c in ((7, 5), (8, 9), (9, 0), (12, 0))] == [
+        "sm_75",
+        "sm_89",
+        "sm_90a",
+        "sm_120a",
+    ]
 
 
 def test_other_code_has_another_folder(monkeypatch, tmp_path):
@@ -47,9 +67,18 @@ def test_other_code_has_another_folder(monkeypatch, tmp_path):
     assert kernel_cache.cache_directory() == str(tmp_path / "kernels-0123")
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: b"", lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:100] + b"!" + data[101:],
-    lambda data: data.replace(b"kernel 1", b"kernel 0"), lambda data: os.urandom(len(data)), lambda data: data[:30]])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: data[:100] + b"!" + data[101:],
+        lambda data: data.replace(b"kernel 1", b"kernel 0"),
+        lambda data: os.urandom(len(data)),
+        lambda data: data[:30],
+    ],
+)
 def test_a_damaged_file_counts_as_missing(cache, damage):
     cache.write(KEY, CODE)
     path = cache.folder / cache.file_name(KEY)
@@ -100,9 +129,11 @@ def test_a_folder_that_cannot_be_written(unwritable):
         cache.write(KEY, CODE)
         assert cache.has(KEY) and cache.read(KEY) == CODE and folder.is_dir()
         assert cache.writable(lines.append) == folder
-    line, = lines
-    assert line == (f"the kernel cache {unwritable} cannot be used (Not a directory): kernels are compiled again in "
-                    "every run; set NUMDIFF_CACHE_DIR to a folder of your own.")
+    (line,) = lines
+    assert line == (
+        f"the kernel cache {unwritable} cannot be used (Not a directory): kernels are compiled again in "
+        "every run; set NUMDIFF_CACHE_DIR to a folder of your own."
+    )
 
 
 def test_a_folder_that_can_only_be_read_is_read(cache, unwritable):

@@ -1,4 +1,6 @@
-"""Loops compiled for the host are kept on disk; damage, a full disk and other users' files cost a compilation alone."""
+"""Loops compiled for the host are kept on disk; damage, a full disk and other users' files cost a
+compilation alone."""
+
 import os
 import pathlib
 import pickle
@@ -42,18 +44,27 @@ class Bomb:
 
 def test_kept_and_found(root, tmp_path):
     assert [hits(), hits(), hits()] == [0, 1, 1]
-    path, = files(root)
+    (path,) = files(root)
     assert path.name.startswith("double-") and not (tmp_path / "numba").exists()
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: b"", lambda data: data[:-1], lambda data: data[:40], lambda data: data + b"\0",
-    lambda data: data[:99] + b"!" + data[100:], lambda data: os.urandom(len(data)),
-    lambda data: pickle.dumps(Bomb()), lambda data: data[:32] + pickle.dumps(Bomb())])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data[:40],
+        lambda data: data + b"\0",
+        lambda data: data[:99] + b"!" + data[100:],
+        lambda data: os.urandom(len(data)),
+        lambda data: pickle.dumps(Bomb()),
+        lambda data: data[:32] + pickle.dumps(Bomb()),
+    ],
+)
 def test_damage_is_compiled_again(root, tmp_path, monkeypatch, damage):
     monkeypatch.chdir(tmp_path)
     hits()
-    path, = files(root)
+    (path,) = files(root)
     path.write_bytes(damage(path.read_bytes()))
     assert [hits(), hits()] == [0, 1] and not pathlib.Path("planted").exists()
 
@@ -66,14 +77,16 @@ def test_a_folder_that_cannot_be_used(root, tmp_path, monkeypatch, broken):
     elif broken == "others may write":
         root.chmod(0o777)
     elif broken == "link":
-        folder, = root.iterdir()
+        (folder,) = root.iterdir()
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
     elif broken == "file":
         monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(files(root)[0]))
     else:
+
         def full(path, data):
             raise OSError(28, "No space left on device")
+
         monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "full"))
         monkeypatch.setattr(loop_cache, "write_own", full)
     assert [hits(), hits()] == [0, 0]

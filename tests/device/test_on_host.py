@@ -1,4 +1,5 @@
 """Loops that Numba compiles for the host's cores."""
+
 from unittest.mock import Mock
 
 import numpy as np
@@ -19,7 +20,11 @@ def test_a_loop_gives_what_numpy_does():
 
 def test_only_who_says_so_has_sums_reordered(monkeypatch):
     asked = []
-    monkeypatch.setattr(cpu.numba, "njit", lambda function, **options: asked.append(options.get("fastmath")) or Mock())
+    monkeypatch.setattr(
+        cpu.numba,
+        "njit",
+        lambda function, **options: asked.append(options.get("fastmath")) or Mock(),
+    )
     on_host(test_a_loop_gives_what_numpy_does)
     on_host(test_a_loop_gives_what_numpy_does, reorders=True)
     assert asked == [None, {"reassoc"}]

@@ -8,8 +8,11 @@ from numdiff.device.philox import philox4x32, philox4x32_reference
 KNOWN_ANSWERS = [
     ((0x00000000,) * 4, (0x00000000,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
-     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
 ]
 
 
@@ -27,7 +30,9 @@ def philox_by_hand(counter, key):
 def philox_kernel(counter, key, words):
     i = cuda.grid(1)
     if i < words.shape[0]:
-        w0, w1, w2, w3 = philox4x32(counter[i, 0], counter[i, 1], counter[i, 2], counter[i, 3], key[i, 0], key[i, 1])
+        w0, w1, w2, w3 = philox4x32(
+            counter[i, 0], counter[i, 1], counter[i, 2], counter[i, 3], key[i, 0], key[i, 1]
+        )
         words[i, 0] = w0
         words[i, 1] = w1
         words[i, 2] = w2
@@ -44,7 +49,9 @@ def words_on(engine, counter, key):
 
 
 def test_known_answers(engine):
-    counters, keys, words = (np.array(column, uint32) for column in zip(*KNOWN_ANSWERS, strict=True))
+    counters, keys, words = (
+        np.array(column, uint32) for column in zip(*KNOWN_ANSWERS, strict=True)
+    )
     engine.check_equal(words_on(engine, counters, keys), words)
 
 
@@ -61,7 +68,10 @@ def test_random_counters(engine, rng):
 
 
 def test_counters_and_keys_broadcast(rng):
-    counters, keys = rng.integers(0, 2**32, (3, 1, 4), dtype=uint32), rng.integers(0, 2**32, (5, 2), dtype=uint32)
+    counters, keys = (
+        rng.integers(0, 2**32, (3, 1, 4), dtype=uint32),
+        rng.integers(0, 2**32, (5, 2), dtype=uint32),
+    )
     words = philox4x32_reference(counters, keys)
     assert words.shape == (3, 5, 4) and words.dtype == uint32
     assert tuple(words[2, 4]) == philox_by_hand(counters[2, 0], keys[4])

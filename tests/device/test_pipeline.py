@@ -1,4 +1,6 @@
-"""The words of a pipeline: stages are handed over in order, at the cost of the arithmetic written out."""
+"""The words of a pipeline: stages are handed over in order, at the cost of the arithmetic written
+out."""
+
 import collections
 import pathlib
 import re
@@ -27,7 +29,8 @@ from numdiff.emulator import KernelFault
 from tests.kernels.ptx_equal import normalised
 
 STAGES, BARRIERS = 3, 6
-WORDS = 1  # a number of this file: it does not make it a file of words, whose faults are reported elsewhere
+# a number of this file: it does not make it a file of words, whose faults are reported elsewhere
+WORDS = 1
 
 
 @cuda.jit
@@ -96,7 +99,9 @@ def in_words(x, steps):
 
 def instructions(kernel):
     """How often each instruction stands in a kernel's PTX, whatever its registers are called."""
-    text = normalised(compile_to_ptx(kernel, tuple(map(type_of_word, ("int32[1]", "int32"))), (9, 0, "a")))
+    text = normalised(
+        compile_to_ptx(kernel, tuple(map(type_of_word, ("int32[1]", "int32"))), (9, 0, "a"))
+    )
     return collections.Counter(re.sub(r"%[a-z]+[0-9]+", "%", text).splitlines())
 
 
@@ -131,4 +136,5 @@ def test_faults_are_reported_where_words_are_used():
     lines = pathlib.Path(__file__).read_text(encoding="utf-8").splitlines()
     for kind, mark in (("bounds", "# its own line"), ("uninitialised", "# the line that uses it")):
         assert {fault.line for fault in raised.value.faults if fault.kind == kind} == {
-            next(n for n, line in enumerate(lines, 1) if line.endswith(mark))}, raised.value
+            next(n for n, line in enumerate(lines, 1) if line.endswith(mark))
+        }, raised.value

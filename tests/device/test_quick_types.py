@@ -1,4 +1,6 @@
-"""Compiling with a memory of type inference (quick_types.py) gives the PTX that Numba gives without it."""
+"""Compiling with a memory of type inference (quick_types.py) gives the PTX that Numba gives without
+it."""
+
 import re
 
 import pytest
@@ -28,12 +30,16 @@ def count(x, y, limit):
     cuda.atomic.add(y, 0, total)
 
 
-@pytest.mark.parametrize("kernel, signature", [(scale, (float32[::1], float32[::1], float32)),
-                                               (count, (float32[::1], int32[::1], float32))], ids=["scale", "count"])
+@pytest.mark.parametrize(
+    "kernel, signature",
+    [(scale, (float32[::1], float32[::1], float32)), (count, (float32[::1], int32[::1], float32))],
+    ids=["scale", "count"],
+)
 def test_same_ptx(kernel, signature):
     def texts():
         found = compile_for(kernel, signature, ((8, 0), (9, 0, "a"))).values()
-        return [re.sub(r"_ZN[\w$]+", "name", text) for text in found]  # mangled names count what was compiled before
+        # mangled names count what was compiled before
+        return [re.sub(r"_ZN[\w$]+", "name", text) for text in found]
 
     plain = texts()
     with quick_types.quick_types():
@@ -41,7 +47,9 @@ def test_same_ptx(kernel, signature):
     assert first == again == plain
 
 
-@pytest.mark.skipif(not quick_types.available, reason="this version of Numba is compiled with plainly")
+@pytest.mark.skipif(
+    not quick_types.available, reason="this version of Numba is compiled with plainly"
+)
 def test_memory_is_used():
     quick_types.answers.clear()
     with quick_types.quick_types():

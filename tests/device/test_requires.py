@@ -1,4 +1,5 @@
 """What a kernel requires, and who asks."""
+
 import numpy as np
 import pytest
 
@@ -28,21 +29,38 @@ def hopper_kernel(x):
     x[0] = x[1]
 
 
-A100, H100 = (next(card for card in CARDS if card.capability == capability) for capability in ((8, 0), (9, 0)))
+A100, H100 = (
+    next(card for card in CARDS if card.capability == capability) for capability in ((8, 0), (9, 0))
+)
 
 
 def test_which_devices_run_a_kernel():
-    runs = {capability: [supports(capability, kernel) for kernel in (anywhere_kernel, later_kernel, hopper_kernel)]
-            for capability in ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0))}
-    assert runs == {(7, 5): [True, False, False], (8, 0): [True, True, False], (8, 9): [True, True, False],
-                    (9, 0): [True, True, True], (10, 0): [True, True, False]}
+    runs = {
+        capability: [
+            supports(capability, kernel)
+            for kernel in (anywhere_kernel, later_kernel, hopper_kernel)
+        ]
+        for capability in ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0))
+    }
+    assert runs == {
+        (7, 5): [True, False, False],
+        (8, 0): [True, True, False],
+        (8, 9): [True, True, False],
+        (9, 0): [True, True, True],
+        (10, 0): [True, True, False],
+    }
     assert required(hopper_kernel) == (9, 0, "a") and required({1: later_kernel}) == (8, 0)
-    assert supports((8, 0), anywhere_kernel, {1: later_kernel}) and not supports((8, 0), anywhere_kernel, hopper_kernel)
+    assert supports((8, 0), anywhere_kernel, {1: later_kernel}) and not supports(
+        (8, 0), anywhere_kernel, hopper_kernel
+    )
     assert supports(upload(np.zeros(2, np.float32), Planned(A100)), later_kernel)
 
 
 def test_ptx_is_made_for_those_that_run_it():
-    assert capabilities_of(later_kernel) == CAPABILITIES and capabilities_of(hopper_kernel) == CAPABILITIES[1:]
+    assert (
+        capabilities_of(later_kernel) == CAPABILITIES
+        and capabilities_of(hopper_kernel) == CAPABILITIES[1:]
+    )
     device = PtxDevice()
     launch(hopper_kernel, 1, 1, upload(np.zeros(2, np.float32), device))
     assert [key[3] for key in device.launched] == [(9, 0, "a")]

@@ -1,4 +1,5 @@
 """One text, many kernels: each with its values, on every engine."""
+
 import re
 import types
 from typing import NamedTuple
@@ -54,8 +55,11 @@ def add_up(y, scale):
         y[i] = scale.factor * total_of(scale.x, i * COUNT)
 
 
-KERNELS = {(count, negative): specialise(add_up, COUNT=count, NEGATIVE=negative)
-           for count in (2, 3) for negative in (False, True)}
+KERNELS = {
+    (count, negative): specialise(add_up, COUNT=count, NEGATIVE=negative)
+    for count in (2, 3)
+    for negative in (False, True)
+}
 
 
 def run(backend, count, negative, n=5):
@@ -73,17 +77,36 @@ def test_in_the_emulator(count, negative):
 
 
 def test_to_the_compilers_each_is_a_kernel_of_its_own():
-    """…with a separate name in every key, and the machine code of a text in which the values are written out."""
-    assert {k.py_func.__name__ for k in KERNELS.values()} == {"add_up_2_False", "add_up_3_False", "add_up_2_True",
-                                                               "add_up_3_True"}
+    """…with a separate name in every key, and the machine code of a text in which the values are
+    written out."""
+    assert {k.py_func.__name__ for k in KERNELS.values()} == {
+        "add_up_2_False",
+        "add_up_3_False",
+        "add_up_2_True",
+        "add_up_3_True",
+    }
     device = get_ptx_device()
-    words = tuple(map(word_of, (upload(np.zeros(1, np.float32), device),
-                                Scale(0.5, upload(np.zeros(1, np.float32), device), 1))))
+    words = tuple(
+        map(
+            word_of,
+            (
+                upload(np.zeros(1, np.float32), device),
+                Scale(0.5, upload(np.zeros(1, np.float32), device), 1),
+            ),
+        )
+    )
     kinds = tuple(map(type_of_word, words))
     texts = {key: compile_to_ptx(kernel, kinds, (9, 0, "a")) for key, kernel in KERNELS.items()}
-    adds = {key: len(re.findall(r"add\.rn\.f32|add\.f32|fma\.rn\.f32", text)) for key, text in texts.items()}
-    assert adds[3, False] > adds[2, False] and len({re.sub(r"\w*add_up\w*", "", t) for t in texts.values()}) == 4
-    assert not any(".local" in text for text in texts.values())  # as the size of `kept` is a constant
+    adds = {
+        key: len(re.findall(r"add\.rn\.f32|add\.f32|fma\.rn\.f32", text))
+        for key, text in texts.items()
+    }
+    assert (
+        adds[3, False] > adds[2, False]
+        and len({re.sub(r"\w*add_up\w*", "", t) for t in texts.values()}) == 4
+    )
+    # as the size of `kept` is a constant
+    assert not any(".local" in text for text in texts.values())
 
     note, files = Planned(next(card for card in CARDS if card.capability == (9, 0))), set()
     for kernel in KERNELS.values():
@@ -101,11 +124,14 @@ def test_what_knows_no_constant_is_not_copied():
     assert all(copy.py_func.__globals__["shared_by_all"] is shared_by_all for copy in copies)
     signs = {copy.py_func.__globals__["signed"] for copy in copies}
     assert len(signs) == 2  # one for each sign, whatever COUNT is
-    assert isinstance(COUNT, Constant) and add_up.__globals__["COUNT"] is COUNT  # the text itself stays as it was
+    # the text itself stays as it was
+    assert isinstance(COUNT, Constant) and add_up.__globals__["COUNT"] is COUNT
 
 
 def test_each_requires_what_the_text_does():
-    assert all(supports((9, 0), kernel) and not supports((10, 0), kernel) for kernel in KERNELS.values())
+    assert all(
+        supports((9, 0), kernel) and not supports((10, 0), kernel) for kernel in KERNELS.values()
+    )
 
 
 def test_the_same_values_give_the_same_kernel_and_a_name_has_one():
@@ -129,7 +155,10 @@ def test_options_and_modules():
     made = specialise(text, name="text_with_bounds", COUNT=7)
     assert made.targetoptions["launch_bounds"] == (128, 1) and made.py_func.__module__ == __name__
     other = specialise(text, module=word_of.__module__, launch_bounds=(256, 1), COUNT=7)
-    assert other.targetoptions["launch_bounds"] == (256, 1) and other.py_func.__module__ == word_of.__module__
+    assert (
+        other.targetoptions["launch_bounds"] == (256, 1)
+        and other.py_func.__module__ == word_of.__module__
+    )
 
 
 def test_variants_are_made_when_they_are_asked_for():
@@ -144,5 +173,8 @@ def test_variants_are_made_when_they_are_asked_for():
     assert kernels[3] is kernels[3] is kernels.get(3) and made == [3] and kernels.get(4) is None
     with pytest.raises(KeyError):
         kernels[4]
-    assert next(iter(kernels.values())) is kernels[2] and dict(kernels.items()) == {2: kernels[2], 3: kernels[3]}
+    assert next(iter(kernels.values())) is kernels[2] and dict(kernels.items()) == {
+        2: kernels[2],
+        3: kernels[3],
+    }
     assert made == [3, 2]

@@ -1,4 +1,6 @@
-"""Copies that overlap kernels, over a stand-in for the driver that delays and reorders streams as much as allowed."""
+"""Copies that overlap kernels, over a stand-in for the driver that delays and reorders streams as
+much as allowed."""
+
 import ctypes
 from types import SimpleNamespace
 
@@ -7,17 +9,28 @@ import pytest
 
 from numdiff.device import DeviceArray, traffic
 from numdiff.device.gpu import Turn
-from numdiff.device.traffic import LAG, Feed, GpuFeed, GpuReadback, Readback, make_feed, make_readback
+from numdiff.device.traffic import (
+    LAG,
+    Feed,
+    GpuFeed,
+    GpuReadback,
+    Readback,
+    make_feed,
+    make_readback,
+)
 
 COMPUTE = 0
 
 
 class LazyDriver:
-    """Streams are queues; whenever the host waits, any operation that may run is run next, at random."""
+    """Streams are queues; whenever the host waits, any operation that may run is run next, at
+    random."""
 
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=SimpleNamespace(value=1))
-    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=SimpleNamespace(value=2),
-                                    CU_EVENT_BLOCKING_SYNC=SimpleNamespace(value=1))
+    CUevent_flags = SimpleNamespace(
+        CU_EVENT_DISABLE_TIMING=SimpleNamespace(value=2),
+        CU_EVENT_BLOCKING_SYNC=SimpleNamespace(value=1),
+    )
 
     def __init__(self, rng):
         self.rng, self.streams, self.done, self.records = rng, {COMPUTE: []}, set(), 0
@@ -51,7 +64,9 @@ class LazyDriver:
         return (0,)
 
     def run_one(self):
-        ready = [q for q in self.streams.values() if q and (q[0][0] is None or q[0][0] in self.done)]
+        ready = [
+            q for q in self.streams.values() if q and (q[0][0] is None or q[0][0] in self.done)
+        ]
         assert ready, "the streams wait for each other"
         ready[self.rng.integers(len(ready))].pop(0)[1]()
 
@@ -86,7 +101,9 @@ class LazyGpu:
         self._driver.streams[COMPUTE].append((None, function))
 
     def array(self, shape, dtype):
-        return DeviceArray(self, shape, dtype, self.allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize))
+        return DeviceArray(
+            self, shape, dtype, self.allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        )
 
 
 def view(array):
@@ -95,10 +112,15 @@ def view(array):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_step_gets_its_batch_and_every_answer_is_right(seed):
-    """The host writes into the sources as soon as it may; the streams run in any order that their events allow."""
+    """The host writes into the sources as soon as it may; the streams run in any order that their
+    events allow."""
     rng = np.random.default_rng(seed)
     gpu = LazyGpu(rng)
-    images, labels, ring = gpu.array((4, 3), np.uint8), gpu.array((4,), np.int32), gpu.array((16,), np.float32)
+    images, labels, ring = (
+        gpu.array((4, 3), np.uint8),
+        gpu.array((4,), np.int32),
+        gpu.array((16,), np.float32),
+    )
     feed, readback = make_feed([images, labels]), make_readback([ring])
     assert type(feed) is GpuFeed and type(readback) is GpuReadback and readback.lag == LAG
     sources = [(np.zeros((4, 3), np.uint8), np.zeros(4, np.int32)) for _ in range(2)]
@@ -112,6 +134,7 @@ def test_every_step_gets_its_batch_and_every_answer_is_right(seed):
             assert (view(images) == step).all() and (view(labels) == 1000 + step).all()
             view(ring)[step % 16] = step
             finished.append(step)
+
         gpu.compute(compute)
         ahead.append(step - len(finished))
         if step % 8 == 5:
@@ -119,7 +142,9 @@ def test_every_step_gets_its_batch_and_every_answer_is_right(seed):
             asked = step
         if asked is not None and step == asked + LAG:
             row = readback.values()[0]
-            assert [row[s % 16] for s in range(asked - 5, asked + 1)] == list(range(asked - 5, asked + 1))
+            assert [row[s % 16] for s in range(asked - 5, asked + 1)] == list(
+                range(asked - 5, asked + 1)
+            )
     assert max(ahead) <= 3 and not finished[20:] == []
     while any(gpu._driver.streams.values()):
         gpu._driver.run_one()

@@ -1,4 +1,6 @@
-"""What belongs together travels to a kernel as a NamedTuple: on every device, under a name that a cache can keep."""
+"""What belongs together travels to a kernel as a NamedTuple: on every device, under a name that a
+cache can keep."""
+
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +62,10 @@ def arguments(device, n=8):
 def test_the_emulator_runs_a_kernel_over_tuples():
     emulator = get_emulator()
     both, y, shape = arguments(emulator)
-    for kernel, given in ((add, (both, y, Shape(8, 2.0))), (add_plain, ((tuple(both), y), (8, 2.0)))):
+    for kernel, given in (
+        (add, (both, y, Shape(8, 2.0))),
+        (add_plain, ((tuple(both), y), (8, 2.0))),
+    ):
         launch(kernel, 1, 32, *given)
         np.testing.assert_array_equal(download(y), 41 + 3 * np.arange(8))
     with pytest.raises(KernelFault, match=r"reads first\[8\]"):  # an element is called by its name
@@ -69,7 +74,8 @@ def test_the_emulator_runs_a_kernel_over_tuples():
 
 def test_plain_numpy_arrays_too():
     y, x = np.zeros(8, np.float64), np.ones(8, np.float64)
-    Emulator().launch(add, 1, 32, Two(x, x), y, Shape(8, 2.0))  # float64 is meant: there is an array of it
+    # float64 is meant: there is an array of it
+    Emulator().launch(add, 1, 32, Two(x, x), y, Shape(8, 2.0))
     np.testing.assert_array_equal(y, 3)
 
 
@@ -77,7 +83,10 @@ def test_the_same_code_as_for_arguments_one_by_one():
     device = get_ptx_device()
     both, y, _ = arguments(device)
     texts = []
-    for kernel, given in ((add_plain, ((tuple(both), y), (8, 2.0))), (add_flat, (*both, y, 8, 2.0))):
+    for kernel, given in (
+        (add_plain, ((tuple(both), y), (8, 2.0))),
+        (add_flat, (*both, y, 8, 2.0)),
+    ):
         launch(kernel, 1, 32, *given)
         texts.append([normalised(device.texts[key]) for key in device.launched[-2:]])
     assert texts[0] == texts[1] and "fma" in texts[0][0]
@@ -86,11 +95,18 @@ def test_the_same_code_as_for_arguments_one_by_one():
 def test_a_word_for_a_tuple_names_its_class():
     both, y, _ = arguments(get_ptx_device())
     key = key_of(add, (both, y, Shape(8, 2.0)))
-    assert key.types == (f"{__name__}.Two(float32[1],float32[1])", "float32[1]", f"{__name__}.Shape(int32,float32)")
+    assert key.types == (
+        f"{__name__}.Two(float32[1],float32[1])",
+        "float32[1]",
+        f"{__name__}.Shape(int32,float32)",
+    )
     assert type_of_word(key.types[2]).instance_class is Shape
     nested = key_of(add_plain, ((tuple(both), y), (8, 2.0))).types
     assert nested == ("((float32[1],float32[1]),float32[1])", "(int32,float32)")
-    assert str(type_of_word(nested[0])) == "Tuple(UniTuple(array(float32, 1d, C) x 2), array(float32, 1d, C))"
+    assert (
+        str(type_of_word(nested[0]))
+        == "Tuple(UniTuple(array(float32, 1d, C) x 2), array(float32, 1d, C))"
+    )
     assert len(compile_kernel(add, key.types, (9, 0)).cubin) > 1000
 
 
@@ -99,7 +115,11 @@ def test_a_gpu_is_given_the_elements_one_by_one():
     gpu._lay_out = lambda array: (("float32", 1), (array.offset,))
     x, y = (DeviceArray(gpu, (4,), np.float32, None, offset) for offset in (16, 32))
     taken = {}
-    for name, given in (("named", (Two(x, y), Shape(4, 2.0))), ("plain", ((x, y), (4, 2.0))), ("flat", (x, y, 4, 2.0))):
+    for name, given in (
+        ("named", (Two(x, y), Shape(4, 2.0))),
+        ("plain", ((x, y), (4, 2.0))),
+        ("flat", (x, y, 4, 2.0)),
+    ):
         signature, flat = [], []
         gpu._take(given, signature, flat)
         taken[name] = tuple(signature)

@@ -1,4 +1,6 @@
-"""A stand-in for a trained model: x_0 of class c is N(MEANS[c], STD²), and so its answers have a closed form."""
+"""A stand-in for a trained model: x_0 of class c is N(MEANS[c], STD²), and so its answers have a
+closed form."""
+
 import numpy as np
 
 from numdiff.device import upload
@@ -13,7 +15,16 @@ NULL = 3  # its x_0 has mean 0.1
 class GaussianModel:
     """What `Sampling` needs of a model, with exact answers, for NumPy arrays."""
 
-    def __init__(self, prediction="eps", classes=True, null=True, learn_sigma=False, channels=3, size=4, **diffusion):
+    def __init__(
+        self,
+        prediction="eps",
+        classes=True,
+        null=True,
+        learn_sigma=False,
+        channels=3,
+        size=4,
+        **diffusion,
+    ):
         self.diffusion = {"prediction": prediction, **diffusion}
         self.options = {"learn_sigma": learn_sigma}
         self.image_size, self.in_channels, self.learn_sigma = size, channels, learn_sigma
@@ -32,7 +43,9 @@ class GaussianModel:
         if path == "edm":
             c_in = 1 / np.sqrt(np.exp(8 * t) + self._diffusion.sigma_data**2)
             return c_in, c_in * np.exp(4 * t)
-        alpha_bar = np.exp(np.interp(t, np.arange(self._diffusion.steps), np.log(self._diffusion.alpha_bar)))
+        alpha_bar = np.exp(
+            np.interp(t, np.arange(self._diffusion.steps), np.log(self._diffusion.alpha_bar))
+        )
         return np.sqrt(alpha_bar), np.sqrt(1 - alpha_bar)
 
     def __call__(self, x, t, y=None):
@@ -42,9 +55,15 @@ class GaussianModel:
         x_0 = mean + a * STD**2 / (a**2 * STD**2 + s**2) * (x.data - a * mean)
         eps = (x.data - a * x_0) / s
         data = self._diffusion.sigma_data  # EDM's F: D = c_skip · x + c_out · F, x = x_t / c_in
-        answer = {"eps": eps, "v": a * eps - s * x_0, "x_0": x_0, "flow": eps - x_0, "edm": (
-            x_0 - data**2 / ((s / a) ** 2 + data**2) * x.data / a) * np.sqrt((s / a) ** 2 + data**2) / (s / a * data)}[
-                self._diffusion.prediction]
+        answer = {
+            "eps": eps,
+            "v": a * eps - s * x_0,
+            "x_0": x_0,
+            "flow": eps - x_0,
+            "edm": (x_0 - data**2 / ((s / a) ** 2 + data**2) * x.data / a)
+            * np.sqrt((s / a) ** 2 + data**2)
+            / (s / a * data),
+        }[self._diffusion.prediction]
         if self.learn_sigma:
             answer = np.concatenate([answer, np.zeros_like(answer)], -1)
         return Tensor(upload(answer.astype(np.float32)))

@@ -1,4 +1,6 @@
-"""The conditioning of the steps to come, computed together, gives the bits of one computed step by step."""
+"""The conditioning of the steps to come, computed together, gives the bits of one computed step by
+step."""
+
 import numpy as np
 import pytest
 
@@ -8,17 +10,42 @@ from numdiff.nn import DiT, UNet
 from tests.device.recording import RecordingDevice
 
 MODELS = {
-    "dit": lambda device: DiT(image_size=2, in_channels=4, patch_size=2, hidden_size=16, depth=2, num_heads=1,
-                              num_classes=3, device=device, seed=1),
-    "unet": lambda device: UNet(image_size=2, in_channels=4, model_channels=8, channel_mult=(1,), num_res_blocks=1,
-                                groups=2, num_heads=1, num_head_channels=-1, attention_resolutions=(),
-                                use_scale_shift_norm=True, device=device, seed=1)}
+    "dit": lambda device: DiT(
+        image_size=2,
+        in_channels=4,
+        patch_size=2,
+        hidden_size=16,
+        depth=2,
+        num_heads=1,
+        num_classes=3,
+        device=device,
+        seed=1,
+    ),
+    "unet": lambda device: UNet(
+        image_size=2,
+        in_channels=4,
+        model_channels=8,
+        channel_mult=(1,),
+        num_res_blocks=1,
+        groups=2,
+        num_heads=1,
+        num_head_channels=-1,
+        attention_resolutions=(),
+        use_scale_shift_norm=True,
+        device=device,
+        seed=1,
+    ),
+}
 
 
 def weights(model, rng):
     """Random ones, as some layers of a new model are zeros."""
-    model.load_arrays({name: 0.1 * rng.standard_normal(array.shape).astype(np.float32)
-                       for name, array in model.arrays().items()})
+    model.load_arrays(
+        {
+            name: 0.1 * rng.standard_normal(array.shape).astype(np.float32)
+            for name, array in model.arrays().items()
+        }
+    )
     return model
 
 
@@ -35,7 +62,8 @@ def made(model, steps, monkeypatch, sampler, **how):
 def test_the_bits_of_step_by_step(kind, sampler, rng, monkeypatch):
     model, how = weights(MODELS[kind]("cpu"), rng), {"cfg_scale": 2.0} if kind == "dit" else {}
     wanted, _ = made(model, 0, monkeypatch, sampler, **how)
-    assert wanted.dtype == np.float32 and len(np.unique(wanted)) == wanted.size  # latents, which are not rounded
+    # latents, which are not rounded
+    assert wanted.dtype == np.float32 and len(np.unique(wanted)) == wanted.size
     for steps in (2, 5, 9):  # several times on the way, or once
         got, ahead = made(model, steps, monkeypatch, sampler, **how)
         assert ahead == steps
@@ -43,17 +71,26 @@ def test_the_bits_of_step_by_step(kind, sampler, rng, monkeypatch):
 
 
 def test_steps_without_guidance_take_half_of_the_rows(rng, monkeypatch):
-    model, how = weights(MODELS["dit"]("cpu"), rng), {"cfg_scale": 2.0, "cfg_interval": (0.005, 50.0)}
+    model, how = (
+        weights(MODELS["dit"]("cpu"), rng),
+        {"cfg_scale": 2.0, "cfg_interval": (0.005, 50.0)},
+    )
     wanted, _ = made(model, 0, monkeypatch, "heun", **how)
     got, ahead = made(model, 3, monkeypatch, "heun", **how)
     np.testing.assert_array_equal(got, wanted)
-    assert ahead == 3 and not np.array_equal(made(model, 0, monkeypatch, "heun", cfg_scale=2.0)[0], wanted)
+    assert ahead == 3 and not np.array_equal(
+        made(model, 0, monkeypatch, "heun", cfg_scale=2.0)[0], wanted
+    )
 
 
 def test_as_many_steps_as_have_room(monkeypatch):
     model = MODELS["unet"](RecordingDevice())
     bytes_a_step = 4 * sum(model.conditioning_columns()[0]) * 2
-    for room, steps in ((9 * bytes_a_step, 5), (2 * bytes_a_step + 1, 2), (2 * bytes_a_step - 1, 0)):
+    for room, steps in (
+        (9 * bytes_a_step, 5),
+        (2 * bytes_a_step + 1, 2),
+        (2 * bytes_a_step - 1, 0),
+    ):
         monkeypatch.setattr(module, "MAX_BYTES", room)
         assert module.steps_ahead(model, 2, 5) == steps
     assert module.steps_ahead(MODELS["unet"]("cpu"), 2, 5) == 0

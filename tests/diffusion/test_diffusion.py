@@ -6,19 +6,31 @@ import pytest
 from numdiff.diffusion import SAMPLERS, Diffusion, Sampling, alpha_bars, sample, spaced_timesteps
 from numdiff.diffusion.denoiser import Denoiser
 from numdiff.diffusion.sampling import spherical_mean
-from numdiff.diffusion.schedule import SPACINGS, respaced_timesteps, sampling_sigmas, sigma_table, timestep_at
+from numdiff.diffusion.schedule import (
+    SPACINGS,
+    respaced_timesteps,
+    sampling_sigmas,
+    sigma_table,
+    timestep_at,
+)
 from numdiff.errors import UsageError
 from numdiff.nn import Tensor
 from tests.conftest import exhaustively, on
 from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
 
-STOCHASTIC = [("ddpm", {}), ("ddpm", {"variance": "large"}), ("euler-ancestral", {}), ("ddim", {"eta": 0.5}),
-              ("heun", {"s_churn": 20.0, "s_noise": 1.003})]
+STOCHASTIC = [
+    ("ddpm", {}),
+    ("ddpm", {"variance": "large"}),
+    ("euler-ancestral", {}),
+    ("ddim", {"eta": 0.5}),
+    ("heun", {"s_churn": 20.0, "s_noise": 1.003}),
+]
 DETERMINISTIC = [(name, {}) for name in ("ddim", "euler", "heun", "dpm++2m")]
 
 
-# Schedules and levels -------------------------------------------------------------------------------------------------
+# Schedules and levels -----------------------------------------------------------------------------
+
 
 def test_schedules_against_their_formulas():
     linear = alpha_bars("linear", 1000)
@@ -44,22 +56,47 @@ def test_spaced_timesteps():
         spaced_timesteps(10, 11)
 
 
-@pytest.mark.parametrize("total, spacing, wanted", [  # worked out by hand from guided-diffusion's description
-    (20, "ddim5", range(16, -1, -4)), (1000, "ddim50", range(980, -1, -20)), (1000, "ddim1000", range(999, -1, -1)),
-    (300, "10,15,20", [200 + round(k * 99 / 19) for k in range(20)][::-1]
-     + [100 + (49 if k == 7 else round(k * 99 / 14)) for k in range(15)][::-1]  # the sum of 7 strides is below 49.5
-     + [k * 11 for k in range(10)][::-1]),
-    (10, "1,2", [9, 5, 0]), (7, "2,2", [6, 4, 3, 0]), (10, "0,1", [5]), (8, "3", [7, 4, 0]), (1000, "250", None)])
+# worked out by hand from guided-diffusion's description
+@pytest.mark.parametrize(
+    "total, spacing, wanted",
+    [
+        (20, "ddim5", range(16, -1, -4)),
+        (1000, "ddim50", range(980, -1, -20)),
+        (1000, "ddim1000", range(999, -1, -1)),
+        (
+            300,
+            "10,15,20",
+            [200 + round(k * 99 / 19) for k in range(20)][::-1]
+            # the sum of 7 strides is below 49.5
+            + [100 + (49 if k == 7 else round(k * 99 / 14)) for k in range(15)][::-1]
+            + [k * 11 for k in range(10)][::-1],
+        ),
+        (10, "1,2", [9, 5, 0]),
+        (7, "2,2", [6, 4, 3, 0]),
+        (10, "0,1", [5]),
+        (8, "3", [7, 4, 0]),
+        (1000, "250", None),
+    ],
+)
 def test_respaced_timesteps(total, spacing, wanted):
     got = respaced_timesteps(total, spacing)
     assert got.dtype == np.int32 and (np.diff(got) < 0).all()
-    np.testing.assert_array_equal(got, spaced_timesteps(total, int(spacing)) if wanted is None else wanted)
+    np.testing.assert_array_equal(
+        got, spaced_timesteps(total, int(spacing)) if wanted is None else wanted
+    )
 
 
 def test_respacing_that_cannot_be():
-    for spacing, message in (("ddim33", "no stride takes 33 of the 100"), ("ddim0", "no stride"), ("60,60", "only 50"),
-                             ("0,0", "at least one"), ("ddim", "not 'ddim'"), ("1,,2", "not '1,,2'"), ("²", "not '²'"),
-                             ("101", "between 1 and the 100")):
+    for spacing, message in (
+        ("ddim33", "no stride takes 33 of the 100"),
+        ("ddim0", "no stride"),
+        ("60,60", "only 50"),
+        ("0,0", "at least one"),
+        ("ddim", "not 'ddim'"),
+        ("1,,2", "not '1,,2'"),
+        ("²", "not '²'"),
+        ("101", "between 1 and the 100"),
+    ):
         with pytest.raises(UsageError, match=message):
             respaced_timesteps(100, spacing)
     for steps in (2.5, True, None):
@@ -68,7 +105,8 @@ def test_respacing_that_cannot_be():
 
 
 def test_sampling_at_respaced_timesteps():
-    """The model is asked at the diffusion's own timesteps; a number as text is that number; levels are not spaced."""
+    """The model is asked at the diffusion's own timesteps; a number as text is that number; levels
+    are not spaced."""
     model, seen = GaussianModel("eps", size=16), []
 
     class Recorded(GaussianModel):
@@ -81,16 +119,20 @@ def test_sampling_at_respaced_timesteps():
     assert seen == [999, 500, 499, 250, 0] and sampling.steps == sampling.evaluations == 5
     assert sampling.options["respacing"] == "3,2" and sampling.spacing == "timesteps"
     assert Sampling(model, count=1, steps="ddim20", sampler="heun").spacing == "timesteps"
-    np.testing.assert_array_equal(sample(model, count=2, steps="25"), sample(model, count=2, steps=25))
+    np.testing.assert_array_equal(
+        sample(model, count=2, steps="25"), sample(model, count=2, steps=25)
+    )
     assert Sampling(model, count=1, steps="25", sampler="heun").spacing == "karras"
     with pytest.raises(UsageError, match="leave spacing karras out"):
         Sampling(model, count=1, steps="ddim20", spacing="karras")
 
 
-# What the model sees of a timestep ------------------------------------------------------------------------------------
+# What the model sees of a timestep ----------------------------------------------------------------
+
 
 def test_rescaled_timesteps(engine):
-    """t · 1000 / T, as the training step, the samplers and `predict` give it to the model; else t itself."""
+    """t · 1000 / T, as the training step, the samplers and `predict` give it to the model; else t
+    itself."""
     t = engine(np.array([0, 1, 2999, 3999], np.int32))
     diffusion = Diffusion(4000, backend=engine.backend, timestep_scale=0.25)
     seen = diffusion.model_timesteps(t)
@@ -115,7 +157,9 @@ def test_samplers_ask_at_rescaled_timesteps():
     rescaled = Rescaled("eps", size=16, steps=4000, timestep_scale=0.25)
     images = sample(rescaled, count=2, steps="ddim4")
     assert seen == [750, 500, 250, 0]
-    np.testing.assert_array_equal(images, sample(GaussianModel("eps", size=16, steps=4000), count=2, steps="ddim4"))
+    np.testing.assert_array_equal(
+        images, sample(GaussianModel("eps", size=16, steps=4000), count=2, steps="ddim4")
+    )
 
 
 def test_predict_rescales_timesteps(rng):
@@ -139,13 +183,21 @@ def test_levels(schedule):
             assert sigmas[0] <= sigma_table(bars)[-1] * (1 + 1e-12)
     table = sigma_table(bars)
     for spacing, even in (("karras", lambda sigmas: np.power(sigmas, 1 / 7)), ("logsnr", np.log)):
-        top, *levels, _ = sampling_sigmas(bars, spacing, 18)  # noise alone, and from EDM's 80 on as their papers say
-        assert top == table[-1] and levels[0] == pytest.approx(80) and levels[16] == pytest.approx(table[0])
+        # noise alone, and from EDM's 80 on as their papers say
+        top, *levels, _ = sampling_sigmas(bars, spacing, 18)
+        assert (
+            top == table[-1]
+            and levels[0] == pytest.approx(80)
+            and levels[16] == pytest.approx(table[0])
+        )
         np.testing.assert_allclose(np.diff(even(levels), 2), 0, atol=1e-12)
     low = bars[table < 50]  # a schedule that does not reach 80
     assert sampling_sigmas(low, "karras", 18)[0] == pytest.approx(sigma_table(low)[-1])
-    for spacing, steps, message in (("cubic", 5, "unknown spacing"), ("karras", 0, "at least 1"),
-                                    ("timesteps", 1001, "between 1 and the 1000")):
+    for spacing, steps, message in (
+        ("cubic", 5, "unknown spacing"),
+        ("karras", 0, "at least 1"),
+        ("timesteps", 1001, "between 1 and the 1000"),
+    ):
         with pytest.raises(UsageError, match=message):
             sampling_sigmas(bars, spacing, steps)
 
@@ -158,7 +210,8 @@ def test_timestep_of_a_level():
     assert timestep_at(1e-9, table) == 0 and timestep_at(1e9, table) == 999
 
 
-# The model as an estimate of x_0 --------------------------------------------------------------------------------------
+# The model as an estimate of x_0 ------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("prediction", ["eps", "v", "x_0"])
 def test_the_estimate_inverts_the_target(engine, rng, prediction):
@@ -188,7 +241,8 @@ def test_the_estimate_inverts_the_target(engine, rng, prediction):
 
 @pytest.mark.parametrize("channels", [None, 1])
 def test_guidance_is_linear_between_the_two_answers(rng, channels):
-    """eps = u + scale · (c - u), on all channels or the first; scale 1 is no guidance and asks once."""
+    """eps = u + scale · (c - u), on all channels or the first; scale 1 is no guidance and asks
+    once."""
     model = GaussianModel("eps")
     diffusion, labels = Diffusion(), np.array([0, 2], np.int32)
     x = 3 * rng.standard_normal((2, 4, 4, 3)).astype(np.float32)
@@ -207,7 +261,8 @@ def test_guidance_is_linear_between_the_two_answers(rng, channels):
     assert model.calls == 1
 
 
-# Sampling -------------------------------------------------------------------------------------------------------------
+# Sampling -----------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name, options", STOCHASTIC + DETERMINISTIC)
 @pytest.mark.parametrize("prediction", ["v", *exhaustively("eps", "x_0")])
@@ -218,29 +273,43 @@ def test_samples_of_every_sampler_have_the_classes_means(name, options, predicti
     for c, mean in enumerate(MEANS):
         made = images[c::3]
         assert abs(made.mean() - mean) < 0.03
-        assert made.std() == pytest.approx(STD, rel=0.12 if (name, options) in DETERMINISTIC else 0.3)
+        assert made.std() == pytest.approx(
+            STD, rel=0.12 if (name, options) in DETERMINISTIC else 0.3
+        )
 
 
 @pytest.mark.parametrize("variance", ["small", "large", "learned"])
 def test_learned_variance_is_used(variance):
     """Channels of zeros are the geometric mean of both bounds."""
     model = GaussianModel("eps", size=16, learn_sigma=True)
-    spread = {v: sample(model, count=8, steps=10, sampler="ddpm", y=1, variance=v).std()
-              for v in ("small", "large", "learned")}
+    spread = {
+        v: sample(model, count=8, steps=10, sampler="ddpm", y=1, variance=v).std()
+        for v in ("small", "large", "learned")
+    }
     assert spread["small"] < spread["learned"] < spread["large"]
-    assert (sample(model, count=8, steps=10, sampler="ddpm", y=1, variance=variance).std()
-            == spread[variance])
+    assert (
+        sample(model, count=8, steps=10, sampler="ddpm", y=1, variance=variance).std()
+        == spread[variance]
+    )
     assert Sampling(model, sampler="ddpm").settings == {"variance": "learned"}
     assert Sampling(GaussianModel(), sampler="ddpm").settings == {"variance": "small"}
 
 
 def test_guidance_moves_the_mean():
     model = GaussianModel("eps", size=16)
-    plain, guided, none = (sample(model, count=8, steps=30, y=2, cfg_scale=scale).mean() / 127.5 - 1
-                           for scale in (None, 1.5, 0.0))
-    assert none == pytest.approx(0.1, abs=0.02) and plain == pytest.approx(MEANS[2], abs=0.02) and guided > plain + 0.1
+    plain, guided, none = (
+        sample(model, count=8, steps=30, y=2, cfg_scale=scale).mean() / 127.5 - 1
+        for scale in (None, 1.5, 0.0)
+    )
+    assert (
+        none == pytest.approx(0.1, abs=0.02)
+        and plain == pytest.approx(MEANS[2], abs=0.02)
+        and guided > plain + 0.1
+    )
     one = sample(model, count=8, steps=30, y=2, cfg_scale=1.5, cfg_channels=1) / 127.5 - 1
-    assert one[..., 0].mean() > plain + 0.1 and one[..., 1:].mean() == pytest.approx(plain, abs=0.02)
+    assert one[..., 0].mean() > plain + 0.1 and one[..., 1:].mean() == pytest.approx(
+        plain, abs=0.02
+    )
 
 
 @pytest.mark.parametrize("name, options", STOCHASTIC + DETERMINISTIC)
@@ -254,7 +323,9 @@ def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng, name, options):
     assert np.abs(together[0].astype(int) - together[1]).max() > 1
 
 
-@pytest.mark.parametrize("name, options", [*STOCHASTIC, *DETERMINISTIC, ("ddpm", {"learn_sigma": True})])
+@pytest.mark.parametrize(
+    "name, options", [*STOCHASTIC, *DETERMINISTIC, ("ddpm", {"learn_sigma": True})]
+)
 @on("cuda")
 def test_a_gpu_makes_the_images_of_the_cpu(engine, name, options):
     model = tiny(device=engine.backend, learn_sigma=options.get("learn_sigma", False))
@@ -275,8 +346,15 @@ def test_evaluations_are_as_many_as_said():
         for _ in sampling.batches(progress=lambda seen=seen: seen.append(1)):
             pass
         assert model.calls == len(seen) == 3 * sampling.evaluations
-    sampling = Sampling(GaussianModel(), count=1, steps=12, known=np.zeros((4, 4, 3)), mask=np.ones((4, 4)), jump=4,
-                        resamples=3)
+    sampling = Sampling(
+        GaussianModel(),
+        count=1,
+        steps=12,
+        known=np.zeros((4, 4, 3)),
+        mask=np.ones((4, 4)),
+        jump=4,
+        resamples=3,
+    )
     list(sampling.batches())
     assert sampling.model.calls == sampling.evaluations == 3 * 11 + 1
 
@@ -284,7 +362,14 @@ def test_evaluations_are_as_many_as_said():
 def test_labels_in_turn_and_one_for_all():
     assert Sampling(GaussianModel(), count=7).labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert Sampling(GaussianModel(), count=3, y=[2]).labels.tolist() == [2, 2, 2]
-    assert Sampling(GaussianModel(), count=6, slerp=3, sampler="euler").labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert Sampling(GaussianModel(), count=6, slerp=3, sampler="euler").labels.tolist() == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
     assert Sampling(GaussianModel(classes=False)).labels is None
 
 
@@ -307,7 +392,10 @@ def test_slerp_rows():
     rows = sample(model, count=10, steps=8, sampler="heun", seed=4, slerp=5, batch=3)
     whole = sample(model, count=3, steps=8, sampler="heun", seed=4)
     assert np.array_equal(rows[[0, 5]], whole[:2])  # a row begins with its seed's own image
-    assert np.abs(rows[4].astype(int) - whole[1]).max() <= 1 and np.abs(rows[9].astype(int) - whole[2]).max() <= 1
+    assert (
+        np.abs(rows[4].astype(int) - whole[1]).max() <= 1
+        and np.abs(rows[9].astype(int) - whole[2]).max() <= 1
+    )
     steps = np.abs(np.diff(rows[:5].astype(int), axis=0)).mean((1, 2, 3))
     assert steps.max() < np.abs(rows[0].astype(int) - rows[4]).mean()
 
@@ -320,8 +408,11 @@ def test_spherical_mean(rng):
     np.testing.assert_allclose(middle[2], b[2], atol=1e-12)
     lengths = np.linalg.norm(middle.reshape(3, -1), axis=1) / math.sqrt(7500)
     assert np.abs(lengths - 1).max() < 0.05  # a plain mean's would be 0.71
-    np.testing.assert_allclose(middle[1].ravel() @ a[1].ravel() / np.linalg.norm(a[1]),
-                               middle[1].ravel() @ b[1].ravel() / np.linalg.norm(b[1]), rtol=0.05)
+    np.testing.assert_allclose(
+        middle[1].ravel() @ a[1].ravel() / np.linalg.norm(a[1]),
+        middle[1].ravel() @ b[1].ravel() / np.linalg.norm(b[1]),
+        rtol=0.05,
+    )
 
 
 def test_latents_are_neither_clipped_nor_rounded():
@@ -331,8 +422,11 @@ def test_latents_are_neither_clipped_nor_rounded():
 
 
 BAD = [
-    ({"sampler": "leapfrog"}, "unknown sampler"), ({"eta": 2.0}, "eta must be"), ({"count": 0}, "at least 1"),
-    ({"batch": 0}, "at least 1"), ({"steps": 0}, "must be at least 1, not 0"),
+    ({"sampler": "leapfrog"}, "unknown sampler"),
+    ({"eta": 2.0}, "eta must be"),
+    ({"count": 0}, "at least 1"),
+    ({"batch": 0}, "at least 1"),
+    ({"steps": 0}, "must be at least 1, not 0"),
     ({"steps": 1001}, "between 1 and the 1000"),
     ({"steps": 100_001, "spacing": "karras"}, "at most 100,000, not 100,001"),
     ({"sampler": "ddpm", "eta": 0.5}, "eta belongs to ddim and euler-ancestral"),
@@ -344,18 +438,28 @@ BAD = [
     ({"sampler": "ddpm", "variance": "huge"}, "unknown variance"),
     ({"sampler": "ddpm", "variance": "learned"}, "did not learn a variance"),
     ({"spacing": "cubic"}, "unknown spacing"),
-    ({"count": 2, "seed": 2**32 - 1}, "seeds 4294967295 to 4294967296"), ({"seed": -1}, "seeds -1 to"),
-    ({"y": "cats"}, "one class index, or one for each"), ({"count": 3, "y": [0, 1]}, "one class index, or one"),
-    ({"count": 1, "y": [3]}, "class 3 does not exist"), ({"count": 1, "y": [-1]}, "class -1 does not exist"),
+    ({"count": 2, "seed": 2**32 - 1}, "seeds 4294967295 to 4294967296"),
+    ({"seed": -1}, "seeds -1 to"),
+    ({"y": "cats"}, "one class index, or one for each"),
+    ({"count": 3, "y": [0, 1]}, "one class index, or one"),
+    ({"count": 1, "y": [3]}, "class 3 does not exist"),
+    ({"count": 1, "y": [-1]}, "class -1 does not exist"),
     ({"count": 1, "y": [2**32]}, "class 4294967296 does not exist"),
-    ({"cfg_scale": float("nan")}, "finite"), ({"cfg_scale": 1e39}, "cfg_scale must be a finite number from -1000"),
+    ({"cfg_scale": float("nan")}, "finite"),
+    ({"cfg_scale": 1e39}, "cfg_scale must be a finite number from -1000"),
     ({"sampler": "euler", "s_churn": 1.0, "s_noise": 1e300}, "s_noise must be at most 1000"),
     ({"cfg_channels": 3}, "give a cfg_scale"),
     ({"cfg_scale": 2.0, "cfg_channels": 4}, "between 1 and the model's 3"),
-    ({"slerp": 5}, "whole rows"), ({"slerp": 1}, "at least 2"), ({"slerp": 4, "sampler": "ddpm"}, "adds no noise"),
-    ({"slerp": 4, "eta": 0.1}, "adds no noise"), ({"slerp": 4, "sampler": "euler-ancestral"}, "adds no noise"),
+    ({"slerp": 5}, "whole rows"),
+    ({"slerp": 1}, "at least 2"),
+    ({"slerp": 4, "sampler": "ddpm"}, "adds no noise"),
+    ({"slerp": 4, "eta": 0.1}, "adds no noise"),
+    ({"slerp": 4, "sampler": "euler-ancestral"}, "adds no noise"),
     ({"known": np.zeros((4, 4, 3)), "mask": None}, "a mask"),
-    ({"known": np.zeros((4, 4, 3)), "mask": np.zeros((4, 4)), "slerp": 4}, "and inpainting, by RePaint, does"),
+    (
+        {"known": np.zeros((4, 4, 3)), "mask": np.zeros((4, 4)), "slerp": 4},
+        "and inpainting, by RePaint, does",
+    ),
     ({"known": np.zeros((4, 5, 3)), "mask": np.zeros((4, 4))}, "a picture of 4×4×3"),
     ({"known": np.zeros((4, 4, 3)), "mask": np.zeros((4, 4)), "jump": 0}, "at least 1"),
 ]
@@ -383,7 +487,9 @@ def test_timesteps_of_the_process_are_checked_on_the_host():
         with pytest.raises(UsageError, match="whole numbers from 0 to 9"):
             diffusion.q_sample(x, x, np.array([t]))
     with pytest.raises(UsageError, match="whole numbers from 0 to 9"):
-        diffusion.loss(Tensor(np.zeros((1, 2, 2, 6), np.float32)), x, x, np.array([-1]), learn_sigma=True)
+        diffusion.loss(
+            Tensor(np.zeros((1, 2, 2, 6), np.float32)), x, x, np.array([-1]), learn_sigma=True
+        )
     for steps in (0, -1, 2.5, True, "10", 2**40):
         with pytest.raises(UsageError, match=r"must be a whole number from 1 to 100,000\."):
             Diffusion(steps=steps)
@@ -392,12 +498,14 @@ def test_timesteps_of_the_process_are_checked_on_the_host():
 @pytest.mark.parametrize("spacing", ["karras", "logsnr"])
 @pytest.mark.parametrize("sampler", ["ddim", "heun", "dpm++2m"])
 def test_samples_have_the_mean_of_bright_images(rng, spacing, sampler):
-    """Noise without the images' mean is what the model knows at its last timestep, and nowhere else: levels begin
-    there. The data here is one bright picture with a little variation, which a Gaussian describes exactly."""
+    """Noise without the images' mean is what the model knows at its last timestep, and nowhere
+    else: levels begin there. The data here is one bright picture with a little variation, which a
+    Gaussian describes exactly."""
     pixels, mean, deviation = 3 * 64 * 64, 0.5, 0.3
 
     class Bright:
-        def __call__(self, x, sigma):  # along the mean's direction, in units of its length: the others are noise alone
+        # along the mean's direction, in units of its length: the others are noise alone
+        def __call__(self, x, sigma):
             gain = deviation**2 / (deviation**2 + sigma**2 / pixels)
             return mean + gain * (x - mean)
 
@@ -410,7 +518,10 @@ def test_samples_have_the_mean_of_bright_images(rng, spacing, sampler):
 def test_the_weight_of_the_variational_bound(rng):
     """None: T / 1000, as it was before there was a choice."""
     x = rng.standard_normal((2, 4, 4, 3)).astype(np.float32)
-    prediction, t = Tensor(rng.standard_normal((2, 4, 4, 6)).astype(np.float32)), np.array([3, 200], np.int32)
+    prediction, t = (
+        Tensor(rng.standard_normal((2, 4, 4, 6)).astype(np.float32)),
+        np.array([3, 200], np.int32),
+    )
 
     def loss(weight, steps):
         diffusion = Diffusion(steps=steps, vlb_weight=weight)
@@ -418,7 +529,9 @@ def test_the_weight_of_the_variational_bound(rng):
 
     for steps in (250, 1000):
         without, once, default = (loss(weight, steps) for weight in (0, 1, None))
-        assert once > without and default == pytest.approx(without + steps / 1000 * (once - without), rel=1e-5)
+        assert once > without and default == pytest.approx(
+            without + steps / 1000 * (once - without), rel=1e-5
+        )
         assert loss(2.5, steps) == pytest.approx(without + 2.5 * (once - without), rel=1e-5)
     assert Diffusion().options == {"steps": 1000, "schedule": "linear", "prediction": "eps"}
     assert Diffusion(vlb_weight=1).options["vlb_weight"] == 1

@@ -1,4 +1,5 @@
 """Too large a batch: what the arenas say that would fit."""
+
 import contextlib
 import functools
 
@@ -16,7 +17,8 @@ from tests.conftest import quick
 
 
 class Small(PtxDevice):
-    """A GPU that runs nothing and has `total` bytes of memory, of which what is replayed has arenas of its own."""
+    """A GPU that runs nothing and has `total` bytes of memory, of which what is replayed has arenas
+    of its own."""
 
     device_name = "Small GPU"
     turn = contextlib.nullcontext()
@@ -65,6 +67,7 @@ class Small(PtxDevice):
     def trim(self, arena, keep=()):
         def give_back(address):
             self.taken -= self.sizes.pop(address)
+
         arena.trim(give_back, keep)
 
     def allocate(self, nbytes):
@@ -75,8 +78,14 @@ class Small(PtxDevice):
 
 
 def models(device):
-    yield UNet(image_size=64, channel_mult=(1, 2, 2), num_res_blocks=1, device=device, seed=None), {}
-    yield DiT(image_size=32, hidden_size=384, depth=2, num_heads=6, device=device, seed=None), {"cfg_scale": 4.0}
+    yield (
+        UNet(image_size=64, channel_mult=(1, 2, 2), num_res_blocks=1, device=device, seed=None),
+        {},
+    )
+    yield (
+        DiT(image_size=32, hidden_size=384, depth=2, num_heads=6, device=device, seed=None),
+        {"cfg_scale": 4.0},
+    )
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -91,16 +100,23 @@ def test_a_batch_that_does_not_fit_is_told_with_one_that_does(which, half):
 
     model, options = made()
     wanted = Sampling(model, 20_000, steps=3, batch=20_000, sampler="dpm++2m", **options)
-    with pytest.raises(OutOfMemoryError, match=r"20,000 images at a time do not fit into the [\d,]+ MiB that Small GPU "
-                                               r"has left after the model; use --batch \d+ or less") as error:
+    with pytest.raises(
+        OutOfMemoryError,
+        match=r"20,000 images at a time do not fit into the [\d,]+ MiB that Small GPU "
+        r"has left after the model; use --batch \d+ or less",
+    ) as error:
         next(wanted.batches())
     most = int(str(error.value).split("--batch ")[1].split()[0])
-    for model in (wanted.model, made()[0]):  # it does fit, after the attempt that did not, and where there was none
+    # it does fit, after the attempt that did not, and where there was none
+    for model in (wanted.model, made()[0]):
         gpu = model.backend
         room, arenas = gpu.memory_info()[0], (gpu.arenas[0], gpu.inference_arena)
         fitting = Sampling(model, most, steps=3, batch=most, sampler="dpm++2m", **options)
-        needed, more = (bytes_for(fitting, measuring_twin(model), n, arenas) for n in (most, most + most // 32 + 2))
-        (_, images), = fitting.batches()
+        needed, more = (
+            bytes_for(fitting, measuring_twin(model), n, arenas)
+            for n in (most, most + most // 32 + 2)
+        )
+        ((_, images),) = fitting.batches()
         assert len(images) == most
         assert room - gpu.memory_info()[0] == needed <= room - SEGMENT  # as foreseen
         assert more > room - 3 * SEGMENT >= 2 << 30
@@ -114,7 +130,9 @@ def test_no_room_for_one():
 def test_a_batch_that_32_bits_do_not_count_is_told_before_anything_is_compiled():
     """60,000 images of 64×64 have 2³³ numbers in 64 channels."""
     model, _ = next(models(Planned(CARDS[-4])))
-    with pytest.raises(UsageError, match=r"60,000 images at a time are more than kernels count.*--batch \d+") as error:
+    with pytest.raises(
+        UsageError, match=r"60,000 images at a time are more than kernels count.*--batch \d+"
+    ) as error:
         Sampling(model, 60_000, batch=60_000).rehearse()
     most = int(str(error.value).split("--batch ")[1].split()[0])
     assert 2_000 < most < 2**31 // (64 * 64 * 64)
@@ -125,7 +143,9 @@ def test_more_blocks_than_a_launch_may_have_are_told_with_a_batch_that_has_not()
     """Attention's grid has a block for each image on an axis that counts to 65,535."""
     _, (model, _) = models(Planned(CARDS[-4]))
     model.compute_in_half()
-    with pytest.raises(UsageError, match=r"70,000 images at a time are more than kernels count.*--batch \d+") as error:
+    with pytest.raises(
+        UsageError, match=r"70,000 images at a time are more than kernels count.*--batch \d+"
+    ) as error:
         Sampling(model, 70_000, batch=70_000).rehearse()
     most = int(str(error.value).split("--batch ")[1].split()[0])
     assert 64_000 < most <= 65_535

@@ -1,4 +1,6 @@
-"""Flow matching, JiT's loss, EDM and min-SNR-γ against an independent PyTorch implementation (tests/reference)."""
+"""Flow matching, JiT's loss, EDM and min-SNR-γ against an independent PyTorch implementation
+(tests/reference)."""
+
 import numpy as np
 import pytest
 
@@ -15,12 +17,24 @@ from tests.reference import stored_objectives as objectives
 
 
 def levels_at(diffusion, levels, engine):
-    """What `Diffusion.draw` gives where these levels are drawn: timesteps, or the numbers of each image's level."""
+    """What `Diffusion.draw` gives where these levels are drawn: timesteps, or the numbers of each
+    image's level."""
     if not diffusion.continuous:
         return engine(levels.astype(np.int32))
-    path, u = (L.EDM, np.log(levels)) if diffusion.path_name == "edm" else (L.LINEAR, np.log(levels / (1 - levels)))
-    numbers = L.numbers_reference(u, path, diffusion.prediction, diffusion.measured, diffusion.timestep_scale,
-                                  diffusion.sigma_data, diffusion.min_snr_gamma or 0.0)
+    path, u = (
+        (L.EDM, np.log(levels))
+        if diffusion.path_name == "edm"
+        else (L.LINEAR, np.log(levels / (1 - levels)))
+    )
+    numbers = L.numbers_reference(
+        u,
+        path,
+        diffusion.prediction,
+        diffusion.measured,
+        diffusion.timestep_scale,
+        diffusion.sigma_data,
+        diffusion.min_snr_gamma or 0.0,
+    )
     return Levels(engine(np.arange(len(u), dtype=np.int32)), *map(engine, numbers))
 
 
@@ -30,11 +44,18 @@ def levels_at(diffusion, levels, engine):
 def test_losses(engine, name):
     reference = stored.load("objectives")
     diffusion = Diffusion(**objectives.OBJECTIVES[name], backend=engine.backend)
-    x_0, eps = (engine(objectives.normal(f"objectives/{name}/{what}", objectives.SHAPE)) for what in ("image", "noise"))
+    x_0, eps = (
+        engine(objectives.normal(f"objectives/{name}/{what}", objectives.SHAPE))
+        for what in ("image", "noise")
+    )
     t = levels_at(diffusion, objectives.levels(name, len(x_0)), engine)
-    answer = Tensor(engine(objectives.normal(f"objectives/{name}/answer", objectives.SHAPE)), requires_grad=True)
+    answer = Tensor(
+        engine(objectives.normal(f"objectives/{name}/answer", objectives.SHAPE)), requires_grad=True
+    )
     engine.check(diffusion.q_sample(x_0, eps, t), reference[f"{name}_x_t"], FORWARD)
-    np.testing.assert_allclose(download(diffusion.model_timesteps(t)), reference[f"{name}_told"], rtol=1e-5)
+    np.testing.assert_allclose(
+        download(diffusion.model_timesteps(t)), reference[f"{name}_told"], rtol=1e-5
+    )
     with Tape() as tape:
         loss = diffusion.loss(answer, diffusion.target(x_0, eps, t), x_0, t)
     tape.backward(loss)
@@ -52,8 +73,15 @@ def test_ten_training_steps(engine, name):
     model = build(c, engine, c["weight_seed"])
     diffusion = Diffusion(**objectives.OBJECTIVES[name], backend=model.backend)
     model.diffusion = diffusion.options
-    optimizer = AdamW(model.parameters, learning_rate=c["learning_rate"], beta1=c["beta1"], beta2=c["beta2"],
-                      eps=c["eps"], weight_decay=c["weight_decay"], clip_norm=c["clip_norm"])
+    optimizer = AdamW(
+        model.parameters,
+        learning_rate=c["learning_rate"],
+        beta1=c["beta1"],
+        beta2=c["beta2"],
+        eps=c["eps"],
+        weight_decay=c["weight_decay"],
+        clip_norm=c["clip_norm"],
+    )
     count = c["steps"] * c["batch"]
     images, levels = objectives.images(name, count), objectives.levels(name, count)
     for step in range(c["steps"]):
@@ -62,14 +90,20 @@ def test_ten_training_steps(engine, name):
         t = levels_at(diffusion, levels[part], engine)
         fill_zero(model.parameters.grad)
         with Tape() as tape:
-            prediction = model(Tensor(diffusion.q_sample(x_0, eps, t)), diffusion.model_timesteps(t), y)
+            prediction = model(
+                Tensor(diffusion.q_sample(x_0, eps, t)), diffusion.model_timesteps(t), y
+            )
             loss = diffusion.loss(prediction, diffusion.target(x_0, eps, t), x_0, t)
         tape.backward(loss)
         optimizer.update(loss.data)
         if engine.computes:
             for what, got in (("losses", loss.data), ("norms", optimizer.gradient_norm)):
                 want = reference[f"{name}_{what}"][step]
-                assert abs(float(download(got)[0]) / want - 1) <= TRAJECTORY, f"{what} of step {step}"
+                assert abs(float(download(got)[0]) / want - 1) <= TRAJECTORY, (
+                    f"{what} of step {step}"
+                )
     if engine.computes:
-        norms = np.array([np.linalg.norm(each.astype(np.float64)) for each in model.arrays().values()])
+        norms = np.array(
+            [np.linalg.norm(each.astype(np.float64)) for each in model.arrays().values()]
+        )
         assert relative_error(norms, reference[f"{name}_parameters"]) <= TRAJECTORY

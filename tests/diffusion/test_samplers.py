@@ -1,4 +1,6 @@
-"""The samplers against a model whose score is known: x_0 ~ N(m, s²), for which everything has a closed form."""
+"""The samplers against a model whose score is known: x_0 ~ N(m, s²), for which everything has a
+closed form."""
+
 import itertools
 import math
 
@@ -27,12 +29,14 @@ from tests.conftest import quick
 from tests.diffusion.stub import GaussianModel
 
 MEAN, STD = 0.3, 0.2
-ORDER = {ddim: 1, euler: 1, heun: 2, heun_in_time: 2, dpm_solver_pp_2m: 2}  # of the deterministic samplers
+# of the deterministic samplers
+ORDER = {ddim: 1, euler: 1, heun: 2, heun_in_time: 2, dpm_solver_pp_2m: 2}
 TWICE = (heun, heun_in_time)  # those that evaluate the model twice a step
 
 
 class Gaussian:
-    """E[x_0 | x] for x = x_0 + σ·eps and x_0 ~ N(MEAN, STD²); `fraction` is its learned variance, for ddpm."""
+    """E[x_0 | x] for x = x_0 + σ·eps and x_0 ~ N(MEAN, STD²); `fraction` is its learned variance,
+    for ddpm."""
 
     def __init__(self, fraction=0.0):
         self.fraction, self.evaluations = fraction, 0
@@ -61,22 +65,33 @@ def start(rng, sigma, shape=(100_000, 1)):
     return MEAN + math.sqrt(STD**2 + sigma**2) * rng.standard_normal(shape)
 
 
-# The fewest levels ----------------------------------------------------------------------------------------------------
+# The fewest levels --------------------------------------------------------------------------------
 
-EXTREMES = [*({"steps": steps, "schedule": schedule} for steps in (1, 2, 3) for schedule in ("linear", "cosine")),
-            {"path": "linear", "prediction": "flow"}, {"path": "edm", "prediction": "edm"}]
+EXTREMES = [
+    *(
+        {"steps": steps, "schedule": schedule}
+        for steps in (1, 2, 3)
+        for schedule in ("linear", "cosine")
+    ),
+    {"path": "linear", "prediction": "flow"},
+    {"path": "edm", "prediction": "edm"},
+]
 
 
 @pytest.mark.parametrize("diffusion", EXTREMES, ids=str)
 def test_any_number_of_steps_is_taken_or_refused(diffusion):
-    """…by every sampler, at the levels of every spacing and with its own settings, also where there is one timestep."""
+    """…by every sampler, at the levels of every spacing and with its own settings, also where there
+    is one timestep."""
     made = set()
     for learns in (False, *([True] if "steps" in diffusion else [])):
         model = GaussianModel(learn_sigma=learns, size=2, **diffusion)
-        for name, spacing, steps in itertools.product(SAMPLERS, (None, "timesteps", "karras", "logsnr", "time"),
-                                                      (1, 2, 3, 7)):
-            eta, churn = ([{setting: 1.0}] * (name in names) for setting, names in (("eta", WITH_ETA),
-                                                                                      ("s_churn", WITH_CHURN)))
+        for name, spacing, steps in itertools.product(
+            SAMPLERS, (None, "timesteps", "karras", "logsnr", "time"), (1, 2, 3, 7)
+        ):
+            eta, churn = (
+                [{setting: 1.0}] * (name in names)
+                for setting, names in (("eta", WITH_ETA), ("s_churn", WITH_CHURN))
+            )
             for how in ({}, *eta, *churn):
                 try:
                     images = sample(model, 1, steps, name, spacing=spacing, **how)
@@ -87,35 +102,54 @@ def test_any_number_of_steps_is_taken_or_refused(diffusion):
     assert made >= {(name, 1) for name in SAMPLERS}
 
 
-@pytest.mark.parametrize("diffusion, how, most", [
-    ({"steps": 1}, {"sampler": "dpm++2m", "steps": 3}, 1), ({"steps": 1}, {"sampler": "heun", "steps": 100_000}, 1),
-    ({"path": "linear", "prediction": "flow", "time_shift": 100.0}, {"sampler": "heun", "steps": 300}, 100)])
+@pytest.mark.parametrize(
+    "diffusion, how, most",
+    [
+        ({"steps": 1}, {"sampler": "dpm++2m", "steps": 3}, 1),
+        ({"steps": 1}, {"sampler": "heun", "steps": 100_000}, 1),
+        (
+            {"path": "linear", "prediction": "flow", "time_shift": 100.0},
+            {"sampler": "heun", "steps": 300},
+            100,
+        ),
+    ],
+)
 def test_levels_that_would_be_equal_are_refused(diffusion, how, most):
     model = GaussianModel(size=2, **diffusion)
-    with pytest.raises(UsageError, match=r"^steps .* repeat noise levels, .* at most ([0-9]+) here: use \1.$") as error:
+    with pytest.raises(
+        UsageError, match=r"^steps .* repeat noise levels, .* at most ([0-9]+) here: use \1.$"
+    ) as error:
         sample(model, 1, **how)
     found = int(str(error.value).rpartition(" ")[2][:-1])
     assert found == most or most == 100 and 100 <= found < 300
     sample(model, 1, **{**how, "steps": found})
 
 
-# Mean and variance ----------------------------------------------------------------------------------------------------
+# Mean and variance --------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("spacing", ["timesteps", "karras", "logsnr"])
-@quick(lambda name, spacing: spacing == "timesteps" or name not in ("ddpm", "euler-ancestral", "euler-maruyama"))
+@quick(
+    lambda name, spacing: (
+        spacing == "timesteps" or name not in ("ddpm", "euler-ancestral", "euler-maruyama")
+    )
+)
 def test_fine_steps_give_the_mean_and_variance(rng, name, spacing):
     sigmas = sampling_sigmas(alpha_bars("cosine", 1000), spacing, 300)
     shape = (30_000, 1)
     x = SAMPLERS[name](Gaussian(), start(rng, sigmas[0], shape), sigmas, normal(rng, shape))
     error = 4 / math.sqrt(len(x))  # four standard errors
-    first_order = 0.0 if ORDER.get(SAMPLERS[name]) == 2 else 0.04  # what 300 steps of a first order leave
+    # what 300 steps of a first order leave
+    first_order = 0.0 if ORDER.get(SAMPLERS[name]) == 2 else 0.04
     assert abs(x.mean() - MEAN) < error * STD + first_order * STD
-    assert abs(x.std() / STD - 1) < error + first_order + 0.01  # and the last step, from the lowest level to 0
+    # and the last step, from the lowest level to 0
+    assert abs(x.std() / STD - 1) < error + first_order + 0.01
 
 
 def theoretical_variance(sigmas, step):
-    """Variance at the end of linear steps x -> a·x + b + noise of variance v, step(now, then) -> (a, v)."""
+    """Variance at the end of linear steps x -> a·x + b + noise of variance v, step(now, then) ->
+    (a, v)."""
     variance = STD**2 + sigmas[0] ** 2
     for now, then in itertools.pairwise(sigmas):
         a, added = step(now, then)
@@ -138,9 +172,13 @@ def ddpm_step(kind, fraction=0.0):
         a = (coefficient_x_t * math.sqrt(bar_t) + coefficient_x_0 * gain(now)) / math.sqrt(bar_s)
         if then == 0:
             return a, 0.0
-        v = {"small": posterior, "large": beta,
-             "learned": math.exp(fraction * math.log(beta) + (1 - fraction) * math.log(posterior))}[kind]
+        v = {
+            "small": posterior,
+            "large": beta,
+            "learned": math.exp(fraction * math.log(beta) + (1 - fraction) * math.log(posterior)),
+        }[kind]
         return a, v / bar_s
+
     return step
 
 
@@ -149,8 +187,11 @@ def ddim_step(eta):
         bar_t, bar_s = 1 / (1 + now**2), 1 / (1 + then**2)
         sigma = eta * math.sqrt((1 - bar_s) / (1 - bar_t)) * math.sqrt(1 - bar_t / bar_s)
         eps = (1 - gain(now)) / now  # per unit of x
-        a = (math.sqrt(bar_s) * gain(now) + math.sqrt(1 - bar_s - sigma**2) * eps) / math.sqrt(bar_s)
+        a = (math.sqrt(bar_s) * gain(now) + math.sqrt(1 - bar_s - sigma**2) * eps) / math.sqrt(
+            bar_s
+        )
         return a, sigma**2 / bar_s
+
     return step
 
 
@@ -167,11 +208,13 @@ def heun_step(now, then):
 
 
 def heun_in_time_step(now, then):
-    """In the paper's units: x_t = (1 - t) · x, the flow v = eps - x_0 per unit of x_t, and the mean of two."""
+    """In the paper's units: x_t = (1 - t) · x, the flow v = eps - x_0 per unit of x_t, and the mean
+    of two."""
     t, s = now / (1 + now), then / (1 + then)
     h = s - t
 
-    def v(sigma, at):  # of the deviation from the mean: x_0 = gain · x_t / (1 - t), eps = (x_t - (1 - t) · x_0) / t
+    # of the deviation from the mean: x_0 = gain · x_t / (1 - t), eps = (x_t - (1 - t) · x_0) / t
+    def v(sigma, at):
         x_0 = gain(sigma) / (1 - at)
         return (1 - (1 - at) * x_0) / at - x_0
 
@@ -199,6 +242,7 @@ def churned(step, steps, s_churn, s_tmin=0.0, s_tmax=math.inf, s_noise=1.0):
         higher = now * (1 + gamma) if s_tmin <= now <= s_tmax else now
         a, _ = step(higher, then)
         return a, a**2 * (higher**2 - now**2) * s_noise**2
+
     return churned_step
 
 
@@ -216,24 +260,33 @@ VARIANCES = [  # sampler, settings, what a step of its paper does to the varianc
     (heun_in_time, {"s_churn": 3.0}, churned(heun_in_time_step, 10, 3.0)),
     (euler_maruyama, {}, maruyama_step),
     (heun, {"s_churn": 3.0}, churned(heun_step, 10, 3.0)),
-    (heun, {"s_churn": 40.0, "s_tmin": 0.05, "s_tmax": 50.0, "s_noise": 1.1},
-     churned(heun_step, 10, 40.0, 0.05, 50.0, 1.1)),
+    (
+        heun,
+        {"s_churn": 40.0, "s_tmin": 0.05, "s_tmax": 50.0, "s_noise": 1.1},
+        churned(heun_step, 10, 40.0, 0.05, 50.0, 1.1),
+    ),
     (euler, {"s_churn": 2.0, "s_tmax": 20.0}, churned(euler_step, 10, 2.0, 0.0, 20.0)),
 ]
 
 
-@pytest.mark.parametrize("sampler, settings, step", VARIANCES, ids=lambda v: getattr(v, "__name__", str(v)))
+@pytest.mark.parametrize(
+    "sampler, settings, step", VARIANCES, ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_coarse_steps_have_the_variance_of_their_formulas(rng, sampler, settings, step):
-    """With ten steps the result is far from the model's variance, and must be off by just what the paper's step is."""
+    """With ten steps the result is far from the model's variance, and must be off by just what the
+    paper's step is."""
     sigmas = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 10)
     x = sampler(Gaussian(0.4), start(rng, sigmas[0]), sigmas, normal(rng), **settings)
     assert abs(x.mean() - MEAN) < 4 * x.std() / math.sqrt(len(x))
-    assert x.var() == pytest.approx(theoretical_variance(sigmas, step), rel=4 * math.sqrt(2 / len(x)))
+    assert x.var() == pytest.approx(
+        theoretical_variance(sigmas, step), rel=4 * math.sqrt(2 / len(x))
+    )
 
 
-# Order ----------------------------------------------------------------------------------------------------------------
+# Order --------------------------------------------------------------------------------------------
 
-HIGH, LOW = 5.0, 0.2  # the levels between which errors are measured: the step to 0 is of first order for all
+# the levels between which errors are measured: the step to 0 is of first order for all
+HIGH, LOW = 5.0, 0.2
 ORDERS = pytest.mark.parametrize("sampler, order", ORDER.items())
 SPACINGS = pytest.mark.parametrize("spacing", ["karras", "logsnr"])
 
@@ -242,8 +295,11 @@ def slope_of_error(sampler, spacing, denoise, x, exact, counts=(40, 80, 160, 320
     """-d log(error) / d log(steps)."""
     errors = []
     for n in counts:
-        sigmas = (np.linspace(HIGH ** (1 / 7), LOW ** (1 / 7), n + 1) ** 7 if spacing == "karras"
-                  else np.geomspace(HIGH, LOW, n + 1))
+        sigmas = (
+            np.linspace(HIGH ** (1 / 7), LOW ** (1 / 7), n + 1) ** 7
+            if spacing == "karras"
+            else np.geomspace(HIGH, LOW, n + 1)
+        )
         errors.append(np.abs(sampler(denoise, x, list(map(float, sigmas))) - exact).max())
     return -np.polyfit(np.log(counts), np.log(errors), 1)[0]
 
@@ -257,7 +313,8 @@ def test_order_of_convergence(sampler, order, spacing):
 
 
 def mixture(x, sigma):
-    """E[x_0 | x] where x_0 is N(-1, s²) or N(1, s²) with equal chances: a score that is not linear in x."""
+    """E[x_0 | x] where x_0 is N(-1, s²) or N(1, s²) with equal chances: a score that is not linear
+    in x."""
     variance = STD**2 + sigma**2
     weight = np.tanh(x / variance)  # chance of +1 less that of -1
     return weight + STD**2 / variance * (x - weight)
@@ -291,20 +348,25 @@ def test_the_deterministic_ones_need_no_noise_and_evaluate_as_often_as_said(samp
     assert model.evaluations == (7 if sampler in TWICE else 4)  # one for the step to 0
 
 
-# Identities between papers --------------------------------------------------------------------------------------------
+# Identities between papers ------------------------------------------------------------------------
+
 
 def stored_noise(rng, count, shape):
     noises = rng.standard_normal((count, *shape))
     return lambda i: noises[i]
 
 
-@pytest.mark.parametrize("one, settings, other, other_settings", [
-    (ddim, {"eta": 1.0}, ddpm, {"variance": "small"}),
-    (ddim, {"eta": 0.0}, euler, {}),
-    (euler_ancestral, {"eta": 1.0}, ddpm, {}),
-    (euler_ancestral, {"eta": 0.3}, ddim, {"eta": 0.3}),
-    (ddpm, {"variance": "learned"}, ddpm, {"variance": "large"}),
-], ids=lambda v: getattr(v, "__name__", str(v)))
+@pytest.mark.parametrize(
+    "one, settings, other, other_settings",
+    [
+        (ddim, {"eta": 1.0}, ddpm, {"variance": "small"}),
+        (ddim, {"eta": 0.0}, euler, {}),
+        (euler_ancestral, {"eta": 1.0}, ddpm, {}),
+        (euler_ancestral, {"eta": 0.3}, ddim, {"eta": 0.3}),
+        (ddpm, {"variance": "learned"}, ddpm, {"variance": "large"}),
+    ],
+    ids=lambda v: getattr(v, "__name__", str(v)),
+)
 def test_samplers_that_are_one_in_these_units(rng, one, settings, other, other_settings):
     class Curved(Gaussian):
         def __call__(self, x, sigma):
@@ -313,14 +375,19 @@ def test_samplers_that_are_one_in_these_units(rng, one, settings, other, other_s
     shape = (3, 4, 4, 2)
     sigmas = sampling_sigmas(alpha_bars("linear", 200), "timesteps", 17)
     noise, x = stored_noise(rng, 17, shape), sigmas[0] * rng.standard_normal(shape)
-    np.testing.assert_allclose(one(Curved(1.0), x, sigmas, noise, **settings),
-                               other(Curved(1.0), x, sigmas, noise, **other_settings), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        one(Curved(1.0), x, sigmas, noise, **settings),
+        other(Curved(1.0), x, sigmas, noise, **other_settings),
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("variance", ["small", "large", "learned"])
 @pytest.mark.parametrize("steps", [20, 7])
 def test_ddpm_against_its_paper_in_the_papers_units(rng, variance, steps):
-    """Shrunk images, tables of β and ᾱ, the posterior mean from eps: Ho et al., eq. 7; Nichol and Dhariwal, eq. 15."""
+    """Shrunk images, tables of β and ᾱ, the posterior mean from eps: Ho et al., eq. 7; Nichol and
+    Dhariwal, eq. 15."""
     bars = alpha_bars("linear", 20)
     timesteps = spaced_timesteps(20, steps)
     noises, shape = rng.standard_normal((steps, 2, 3, 3, 2)), (2, 3, 3, 2)
@@ -336,11 +403,17 @@ def test_ddpm_against_its_paper_in_the_papers_units(rng, variance, steps):
         bar, before, beta = kept[k], kept[k - 1] if k else 1.0, betas[k]
         eps, v = network(x_t, t)
         x_0 = np.clip(x_t / np.sqrt(bar) - np.sqrt(1 / bar - 1) * eps, -1, 1)
-        mean = np.sqrt(before) * beta / (1 - bar) * x_0 + np.sqrt(1 - beta) * (1 - before) / (1 - bar) * x_t
+        mean = (
+            np.sqrt(before) * beta / (1 - bar) * x_0
+            + np.sqrt(1 - beta) * (1 - before) / (1 - bar) * x_t
+        )
         posterior = beta * (1 - before) / (1 - bar)
         if k:
-            log_variance = {"small": np.log(posterior), "large": np.log(beta),
-                            "learned": (v + 1) / 2 * np.log(beta) + (1 - v) / 2 * np.log(posterior)}[variance]
+            log_variance = {
+                "small": np.log(posterior),
+                "large": np.log(beta),
+                "learned": (v + 1) / 2 * np.log(beta) + (1 - v) / 2 * np.log(posterior),
+            }[variance]
             mean = mean + np.exp(log_variance / 2) * noises[i]
         x_t = mean
 
@@ -363,8 +436,12 @@ def test_ddpm_against_its_paper_in_the_papers_units(rng, variance, steps):
 def test_a_perfect_model_gives_back_the_image(rng, sampler, count):
     image = rng.uniform(-1, 1, (2, 4, 4, 3))
     sigmas = sampling_sigmas(alpha_bars("linear", 100), "timesteps", count)
-    result = sampler(lambda x, sigma: image, sigmas[0] * rng.standard_normal(image.shape), sigmas,
-                     normal(rng, image.shape))
+    result = sampler(
+        lambda x, sigma: image,
+        sigmas[0] * rng.standard_normal(image.shape),
+        sigmas,
+        normal(rng, image.shape),
+    )
     np.testing.assert_allclose(result, image, atol=1e-12)
 
 
@@ -392,21 +469,28 @@ def test_every_engine_takes_the_same_steps(engine, rng, name):
                 return self(x, sigma), put(np.concatenate([noises[0], np.tanh(noises[1])], -1))
 
         if name == "repaint":
-            return repaint(Denoise(), put(x), sigmas, lambda i: put(noises[i]), put(known), put(mask), 2, 2)
-        sampler, settings = (ddpm, {"variance": "learned"}) if name == "learned" else (SAMPLERS[name], {})
+            return repaint(
+                Denoise(), put(x), sigmas, lambda i: put(noises[i]), put(known), put(mask), 2, 2
+            )
+        sampler, settings = (
+            (ddpm, {"variance": "learned"}) if name == "learned" else (SAMPLERS[name], {})
+        )
         return sampler(Denoise(), put(x), sigmas, lambda i: put(noises[i]), **settings)
 
     engine.check(run(engine), run(np.asarray), 1e-5)
 
 
-# RePaint --------------------------------------------------------------------------------------------------------------
+# RePaint ------------------------------------------------------------------------------------------
+
 
 def test_repaint_keeps_the_known_pixels_and_makes_the_others(rng):
     shape = (20_000, 1, 2, 1)
     known, mask = np.full(shape, 0.77), np.zeros(shape)
     mask[:, :, 0] = 1
     sigmas = sampling_sigmas(alpha_bars("cosine", 1000), "timesteps", 100)
-    x = repaint(Gaussian(), start(rng, sigmas[0], shape), sigmas, normal(rng, shape), known, mask, 10, 2)
+    x = repaint(
+        Gaussian(), start(rng, sigmas[0], shape), sigmas, normal(rng, shape), known, mask, 10, 2
+    )
     assert (x[:, :, 0] == 0.77).all()
     assert abs(x[:, :, 1].mean() - MEAN) < 0.01 and abs(x[:, :, 1].std() - STD) < 0.02
 
@@ -414,22 +498,44 @@ def test_repaint_keeps_the_known_pixels_and_makes_the_others(rng):
 def test_repaint_without_known_pixels_is_ddpm_in_distribution(rng):
     shape = (100_000, 1)
     sigmas = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 10)
-    x = repaint(Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng), np.ones(shape), np.zeros(shape), 10, 1)
+    x = repaint(
+        Gaussian(),
+        start(rng, sigmas[0]),
+        sigmas,
+        normal(rng),
+        np.ones(shape),
+        np.zeros(shape),
+        10,
+        1,
+    )
     assert x.var() == pytest.approx(theoretical_variance(sigmas, ddpm_step("small")), rel=0.018)
 
 
 def test_repaint_agrees_with_what_is_known(rng):
-    """Two pixels that are always equal: the made one must follow the known one, and resampling makes it do so."""
+    """Two pixels that are always equal: the made one must follow the known one, and resampling
+    makes it do so."""
+
     def denoise(x, sigma):  # (a, b) with a = b ~ N(0, 1): the estimate is that of their mean
         mean = x.mean(-1, keepdims=True) / (1 + sigma**2 / 2)
         return np.broadcast_to(mean, x.shape)
 
     shape = (5000, 2)
-    known, mask = rng.standard_normal((5000, 1)) * np.ones(2), np.array([1.0, 0.0]) * np.ones((5000, 1))
+    known, mask = (
+        rng.standard_normal((5000, 1)) * np.ones(2),
+        np.array([1.0, 0.0]) * np.ones((5000, 1)),
+    )
     sigmas, errors = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 20), []
     for resamples in (1, 10):
-        x = repaint(denoise, sigmas[0] * rng.standard_normal(shape), sigmas, normal(rng, shape), known, mask, 3,
-                    resamples)
+        x = repaint(
+            denoise,
+            sigmas[0] * rng.standard_normal(shape),
+            sigmas,
+            normal(rng, shape),
+            known,
+            mask,
+            3,
+            resamples,
+        )
         errors.append(np.abs(x[:, 0] - x[:, 1]).mean())
     assert errors[1] < 0.7 * errors[0]
 

@@ -1,4 +1,6 @@
-"""Every sampler against its own paper's formulas, in that paper's coordinates (tests/reference/make_samplers.py)."""
+"""Every sampler against its own paper's formulas, in that paper's coordinates
+(tests/reference/make_samplers.py)."""
+
 import numpy as np
 import pytest
 
@@ -28,4 +30,6 @@ def test_six_steps(name):
 
 
 def test_no_sampler_is_left_out():
-    assert {function.__name__ for function in samplers.SAMPLERS.values()} <= {f for f, _ in reference.CASES.values()}
+    assert {function.__name__ for function in samplers.SAMPLERS.values()} <= {
+        f for f, _ in reference.CASES.values()
+    }

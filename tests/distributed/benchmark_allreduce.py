@@ -1,13 +1,16 @@
-"""How long the ranks take to add up a gradient, by each transport; and whether all end with the same, right bits.
+"""How long the ranks take to add up a gradient, by each transport; and whether all end with the
+same, right bits.
 
     mpiexec -n 4 python -m tests.distributed.benchmark_allreduce                 four GPUs of one host, the UNet's 82 MB
     mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --one-gpu       two ranks on one GPU: right, not fast
     mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --device cpu
 
-Times are of the slowest rank: the median of single all-reduces, each started together and waited for, and the mean of
-twenty in a row, which is the cost that one adds to a step. `peer` and `nccl` are captured and replayed, as in a step.
-The column `expected` is for `peer` its bytes at the speed of one link, for the others earlier times on H200s.
+Times are of the slowest rank: the median of single all-reduces, each started together and waited
+for, and the mean of twenty in a row, which is the cost that one adds to a step. `peer` and `nccl`
+are captured and replayed, as in a step. The column `expected` is for `peer` its bytes at the speed
+of one link, for the others earlier times on H200s.
 """
+
 import argparse
 import time
 import types
@@ -24,7 +27,8 @@ from numdiff.kernels.peer_reduce import peer_all_reduce_cost
 UNET = 20_494_336  # elements of the flat gradient of the UNet of preset unet64, with its gaps
 ROW = 20  # sums in a row
 LINK = 298e9  # bytes a second at which a kernel read the memory of one other H200
-MEASURED = {("nccl", 2): 0.30, ("nccl", 4): 0.39, ("mpi", 2): 45.7, ("mpi", 4): 60.9}  # ms for the UNet on H200s
+# ms for the UNet on H200s
+MEASURED = {("nccl", 2): 0.30, ("nccl", 4): 0.39, ("mpi", 2): 45.7, ("mpi", 4): 60.9}
 
 
 class Flat:
@@ -34,11 +38,14 @@ class Flat:
         self.grad, self.total = zeros(elements, np.float32, backend), elements
         offsets = range(0, elements, min(BUCKET, elements))
         self.index = [{"name": str(offset), "offset": offset} for offset in offsets]
-        self.parameters = {str(offset): types.SimpleNamespace(name=str(offset)) for offset in offsets}
+        self.parameters = {
+            str(offset): types.SimpleNamespace(name=str(offset)) for offset in offsets
+        }
 
 
 def expected_ms(name, elements, ranks):
-    """What was measured before on H200s that NVLink joins, or follows from it: milliseconds, or None."""
+    """What was measured before on H200s that NVLink joins, or follows from it: milliseconds, or
+    None."""
     if name == "peer":
         return peer_all_reduce_cost(elements, ranks)[0] / LINK * 1e3
     return MEASURED.get((name, ranks)) if elements == UNET else None
@@ -49,7 +56,8 @@ def values(elements, rank):
 
 
 def right(communicator, exchange, flat, loss):
-    """Add up random numbers; the error against the float64 sum, once all ranks are found to have the same bits."""
+    """Add up random numbers; the error against the float64 sum, once all ranks are found to have
+    the same bits."""
     copy_into(flat.grad, values(flat.total, communicator.rank))
     copy_into(loss, np.array([communicator.rank + 1], np.float32))
     exchange.finish(loss)
@@ -91,16 +99,23 @@ def measure(communicator, backend, flat, name):
     if communicator.rank == 0:
         rate = peer_all_reduce_cost(flat.total, communicator.size)[0] / row / 1e9
         foreseen = backend and expected_ms(exchange.name, flat.total, communicator.size)
-        print(f"{exchange.name:9}  {f'{foreseen:8.2f}' if foreseen else '       –'}  {1e3 * row:8.3f}  "
-              f"{1e3 * single:8.3f}  {rate:7.1f}  {error:.1e}", flush=True)
+        print(
+            f"{exchange.name:9}  {f'{foreseen:8.2f}' if foreseen else '       –'}  {1e3 * row:8.3f}  "
+            f"{1e3 * single:8.3f}  {rate:7.1f}  {error:.1e}",
+            flush=True,
+        )
     communicator.barrier()
     exchange.close()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--elements", type=int, default=UNET)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu" if why_no_gpu() else "cuda")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu" if why_no_gpu() else "cuda"
+    )
     parser.add_argument("--transports", help="separated by commas; default: all that can work")
     parser.add_argument("--one-gpu", action="store_true", help="let all ranks share the first GPU")
     options = parser.parse_args()
@@ -111,10 +126,14 @@ def main():
         backend = get_backend(options.device)
         flat = Flat(-(-options.elements // 64) * 64, backend)
         if communicator.rank == 0:
-            print(f"{communicator.describe()}, {backend.device_name if backend else 'CPU'}, float32, "
-                  f"{4 * flat.total / 1e6:.1f} MB; the same bits on all ranks, unless a line says otherwise\n"
-                  "transport  expected  ms in row  ms alone  GB/s in  largest error", flush=True)
-        wanted = options.transports or ("peer,mpi" if options.one_gpu else "peer,mpi,nccl")  # NCCL wants a GPU a rank
+            print(
+                f"{communicator.describe()}, {backend.device_name if backend else 'CPU'}, float32, "
+                f"{4 * flat.total / 1e6:.1f} MB; the same bits on all ranks, unless a line says otherwise\n"
+                "transport  expected  ms in row  ms alone  GB/s in  largest error",
+                flush=True,
+            )
+        # NCCL wants a GPU a rank
+        wanted = options.transports or ("peer,mpi" if options.one_gpu else "peer,mpi,nccl")
         for name in wanted.split(",") if backend else ("mpi",):
             try:
                 measure(communicator, backend, flat, name)

@@ -1,20 +1,23 @@
-"""Images a second of training on one rank and on all of them, compared with an estimate from the parts of a step.
+"""Images a second of training on one rank and on all of them, compared with an estimate from the
+parts of a step.
 
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling        four GPUs, the UNet of unet.cu, 32 images a rank
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling --preset tiny --device cpu --per-rank 4
     mpiexec -n 2 python -m tests.distributed.benchmark_scaling --model dit --preset small64 --precision fp16
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling --model dit --architecture DiT-XL/2 --precision fp16
 
-Rank 0 trains alone while the others wait, on GPUs each rank for itself at the same time; all train together, each on as
-many images, as one has more GPUs in order to do more; and they share the update. Steps are timed in rows, from a common
-start to the end of the slowest rank; no data is read. On GPUs the three take turns: in its first second a cool card has
-a higher clock than later, by 5 % with a DiT, so what is timed first would seem faster. What all do together is compared
-with the sum of what each does by itself.
+Rank 0 trains alone while the others wait, on GPUs each rank for itself at the same time; all train
+together, each on as many images, as one has more GPUs in order to do more; and they share the
+update. Steps are timed in rows, from a common start to the end of the slowest rank; no data is
+read. On GPUs the three take turns: in its first second a cool card has a higher clock than later,
+by 5 % with a DiT, so what is timed first would seem faster. What all do together is compared with
+the sum of what each does by itself.
 
 THE PREDICTION
     A step of N ranks is a step of one, and the sum of the gradients where nothing hides it: all of it with `peer` and
     `nccl`, which follow the backward pass; with `mpi` what is longer than the backward, about half of the step.
 """
+
 import argparse
 import time
 
@@ -37,7 +40,8 @@ class Images(RandomImages):
 
 
 def timed(communicator, backend, function, row, repeats):
-    """Seconds of one call: median, least and most over `repeats` rows of `row` calls, of the slowest rank each."""
+    """Seconds of one call: median, least and most over `repeats` rows of `row` calls, of the
+    slowest rank each."""
     times = []
     for _ in range(repeats):
         synchronize(backend)
@@ -52,7 +56,8 @@ def timed(communicator, backend, function, row, repeats):
 
 
 def compile_all(communicator, options, images):
-    """The kernels of these steps, in parallel, before they are launched one by one; returns whether there is a GPU."""
+    """The kernels of these steps, in parallel, before they are launched one by one; returns whether
+    there is a GPU."""
     trainer = build_trainer(options, build_model(options, images.shape[-1]), images)
     if trainer.model.backend:
         compile_for(trainer.model, lambda card: plan_of(trainer, card), communicator)
@@ -83,7 +88,9 @@ def by_itself(options, images):
 def alone(options, images, row, repeats):
     """`timed` of a rank that does not know of the others."""
     trainer = by_itself(options, images)
-    return timed(trainer.communicator, trainer.model.backend, trainer.step_function.run, row, repeats)
+    return timed(
+        trainer.communicator, trainer.model.backend, trainer.step_function.run, row, repeats
+    )
 
 
 class Way:
@@ -107,21 +114,29 @@ class Way:
 
     @property
     def rows(self):
-        """Seconds of a step by rows: of the slowest rank, or of ranks that do not wait for each other that which gives
-        the sum of their rates."""
-        return [len(times) / sum(1 / t for t in times) if self.ranks == 1 else max(times) for times in self.times]
+        """Seconds of a step by rows: of the slowest rank, or of ranks that do not wait for each
+        other that which gives the sum of their rates."""
+        return [
+            len(times) / sum(1 / t for t in times) if self.ranks == 1 else max(times)
+            for times in self.times
+        ]
 
     def summary(self, per_rank):
         median, least, most = np.median(self.rows), min(self.rows), max(self.rows)
-        return (f"{self.name:12}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to {1e3 * most:.2f})  "
-                f"{self.ranks * per_rank / median:10,.1f} images/s")
+        return (
+            f"{self.name:12}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to {1e3 * most:.2f})  "
+            f"{self.ranks * per_rank / median:10,.1f} images/s"
+        )
 
 
 def in_turns(communicator, options, images, given):
     """[`Way`]: by itself, together, sharing the update."""
     single = options.changed(batch=given.per_rank)
     ways = [Way("1 rank", by_itself(single, images), 1)]
-    for name, shared in ((f"{communicator.size} ranks", "no"), (f"{communicator.size}, sharing", "yes")):
+    for name, shared in (
+        (f"{communicator.size} ranks", "no"),
+        (f"{communicator.size}, sharing", "yes"),
+    ):
         trainer = ready_trainer(options.changed(shard_update=shared), images)
         ways.append(Way(name, trainer, communicator.size))
     for _ in range(given.repeats):
@@ -133,10 +148,21 @@ def in_turns(communicator, options, images, given):
 def one_after_the_other(communicator, options, images, given):
     """The same for ranks that share cores: rank 0 alone."""
     ways = [Way("1 rank", None, 1)]
-    ways[0].times = [[t] for t in communicator.first(
-        alone, options.changed(batch=given.per_rank), images, given.row, given.repeats)]
-    for name, shared in ((f"{communicator.size} ranks", "no"), (f"{communicator.size}, sharing", "yes")):
-        ways.append(Way(name, ready_trainer(options.changed(shard_update=shared), images), communicator.size))
+    ways[0].times = [
+        [t]
+        for t in communicator.first(
+            alone, options.changed(batch=given.per_rank), images, given.row, given.repeats
+        )
+    ]
+    for name, shared in (
+        (f"{communicator.size} ranks", "no"),
+        (f"{communicator.size}, sharing", "yes"),
+    ):
+        ways.append(
+            Way(
+                name, ready_trainer(options.changed(shard_update=shared), images), communicator.size
+            )
+        )
         for _ in range(given.repeats):
             ways[-1].time(communicator, given.row)
     return ways
@@ -156,7 +182,9 @@ def sum_seconds(communicator, trainer):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="unet")
     parser.add_argument("--preset")
     parser.add_argument("--architecture", help="of a DiT instead, on 32×32×4, as DiT-S/2")
@@ -170,11 +198,23 @@ def main():
     given = parser.parse_args()
     started = distributed.launched()
     size = started[1] if started else 1
-    options = resolve({"model": given.model, "preset": given.preset, "optimizer": given.optimizer,
-                       "device": given.device, "class_cond": False, "batch": given.per_rank * size,
-                       "transport": given.transport, "precision": given.precision,
-                       **({"architecture": given.architecture, "image_size": 32, "channels": 4}
-                          if given.architecture else {})})
+    options = resolve(
+        {
+            "model": given.model,
+            "preset": given.preset,
+            "optimizer": given.optimizer,
+            "device": given.device,
+            "class_cond": False,
+            "batch": given.per_rank * size,
+            "transport": given.transport,
+            "precision": given.precision,
+            **(
+                {"architecture": given.architecture, "image_size": 32, "channels": 4}
+                if given.architecture
+                else {}
+            ),
+        }
+    )
     communicator = distributed.connect(options.transport, options.device)
     with communicator.job():
         if communicator.size == 1:
@@ -185,24 +225,35 @@ def main():
         for way in every, shared:
             way.trainer.exchange.check()
             way.trainer.check_ranks()
-        held = [sum(nbytes) for nbytes in zip(*shared.trainer.optimizer.state_bytes().values(), strict=True)]
+        held = [
+            sum(nbytes)
+            for nbytes in zip(*shared.trainer.optimizer.state_bytes().values(), strict=True)
+        ]
         trainer = every.trainer
         added = sum_seconds(communicator, trainer)
-        alone_seconds, together_seconds, shared_seconds = (np.median(way.rows) for way in (one, every, shared))
+        alone_seconds, together_seconds, shared_seconds = (
+            np.median(way.rows) for way in (one, every, shared)
+        )
         hidden = 0.5 * alone_seconds if trainer.exchange.name == "mpi" else 0.0
         foreseen = alone_seconds + max(0.0, added - hidden)
         if communicator.rank == 0:
             backend, megabytes = trainer.model.backend, 4e-6 * trainer.model.parameters.total
-            print(f"{options.model} {given.architecture or options.preset}, {given.per_rank} images a rank, "
-                  f"{backend.device_name if backend else 'CPU (NumPy)'}, gradients ({megabytes:.1f} MB) by "
-                  f"{trainer.exchange.name}. {trainer.exchange.why}")
+            print(
+                f"{options.model} {given.architecture or options.preset}, {given.per_rank} images a rank, "
+                f"{backend.device_name if backend else 'CPU (NumPy)'}, gradients ({megabytes:.1f} MB) by "
+                f"{trainer.exchange.name}. {trainer.exchange.why}"
+            )
             for way in one, every, shared:
                 print(way.summary(given.per_rank))
-            print(f"the sum by itself {1e3 * added:.3f} ms: a step of {1e3 * foreseen:.2f} ms is to be expected, "
-                  f"{alone_seconds / foreseen:.1%} of {size} × one rank; measured "
-                  f"{alone_seconds / together_seconds:.1%}, sharing {alone_seconds / shared_seconds:.1%}")
-            print(f"{size}, sharing: rank 0 holds {held[0] / 1e6:,.1f} of {held[1] / 1e6:,.1f} MB of moments and "
-                  "averages")
+            print(
+                f"the sum by itself {1e3 * added:.3f} ms: a step of {1e3 * foreseen:.2f} ms is to be expected, "
+                f"{alone_seconds / foreseen:.1%} of {size} × one rank; measured "
+                f"{alone_seconds / together_seconds:.1%}, sharing {alone_seconds / shared_seconds:.1%}"
+            )
+            print(
+                f"{size}, sharing: rank 0 holds {held[0] / 1e6:,.1f} of {held[1] / 1e6:,.1f} MB of moments and "
+                "averages"
+            )
         communicator.barrier()
         for way in every, shared:
             way.trainer.exchange.close()

@@ -1,4 +1,6 @@
-"""Two "hosts" on one machine: network namespaces that a virtual cable joins, and MPICH's ranks on both over TCP."""
+"""Two "hosts" on one machine: network namespaces that a virtual cable joins, and MPICH's ranks on
+both over TCP."""
+
 import contextlib
 import functools
 import os
@@ -45,7 +47,8 @@ def namespaces(prefix):
 
 @contextlib.contextmanager
 def two_hosts(mpiexec, folder):
-    """Context: a function of the number of ranks, of ranks a host, and a command; it gives the command to run."""
+    """Context: a function of the number of ranks, of ranks a host, and a command; it gives the
+    command to run."""
     prefix = f"numdiff-{os.getpid()}-"
     cables = [f"nd{os.getpid()}{end}" for end in "ab"]
     with namespaces(prefix) as names:
@@ -61,8 +64,32 @@ def two_hosts(mpiexec, folder):
         script.chmod(0o755)
 
         def job(count, per_host, *command):
-            mpi = [mpiexec, "-launcher", "ssh", "-launcher-exec", script, "-hosts", "10.9.0.1,10.9.0.2", "-n", count,
-                   "-ppn", per_host]
-            return ["ip", "netns", "exec", names[0], "unshare", "-u", "sh", "-c", 'hostname "$0"; exec "$@"', names[0],
-                    *map(str, mpi), *command]
+            mpi = [
+                mpiexec,
+                "-launcher",
+                "ssh",
+                "-launcher-exec",
+                script,
+                "-hosts",
+                "10.9.0.1,10.9.0.2",
+                "-n",
+                count,
+                "-ppn",
+                per_host,
+            ]
+            return [
+                "ip",
+                "netns",
+                "exec",
+                names[0],
+                "unshare",
+                "-u",
+                "sh",
+                "-c",
+                'hostname "$0"; exec "$@"',
+                names[0],
+                *map(str, mpi),
+                *command,
+            ]
+
         yield job

@@ -1,4 +1,6 @@
-"""What the tests run under mpiexec: `python -m tests.distributed.ranks TASK,… FOLDER`, on every rank."""
+"""What the tests run under mpiexec: `python -m tests.distributed.ranks TASK,… FOLDER`, on every
+rank."""
+
 import json
 import os
 import pathlib
@@ -18,13 +20,27 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 
-OPTIONS = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "attention_resolutions": (),
-           "batch": 4, "log_every": 5, "sample_every": 0, "sample_count": 6, "sample_steps": 2, "checkpoint_every": 5,
-           "seed": 5, "lr_schedule": "constant", "warmup_steps": 2}
+OPTIONS = {
+    "device": "cpu",
+    "image_size": 8,
+    "model_channels": 32,
+    "channel_mult": (1,),
+    "attention_resolutions": (),
+    "batch": 4,
+    "log_every": 5,
+    "sample_every": 0,
+    "sample_count": 6,
+    "sample_steps": 2,
+    "checkpoint_every": 5,
+    "seed": 5,
+    "lr_schedule": "constant",
+    "warmup_steps": 2,
+}
 
 
 def join(device):
-    """The communicator. Unlike in a run, ranks may share a GPU if there are too few: right, if not fast."""
+    """The communicator. Unlike in a run, ranks may share a GPU if there are too few: right, if not
+    fast."""
     communicator = connect("auto", "cpu")
     if device == "cuda":
         choose_gpu(communicator.rank % gpu_count())
@@ -32,8 +48,10 @@ def join(device):
 
 
 def steps(folder, device="cpu", transport="auto"):
-    """Eight steps of a small UNet; every rank leaves its losses and its state. Then a weight of rank 1 changes."""
+    """Eight steps of a small UNet; every rank leaves its losses and its state. Then a weight of
+    rank 1 changes."""
     from tests.training.test_trainer import losses, make  # here, as most tasks need none of pytest
+
     communicator = join(device)
     communicator.transport = transport
     with communicator.job():
@@ -41,7 +59,13 @@ def steps(folder, device="cpu", transport="auto"):
         values = losses(trainer, 8)
         trainer.check_ranks()
         path = folder / f"{communicator.rank}-of-{communicator.size}.npz"
-        np.savez(path, losses=values, workers=workers(), transport=trainer.exchange.name, **trainer.state())
+        np.savez(
+            path,
+            losses=values,
+            workers=workers(),
+            transport=trainer.exchange.name,
+            **trainer.state(),
+        )
         if communicator.size > 1 and device == "cpu":
             trainer.model.parameters.data[7] += communicator.rank
             expect("the weights of rank 1 differ from those of rank 0", trainer.check_ranks)
@@ -50,8 +74,10 @@ def steps(folder, device="cpu", transport="auto"):
 
 
 def sharded(folder, **options):
-    """The update shared among the ranks and done by each: the same bits, and each continues from the other's state."""
+    """The update shared among the ranks and done by each: the same bits, and each continues from
+    the other's state."""
     from tests.training.test_trainer import losses, make
+
     communicator = join("cpu")
     with communicator.job():
         states, values, parts = [], [], []
@@ -61,13 +87,17 @@ def sharded(folder, **options):
             held = trainer.model.parameters.arrays()  # at a report all ranks have all weights
             trainer.check_ranks()
             states.append(trainer.state())
-            np.testing.assert_array_equal(trainer.model.parameters.flatten(held), states[-1]["parameters"])
+            np.testing.assert_array_equal(
+                trainer.model.parameters.flatten(held), states[-1]["parameters"]
+            )
             trainer.load_state(states[0])  # the second trainer continues from the first one's
             parts.append(trainer.optimizer.v.size)
             values.append(losses(trainer, 1))
             states.append(trainer.state())
             with trainer.ema_weights() as model:
-                states[-1]["in use"] = model.parameters.arrays(model.parameters._bound)["out.2.weight"]
+                states[-1]["in use"] = model.parameters.arrays(model.parameters._bound)[
+                    "out.2.weight"
+                ]
             trainer.close()
             trainer.exchange.close()
         assert values[0] == values[2] and values[1] == values[3], values
@@ -80,19 +110,23 @@ def sharded(folder, **options):
 
 
 def float8(folder, device="cpu", transport="auto"):
-    """Losses and scales are those of one rank, whose state these continue from, and which continues from theirs.
+    """Losses and scales are those of one rank, whose state these continue from, and which continues
+    from theirs.
 
-    It takes its images in parts that are each as many as a rank's: products of other shapes add in another order, of
-    which float16 and E4M3 make more than float32 does.
+    It takes its images in parts that are each as many as a rank's: products of other shapes add in
+    another order, of which float16 and E4M3 make more than float32 does.
     """
     from tests.training.test_fp8 import make
     from tests.training.test_trainer import losses
+
     communicator = join(device)
     communicator.transport = transport
     with communicator.job():
         part = 8 // communicator.size
-        alone, after, whole = (make(device, communicator=distributed.Alone(), microbatch=microbatch)
-                               for microbatch in (part, part, 8))
+        alone, after, whole = (
+            make(device, communicator=distributed.Alone(), microbatch=microbatch)
+            for microbatch in (part, part, 8)
+        )
         starts, state = losses(alone, 3), alone.state()
         np.testing.assert_allclose(losses(whole, 3), starts, rtol=1e-3)
         goes_on, trained, states = losses(alone, 1), [], []
@@ -109,7 +143,8 @@ def float8(folder, device="cpu", transport="auto"):
             same_scales(states[-1], alone.state())
             after.load_state(states[-2])
             np.testing.assert_allclose(losses(after, 1), goes_on, rtol=1e-5)
-            if how == "no" and device == "cpu":  # what would be without the others' magnitudes; not of captured steps
+            # what would be without the others' magnitudes; not of captured steps
+            if how == "no" and device == "cpu":
                 trainer.exchange.mail.float8 = trainer.model.parameters.float8.of_ranks = None
                 losses(trainer, 1)
                 expect("the magnitudes in fp8 of rank 1 differ", trainer.check_ranks)
@@ -134,15 +169,21 @@ def mpi_float8(folder):
 
 def same_scales(a, b):
     from tests.conftest import relative_error
+
     np.testing.assert_array_equal(a["fp8_scale"], b["fp8_scale"])
     assert relative_error(a["fp8_history"], b["fp8_history"]) < 0.01
     assert (a["fp8_scale"] != 1).all()
 
 
 def sharded_further(folder):
-    """The same of Muon, whose matrices belong to one rank each; of frozen parameters; of a copy in 16 bits."""
-    for options in ({"optimizer": "muon"}, {"freeze": ("input_blocks.*",), "clip_norm": 0.01},
-                    {"freeze": ("input_blocks.*",), "precision": "bf16"}, {"optimizer": "muon", "precision": "bf16"}):
+    """The same of Muon, whose matrices belong to one rank each; of frozen parameters; of a copy in
+    16 bits."""
+    for options in (
+        {"optimizer": "muon"},
+        {"freeze": ("input_blocks.*",), "clip_norm": 0.01},
+        {"freeze": ("input_blocks.*",), "precision": "bf16"},
+        {"optimizer": "muon", "precision": "bf16"},
+    ):
         sharded(folder, **options)
 
 
@@ -167,13 +208,18 @@ def nccl_steps(folder):
 
 
 def over_hosts(folder):
-    """Sums of two hosts' sums, by MPI between them, whose order is that of the hosts. What `peer` does within a host is
-    done by MPI here, as there is no GPU."""
+    """Sums of two hosts' sums, by MPI between them, whose order is that of the hosts. What `peer`
+    does within a host is done by MPI here, as there is no GPU."""
     from numdiff.distributed import hosts_exchange, mpi_exchange
     from numdiff.kernels.peer_reduce import slice_of
+
     communicator = connect("auto", "cpu")
     size = communicator.size // 2
-    communicator.hosts, communicator.local_size, communicator.local_rank = 2, size, communicator.rank % size
+    communicator.hosts, communicator.local_size, communicator.local_rank = (
+        2,
+        size,
+        communicator.rank % size,
+    )
     communicator._local = communicator.comm.Split(communicator.rank // size, communicator.rank)
 
     class Inside:
@@ -199,14 +245,16 @@ def over_hosts(folder):
         def close(self):
             pass
 
-    hosts_exchange.PeerExchange, hosts_exchange.try_sums = Inside, lambda *_: None  # which is for GPUs
+    # which is for GPUs
+    hosts_exchange.PeerExchange, hosts_exchange.try_sums = Inside, lambda *_: None
     hosts_exchange.BUCKET, plan = 10_000, mpi_exchange.Plan
     mpi_exchange.Plan = lambda parameters: plan(parameters, 10_000)
     with communicator.job():
         n = 3 * 10_000 + 100
         gradient, loss = np.zeros(n, np.float32), np.zeros(1, np.float32)
-        through = hosts_exchange.HostsExchange(communicator, types.SimpleNamespace(grad=gradient),
-                                               mpi_exchange.MpiExchange)
+        through = hosts_exchange.HostsExchange(
+            communicator, types.SimpleNamespace(grad=gradient), mpi_exchange.MpiExchange
+        )
         assert through.name == "peer+mpi" and through.status == 5
         assert through.inside.numbers == [communicator.rank // size * size + k for k in range(size)]
         rows = np.random.default_rng(0).standard_normal((communicator.size, n)).astype(np.float32)
@@ -234,14 +282,23 @@ def methods(folder):
         array = np.full(5, rank, np.float32)
         communicator.broadcast(array)
         assert not array.any()
-        arrays = communicator.broadcast_arrays({"a": np.arange(3), "b": np.array(2.5)} if rank == 0 else None)
+        arrays = communicator.broadcast_arrays(
+            {"a": np.arange(3), "b": np.array(2.5)} if rank == 0 else None
+        )
         assert arrays["a"].tolist() == [0, 1, 2] and arrays["b"] == 2.5
         communicator.check_same(array, "the numbers")
         for wrong, text in (
-                (lambda: communicator.first(fail, "on rank 0", 0, rank), "on rank 0"),
-                (lambda: communicator.everywhere(fail, "on rank 1", 1, rank), "on rank 1"),
-                (lambda: communicator.check_same(np.array([rank == 1]), "the flags"), "the flags of rank 1 differ"),
-                (lambda: communicator.check_options({"--batch": 8 + rank}), "disagree on --batch: rank 0 has 8")):
+            (lambda: communicator.first(fail, "on rank 0", 0, rank), "on rank 0"),
+            (lambda: communicator.everywhere(fail, "on rank 1", 1, rank), "on rank 1"),
+            (
+                lambda: communicator.check_same(np.array([rank == 1]), "the flags"),
+                "the flags of rank 1 differ",
+            ),
+            (
+                lambda: communicator.check_options({"--batch": 8 + rank}),
+                "disagree on --batch: rank 0 has 8",
+            ),
+        ):
             expect(text, wrong)
         communicator.barrier()
         (folder / f"methods-{rank}").touch()
@@ -275,14 +332,22 @@ def runs(folder):
 
 
 def float8_run(folder):
-    """A run in FP8, which the command leaves to GPUs, up to the step that a file says; continues from what is there."""
+    """A run in FP8, which the command leaves to GPUs, up to the step that a file says; continues
+    from what is there."""
     communicator = connect("auto", "cpu")
     steps, runs = int((folder / "steps").read_text()), folder / "runs"
     resume = "auto" if communicator.first(runs.exists) else None
     options = {**OPTIONS, "outdir": str(runs), "steps": steps, "log_every": 1}
     unet = "model_channels", "channel_mult", "attention_resolutions"
-    options = {"model": "dit", "depth": 1, "hidden_size": 64, "heads": 2, "batch": 8, "learning_rate": 3e-3,
-               **{name: value for name, value in options.items() if name not in unet}}
+    options = {
+        "model": "dit",
+        "depth": 1,
+        "hidden_size": 64,
+        "heads": 2,
+        "batch": 8,
+        "learning_rate": 3e-3,
+        **{name: value for name, value in options.items() if name not in unet},
+    }
     train(resolve(options).changed(precision="fp8"), resume=resume, echo=print)
 
 
@@ -296,8 +361,18 @@ def endless(folder, **given):
     """A run that only a signal ends; every rank leaves its process number."""
     communicator = join(given.get("device"))
     (folder / f"pid-{communicator.rank}").write_text(str(os.getpid()))
-    train(resolve({**OPTIONS, "outdir": str(folder / "runs"), "steps": 100000, "checkpoint_every": 2, "log_every": 1,
-                   **given}))
+    train(
+        resolve(
+            {
+                **OPTIONS,
+                "outdir": str(folder / "runs"),
+                "steps": 100000,
+                "checkpoint_every": 2,
+                "log_every": 1,
+                **given,
+            }
+        )
+    )
 
 
 def watched(folder):
@@ -308,6 +383,7 @@ def watched(folder):
 def hung(folder):
     """Rank 1 reads from a file system that answers no more."""
     from numdiff.data.dataset import Dataset
+
     whole, calls = Dataset.read, []
 
     def read(self, rows, out=None):
@@ -341,6 +417,7 @@ def peer_endless(folder):
 def differ(folder):
     """A number of rank 1 changes, as in a machine with faulty memory."""
     from numdiff.training.trainer import Trainer
+
     check_ranks = Trainer.check_ranks
 
     def faulty(self):
@@ -367,6 +444,7 @@ def absent(folder):
 def fault(folder):
     """Rank 1 fails in its fourth step with an unexpected error."""
     from numdiff.training.step import TrainingStep
+
     whole, calls = TrainingStep._forward_backward, []
 
     def fails(self, *arguments):
@@ -383,6 +461,7 @@ def fault(folder):
 def unreachable(folder, ranks=(1,)):
     """MPI refuses the fourth step's sums on these ranks."""
     from numdiff.distributed.mpi_exchange import MpiExchange
+
     begin, steps = MpiExchange.begin, []
 
     def fails(self, records):
@@ -402,8 +481,19 @@ def unreachable_all(folder):
 
 def overflow(folder):
     """A learning rate that ends all in NaN, on every rank in the same step."""
-    train(resolve({**OPTIONS, "outdir": str(folder), "steps": 20, "learning_rate": 1e30, "warmup_steps": 0,
-                   "clip_norm": 0, "log_every": 1}))
+    train(
+        resolve(
+            {
+                **OPTIONS,
+                "outdir": str(folder),
+                "steps": 20,
+                "learning_rate": 1e30,
+                "warmup_steps": 0,
+                "clip_norm": 0,
+                "log_every": 1,
+            }
+        )
+    )
 
 
 def disk(folder):
@@ -418,7 +508,8 @@ def disk(folder):
 
 
 if __name__ == "__main__":
-    plots.loss_curve, plots.import_ahead = lambda *_: None, lambda: None  # each rank 0 would import matplotlib
+    # each rank 0 would import matplotlib
+    plots.loss_curve, plots.import_ahead = lambda *_: None, lambda: None
     tasks, where = sys.argv[1].split(","), pathlib.Path(sys.argv[2])
     try:
         for task in tasks:

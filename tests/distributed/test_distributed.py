@@ -1,4 +1,6 @@
-"""Several ranks: what they compute, what they leave, how they end. The jobs run under mpiexec, on the CPU engine."""
+"""Several ranks: what they compute, what they leave, how they end. The jobs run under mpiexec, on
+the CPU engine."""
+
 import contextlib
 import functools
 import itertools
@@ -54,18 +56,26 @@ from tests.nn.test_partition import Layers
 from tests.training.test_trainer import losses, make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",  # as a container's tests are
-               "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    # as a container's tests are
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 OPTIONS = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-COMMAND = ("from numdiff import plots; plots.loss_curve = lambda *_: None; plots.import_ahead = lambda: None; "
-           "from numdiff_cli.main import main; main()")
+COMMAND = (
+    "from numdiff import plots; plots.loss_curve = lambda *_: None; plots.import_ahead = lambda: None; "
+    "from numdiff_cli.main import main; main()"
+)
 PYTHON = [sys.executable]  # what a user's ranks begin with; most of these are `forked()`
 
 
 def main_of(python):
-    """The command line in such processes, without the curves that a run ends with, for each of which matplotlib is
-    imported."""
+    """The command line in such processes, without the curves that a run ends with, for each of
+    which matplotlib is imported."""
     return [*python, "-c", COMMAND]
 
 
@@ -86,7 +96,8 @@ def check_done(result):
     return result.stdout
 
 
-# What they compute ----------------------------------------------------------------------------------------------------
+# What they compute --------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module", params=[(2,), *exhaustively(((1, 2, 4),))], ids=str)
 def counts(request):
@@ -99,19 +110,34 @@ def folder(tmp_path_factory, counts):
     """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
-        several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if count == 4 else [])]
-        tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else []),
-                 *(["over_hosts"] if count == 4 else [])]
-        own = PYTHON if count == 2 and 4 in counts else None  # each with another order of its sets of strings
+        several = [
+            "methods",
+            "sharded",
+            "sharded_in_16_bits",
+            "float8",
+            *(["sharded_further"] if count == 4 else []),
+        ]
+        tasks = [
+            "steps",
+            *(several if count > 1 else []),
+            *(["runs"] if count > 1 and 4 in counts else []),
+            *(["over_hosts"] if count == 4 else []),
+        ]
+        # each with another order of its sets of strings
+        own = PYTHON if count == 2 and 4 in counts else None
         text = check_done(run(task(count, ",".join(tasks), folder, own)))
         if count == 2 and 4 in counts:
-            assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
+            assert (
+                text.count("resumed after step 5 of 10") == 1
+                and "ranks     2 on 1 host; gradients by mpi" in text
+            )
     return folder
 
 
 @needs("mpi")
 def test_ranks_train_as_one(folder, counts):
-    """Eight steps on 1, 2 and 4 ranks of the same batch: the same losses, and on all ranks the same bits."""
+    """Eight steps on 1, 2 and 4 ranks of the same batch: the same losses, and on all ranks the same
+    bits."""
     alone = make(model="small")
     expected = losses(alone, 8)
     alone.close()
@@ -123,7 +149,8 @@ def test_ranks_train_as_one(folder, counts):
             for name in left[0].keys() - {"workers"}:
                 np.testing.assert_array_equal(left[0][name], other[name], err_msg=name)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        assert all(row["workers"] <= max(1, cores // count) for row in left)  # the cores are shared, too
+        # the cores are shared, too
+        assert all(row["workers"] <= max(1, cores // count) for row in left)
 
 
 @needs("mpi")
@@ -145,8 +172,8 @@ def test_a_shared_update_has_the_bits_of_one_that_each_does(folder, counts):
 
 @needs("mpi")
 def test_ranks_share_the_scales_of_float8(folder, counts):
-    """The job has compared them with one rank's, the update shared and not, and each continues from the other's
-    state."""
+    """The job has compared them with one rank's, the update shared and not, and each continues from
+    the other's state."""
     assert len(list(folder.glob(f"float8-*-of-{max(counts)}"))) == max(counts)
 
 
@@ -155,10 +182,19 @@ def test_ranks_share_the_scales_of_float8(folder, counts):
 @pytest.mark.usefixtures("no_curves")
 def test_checkpoints_of_shared_updates_are_those_of_others(tmp_path):
     """4 ranks, 2, 1: the same files whether the update was shared or not, at each point."""
+
     def go(how, *counts):
         for done, count in enumerate(counts, 1):
-            _, weights = train(count, "unet", tmp_path / how, 3 * done, *(["--resume"] if done > 1 else []),
-                               *(["--shard-update", how] if count > 1 else []), "--ema-std", "0.1")
+            _, weights = train(
+                count,
+                "unet",
+                tmp_path / how,
+                3 * done,
+                *(["--resume"] if done > 1 else []),
+                *(["--shard-update", how] if count > 1 else []),
+                "--ema-std",
+                "0.1",
+            )
         return weights, load_checkpoint(newest_checkpoint(next((tmp_path / how).iterdir())))[0]
 
     yes, no = go("yes", 4, 2, 1), go("no", 4, 2, 1)
@@ -169,7 +205,9 @@ def test_checkpoints_of_shared_updates_are_those_of_others(tmp_path):
 
 
 def test_a_single_process_does_not_shard_the_update():
-    with pytest.raises(UsageError, match=r"^--shard-update yes shares the update among .* leave it out, or start"):
+    with pytest.raises(
+        UsageError, match=r"^--shard-update yes shares the update among .* leave it out, or start"
+    ):
         make(shard_update="yes")
 
 
@@ -194,15 +232,20 @@ def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder, counts):
     for name, array in whole.items():
         np.testing.assert_array_equal(array, final("resumed-2")[name], err_msg=name)
         for other in ["resumed-1", *(["resumed-4"] if 4 in counts else [])]:
-            assert relative_error(final(other)[name], array) < 1e-3, (other, name)  # steps of gradients near 0
-    pictures = [(folder / name / "samples-00000010.png") for name in ("whole/00000-unet-tiny", "resumed-2")]
+            # steps of gradients near 0
+            assert relative_error(final(other)[name], array) < 1e-3, (other, name)
+    pictures = [
+        (folder / name / "samples-00000010.png") for name in ("whole/00000-unet-tiny", "resumed-2")
+    ]
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
 @exhaustive
 @needs("mpi")
 def test_a_run_in_float8_goes_on_on_other_numbers_of_ranks(tmp_path):
-    """1 rank, 2, 4, 1, by checkpoints: the losses of 1 rank, as near as other shapes of its products leave them."""
+    """1 rank, 2, 4, 1, by checkpoints: the losses of 1 rank, as near as other shapes of its
+    products leave them."""
+
     def go(name, *parts):
         folder = tmp_path / name
         folder.mkdir()
@@ -212,25 +255,63 @@ def test_a_run_in_float8_goes_on_on_other_numbers_of_ranks(tmp_path):
         left = next((folder / "runs").iterdir())
         return read_stats(left)[1], load_checkpoint(newest_checkpoint(left))[0]
 
-    (expected, whole), (values, parts) = go("1", (10, 1)), go("several", (3, 1), (6, 2), (8, 4), (10, 1))
+    (expected, whole), (values, parts) = (
+        go("1", (10, 1)),
+        go("several", (3, 1), (6, 2), (8, 4), (10, 1)),
+    )
     np.testing.assert_allclose(values, expected, rtol=2e-3)
     assert len(values) == 10 and whole.keys() == parts.keys()
     ranks.same_scales(parts, whole)
 
 
-MODELS = {"unet": ["--model-channels", "32", "--channel-mult", "1,2", "--attention-resolutions", "4"],
-          "dit": ["--model", "DiT-Tiny", "--depth", "2", "--hidden-size", "64", "--heads", "2"]}
-DRAWN_TIMES = "--path", "linear", "--prediction", "x_0", "--loss", "flow", "--time-sampling", "logit-normal"
+MODELS = {
+    "unet": ["--model-channels", "32", "--channel-mult", "1,2", "--attention-resolutions", "4"],
+    "dit": ["--model", "DiT-Tiny", "--depth", "2", "--hidden-size", "64", "--heads", "2"],
+}
+DRAWN_TIMES = (
+    "--path",
+    "linear",
+    "--prediction",
+    "x_0",
+    "--loss",
+    "flow",
+    "--time-sampling",
+    "logit-normal",
+)
 
 
 def train(count, model, outdir, steps, *options):
-    """`mpiexec -n COUNT numdiff train MODEL`, for one rank without mpiexec; returns (losses of all steps so far, final
-    weights)."""
+    """`mpiexec -n COUNT numdiff train MODEL`, for one rank without mpiexec; returns (losses of all
+    steps so far, final weights)."""
     outdir.mkdir(exist_ok=True)
-    arguments = ["train", model, "--device", "cpu", "--size", "8", *MODELS[model], "--batch", "8",
-                 "--steps", str(steps), "--log-every", "7", "--checkpoint-every", "0", "--sample-every", "0",
-                 "--sample-count", "0", "--lr-schedule", "constant", "--warmup-steps", "2",
-                 "--outdir", str(outdir), *options]
+    arguments = [
+        "train",
+        model,
+        "--device",
+        "cpu",
+        "--size",
+        "8",
+        *MODELS[model],
+        "--batch",
+        "8",
+        "--steps",
+        str(steps),
+        "--log-every",
+        "7",
+        "--checkpoint-every",
+        "0",
+        "--sample-every",
+        "0",
+        "--sample-count",
+        "0",
+        "--lr-schedule",
+        "constant",
+        "--warmup-steps",
+        "2",
+        "--outdir",
+        str(outdir),
+        *options,
+    ]
     if count == 1:
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
@@ -239,19 +320,28 @@ def train(count, model, outdir, steps, *options):
         output = check_done(run(job(count, *main_of(forked()), *arguments)))
     assert len(re.findall("^done ", output, re.M)) == 1  # rank 0 alone prints
     assert output.count(f"ranks     {count} on 1 host; gradients by mpi.") == (count > 1)
-    folder, = outdir.iterdir()  # and writes
+    (folder,) = outdir.iterdir()  # and writes
     return read_stats(folder)[1], load_checkpoint(newest_checkpoint(folder))[0]["parameters"]
 
 
 @needs("mpi")
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_curves")
-@pytest.mark.parametrize("model, others, parts, objective", [
-    ("dit", (), ((2, 4), (1, 9, "--resume")), DRAWN_TIMES),
-    *exhaustively(("unet", (4,), ((2, 4), (4, 7, "--resume"), (1, 9, "--resume")), ()),
-                  ("dit", (), ((2, 4), (4, 7, "--resume"), (1, 9, "--resume")), ()))])
-def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, model, others, parts, objective):
-    """1 rank and others of one batch; and 2, resumed on 4, resumed on 1: the same nine losses within 1e-5.
+@pytest.mark.parametrize(
+    "model, others, parts, objective",
+    [
+        ("dit", (), ((2, 4), (1, 9, "--resume")), DRAWN_TIMES),
+        *exhaustively(
+            ("unet", (4,), ((2, 4), (4, 7, "--resume"), (1, 9, "--resume")), ()),
+            ("dit", (), ((2, 4), (4, 7, "--resume"), (1, 9, "--resume")), ()),
+        ),
+    ],
+)
+def test_the_command_trains_the_same_model_on_any_number_of_ranks(
+    tmp_path, model, others, parts, objective
+):
+    """1 rank and others of one batch; and 2, resumed on 4, resumed on 1: the same nine losses
+    within 1e-5.
 
     The DiT starts from given weights, of which some are frozen.
     """
@@ -260,19 +350,30 @@ def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, mode
         train(1, model, tmp_path / "first", 2, "--lr", "1e-2")
         start = "--init", str(next((tmp_path / "first").iterdir())), "--freeze", "blocks.0.*"
     expected, weights = train(1, model, tmp_path / "1", 9, *objective, *start)
-    results = [train(count, model, tmp_path / str(count), 9, *objective, *start) for count in others]
+    results = [
+        train(count, model, tmp_path / str(count), 9, *objective, *start) for count in others
+    ]
     for count, steps, *resume in parts:
         resumed = train(count, model, tmp_path / "resumed", steps, *objective, *(resume or start))
     for values, found in (*results, resumed):
         assert len(values) == 9
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
-        assert relative_error(found, weights) < 1e-3  # Muon's steps are as large where the gradient is mostly rounding
+        # Muon's steps are as large where the gradient is mostly rounding
+        assert relative_error(found, weights) < 1e-3
 
 
 @needs("mpi")
 @needs("gpu")
-@pytest.mark.parametrize("transport, count", [("peer", 2), ("peer", 4), ("mpi", 2), ("mpi", 4), pytest.param(
-    "nccl", 2, marks=needs("gpus", "nccl"))])
+@pytest.mark.parametrize(
+    "transport, count",
+    [
+        ("peer", 2),
+        ("peer", 4),
+        ("mpi", 2),
+        ("mpi", 4),
+        pytest.param("nccl", 2, marks=needs("gpus", "nccl")),
+    ],
+)
 def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
     """The same of a GPU engine; on a machine with one GPU all ranks share it, but NCCL's."""
     alone = make(device="cuda", model="small")
@@ -294,7 +395,8 @@ def test_ranks_on_gpus_share_the_scales_of_float8(tmp_path, transport):
     assert len(list(tmp_path.glob("float8-*-of-2"))) == 2
 
 
-# How they end ---------------------------------------------------------------------------------------------------------
+# How they end -------------------------------------------------------------------------------------
+
 
 def start(name, folder, count=2, python=None):
     """A job that trains, once it has saved step 2 and all ranks have left their process numbers."""
@@ -319,7 +421,8 @@ def stop(folder, count, victim):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """(folder, job) whose rank 0 of 2 is stopped: until all have ended, which takes ten seconds, other tests run."""
+    """(folder, job) whose rank 0 of 2 is stopped: until all have ended, which takes ten seconds,
+    other tests run."""
     folder = tmp_path_factory.mktemp("stopped")
     process = stop(folder, 2, 0)
     yield folder, process
@@ -328,8 +431,14 @@ def stopped(tmp_path_factory):
 
 
 @needs("mpi")
-@pytest.mark.parametrize("name, victim", [("endless", 1), *exhaustively(("endless", 0)), pytest.param(
-    "peer_endless", 1, marks=needs("gpu"))])
+@pytest.mark.parametrize(
+    "name, victim",
+    [
+        ("endless", 1),
+        *exhaustively(("endless", 0)),
+        pytest.param("peer_endless", 1, marks=needs("gpu")),
+    ],
+)
 @pytest.mark.usefixtures("stopped")
 def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
     process = start(name, tmp_path, python=PYTHON if name == "peer_endless" else None)
@@ -361,8 +470,14 @@ def test_a_stuck_rank_ends_the_job_and_all_say_where(tmp_path):
     process = start("hung", tmp_path)
     _, err = process.communicate(timeout=100)
     assert process.returncode != 0
-    assert re.search(r"rank 0 of 2, after step \d+ .*, waits for rank 1, alive but without progress for \d+ s", err)
-    assert re.search(r"rank 1 of 2, after step \d+ \(data/loader.py, line \d+\), has made no progress for \d+ s", err)
+    assert re.search(
+        r"rank 0 of 2, after step \d+ .*, waits for rank 1, alive but without progress for \d+ s",
+        err,
+    )
+    assert re.search(
+        r"rank 1 of 2, after step \d+ \(data/loader.py, line \d+\), has made no progress for \d+ s",
+        err,
+    )
 
 
 @exhaustive
@@ -371,7 +486,10 @@ def test_a_rank_that_never_starts_mpi_ends_the_job(tmp_path):
     result = run(task(3, "never", tmp_path, PYTHON))  # which finds the others by who started them
     assert result.returncode != 0
     for rank in (0, 2):
-        assert f"rank {rank} of 3, at the start of MPI, has waited 3 s for rank 1, which ended" in result.stderr
+        assert (
+            f"rank {rank} of 3, at the start of MPI, has waited 3 s for rank 1, which ended"
+            in result.stderr
+        )
 
 
 @exhaustive
@@ -382,7 +500,8 @@ def test_a_signal_to_one_rank_while_it_draws_stops_all(tmp_path):
     asked = time.time()
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
     _, err = process.communicate(timeout=100)
-    assert time.time() - asked < 60 and "stopped after step 2 of 100000" in err  # on machines with other work, too
+    # on machines with other work, too
+    assert time.time() - asked < 60 and "stopped after step 2 of 100000" in err
 
 
 @needs("mpi")
@@ -403,15 +522,24 @@ def test_a_signal_to_one_rank_stops_all_and_saves(tmp_path):
     assert process.returncode != 0 and "Traceback" not in err
     step = int(re.search(r"stopped after step (\d+) of 100000; continue with", err).group(1))
     assert f'"error": "stopped after step {step}' in err and err.count("stopped after") == 1
-    assert load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] == step
+    assert (
+        load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] == step
+    )
 
 
 @needs("mpi")
-@pytest.mark.parametrize("name, text", [
-    *exhaustively(("differ", "after step 5 the weights of rank 1 differ from those of rank 0"),
-                  ("overflow", "is the first non-finite tensor"), ("disk", "the disk is full"),
-                  ("crowded", "which has 1 GPU: start at most one rank a GPU, or use --device cpu"),
-                  ("absent", "started as one of 2, and mpi4py is not installed: pip install 'numdiff-"))])
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        *exhaustively(
+            ("differ", "after step 5 the weights of rank 1 differ from those of rank 0"),
+            ("overflow", "is the first non-finite tensor"),
+            ("disk", "the disk is full"),
+            ("crowded", "which has 1 GPU: start at most one rank a GPU, or use --device cpu"),
+            ("absent", "started as one of 2, and mpi4py is not installed: pip install 'numdiff-"),
+        )
+    ],
+)
 def test_an_expected_error_is_said_once(tmp_path, name, text):
     result = run(task(2, name, tmp_path))
     assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
@@ -424,10 +552,16 @@ def check_stopped(folder, process, count, victim):
     _, err = process.communicate(timeout=100)
     assert time.time() - asked < 60 and process.returncode != 0
     for rank in set(range(count)) - {victim}:
-        assert re.search(rf"Error: rank {rank} of {count}, after step \d+ \(training/\w+.py, line \d+\), waits for "
-                         rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with: numdiff train "
-                         "unet --resume ", err)
-        assert f"Error: rank {rank} of {count}" in (next((folder / "runs").iterdir()) / "watchdog.log").read_text()
+        assert re.search(
+            rf"Error: rank {rank} of {count}, after step \d+ \(training/\w+.py, line \d+\), waits for "
+            rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with: numdiff train "
+            "unet --resume ",
+            err,
+        )
+        assert (
+            f"Error: rank {rank} of {count}"
+            in (next((folder / "runs").iterdir()) / "watchdog.log").read_text()
+        )
     for rank in range(count):
         with pytest.raises(ProcessLookupError):
             os.kill(int((folder / f"pid-{rank}").read_text()), 0)
@@ -447,17 +581,46 @@ def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_
     check_stopped(tmp_path, stop(tmp_path, 4, victim), 4, victim)
 
 
-SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--model-channels", "32", "--channel-mult", "1,2",
-         "--attention-resolutions", "8", "--steps", "2", "--outdir"]
+SMALL = [
+    "train",
+    "unet",
+    "--device",
+    "cpu",
+    "--image-size",
+    "16",
+    "--model-channels",
+    "32",
+    "--channel-mult",
+    "1,2",
+    "--attention-resolutions",
+    "8",
+    "--steps",
+    "2",
+    "--outdir",
+]
 
 
 @needs("mpi")
-@pytest.mark.parametrize("first, second, text", [
-    (["--batch", "8"], ["--batch", "16"], "the ranks disagree on --batch: rank 0 has 8, rank 1 has 16"),
-    *exhaustively((["--batch", "9"], ["--batch", "9"], "--batch 9, which 2 ranks cannot share evenly: start "
-                                                         "1 or 3 ranks, or use --batch 8 or 10"),
-                  (["--transport", "peer"], ["--transport", "peer"], "--transport peer joins GPUs")),
-], ids=["options", "batch", "transport"])
+@pytest.mark.parametrize(
+    "first, second, text",
+    [
+        (
+            ["--batch", "8"],
+            ["--batch", "16"],
+            "the ranks disagree on --batch: rank 0 has 8, rank 1 has 16",
+        ),
+        *exhaustively(
+            (
+                ["--batch", "9"],
+                ["--batch", "9"],
+                "--batch 9, which 2 ranks cannot share evenly: start "
+                "1 or 3 ranks, or use --batch 8 or 10",
+            ),
+            (["--transport", "peer"], ["--transport", "peer"], "--transport peer joins GPUs"),
+        ),
+    ],
+    ids=["options", "batch", "transport"],
+)
 def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
     folder = str(tmp_path / "runs")
     ranks_of = [("-n", "1", *main_of(forked()), *SMALL, folder, *more) for more in (first, second)]
@@ -468,43 +631,89 @@ def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
 
 @exhaustive
 @needs("mpi")
-@pytest.mark.parametrize("first, second, text", [
-    ("own", "fewer", "rank 0 has 60 uint8 images of 16×16×3, rank 1 30 uint8 images of 16×16×3; give all"),
-    ("fewer", "own", "rank 0 has 30 uint8 images of 16×16×3, rank 1 60 uint8 images of 16×16×3; give all"),
-    ("turned", "own", "class 0 of rank 0 is 'b', of rank 1 'a'; give all")])
+@pytest.mark.parametrize(
+    "first, second, text",
+    [
+        (
+            "own",
+            "fewer",
+            "rank 0 has 60 uint8 images of 16×16×3, rank 1 30 uint8 images of 16×16×3; give all",
+        ),
+        (
+            "fewer",
+            "own",
+            "rank 0 has 30 uint8 images of 16×16×3, rank 1 60 uint8 images of 16×16×3; give all",
+        ),
+        ("turned", "own", "class 0 of rank 0 is 'b', of rank 1 'a'; give all"),
+    ],
+)
 def test_ranks_with_different_data_are_refused(tmp_path, first, second, text):
     """As where every host has its own file of that name: here each rank its own working folder."""
-    images, labels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), np.uint8), np.arange(60) % 2
-    content = {"own": (images, labels, ["a", "b"]), "fewer": (images[:30], labels[:30], ["a", "b"]),
-               "turned": (images, 1 - labels, ["b", "a"])}
+    images, labels = (
+        np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), np.uint8),
+        np.arange(60) % 2,
+    )
+    content = {
+        "own": (images, labels, ["a", "b"]),
+        "fewer": (images[:30], labels[:30], ["a", "b"]),
+        "turned": (images, 1 - labels, ["b", "a"]),
+    }
     for name in (first, second):
         (tmp_path / name).mkdir()
         with h5py.File(tmp_path / name / "data.h5", "w") as file:
             file["images"], file["labels"], file.attrs["classes"] = content[name]
-    ranks_of = [("-n", "1", "-wdir", str(tmp_path / name), *main_of(forked()), *SMALL, str(tmp_path / "runs"),
-                 "--data", "data.h5", "--class-cond", "--batch", "4") for name in (first, second)]
+    ranks_of = [
+        (
+            "-n",
+            "1",
+            "-wdir",
+            str(tmp_path / name),
+            *main_of(forked()),
+            *SMALL,
+            str(tmp_path / "runs"),
+            "--data",
+            "data.h5",
+            "--class-cond",
+            "--batch",
+            "4",
+        )
+        for name in (first, second)
+    ]
     result = run([MPIEXEC, *ranks_of[0], ":", *ranks_of[1]])
-    assert result.returncode != 0 and result.stderr.count("the ranks train on different data: " + text) == 1, result
+    assert (
+        result.returncode != 0
+        and result.stderr.count("the ranks train on different data: " + text) == 1
+    ), result
     assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
 
 
-# Without mpiexec ------------------------------------------------------------------------------------------------------
+# Without mpiexec ----------------------------------------------------------------------------------
+
 
 def test_a_process_that_is_alone_needs_no_mpi(monkeypatch):
     monkeypatch.setattr(distributed, "import_mpi", None)
     for name in sum(launcher.VARIABLES, ()):
         monkeypatch.delenv(name, raising=False)
     communicator = distributed.connect("auto", "cpu")
-    assert isinstance(communicator, distributed.Alone) and (communicator.rank, communicator.size) == (0, 1)
+    assert isinstance(communicator, distributed.Alone) and (
+        communicator.rank,
+        communicator.size,
+    ) == (0, 1)
     assert communicator.first(str, 3) == "3" and communicator.everywhere(str, 3) == ["3"]
 
 
-@pytest.mark.parametrize("variables, expected", [
-    ({}, None), ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4)),
-    ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)), ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
-    ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, (5, 8)),
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script, not a rank of srun
-    ({"PMI_RANK": "one", "PMI_SIZE": "2"}, None)])
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, (5, 8)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script, not a rank of srun
+        ({"PMI_RANK": "one", "PMI_SIZE": "2"}, None),
+    ],
+)
 def test_launchers_are_known_by_their_variables(monkeypatch, variables, expected):
     for name in sum(launcher.VARIABLES, ()):
         monkeypatch.delenv(name, raising=False)
@@ -517,7 +726,9 @@ def test_mpi_asked_for_and_not_installed(monkeypatch):
     for name in sum(launcher.VARIABLES, ()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(UsageError, match=r"mpi4py is not installed: pip install 'numdiff-diffusion\[mpi\]'"):
+    with pytest.raises(
+        UsageError, match=r"mpi4py is not installed: pip install 'numdiff-diffusion\[mpi\]'"
+    ):
         distributed.connect("mpi", "cpu")
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "4")
@@ -537,22 +748,67 @@ def test_nccl_asked_for_and_not_installed(monkeypatch):
 
 
 def test_the_batch_is_split():
-    assert split_batch(32, None, 4) == (8, 8) and split_batch(32, 16, 4) == (8, 8) and split_batch(32, 2, 4) == (8, 2)
-    with pytest.raises(UsageError, match="each rank's 8 images of --batch 32 are not divisible by --microbatch 3: "
-                                         "use 2.$"):
+    assert (
+        split_batch(32, None, 4) == (8, 8)
+        and split_batch(32, 16, 4) == (8, 8)
+        and split_batch(32, 2, 4) == (8, 2)
+    )
+    with pytest.raises(
+        UsageError,
+        match="each rank's 8 images of --batch 32 are not divisible by --microbatch 3: use 2.$",
+    ):
         split_batch(32, 3, 4)
     with pytest.raises(UsageError, match="^--batch 32 is not divisible by --microbatch 3: use 2.$"):
         split_batch(32, 3, 1)
 
 
-@pytest.mark.parametrize("batch, microbatch, ranks, more, says", [
-    (4, None, 3, {"fixed": True}, "the run has --batch 4, which 3 ranks cannot share evenly: start 1, 2 or 4 ranks."),
-    (4, None, 3, {}, "--batch 4, which 3 ranks cannot share evenly: start 1, 2 or 4 ranks, or use --batch 3 or 6."),
-    (2, None, 4, {}, "--batch 2, which 4 ranks cannot share evenly: start 1 or 2 ranks, or use --batch 4."),
-    (20, 4, 3, {}, "--batch 20, which 3 ranks cannot share evenly: start 1 or 5 ranks, or use --batch 12 or 24."),
-    (1, None, 2, {"fixed": True}, "the run has --batch 1, which 2 ranks cannot share evenly: start 1 rank."),
-    (5, None, 3, {"least": 2, "most": 3}, "--batch 5, which 3 ranks cannot share evenly: use --batch 3 or 6."),
-])
+@pytest.mark.parametrize(
+    "batch, microbatch, ranks, more, says",
+    [
+        (
+            4,
+            None,
+            3,
+            {"fixed": True},
+            "the run has --batch 4, which 3 ranks cannot share evenly: start 1, 2 or 4 ranks.",
+        ),
+        (
+            4,
+            None,
+            3,
+            {},
+            "--batch 4, which 3 ranks cannot share evenly: start 1, 2 or 4 ranks, or use --batch 3 or 6.",
+        ),
+        (
+            2,
+            None,
+            4,
+            {},
+            "--batch 2, which 4 ranks cannot share evenly: start 1 or 2 ranks, or use --batch 4.",
+        ),
+        (
+            20,
+            4,
+            3,
+            {},
+            "--batch 20, which 3 ranks cannot share evenly: start 1 or 5 ranks, or use --batch 12 or 24.",
+        ),
+        (
+            1,
+            None,
+            2,
+            {"fixed": True},
+            "the run has --batch 1, which 2 ranks cannot share evenly: start 1 rank.",
+        ),
+        (
+            5,
+            None,
+            3,
+            {"least": 2, "most": 3},
+            "--batch 5, which 3 ranks cannot share evenly: use --batch 3 or 6.",
+        ),
+    ],
+)
 def test_what_is_advised_for_a_batch_that_is_not_split_evenly(batch, microbatch, ranks, more, says):
     with pytest.raises(UsageError) as error:
         split_batch(batch, microbatch, ranks, **more)
@@ -587,17 +843,24 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("seconds, out, err", [(1, "started\ninterrupted\n", ""),
-                                               *exhaustively((60, "", "Error: interrupted.\n"))])
+@pytest.mark.parametrize(
+    "seconds, out, err",
+    [(1, "started\ninterrupted\n", ""), *exhaustively((60, "", "Error: interrupted.\n"))],
+)
 def test_an_interrupt_while_mpi_starts_is_said_once(seconds, out, err):
-    """It comes twice, as from mpiexec, to the rank and to its monitor process; one that never starts is ended."""
-    process = subprocess.Popen([sys.executable, "-c", STARTING, str(seconds)], start_new_session=True, **OPTIONS)
+    """It comes twice, as from mpiexec, to the rank and to its monitor process; one that never
+    starts is ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTING, str(seconds)], start_new_session=True, **OPTIONS
+    )
     assert process.stdout.readline() == "begun\n"
     time.sleep(0.3)
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.1)
-    assert process.communicate(timeout=50) == (out, err) and process.returncode == (0 if out else -signal.SIGKILL)
+    assert process.communicate(timeout=50) == (out, err) and process.returncode == (
+        0 if out else -signal.SIGKILL
+    )
 
 
 def test_an_interrupt_is_said_by_rank_0_alone(monkeypatch, capfd):
@@ -624,13 +887,17 @@ def test_a_second_ctrl_c_interrupts_what_a_first_one_stops():
             os.kill(os.getpid(), signal.SIGINT)
 
 
-# The watchdog ---------------------------------------------------------------------------------------------------------
+# The watchdog -------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("victim, code", [(0, 1), (1, 1), (None, 0)])
 def test_the_watchdog_ends_all_when_one_is_killed(victim, code, capfd):
     context = multiprocessing.get_context("spawn")
     queues, ready = [context.Queue() for _ in range(3)], context.Queue()
-    processes = [context.Process(target=watched, args=(rank, queues, victim is None, ready)) for rank in range(3)]
+    processes = [
+        context.Process(target=watched, args=(rank, queues, victim is None, ready))
+        for rank in range(3)
+    ]
     for process in processes:
         process.start()
     assert all(ready.get(timeout=30) for _ in processes)
@@ -643,24 +910,46 @@ def test_the_watchdog_ends_all_when_one_is_killed(victim, code, capfd):
     assert said.count(f"rank {victim} of 3 is gone") == (victim is not None)
 
 
-# Buckets and exchanges ------------------------------------------------------------------------------------------------
+# Buckets and exchanges ----------------------------------------------------------------------------
+
 
 def random_model(kind):
     """A small model without the zeros that it starts with: every gradient is then something."""
     if kind == "unet":
-        model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
-                     device="cpu", num_classes=3, use_scale_shift_norm=True, resblock_updown=True)
+        model = UNet(
+            image_size=8,
+            model_channels=32,
+            channel_mult=(1, 2),
+            num_res_blocks=1,
+            attention_resolutions=(4,),
+            device="cpu",
+            num_classes=3,
+            use_scale_shift_norm=True,
+            resblock_updown=True,
+        )
     else:
         from numdiff.nn import DiT
-        model = DiT(image_size=8, in_channels=3, patch_size=2, hidden_size=32, depth=2, num_heads=2, num_classes=3,
-                    device="cpu")
+
+        model = DiT(
+            image_size=8,
+            in_channels=3,
+            patch_size=2,
+            hidden_size=32,
+            depth=2,
+            num_heads=2,
+            num_classes=3,
+            device="cpu",
+        )
     rng = np.random.default_rng(0)
-    model.load_arrays({name: 0.1 * rng.standard_normal(a.shape) for name, a in model.arrays().items()})
+    model.load_arrays(
+        {name: 0.1 * rng.standard_normal(a.shape) for name, a in model.arrays().items()}
+    )
     return model
 
 
 class Sent:
-    """Stands for MPI: notes what it is given, and doubles it, as another rank with the same gradients would."""
+    """Stands for MPI: notes what it is given, and doubles it, as another rank with the same
+    gradients would."""
 
     IN_PLACE, SUM = "in place", "sum"
 
@@ -679,6 +968,7 @@ class Sent:
             if done:
                 array[...] *= 2
             return done
+
         return types.SimpleNamespace(Test=test)
 
 
@@ -706,10 +996,12 @@ class SlowTwin:
 
 
 def gradient_step(model, sent, twin, monkeypatch):
-    """One step of a model whose gradients go through an MpiExchange over `sent`; returns (exchange, gradient, loss)."""
+    """One step of a model whose gradients go through an MpiExchange over `sent`; returns (exchange,
+    gradient, loss)."""
     from numdiff.diffusion import Diffusion
     from numdiff.nn import AdamW
     from numdiff.training.step import TrainingStep
+
     monkeypatch.setattr(mpi_exchange, "HostArray", twin)
     monkeypatch.setattr(mpi_exchange, "Plan", lambda parameters: buckets.Plan(parameters, 1000))
     through = exchange.MpiExchange(sent, model.parameters) if sent else exchange.NoExchange()
@@ -724,7 +1016,8 @@ def gradient_step(model, sent, twin, monkeypatch):
 @pytest.mark.parametrize("twin", [mpi_exchange.HostArray, SlowTwin])
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 def test_buckets_leave_early_and_complete(kind, twin, monkeypatch):
-    """What a bucket held when it left is what the whole backward gives, for every layer that there is."""
+    """What a bucket held when it left is what the whole backward gives, for every layer that there
+    is."""
     _, expected, loss = gradient_step(random_model(kind), None, twin, monkeypatch)
     assert np.count_nonzero(expected) > 0.5 * expected.size
     model, sent = random_model(kind), Sent()
@@ -740,6 +1033,7 @@ def test_buckets_leave_early_and_complete(kind, twin, monkeypatch):
 
 def test_parameters_are_found_wherever_a_backward_keeps_them():
     from numdiff.nn import Linear
+
     layer, other = Linear(2, 3), Linear(3, 2)
 
     def uses(weights, dy):
@@ -747,8 +1041,9 @@ def test_parameters_are_found_wherever_a_backward_keeps_them():
 
     table = {"pair": [other.weight, (other.bias,)]}
     assert buckets.parameters_of(functools.partial(uses, layer.weight)) == [layer.weight]
-    assert set(map(id, buckets.parameters_of(lambda dy: (layer, table)))) == set(map(id, (
-        layer.weight, layer.bias, other.weight, other.bias)))
+    assert set(map(id, buckets.parameters_of(lambda dy: (layer, table)))) == set(
+        map(id, (layer.weight, layer.bias, other.weight, other.bias))
+    )
     assert buckets.parameters_of(lambda dy: dy) == []
 
 
@@ -823,7 +1118,8 @@ def no_mpi(*_):
 
 
 def on_threads(count, monkeypatch, body, refuse=()):
-    """`body(communicator, gradient)` on `count` threads, each with a fake GPU; returns their results."""
+    """`body(communicator, gradient)` on `count` threads, each with a fake GPU; returns their
+    results."""
     barrier, board, results = threading.Barrier(count, timeout=30), [None] * count, [None] * count
     for module in (copies, exchange, exchange_base, peer_exchange):
         monkeypatch.setattr(module, "zeros", lambda shape, dtype, gpu: np.zeros(shape, dtype))
@@ -850,7 +1146,11 @@ def on_threads(count, monkeypatch, body, refuse=()):
 def test_peers_add_up_the_same_bits(count, monkeypatch):
     def body(communicator, gradient):
         peers = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
-        assert peers.name == "peer" and peers.why == "Not mpi: threads have no MPI." and not gradient.any()
+        assert (
+            peers.name == "peer"
+            and peers.why == "Not mpi: threads have no MPI."
+            and not gradient.any()
+        )
         sums = []
         for step in range(20):
             rng = np.random.default_rng([communicator.rank, step])
@@ -862,7 +1162,9 @@ def test_peers_add_up_the_same_bits(count, monkeypatch):
 
     results = on_threads(count, monkeypatch, body)
     for step in range(20):
-        whole = sum(np.random.default_rng([rank, step]).standard_normal(1000) for rank in range(count))
+        whole = sum(
+            np.random.default_rng([rank, step]).standard_normal(1000) for rank in range(count)
+        )
         for sums in results:
             np.testing.assert_array_equal(sums[step][0], results[0][step][0])
             np.testing.assert_allclose(sums[step][0], whole, rtol=1e-4, atol=1e-5)
@@ -874,14 +1176,18 @@ def shared_by(communicator, gradient, array):
     bounds = [0, *(100 * rank + 64 for rank in range(1, communicator.size)), 1000]
     pieces = [0, *(2 * rank + 1 for rank in range(1, communicator.size)), 20]
     parameters = types.SimpleNamespace(grad=gradient, data=array(1000), half=None)
-    partition = types.SimpleNamespace(sharded=True, bounds=bounds, piece_bounds=pieces, partials=array(20))
+    partition = types.SimpleNamespace(
+        sharded=True, bounds=bounds, piece_bounds=pieces, partials=array(20)
+    )
     return parameters, partition
 
 
 def gather_own(communicator, through, parameters, partition, add):
     """A step of ranks that share the update; returns (part of the sum, partials, weights, loss)."""
-    (first, stop), (low, high) = (b[communicator.rank:communicator.rank + 2] for b in (
-        partition.bounds, partition.piece_bounds))
+    (first, stop), (low, high) = (
+        b[communicator.rank : communicator.rank + 2]
+        for b in (partition.bounds, partition.piece_bounds)
+    )
     loss = np.array([2.0**communicator.rank], np.float32)
     add(loss)
     own = np.array(parameters.grad[first:stop])
@@ -896,10 +1202,10 @@ def gather_own(communicator, through, parameters, partition, add):
 def check_gathered(results, sums):
     bounds = np.cumsum([0] + [own.size for own, *_ in results])
     for rank, (own, partials, weights, loss) in enumerate(results):
-        np.testing.assert_array_equal(own, sums[bounds[rank]:bounds[rank + 1]])
+        np.testing.assert_array_equal(own, sums[bounds[rank] : bounds[rank + 1]])
         np.testing.assert_array_equal(weights, sums)
         np.testing.assert_array_equal(partials, results[0][1])
-        assert partials.all() and loss == 2.0**len(results) - 1
+        assert partials.all() and loss == 2.0 ** len(results) - 1
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -911,7 +1217,10 @@ def test_peers_that_share_the_update(count, monkeypatch):
         gradient[...] = np.random.default_rng(communicator.rank).standard_normal(1000)
         return gather_own(communicator, peers, parameters, partition, peers.finish)
 
-    x = [np.random.default_rng(rank).standard_normal(1000).astype(np.float32) for rank in range(count)]
+    x = [
+        np.random.default_rng(rank).standard_normal(1000).astype(np.float32)
+        for rank in range(count)
+    ]
     check_gathered(on_threads(count, monkeypatch, body), sum(x[1:], x[0]))
 
 
@@ -920,10 +1229,20 @@ def step_of(rank, through, kind="unet"):
     from numdiff.diffusion import Diffusion
     from numdiff.nn import AdamW
     from numdiff.training.step import TrainingStep
+
     model = random_model(kind)
     rng = np.random.default_rng(rank)
-    step = TrainingStep(model, Diffusion(), AdamW(model.parameters), 2, 1, exchange=through(model), seed=2, rank=rank,
-                        ranks=2)
+    step = TrainingStep(
+        model,
+        Diffusion(),
+        AdamW(model.parameters),
+        2,
+        1,
+        exchange=through(model),
+        seed=2,
+        rank=rank,
+        ranks=2,
+    )
     step.load(rng.integers(0, 256, (2, 8, 8, 3), np.uint8), np.array([0, 1], np.int32))
     return step, model
 
@@ -966,9 +1285,11 @@ class Streams(FakeGpu):
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 @pytest.mark.parametrize("shared, how", [(False, "kernels"), (True, "kernels"), (True, "copies")])
-def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(kind, shared, how, monkeypatch):
-    """For every layer that there is; both ranks pass the same barriers in the same order, none but the last group's
-    after the join."""
+def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(
+    kind, shared, how, monkeypatch
+):
+    """For every layer that there is; both ranks pass the same barriers in the same order, none but
+    the last group's after the join."""
     alone = []
     for rank in range(2):
         step, model = step_of(rank, lambda model: None, kind)
@@ -983,6 +1304,7 @@ def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(kind, share
         def launcher(buffers, own, table, *, blocks=None):
             own.backend.note(f"{function.__name__} {blocks}")
             function(buffers, own, table)
+
         return launcher
 
     gpus = {}  # of the ranks' threads
@@ -1019,7 +1341,11 @@ def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(kind, share
             loss, _ = step._gradients(exchange=step.exchange)
             gpu.log.append("backward has ended")
             step.exchange.finish(loss)
-            own = slice(*step.exchange.partition.bounds[communicator.rank:][:2]) if shared else slice(None)
+            own = (
+                slice(*step.exchange.partition.bounds[communicator.rank :][:2])
+                if shared
+                else slice(None)
+            )
             results.append((own, np.array(model.parameters.grad)[own], loss[0]))
             communicator.gather(None)
         return results, gpu.log
@@ -1031,24 +1357,33 @@ def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(kind, share
     if how == "copies":
         for calls in log, other:
             at = calls.index("backward has ended")
-            assert calls[at + 1:at + 4] == ["join", "signal 1", "wait for 1"] and calls[-1] == "peer_reduce_pieces None"
-            assert set(calls[at + 4:-1]) <= {"copy"}
+            assert (
+                calls[at + 1 : at + 4] == ["join", "signal 1", "wait for 1"]
+                and calls[-1] == "peer_reduce_pieces None"
+            )
+            assert set(calls[at + 4 : -1]) <= {"copy"}
             side = [text.removeprefix("side: ") for text in calls[:at] if text.startswith("side: ")]
-            assert len(side) == at and {"signal 1", "wait for 1", "copy"} == set(side) - {"signal 0"}
+            assert len(side) == at and {"signal 1", "wait for 1", "copy"} == set(side) - {
+                "signal 0"
+            }
         return
     assert log == other
-    group = ["barrier", "peer_reduce_pieces 4", *([] if shared else ["barrier", "peer_copy_pieces 4"])]
+    group = [
+        "barrier",
+        "peer_reduce_pieces 4",
+        *([] if shared else ["barrier", "peer_copy_pieces 4"]),
+    ]
     last = [text.replace("4", "None") for text in group]
     at = log.index("backward has ended")
-    assert log[at + 1:] == ["join", *last, *([] if shared else ["barrier"])]
+    assert log[at + 1 :] == ["join", *last, *([] if shared else ["barrier"])]
     side = [f"side: {text}" for text in group]
     assert len(log[:at]) >= 4 * len(group) and log[:at] == side * (at // len(group))
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypatch):
-    """The copies of 16 bits by copies, what is read in float32 by a kernel: after each of two updates every rank has
-    what one that updates all has."""
+    """The copies of 16 bits by copies, what is read in float32 by a kernel: after each of two
+    updates every rank has what one that updates all has."""
     rng = np.random.default_rng(7)
     gradients = [rng.standard_normal(12 * 64 * 64).astype(np.float32) for _ in range(2)]
     monkeypatch.setattr(overlap, "BLOCKS", 4)
@@ -1060,7 +1395,9 @@ def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypa
 
     monkeypatch.setattr(copies, "copy_into", copied)
     note = lambda buffers, own, table, half=None: (  # noqa: E731
-        gpus[threading.get_ident()].note(f"pieces {len(table)}"), peer_copy_pieces_reference(buffers, own, table, half))
+        gpus[threading.get_ident()].note(f"pieces {len(table)}"),
+        peer_copy_pieces_reference(buffers, own, table, half),
+    )
     monkeypatch.setattr(partition_module, "peer_copy_pieces", note)
 
     def model():
@@ -1074,13 +1411,23 @@ def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypa
         for gradient in gradients:
             parameters.grad[low:high] = gradient[low:high]
             optimizer.update(np.zeros(1, np.float32))
-            yield np.array(parameters.half), *(np.array(p.data) for p in parameters.parameters.values() if p.read)
+            yield (
+                np.array(parameters.half),
+                *(np.array(p.data) for p in parameters.parameters.values() if p.read),
+            )
 
     settings = {"learning_rate": 0.1, "clip_norm": 1.0, "loss_scale": LossScale(None)}
     whole = model()
-    gradients = [gradient[:whole.total] for gradient in gradients]
+    gradients = [gradient[: whole.total] for gradient in gradients]
     alone = types.SimpleNamespace(rank=0, size=count)
-    want = [*steps(whole, AdamW(whole, partition=Partition(whole, alone, sharded=False), **settings), 0, whole.total)]
+    want = [
+        *steps(
+            whole,
+            AdamW(whole, partition=Partition(whole, alone, sharded=False), **settings),
+            0,
+            whole.total,
+        )
+    ]
 
     def body(communicator, _):
         communicator.transport, gpu = "peer", Streams()
@@ -1090,10 +1437,12 @@ def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypa
         parameters.grad.backend, parameters.exchange_beside = gpu, "copies"
         partition = Partition(parameters, communicator)
         partition.partials = partition.partials.astype(np.float32)
-        low, high = partition.piece_bounds[communicator.rank:communicator.rank + 2]
+        low, high = partition.piece_bounds[communicator.rank : communicator.rank + 2]
         partition._own = partition.partials[low:high]
         partition.exchange = exchange.make_exchange(communicator, parameters, partition)
-        optimizer = AdamW(parameters, partition=partition, **{**settings, "loss_scale": LossScale(None)})
+        optimizer = AdamW(
+            parameters, partition=partition, **{**settings, "loss_scale": LossScale(None)}
+        )
         found = []
         for step in steps(parameters, optimizer, partition.first, partition.stop):
             found.append(step)
@@ -1104,9 +1453,11 @@ def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypa
         for got, expected in zip(found, want, strict=True):
             for a, b in zip(got, expected, strict=True):
                 np.testing.assert_array_equal(a, b)
-        sent = [f"side: {text}" for text in (f"signal {count - 1}", f"wait for {count - 1}",
-                                               *["copy"] * (count - 1))]
-        assert log[-(len(sent) * copies.PARTS + 2):-2] == sent * copies.PARTS
+        sent = [
+            f"side: {text}"
+            for text in (f"signal {count - 1}", f"wait for {count - 1}", *["copy"] * (count - 1))
+        ]
+        assert log[-(len(sent) * copies.PARTS + 2) : -2] == sent * copies.PARTS
         assert log[-2] == "join" and log[-1].startswith("pieces ")
 
 
@@ -1118,7 +1469,8 @@ def test_where_a_rank_has_no_memory_for_copies_the_sum_follows(monkeypatch):
         parameters.grad.backend, parameters.exchange_beside = Streams(), "copies"
         partition = Partition(parameters, communicator)
         partition.partials = partition.partials.astype(np.float32)
-        found = exchange.make_exchange(communicator, parameters, partition)  # with its trial of sums
+        # with its trial of sums
+        found = exchange.make_exchange(communicator, parameters, partition)
         return found.overlap, found.name, parameters.overlapped
 
     def nothing_left(self, own, allocate=copies.Copies._allocate):
@@ -1132,15 +1484,22 @@ def test_where_a_rank_has_no_memory_for_copies_the_sum_follows(monkeypatch):
 
 @pytest.mark.parametrize("case", ["muon", "frozen", "fp32", "microbatches"])
 def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, monkeypatch):
-    """Where weights leave all at once (Muon, frozen parameters), where there is no copy of 16 bits, and where several
-    microbatches come before the one whose gradients leave; of three steps, as signals serve again."""
+    """Where weights leave all at once (Muon, frozen parameters), where there is no copy of 16 bits,
+    and where several microbatches come before the one whose gradients leave; of three steps, as
+    signals serve again."""
     from numdiff.diffusion import Diffusion
     from numdiff.nn import Muon
     from numdiff.training.step import TrainingStep
+
     monkeypatch.setattr(DiT, "exchange_beside", "copies")
     for module in overlap, partition_module:
-        monkeypatch.setattr(module, "peer_copy_pieces", lambda buffers, own, table, half=None, blocks=None:
-                            peer_copy_pieces_reference(buffers, own, table, half))
+        monkeypatch.setattr(
+            module,
+            "peer_copy_pieces",
+            lambda buffers, own, table, half=None, blocks=None: peer_copy_pieces_reference(
+                buffers, own, table, half
+            ),
+        )
     gpus = {}  # of the ranks' threads
 
     def copied(target, source):
@@ -1159,28 +1518,53 @@ def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, monkeyp
         if case != "fp32":
             model.compute_in_half("bfloat16")
         matrices = model.matrices() if case == "muon" else None
-        atoms = [(first, end) for *_, first, end in matrices_in(parameters, matrices)] if matrices else ()
+        atoms = (
+            [(first, end) for *_, first, end in matrices_in(parameters, matrices)]
+            if matrices
+            else ()
+        )
         parameters.grad = parameters.grad.view(GpuArray)
         for entry, parameter in parameters._entries():
             parameter.grad = parameters._view(np.asarray(parameters.grad), entry)
         parameters.grad.backend = gpu
         partition = Partition(parameters, communicator, atoms=atoms)
         partition.partials = partition.partials.astype(np.float32)
-        partition._own = partition.partials[slice(*partition.piece_bounds[communicator.rank:][:2])]
+        partition._own = partition.partials[slice(*partition.piece_bounds[communicator.rank :][:2])]
         partition.exchange = found = exchange.make_exchange(communicator, parameters, partition)
-        assert parameters.overlapped == (blocks > 0) and (found.weight_parts is not None) == (blocks > 0)
+        assert parameters.overlapped == (blocks > 0) and (found.weight_parts is not None) == (
+            blocks > 0
+        )
         settings = {"learning_rate": 0.01, "clip_norm": 1.0, "partition": partition}
-        optimizer = Muon(parameters, matrices, **settings) if matrices else AdamW(parameters, **settings)
-        step = TrainingStep(model, Diffusion(), optimizer, 2, 1 if case == "microbatches" else 2, exchange=found,
-                            seed=2, rank=communicator.rank, ranks=2)
+        optimizer = (
+            Muon(parameters, matrices, **settings) if matrices else AdamW(parameters, **settings)
+        )
+        step = TrainingStep(
+            model,
+            Diffusion(),
+            optimizer,
+            2,
+            1 if case == "microbatches" else 2,
+            exchange=found,
+            seed=2,
+            rank=communicator.rank,
+            ranks=2,
+        )
         rng, results = np.random.default_rng(communicator.rank), []
         for _ in range(3):
             step.load(rng.integers(0, 256, (2, 8, 8, 3), np.uint8), np.array([0, 1], np.int32))
             step.run()
             own = slice(partition.first, partition.stop)
-            results.append([np.array(array) for array in (
-                parameters.data[own], *([] if parameters.half is None else [parameters.half]), optimizer.m,
-                step.telemetry(0, 3))])
+            results.append(
+                [
+                    np.array(array)
+                    for array in (
+                        parameters.data[own],
+                        *([] if parameters.half is None else [parameters.half]),
+                        optimizer.m,
+                        step.telemetry(0, 3),
+                    )
+                ]
+            )
             communicator.gather(None)
         assert not any(array.any() for array in getattr(found.overlap, "signals", ()))
         communicator.gather(None)
@@ -1204,22 +1588,37 @@ class Wide(Module):
 
 
 def test_groups_leave_out_what_is_complete_late():
-    """A parameter in the middle of the buffer whose gradient comes last holds up none of its neighbours."""
+    """A parameter in the middle of the buffer whose gradient comes last holds up none of its
+    neighbours."""
     parameters = FlatParameters(Layers())
-    first, late, last = (parameters.parameters[f"{name}.weight"] for name in ("first", "second", "third"))
+    first, late, last = (
+        parameters.parameters[f"{name}.weight"] for name in ("first", "second", "third")
+    )
     biases = [parameters.parameters[f"{name}.bias"] for name in ("first", "second", "third")]
-    groups = overlap.groups_of(parameters, [[last, biases[2]], [first, biases[0], biases[1]], [late]], 0, 2, None, 16)
+    groups = overlap.groups_of(
+        parameters, [[last, biases[2]], [first, biases[0], biases[1]], [late]], 0, 2, None, 16
+    )
     assert [group.ready for group in groups] == [0, 1, 2]
     assert [set(map(id, group.parameters)) for group in groups] == [
-        {id(last), id(biases[2])}, {id(first), id(biases[0]), id(biases[1])}, {id(late)}]
-    rows = [sorted((first, count) for _, first, _, count in np.concatenate([group.own, group.others]).tolist())
-            for group in groups]
+        {id(last), id(biases[2])},
+        {id(first), id(biases[0]), id(biases[1])},
+        {id(late)},
+    ]
+    rows = [
+        sorted(
+            (first, count)
+            for _, first, _, count in np.concatenate([group.own, group.others]).tolist()
+        )
+        for group in groups
+    ]
     assert rows == [[(256, 128)], [(0, 128), (192, 64)], [(128, 64)]]
     assert groups[0].complete
     last.stale = True  # its operation was left out
     assert not groups[0].complete
     parts = overlap.groups_of(parameters, [[last, first, late, *biases]], 1, 2, [0, 192, 384], 16)
-    assert parts[0].own.tolist() == [[1, 192, 192, 192]] and parts[0].others.tolist() == [[0, 0, 0, 192]]
+    assert parts[0].own.tolist() == [[1, 192, 192, 192]] and parts[0].others.tolist() == [
+        [0, 0, 0, 192]
+    ]
 
 
 class Nccl:
@@ -1233,7 +1632,11 @@ class Nccl:
             return Nccl.UniqueId(data)
 
     def __init__(self, count):
-        self.arrays, self.barrier, self.Communicator = [None] * count, threading.Barrier(count, timeout=30), self
+        self.arrays, self.barrier, self.Communicator = (
+            [None] * count,
+            threading.Barrier(count, timeout=30),
+            self,
+        )
 
     def get_unique_id(self):
         return self.UniqueId(b"one")
@@ -1258,9 +1661,15 @@ class Nccl:
 
         def validate(buffer, name):
             assert rank == 0, "buffer is on device 0"  # what cuda.bindings says of all
+
         made = types.SimpleNamespace(
-            allreduce=allreduce, broadcast=broadcast, destroy=lambda: None, _validate_buffer_device=validate,
-            get_async_error=lambda: self.result, get_last_error=lambda: "NET: closed\nby peer")
+            allreduce=allreduce,
+            broadcast=broadcast,
+            destroy=lambda: None,
+            _validate_buffer_device=validate,
+            get_async_error=lambda: self.result,
+            get_last_error=lambda: "NET: closed\nby peer",
+        )
         return made
 
     @staticmethod
@@ -1313,14 +1722,17 @@ def test_nccl_serves_a_shared_update(monkeypatch):
 
 def in_float8(gradient):
     """Parameters, as far as an exchange asks them, of a model in FP8 with three tensors."""
-    float8 = types.SimpleNamespace(amax=np.zeros((3, PARTIALS), np.uint32), scale=np.ones(3, np.float32))
+    float8 = types.SimpleNamespace(
+        amax=np.zeros((3, PARTIALS), np.uint32), scale=np.ones(3, np.float32)
+    )
     return types.SimpleNamespace(grad=gradient, float8=float8)
 
 
 @pytest.mark.parametrize("transport", ["peer", "nccl"])
 def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
     nccl_stands_in(monkeypatch, 3)
-    largest = np.abs(np.random.default_rng(0).standard_normal((4, 3, 3))).astype(np.float32)  # step, tensor, rank
+    # step, tensor, rank
+    largest = np.abs(np.random.default_rng(0).standard_normal((4, 3, 3))).astype(np.float32)
     largest[1, 0, 0], largest[2, 1, 2] = np.inf, np.nan
 
     def body(communicator, gradient):
@@ -1344,13 +1756,15 @@ def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
 
 @pytest.mark.parametrize("name", ["peer", "nccl"])
 def test_weights_travel_in_16_bits(name, monkeypatch):
-    """What a step has read in float32 arrives so, all else in the copy alone, until the masters are gathered."""
+    """What a step has read in float32 arrives so, all else in the copy alone, until the masters are
+    gathered."""
     nccl_stands_in(monkeypatch, 3)
     updated = np.random.default_rng(0).standard_normal(256).astype(np.float32)
 
     def body(communicator, gradient):
         communicator.transport = name
-        parameters = FlatParameters(Linear(8, 24))  # a weight of 192 numbers, a bias with its gap in the last 64
+        # a weight of 192 numbers, a bias with its gap in the last 64
+        parameters = FlatParameters(Linear(8, 24))
         parameters.keep_half(HALVES["bfloat16"])
         parameters.grad = parameters.grad.view(GpuArray)
         parameters.grad.backend = gradient.backend
@@ -1386,7 +1800,8 @@ def on_two_hosts(communicator, boards):
 
 @pytest.mark.parametrize("transport", ["auto", "peer"])
 def test_several_hosts_add_up_within_and_then_between(transport, monkeypatch):
-    """The slices of each host's sums, by NCCL; chosen among what these ranks can use, as it is the fastest."""
+    """The slices of each host's sums, by NCCL; chosen among what these ranks can use, as it is the
+    fastest."""
     groups = [(kind, k) for kind in ("on host", "with") for k in range(2)]
     boards = {group: ([None] * 2, threading.Barrier(2, timeout=30)) for group in groups}
     between, tried, this = [Nccl(2), Nccl(2)], [], threading.local()
@@ -1410,27 +1825,55 @@ def test_several_hosts_add_up_within_and_then_between(transport, monkeypatch):
         through = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
         found, rows = [], np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
         for _ in range(2):
-            gradient[...], loss = rows[communicator.rank], np.array([2.0**communicator.rank], np.float32)
+            gradient[...], loss = (
+                rows[communicator.rank],
+                np.array([2.0**communicator.rank], np.float32),
+            )
             through.finish(loss)
             np.testing.assert_array_equal(gradient, (rows[0] + rows[1]) + (rows[2] + rows[3]))
             found.append(loss[0])
         return through.name, through.why, through.inside.numbers, found
 
     for rank, (name, why, numbers, found) in enumerate(on_threads(4, monkeypatch, body)):
-        assert name == "peer+nccl" and numbers == [rank // 2 * 2, rank // 2 * 2 + 1] and found == [15, 15]
-        assert "Not peer+mpi: threads have no MPI." in why and ("Not nccl: it is slow." in why) == (transport == "auto")
+        assert (
+            name == "peer+nccl"
+            and numbers == [rank // 2 * 2, rank // 2 * 2 + 1]
+            and found == [15, 15]
+        )
+        assert "Not peer+mpi: threads have no MPI." in why and ("Not nccl: it is slow." in why) == (
+            transport == "auto"
+        )
     assert tried == ["nccl"] * 4 * (transport == "auto")
 
 
-@pytest.mark.parametrize("counts, shares, said", [
-    ((2, 2, 1), False, "takes 2 to 8 ranks on each of several hosts, as many on all; use nccl or mpi"),
-    ((2, 2, 2), True, "shares neither the update nor the scales of fp8 over several hosts; use nccl or mpi")])
+@pytest.mark.parametrize(
+    "counts, shares, said",
+    [
+        (
+            (2, 2, 1),
+            False,
+            "takes 2 to 8 ranks on each of several hosts, as many on all; use nccl or mpi",
+        ),
+        (
+            (2, 2, 2),
+            True,
+            "shares neither the update nor the scales of fp8 over several hosts; use nccl or mpi",
+        ),
+    ],
+)
 def test_ranks_on_several_hosts_that_peer_does_not_suit(counts, shares, said, monkeypatch):
     def body(communicator, gradient):
-        communicator.transport, communicator.hosts, communicator.local_size = "peer", 2, counts[communicator.rank]
+        communicator.transport, communicator.hosts, communicator.local_size = (
+            "peer",
+            2,
+            counts[communicator.rank],
+        )
         try:
-            exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient),
-                                   types.SimpleNamespace(sharded=shares))
+            exchange.make_exchange(
+                communicator,
+                types.SimpleNamespace(grad=gradient),
+                types.SimpleNamespace(sharded=shares),
+            )
         except UsageError as error:
             return str(error)
 
@@ -1439,7 +1882,9 @@ def test_ranks_on_several_hosts_that_peer_does_not_suit(counts, shares, said, mo
 
 def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
-    monkeypatch.setattr(exchange, "MpiExchange", lambda communicator, parameters, partition: exchange.NoExchange())
+    monkeypatch.setattr(
+        exchange, "MpiExchange", lambda communicator, parameters, partition: exchange.NoExchange()
+    )
 
     def body(communicator, gradient):
         communicator.hosts = hosts
@@ -1448,7 +1893,8 @@ def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
 
     hosts = 1
     for why, closed in on_threads(3, monkeypatch, body, refuse=(1,)):
-        assert re.match(r"Not peer: .*CUDA_ERROR_NOT_SUPPORTED\.$", why)  # and nccl4py was not imported
+        # and nccl4py was not imported
+        assert re.match(r"Not peer: .*CUDA_ERROR_NOT_SUPPORTED\.$", why)
         assert closed == 1
     hosts = 2
     for why, closed in on_threads(3, monkeypatch, body):
@@ -1475,11 +1921,28 @@ class Timed(exchange.NoExchange):
         self.closed = True
 
 
-@pytest.mark.parametrize("seconds, expected, reason", [
-    ({"peer": 2e-4, "nccl": 3e-4, "mpi": 0.0456}, "peer", "Measured: peer 0.2 ms, nccl 0.3 ms, mpi 45.6 ms."),
-    ({"peer": 3.2e-4, "nccl": 3e-4, "mpi": 0.05}, "peer", "Measured: peer 0.32 ms, nccl 0.3 ms, mpi 50 ms."),  # as fast
-    ({"peer": 5e-4, "nccl": 3e-4, "mpi": 0.05}, "nccl", "Measured: peer 0.5 ms, nccl 0.3 ms, mpi 50 ms."),
-    ({"nccl": 5e-3, "mpi": 2e-3}, "mpi", "Measured: nccl 5 ms, mpi 2 ms. Not peer: it failed.")])
+@pytest.mark.parametrize(
+    "seconds, expected, reason",
+    [
+        (
+            {"peer": 2e-4, "nccl": 3e-4, "mpi": 0.0456},
+            "peer",
+            "Measured: peer 0.2 ms, nccl 0.3 ms, mpi 45.6 ms.",
+        ),
+        # as fast
+        (
+            {"peer": 3.2e-4, "nccl": 3e-4, "mpi": 0.05},
+            "peer",
+            "Measured: peer 0.32 ms, nccl 0.3 ms, mpi 50 ms.",
+        ),
+        (
+            {"peer": 5e-4, "nccl": 3e-4, "mpi": 0.05},
+            "nccl",
+            "Measured: peer 0.5 ms, nccl 0.3 ms, mpi 50 ms.",
+        ),
+        ({"nccl": 5e-3, "mpi": 2e-3}, "mpi", "Measured: nccl 5 ms, mpi 2 ms. Not peer: it failed."),
+    ],
+)
 def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, reason):
     """Of those that pass their trial, by the slowest rank's time; the others are closed."""
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: name)
@@ -1492,11 +1955,13 @@ def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, reason):
             slow = seconds[name] * (1 - 0.5 * (communicator.rank == 1))
             made.setdefault(communicator.rank, []).append(Timed(name, slow))
             return made[communicator.rank][-1]
+
         return make
 
     def body(communicator, gradient):
-        return exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient),
-                                      types.SimpleNamespace(sharded=True))
+        return exchange.make_exchange(
+            communicator, types.SimpleNamespace(grad=gradient), types.SimpleNamespace(sharded=True)
+        )
 
     made = {}
     for name, place in (("peer", "PeerExchange"), ("nccl", "NcclExchange"), ("mpi", "MpiExchange")):
@@ -1509,7 +1974,11 @@ def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, reason):
 
 def test_cards_that_differ_are_said():
     communicator = distributed.Communicator.__new__(distributed.Communicator)
-    for cards, said in ((["A", "A"], None), ([], None), (["A", "A", "B"], "cards differ (rank 0: A, rank 2: B)")):
+    for cards, said in (
+        (["A", "A"], None),
+        ([], None),
+        (["A", "A", "B"], "cards differ (rank 0: A, rank 2: B)"),
+    ):
         communicator._cards = cards
         assert (communicator.remark() is None) if said is None else (said in communicator.remark())
 
@@ -1517,22 +1986,38 @@ def test_cards_that_differ_are_said():
 @exhaustive
 @needs("hosts")
 def test_two_hosts(request, tmp_path, monkeypatch):
-    """Ranks that share nothing but a cable: the bits of ranks on one host, the update shared and not.
+    """Ranks that share nothing but a cable: the bits of ranks on one host, the update shared and
+    not.
 
-    All on one core: a rank that has a host for itself would have more of them than others, with which some builds of
-    OpenBLAS add up in another order.
+    All on one core: a rank that has a host for itself would have more of them than others, with
+    which some builds of OpenBLAS add up in another order.
     """
-    monkeypatch.setitem(ENVIRONMENT, "UCX_TLS", "tcp")  # else MPICH finds the memory that both "hosts" share
+    # else MPICH finds the memory that both "hosts" share
+    monkeypatch.setitem(ENVIRONMENT, "UCX_TLS", "tcp")
     with two_hosts(MPIEXEC, tmp_path) as on_two:
-        check_done(run(on_two(4, 2, sys.executable, "-m", "tests.distributed.ranks", "sharded", tmp_path)))
+        check_done(
+            run(on_two(4, 2, sys.executable, "-m", "tests.distributed.ranks", "sharded", tmp_path))
+        )
         assert len(list(tmp_path.glob("sharded-*-of-4"))) == 4
         weights, cores = [], os.sched_getaffinity(0)
         request.addfinalizer(lambda: os.sched_setaffinity(0, cores))
         os.sched_setaffinity(0, {min(cores)})
-        for how, launch in (("here", functools.partial(job, 2)), ("there", functools.partial(on_two, 2, 1))):
-            text = check_done(run(launch(*main_of(PYTHON), *SMALL, str(tmp_path / how), "--sample-count", "0")))
-            assert f"ranks     2 on {2 if how == 'there' else 1} host" in text and "gradients by mpi. Each" in text
-            weights.append(load_checkpoint(newest_checkpoint(next((tmp_path / how).iterdir())))[0]["parameters"])
+        for how, launch in (
+            ("here", functools.partial(job, 2)),
+            ("there", functools.partial(on_two, 2, 1)),
+        ):
+            text = check_done(
+                run(launch(*main_of(PYTHON), *SMALL, str(tmp_path / how), "--sample-count", "0"))
+            )
+            assert (
+                f"ranks     2 on {2 if how == 'there' else 1} host" in text
+                and "gradients by mpi. Each" in text
+            )
+            weights.append(
+                load_checkpoint(newest_checkpoint(next((tmp_path / how).iterdir())))[0][
+                    "parameters"
+                ]
+            )
         np.testing.assert_array_equal(*weights)
 
 
@@ -1557,4 +2042,6 @@ def test_a_magnitude_that_does_not_arrive_is_found_in_the_trial(monkeypatch):
         except NumdiffError as error:
             return str(error)
 
-    assert all("the trial 6 of 1000 sums by peer were" in text for text in on_threads(2, monkeypatch, body))
+    assert all(
+        "the trial 6 of 1000 sums by peer were" in text for text in on_threads(2, monkeypatch, body)
+    )

@@ -1,4 +1,5 @@
 """A transport that fails in the middle of a run: one sentence, and the last checkpoint stays."""
+
 import multiprocessing
 import re
 import time
@@ -18,21 +19,30 @@ RESUME = "so the job ends; continue from its last checkpoint, on GPUs with anoth
 
 
 @needs("mpi")
-@pytest.mark.parametrize("name, who", [("unreachable", "Error: rank 1 of 2 failed: "),
-                                       *exhaustively(("unreachable_all", '{"error": "'))])
+@pytest.mark.parametrize(
+    "name, who",
+    [
+        ("unreachable", "Error: rank 1 of 2 failed: "),
+        *exhaustively(("unreachable_all", '{"error": "')),
+    ],
+)
 def test_sums_that_mpi_refuses_end_the_job_with_a_sentence(tmp_path, name, who):
     started = time.time()
     result = run(task(2, name, tmp_path))
     assert result.returncode != 0 and time.time() - started < 60
     said = [line.strip('"}') for line in result.stderr.splitlines() if "MPI failed (" in line]
-    assert len(said) == 1 and said[0].startswith(f"{who}MPI failed (") and f"), {RESUME}" in said[0], said
+    assert (
+        len(said) == 1 and said[0].startswith(f"{who}MPI failed (") and f"), {RESUME}" in said[0]
+    ), said
     assert "ommunicator" in said[0] and len(said[0].partition(RESUME)[0]) < 150  # what was wrong
     assert "Traceback" not in result.stderr
     assert load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] >= 2
 
 
 def test_errors_of_nccl_are_said_like_those_of_mpi():
-    error = type("NcclError", (Exception,), {"__module__": "nccl.core.errors"})("unhandled system\nerror")
+    error = type("NcclError", (Exception,), {"__module__": "nccl.core.errors"})(
+        "unhandled system\nerror"
+    )
     assert failures.sentence(error) == f"NCCL failed (unhandled system error), {GO_ON}"
     assert failures.failed_library(ValueError("nccl")) is None
 
@@ -49,7 +59,7 @@ def test_nccl_is_asked_for_errors_of_what_it_had_accepted(monkeypatch):
             ranks.gather(None)
         with pytest.raises(nccl_exchange.NcclFault):
             through.check()
-        fault, = ranks.polled
+        (fault,) = ranks.polled
         through.close()
         return said, ranks.polled, fault()
 
@@ -80,16 +90,22 @@ def test_the_watchdog_words_a_fault_as_the_job_does(monkeypatch):
     some.poll(lambda: None)
     some.poll(lambda: nccl_exchange.NcclFault("unhandled system error"))
     assert [failure() for failure in polled] == [
-        None, f"Error: rank 3 of 4 failed: NCCL failed (unhandled system error), {GO_ON}"]
+        None,
+        f"Error: rank 3 of 4 failed: NCCL failed (unhandled system error), {GO_ON}",
+    ]
 
 
-@pytest.mark.parametrize("failing, waited_for", [([1], []), ([], [2]), *exhaustively(
-    ([0], []), ([0, 1, 2], []), ([], [0]), ([], [1, 2]))])
+@pytest.mark.parametrize(
+    "failing, waited_for",
+    [([1], []), ([], [2]), *exhaustively(([0], []), ([0, 1, 2], []), ([], [0]), ([], [1, 2]))],
+)
 def test_a_fault_of_a_library_ends_all_with_one_sentence(failing, waited_for, capfd):
     context = multiprocessing.get_context("spawn")
     queues, ready = [context.Queue() for _ in range(3)], context.Queue()
-    processes = [context.Process(target=watched, args=(rank, queues, False, ready, failing, 2.0, waited_for))
-                 for rank in range(3)]
+    processes = [
+        context.Process(target=watched, args=(rank, queues, False, ready, failing, 2.0, waited_for))
+        for rank in range(3)
+    ]
     for process in processes:
         process.start()
     assert all(ready.get(timeout=30) for _ in processes)
@@ -104,7 +120,8 @@ def test_a_fault_of_a_library_ends_all_with_one_sentence(failing, waited_for, ca
 def test_of_a_stack_of_calls_the_reason_is_said():
     error = type("Exception", (RuntimeError,), {"__module__": "mpi4py.MPI"})(
         "Other MPI error, error stack:\ninternal_Barrier(84): MPI_Barrier(comm=0x84) failed\n"
-        "MPIDI_recv(12): Connection reset\n")
+        "MPIDI_recv(12): Connection reset\n"
+    )
     assert failures.failed_library(error) == "MPI failed (Other MPI error: Connection reset)"
 
 
@@ -119,14 +136,18 @@ def test_a_gpu_that_waited_in_vain_is_named_at_the_next_report(monkeypatch):
             return str(error)
 
     for rank, text in enumerate(on_threads(2, monkeypatch, body)):
-        assert text == (f"the GPU of rank {rank} waited 600 s for that of rank 1 in vain; if it repeats, use "
-                        "--transport mpi.")
+        assert text == (
+            f"the GPU of rank {rank} waited 600 s for that of rank 1 in vain; if it repeats, use "
+            "--transport mpi."
+        )
 
 
 def test_a_rank_that_was_stopped_says_so_of_itself():
     said = [watchdog.sentence("silent", [1], rank, 2, 20) for rank in range(2)]
     assert "waits for rank 1, of which nothing has been heard for 20 s" in said[0]
-    assert "rank 1 of 2" in said[1] and "was not heard for 20 s (it was stopped, or cut off" in said[1]
+    assert (
+        "rank 1 of 2" in said[1] and "was not heard for 20 s (it was stopped, or cut off" in said[1]
+    )
     assert "waits for" not in said[1]
 
 
@@ -137,7 +158,10 @@ def test_who_fails_in_what_others_wait_for_leaves_word_with_the_watchdog():
     assert some.build(lambda: 5) == 5
     with pytest.raises(NumdiffError, match="^the buffer is elsewhere[.]$"):
         some.build(lambda: raise_(NumdiffError("the buffer is elsewhere.")))
-    assert left == [None, f"Error: rank 3 of 4 failed while others wait for it: the buffer is elsewhere, {GO_ON}"]
+    assert left == [
+        None,
+        f"Error: rank 3 of 4 failed while others wait for it: the buffer is elsewhere, {GO_ON}",
+    ]
     assert some._watchdog.failure is None
 
 
@@ -145,11 +169,22 @@ def raise_(error):
     raise error
 
 
-@pytest.mark.parametrize("answer, wanted", [
-    ({}, None), ({"get_async_error": lambda: None}, None), ({"get_async_error": lambda: 7}, None),
-    ({"get_async_error": lambda: 6, "get_last_error": lambda: "NET: closed\nby peer"}, "6: NET: closed")])
+@pytest.mark.parametrize(
+    "answer, wanted",
+    [
+        ({}, None),
+        ({"get_async_error": lambda: None}, None),
+        ({"get_async_error": lambda: 7}, None),
+        (
+            {"get_async_error": lambda: 6, "get_last_error": lambda: "NET: closed\nby peer"},
+            "6: NET: closed",
+        ),
+    ],
+)
 def test_what_nccl_is_asked(answer, wanted):
     """A version of nccl4py that knows no such question, or answers it otherwise, ends no run."""
-    ask = nccl_exchange.Faults(types.SimpleNamespace(get_error_string=str), types.SimpleNamespace(**answer))
+    ask = nccl_exchange.Faults(
+        types.SimpleNamespace(get_error_string=str), types.SimpleNamespace(**answer)
+    )
     found = [ask(), ask()]
     assert [error if error is None else str(error) for error in found] == [wanted, wanted]

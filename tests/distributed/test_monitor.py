@@ -1,4 +1,6 @@
-"""The monitor process of rank 0: it reports which rank was killed if the launcher kills the others at once."""
+"""The monitor process of rank 0: it reports which rank was killed if the launcher kills the others
+at once."""
+
 import os
 import pathlib
 import signal
@@ -26,17 +28,32 @@ for line in sys.stdin:
 
 
 @needs("proc")
-@pytest.mark.parametrize("deeds, said", [
-    ("0", "rank 0 of 3 is gone"), ("1 0", "rank 1 of 3 is gone"), ("0 1", "rank 0 of 3 is gone"),
-    ("monitor.tell(left=1) 1 0", "rank 0 of 3 is gone"), ("1 monitor.tell(left=1) 0", "rank 0 of 3 is gone"),
-    ("monitor.tell(gone='rank_2') 0", "rank_2 of 3 is gone"), ("monitor.stop() 0", None),
-    ("1 monitor.tell(done=True) 0", None), ("end", None)])
+@pytest.mark.parametrize(
+    "deeds, said",
+    [
+        ("0", "rank 0 of 3 is gone"),
+        ("1 0", "rank 1 of 3 is gone"),
+        ("0 1", "rank 0 of 3 is gone"),
+        ("monitor.tell(left=1) 1 0", "rank 0 of 3 is gone"),
+        ("1 monitor.tell(left=1) 0", "rank 0 of 3 is gone"),
+        ("monitor.tell(gone='rank_2') 0", "rank_2 of 3 is gone"),
+        ("monitor.stop() 0", None),
+        ("1 monitor.tell(done=True) 0", None),
+        ("end", None),
+    ],
+)
 def test_the_rank_that_was_killed_first_is_named(tmp_path, deeds, said):
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    rank_0 = subprocess.Popen([sys.executable, "-c", RANK_0, str(other.pid), str(tmp_path / "log")], text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-c", RANK_0, str(other.pid), str(tmp_path / "log")],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     folder = pathlib.Path(f"/proc/{int(rank_0.stdout.readline())}/fd")
-    while sum("pidfd" in os.readlink(handle) for handle in folder.iterdir()) < 2:  # until it watches both
+    # until it watches both
+    while sum("pidfd" in os.readlink(handle) for handle in folder.iterdir()) < 2:
         time.sleep(0.01)
     for deed in deeds.split():
         if deed in "01":
@@ -44,7 +61,9 @@ def test_the_rank_that_was_killed_first_is_named(tmp_path, deeds, said):
             process.send_signal(signal.SIGKILL)
             process.wait()
         else:
-            rank_0.stdin.write("monitor.stop()\n" if deed == "end" else f"{deed}\nprint(flush=True)\n")
+            rank_0.stdin.write(
+                "monitor.stop()\n" if deed == "end" else f"{deed}\nprint(flush=True)\n"
+            )
             rank_0.stdin.flush()
             if deed != "end":
                 rank_0.stdout.readline()
@@ -61,7 +80,9 @@ def test_the_rank_that_was_killed_first_is_named(tmp_path, deeds, said):
 @needs("proc")
 def test_without_what_it_needs_nothing_is_said(monkeypatch, capfd):
     """…as where a container forbids what it does."""
-    monkeypatch.setattr("numdiff.distributed.monitor.script_command", lambda _: [sys.executable, "-c", ""])
+    monkeypatch.setattr(
+        "numdiff.distributed.monitor.script_command", lambda _: [sys.executable, "-c", ""]
+    )
     monitor = Monitor()
     monitor.start(2)
     monitor.process.wait()

@@ -1,4 +1,5 @@
 """Processes that a watchdog joins, without MPI; a module of its own, so that they start quickly."""
+
 import time
 
 from numdiff.distributed.watchdog import TIMEOUT, Watchdog
@@ -23,8 +24,8 @@ class Queues:
 
 
 def watched(rank, queues, farewell, ready, failing=(), timeout=TIMEOUT, waited_for=()):
-    """A rank that leaves with a farewell, or waits for its end; a library fails on those of `failing`. Those of
-    `waited_for` have failed and wait to say so; the others have not come."""
+    """A rank that leaves with a farewell, or waits for its end; a library fails on those of
+    `failing`. Those of `waited_for` have failed and wait to say so; the others have not come."""
     watchdog = Watchdog(Queues(rank, queues), ["127.0.0.1"], timeout)
     watchdog.poll(lambda: f"Error: rank {rank} failed." if rank in failing else None)
     ready.put(watchdog.works and watchdog.address == "127.0.0.1")

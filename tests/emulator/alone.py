@@ -1,4 +1,6 @@
-"""A program of kernels that runs where the emulator alone is installed: .ci/run gives it to `-m numdiff_emulator`."""
+"""A program of kernels that runs where the emulator alone is installed: .ci/run gives it to `-m
+numdiff_emulator`."""
+
 import numpy as np
 from numba import cuda, float32
 

@@ -1,8 +1,10 @@
-"""A headless Chromium for tests of pages, by the DevTools protocol over two pipes: no network, no further package.
+"""A headless Chromium for tests of pages, by the DevTools protocol over two pipes: no network, no
+further package.
 
-https://chromedevtools.github.io/devtools-protocol/: `Page`, `Runtime`, `Input`. The browser is found by the variable
-CHROMIUM or on the path; Debian's package is `chromium`.
+https://chromedevtools.github.io/devtools-protocol/: `Page`, `Runtime`, `Input`. The browser is
+found by the variable CHROMIUM or on the path; Debian's package is `chromium`.
 """
+
 import base64
 import json
 import os
@@ -37,19 +39,38 @@ class Browser:
             os.dup2(b, 4)
 
         self.process = subprocess.Popen(
-            [find_chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
-             "--no-first-run", "--disable-background-networking", "--hide-scrollbars",
-             f"--user-data-dir={self.folder.name}", f"--window-size={width},{height}", "about:blank"],
-            preexec_fn=pipes, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [
+                find_chromium(),
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--remote-debugging-pipe",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--hide-scrollbars",
+                f"--user-data-dir={self.folder.name}",
+                f"--window-size={width},{height}",
+                "about:blank",
+            ],
+            preexec_fn=pipes,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(to_child)
         os.close(from_child)
         pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
-        self.session = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)["sessionId"]
+        self.session = self.call(
+            "Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
         self.resize(width, height)
         if dark:
-            self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+            self.call(
+                "Emulation.setEmulatedMedia",
+                features=[{"name": "prefers-color-scheme", "value": "dark"}],
+            )
 
     session = None
 
@@ -61,7 +82,7 @@ class Browser:
             message["sessionId"] = self.session
         data = json.dumps(message).encode() + b"\0"
         while data:
-            data = data[os.write(self.out, data):]
+            data = data[os.write(self.out, data) :]
         while True:
             answer = self._receive()
             if answer.get("id") == self.number:
@@ -80,7 +101,13 @@ class Browser:
         return json.loads(message)
 
     def resize(self, width, height):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def open(self, path, hash=""):
         """Show a file and wait until its film is there; returns the seconds that this took."""
@@ -99,33 +126,51 @@ class Browser:
 
     def evaluate(self, expression):
         """The value of a JavaScript expression, or of the promise that it is."""
-        result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        result = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def press(self, key, shift=False):
         code = KEYS.get(key, 0)
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code,
-                      modifiers=8 * shift, **({"text": key} if not code and kind == "keyDown" else {}))
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                windowsVirtualKeyCode=code,
+                modifiers=8 * shift,
+                **({"text": key} if not code and kind == "keyDown" else {}),
+            )
 
     def click(self, x, y):
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1,
-                      buttons=int(kind == "mousePressed"))
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                clickCount=1,
+                buttons=int(kind == "mousePressed"),
+            )
 
     def screenshot(self, path):
         data = self.call("Page.captureScreenshot", format="png")["data"]
         pathlib.Path(path).write_bytes(base64.b64decode(data))
 
     def problems(self):
-        """What the page has reported: exceptions, errors of its log, requests other than for itself."""
+        """What the page has reported: exceptions, errors of its log, requests other than for
+        itself."""
         self.evaluate("0")
         found = []
         for event in self.seen:
             kind, what = event.get("method"), event.get("params", {})
             if kind == "Runtime.exceptionThrown":
-                found.append(what["exceptionDetails"].get("exception", {}).get("description", str(what)))
+                found.append(
+                    what["exceptionDetails"].get("exception", {}).get("description", str(what))
+                )
             elif kind == "Log.entryAdded" and what["entry"]["level"] == "error":
                 found.append(what["entry"]["text"])
             elif kind == "Network.requestWillBeSent" and what["request"]["url"].startswith("http"):

@@ -1,4 +1,5 @@
 """What the emulator counts of an operation of the project, for the tests of cost functions."""
+
 import numpy as np
 
 from numdiff.device import upload

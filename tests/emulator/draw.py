@@ -1,4 +1,6 @@
-"""Draws the pictures of numdiff/emulator/README.md, from runs of the probes' kernels: python -m tests.emulator.draw"""
+"""Draws the pictures of numdiff/emulator/README.md, from runs of the probes' kernels: python -m
+tests.emulator.draw"""
+
 import pathlib
 
 import numpy as np
@@ -16,16 +18,24 @@ def trace_gemm(n=64, k=192, stages=2):
     a, b = pictures.numbered((hopper_gemm.BM, k)), pictures.numbered((n, k))
     kernel, shared = hopper_gemm.make_gemm(n, stages)
     maps = [tensor_map(x, (hopper_gemm.BK, len(x))) for x in (a, b)]
-    return emulator.trace(kernel, 1, hopper_gemm.THREADS, *maps, np.zeros((len(a), n), np.float16), k, shared=shared)
+    return emulator.trace(
+        kernel, 1, hopper_gemm.THREADS, *maps, np.zeros((len(a), n), np.float16), k, shared=shared
+    )
 
 
 def trace_convolution(size=16, channels=64, stages=4):
-    """A 3 × 3 convolution of one 16 × 16 image: the top half of it in one block, the bottom half in another."""
-    x, weight = pictures.numbered((1, size, size, channels)), pictures.numbered((channels, 9 * channels))
+    """A 3 × 3 convolution of one 16 × 16 image: the top half of it in one block, the bottom half in
+    another."""
+    x, weight = (
+        pictures.numbered((1, size, size, channels)),
+        pictures.numbered((channels, 9 * channels)),
+    )
     kernel, shared = hopper_conv.make_conv3x3(channels, stages)
     maps = tensor_map(x, (channels, size, 8, 1)), tensor_map(weight, (channels, channels))
     y = np.zeros((size * size, channels // 2), np.uint32)
-    return emulator.trace(kernel, (1, 2), hopper_gemm.THREADS, *maps, y, size, size, channels, shared=shared)
+    return emulator.trace(
+        kernel, (1, 2), hopper_gemm.THREADS, *maps, y, size, size, channels, shared=shared
+    )
 
 
 def small_png(picture, path):

@@ -1,17 +1,25 @@
-"""A matmul on the tensor cores of sm_80, complete and plain: `cp.async` in three stages, `ldmatrix`, `mma.sync`.
+"""A matmul on the tensor cores of sm_80, complete and plain: `cp.async` in three stages,
+`ldmatrix`, `mma.sync`.
 
 MATHEMATICS  C[m, n] = Σ_k A[m, k] · B[n, k], float16 in, float32 sums and result
 SHAPES  a float16 (M · K), b float16 (N · K), c float32 (M · N), all row-major; K a multiple of 8
 LAUNCH  grid (ceil(N / 64), ceil(M / 64)), blocks of 128 threads, 48 KiB of shared memory
 
-A block computes 64 × 64 of C; each of its four warps 32 × 32 of them, as 2 × 4 tensor-core tiles of 16 × 8.
+A block computes 64 × 64 of C; each of its four warps 32 × 32 of them, as 2 × 4 tensor-core tiles of
+16 × 8.
 
 SWIZZLE  A tile's row is 64 float16, 128 bytes: all 32 banks once. So 16-byte chunks of the same column are in the same
 four banks for all rows, and `ldmatrix`, which reads a chunk from each of eight rows at a time, would take eight times
 as long. Chunk c of row r is therefore kept at place c ^ (r % 8): eight rows, eight different places.
 """
+
 from numdiff.device import cuda, float32, int32
-from numdiff.device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from numdiff.device.async_copy import (
+    cp_async_16_zfill,
+    cp_async_commit,
+    cp_async_wait,
+    shared_address,
+)
 from numdiff.device.tensor_core import ldmatrix_x4, mma_m16n8k16_into
 
 TILE = 64  # of C along m and n, and of K for each step
@@ -89,12 +97,20 @@ def matmul_mma_kernel(a, b, c, M, N, K):
     stage = int32(0)
     for k in range(0, K, TILE):
         cp_async_wait(PENDING)  # this thread's part of tile k is there
-        cuda.syncthreads()  # so are the other threads' parts, and the tile before it is no longer read
+        # so are the other threads' parts, and the tile before it is no longer read
+        cuda.syncthreads()
         ahead = int32((stage + STAGES - 1) % STAGES)
         fetch_tile(a_tiles + ahead * TILE_BYTES, a, first_row, k + (STAGES - 1) * TILE, M, K, t)
         fetch_tile(b_tiles + ahead * TILE_BYTES, b, first_column, k + (STAGES - 1) * TILE, N, K, t)
         cp_async_commit()
-        multiply_tiles(sums, a_tiles + stage * TILE_BYTES, b_tiles + stage * TILE_BYTES, warp_row, warp_column, lane)
+        multiply_tiles(
+            sums,
+            a_tiles + stage * TILE_BYTES,
+            b_tiles + stage * TILE_BYTES,
+            warp_row,
+            warp_column,
+            lane,
+        )
         stage = int32((stage + 1) % STAGES)
 
     row, column = first_row + warp_row + lane // 4, first_column + warp_column + 2 * (lane % 4)

@@ -1,16 +1,19 @@
-"""Run the tests that numba-cuda ships for its own compiler, in the emulator: python -m tests.emulator.numba_suite
+"""Run the tests that numba-cuda ships for its own compiler, in the emulator: python -m
+tests.emulator.numba_suite
 
-The tests are those of the installed numba-cuda, `numba.cuda.tests.cudapy` and `.doc_examples`; nothing of them is
-copied. numba_suite.txt lists the ones that do not pass, in groups with the reason. A test that fails and is not listed
-is an error, and so is a listed one that passes. Test files run in child processes, each test for at most LIMIT seconds
-of the processor. A test that fails is run again after Numba's compiler, `emulator.device(compile=True)`: some look at
-what it makes.
+The tests are those of the installed numba-cuda, `numba.cuda.tests.cudapy` and `.doc_examples`;
+nothing of them is copied. numba_suite.txt lists the ones that do not pass, in groups with the
+reason. A test that fails and is not listed is an error, and so is a listed one that passes. Test
+files run in child processes, each test for at most LIMIT seconds of the processor. A test that
+fails is run again after Numba's compiler, `emulator.device(compile=True)`: some look at what it
+makes.
 
     python -m tests.emulator.numba_suite                        # all 1,600, in a quarter of an hour on two cores
     python -m tests.emulator.numba_suite test_atomics test_sm   # these files; --show prints why tests fail
 
 Needs the packages that those tests import: `pip install filecheck cffi psutil`.
 """
+
 import argparse
 import contextlib
 import fnmatch
@@ -27,7 +30,8 @@ import time
 import unittest
 
 LIST = pathlib.Path(__file__).with_name("numba_suite.txt")
-SITE = LIST.parent / "site"  # its sitecustomize.py enters the emulator in processes that tests start
+# its sitecustomize.py enters the emulator in processes that tests start
+SITE = LIST.parent / "site"
 PACKAGES = "cudapy", "doc_examples"
 LIMIT = 60  # seconds of processor time of one test
 SILENCE = 600  # seconds without a result after which a child is killed
@@ -37,7 +41,8 @@ class Late(BaseException):
     """A test takes longer than LIMIT; no `except Exception` catches this."""
 
 
-# In a child process ---------------------------------------------------------------------------------------------------
+# In a child process -------------------------------------------------------------------------------
+
 
 class Results(unittest.TestResult):
     """Prints the name of each test that starts, and its outcome."""
@@ -69,7 +74,9 @@ class Results(unittest.TestResult):
             return self._ended(test, "fail", f"takes more than {LIMIT} s")
         if kind.__name__ == "Skipped":  # pytest's
             return self._ended(test, "skip", str(value))
-        lines = [line for line in self._exc_info_to_string(error, test).splitlines() if line.strip()]
+        lines = [
+            line for line in self._exc_info_to_string(error, test).splitlines() if line.strip()
+        ]
         return self._ended(test, "fail", "\n".join(lines[-40:]))
 
     def addSuccess(self, test):
@@ -102,13 +109,18 @@ class Results(unittest.TestResult):
 def run_module(name, compile, without, pipe):
     """Run the tests of a module, but those named."""
     from numdiff import emulator
+
     emulator.install(float64=True, compile=compile)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), str(SITE.parents[2]), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(SITE), str(SITE.parents[2]), os.environ.get("PYTHONPATH", "")]
+    )
     signal.signal(signal.SIGPROF, _late)
     try:
         module = importlib.import_module(name)
     except unittest.SkipTest as reason:
-        print(json.dumps({"name": name, "outcome": "skip", "why": str(reason)}), file=pipe, flush=True)
+        print(
+            json.dumps({"name": name, "outcome": "skip", "why": str(reason)}), file=pipe, flush=True
+        )
         return
     suite = unittest.defaultTestLoader.loadTestsFromModule(module)
     chosen = unittest.TestSuite(test for test in tests_of(suite) if test.id() not in without)
@@ -127,12 +139,16 @@ def tests_of(suite):
             yield part
 
 
-# In the parent --------------------------------------------------------------------------------------------------------
+# In the parent ------------------------------------------------------------------------------------
+
 
 def modules(files):
-    """Names of the modules with tests, of which a file's name or a part of it may have been asked for."""
+    """Names of the modules with tests, of which a file's name or a part of it may have been asked
+    for."""
     found = importlib.util.find_spec("numba_cuda")
-    folder = found and pathlib.Path(found.submodule_search_locations[0]) / "numba" / "cuda" / "tests"
+    folder = (
+        found and pathlib.Path(found.submodule_search_locations[0]) / "numba" / "cuda" / "tests"
+    )
     if folder is None or not folder.is_dir():
         sys.exit("numba-cuda with its tests is not installed: pip install numba-cuda.")
     for package in PACKAGES:
@@ -149,7 +165,13 @@ class Child:
     """
 
     def __init__(self, module, compile=False, without=()):
-        self.module, self._compile, self._without, self.results, self._last = module, compile, set(without), {}, None
+        self.module, self._compile, self._without, self.results, self._last = (
+            module,
+            compile,
+            set(without),
+            {},
+            None,
+        )
 
     def start(self):
         """Run those that have no result yet."""
@@ -163,7 +185,12 @@ class Child:
                 os.close(read)
                 for stream in (1, 2):
                     os.dup2(self._output.fileno(), stream)
-                run_module(self.module, self._compile, self._without | set(self.results), os.fdopen(write, "w"))
+                run_module(
+                    self.module,
+                    self._compile,
+                    self._without | set(self.results),
+                    os.fdopen(write, "w"),
+                )
                 code = 0
             except BaseException as error:
                 print(f"{type(error).__name__}: {error}", flush=True)
@@ -191,14 +218,18 @@ class Child:
         return time.monotonic() - self.heard > SILENCE
 
     def end(self):
-        """After the process's end: whether all tests have a result. One that has ended its process is noted."""
+        """After the process's end: whether all tests have a result. One that has ended its process
+        is noted."""
         self.pipe.close()
         _, status = os.waitpid(self.pid, 0)
         if status:
             name = self.running or self.module
             self._output.seek(0)
             tail = self._output.read()[-2000:].decode(errors="replace")
-            self.results[name] = "fail", f"the process ends with {os.waitstatus_to_exitcode(status)}: {tail}"
+            self.results[name] = (
+                "fail",
+                f"the process ends with {os.waitstatus_to_exitcode(status)}: {tail}",
+            )
             if self.running is not None and self.running != self._last:
                 self._last = self.running
                 return False
@@ -206,13 +237,14 @@ class Child:
 
 
 def module_of(name):
-    """The module of a test's name, such as "numba.cuda.tests.cudapy.test_sm.TestSharedMemory.test_issue_5073"."""
+    """The module of a test's name, such as
+    "numba.cuda.tests.cudapy.test_sm.TestSharedMemory.test_issue_5073"."""
     return ".".join(name.partition(" ")[0].split(".")[:5])
 
 
 def run_all(waiting, workers, heard):
-    """{name of a test: (outcome, why)} of several `Child`, `workers` processes at once. They are forked, as importing
-    Numba takes longer than most of them."""
+    """{name of a test: (outcome, why)} of several `Child`, `workers` processes at once. They are
+    forked, as importing Numba takes longer than most of them."""
     waiting, results, selector, children = waiting[::-1], {}, selectors.DefaultSelector(), 0
     while waiting or children:
         while waiting and children < workers:
@@ -243,7 +275,8 @@ def short(name):
 
 
 def listed():
-    """[(reason, pattern)] of numba_suite.txt: after a line "# reason" the tests that do not pass for it."""
+    """[(reason, pattern)] of numba_suite.txt: after a line "# reason" the tests that do not pass
+    for it."""
     reason, found = "", []
     for line in LIST.read_text().splitlines() if LIST.exists() else ():
         if line.startswith("# "):
@@ -259,14 +292,18 @@ def complaints(results, patterns):
     passing = [name for name, (outcome, _) in results.items() if outcome == "pass"]
     unlisted = [n for n in failing if not any(fnmatch.fnmatchcase(n, p) for _, p in patterns)]
     return [f"{name} fails and is not in {LIST.name}" for name in unlisted] + [
-        f"{name} passes: take {pattern} off {LIST.name}" for _, pattern in patterns
-        for name in fnmatch.filter(passing, pattern)]
+        f"{name} passes: take {pattern} off {LIST.name}"
+        for _, pattern in patterns
+        for name in fnmatch.filter(passing, pattern)
+    ]
 
 
 def tally(results):
     outcomes = [outcome for outcome, _ in results.values()]
-    return (f"{outcomes.count('pass')} pass, {outcomes.count('fail') + outcomes.count('broken')} do not, "
-            f"{outcomes.count('skip')} are skipped by numba-cuda")
+    return (
+        f"{outcomes.count('pass')} pass, {outcomes.count('fail') + outcomes.count('broken')} do not, "
+        f"{outcomes.count('skip')} are skipped by numba-cuda"
+    )
 
 
 def main():
@@ -281,6 +318,7 @@ def main():
     import numba.cuda  # once, before the processes are forked
 
     import numdiff.emulator  # noqa: F401
+
     importlib.import_module(f"{numba.cuda.__name__}.testing")
     with contextlib.suppress(Exception):  # the search for the compiler's libraries takes long, too
         importlib.import_module(f"{numba.cuda.__name__}.cudadrv.nvrtc").get_supported_ccs()
@@ -290,7 +328,9 @@ def main():
     def heard(child):
         done.update(child.results)
         if options.json:
-            pathlib.Path(options.json).write_text(json.dumps({short(n): o for n, o in done.items()}, indent=0))
+            pathlib.Path(options.json).write_text(
+                json.dumps({short(n): o for n, o in done.items()}, indent=0)
+            )
         print(f"{short(child.module)}: {tally(child.results)}", file=sys.stderr, flush=True)
 
     found = run_all([Child(m) for m in modules(options.files)], options.workers, heard)
@@ -300,8 +340,16 @@ def main():
             if outcome in ("fail", "broken"):
                 again.setdefault(module_of(name), set()).add(name)
         print(f"without Numba's compiler {tally(found)}; with it:", file=sys.stderr)
-        found.update(run_all([Child(m, True, {n for n in found if n not in names}) for m, names in again.items()],
-                             options.workers, heard))
+        found.update(
+            run_all(
+                [
+                    Child(m, True, {n for n in found if n not in names})
+                    for m, names in again.items()
+                ],
+                options.workers,
+                heard,
+            )
+        )
     results = {short(name): outcome for name, outcome in found.items()}
     if options.show:
         for name, (outcome, why) in results.items():

@@ -1,7 +1,9 @@
-"""Operators and functions on every pair of types: what the emulator makes of them, and what Numba compiles.
+"""Operators and functions on every pair of types: what the emulator makes of them, and what Numba
+compiles.
 
 `python -m tests.emulator.operators` prints where the two differ; test_operators.py is the test.
 """
+
 import argparse
 import functools
 import linecache
@@ -21,19 +23,55 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 FLOATS, COMPLEX = ("float32", "float64"), ("complex64", "complex128")
 TYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
 ARITHMETIC = ("a + b", "a - b", "a * b", "a / b", "a == b", "a != b")
-REAL = ("a // b", "a % b", "a < b", "a <= b", "a > b", "a >= b", "min(a, b)", "max(a, b)", "divmod(a, b)[0]",
-        "divmod(a, b)[1]", "a ** b", "pow(a, b)")
+REAL = (
+    "a // b",
+    "a % b",
+    "a < b",
+    "a <= b",
+    "a > b",
+    "a >= b",
+    "min(a, b)",
+    "max(a, b)",
+    "divmod(a, b)[0]",
+    "divmod(a, b)[1]",
+    "a ** b",
+    "pow(a, b)",
+)
 BITS = ("a & b", "a | b", "a ^ b", "a << (b & 31)", "a >> (b & 31)")
 BITS_OF_BOOL = ("a & b", "a | b", "a ^ b")
 ONE = ("-a", "+a", "not a", "bool(a)")
-ONE_REAL = ("abs(a)", "float(a)", "int(a)", "round(a)", "a + 1", "a * 2", "a - 1.5", "a // 3", "a % 3", "a ** 2",
-            "a * True", "complex(a)", "1 - a", "2 ** (a % 7)", "3 / a", "abs(a) ** 0.5")
+ONE_REAL = (
+    "abs(a)",
+    "float(a)",
+    "int(a)",
+    "round(a)",
+    "a + 1",
+    "a * 2",
+    "a - 1.5",
+    "a // 3",
+    "a % 3",
+    "a ** 2",
+    "a * True",
+    "complex(a)",
+    "1 - a",
+    "2 ** (a % 7)",
+    "3 / a",
+    "abs(a) ** 0.5",
+)
 CASTS = tuple(f"{name}(a)" for name in (*INTEGERS, *FLOATS))
 ONE_INTEGER = ("~a", "a << 3", "a >> 2", "a & 6", "a ^ 5", "1 << (a & 31)")
 
 
 def group(name):
-    return "b" if name == "bool" else "i" if "int" in name else "f" if name in FLOATS or name == "float16" else "c"
+    return (
+        "b"
+        if name == "bool"
+        else "i"
+        if "int" in name
+        else "f"
+        if name in FLOATS or name == "float16"
+        else "c"
+    )
 
 
 def expressions(one, other):
@@ -93,7 +131,9 @@ def takes(text, one, other):
     if key not in _takes:
         _takes[key] = True
         try:
-            njit([tuple(getattr(types, "boolean" if t == "bool" else t) for t in (one, other))])(function_of([text]))
+            njit([tuple(getattr(types, "boolean" if t == "bool" else t) for t in (one, other))])(
+                function_of([text])
+            )
         except NumbaError:
             _takes[key] = False
     return _takes[key]
@@ -121,22 +161,34 @@ def operand(name, dice):
         return dtype.type(complex(float(operand(part, dice)), float(operand(part, dice))))
     kind = dice.randrange(5)
     if kind == 0:
-        value = dice.choice((0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -0.5, 1.5, 2.5, -2.5))
+        value = dice.choice(
+            (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -0.5, 1.5, 2.5, -2.5)
+        )
     elif kind == 1:
         value = float(dice.randint(-12, 12))
     elif kind == 2:
-        value = dice.choice((-1, 1)) * 2.0 ** dice.uniform(-30, 70) if name != "float16" else dice.uniform(-1000, 1000)
+        value = (
+            dice.choice((-1, 1)) * 2.0 ** dice.uniform(-30, 70)
+            if name != "float16"
+            else dice.uniform(-1000, 1000)
+        )
     elif kind == 3:
         value = dice.uniform(-9, 9)
     else:
         bits = {2: "<e", 4: "<f", 8: "<d"}[dtype.itemsize]
-        value, = struct.unpack(bits, dice.randbytes(dtype.itemsize))
+        (value,) = struct.unpack(bits, dice.randbytes(dtype.itemsize))
     with np.errstate(all="ignore"):
         return dtype.type(value)
 
 
-NAMES = {**{kind.kind: name for name, kind in INTEGER_TYPES.items()}, Literal: "int64", bool: "bool", np.bool_: "bool",
-         float: "float64", complex: "complex128"}
+NAMES = {
+    **{kind.kind: name for name, kind in INTEGER_TYPES.items()},
+    Literal: "int64",
+    bool: "bool",
+    np.bool_: "bool",
+    float: "float64",
+    complex: "complex128",
+}
 
 
 def type_name(value):
@@ -144,15 +196,24 @@ def type_name(value):
 
 
 def same(text, name, got, want, operands):
-    """Whether a result has the type and the value that Numba gives it; None if the two need not agree."""
+    """Whether a result has the type and the value that Numba gives it; None if the two need not
+    agree."""
     if type_name(got) != ("bool" if name == "boolean" else name):
         return False
     a, b = operands
-    if ("round" in text or "int" in text) and text.endswith("(a)"):  # of floats see test_conversions_of_floats
+    # of floats see test_conversions_of_floats
+    if ("round" in text or "int" in text) and text.endswith("(a)"):
         if group(type_name(a)) != "f":
             return int(got) == int(want) if "int" in text or abs(int(a)) < 1 << 62 else None
-        low, high = (0, 127) if "int8" in text else (0, 2 ** 15 - 1) if "int16" in text else (0, 2 ** 31 - 1) if (
-            "int32" in text) else (0 if "u" in text.replace("round", "") else -2 ** 63, 2 ** 63 - 1)
+        low, high = (
+            (0, 127)
+            if "int8" in text
+            else (0, 2**15 - 1)
+            if "int16" in text
+            else (0, 2**31 - 1)
+            if ("int32" in text)
+            else (0 if "u" in text.replace("round", "") else -(2**63), 2**63 - 1)
+        )
         if not low <= a <= high:
             return None
     if "m" in text[:3] and (a != a or b != b or a == b == 0) and group(name) == "f":
@@ -161,8 +222,11 @@ def same(text, name, got, want, operands):
         if group(name) == "i" and abs(int(b)) > 0x10000:
             return None  # Numba's limit, after which it converts a float, which saturates on a GPU
         if name.startswith("complex"):  # numba-cuda has an algorithm of its own, for squares too
-            return abs(got - want) <= (1e-4 if name == "complex64" else 1e-12) * abs(want) if abs(b) < 8 and (
-                np.isfinite(got) and np.isfinite(want) and 1e-30 < abs(want)) else None
+            return (
+                abs(got - want) <= (1e-4 if name == "complex64" else 1e-12) * abs(want)
+                if abs(b) < 8 and (np.isfinite(got) and np.isfinite(want) and 1e-30 < abs(want))
+                else None
+            )
     if name.startswith(("int", "uint", "bool")):
         return int(got) == int(want)
     if name.startswith("float") and ("%" in text or "//" in text or "divmod" in text):
@@ -170,14 +234,24 @@ def same(text, name, got, want, operands):
         if not 0 < abs(b) < math.inf or not math.isfinite(float(a)):
             return None  # NVVM's remainder of an infinite divisor is NaN: test_remainders
         quotient = Fraction(float(a)) / Fraction(b)
-        if abs(quotient) > 1 << 18 or abs(quotient - round(quotient)) < Fraction(1, 1 << 18) * max(1, abs(quotient)):
+        if abs(quotient) > 1 << 18 or abs(quotient - round(quotient)) < Fraction(1, 1 << 18) * max(
+            1, abs(quotient)
+        ):
             return None  # where NVVM's remainder is not exact
-        return abs(float(got) - float(want)) <= 1e-6 * abs(b) or "//" in text and float(got) == float(want) or (
-            abs(float(got) - float(want)) <= 1e-6 * abs(float(want)))
+        return (
+            abs(float(got) - float(want)) <= 1e-6 * abs(b)
+            or "//" in text
+            and float(got) == float(want)
+            or (abs(float(got) - float(want)) <= 1e-6 * abs(float(want)))
+        )
     parts = ("real", "imag") if name.startswith("complex") else ("real",)
     kind = np.float32 if name in ("float32", "complex64") else np.float64
-    approximate = "**" in text or "pow" in text or name.startswith("complex") and ("/" in text or "*" in text or
-                                                                                   "abs" in text)
+    approximate = (
+        "**" in text
+        or "pow" in text
+        or name.startswith("complex")
+        and ("/" in text or "*" in text or "abs" in text)
+    )
     with np.errstate(all="ignore"):
         for part in parts:
             x, y = kind(getattr(got, part)), kind(getattr(want, part))
@@ -200,14 +274,15 @@ def differences(one, other, seed, count=40, machines=None):
             a, b = operand(one, dice), operand(other, dice)
             try:
                 want = function(a, b)
-            except (OverflowError, ZeroDivisionError):  # the least int64 as an exponent; complex numbers by 0
+            # the least int64 as an exponent; complex numbers by 0
+            except (OverflowError, ZeroDivisionError):
                 continue
             for machine, emulated in machines or ways():
                 for text, name, w in zip(texts, names, want, strict=True):
                     if text not in emulated:
                         emulated[text] = machine.function(function_of([text]))
                     try:
-                        got, = emulated[text](scalar(a), scalar(b))
+                        (got,) = emulated[text](scalar(a), scalar(b))
                     except Exception as error:
                         found.append((text, (a, b), error, (name, w)))
                         continue
@@ -223,18 +298,31 @@ def ways():
     return [(Emulator(checks=False), {}), (checked, {})]
 
 
-# Augmented assignments into arrays ------------------------------------------------------------------------------------
+# Augmented assignments into arrays ----------------------------------------------------------------
 
 AUGMENTED = ("+=", "-=", "*=", "/=", "//=", "%=", "&=", "|=", "^=", "<<=", ">>=", "=")
 
 
 def augmented(array, value):
-    """The source of a function that does each of these to an element of x, as far as Numba takes them, and how many."""
-    signs = [s for s in AUGMENTED if not ({"f", "c"} & {group(array), group(value)} and s[0] in "&|^<>" or
-                                          "c" in group(value) and group(array) != "c" or
-                                          "c" in (group(array), group(value)) and s[0] in "/%" and s != "/=")]
-    lines = "".join(f"    x[{k}] {sign} {'b & 15' if '<' in sign or '>' in sign else 'b'}\n"
-                    for k, sign in enumerate(signs))
+    """The source of a function that does each of these to an element of x, as far as Numba takes
+    them, and how many."""
+    signs = [
+        s
+        for s in AUGMENTED
+        if not (
+            {"f", "c"} & {group(array), group(value)}
+            and s[0] in "&|^<>"
+            or "c" in group(value)
+            and group(array) != "c"
+            or "c" in (group(array), group(value))
+            and s[0] in "/%"
+            and s != "/="
+        )
+    ]
+    lines = "".join(
+        f"    x[{k}] {sign} {'b & 15' if '<' in sign or '>' in sign else 'b'}\n"
+        for k, sign in enumerate(signs)
+    )
     return "def augment(x, b):\n" + lines, signs
 
 
@@ -246,7 +334,9 @@ def augmented_differences(array, value, seed, count=20):
     linecache.cache[name] = len(source), None, source.splitlines(True), name
     exec(compile(source, name, "exec"), space)
     types_of = [getattr(types, "boolean" if t == "bool" else t) for t in (array, value)]
-    function = njit([(types.Array(types_of[0], 1, "C"), types_of[1])], error_model="numpy")(space["augment"])
+    function = njit([(types.Array(types_of[0], 1, "C"), types_of[1])], error_model="numpy")(
+        space["augment"]
+    )
     dice, found = random.Random(f"{array} {value} {seed}"), []
     with np.errstate(all="ignore"):
         for _ in range(count):
@@ -273,7 +363,8 @@ def _same_element(sign, before, b, got, want):
     if kind in "iu" and (group(type_name(b)) == "f" or sign == "/="):
         return True  # a float that is converted: test_conversions_of_floats
     if kind == "b" and group(type_name(b)) == "f" and sign in ("//=", "%="):
-        return True  # NaN, which is true, where the divisor is infinite: test_remainders_of_floats_are_nvvms
+        # NaN, which is true, where the divisor is infinite: test_remainders_of_floats_are_nvvms
+        return True
     if kind in "fc" and sign in ("//=", "%="):
         return same(f"a {sign[:-1]} b", got.dtype.name, got, want, (before, b)) is not False
     return kind == "c" and np.isclose(got, want, rtol=1e-6)
@@ -294,7 +385,9 @@ def main(seeds=(0,), chosen=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Compare the emulator's operators with numba.njit.")
+    parser = argparse.ArgumentParser(
+        description="Compare the emulator's operators with numba.njit."
+    )
     parser.add_argument("types", nargs="*", help="only pairs of these types")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")

@@ -1,4 +1,6 @@
-"""How the emulator's tests plant faults and look for them: launches, marked lines, copies of kernels with a change."""
+"""How the emulator's tests plant faults and look for them: launches, marked lines, copies of
+kernels with a change."""
+
 import importlib
 import importlib.util
 import pathlib
@@ -25,11 +27,11 @@ def faults_of(kernel, grid, block, *arguments, shared=0, **options):
 
 
 def marked(file, mark):
-    """Number of the one line of a file that ends in the comment `# <mark>`."""
+    """Number of the one line of a file that ends in the comment `# <mark>`, or stands below it."""
     lines = pathlib.Path(file).read_text().splitlines()
     found = [n for n, line in enumerate(lines, 1) if line.endswith(f"  # {mark}")]
     assert len(found) == 1, (mark, found)
-    return found[0]
+    return found[0] + lines[found[0] - 1].lstrip().startswith("#")
 
 
 def listed(faults):
@@ -44,26 +46,31 @@ def fault_at(faults, kind, file, line):
 
 
 def race_between(faults, file, *lines):
-    """The race whose two sides are at these lines (one line: both are there), in whichever order they ran."""
+    """The race whose two sides are at these lines (one line: both are there), in whichever order
+    they ran."""
     for fault in faults:
-        if fault.kind == "race" and {fault.line, *(place.line for _, place in fault.others)} == set(lines):
+        if fault.kind == "race" and {fault.line, *(place.line for _, place in fault.others)} == set(
+            lines
+        ):
             assert fault.file == str(file)
             return fault
     raise AssertionError(f"no race between lines {lines} among:\n{listed(faults)}")
 
 
 class Copies:
-    """Copies of the project's modules with a change in them; their kernels take the places of the originals."""
+    """Copies of the project's modules with a change in them; their kernels take the places of the
+    originals."""
 
     def __init__(self, folder):
         self.folder, self.undo = folder, []
 
     def plant(self, name, before, after, which=0):
-        """Change the occurrence number `which` of `before`; returns (file, source lines) of the copy."""
+        """Change the occurrence number `which` of `before`; returns (file, source lines) of the
+        copy."""
         original = importlib.import_module(name)
         parts = pathlib.Path(original.__file__).read_text().split(before)
         assert len(parts) > which + 1, f"{name} has no {before!r}"
-        source = before.join(parts[:which + 1]) + after + before.join(parts[which + 1:])
+        source = before.join(parts[: which + 1]) + after + before.join(parts[which + 1 :])
         path = self.folder / f"{name.replace('.', '_')}.py"
         path.write_text(source)
         spec = importlib.util.spec_from_file_location(f"{original.__package__}.planted", path)
@@ -76,7 +83,13 @@ class Copies:
         finally:
             OPERATIONS.clear()
             OPERATIONS.update(known)
-        self._replace({id(old): new for old, new in self._kernels(original, copy) if old.py_func.__module__ == name})
+        self._replace(
+            {
+                id(old): new
+                for old, new in self._kernels(original, copy)
+                if old.py_func.__module__ == name
+            }
+        )
         return str(path), source.splitlines()
 
     @staticmethod
@@ -93,7 +106,10 @@ class Copies:
         for names in versions:
             self._replace_in(names, news)
         for module in [m for name, m in sys.modules.items() if name.startswith("numdiff.")]:
-            for names in [vars(module), *(v for k, v in vars(module).items() if isinstance(v, dict) and k[:2] != "__")]:
+            for names in [
+                vars(module),
+                *(v for k, v in vars(module).items() if isinstance(v, dict) and k[:2] != "__"),
+            ]:
                 self._replace_in(names, news)
 
     def _replace_in(self, names, news):

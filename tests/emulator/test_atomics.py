@@ -1,17 +1,31 @@
-"""Atomics: every operation on every type, against NumPy, and programs that are right because of them."""
+"""Atomics: every operation on every type, against NumPy, and programs that are right because of
+them."""
+
 import numpy as np
 import pytest
 
 from numdiff.device import cuda, float32, int32
-from numdiff.device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
+from numdiff.device.async_copy import (
+    cp_async_4_zfill,
+    cp_async_commit,
+    cp_async_wait,
+    shared_address,
+)
 from numdiff.emulator import EmulatedArray
 from tests.conftest import THREAD_ORDERS, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
 INTEGERS = (np.int32, np.uint32, np.int64, np.uint64)
 FLOATS = (np.float32, np.float64)
-MODES = pytest.mark.parametrize("options", [{"order": "shuffled"}, {"checks": False}, *exhaustively(
-    {"order": "forward"}, {"order": "reversed"})], ids=["shuffled", "unchecked", "forward", "reversed"])
+MODES = pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "shuffled"},
+        {"checks": False},
+        *exhaustively({"order": "forward"}, {"order": "reversed"}),
+    ],
+    ids=["shuffled", "unchecked", "forward", "reversed"],
+)
 
 
 def kernel_of(name):
@@ -19,6 +33,7 @@ def kernel_of(name):
     def atomic_kernel(x, values, old):
         t = cuda.threadIdx.x
         old[t] = getattr(cuda.atomic, name)(x, 0, values[t])
+
     return atomic_kernel
 
 
@@ -108,12 +123,14 @@ def compare_and_swap_kernel(x, values, old):
 
 def sequence(step):
     """The old values and the last one, of eight threads that come one after another."""
+
     def make(start, values):
         now, old = start, []
         for t in range(8):
             old.append(now)
             now = step(now, values, t)
         return old, now
+
     return make
 
 
@@ -124,8 +141,10 @@ SPECS = {
     min_kernel: (lambda x, v, t: min(x, v[t]), INTEGERS + FLOATS),
     nanmax_kernel: (lambda x, v, t: np.fmax(x, v[t]), INTEGERS + FLOATS),
     nanmin_kernel: (lambda x, v, t: np.fmin(x, v[t]), INTEGERS + FLOATS),
-    and_kernel: (lambda x, v, t: x & v[t], INTEGERS), or_kernel: (lambda x, v, t: x | v[t], INTEGERS),
-    xor_kernel: (lambda x, v, t: x ^ v[t], INTEGERS), exch_kernel: (lambda x, v, t: v[t], INTEGERS),
+    and_kernel: (lambda x, v, t: x & v[t], INTEGERS),
+    or_kernel: (lambda x, v, t: x | v[t], INTEGERS),
+    xor_kernel: (lambda x, v, t: x ^ v[t], INTEGERS),
+    exch_kernel: (lambda x, v, t: v[t], INTEGERS),
     inc_kernel: (lambda x, v, t: 0 if x >= 5 else x + 1, INTEGERS[1:4:2]),
     dec_kernel: (lambda x, v, t: 5 if x == 0 or x > 5 else x - 1, INTEGERS[1:4:2]),
     cas_kernel: (lambda x, v, t: v[(t + 1) % 8] if x == v[t] else x, INTEGERS),
@@ -134,8 +153,14 @@ SPECS = {
 
 
 @pytest.mark.parametrize("checks", [True, False])
-@pytest.mark.parametrize("kernel, dtype", [pytest.param(k, d, id=f"{k.py_func.__name__[:-7]}-{np.dtype(d).name}")
-                                           for k, (_, dtypes) in SPECS.items() for d in dtypes])
+@pytest.mark.parametrize(
+    "kernel, dtype",
+    [
+        pytest.param(k, d, id=f"{k.py_func.__name__[:-7]}-{np.dtype(d).name}")
+        for k, (_, dtypes) in SPECS.items()
+        for d in dtypes
+    ],
+)
 def test_operations(kernel, dtype, checks):
     rng = np.random.default_rng(0)
     values = rng.integers(0, 100, 8).astype(dtype)
@@ -145,7 +170,10 @@ def test_operations(kernel, dtype, checks):
         values[3] = np.iinfo(dtype).max  # wraps
     if kernel in (nanmax_kernel, nanmin_kernel) and dtype in FLOATS:
         values[5] = np.nan
-    x, old = values[:1].copy() if kernel not in (inc_kernel, dec_kernel) else np.array([3], dtype), np.zeros(8, dtype)
+    x, old = (
+        values[:1].copy() if kernel not in (inc_kernel, dec_kernel) else np.array([3], dtype),
+        np.zeros(8, dtype),
+    )
     with np.errstate(over="ignore"):
         want, last = sequence(SPECS[kernel][0])(x[0], values)
     run(kernel, 1, 8, x, values, old, checks=checks)
@@ -167,7 +195,10 @@ def to_many_places(x, counts):
 
 @MODES
 def test_atomics_on_arrays_of_two_dimensions(options):
-    x, counts = np.random.default_rng(1).integers(0, 8, 96).astype(np.int32), np.zeros((4, 2), np.int32)
+    x, counts = (
+        np.random.default_rng(1).integers(0, 8, 96).astype(np.int32),
+        np.zeros((4, 2), np.int32),
+    )
     run(to_many_places, 3, 32, x, counts, **options)
     assert np.array_equal(counts.ravel(), np.bincount(x, minlength=8))
 
@@ -200,7 +231,11 @@ def last_block_sums(x, partial, done, out):
 @MODES
 def test_the_last_block_may_read_what_the_others_left(options):
     x = np.random.default_rng(2).integers(0, 9, 4 * 32).astype(np.float32)
-    partial, done, out = EmulatedArray(4, np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+    partial, done, out = (
+        EmulatedArray(4, np.float32),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.float32),
+    )
     run(last_block_sums, 4, 32, x, partial, done, out, **options)
     assert out[0] == x.sum()
 
@@ -255,7 +290,9 @@ def test_a_counter_without_a_lock(options):
 
 
 @THREAD_ORDERS
-@pytest.mark.parametrize("case, kind", [(0, "race"), (1, "bounds"), (2, "uninitialised"), (3, "race")])
+@pytest.mark.parametrize(
+    "case, kind", [(0, "race"), (1, "bounds"), (2, "uninitialised"), (3, "race")]
+)
 def test_faults_of_atomics(case, kind, order):
     @cuda.jit
     def kernel(x, case):
@@ -279,8 +316,9 @@ def test_faults_of_atomics(case, kind, order):
     lines = {marked(__file__, f"case {case}")}
     if kind == "race":
         lines.add(marked(__file__, f"case {case}, store"))
-    assert {f.kind for f in faults} <= {kind, "uninitialised"} and all(f.line in lines for f in faults), \
-        [str(f) for f in faults]
+    assert {f.kind for f in faults} <= {kind, "uninitialised"} and all(
+        f.line in lines for f in faults
+    ), [str(f) for f in faults]
     if kind == "bounds":
         assert fault_at(faults, kind, __file__, *lines).thread == (0, 0, 0)
 
@@ -309,13 +347,22 @@ EXTREMES = {"max": max_kernel, "min": min_kernel, "nanmax": nanmax_kernel, "nanm
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("checks", [True, False])
 def test_extremes_and_nan(name, dtype, checks):
-    """What Numba's loops around a compare-and-swap give: NaN in memory stays, except for nanmax and nanmin; a NaN that
-    is given changes nothing; of two zeros the one in memory stays."""
+    """What Numba's loops around a compare-and-swap give: NaN in memory stays, except for nanmax and
+    nanmin; a NaN that is given changes nothing; of two zeros the one in memory stays."""
     nan, inf = np.nan, np.inf
     for old in (nan, 1, -inf, 0.0, -0.0):
         for value in (nan, 2, -2, inf, 0.0, -0.0):
             x, before = np.array([old], dtype), np.zeros(1, dtype)
-            run(EXTREMES[name], 1, 1, x, np.array([value], dtype), before, checks=checks, float64=True)
+            run(
+                EXTREMES[name],
+                1,
+                1,
+                x,
+                np.array([value], dtype),
+                before,
+                checks=checks,
+                float64=True,
+            )
             if np.isnan(value) or np.isnan(old) and not name.startswith("nan"):
                 want = old
             elif np.isnan(old):
@@ -338,7 +385,8 @@ def tiny_sums(x, y, value):
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_sums_of_subnormal_numbers_are_zero_in_global_memory(checks):
-    """PTX ISA, `atom`: "atom.add.f32 on global memory flushes subnormal inputs and results to sign-preserving zero"."""
+    """PTX ISA, `atom`: "atom.add.f32 on global memory flushes subnormal inputs and results to
+    sign-preserving zero"."""
     x, y = np.array([-1e-40, 0], np.float32), np.array([1e-40], np.float32)
     run(tiny_sums, 1, 1, x, y, np.float32(-1e-41), checks=checks)
     assert x[0] == 0 and np.signbit(x[0]) and x[1] == np.float32(-1e-40) + np.float32(-1e-41)
@@ -353,6 +401,7 @@ def test_values_of_atomics_are_converted_to_the_type_of_the_array():
         cuda.atomic.xor(a, 2, (1 << 32) + 5)
         cuda.atomic.max(b, 0, 3.9)
         cuda.atomic.max(b, 1, (1 << 32) + 7)
+
     a, b = np.array([11, 0, 3], np.uint32), np.array([1, 1], np.int32)
     run(kernel, 1, 1, a, b)
     assert a.tolist() == [9, (1 << 32) - 1, 6] and b.tolist() == [3, 7]

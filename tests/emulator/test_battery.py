@@ -1,4 +1,6 @@
-"""The battery of small kernels: each gives NumPy's numbers in the emulator, and Numba compiles each to PTX."""
+"""The battery of small kernels: each gives NumPy's numbers in the emulator, and Numba compiles each
+to PTX."""
+
 import numpy as np
 import pytest
 from numba import cuda
@@ -16,8 +18,11 @@ def differs(row, launcher):
     except Exception as error:
         return f"{row.name}: {type(error).__name__}: {str(error)[:300]}"
     want = battery.wanted(row)
-    same = np.array_equal(got, want, equal_nan=got.dtype.kind in "fc") if not row.close else np.allclose(
-        got, want, rtol=row.close, atol=row.close, equal_nan=True)
+    same = (
+        np.array_equal(got, want, equal_nan=got.dtype.kind in "fc")
+        if not row.close
+        else np.allclose(got, want, rtol=row.close, atol=row.close, equal_nan=True)
+    )
     return None if same else f"{row.name}: {got.tolist()} instead of {want.tolist()}"
 
 
@@ -28,7 +33,9 @@ def test_each_gives_numpys_numbers(family, checks):
         found = {row.name: differs(row, gpu.launch) for row in rows(family)}
     wrong = [text for name, text in found.items() if text and name not in LIMITS]
     assert not wrong, "\n".join(wrong)
-    assert not [name for name in LIMITS if name in found and not found[name]], "a limit that is none any more"
+    assert not [name for name in LIMITS if name in found and not found[name]], (
+        "a limit that is none any more"
+    )
 
 
 def test_there_are_enough():

@@ -1,4 +1,6 @@
-"""Clusters of blocks in the emulator: what they add up, and faults planted in it, each found in each order."""
+"""Clusters of blocks in the emulator: what they add up, and faults planted in it, each found in
+each order."""
+
 import time
 
 import numpy as np
@@ -25,7 +27,9 @@ THREADS, NUMBERS, ROUNDS = 32, 128, 2  # four numbers a thread
 
 
 def sums_of_blocks(fault=None):
-    """Each block writes four numbers a thread, then adds up those of all blocks of its cluster; twice."""
+    """Each block writes four numbers a thread, then adds up those of all blocks of its cluster;
+    twice."""
+
     @cuda.jit
     def sum_kernel(x, y, blocks):
         mine = cuda.shared.array(NUMBERS, float32)
@@ -52,6 +56,7 @@ def sums_of_blocks(fault=None):
                 cluster_sync()
             if last:
                 y[at], y[at + 1], y[at + 2], y[at + 3] = a, b, c, d
+
     return sum_kernel
 
 
@@ -65,11 +70,23 @@ def numbers(blocks, rng=None):
 @pytest.mark.parametrize("blocks", (1, 2, 3, 8))
 def test_blocks_of_a_cluster_read_each_other(blocks, checks, order):
     x, y = numbers(2 * blocks)
-    run(sums_of_blocks(), (1, 1, 2 * blocks), THREADS, x, y, blocks, cluster=(1, 1, blocks), order=order, checks=checks)
+    run(
+        sums_of_blocks(),
+        (1, 1, 2 * blocks),
+        THREADS,
+        x,
+        y,
+        blocks,
+        cluster=(1, 1, blocks),
+        order=order,
+        checks=checks,
+    )
     want = np.zeros((2, NUMBERS), np.float32)
     for k in range(blocks):
         want += x.reshape(2, blocks, -1)[:, k] + np.float32(ROUNDS - 1)
-    assert np.array_equal(y.reshape(2, blocks, -1), np.broadcast_to(want[:, None], (2, blocks, NUMBERS)))
+    assert np.array_equal(
+        y.reshape(2, blocks, -1), np.broadcast_to(want[:, None], (2, blocks, NUMBERS))
+    )
 
 
 @needs("gpu")
@@ -80,7 +97,9 @@ def test_on_a_gpu(blocks):
         pytest.skip("no clusters there")
     x, y = numbers(2 * blocks)
     given, got = upload(x, gpu), upload(y, gpu)
-    launch(sums_of_blocks(), (1, 1, 2 * blocks), THREADS, given, got, blocks, cluster=(1, 1, blocks))
+    launch(
+        sums_of_blocks(), (1, 1, 2 * blocks), THREADS, given, got, blocks, cluster=(1, 1, blocks)
+    )
     run(sums_of_blocks(), (1, 1, 2 * blocks), THREADS, x, y, blocks, cluster=(1, 1, blocks))
     assert np.array_equal(download(got), y)
 
@@ -100,20 +119,33 @@ def test_ranks_count_along_x_then_y_then_z():
 
 
 @THREAD_ORDERS
-@pytest.mark.parametrize("fault, kind, mark", [
-    ("a block too far", "bounds", "read"), ("beyond the end", "bounds", "read"), ("not aligned", "alignment", "read"),
-    ("a number is not written", "uninitialised", "read"), ("leaves early", "cluster", "read")])
+@pytest.mark.parametrize(
+    "fault, kind, mark",
+    [
+        ("a block too far", "bounds", "read"),
+        ("beyond the end", "bounds", "read"),
+        ("not aligned", "alignment", "read"),
+        ("a number is not written", "uninitialised", "read"),
+        ("leaves early", "cluster", "read"),
+    ],
+)
 def test_a_fault_at_a_load(fault, kind, mark, order):
     x, y = numbers(3)
-    faults = faults_of(sums_of_blocks(fault), (1, 1, 3), THREADS, x, y, 3, cluster=(1, 1, 3), order=order)
+    faults = faults_of(
+        sums_of_blocks(fault), (1, 1, 3), THREADS, x, y, 3, cluster=(1, 1, 3), order=order
+    )
     fault_at(faults, kind, __file__, marked(__file__, mark))
 
 
 @THREAD_ORDERS
-@pytest.mark.parametrize("fault", ("no barrier after the write", "no barrier after the read", "a relaxed barrier"))
+@pytest.mark.parametrize(
+    "fault", ("no barrier after the write", "no barrier after the read", "a relaxed barrier")
+)
 def test_a_race_between_blocks(fault, order):
     x, y = numbers(2)
-    faults = faults_of(sums_of_blocks(fault), (1, 1, 2), THREADS, x, y, 2, cluster=(1, 1, 2), order=order)
+    faults = faults_of(
+        sums_of_blocks(fault), (1, 1, 2), THREADS, x, y, 2, cluster=(1, 1, 2), order=order
+    )
     found = race_between(faults, __file__, marked(__file__, "write"), marked(__file__, "read"))
     assert "no cluster_sync() between" in found.message
 
@@ -139,7 +171,8 @@ def test_a_barrier_that_not_all_reach(order):
     assert any(f.kind in ("divergence", "deadlock") for f in faults), listed(faults)
     places = {f.line for f in faults} | {place.line for f in faults for _, place in f.others}
     assert {marked(__file__, "all but one"), marked(__file__, "all")} <= places, listed(faults)
-    run(waiting_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order)  # who has ended is not waited for
+    # who has ended is not waited for
+    run(waiting_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order)
 
 
 @cuda.jit
@@ -152,8 +185,13 @@ def loop_kernel(x):
 
 @THREAD_ORDERS
 def test_a_barrier_that_a_block_never_reaches(order):
-    faults = faults_of(loop_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.2)
-    assert "32 of the cluster's 64 threads" in fault_at(faults, "deadlock", __file__, marked(__file__, "alone")).message
+    faults = faults_of(
+        loop_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.2
+    )
+    assert (
+        "32 of the cluster's 64 threads"
+        in fault_at(faults, "deadlock", __file__, marked(__file__, "alone")).message
+    )
 
 
 @cuda.jit
@@ -190,12 +228,24 @@ def spinning_kernel(x):
 @THREAD_ORDERS
 def test_a_block_that_waits_for_anothers_memory_does_not_hang(order):
     start = time.monotonic()
-    faults = faults_of(spinning_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.5)
+    faults = faults_of(
+        spinning_kernel, 2, 32, np.zeros(1, np.float32), cluster=2, order=order, patience=0.5
+    )
     assert [f.kind for f in faults] == ["deadlock"] and time.monotonic() - start < 4
 
 
-@pytest.mark.parametrize("options", [{"cluster": (1, 1, 9)}, {"cluster": (1, 1, 2)}, {"cluster": 3, "cc": (8, 0)},
-                                     {"cluster": (-1, -1, 1)}, {"cluster": 0}, {"cluster": (1, 1, 1, 1)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cluster": (1, 1, 9)},
+        {"cluster": (1, 1, 2)},
+        {"cluster": 3, "cc": (8, 0)},
+        {"cluster": (-1, -1, 1)},
+        {"cluster": 0},
+        {"cluster": (1, 1, 1, 1)},
+    ],
+    ids=str,
+)
 def test_a_launch_is_refused(options):
     with pytest.raises(LaunchRefused, match="cluster"):
         run(rank_kernel, (3, 1, 9), 32, np.zeros(27, np.int32), **options)
@@ -219,7 +269,9 @@ def test_the_barrier_orders_global_memory_too(order):
 
 
 def test_older_gpus_have_none_of_the_instructions():
-    with pytest.raises(Unsupported, match="needs compute capability 9.0, not 8.0; used at .*test_cluster.py:"):
+    with pytest.raises(
+        Unsupported, match="needs compute capability 9.0, not 8.0; used at .*test_cluster.py:"
+    ):
         run(rank_kernel, 1, 32, np.zeros(1, np.int32), cc=(8, 0))
 
 
@@ -238,8 +290,15 @@ def changing_kernel(x, y):
 @THREAD_ORDERS
 @pytest.mark.parametrize("blocks", (2, 3))
 def test_a_block_changes_what_another_may_still_read(blocks, order):
-    faults = faults_of(changing_kernel, blocks, 32, np.zeros(32, np.float32), np.zeros(32 * blocks, np.float32),
-                       cluster=blocks, order=order)
+    faults = faults_of(
+        changing_kernel,
+        blocks,
+        32,
+        np.zeros(32, np.float32),
+        np.zeros(32 * blocks, np.float32),
+        cluster=blocks,
+        order=order,
+    )
     race_between(faults, __file__, marked(__file__, "change"), marked(__file__, "unchanged"))
 
 
@@ -265,7 +324,9 @@ def arrays_kernel(x, y):
         alone[t] = x[0]
     mine = first_array(x, t) if t < 32 else second_array(x, t - 32)
     cluster_sync()
-    y[64 * cuda.blockIdx.x + t] = load_cluster_4(cluster_address(mine + uint32(16) + uint32(-16), uint32(1) - rank))[3]
+    y[64 * cuda.blockIdx.x + t] = load_cluster_4(
+        cluster_address(mine + uint32(16) + uint32(-16), uint32(1) - rank)
+    )[3]
     cluster_sync_relaxed()
 
 
@@ -274,23 +335,39 @@ def arrays_kernel(x, y):
 def test_an_array_has_one_address_in_all_blocks(seed, order):
     x, y = np.arange(32, dtype=np.float32), np.zeros((2, 2, 32), np.float32)
     run(arrays_kernel, 2, 64, x, y.reshape(-1), cluster=2, order=order, seed=seed)
-    assert np.array_equal(y[:, 0], np.full((2, 32), 3)) and np.array_equal(y[:, 1], np.full((2, 32), -3))
+    assert np.array_equal(y[:, 0], np.full((2, 32), 3)) and np.array_equal(
+        y[:, 1], np.full((2, 32), -3)
+    )
 
 
 GRADIENT = "numdiff.kernels.conv2d.hopper.weight_gradient_3x3"
 STAGES = {  # before, after, the fault's kind, what is at its line
     "nothing": None,
-    "a stage goes back while it is multiplied": ("        wgmma_wait_1()\n", "", "wgmma", "tma_load_4d("),
-    "an arrival that never comes": ("5 if own.sums_dy else 3", "6 if own.sums_dy else 3", "deadlock",
-                                    "producer_acquire("),
-    "a lane hands back what others still add": ("        cuda.syncwarp()\n        if lane", "        if lane", "race",
-                                                "tma_load_4d("),
+    "a stage goes back while it is multiplied": (
+        "        wgmma_wait_1()\n",
+        "",
+        "wgmma",
+        "tma_load_4d(",
+    ),
+    "an arrival that never comes": (
+        "5 if own.sums_dy else 3",
+        "6 if own.sums_dy else 3",
+        "deadlock",
+        "producer_acquire(",
+    ),
+    "a lane hands back what others still add": (
+        "        cuda.syncwarp()\n        if lane",
+        "        if lane",
+        "race",
+        "tma_load_4d(",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", ["nothing", *exhaustively(*list(STAGES)[1:])])
 def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
-    """Two stages for the three chunks of a block, in a cluster of two; the cases of `kernels check` use none again."""
+    """Two stages for the three chunks of a block, in a cluster of two; the cases of `kernels check`
+    use none again."""
     monkeypatch.setattr(weight_gradient_3x3_plan, "MAX_STAGES", 2)
     conv2d_hopper_gradient_3x3.choose_plan.cache_clear()
     device = EmulatorDevice(float64=False, order="shuffled")
@@ -301,8 +378,9 @@ def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
     try:
         if STAGES[fault] is None:
             conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(*arrays, only=(16, 2, 64, 2))
-            conv2d.conv2d_backward_reference(dy.astype(np.float32), x.astype(np.float32), dweight, dweight, dbias,
-                                             need_dx=False)
+            conv2d.conv2d_backward_reference(
+                dy.astype(np.float32), x.astype(np.float32), dweight, dweight, dbias, need_dx=False
+            )
             assert np.allclose(download(arrays[2]), dweight, atol=1e-4)
             assert np.allclose(download(arrays[3]), dbias, atol=1e-4)
             return
@@ -313,15 +391,24 @@ def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
     finally:
         conv2d_hopper_gradient_3x3.choose_plan.cache_clear()
     found = caught.value.faults[0]
-    assert (found.kind, found.file) == (kind, path) and text in lines[found.line - 1], listed(caught.value.faults)
+    assert (found.kind, found.file) == (kind, path) and text in lines[found.line - 1], listed(
+        caught.value.faults
+    )
 
 
 def test_a_relaxed_barrier_planted_in_a_weight_gradient(copies):  # noqa: F811
-    copies.plant(GRADIENT, "cluster_sync()  # all sums are there\n        add_up",
-                 "cluster_sync_relaxed()  # mine\n        add_up")
+    copies.plant(
+        GRADIENT,
+        "cluster_sync()  # all sums are there\n        add_up",
+        "cluster_sync_relaxed()  # mine\n        add_up",
+    )
     device = EmulatorDevice(float64=False)
     arrays = *np.ones((2, 1, 2, 33, 8), np.float16), np.zeros((8, 3, 3, 8), np.float32)
     with pytest.raises(KernelFault) as caught:
-        conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(*(upload(a, device) for a in arrays), only=(16, 2, 64, 2))
+        conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(
+            *(upload(a, device) for a in arrays), only=(16, 2, 64, 2)
+        )
     race = next(f for f in caught.value.faults if f.kind == "race")
-    assert "with no cluster_sync() between" in race.message and race.file == cluster_sums.__file__, str(race)
+    assert (
+        "with no cluster_sync() between" in race.message and race.file == cluster_sums.__file__
+    ), str(race)

@@ -1,4 +1,6 @@
-"""What the emulator counts, against arithmetic by hand; test_costs.py and test_exact_costs.py hold costs against it."""
+"""What the emulator counts, against arithmetic by hand; test_costs.py and test_exact_costs.py hold
+costs against it."""
+
 import math
 
 import numpy as np
@@ -18,7 +20,8 @@ def ones(*shape, dtype=np.float32):
     return np.ones(shape, dtype)
 
 
-# Kernels counted by hand ----------------------------------------------------------------------------------------------
+# Kernels counted by hand --------------------------------------------------------------------------
+
 
 @cuda.jit
 def saxpy(a, x, y):
@@ -34,7 +37,8 @@ def test_saxpy_by_hand():
     assert line.reads["global"] == 2 * n and line.writes["global"] == n
     assert line.read_bytes["global"] == 4 * 2 * n and line.write_bytes["global"] == 4 * n
     assert line.flops == {"float32": 2 * n} and line.special == 0
-    # x read, y read, y written: each by 4 warps. A whole warp moves 32 · 4 / 32 = 4 sectors, the last one 16 bytes: 1
+    # x read, y read, y written: each by 4 warps. A whole warp moves 32 · 4 / 32 = 4 sectors, the
+    # last one 16 bytes: 1
     assert line.requests == 3 * 4
     assert line.sectors == line.ideal_sectors == 3 * (3 * 4 + 1)
     total = recorder.total()
@@ -85,8 +89,8 @@ def test_naive_matmul_by_hand():
     line = recorder.line("total += a[row, k] * b[k, column]")
     assert line.flops["float32"] == 2 * n**3
     assert line.reads["global"] == 2 * n**3
-    # a warp is 4 rows of 8 columns. Of a it reads 4 words in 4 rows of 32 bytes: 4 sectors, though 16 bytes would fit
-    # in one. Of b it reads a row of 32 bytes, wanted by 4 lanes each: 1 sector.
+    # a warp is 4 rows of 8 columns. Of a it reads 4 words in 4 rows of 32 bytes: 4 sectors, though
+    # 16 bytes would fit in one. Of b it reads a row of 32 bytes, wanted by 4 lanes each: 1 sector.
     warps, steps = 2, n
     assert line.requests == 2 * warps * steps
     assert line.sectors == warps * steps * (4 + 1)
@@ -96,7 +100,8 @@ def test_naive_matmul_by_hand():
     assert recorder.total().distinct_bytes == 3 * 4 * n * n
 
 
-# Coalescing -----------------------------------------------------------------------------------------------------------
+# Coalescing ---------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def strided_copy(x, y, stride):
@@ -107,7 +112,8 @@ def strided_copy(x, y, stride):
 
 @pytest.mark.parametrize("stride, sectors", [(1, 4), (2, 8), (4, 16), (8, 32), (32, 32), (0, 1)])
 def test_a_strided_copy_reads_more_sectors(stride, sectors):
-    """32 lanes of 4 bytes: neighbours fill 4 sectors; at a stride of 8 elements every lane has a separate sector."""
+    """32 lanes of 4 bytes: neighbours fill 4 sectors; at a stride of 8 elements every lane has a
+    separate sector."""
     warps = 4
     recorder = count(strided_copy, 2, 64, ones(128 * max(stride, 1)), ones(128), stride)
     read, written = recorder.line("x[i * stride]"), recorder.line("y[i] = value")
@@ -158,16 +164,20 @@ def test_lanes_are_grouped_by_occurrence_and_regrouped_after_a_barrier(barrier, 
     line = recorder.line("y[32 * turn + t] = x[32 * turn + t]")
     assert line.requests == 2 * 2
     assert line.sectors == 2 * sectors
-    # without the barrier the first request is wrongly mixed: 16 lanes of turn 0 with 16 lanes of turn 1
+    # without the barrier the first request is wrongly mixed: 16 lanes of turn 0 with 16 lanes of
+    # turn 1
 
 
 @pytest.mark.parametrize("order", ["reversed", "shuffled"])
 def test_counts_do_not_depend_on_the_order_of_threads(order):
-    same = [count(dot, 1, 64, ones(64), ones(64), ones(1), order=o).total() for o in ("forward", order)]
+    same = [
+        count(dot, 1, 64, ones(64), ones(64), ones(1), order=o).total() for o in ("forward", order)
+    ]
     assert same[0] == same[1]
 
 
-# Bank conflicts -------------------------------------------------------------------------------------------------------
+# Bank conflicts -----------------------------------------------------------------------------------
+
 
 def make_transpose(padding):
     row = 32 + padding
@@ -187,7 +197,8 @@ def make_transpose(padding):
 
 @pytest.mark.parametrize("padding, wavefronts", [(0, 32), (1, 1), (2, 2), (4, 4), (16, 16)])
 def test_transpose_with_and_without_padding(padding, wavefronts):
-    """Down a column the words are 32 + padding apart: gcd(32, 32 + padding) lanes want words of one bank."""
+    """Down a column the words are 32 + padding apart: gcd(32, 32 + padding) lanes want words of one
+    bank."""
     x = np.arange(1024, dtype=np.float32).reshape(32, 32)
     y = np.zeros_like(x)
     recorder = count(make_transpose(padding), 1, (32, 8), x, y)
@@ -203,24 +214,29 @@ def addresses(*lanes):
     return np.array([[a] for a in lanes], np.int64)
 
 
-@pytest.mark.parametrize("size, lanes, waves, ideal", [
-    (4, [0] * 32, 1, 1),  # a broadcast
-    (4, [128 * t for t in range(32)], 32, 1),  # one bank
-    (4, [4 * t for t in range(32)], 1, 1),  # neighbours
-    (4, [4 * (31 - t) for t in range(32)], 1, 1),  # in whatever order
-    (4, [8 * t for t in range(32)], 2, 1),  # every second word: two lanes a bank
-    (4, [12 * t for t in range(32)], 1, 1),  # an odd stride meets every bank
-    (4, [132 * t for t in range(32)], 1, 1),  # down a column of padded rows
-    (4, [128 * t for t in range(8)] + [-1] * 24, 8, 1),  # eight lanes alone
-    (2, [2 * t for t in range(32)], 1, 1),  # two lanes a word
-    (1, [128 * (t // 4) + t % 4 for t in range(32)], 8, 1),
-    (8, [8 * t for t in range(32)], 2, 2),  # 256 bytes: a wavefront for each half warp
-    (8, [16 * t for t in range(32)], 4, 2),  # 16 lanes on every second pair of banks: two words a bank
-    (16, [16 * t for t in range(32)], 4, 4),  # 512 bytes, eight lanes at a time
-    (16, [128 * t for t in range(32)], 32, 4),  # rows of 128 bytes, unswizzled: eight lanes on the same four banks
-    (16, [128 * t + 16 * (t % 8) for t in range(32)], 4, 4),  # and swizzled
-    (16, [0] * 8 + [-1] * 24, 1, 1),
-])
+@pytest.mark.parametrize(
+    "size, lanes, waves, ideal",
+    [
+        (4, [0] * 32, 1, 1),  # a broadcast
+        (4, [128 * t for t in range(32)], 32, 1),  # one bank
+        (4, [4 * t for t in range(32)], 1, 1),  # neighbours
+        (4, [4 * (31 - t) for t in range(32)], 1, 1),  # in whatever order
+        (4, [8 * t for t in range(32)], 2, 1),  # every second word: two lanes a bank
+        (4, [12 * t for t in range(32)], 1, 1),  # an odd stride meets every bank
+        (4, [132 * t for t in range(32)], 1, 1),  # down a column of padded rows
+        (4, [128 * t for t in range(8)] + [-1] * 24, 8, 1),  # eight lanes alone
+        (2, [2 * t for t in range(32)], 1, 1),  # two lanes a word
+        (1, [128 * (t // 4) + t % 4 for t in range(32)], 8, 1),
+        (8, [8 * t for t in range(32)], 2, 2),  # 256 bytes: a wavefront for each half warp
+        # 16 lanes on every second pair of banks: two words a bank
+        (8, [16 * t for t in range(32)], 4, 2),
+        (16, [16 * t for t in range(32)], 4, 4),  # 512 bytes, eight lanes at a time
+        # rows of 128 bytes, unswizzled: eight lanes on the same four banks
+        (16, [128 * t for t in range(32)], 32, 4),
+        (16, [128 * t + 16 * (t % 8) for t in range(32)], 4, 4),  # and swizzled
+        (16, [0] * 8 + [-1] * 24, 1, 1),
+    ],
+)
 def test_wavefronts(size, lanes, waves, ideal):
     found = count_wavefronts(addresses(*lanes), size)
     assert (found[0].tolist(), found[1].tolist()) == ([waves], [ideal])
@@ -233,7 +249,8 @@ def test_sectors_of_wide_and_crooked_accesses():
     assert (found[0].tolist(), found[1].tolist()) == ([2], [1])
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def arithmetic(h, f, d, i):
@@ -248,8 +265,16 @@ def arithmetic(h, f, d, i):
 
 
 def test_operations_by_type():
-    recorder = count(arithmetic, 1, 2, ones(2, dtype=float16), ones(2), ones(2, dtype=float64), ones(2, dtype=np.int32),
-                     float64=True)
+    recorder = count(
+        arithmetic,
+        1,
+        2,
+        ones(2, dtype=float16),
+        ones(2),
+        ones(2, dtype=float64),
+        ones(2, dtype=np.int32),
+        float64=True,
+    )
     assert recorder.line("h[t] * h[t]").flops == {"float16": 2}
     assert recorder.line("cuda.fma").flops == {"float32": 2 * 2}
     special = recorder.line("math.sqrt")
@@ -274,7 +299,11 @@ def other_memories(table, x, count):
 def test_local_memory_and_atomics():
     recorder = count(other_memories, 1, 32, ones(1), ones(32), np.zeros(1, np.int32))
     line = recorder.line("mine[k] = x[t]")
-    assert (line.writes["local"], line.write_bytes["local"], line.reads["global"]) == (128, 512, 128)
+    assert (line.writes["local"], line.write_bytes["local"], line.reads["global"]) == (
+        128,
+        512,
+        128,
+    )
     assert line.requests == 4 and line.shared_requests == 0
     atomic = recorder.line("atomic.add")
     assert (atomic.writes["global"], atomic.requests, atomic.sectors) == (32, 1, 1)
@@ -306,17 +335,25 @@ def test_a_swizzled_tensor_core_matmul_by_hand():
     """64 × 64 × 64: every copy, `ldmatrix` and mma of it, and not one bank conflict."""
     n = kernels_mma.TILE
     a, c = np.ones(n * n, float16), np.zeros(n * n, float32)
-    recorder = count(kernels_mma.matmul_mma_kernel, 1, 128, a, a, c, n, n, n, cc=(8, 0), checks=False)
+    recorder = count(
+        kernels_mma.matmul_mma_kernel, 1, 128, a, a, c, n, n, n, cc=(8, 0), checks=False
+    )
     assert np.all(c == n)
     copies, total = recorder.line("cp_async_16_zfill(tile"), recorder.total()
-    # two tiles of 64 rows of 8 chunks, a chunk a lane: 32 requests of 512 bytes. The copies ahead of the last tile fill
-    # with zeros, and read nothing
+    # two tiles of 64 rows of 8 chunks, a chunk a lane: 32 requests of 512 bytes. The copies ahead
+    # of the last tile fill with zeros, and read nothing
     assert copies.read_bytes["global"] == 2 * n * n * 2
     assert copies.sectors == copies.ideal_sectors == 2 * n * n * 2 // 32
     assert copies.conflicts == 0
-    loads = [recorder.line(text) for text in ("a_upper = ldmatrix", "a_lower = ldmatrix", "b = ldmatrix")]
+    loads = [
+        recorder.line(text) for text in ("a_upper = ldmatrix", "a_lower = ldmatrix", "b = ldmatrix")
+    ]
     # 4 warps, 4 steps of 16, two of B in each; x4 reads four matrices, each in one wavefront
-    assert [(x.shared_requests, x.wavefronts, x.conflicts) for x in loads] == [(16, 64, 0), (16, 64, 0), (32, 128, 0)]
+    assert [(x.shared_requests, x.wavefronts, x.conflicts) for x in loads] == [
+        (16, 64, 0),
+        (16, 64, 0),
+        (32, 128, 0),
+    ]
     assert total.tensor_flops == 2 * n**3 and total.total_flops == 0
     assert total.distinct_read_bytes == 2 * n * n and total.distinct_write_bytes == 4 * n * n
 
@@ -339,13 +376,26 @@ def test_table():
     assert row.startswith("test_counts.py:") and row.split()[-3:] == ["39", "100", "%"]
     assert "shared" not in table and "tensor" not in table  # nothing of that kind
     assert "800 distinct bytes read, 400 written" in table
-    assert len({len(line) for line in table.splitlines() if "saxpy" not in line and "memory" not in line}) == 1
+    assert (
+        len(
+            {
+                len(line)
+                for line in table.splitlines()
+                if "saxpy" not in line and "memory" not in line
+            }
+        )
+        == 1
+    )
     head, titles = table.splitlines()[1:3]
-    assert head.index("global memory") <= titles.index("read B") and head.index("operations") <= titles.index("FLOPs")
+    assert head.index("global memory") <= titles.index("read B") and head.index(
+        "operations"
+    ) <= titles.index("FLOPs")
 
     brief = recorder.table(brief=True).splitlines()
     (row,) = [line for line in brief if "y[i] = a * x[i] + y[i]" in line]
-    assert row.split()[-3:] == ["12", f"{39 / 12:.1f}", "200"]  # requests, transactions per request, FLOPs
-    assert not any("if i < x.size" in line or "cuda.grid" in line for line in brief)  # nothing of these to tell
+    # requests, transactions per request, FLOPs
+    assert row.split()[-3:] == ["12", f"{39 / 12:.1f}", "200"]
+    # nothing of these to tell
+    assert not any("if i < x.size" in line or "cuda.grid" in line for line in brief)
     with pytest.raises(LookupError, match="saxpy"):
         recorder.total("another")

@@ -1,4 +1,5 @@
 """Device functions, as Numba compiles one for each list of the types that it is called with."""
+
 import enum
 
 import numpy as np
@@ -85,6 +86,7 @@ def test_the_shape_of_an_array_is_an_argument():
         cuda.syncthreads()
         y[cuda.threadIdx.x] = value + in_rows(x, SHAPE)
         z[cuda.threadIdx.x] = two_rows(x, 3)
+
     x, y, z = np.arange(8, dtype=np.float32), np.zeros(8, np.float32), np.zeros(8, np.float32)
     for launch in (Emulator().launch, count):
         launch(cuda.jit(kernel), 1, 8, x, y, z)
@@ -101,6 +103,7 @@ def of_type(kind, x):
 def test_a_type_is_an_argument():
     def kernel(y):
         y[0], y[1] = of_type(float32, 0.1), of_type(np.int32, 2.9)
+
     y = np.zeros(2)
     Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, y)
     assert y.tolist() == [np.float32(0.1), 2]
@@ -130,9 +133,13 @@ def a_variable(x, y):
     tile[0] = x[0]
 
 
-@pytest.mark.parametrize("kernel", [computed, cast, in_a_loop, length, a_variable], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kernel", [computed, cast, in_a_loop, length, a_variable], ids=lambda k: k.__name__
+)
 def test_a_size_that_numba_does_not_know(kernel):
-    with pytest.raises(Unsupported, match="Numba does not compile n as the shape of a shared array|m as the shape"):
+    with pytest.raises(
+        Unsupported, match="Numba does not compile n as the shape of a shared array|m as the shape"
+    ):
         Emulator().launch(cuda.jit(kernel), 1, 1, np.ones(8, np.float32), np.ones(8, np.float32))
 
 
@@ -147,18 +154,21 @@ def kept(x, n):
 
 
 def test_one_shared_array_for_each_list_of_types():
-    """Two literals are two types, a number that is computed is a third: PTX of Numba 0.61 to 0.68 shows it."""
+    """Two literals are two types, a number that is computed is a third: PTX of Numba 0.61 to 0.68
+    shows it."""
+
     def kernel(f, i, n, y):
         a, b, c = kept(f, 1), kept(f, 2), kept(f, n[0])
         d, e = kept(i, 1), kept(f, n[1])
         y[0], y[1], y[2], y[3], y[4] = a[0], b[0], c[0], d[0], e[0]
+
     y = np.zeros(5)
     f, i, n = np.array([1.5], np.float32), np.array([1 << 40]), np.array([3, 4], np.int32)
     Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, f, i, n, y)
     assert y.tolist() == [2.5, 3.5, 5.5, (1 << 40) + 1, 5.5]
 
 
-# Signatures: what follows was read off what Numba compiles (its PTX, and its device functions' overloads). ---------
+# Signatures: what follows was read off what Numba compiles (its PTX, and its device functions' over
 
 
 class Colour(enum.Enum):
@@ -177,6 +187,7 @@ def test_a_member_of_an_enumeration_is_an_argument(checks):
         y[1] = level + 1
         y[2] = level * level == Level.HIGH * 2
         y[3] = Level.HIGH
+
     y = np.zeros(4)
     Emulator(checks=checks, float64=True).launch(cuda.jit(kernel), 1, 1, Colour.BLUE, Level.HIGH, y)
     assert y.tolist() == [4.5, 3, 1, 2]
@@ -184,11 +195,16 @@ def test_a_member_of_an_enumeration_is_an_argument(checks):
 
 def test_of_several_signatures_the_best_one():
     with emulator.device() as gpu:
-        @cuda.jit(["void(float32[:], float32)", "void(float64[:], float64)", "void(int32[:], int64)"])
+
+        @cuda.jit(
+            ["void(float32[:], float32)", "void(float64[:], float64)", "void(int32[:], int64)"]
+        )
         def halves(x, a):
             x[0] = a / 2
 
-        @cuda.jit(["void(float32, float64[:])", "void(float64, float64[:])", "void(int8, float64[:])"])
+        @cuda.jit(
+            ["void(float32, float64[:])", "void(float64, float64[:])", "void(int8, float64[:])"]
+        )
         def kept(a, x):
             x[0] = a
 
@@ -217,9 +233,11 @@ def test_of_several_signatures_the_best_one():
 def test_integers_with_and_without_signs_under_one_signature():
     """Numba hands the bits to the kernel that it has compiled."""
     with emulator.device():
+
         @cuda.jit("void(int32[:])")
         def halve(x):
             x[0] >>= 1
+
         x = np.array([0xFFFFFFFE], np.uint32)
         halve[1, 1](x)
         assert x[0] == 0xFFFFFFFF
@@ -229,6 +247,7 @@ def test_integers_with_and_without_signs_under_one_signature():
 
 def test_device_functions_keep_to_their_signatures():
     with emulator.device() as gpu:
+
         @cuda.jit("float32(float32, int32)", device=True)
         def scaled(x, n=2):
             return x * n
@@ -258,14 +277,26 @@ def test_device_functions_keep_to_their_signatures():
         gpu.float64 = True
         x, y = np.array([2.75], np.float32), np.zeros(8)
         kernel[1, 1](x, y)
-        assert y.tolist() == [np.float32(0.1) * 3, 2.75 * 5, np.float32(0.1) * 2, 2.75, 1, -56, 44, 2]
+        assert y.tolist() == [
+            np.float32(0.1) * 3,
+            2.75 * 5,
+            np.float32(0.1) * 2,
+            2.75,
+            1,
+            -56,
+            44,
+            2,
+        ]
 
         @cuda.jit
         def wrong(x):
             x[0] = first(x[0])
 
-        with pytest.raises(Unsupported, match=r"first has the signature \(array\(float32, 1d, A\)\), and Numba does "
-                                              r"not compile a call with \(float32\)"):
+        with pytest.raises(
+            Unsupported,
+            match=r"first has the signature \(array\(float32, 1d, A\)\), and Numba does "
+            r"not compile a call with \(float32\)",
+        ):
             wrong[1, 1](x)
 
 
@@ -276,6 +307,7 @@ def test_hints_say_what_is_copied(checks):
         a[0] += 1
         b[0] = a[0]
         c[0] += 1
+
     a, b, c = np.ones(2), np.ones(2), np.ones(2)
     with emulator.device(checks=checks):
         kernel[1, 1](cuda.In(a), cuda.Out(b), cuda.InOut(c))
@@ -286,7 +318,11 @@ def test_what_is_only_out_is_not_read():
     @cuda.jit
     def kernel(b):
         b[0] += 1
-    with emulator.device(), pytest.raises(emulator.KernelFault, match="reads global b.0., which was never written"):
+
+    with (
+        emulator.device(),
+        pytest.raises(emulator.KernelFault, match="reads global b.0., which was never written"),
+    ):
         kernel[1, 1](cuda.Out(np.ones(2)))
 
 
@@ -297,8 +333,10 @@ def stub(x, factor=2):
 @overload(stub, target="cuda")
 def floats_only(x, factor=2):
     if isinstance(x, types.Float):
+
         def scaled(x, factor=2):
             return x * factor
+
         return scaled
 
 
@@ -311,6 +349,7 @@ def integers_only(x, factor=2):
 def test_overloads_by_type():
     def kernel(x, n, y):
         y[0], y[1], y[2] = stub(x[0]), stub(n[0]), stub(x[0], factor=5)
+
     y = np.zeros(3)
     Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, np.array([1.5]), np.array([7]), y)
     assert y.tolist() == [3, -7, 7.5]
@@ -332,7 +371,8 @@ def largest_of_four(value):
 
 @cuda.jit
 def largest_of_some(x, y):
-    """Threads without an element give a constant, the others a computed number: one type when compiled."""
+    """Threads without an element give a constant, the others a computed number: one type when
+    compiled."""
     most = uint32(0)
     for i in range(cuda.threadIdx.x, x.size, 4):
         most = x[i] & uint32(0x7FFFFFFF)

@@ -1,4 +1,5 @@
 """What a film records, in which order its steps are, and what its page contains."""
+
 import base64
 import json
 import re
@@ -9,7 +10,13 @@ import pytest
 from numba import cuda
 
 from numdiff import emulator
-from numdiff.device.mbarrier import fence_barrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait, smem_u32
+from numdiff.device.mbarrier import (
+    fence_barrier_init,
+    mbarrier_arrive,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+)
 from numdiff.device.tensor_map import tensor_map
 from numdiff.emulator import reel
 from numdiff.emulator.replay import LATENCY, Replay
@@ -45,11 +52,15 @@ def lines(found, row=0):
 
 def variables(found, name, row=0):
     """[(step, lanes, values)] of a variable of a warp."""
-    return [(g.step, g.lanes, g.values) for g in found.groups
-            if g.kind == "let" and g.row == row and g.about[1] == name]
+    return [
+        (g.step, g.lanes, g.values)
+        for g in found.groups
+        if g.kind == "let" and g.row == row and g.about[1] == name
+    ]
 
 
-# Lines, variables, accesses -------------------------------------------------------------------------------------------
+# Lines, variables, accesses -----------------------------------------------------------------------
+
 
 @cuda.jit
 def branches(x, y):
@@ -70,17 +81,33 @@ def test_lanes_meet_again_after_branches_and_loops():
     first = line_of(branches, "t = cuda")
     odd, low = 0xAAAAAAAA, 0xFF
     assert [(line - first, mask) for _, line, mask in lines(found)] == [
-        (0, ALL), (1, ALL), (2, ALL), (3, ALL), (4, low), (5, ALL), (2, odd), (3, odd), (4, low & odd), (5, odd),
-        (6, ALL)]
+        (0, ALL),
+        (1, ALL),
+        (2, ALL),
+        (3, ALL),
+        (4, low),
+        (5, ALL),
+        (2, odd),
+        (3, odd),
+        (4, low & odd),
+        (5, odd),
+        (6, ALL),
+    ]
     assert [step for step, *_ in found.steps[0]] == list(range(found.length))
-    t, = variables(found, "t")
+    (t,) = variables(found, "t")
     assert t == (0, list(range(32)), list(range(32)))
     odds = range(1, 32, 2)
-    assert variables(found, "total")[-1] == (9, list(odds), [k + 21 if k < 8 else k + 1 for k in odds])
+    assert variables(found, "total")[-1] == (
+        9,
+        list(odds),
+        [k + 21 if k < 8 else k + 1 for k in odds],
+    )
 
 
 def test_accesses_have_their_places_and_values():
-    found = replay(emulator.trace(branches, 1, 32, np.arange(32, dtype=float32), np.zeros(32, float32)))
+    found = replay(
+        emulator.trace(branches, 1, 32, np.arange(32, dtype=float32), np.zeros(32, float32))
+    )
     read, write = [g for g in found.groups if g.kind != "let"]
     assert (read.kind, read.step, read.offsets, read.size) == ("read", 1, list(range(0, 128, 4)), 4)
     assert (write.kind, write.step, write.lanes) == ("write", found.length - 1, list(range(32)))
@@ -125,19 +152,31 @@ def shuffles(x):
 def test_a_warp_operation_takes_no_further_step():
     found = replay(emulator.trace(shuffles, 1, 32, np.arange(32, dtype=float32)))
     assert found.length == 4 and not found.waits
-    assert variables(found, "v")[1] == (2, list(range(32)), [2 * k + 16 if k < 16 else 2 * k for k in range(32)])
+    assert variables(found, "v")[1] == (
+        2,
+        list(range(32)),
+        [2 * k + 16 if k < 16 else 2 * k for k in range(32)],
+    )
 
 
 @pytest.mark.parametrize("order", ["reversed", "shuffled"])
 def test_a_film_does_not_depend_on_the_order_of_threads(order):
-    films = [replay(emulator.trace(branches, 1, 32, np.arange(32, dtype=float32), np.zeros(32, float32), order=each))
-             for each in ("forward", order)]
+    films = [
+        replay(
+            emulator.trace(
+                branches, 1, 32, np.arange(32, dtype=float32), np.zeros(32, float32), order=each
+            )
+        )
+        for each in ("forward", order)
+    ]
     assert films[0].steps == films[1].steps
     assert [(g.step, g.kind, g.lanes, g.values) for g in films[0].groups] == [
-        (g.step, g.kind, g.lanes, g.values) for g in films[1].groups]
+        (g.step, g.kind, g.lanes, g.values) for g in films[1].groups
+    ]
 
 
-# Barriers -------------------------------------------------------------------------------------------------------------
+# Barriers -----------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def uneven(x, y):
@@ -153,8 +192,10 @@ def uneven(x, y):
 def test_a_warp_waits_at_a_barrier_for_the_other():
     found = replay(emulator.trace(uneven, 1, 64, np.ones(64, float32), np.zeros(64, float32)))
     (wait,) = found.waits
-    arrivals = [next(step for step, line, _ in lines(found, row) if line == line_of(uneven, "syncthreads"))
-                for row in (0, 1)]
+    arrivals = [
+        next(step for step, line, _ in lines(found, row) if line == line_of(uneven, "syncthreads"))
+        for row in (0, 1)
+    ]
     assert arrivals == [3, 3 + 2 * 20]  # a turn of the loop has two lines
     assert wait[:4] == (0, arrivals[0], arrivals[1] + 1, "syncthreads") and wait[5] == ALL
     assert found.meets == [(arrivals[1] + 1, "syncthreads", [0, 1])]
@@ -184,7 +225,9 @@ def test_the_phases_of_an_mbarrier():
     film = emulator.trace(hand_over, 1, 64, np.ones(64, float32), np.ones(64, float32))
     found = replay(film)
     assert [(name, count) for _, name, count in film.launches[0].barriers] == [("bars[0]", 16)]
-    arrival = next(step for step, line, _ in lines(found, 1) if line == line_of(hand_over, "mbarrier_arrive"))
+    arrival = next(
+        step for step, line, _ in lines(found, 1) if line == line_of(hand_over, "mbarrier_arrive")
+    )
     assert [event[1:] for event in found.phases] == [(0, 0, "arrive", 1)] * 16 + [(0, 0, "end", 0)]
     assert {event[0] for event in found.phases} == {arrival}
     (wait,) = [wait for wait in found.waits if wait[3] == "bars[0], parity 0"]
@@ -214,7 +257,8 @@ def test_a_wait_without_end():
     assert "deadlock" in unpacked(film)["launches"][0]["faults"][0]["kind"]
 
 
-# Faults ---------------------------------------------------------------------------------------------------------------
+# Faults -------------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def no_barrier(x, y):
@@ -231,23 +275,28 @@ def test_a_race_has_both_accesses():
     races = [(k, fault) for k, fault in enumerate(film.faults) if fault.kind == "race"]
     assert {fault.line for _, fault in races} == {wrote, read}
     for number, fault in races:
-        for where, line, thread in ((found.faults, fault.line, fault.thread),
-                                    (found.others, fault.others[0][1].line, fault.others[0][1].thread)):
+        for where, line, thread in (
+            (found.faults, fault.line, fault.thread),
+            (found.others, fault.others[0][1].line, fault.others[0][1].thread),
+        ):
             step, row, lane = where[number]
             assert 32 * row + lane == thread[0]
             assert [at for when, at, _ in lines(found, row) if when <= step][-1] == line
     with pytest.raises(emulator.KernelFault):
-        emulator.trace(no_barrier, 1, 64, np.ones(64, float32), np.zeros(64, float32), on_fault="raise")
+        emulator.trace(
+            no_barrier, 1, 64, np.ones(64, float32), np.zeros(64, float32), on_fault="raise"
+        )
 
 
-# Copies and matrix instructions ---------------------------------------------------------------------------------------
+# Copies and matrix instructions -------------------------------------------------------------------
 
 STAGES, K_TILES = 2, 3
 
 
 @pytest.fixture(scope="module")
 def gemm():
-    """The Hopper GEMM: a producer warp, two warpgroups that multiply, two stages for three tiles of k."""
+    """The Hopper GEMM: a producer warp, two warpgroups that multiply, two stages for three tiles of
+    k."""
     rng = np.random.default_rng(0)
     k, n = BK * K_TILES, 64
     a, b = (rng.standard_normal((rows, k)).astype(np.float16) for rows in (BM, n))
@@ -255,26 +304,37 @@ def gemm():
     kernel, shared = make_gemm(n, STAGES)
     maps = tensor_map(a, (BK, BM)), tensor_map(b, (BK, n))
     film = emulator.trace(kernel, 1, GEMM_THREADS, *maps, c, k, shared=shared)
-    assert np.allclose(c, a.astype(float) @ b.astype(float).T, rtol=2e-3, atol=2e-2) and not film.faults
+    assert (
+        np.allclose(c, a.astype(float) @ b.astype(float).T, rtol=2e-3, atol=2e-2)
+        and not film.faults
+    )
     return film
 
 
 def test_copies_land_before_their_wait_and_wgmmas_after_it(gemm):
     found, shot = replay(gemm), gemm.launches[0]
     loads = [f for f in shot.flights if f.kind == "load"]
-    assert [f.text for f in loads] == [f"map_{m}[{BK * k}, 0]" for k in range(K_TILES) for m in "ab"]
-    assert [f.end - f.start for f in loads] == [LATENCY] * len(loads) and loads[0].detail["box"] == (BK, BM)
+    assert [f.text for f in loads] == [
+        f"map_{m}[{BK * k}, 0]" for k in range(K_TILES) for m in "ab"
+    ]
+    assert [f.end - f.start for f in loads] == [LATENCY] * len(loads) and loads[0].detail[
+        "box"
+    ] == (BK, BM)
     assert [c.at for c in gemm.copies] == [(BK * k, 0) for k in range(K_TILES) for _ in "ab"]
     products = sorted((f for f in shot.flights if f.kind == "wgmma"), key=lambda f: f.start)
     assert len(products) == 2 * 4 * K_TILES and {f.text for f in products} == {"m64n64k16"}
-    ends = {(name, phase): step for step, barrier, phase, kind, _ in found.phases if kind == "end"
-            for name in [shot.barriers[barrier][1]]}
+    ends = {
+        (name, phase): step
+        for step, barrier, phase, kind, _ in found.phases
+        if kind == "end"
+        for name in [shot.barriers[barrier][1]]
+    }
     for number, load in enumerate(loads):
         stage, phase = number // 2 % STAGES, number // 2 // STAGES
         assert load.end <= ends[f"barriers[{stage}]", phase]
     for tile in range(K_TILES):
-        mine = products[8 * tile:8 * tile + 8]
-        assert all(f.start > max(load.end for load in loads[2 * tile:2 * tile + 2]) for f in mine)
+        mine = products[8 * tile : 8 * tile + 8]
+        assert all(f.start > max(load.end for load in loads[2 * tile : 2 * tile + 2]) for f in mine)
         if tile + STAGES < K_TILES:  # a stage is loaded again once its products are complete
             assert max(f.end for f in mine) < loads[2 * (tile + STAGES)].start
     accumulators = variables(found, "acc[0]", 4)
@@ -284,19 +344,35 @@ def test_copies_land_before_their_wait_and_wgmmas_after_it(gemm):
 @exhaustive
 def test_a_film_of_an_mma():
     a = np.arange(TILE * 2 * TILE).reshape(TILE, -1).astype(np.float16) % 7
-    film = emulator.trace(matmul_mma_kernel, (1, 1), MMA_THREADS, a.ravel(), a.ravel(), np.zeros(TILE * TILE, float32),
-                          TILE, TILE, 2 * TILE, cc=(8, 0), checks=False)
+    film = emulator.trace(
+        matmul_mma_kernel,
+        (1, 1),
+        MMA_THREADS,
+        a.ravel(),
+        a.ravel(),
+        np.zeros(TILE * TILE, float32),
+        TILE,
+        TILE,
+        2 * TILE,
+        cc=(8, 0),
+        checks=False,
+    )
     assert [r.shape for r in film.products[0].registers] == [(32, 4), (32, 2), (32, 4), (32, 4)]
     found = replay(film)
-    assert len(found.products) == 4 * 2 * 4 * 8  # warps, tiles of k, steps of 16, instructions of a step
+    # warps, tiles of k, steps of 16, instructions of a step
+    assert len(found.products) == 4 * 2 * 4 * 8
     groups = [f for f in film.launches[0].flights if f.kind == "cp.async"]
     assert len(groups) % 4 == 0 < len(groups) and all(f.start < f.end for f in groups)
     layouts = unpacked(film)["launches"][0]["products"]["layouts"]
-    assert [[size for size, _ in fragments] for _, fragments in layouts] == [[[16, 16], [16, 8], [16, 8]]]
-    assert layouts[0][1][0][1][:3] == [[0, 0], [0, 0], [1, 0]]  # two neighbours of a row are lane 0's register 0
+    assert [[size for size, _ in fragments] for _, fragments in layouts] == [
+        [[16, 16], [16, 8], [16, 8]]
+    ]
+    # two neighbours of a row are lane 0's register 0
+    assert layouts[0][1][0][1][:3] == [[0, 0], [0, 0], [1, 0]]
 
 
-# The page -------------------------------------------------------------------------------------------------------------
+# The page -----------------------------------------------------------------------------------------
+
 
 def block_of(film):
     """The decompressed block of a page."""
@@ -306,12 +382,24 @@ def block_of(film):
 def unpacked(film):
     """The JSON text of a page."""
     data = block_of(film)
-    return json.loads(data[12:12 + int.from_bytes(data[:4], "little")])
+    return json.loads(data[12 : 12 + int.from_bytes(data[:4], "little")])
 
 
 def test_integers_as_bytes():
     rng = np.random.default_rng(0)
-    numbers = [0, -1, 1, 63, -64, 64, 2**31, -2**31, 2**51, -2**51, *rng.integers(-10**6, 10**6, 100).tolist()]
+    numbers = [
+        0,
+        -1,
+        1,
+        63,
+        -64,
+        64,
+        2**31,
+        -(2**31),
+        2**51,
+        -(2**51),
+        *rng.integers(-(10**6), 10**6, 100).tolist(),
+    ]
     data, found, value, shift = reel.varints(numbers), [], 0, 0
     for byte in data:
         value, shift = value | (byte & 127) << shift, shift + 7
@@ -331,11 +419,17 @@ def test_the_page_names_what_it_shows(tmp_path):
     assert [len(launch["rows"]) for launch in launches] == [2, 4]
     assert launches[0]["arguments"] == ["x: float32[64]", "y: float32[64]"]
     assert launches[0]["arrays"][0]["parts"] == [["tile", "float32[64]", 0, 64, 32]]
-    (name, file, first, text), = launches[0]["sources"]
-    assert (name, file, text[0], text[1][:14]) == ("no_barrier", "test_film.py", "@cuda.jit", "def no_barrier")
+    ((name, file, first, text),) = launches[0]["sources"]
+    assert (name, file, text[0], text[1][:14]) == (
+        "no_barrier",
+        "test_film.py",
+        "@cuda.jit",
+        "def no_barrier",
+    )
     assert first == no_barrier.py_func.__code__.co_firstlineno
     page = (tmp_path / "film.html").read_text(encoding="utf-8")
-    assert set(re.findall(r"https?://[\w.]+", page)) == {"http://www.w3.org"}  # of SVG, which names it only
+    # of SVG, which names it only
+    assert set(re.findall(r"https?://[\w.]+", page)) == {"http://www.w3.org"}
     assert "<script src" not in page and "default-src 'none'" in page
     assert film._repr_html_().startswith("<iframe srcdoc=") and film.svg().startswith("<svg")
     with pytest.raises(ValueError, match=r"film\.gif: a film is saved as \.html"):
@@ -347,7 +441,9 @@ def test_the_page_names_what_it_shows(tmp_path):
 def test_hostile_names_and_source_do_not_leave_the_data(tmp_path):
     name = "</script><img src=x onerror=alert(1)>"
     file = tmp_path / "<script>alert(2)<script>.py"
-    file.write_text("def kernel(x):\n    x[0] = 1  # </script><script>alert(3)</script> {{data}} {{script}}\n")
+    file.write_text(
+        "def kernel(x):\n    x[0] = 1  # </script><script>alert(3)</script> {{data}} {{script}}\n"
+    )
     space = {}
     exec(compile(file.read_text(), str(file), "exec"), space)
     kernel = space["kernel"]
@@ -385,7 +481,11 @@ def test_a_page_has_at_most_its_limit(monkeypatch):
     film = emulator.trace(long, 1, 64, np.random.default_rng(0).standard_normal(64).astype(float32))
     whole = len(film.html())
     empty = whole - len(re.search(r'id="data">([^<]*)<', film.html())[1])
-    for share, lanes, cut in ((0.6, (4, 16, 32), False), (0.25, (16, 32), False), (0.06, (32,), True)):
+    for share, lanes, cut in (
+        (0.6, (4, 16, 32), False),
+        (0.25, (16, 32), False),
+        (0.06, (32,), True),
+    ):
         monkeypatch.setattr(reel, "LIMIT", empty + int(share * (whole - empty)))
         (launch,) = unpacked(film)["launches"]
         assert len(film.html()) <= reel.LIMIT and launch["every"] in lanes and launch["cut"] == cut
@@ -393,6 +493,7 @@ def test_a_page_has_at_most_its_limit(monkeypatch):
 
 def test_recording_stops_where_it_is_too_long(monkeypatch):
     from numdiff.emulator import film as films
+
     monkeypatch.setattr(films, "LINES", 500)
     film = emulator.trace(long, 1, 64, np.ones(64, float32))
     assert unpacked(film)["launches"][0]["cut"] and sum(map(len, replay(film).steps)) < 500
@@ -401,7 +502,10 @@ def test_recording_stops_where_it_is_too_long(monkeypatch):
 @exhaustive
 def test_a_film_changes_no_result(gemm):
     from numdiff.kernels import check
-    for case in [case for case in check.CASES if case.name in ("softmax", "groupnorm", "flash_attention")][:8]:
+
+    for case in [
+        case for case in check.CASES if case.name in ("softmax", "groupnorm", "flash_attention")
+    ][:8]:
         for version in case.versions:
             plain, _ = check.run_version(case.name, str(version), case.label)
             filmed, film = check.run_version(case.name, str(version), case.label, True)

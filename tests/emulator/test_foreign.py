@@ -1,6 +1,8 @@
-"""Kernels that know nothing of this project run in the emulator as they are: plain Numba, in the manner of its
-documentation, and solutions of puzzles like Sasha Rush's GPU-Puzzles. What cannot run is refused by name and line.
+"""Kernels that know nothing of this project run in the emulator as they are: plain Numba, in the
+manner of its documentation, and solutions of puzzles like Sasha Rush's GPU-Puzzles. What cannot run
+is refused by name and line.
 """
+
 import functools
 import math
 
@@ -26,7 +28,9 @@ part_of_hypot = functools.partial(math.hypot, 3)
 @pytest.fixture(params=["shuffled", "unchecked", *exhaustively("forward", "reversed")])
 def gpu(request):
     unchecked = request.param == "unchecked"
-    with emulator.device(order="forward" if unchecked else request.param, checks=not unchecked) as machine:
+    with emulator.device(
+        order="forward" if unchecked else request.param, checks=not unchecked
+    ) as machine:
         yield machine
 
 
@@ -35,7 +39,8 @@ def rng():
     return np.random.default_rng(0)
 
 
-# Numba's documentation ------------------------------------------------------------------------------------------------
+# Numba's documentation ----------------------------------------------------------------------------
+
 
 @cuda.jit
 def vector_add(a, b, c):
@@ -75,7 +80,7 @@ def fast_matmul(A, B, C):
     sB = cuda.shared.array(shape=SHAPE, dtype=numba.float32)
     x, y = cuda.grid(2)
     tx, ty, bpg = cuda.threadIdx.x, cuda.threadIdx.y, cuda.gridDim.x
-    tmp = float32(0.)
+    tmp = float32(0.0)
     for i in range(bpg):
         sA[ty, tx] = 0
         sB[ty, tx] = 0
@@ -146,7 +151,9 @@ def test_views_of_device_arrays_share_their_memory(gpu, rng):
     out = cuda.device_array((3, 4))
     vector_add[1, 8](d[0, :4], d[1, :4], out[1])
     vector_add[1, 8](cuda.In(a[0, ::2]), a[::-1][5, ::2], cuda.Out(a[3, :4]))
-    assert np.array_equal(out[1].copy_to_host(), a[0, :4] + a[1, :4]) and np.array_equal(a[3, :4], 2 * a[0, ::2])
+    assert np.array_equal(out[1].copy_to_host(), a[0, :4] + a[1, :4]) and np.array_equal(
+        a[3, :4], 2 * a[0, ::2]
+    )
 
 
 @cuda.jit
@@ -156,7 +163,9 @@ def shift(x, y):
         y[i] = x[i + 1]  # shift
 
 
-@pytest.mark.parametrize("arguments", [lambda x: (x, x), lambda x: (x[1:], x[:-1])], ids=["the same", "views"])
+@pytest.mark.parametrize(
+    "arguments", [lambda x: (x, x), lambda x: (x[1:], x[:-1])], ids=["the same", "views"]
+)
 def test_a_race_between_two_names_of_one_array_is_found(arguments):
     with emulator.device(), pytest.raises(emulator.KernelFault) as caught:
         shift[2, 8](*arguments(np.arange(16.0)))
@@ -178,7 +187,10 @@ def test_streams_events_and_the_forms_of_memory(gpu):
     end.synchronize()
     cuda.synchronize()
     assert (host == 2).all() and cuda.event_elapsed_time(start, end) >= 0
-    mapped, managed = cuda.mapped_array(50, dtype=np.float32), cuda.managed_array((5, 10), dtype=np.float32)
+    mapped, managed = (
+        cuda.mapped_array(50, dtype=np.float32),
+        cuda.managed_array((5, 10), dtype=np.float32),
+    )
     mapped[:], managed[:] = 1, 0
     vector_add[1, 64](mapped, mapped, managed.reshape(-1))
     with cuda.pinned(host):
@@ -207,13 +219,15 @@ def polar_kernel(points, out):
     i = cuda.grid(1)
     if i < len(points):
         radius, angle = polar(points[i])
-        out[i, 0], out[i, 1] = radius, half_difference(0., angle)
+        out[i, 0], out[i, 1] = radius, half_difference(0.0, angle)
 
 
 def test_device_functions(gpu, rng):
     points, out = rng.random((9, 2)), np.zeros((9, 2))
     polar_kernel[3, 4](points, out)
-    assert np.allclose(out, np.stack([np.hypot(*points.T), np.arctan2(points[:, 1], points[:, 0]) / 2], 1))
+    assert np.allclose(
+        out, np.stack([np.hypot(*points.T), np.arctan2(points[:, 1], points[:, 0]) / 2], 1)
+    )
 
 
 def test_kernels_with_signatures_are_made_inside_the_context(gpu, rng):
@@ -248,7 +262,10 @@ def test_a_signature_casts_numbers_and_refuses_other_arrays(gpu):
     x = np.ones(4, np.float32)
     add[1, 4](x, 1e-9 + 0.1)
     assert np.array_equal(x, np.full(4, np.float32(1) + np.float32(1e-9 + 0.1)))
-    with pytest.raises(emulator.LaunchRefused, match=r"signature has .array\(float32, 1d, A\), float32.*float64\[:\]"):
+    with pytest.raises(
+        emulator.LaunchRefused,
+        match=r"signature has .array\(float32, 1d, A\), float32.*float64\[:\]",
+    ):
         add[1, 4](np.ones(4), 0.1)
 
 
@@ -387,7 +404,8 @@ def test_sessions_of_a_click_log(gpu):
     user = np.array([1, 1, 1, 2, 2, 3, 3, 3, 3, 3])
     time = np.array([0, 10, 9000, 0, 10, 0, 5000, 5010, 5020, 20000])
     session = cuda.to_device(np.zeros(10, np.int64))
-    with emulator.device(checks=("bounds", "uninitialised", "divergence")):  # its last loop reads what others write
+    # its last loop reads what others write
+    with emulator.device(checks=("bounds", "uninitialised", "divergence")):
         sessions[2, 5](user, time, session)
     assert session.copy_to_host().tolist() == [0, 0, 2, 3, 3, 0 + 5, 6, 6, 6, 9]
 
@@ -461,7 +479,8 @@ def monte_carlo(states, iterations, out):
 
 
 def test_monte_carlo_pi_with_numbas_generator(gpu, rng):
-    seeds = rng.integers(1, 2**63, (32, 2), np.uint64)  # create_xoroshiro128p_states compiles for seconds
+    # create_xoroshiro128p_states compiles for seconds
+    seeds = rng.integers(1, 2**63, (32, 2), np.uint64)
     states = cuda.to_device(seeds.view(xoroshiro128p_dtype)[:, 0])
     out = np.zeros(32, np.float32)
     with emulator.device(float64=True, checks=bool(gpu.checks), order=gpu.order):
@@ -533,13 +552,20 @@ def test_mandelbrot_in_complex_numbers(gpu):
     image = np.zeros((8, 12), np.uint8)
     with emulator.device(float64=True):
         mandelbrot[(2, 1), (4, 4)](image, 20)
-    want = [[mandel.py_func(-2.0 + x * 3.0 / 12, -1.0 + y * 2.0 / 8, 20) for x in range(12)] for y in range(8)]
+    want = [
+        [mandel.py_func(-2.0 + x * 3.0 / 12, -1.0 + y * 2.0 / 8, 20) for x in range(12)]
+        for y in range(8)
+    ]
     assert (image == want).all()
 
 
 @cuda.jit
 def complex_everywhere(x, y):
-    tile, own, t = cuda.shared.array(4, numba.complex64), cuda.local.array(1, np.complex128), cuda.threadIdx.x
+    tile, own, t = (
+        cuda.shared.array(4, numba.complex64),
+        cuda.local.array(1, np.complex128),
+        cuda.threadIdx.x,
+    )
     tile[t] = x[t]
     own[0] = 2j
     cuda.syncthreads()
@@ -565,7 +591,7 @@ def rows_and_columns(a, b, c):
     i, j = cuda.grid(2)
     mine = cuda.shared.array((4, 8), float32)[i, :]
     mine[j] = dot_product(a[i, :], b[:, j])
-    c[i, j:j + 1] = mine[j:][0]
+    c[i, j : j + 1] = mine[j:][0]
 
 
 def test_slices_of_arrays_of_two_dimensions(gpu, rng):
@@ -631,6 +657,7 @@ def test_closures_and_loops_of_all_kinds(gpu):
                 x[i] = -x[i]
             else:
                 pass
+
         return kernel
 
     x, flags = np.zeros(4, np.int64), np.zeros(4, np.bool_)
@@ -639,17 +666,22 @@ def test_closures_and_loops_of_all_kinds(gpu):
 
 
 def test_a_kernel_from_a_page_of_text(gpu, tmp_path):
-    """Its code names a file in which other text stands at its lines, as where examples of a page are run."""
+    """Its code names a file in which other text stands at its lines, as where examples of a page
+    are run."""
     page = tmp_path / "page.md"
     page.write_text("# (A page\n\n" + "words (\n" * 9)
     names = {"cuda": cuda, "float32": float32}
-    exec(compile("\n\n@cuda.jit\ndef k(x):\n    x[cuda.grid(1)] += float32(1)\n", str(page), "exec"), names)
+    exec(
+        compile("\n\n@cuda.jit\ndef k(x):\n    x[cuda.grid(1)] += float32(1)\n", str(page), "exec"),
+        names,
+    )
     x = np.zeros(4, np.float32)
     names["k"][1, 4](x)
     assert (x == 1).all()
 
 
-# what is refused, by name and line ------------------------------------------------------------------------------------
+# what is refused, by name and line ----------------------------------------------------------------
+
 
 @cuda.jit
 def reads_the_clock(x):
@@ -666,9 +698,14 @@ def unknown_atomic(x):
     cuda.atomic.mul(x, 0, 2)  # atomic
 
 
-@pytest.mark.parametrize("kernel, feature, mark", [(reads_the_clock, "cuda.clock64", "clock"),
-                                                   (prints, "libdevice.bessel", "libdevice"),
-                                                   (unknown_atomic, "cuda.atomic.mul", "atomic")])
+@pytest.mark.parametrize(
+    "kernel, feature, mark",
+    [
+        (reads_the_clock, "cuda.clock64", "clock"),
+        (prints, "libdevice.bessel", "libdevice"),
+        (unknown_atomic, "cuda.atomic.mul", "atomic"),
+    ],
+)
 def test_what_is_not_known_is_refused_by_name_and_line(gpu, kernel, feature, mark):
     with pytest.raises(Unsupported, match=feature) as caught:
         kernel[1, 1](np.zeros(1))
@@ -708,13 +745,27 @@ def small_atomic(x):
     cuda.atomic.add(x.view(np.uint8), 0, 1)  # uint8
 
 
-@pytest.mark.parametrize("kernel, more, text, mark", [
-    (shape_of_an_argument, (4,), "Numba does not compile n as the shape of a shared array", "argument's shape"),
-    (shape_of_the_block, (), "compile \\(4, cuda.blockDim.x\\) as the shape of a local array", "block's shape"),
-    (computed_shape, (), "does not compile \\(TPB, TPB \\+ 1\\)", "computed shape"),
-    (draws_on_the_host, (), "np.random in a kernel: use numba.cuda.random", "np.random"),
-    (takes_a_partial, (), "functools.partial, which part_of_hypot is", "partial"),
-    (small_atomic, (), "no cuda.atomic.add of uint8: its types are int32, ", "uint8")])
+@pytest.mark.parametrize(
+    "kernel, more, text, mark",
+    [
+        (
+            shape_of_an_argument,
+            (4,),
+            "Numba does not compile n as the shape of a shared array",
+            "argument's shape",
+        ),
+        (
+            shape_of_the_block,
+            (),
+            "compile \\(4, cuda.blockDim.x\\) as the shape of a local array",
+            "block's shape",
+        ),
+        (computed_shape, (), "does not compile \\(TPB, TPB \\+ 1\\)", "computed shape"),
+        (draws_on_the_host, (), "np.random in a kernel: use numba.cuda.random", "np.random"),
+        (takes_a_partial, (), "functools.partial, which part_of_hypot is", "partial"),
+        (small_atomic, (), "no cuda.atomic.add of uint8: its types are int32, ", "uint8"),
+    ],
+)
 def test_what_numba_does_not_compile_is_refused_by_name_and_line(gpu, kernel, more, text, mark):
     with pytest.raises(Unsupported, match=text) as caught:
         kernel[1, 1](np.zeros(4, np.float32), *more)
@@ -736,10 +787,14 @@ def launches_a_kernel(x):
     sums_an_array[1, 1](x)  # launch
 
 
-@pytest.mark.parametrize("kernel, text, mark", [
-    (sums_an_array, "does not know .cumsum of arrays", "method"),
-    (adds_to_an_array, "does not know arithmetic on whole arrays", "whole array"),
-    (launches_a_kernel, "does not know kernels that launch kernels", "launch")])
+@pytest.mark.parametrize(
+    "kernel, text, mark",
+    [
+        (sums_an_array, "does not know .cumsum of arrays", "method"),
+        (adds_to_an_array, "does not know arithmetic on whole arrays", "whole array"),
+        (launches_a_kernel, "does not know kernels that launch kernels", "launch"),
+    ],
+)
 def test_what_python_would_name_by_the_emulators_classes_is_named_by_the_users(kernel, text, mark):
     with emulator.device(), pytest.raises(emulator.KernelFault, match=text) as caught:
         kernel[1, 1](np.zeros(4, np.float32))
@@ -751,20 +806,33 @@ def two_arguments(x, n):
     x[0] = n
 
 
-@pytest.mark.parametrize("launch, text", [
-    (lambda: two_arguments[1, 1](np.zeros(1)), "two_arguments takes 2 arguments \\(x, n\\), 1 were given"),
-    (lambda: two_arguments[1, 1](np.zeros(1), 1, 2), "takes 2 arguments .*, 3 were given"),
-    (lambda: two_arguments[1, 1](np.zeros(1), n=1), "give n by place"),
-    (lambda: two_arguments[1](np.zeros(1), 1), "two_arguments\\[grid, block\\]"),
-    (lambda: two_arguments[100 / 64, 64](np.zeros(1), 1), "grid 1.5625 must be whole numbers: divide with //"),
-    (lambda: two_arguments[1, (8, 2.0)](np.zeros(1), 1), "block .*must be whole numbers"),
-    (lambda: two_arguments[1, 1]([0.0], 1), "argument x is of type list"),
-    (lambda: two_arguments[1, 1](np.zeros(1), "1"), "argument n is of type str"),
-    (lambda: two_arguments[1, 1](np.array([None]), 1), "argument x is an array of type object"),
-    (lambda: two_arguments[1, 1](np.zeros(1, ">f4"), 1), "bytes are in another order"),
-    (lambda: two_arguments[1, 1](np.zeros(1), 1 << 70), "argument n is an integer of more than 64 bits"),
-    (lambda: polar[1, 1](np.zeros(2)), "polar is a device function"),
-    (lambda: cuda.to_device(["a"]), "cuda.to_device takes arrays of numbers or records")])
+@pytest.mark.parametrize(
+    "launch, text",
+    [
+        (
+            lambda: two_arguments[1, 1](np.zeros(1)),
+            "two_arguments takes 2 arguments \\(x, n\\), 1 were given",
+        ),
+        (lambda: two_arguments[1, 1](np.zeros(1), 1, 2), "takes 2 arguments .*, 3 were given"),
+        (lambda: two_arguments[1, 1](np.zeros(1), n=1), "give n by place"),
+        (lambda: two_arguments[1](np.zeros(1), 1), "two_arguments\\[grid, block\\]"),
+        (
+            lambda: two_arguments[100 / 64, 64](np.zeros(1), 1),
+            "grid 1.5625 must be whole numbers: divide with //",
+        ),
+        (lambda: two_arguments[1, (8, 2.0)](np.zeros(1), 1), "block .*must be whole numbers"),
+        (lambda: two_arguments[1, 1]([0.0], 1), "argument x is of type list"),
+        (lambda: two_arguments[1, 1](np.zeros(1), "1"), "argument n is of type str"),
+        (lambda: two_arguments[1, 1](np.array([None]), 1), "argument x is an array of type object"),
+        (lambda: two_arguments[1, 1](np.zeros(1, ">f4"), 1), "bytes are in another order"),
+        (
+            lambda: two_arguments[1, 1](np.zeros(1), 1 << 70),
+            "argument n is an integer of more than 64 bits",
+        ),
+        (lambda: polar[1, 1](np.zeros(2)), "polar is a device function"),
+        (lambda: cuda.to_device(["a"]), "cuda.to_device takes arrays of numbers or records"),
+    ],
+)
 def test_launches_that_numba_refuses(gpu, launch, text):
     with pytest.raises(emulator.LaunchRefused, match=text):
         launch()
@@ -778,7 +846,8 @@ def test_host_functions_that_need_a_gpu_are_refused_by_name(gpu):
     assert cuda.get_current_device().compute_capability == (9, 0)
 
 
-# puzzles --------------------------------------------------------------------------------------------------------------
+# puzzles ------------------------------------------------------------------------------------------
+
 
 def puzzle(gpu, kernel, spec, inputs, out_shape, block, grid=1, checked_order=None):
     inputs = [np.asarray(i, np.float32) for i in inputs]
@@ -930,18 +999,34 @@ PUZZLES = {
     "map 2D": (map_2d, lambda a: a + 10, [(2, 2)], (2, 2), (3, 3), 1),
     "broadcast": (broadcast, lambda a, b: a + b, [(5, 1), (1, 5)], (5, 5), (3, 3), (2, 2)),
     "shared": (shared_map, lambda a: a + 10, [(7,)], (7,), 4, 2),
-    "pooling": (pooling, lambda a: [a[max(0, i - 2):i + 1].sum() for i in range(8)], [(8,)], (8,), 8, 1),
+    "pooling": (
+        pooling,
+        lambda a: [a[max(0, i - 2) : i + 1].sum() for i in range(8)],
+        [(8,)],
+        (8,),
+        8,
+        1,
+    ),
     "dot product": (dot, lambda a, b: a @ b, [(7,), (7,)], (1,), TPB, 1),
-    "convolution": (convolution, lambda a, b: np.convolve(np.pad(a, (0, 3)), b[::-1], "valid"), [(15,), (4,)], (15,),
-                    TPB, 2),
+    "convolution": (
+        convolution,
+        lambda a, b: np.convolve(np.pad(a, (0, 3)), b[::-1], "valid"),
+        [(15,), (4,)],
+        (15,),
+        TPB,
+        2,
+    ),
     "prefix sum": (prefix_sum, lambda a: [a[:8].sum(), a[8:].sum()], [(13,)], (2,), TPB, 2),
     "axis sum": (axis_sum, lambda a: a.sum(1, keepdims=True), [(4, 6)], (4, 1), TPB, (1, 4)),
     "matmul": (puzzle_matmul, lambda a, b: a @ b, [(8, 8), (8, 8)], (8, 8), (3, 3), (3, 3)),
 }
 
 
-@pytest.mark.filterwarnings("ignore::numdiff.emulator.Float64Warning")  # the puzzles' literals are not typed
+# the puzzles' literals are not typed
+@pytest.mark.filterwarnings("ignore::numdiff.emulator.Float64Warning")
 @pytest.mark.parametrize("name", PUZZLES)
 def test_puzzles(gpu, rng, name):
     kernel, spec, inputs, out_shape, block, grid = PUZZLES[name]
-    puzzle(gpu, kernel, spec, [rng.integers(0, 9, shape) for shape in inputs], out_shape, block, grid)
+    puzzle(
+        gpu, kernel, spec, [rng.integers(0, 9, shape) for shape in inputs], out_shape, block, grid
+    )

@@ -2,6 +2,7 @@
 
 `python -m tests.emulator.test_generators` prints how long both take.
 """
+
 import pathlib
 import subprocess
 import sys
@@ -36,6 +37,7 @@ def reduce_warp(x):
 
 
 with emulator.device():
+
     @cuda.jit("float32(float32)", device=True)
     def doubled(x):
         cuda.syncwarp()
@@ -113,9 +115,12 @@ def test_results_are_the_same(monkeypatch, rng, order, checks):
 
     def run():
         y, counts = np.zeros(128, np.float32), np.zeros(128, np.int32)
-        emulator.Emulator(order=order, checks=checks, float64=True).launch(sums, 2, 64, x, y, counts)
+        emulator.Emulator(order=order, checks=checks, float64=True).launch(
+            sums, 2, 64, x, y, counts
+        )
         assert counts[1] == 16 and counts[0] == 128
         return y.tobytes()
+
     one, other = both(monkeypatch, run)
     assert one == other
 
@@ -125,8 +130,15 @@ def test_results_are_the_same(monkeypatch, rng, order, checks):
 def test_faults_are_the_same(monkeypatch, order, kernel):
     def run():
         gpu = emulator.Emulator(order=order, on_fault="collect", patience=0.02)
-        gpu.launch(kernel, 2 if kernel is grid_wide else 1, 64, np.ones(128, np.float32), np.zeros(256, np.float32))
+        gpu.launch(
+            kernel,
+            2 if kernel is grid_wide else 1,
+            64,
+            np.ones(128, np.float32),
+            np.zeros(256, np.float32),
+        )
         return [str(fault) for fault in gpu.faults]
+
     one, other = both(monkeypatch, run)
     assert one == other and bool(one) == (kernel is not grid_wide)
 
@@ -138,7 +150,9 @@ def test_what_needs_greenlet_says_so(monkeypatch):
     def listed(x):
         x[0] = sum([reduce_warp(x[i]) for i in range(2)])
 
-    with pytest.raises(emulator.Unsupported, match="within a comprehension or a lambda, needs greenlet"):
+    with pytest.raises(
+        emulator.Unsupported, match="within a comprehension or a lambda, needs greenlet"
+    ):
         emulator.Emulator().launch(listed, 1, 32, np.ones(32, np.float32))
     scope = {"cuda": cuda}
     exec("def no_source(x):\n    cuda.syncthreads()", scope)
@@ -147,14 +161,31 @@ def test_what_needs_greenlet_says_so(monkeypatch):
 
 
 @exhaustive
-@pytest.mark.parametrize("name", ["launch", "warp", "schedule", "faults", "device_functions", "right_code", "reads"])
+@pytest.mark.parametrize(
+    "name", ["launch", "warp", "schedule", "faults", "device_functions", "right_code", "reads"]
+)
 def test_the_emulator_s_own_tests(name):
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.emulator.generators",
-                           f"tests/emulator/test_{name}.py"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "tests.emulator.generators",
+            f"tests/emulator/test_{name}.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-# How long it takes ----------------------------------------------------------------------------------------------------
+# How long it takes --------------------------------------------------------------------------------
+
 
 @cuda.jit
 def matmul(a, b, c):
@@ -188,17 +219,21 @@ def shuffles(x):
 
 def main():
     a = np.ones((32, 32), np.float32)
-    for kernel, grid, block, arguments in ((matmul, (2, 2), (16, 16), (a, a, np.zeros_like(a))),
-                                           (barriers, 1, 256, (np.zeros(256, np.float32),)),
-                                           (shuffles, 1, 256, (np.zeros(256, np.float32),))):
+    for kernel, grid, block, arguments in (
+        (matmul, (2, 2), (16, 16), (a, a, np.zeros_like(a))),
+        (barriers, 1, 256, (np.zeros(256, np.float32),)),
+        (shuffles, 1, 256, (np.zeros(256, np.float32),)),
+    ):
         seconds = {}
         for generators in (False, True):
             emulator.Emulator.generators = generators
             gpu = emulator.Emulator()
             gpu.launch(kernel, grid, block, *arguments)
             seconds[generators] = min(timed(gpu, kernel, grid, block, arguments) for _ in range(3))
-        print(f"{kernel.__name__}: greenlets {seconds[False]:.3f} s, generators {seconds[True]:.3f} s, "
-              f"{seconds[True] / seconds[False]:.2f}×")
+        print(
+            f"{kernel.__name__}: greenlets {seconds[False]:.3f} s, generators {seconds[True]:.3f} s, "
+            f"{seconds[True] / seconds[False]:.2f}×"
+        )
 
 
 def timed(gpu, kernel, grid, block, arguments):

@@ -1,4 +1,5 @@
 """The host's side of an emulated GPU: what programs do with `numba.cuda` around their kernels."""
+
 import importlib.util
 import multiprocessing
 import os
@@ -45,9 +46,11 @@ def test_an_emulator_that_is_installed():
     original = cuda.to_device
     gpu = emulator.install(float64=True)
     try:
+
         @cuda.jit("void(float32[:])")
         def double_all(x):
             x[cuda.threadIdx.x] *= 2
+
         x = cuda.to_device(np.ones(3, np.float32))
         with emulator.device(order="reversed") as inner:
             assert isinstance(cuda.to_device(x.copy_to_host()), EmulatedArray) and inner is not gpu
@@ -84,7 +87,11 @@ def test_arrays_of_the_device(gpu):
     x = cuda.to_device(np.zeros((2, 3), np.float32))
     assert x.flags.c_contiguous and x.T.flags.f_contiguous and not x.T.flags.c_contiguous
     interface = x.T.__cuda_array_interface__
-    assert interface["shape"] == (3, 2) and interface["strides"] == (4, 12) and interface["typestr"] == "<f4"
+    assert (
+        interface["shape"] == (3, 2)
+        and interface["strides"] == (4, 12)
+        and interface["typestr"] == "<f4"
+    )
     assert cuda.is_cuda_array(x) and cuda.as_cuda_array(x) is x
     with pytest.raises(TypeError, match="doesn't implement the cuda array interface"):
         cuda.as_cuda_array(np.zeros(3))
@@ -103,7 +110,11 @@ def test_arrays_of_other_libraries_share_the_devices_memory(gpu):
     add_1[1, 6](foreign)
     assert np.array_equal(x.copy_to_host(), np.arange(1.0, 7).reshape(2, 3))
     again = cuda.as_cuda_array(foreign)
-    assert again.strides == (8, 24) and again.stream.external and again.stream.handle == x.stream.handle
+    assert (
+        again.strides == (8, 24)
+        and again.stream.external
+        and again.stream.handle == x.stream.handle
+    )
     with pytest.raises(emulator.Unsupported, match="is on a real GPU"):
         cuda.from_cuda_array_interface({**foreign.__cuda_array_interface__, "data": (8, False)})
     with pytest.raises(NotImplementedError, match="negative strides"):
@@ -134,7 +145,9 @@ def test_a_kernel_finds_an_array_of_the_device(gpu):
 def test_numba_compiles_first_where_that_is_asked():
     from numba.core.errors import TypingError as OfNumba
     from numba.cuda.core.errors import TypingError
+
     with emulator.device(compile=True):
+
         @cuda.jit("void(float32[:], float32)")
         def scale(x, factor):
             x[cuda.threadIdx.x] *= factor
@@ -178,7 +191,7 @@ def test_kernels_with_signatures_are_configured_as_others(gpu):
     kernel.specialize(x)[1, 4](x)
     kernel.forall(3)(x)
     assert x.tolist() == [8, 8, 8]
-    overload, = kernel.overloads.values()
+    (overload,) = kernel.overloads.values()
     assert overload.max_cooperative_grid_blocks((16, 16)) == 16
 
 
@@ -191,12 +204,15 @@ def test_vectorize(gpu):
     y = weighted(x, x[0])
     assert y.dtype == np.float32 and np.array_equal(y, x * 2 + x[0])
     on_device = weighted(cuda.to_device(x), np.float32(1))
-    assert isinstance(on_device, EmulatedArray) and np.array_equal(on_device.copy_to_host(), x * 2 + 1)
+    assert isinstance(on_device, EmulatedArray) and np.array_equal(
+        on_device.copy_to_host(), x * 2 + 1
+    )
     assert weighted(1.5, 2.0) == 5.0 and weighted.reduce(np.array([1.0, 2, 3])) == 11
 
     @vectorize(target="cuda")
     def inverse(a):
         return 1 / a
+
     assert inverse(np.array([2, 4])).tolist() == [0.5, 0.25]
 
 
@@ -229,7 +245,10 @@ def _faulty(n):
 
 @exhaustive
 def test_a_fault_in_a_pool():
-    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(KernelFault, match="writes x.2."):
+    with (
+        multiprocessing.get_context("spawn").Pool(1) as pool,
+        pytest.raises(KernelFault, match="writes x.2."),
+    ):
         pool.map(_faulty, [4])
 
 
@@ -259,12 +278,18 @@ print("right", "numba_cuda" in (cuda.__file__ or ""))
 BUILT_IN = 'sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "NumbaCudaFinder"]'
 
 
-@pytest.mark.parametrize("before", ["", *([pytest.param(BUILT_IN, marks=exhaustive)])], ids=["numba-cuda", "built-in"])
+@pytest.mark.parametrize(
+    "before", ["", *([pytest.param(BUILT_IN, marks=exhaustive)])], ids=["numba-cuda", "built-in"]
+)
 def test_the_context_is_entered_before_numba_is_imported(before, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("BUILT_IN", before))
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env={
-        **os.environ, "PYTHONPATH": os.getcwd()})
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["right", str(not before)]
 
@@ -323,12 +348,21 @@ print("right")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("numba_cuda_mlir") is None, reason="numba-cuda-mlir is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda_mlir") is None, reason="numba-cuda-mlir is not installed"
+)
 def test_numba_cuda_mlir(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(MLIR)
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env={
-        **os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])})
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
+        },
+    )
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 

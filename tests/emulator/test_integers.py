@@ -1,4 +1,6 @@
-"""Where the emulator leaves an operation to Python: nothing comes out otherwise than where it makes each explicit."""
+"""Where the emulator leaves an operation to Python: nothing comes out otherwise than where it makes
+each explicit."""
+
 import ast
 import math
 
@@ -23,7 +25,8 @@ def row_of(i, width):
 
 @cuda.jit
 def at_the_edges(a, b, out):
-    """Sums, products, quotients and shifts of numbers of all sizes and types, written as indices are."""
+    """Sums, products, quotients and shifts of numbers of all sizes and types, written as indices
+    are."""
     t = cuda.threadIdx.x
     n, width = out.shape
     x, y, word = a[t], int32(b[t]), uint32(b[t])
@@ -49,7 +52,20 @@ def at_the_edges(a, b, out):
     out[t, 12] = word - t if t % 2 else y - t
 
 
-NUMBERS = [0, 1, -1, 7, 1 << 31, -(1 << 31), (1 << 31) - 1, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63), 12345678901]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    7,
+    1 << 31,
+    -(1 << 31),
+    (1 << 31) - 1,
+    1 << 40,
+    1 << 62,
+    (1 << 63) - 1,
+    -(1 << 63),
+    12345678901,
+]
 
 
 def test_the_same_comes_out_as_where_each_operation_is_explicit():
@@ -67,7 +83,11 @@ def natives(function, given=()):
     tree = source_tree(function)
     integers = Integers(function, tree, given)
     integers.mark()
-    return {ast.unparse(n): n.native for n in ast.walk(tree) if isinstance(n, (ast.BinOp, ast.AugAssign))}
+    return {
+        ast.unparse(n): n.native
+        for n in ast.walk(tree)
+        if isinstance(n, (ast.BinOp, ast.AugAssign))
+    }
 
 
 def known(x, n, f):
@@ -96,8 +116,16 @@ def test_what_is_known():
     assert number["i * i"]  # but not the product with the third
 
 
-@pytest.mark.parametrize("value, magnitude", [
-    (5, INDEX), (True, INDEX), (1 << INDEX + 1, math.inf), (np.float32(1), UNKNOWN), (uint32, UNKNOWN)])
+@pytest.mark.parametrize(
+    "value, magnitude",
+    [
+        (5, INDEX),
+        (True, INDEX),
+        (1 << INDEX + 1, math.inf),
+        (np.float32(1), UNKNOWN),
+        (uint32, UNKNOWN),
+    ],
+)
 def test_magnitudes(value, magnitude):
     assert magnitude_of(value) == magnitude
 
@@ -118,13 +146,21 @@ def other_constants(dtype, step):
     def kernel(out):
         i = cuda.threadIdx.x
         out[i] = dtype(1) - dtype(2) + i * step
+
     return cuda.jit(kernel)
 
 
 def test_the_same_text_with_other_constants():
-    """What is taken for granted of one is checked for the next: a type, an integer, may be something else there."""
-    for dtype, step, want in ((np.int32, 2, [-1, 1]), (np.uint32, np.float64(0), [2.0**64] * 2),  # which Numba makes
-                              (np.float64, 2, [-1, 1]), (np.int32, np.float64(0.5), [-1, -0.5])):  # of uint32
+    """What is taken for granted of one is checked for the next: a type, an integer, may be
+    something else there."""
+    # which Numba makes
+    for dtype, step, want in (
+        (np.int32, 2, [-1, 1]),
+        (np.uint32, np.float64(0), [2.0**64] * 2),
+        # of uint32
+        (np.float64, 2, [-1, 1]),
+        (np.int32, np.float64(0.5), [-1, -0.5]),
+    ):
         out = np.zeros(2)
         Emulator(float64=True).launch(other_constants(dtype, step), 1, 2, out)
         assert out.tolist() == want

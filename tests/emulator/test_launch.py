@@ -1,4 +1,5 @@
 """Launches: what a GPU refuses, exceptions and breakpoints in kernels, the context and its options."""
+
 import sys
 
 import numpy as np
@@ -16,11 +17,20 @@ def nothing(x):
     pass
 
 
-@pytest.mark.parametrize("grid, block, text", [
-    (1, 1025, "block of 1025 threads is more than the 1024"), (1, (32, 33), "1056 threads"),
-    (1, (1, 1, 65), "block dimension z is 65, the limit is 64"), ((1, 65536), 1, "grid dimension y is 65536"),
-    ((1, 1, 65536), 1, "grid dimension z is 65536, the limit is 65535"), (2**31, 1, "limit is 2147483647"),
-    (0, 1, "at least 1"), (1, (4, 0), "at least 1"), ((1, 1, 1, 1), 1, "up to three dimensions")])
+@pytest.mark.parametrize(
+    "grid, block, text",
+    [
+        (1, 1025, "block of 1025 threads is more than the 1024"),
+        (1, (32, 33), "1056 threads"),
+        (1, (1, 1, 65), "block dimension z is 65, the limit is 64"),
+        ((1, 65536), 1, "grid dimension y is 65536"),
+        ((1, 1, 65536), 1, "grid dimension z is 65536, the limit is 65535"),
+        (2**31, 1, "limit is 2147483647"),
+        (0, 1, "at least 1"),
+        (1, (4, 0), "at least 1"),
+        ((1, 1, 1, 1), 1, "up to three dimensions"),
+    ],
+)
 def test_sizes_that_a_gpu_refuses(grid, block, text):
     with pytest.raises(LaunchRefused, match=text):
         run(nothing, grid, block, np.zeros(1))
@@ -32,12 +42,24 @@ def test_launch_bounds_are_held():
         pass
 
     run(bound, 1, 64, np.zeros(1))
-    with pytest.raises(LaunchRefused, match="65 threads is more than the kernel's launch_bounds of 64"):
+    with pytest.raises(
+        LaunchRefused, match="65 threads is more than the kernel's launch_bounds of 64"
+    ):
         run(bound, 1, 65, np.zeros(1))
 
 
-@pytest.mark.parametrize("cc, kibibytes", [((7, 5), 64), ((8, 0), 163), ((8, 6), 99), ((8, 9), 99), ((9, 0), 227),
-                                           ((10, 0), 227), ((12, 0), 99)])
+@pytest.mark.parametrize(
+    "cc, kibibytes",
+    [
+        ((7, 5), 64),
+        ((8, 0), 163),
+        ((8, 6), 99),
+        ((8, 9), 99),
+        ((9, 0), 227),
+        ((10, 0), 227),
+        ((12, 0), 99),
+    ],
+)
 def test_shared_memory_by_compute_capability(cc, kibibytes):
     @cuda.jit
     def dynamic(x):
@@ -46,7 +68,9 @@ def test_shared_memory_by_compute_capability(cc, kibibytes):
 
     x = np.zeros(kibibytes * 256, np.float32)
     run(dynamic, 1, 1, x, shared=kibibytes << 10, cc=cc)
-    with pytest.raises(LaunchRefused, match=f"more than the {kibibytes << 10} .* capability {cc[0]}.{cc[1]}"):
+    with pytest.raises(
+        LaunchRefused, match=f"more than the {kibibytes << 10} .* capability {cc[0]}.{cc[1]}"
+    ):
         run(dynamic, 1, 1, x, shared=(kibibytes << 10) + 1, cc=cc)
 
 
@@ -76,9 +100,16 @@ def test_indices_and_sizes(order):
     def kernel(out):
         x, y, z = cuda.grid(3)
         i = (z * out.shape[1] + y) * out.shape[2] + x
-        t = (cuda.threadIdx.z * cuda.blockDim.y + cuda.threadIdx.y) * cuda.blockDim.x + cuda.threadIdx.x
+        t = (
+            cuda.threadIdx.z * cuda.blockDim.y + cuda.threadIdx.y
+        ) * cuda.blockDim.x + cuda.threadIdx.x
         out[z, y, x] = i
-        if t == 0 and cuda.gridsize(1) == 6 and cuda.gridsize(3) == (6, 4, 4) and cuda.gridsize(2) == (6, 4):
+        if (
+            t == 0
+            and cuda.gridsize(1) == 6
+            and cuda.gridsize(3) == (6, 4, 4)
+            and cuda.gridsize(2) == (6, 4)
+        ):
             out[z, y, x] += cuda.gridDim.x * 100 + cuda.gridDim.y * 10 + cuda.gridDim.z
 
     out = np.zeros((4, 4, 6), np.int64)
@@ -88,7 +119,8 @@ def test_indices_and_sizes(order):
     assert np.array_equal(out, want)
 
 
-# exceptions and breakpoints -------------------------------------------------------------------------------------------
+# exceptions and breakpoints -----------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def inner(x, i):
@@ -116,10 +148,16 @@ def test_a_fault_in_a_device_function_is_reported_there(order):
 
 
 @pytest.mark.parametrize("checks", [True, False])
-@pytest.mark.parametrize("case, kind, text, mark", [
-    (0, "error", "ValueError: not this one", "raise"), (1, "division", "ZeroDivisionError", "divide"),
-    (2, "error", "AttributeError", "attribute"), (3, "error", "TypeError", "call"),
-    (4, "error", "AssertionError", "assert")])
+@pytest.mark.parametrize(
+    "case, kind, text, mark",
+    [
+        (0, "error", "ValueError: not this one", "raise"),
+        (1, "division", "ZeroDivisionError", "divide"),
+        (2, "error", "AttributeError", "attribute"),
+        (3, "error", "TypeError", "call"),
+        (4, "error", "AssertionError", "assert"),
+    ],
+)
 def test_exceptions_keep_their_line(case, kind, text, mark, checks):
     @cuda.jit
     def kernel(x, case):
@@ -136,8 +174,12 @@ def test_exceptions_keep_their_line(case, kind, text, mark, checks):
             elif case == 4:
                 assert t < 2  # assert
 
-    fault = fault_at(faults_of(kernel, 1, 4, np.zeros(4, np.int32), case, checks=checks), kind, __file__,
-                     marked(__file__, mark))
+    fault = fault_at(
+        faults_of(kernel, 1, 4, np.zeros(4, np.int32), case, checks=checks),
+        kind,
+        __file__,
+        marked(__file__, mark),
+    )
     assert text in fault.message and fault.thread == (2, 0, 0)
 
 
@@ -157,8 +199,16 @@ def test_breakpoint_stops_at_one_thread(monkeypatch, order):
 
     def hook():
         frame = sys._getframe(1)
-        stops.append((frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno, frame.f_locals["t"],
-                      frame.f_locals["value"], int(frame.f_locals["shared"][0])))
+        stops.append(
+            (
+                frame.f_code.co_name,
+                frame.f_code.co_filename,
+                frame.f_lineno,
+                frame.f_locals["t"],
+                frame.f_locals["value"],
+                int(frame.f_locals["shared"][0]),
+            )
+        )
 
     monkeypatch.setattr(sys, "breakpointhook", hook)
     with emulator.device(order=order, break_at=((1, 0, 0), (5, 0, 0))) as gpu:
@@ -190,7 +240,9 @@ def test_the_debugger_finds_its_lines(monkeypatch):
         x[0] = a  # step 2
 
     trace = sys.gettrace()
-    monkeypatch.setattr(sys, "breakpointhook", lambda: Stepper(nosigint=True).set_trace(sys._getframe(1)))
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: Stepper(nosigint=True).set_trace(sys._getframe(1))
+    )
     try:
         run(kernel, 1, 1, np.zeros(1, np.float32), checks=False)
     finally:
@@ -198,7 +250,8 @@ def test_the_debugger_finds_its_lines(monkeypatch):
     assert lines[:2] == [(__file__, marked(__file__, f"step {n}")) for n in (1, 2)]
 
 
-# what is not known ----------------------------------------------------------------------------------------------------
+# what is not known --------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_an_unknown_feature_is_named_with_its_line(checks):
@@ -228,7 +281,8 @@ def test_an_intrinsic_without_a_twin_is_named():
     assert f"{__file__}:{marked(__file__, 'mystery')}" in str(caught.value)
 
 
-# the context ----------------------------------------------------------------------------------------------------------
+# the context --------------------------------------------------------------------------------------
+
 
 def test_the_context_collects_or_raises_and_leaves_nothing_behind():
     x = np.zeros(4, np.float32)
@@ -241,7 +295,9 @@ def test_the_context_collects_or_raises_and_leaves_nothing_behind():
     with emulator.device(on_fault="collect") as gpu:
         kernel[1, 4](x)
         kernel[1, 3](x)
-        assert [(f.kind, f.line, f.count) for f in gpu.faults] == [("bounds", marked(__file__, "outside"), 1)]
+        assert [(f.kind, f.line, f.count) for f in gpu.faults] == [
+            ("bounds", marked(__file__, "outside"), 1)
+        ]
     with emulator.device() as gpu, pytest.raises(KernelFault, match="kernel kernel has 1 fault"):
         kernel[2, 4](x)
     assert gpu.faults == [] and (x[1:] == 1).all()
@@ -292,12 +348,21 @@ def a_row_number_too_far(x, order, y):
     y[0] = x[row, 0] + x[row][1]
 
 
-@pytest.mark.parametrize("kernel, mark", [
-    (a_row_too_far, "no such row"), (a_part_too_far, "no such part"), (a_store_too_far, "no such row to store to"),
-    (a_shared_row_too_far, "no such shared row"), (a_row_number_too_far, "no such number")])
+@pytest.mark.parametrize(
+    "kernel, mark",
+    [
+        (a_row_too_far, "no such row"),
+        (a_part_too_far, "no such part"),
+        (a_store_too_far, "no such row to store to"),
+        (a_shared_row_too_far, "no such shared row"),
+        (a_row_number_too_far, "no such number"),
+    ],
+)
 def test_one_index_is_one_fault(kernel, mark):
     """What is done with a row that does not exist is no mistake of its own."""
-    faults = faults_of(kernel, 1, 1, np.ones((3, 4), np.float32), np.zeros(3, np.int32), np.zeros(1, np.float32))
+    faults = faults_of(
+        kernel, 1, 1, np.ones((3, 4), np.float32), np.zeros(3, np.int32), np.zeros(1, np.float32)
+    )
     assert [(fault.kind, fault.line) for fault in faults] == [("bounds", marked(__file__, mark))]
 
 
@@ -319,7 +384,9 @@ def test_float64_arithmetic_warns_or_is_a_fault_or_is_meant():
     x = np.ones(1, np.float32)
     with pytest.warns(Float64Warning, match=f"test_launch.py:{marked(__file__, 'half')}"):
         run(kernel, 1, 1, x)
-    fault_at(faults_of(kernel, 1, 1, x, float64=False), "float64", __file__, marked(__file__, "half"))
+    fault_at(
+        faults_of(kernel, 1, 1, x, float64=False), "float64", __file__, marked(__file__, "half")
+    )
     run(kernel, 1, 1, x, float64=True)
     run(kernel, 1, 1, np.ones(1))  # a float64 array
     assert x[0] == 0.125
@@ -327,13 +394,19 @@ def test_float64_arithmetic_warns_or_is_a_fault_or_is_meant():
 
 def test_one_kernel_on_two_machines():
     """Kernels are rewritten once, and then run with checks and without, in any number of emulators."""
+
     @cuda.jit
     def kernel(x, n):
         if cuda.grid(1) <= n:
             x[cuda.grid(1)] += float32(1)  # twice
 
     x = np.zeros(8, np.float32)
-    machines = Emulator(), Emulator(checks=False), Emulator(checks="race"), Emulator(order="shuffled")
+    machines = (
+        Emulator(),
+        Emulator(checks=False),
+        Emulator(checks="race"),
+        Emulator(order="shuffled"),
+    )
     for machine in machines:
         machine.launch(kernel, 1, 8, x, 8)
     for machine in machines:
@@ -342,12 +415,20 @@ def test_one_kernel_on_two_machines():
     fault_at(faults_of(kernel, 1, 9, x, 8), "bounds", __file__, marked(__file__, "twice"))
 
 
-@pytest.mark.parametrize("option, text", [
-    ({"cc": 90}, "cc 90 must be a compute capability, such as .9, 0."), ({"cc": "9.0"}, "cc '9.0' must"),
-    ({"patience": -1}, "patience -1 must be seconds, above 0"), ({"patience": "5"}, "patience '5' must"),
-    ({"float64": "yes"}, "float64 'yes' must be True, False or None"), ({"break_at": 3}, "break_at 3 must be"),
-    ({"break_at": ((0, 0, 0), 5)}, "such as ..0, 0, 0., .5, 0, 0.."), ({"trace": 1}, "trace 1 must be True or"),
-    ({"recorder": 1}, "must be an emulator.Recorder")])
+@pytest.mark.parametrize(
+    "option, text",
+    [
+        ({"cc": 90}, "cc 90 must be a compute capability, such as .9, 0."),
+        ({"cc": "9.0"}, "cc '9.0' must"),
+        ({"patience": -1}, "patience -1 must be seconds, above 0"),
+        ({"patience": "5"}, "patience '5' must"),
+        ({"float64": "yes"}, "float64 'yes' must be True, False or None"),
+        ({"break_at": 3}, "break_at 3 must be"),
+        ({"break_at": ((0, 0, 0), 5)}, "such as ..0, 0, 0., .5, 0, 0.."),
+        ({"trace": 1}, "trace 1 must be True or"),
+        ({"recorder": 1}, "must be an emulator.Recorder"),
+    ],
+)
 def test_options_of_a_device_that_are_refused(option, text):
     with pytest.raises(ValueError, match=text), emulator.device(**option):
         pass

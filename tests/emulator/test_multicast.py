@@ -1,4 +1,6 @@
-"""TMA multicast in the emulator: two blocks fill each other's shared memory, stage after stage; and faults in that."""
+"""TMA multicast in the emulator: two blocks fill each other's shared memory, stage after stage; and
+faults in that."""
+
 import numpy as np
 import pytest
 
@@ -32,12 +34,17 @@ ALL_NUMBERS, BARRIERS = STAGES * 2 * NUMBERS, 2 * STAGES
 
 def halves_kernel(fault=None):
     """Each block loads half of every step's two boxes, for both blocks; both add up all of them."""
+
     @cuda.jit
     def kernel(x_map, y):
         boxes = cuda.shared.array(ALL_NUMBERS, float32, alignment=1024)
         barriers = cuda.shared.array(BARRIERS, np.uint64)
         t, rank = int32(cuda.threadIdx.x), int32(cluster_rank())
-        base, full, empty = smem_u32(boxes), smem_u32(barriers), smem_u32(barriers) + uint32(8 * STAGES)
+        base, full, empty = (
+            smem_u32(boxes),
+            smem_u32(barriers),
+            smem_u32(barriers) + uint32(8 * STAGES),
+        )
         if t == 0:
             for s in range(STAGES):
                 mbarrier_init(full + uint32(8 * s), uint32(1))
@@ -52,10 +59,14 @@ def halves_kernel(fault=None):
                 s, parity = step % STAGES, uint32((step // STAGES + 1) & 1)
                 if fault != "no wait for the other":
                     mbarrier_wait(empty + uint32(8 * s), parity)
-                mbarrier_expect_tx(full + uint32(8 * s), uint32(BYTES if fault == "half of the bytes" else 2 * BYTES))
+                mbarrier_expect_tx(
+                    full + uint32(8 * s),
+                    uint32(BYTES if fault == "half of the bytes" else 2 * BYTES),
+                )
                 ranks = uint32(7 if fault == "a block too many" else 3)
                 box, row = base + uint32((2 * s + rank) * BYTES), uint32((2 * step + rank) * ROWS)
-                tma_load_2d_multicast(box, x_map, full + uint32(8 * s), ranks, uint32(0), row)  # load
+                # load
+                tma_load_2d_multicast(box, x_map, full + uint32(8 * s), ranks, uint32(0), row)
         total = float32(0)
         if t < 32:
             for step in range(STEPS):
@@ -67,15 +78,21 @@ def halves_kernel(fault=None):
                 if t == 0:
                     mbarrier_arrive(empty + uint32(8 * s))
                     if fault != "the other is never signalled":
-                        mbarrier_arrive_cluster(cluster_address(empty + uint32(8 * s), uint32(1 - rank)))  # signal
+                        # signal
+                        mbarrier_arrive_cluster(
+                            cluster_address(empty + uint32(8 * s), uint32(1 - rank))
+                        )
             y[32 * rank + t] = total
         if fault != "leaves early":
             cluster_sync()
+
     return kernel
 
 
 def inputs(rng):
-    return rng.integers(-9, 9, (2 * STEPS * ROWS, COLUMNS)).astype(np.float32), np.zeros(64, np.float32)
+    return rng.integers(-9, 9, (2 * STEPS * ROWS, COLUMNS)).astype(np.float32), np.zeros(
+        64, np.float32
+    )
 
 
 def want(x):
@@ -86,7 +103,16 @@ def want(x):
 @pytest.mark.parametrize("checks", (True, False))
 def test_both_blocks_get_all_boxes(rng, checks, order):
     x, y = inputs(rng)
-    run(halves_kernel(), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order, checks=checks)
+    run(
+        halves_kernel(),
+        2,
+        64,
+        tensor_map(x, (COLUMNS, ROWS), 0),
+        y,
+        cluster=2,
+        order=order,
+        checks=checks,
+    )
     assert np.array_equal(y, want(x))
 
 
@@ -108,27 +134,48 @@ def test_on_a_gpu(rng):
 
 
 @THREAD_ORDERS
-@pytest.mark.parametrize("fault, kind, mark", [
-    ("a block too many", "bounds", "load"), ("half of the bytes", "asynchronous", "read"),
-    ("leaves early", "cluster", "signal"),
-    ("no wait for the other", "asynchronous", "load")])
+@pytest.mark.parametrize(
+    "fault, kind, mark",
+    [
+        ("a block too many", "bounds", "load"),
+        ("half of the bytes", "asynchronous", "read"),
+        ("leaves early", "cluster", "signal"),
+        ("no wait for the other", "asynchronous", "load"),
+    ],
+)
 def test_a_fault(rng, fault, kind, mark, order):
     x, y = inputs(rng)
-    faults = faults_of(halves_kernel(fault), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order)
+    faults = faults_of(
+        halves_kernel(fault), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order
+    )
     fault_at(faults, kind, __file__, marked(__file__, mark))
 
 
 @THREAD_ORDERS
 def test_barriers_that_the_other_block_may_not_have_made(rng, order):
     x, y = inputs(rng)
-    faults = faults_of(halves_kernel("barriers that the other has not made yet"), 2, 64,
-                       tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order)
+    faults = faults_of(
+        halves_kernel("barriers that the other has not made yet"),
+        2,
+        64,
+        tensor_map(x, (COLUMNS, ROWS), 0),
+        y,
+        cluster=2,
+        order=order,
+    )
     assert any(f.kind == "mbarrier" and "initialise" in f.message for f in faults)
 
 
 @THREAD_ORDERS
 def test_a_producer_without_a_signal_waits_for_ever(rng, order):
     x, y = inputs(rng)
-    faults = faults_of(halves_kernel("the other is never signalled"), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y,
-                       cluster=2, order=order)
+    faults = faults_of(
+        halves_kernel("the other is never signalled"),
+        2,
+        64,
+        tensor_map(x, (COLUMNS, ROWS), 0),
+        y,
+        cluster=2,
+        order=order,
+    )
     assert any(f.kind == "deadlock" and "lacks 1 of 2 arrivals" in str(f) for f in faults)

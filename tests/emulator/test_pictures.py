@@ -1,4 +1,6 @@
-"""What the pictures show, against the formulas of the PTX ISA; and that both forms of a picture can be opened."""
+"""What the pictures show, against the formulas of the PTX ISA; and that both forms of a picture can
+be opened."""
+
 import re
 from xml.etree import ElementTree
 
@@ -9,7 +11,13 @@ from PIL import Image
 
 from numdiff import emulator
 from numdiff.device.half import in_bfloat16
-from numdiff.device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
+from numdiff.device.mbarrier import (
+    fence_barrier_init,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+)
 from numdiff.device.tensor_map import tensor_map
 from numdiff.device.tma import tma_load_2d, tma_load_3d
 from numdiff.dtypes import bfloat16
@@ -31,10 +39,12 @@ def texts(picture):
     return [e.text for e in ElementTree.fromstring(picture.svg()).iter(SVG + "text")]
 
 
-# Fragments of a warp --------------------------------------------------------------------------------------------------
+# Fragments of a warp ------------------------------------------------------------------------------
+
 
 def ptx_places(matrix, shape):
-    """{(row, column): (lane, label)} by the formulas of PTX ISA 9.7.14.5: groupID = lane >> 2, threadID = lane % 4."""
+    """{(row, column): (lane, label)} by the formulas of PTX ISA 9.7.14.5: groupID = lane >> 2,
+    threadID = lane % 4."""
     found = {}
     for lane in range(32):
         group, inside = lane >> 2, lane % 4
@@ -43,11 +53,13 @@ def ptx_places(matrix, shape):
                 found[group + 8 * (i >= 2), 2 * inside + (i & 1)] = lane, f"c{i}"
         elif shape == "m16n8k8 tf32":
             for i in range(4 if matrix == "a" else 2):
-                if matrix == "a":  # row groupID for a0, a2, else + 8; column threadID for a0, a1, else + 4
+                # row groupID for a0, a2, else + 8; column threadID for a0, a1, else + 4
+                if matrix == "a":
                     found[group + 8 * (i & 1), inside + 4 * (i >> 1)] = lane, f"a{i}"
                 else:
                     found[inside + 4 * i, group] = lane, f"b{i}"
-        elif shape == "m16n8k16" and matrix == "a":  # i = 0 … 7 counts the float16: two in a register
+        # i = 0 … 7 counts the float16: two in a register
+        elif shape == "m16n8k16" and matrix == "a":
             for i in range(8):
                 row = group if i < 2 or 4 <= i < 6 else group + 8
                 found[row, 2 * inside + (i & 1) + (8 if i >= 4 else 0)] = lane, f"a{i // 2}.{i % 2}"
@@ -56,16 +68,26 @@ def ptx_places(matrix, shape):
                 found[group + 8 * (i >= 2), 2 * inside + (i & 1)] = lane, f"a{i // 2}.{i % 2}"
         else:
             for i in range(4 if shape == "m16n8k16" else 2):
-                found[2 * inside + (i & 1) + (8 if i >= 2 else 0), group] = lane, f"b{i // 2}.{i % 2}"
+                found[2 * inside + (i & 1) + (8 if i >= 2 else 0), group] = (
+                    lane,
+                    f"b{i // 2}.{i % 2}",
+                )
     return found
 
 
 @pytest.mark.parametrize("shape", ["m16n8k16", "m16n8k8", "m16n8k8 tf32"])
 def test_fragments_of_an_mma(shape):
     picture = pictures.mma(shape, lane=9)
-    shown = [re.fullmatch(r"\((\d+), (\d+)\) is in lane (\d+), (.*)", tip).groups() for tip in tips(picture)]
+    shown = [
+        re.fullmatch(r"\((\d+), (\d+)\) is in lane (\d+), (.*)", tip).groups()
+        for tip in tips(picture)
+    ]
     for matrix in "abc":
-        mine = {(int(r), int(c)): (int(lane), label) for r, c, lane, label in shown if label[0] == matrix}
+        mine = {
+            (int(r), int(c)): (int(lane), label)
+            for r, c, lane, label in shown
+            if label[0] == matrix
+        }
         assert mine == ptx_places(matrix, shape)
         count = len(mine) // 32  # elements of a lane
         assert len([1 for lane, _ in mine.values() if lane == 9]) == count
@@ -85,15 +107,21 @@ def test_the_colour_is_the_registers():
 
 
 def test_ldmatrix():
-    """Row r of matrix m comes from the address of lane 8·m + r; lane l gets elements 2·(l % 4), + 1 of row l // 4."""
+    """Row r of matrix m comes from the address of lane 8·m + r; lane l gets elements 2·(l % 4), + 1
+    of row l // 4."""
     picture = pictures.ldmatrix(4)
     shown = tips(picture)
     assert len(shown) == 4 * 64
     for lane in range(32):
         for m in range(4):
             for half in range(2):
-                assert f"({lane // 4}, {2 * (lane % 4) + half}) is in lane {lane}, r{m}.{half}" in shown
-    assert [t for t in texts(picture) if t.startswith("address")] == [f"address of T{i}" for i in range(32)]
+                assert (
+                    f"({lane // 4}, {2 * (lane % 4) + half}) is in lane {lane}, r{m}.{half}"
+                    in shown
+                )
+    assert [t for t in texts(picture) if t.startswith("address")] == [
+        f"address of T{i}" for i in range(32)
+    ]
     transposed = tips(pictures.ldmatrix(1, transposed=True))
     assert "(3, 1) is in lane 5, r0.1" in transposed and "(2, 1) is in lane 5, r0.0" in transposed
 
@@ -104,7 +132,9 @@ def test_numbers_of_a_product_are_those_of_the_run(dtype):
     a, b = (rng.integers(-9, 10, (TILE, TILE)).astype(dtype) for _ in "ab")
     c = np.zeros(TILE * TILE, np.float32)
     kernel = in_bfloat16(matmul_mma_kernel, dtype)
-    film = emulator.trace(kernel, (1, 1), THREADS, a.ravel(), b.ravel(), c, TILE, TILE, TILE, cc=(8, 0))
+    film = emulator.trace(
+        kernel, (1, 1), THREADS, a.ravel(), b.ravel(), c, TILE, TILE, TILE, cc=(8, 0)
+    )
     first = next(p for p in film.products if p.warp == 3)  # rows and columns 32 … of C, k = 0 … 15
     shape, (shown_a, shown_b, shown_d) = pictures.numbers(first)
     assert shape == "m16n8k16"
@@ -119,7 +149,8 @@ def test_numbers_of_a_product_are_those_of_the_run(dtype):
 
 @pytest.mark.parametrize("n", [8, 24])
 def test_accumulators_of_a_wgmma(n):
-    """PTX ISA, 9.7.15.5, "Register fragments": warp w has rows 16·w …, d_i is in columns 8·(i // 4) …"""
+    """PTX ISA, 9.7.15.5, "Register fragments": warp w has rows 16·w …, d_i is in columns 8·(i // 4)
+    …"""
     shown = tips(pictures.wgmma_accumulator(n, thread=100))
     assert len(shown) == len(set(shown)) == 64 * n
     for thread in range(128):
@@ -129,7 +160,8 @@ def test_accumulators_of_a_wgmma(n):
             assert f"({row}, {column}) is d{i} of thread {thread}" in shown
 
 
-# Tiles and boxes ------------------------------------------------------------------------------------------------------
+# Tiles and boxes ----------------------------------------------------------------------------------
+
 
 @cuda.jit
 def fetch_2d(map_x, out, x, y, size):
@@ -161,7 +193,8 @@ def fetch(shape, box, swizzle, at):
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_a_swizzled_tile_is_where_the_formula_says(swizzle):
-    """Byte `a` of the tile is at a ^ ((a >> 7) & mask) << 4, for masks of 0, 1, 3 and 7 (the tile at 1024·n)."""
+    """Byte `a` of the tile is at a ^ ((a >> 7) & mask) << 4, for masks of 0, 1, 3 and 7 (the tile
+    at 1024·n)."""
     row_bytes = swizzle or 128
     mask = {0: 0, 32: 1, 64: 3, 128: 7}[swizzle]
     copy, tile, x = fetch((16, row_bytes // 2), (row_bytes // 2, 16), swizzle, (0, 0))
@@ -172,7 +205,8 @@ def test_a_swizzled_tile_is_where_the_formula_says(swizzle):
     picture = pictures.swizzled_tile(copy)
     for tip in tips(picture):
         row, chunk, address, bank = re.fullmatch(
-            r"row (\d+), chunk (\d+): address (0x[0-9a-f]+), banks (\d+) to \d+", tip).groups()
+            r"row (\d+), chunk (\d+): address (0x[0-9a-f]+), banks (\d+) to \d+", tip
+        ).groups()
         shown[int(row), int(chunk)] = int(address, 16), int(bank)
     for row in range(16):
         for chunk in range(row_bytes // 16):
@@ -180,12 +214,16 @@ def test_a_swizzled_tile_is_where_the_formula_says(swizzle):
             where = a ^ (((a >> 7) & mask) << 4)
             assert places[row, chunk] == where
             assert shown[row, chunk] == (start + where, where // 4 % 32)
-            assert tile[where:where + 16].tobytes() == x[row, 8 * chunk:8 * chunk + 8].tobytes()
-    assert tips(pictures.swizzled_tile(rows=16, row_bytes=row_bytes, swizzle=swizzle, address=start)) == tips(picture)
+            assert tile[where : where + 16].tobytes() == x[row, 8 * chunk : 8 * chunk + 8].tobytes()
+    assert tips(
+        pictures.swizzled_tile(rows=16, row_bytes=row_bytes, swizzle=swizzle, address=start)
+    ) == tips(picture)
     (said,) = [t for t in texts(picture) if t.startswith("Outlined")]
     rows_of_a_column = {shown[r, min(2, row_bytes // 16 - 1)][1] for r in range(8)}
     assert len(rows_of_a_column) == (8 if swizzle else 1)
-    assert ("one wavefront" in said) == (swizzle != 0) and ("8 wavefronts" in said) == (swizzle == 0)
+    assert ("one wavefront" in said) == (swizzle != 0) and ("8 wavefronts" in said) == (
+        swizzle == 0
+    )
     outlined = [s for s in picture.shapes if s[0] == "rectangle" and s[4] == 3]
     assert len(outlined) == 16  # eight chunks, on the left and on the right
 
@@ -198,10 +236,10 @@ def test_chunks_have_the_colour_of_their_banks():
 
 def test_a_tile_that_was_overwritten_or_repeats_itself_is_refused():
     copy, _, _ = fetch((16, 64), (64, 16), 128, (0, 0))
-    copy.memory.bytes[copy.offset:copy.offset + 16] = 77
+    copy.memory.bytes[copy.offset : copy.offset + 16] = 77
     with pytest.raises(ValueError, match="chunk 0 of row 0 .* overwritten"):
         pictures.swizzled_tile(copy)
-    copy.memory.bytes[copy.offset:copy.offset + 32] = 77
+    copy.memory.bytes[copy.offset : copy.offset + 32] = 77
     with pytest.raises(ValueError, match="equal: load an array made by pictures.numbered"):
         pictures.swizzled_tile(copy)
 
@@ -210,11 +248,13 @@ def test_a_tile_that_was_overwritten_or_repeats_itself_is_refused():
 def test_what_of_a_box_lies_outside_comes_as_zeros(at):
     dims, box = (48, 20), (32, 8)
     copy, tile, x = fetch(dims[::-1], box, 64, at)
-    arrived = tile.reshape(-1, 16)[np.arange(len(tile) // 16).reshape(8, 4) ^ (np.arange(8)[:, None] // 2 % 4)]
+    arrived = tile.reshape(-1, 16)[
+        np.arange(len(tile) // 16).reshape(8, 4) ^ (np.arange(8)[:, None] // 2 % 4)
+    ]
     arrived = arrived.reshape(8, -1).view(float16)
     padded = np.zeros((60, 200), float16)
     padded[20:40, 60:108] = x
-    assert np.array_equal(arrived, padded[20 + at[1]:, 60 + at[0]:][:8, :32])
+    assert np.array_equal(arrived, padded[20 + at[1] :, 60 + at[0] :][:8, :32])
 
     picture = pictures.tma_box(copy)
     inside = [max(0, min(b, d - c) - max(0, -c)) for c, b, d in zip(at, box, dims, strict=True)]
@@ -227,19 +267,33 @@ def test_what_of_a_box_lies_outside_comes_as_zeros(at):
     tensor = next(s[1] for s in drawn if s[2] == "#eef2f6")
     cell = tensor[2] / dims[0]
     whole = next(s[1] for s in drawn if s[5] == FAULT)
-    assert np.allclose(whole, [tensor[0] + at[0] * cell, tensor[1] + at[1] * cell, 32 * cell, 8 * cell])
+    assert np.allclose(
+        whole, [tensor[0] + at[0] * cell, tensor[1] + at[1] * cell, 32 * cell, 8 * cell]
+    )
     filled = [s[1] for s in drawn if s[2] == COLOURS[2]][:-1]  # the last is the legend's
     if not inside[0] * inside[1]:
         assert filled == []
     else:
-        assert np.allclose(filled, [[tensor[0] + max(0, at[0]) * cell, tensor[1] + max(0, at[1]) * cell,
-                                     inside[0] * cell, inside[1] * cell]])
-    assert all(x0 >= 0 and y0 >= 0 and x0 + w <= picture.width and y0 + h <= picture.height
-               for x0, y0, w, h in (s[1] for s in drawn))
+        assert np.allclose(
+            filled,
+            [
+                [
+                    tensor[0] + max(0, at[0]) * cell,
+                    tensor[1] + max(0, at[1]) * cell,
+                    inside[0] * cell,
+                    inside[1] * cell,
+                ]
+            ],
+        )
+    assert all(
+        x0 >= 0 and y0 >= 0 and x0 + w <= picture.width and y0 + h <= picture.height
+        for x0, y0, w, h in (s[1] for s in drawn)
+    )
 
     tile = pictures.swizzled_tile(copy)
     hatched = [s for s in tile.shapes if s[0] == "rectangle" and s[5]]
-    assert len(hatched) == np.count_nonzero(~arrived.reshape(8, 4, 8).any(axis=2))  # chunks of zeros
+    # chunks of zeros
+    assert len(hatched) == np.count_nonzero(~arrived.reshape(8, 4, 8).any(axis=2))
 
 
 @cuda.jit
@@ -266,15 +320,23 @@ def test_a_box_of_pixels_over_an_image():
     assert "box at x = -1, y = 5" in said and "box at x = 0, y = 6" in said
     assert said.count("8 in dimension 0") == 2
     # x from -1 to 2, y from 5 to 7 of 0 … 8, 0 … 6: a column and a row; then two rows
-    assert "6 of the box's 12 places are outside" in said and "8 of the box's 12 places are outside" in said
+    assert (
+        "6 of the box's 12 places are outside" in said
+        and "8 of the box's 12 places are outside" in said
+    )
     assert said[0] == "Tensor copies of map_x"
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
-ALL = {"mma": pictures.mma, "ldmatrix": pictures.ldmatrix, "wgmma": pictures.wgmma_accumulator,
-       "tile": pictures.swizzled_tile, "narrow tile": lambda: pictures.swizzled_tile(row_bytes=32, swizzle=32),
-       "fragment": lambda: pictures.fragment(fragments.matrix_8x8, (8, 8), lane=3)}
+ALL = {
+    "mma": pictures.mma,
+    "ldmatrix": pictures.ldmatrix,
+    "wgmma": pictures.wgmma_accumulator,
+    "tile": pictures.swizzled_tile,
+    "narrow tile": lambda: pictures.swizzled_tile(row_bytes=32, swizzle=32),
+    "fragment": lambda: pictures.fragment(fragments.matrix_8x8, (8, 8), lane=3),
+}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,4 +1,6 @@
-"""numdiff/emulator/README.md: its example runs and is reported as it says, its table is what the command prints."""
+"""numdiff/emulator/README.md: its example runs and is reported as it says, its table is what the
+command prints."""
+
 import pathlib
 import re
 import runpy
@@ -28,7 +30,9 @@ def test_the_example_is_reported_as_it_says(tmp_path, monkeypatch):
 
 
 def test_the_table_is_what_the_command_prints(monkeypatch):
-    monkeypatch.setattr(check.run, "CASES", check.CASES[:1 + [c.name for c in check.CASES].index("matmul")])
+    monkeypatch.setattr(
+        check.run, "CASES", check.CASES[: 1 + [c.name for c in check.CASES].index("matmul")]
+    )
     result = CliRunner().invoke(main, ["kernels", "check", "matmul", "--version", "2", "--counts"])
     (table,) = [b for b in blocks("") if b.startswith("matmul_forward_kernel_v2")]
     assert unnumbered(table.strip()) in unnumbered(result.output)

@@ -1,4 +1,6 @@
-"""Races between the reads of threads and what others write before or after them, element by element and by fours."""
+"""Races between the reads of threads and what others write before or after them, element by element
+and by fours."""
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,8 @@ def exchange(x, y, wide, fault):
         if wide:
             four = load4(tile, 4 * (31 - t))  # wide
         else:
-            four = tile[124 - 4 * t], tile[125 - 4 * t], tile[126 - 4 * t], tile[127 - 4 * t]  # single
+            # single
+            four = tile[124 - 4 * t], tile[125 - 4 * t], tile[126 - 4 * t], tile[127 - 4 * t]
         if turn != fault:
             cuda.syncthreads()
         store4(tile, 4 * t, four[0], four[1], four[2], four[3])  # back
@@ -29,7 +32,9 @@ def exchange(x, y, wide, fault):
 @cuda.jit
 def turn_over(x, wide):
     """Each block writes where another one reads, in global memory."""
-    at = 4 * (cuda.gridDim.x * cuda.blockDim.x - 1 - cuda.blockIdx.x * cuda.blockDim.x - cuda.threadIdx.x)
+    at = 4 * (
+        cuda.gridDim.x * cuda.blockDim.x - 1 - cuda.blockIdx.x * cuda.blockDim.x - cuda.threadIdx.x
+    )
     four = load4(x, at) if wide else (x[at], x[at + 1], x[at + 2], x[at + 3])  # from there
     at = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     store4(x, at, four[0], four[1], four[2], four[3])  # to here
@@ -47,7 +52,8 @@ def reverse(x, y):
 
 
 def check_both_ways(faults, read, write):
-    """Of two threads that read what the other writes, the second one reads too late and writes too early."""
+    """Of two threads that read what the other writes, the second one reads too late and writes too
+    early."""
     assert "has written" in fault_at(faults, "race", __file__, marked(__file__, read)).message
     assert "has read" in fault_at(faults, "race", __file__, marked(__file__, write)).message
 
@@ -75,5 +81,7 @@ def test_global_memory(wide, blocks, threads, order):
 
 @THREAD_ORDERS
 def test_copies_of_another_thread(order):
-    faults = faults_of(reverse, 1, 32, np.zeros(128, np.float32), np.zeros(32, np.float32), order=order)
+    faults = faults_of(
+        reverse, 1, 32, np.zeros(128, np.float32), np.zeros(32, np.float32), order=order
+    )
     race_between(faults, __file__, marked(__file__, "too early"), marked(__file__, "begins"))

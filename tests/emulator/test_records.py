@@ -1,4 +1,6 @@
-"""Records in every memory space: aligned and packed, nested, with arrays in them, as elements and as whole fields."""
+"""Records in every memory space: aligned and packed, nested, with arrays in them, as elements and
+as whole fields."""
+
 import numpy as np
 import pytest
 from numba import cuda, from_dtype
@@ -6,11 +8,24 @@ from numba import cuda, from_dtype
 from numdiff.emulator import Emulator, KernelFault, count
 
 INNER = [("x", np.int16), ("y", np.float32, 2)]
-FIELDS = [("a", np.int8), ("b", np.float32), ("c", np.complex128), ("n", INNER), ("v", np.uint16, (2, 3)),
-          ("d", np.bool_)]
-PACKED = np.dtype([(name, np.dtype(kind) if name == "n" else kind, *shape) for name, kind, *shape in FIELDS])
-ALIGNED = np.dtype([(name, np.dtype(kind, align=True) if name == "n" else kind, *shape)
-                    for name, kind, *shape in FIELDS], align=True)
+FIELDS = [
+    ("a", np.int8),
+    ("b", np.float32),
+    ("c", np.complex128),
+    ("n", INNER),
+    ("v", np.uint16, (2, 3)),
+    ("d", np.bool_),
+]
+PACKED = np.dtype(
+    [(name, np.dtype(kind) if name == "n" else kind, *shape) for name, kind, *shape in FIELDS]
+)
+ALIGNED = np.dtype(
+    [
+        (name, np.dtype(kind, align=True) if name == "n" else kind, *shape)
+        for name, kind, *shape in FIELDS
+    ],
+    align=True,
+)
 DTYPES = pytest.mark.parametrize("dtype", [PACKED, ALIGNED], ids=["packed", "aligned"])
 CHECKS = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
 
@@ -93,19 +108,28 @@ def kernels_of(dtype):
         out[i].a = constants.a[i] + 3
         change(r, i)
         out[i] = r[i]
-    return {"in_global": in_global, "by_fields": by_fields, "in_shared": in_shared, "in_local": in_local,
-            "of_constants": of_constants}
+
+    return {
+        "in_global": in_global,
+        "by_fields": by_fields,
+        "in_shared": in_shared,
+        "in_local": in_local,
+        "of_constants": of_constants,
+    }
 
 
 @DTYPES
 @CHECKS
-@pytest.mark.parametrize("name", ["in_global", "by_fields", "in_shared", "in_local", "of_constants"])
+@pytest.mark.parametrize(
+    "name", ["in_global", "by_fields", "in_shared", "in_local", "of_constants"]
+)
 def test_every_kind_of_field_in_every_memory(dtype, checks, name):
     out = np.zeros(4, dtype)
     machine = Emulator(checks=checks, float64=True)
     machine.launch(cuda.jit(kernels_of(dtype)[name]), 1, 4, records(dtype), out)
     assert out.tobytes() == changed(dtype).tobytes() or all(
-        np.array_equal(out[field], changed(dtype)[field]) for field in dtype.names)
+        np.array_equal(out[field], changed(dtype)[field]) for field in dtype.names
+    )
 
 
 @DTYPES
@@ -123,6 +147,7 @@ def test_one_record_and_the_fields_of_it(dtype, checks):
         out[0], out[1], out[2] = record.a, record["b"], record.n.y[1]
         record.a = 200  # an int8
         record.n.x = 7
+
     record, out = records(dtype)[3], np.zeros(3)
     Emulator(checks=checks, float64=True).launch(cuda.jit(kernel), 1, 1, record, out)
     assert out.tolist() == [1, 0.75, 6] and record["a"] == -56 and record["n"]["x"] == 7
@@ -144,19 +169,25 @@ def test_accesses_of_fields_are_checked(dtype):
     with pytest.raises(KernelFault) as caught:
         Emulator(float64=True).launch(cuda.jit(missing_barrier), 1, 32, records(dtype))
     assert {f.kind for f in caught.value.faults} == {"race", "uninitialised"}
-    with pytest.raises(KernelFault, match=r"writes r.v\[4, 0, 0\]: index 4 is outside of axis 0, whose length is 4"):
+    with pytest.raises(
+        KernelFault, match=r"writes r.v\[4, 0, 0\]: index 4 is outside of axis 0, whose length is 4"
+    ):
         Emulator().launch(cuda.jit(outside), 1, 1, records(dtype))
 
 
 @DTYPES
 def test_atomics_on_fields(dtype):
     """A GPU's atomics need an address that is a multiple of their size."""
+
     def add(r):
         cuda.atomic.add(r.b, 1, 0.5)
         cuda.atomic.max(r["b"], 2, 7)
+
     r = records(dtype)
     if dtype is PACKED:
-        with pytest.raises(KernelFault, match="alignment: atomically changes r.b of float32, whose address"):
+        with pytest.raises(
+            KernelFault, match="alignment: atomically changes r.b of float32, whose address"
+        ):
             Emulator().launch(cuda.jit(add), 1, 2, r)
     else:
         Emulator().launch(cuda.jit(add), 1, 2, r)
@@ -166,5 +197,8 @@ def test_atomics_on_fields(dtype):
 def test_an_unknown_field():
     def kernel(r):
         r[0].b = r.missing[0]
-    with pytest.raises(KernelFault, match="r has no field missing: its fields are a, b, c, n, v, d"):
+
+    with pytest.raises(
+        KernelFault, match="r has no field missing: its fields are a, b, c, n, v, d"
+    ):
         Emulator().launch(cuda.jit(kernel), 1, 1, records(ALIGNED))

@@ -1,4 +1,6 @@
-"""Code that Numba compiles and that ran wrongly, or was refused or reported, in the emulator before."""
+"""Code that Numba compiles and that ran wrongly, or was refused or reported, in the emulator
+before."""
+
 import math
 
 import numpy as np
@@ -13,7 +15,9 @@ CHECKS = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unche
 
 
 def launch(kernel, threads, *arguments, checks=True, **options):
-    Emulator(checks=checks, float64=True, **options).launch(cuda.jit(kernel), 1, threads, *arguments)
+    Emulator(checks=checks, float64=True, **options).launch(
+        cuda.jit(kernel), 1, threads, *arguments
+    )
 
 
 @CHECKS
@@ -25,6 +29,7 @@ def test_range_of_a_float_and_of_unsigned_numbers(checks):
             y[1] = i - n[0]  # uint64 minus uint64
         for i in range(0.5, x[0]):
             y[2] += i
+
     y = np.zeros(3)
     launch(kernel, 1, np.array([3.9], np.float32), np.array([7, 5], np.uint64), y, checks=checks)
     assert y.tolist() == [3, 2**64, 3]
@@ -40,6 +45,7 @@ def test_zip_reads_no_further_than_the_shortest(checks):
             y[0] += u + v
         for k, (u, v) in enumerate(zip(b, (1, 2))):  # noqa: B905
             y[1] += k * u * v
+
     y = np.zeros(2, np.float32)
     launch(kernel, 1, y, checks=checks)
     assert y.tolist() == [11, 20]
@@ -56,10 +62,13 @@ def test_the_active_mask(order):
         if i < 8:
             mask = cuda.activemask()
             y[i] += cuda.ballot_sync(mask, i % 2 == 0)
+
     y = np.zeros(64, np.int64)
     launch(kernel, 64, y, order=order)
     odd = 0xAAAAAAAA
-    assert y.tolist() == [(31 if i < 32 else 63) + odd * (i % 2) + 0x55 * (i < 8) for i in range(64)]
+    assert y.tolist() == [
+        (31 if i < 32 else 63) + odd * (i % 2) + 0x55 * (i < 8) for i in range(64)
+    ]
 
 
 @CHECKS
@@ -75,6 +84,7 @@ def test_a_variable_that_some_lanes_have_not_bound_is_shuffled(checks):
         if i == 3:
             value = x[0]
         y[i] = cuda.shfl_sync(0xFFFFFFFF, value, 4)
+
     x, y = np.array([2.5], np.float32), np.zeros(32, np.float32)
     launch(kernel, 32, x, y, checks=checks)
     assert y.tolist() == [5] * 32
@@ -91,18 +101,24 @@ def test_reductions_of_arrays(checks):
         out[7], out[8], out[9] = np.sum(n), c.real.sum(), c.imag[1]
         out[10], out[11] = x.std(), n.prod()
         out[12], out[13] = np.max(x), n.any()
+
     x, n = np.array([0.1, 2, 7, 3], np.float32), np.array([[3, 250], [200, 9]], np.uint8)
     c, out = np.array([1 + 2j, 3 - 4j], np.complex64), np.zeros(14)
     launch(kernel, 1, x, n, c, out, checks=checks)
     total = np.float32(np.float32(np.float32(x[0] + x[1]) + x[2]) + x[3])
     assert out[:10].tolist() == [total, total / 4, 2, 7, 462, 115.5, 0, 462, 4, -4]
-    assert np.isclose(out[10], x.std()) and out[11] == 3 * 250 * 200 * 9 and out[12:].tolist() == [7, 1]
+    assert (
+        np.isclose(out[10], x.std())
+        and out[11] == 3 * 250 * 200 * 9
+        and out[12:].tolist() == [7, 1]
+    )
 
 
 def test_atomics_on_the_parts_of_complex_numbers():
     def kernel(c):
         cuda.atomic.add(c.real, 1, 2)
         cuda.atomic.add(c.imag, 1, -1)
+
     c = np.zeros(2, np.complex64)
     launch(kernel, 4, c)
     assert c.tolist() == [0, 8 - 4j]
@@ -115,6 +131,7 @@ def test_cache_hints(checks):
     def kernel(x, y):
         i = cuda.threadIdx.x
         cuda.stcs(y, i, load(x, i) + cuda.ldca(x, (i + 1) % 4))
+
     x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
     launch(kernel, 4, x, y, checks=checks)
     assert y.tolist() == [1, 3, 5, 3]
@@ -125,6 +142,7 @@ def test_cache_hints(checks):
 
 def test_vector_types():
     from numba.cuda import stubs
+
     names = {name for stub in stubs._vector_type_stubs for name in (stub.__name__, *stub.aliases)}
     known = Emulator().resolver.cuda.__dict__
     assert len(names) == 88 and names <= known.keys()
@@ -134,12 +152,14 @@ def test_vector_types():
         v = cuda.float4(pair, 3, int8x1(300))
         y[0], y[1], y[2], y[3] = v.x, v.y, v.z, v.w
         y[4] = cuda.uchar2(-1, 7).x
+
     y = np.zeros(5)
     launch(kernel, 1, y)
     assert y.tolist() == [1, 2.5, 3, 44, 255]
 
     def wrong(y):
         y[0] = cuda.int3(1, 2).x
+
     with pytest.raises(emulator.KernelFault, match="int32x3 takes 3 numbers, 2 were given"):
         launch(wrong, 1, y)
 
@@ -149,6 +169,7 @@ def test_methods_of_other_things_are_theirs():
 
     def kernel(y):
         y[0] = int32(total).sum if False else total
+
     y = np.zeros(1, np.int32)
     launch(kernel, 1, y)
     assert y[0] == 3

@@ -1,4 +1,6 @@
-"""Who runs when: barriers and their results, orders, tricky programs that are right, waits that never end."""
+"""Who runs when: barriers and their results, orders, tricky programs that are right, waits that
+never end."""
+
 import gc
 import time
 
@@ -12,9 +14,17 @@ from tests.conftest import THREAD_ORDERS, exhaustive, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
 ALL = 0xFFFFFFFF
-MODES = pytest.mark.parametrize("options", [
-    {"order": "shuffled"}, {"checks": False}, *exhaustively({"order": "forward"}, {"order": "reversed"}, {
-        "order": "shuffled", "seed": 7})], ids=["shuffled", "unchecked", "forward", "reversed", "seed 7"])
+MODES = pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "shuffled"},
+        {"checks": False},
+        *exhaustively(
+            {"order": "forward"}, {"order": "reversed"}, {"order": "shuffled", "seed": 7}
+        ),
+    ],
+    ids=["shuffled", "unchecked", "forward", "reversed", "seed 7"],
+)
 float64 = np.float64
 
 
@@ -37,6 +47,7 @@ def test_barriers_that_count(options, x):
 @exhaustive
 def test_a_launch_leaves_no_threads_behind():
     """Python's collector sees no cycle through a greenlet: whatever is not ended stays for good."""
+
     def alive():
         gc.collect()
         return sum(issubclass(type(thing), greenlet.greenlet) for thing in gc.get_objects())
@@ -47,7 +58,8 @@ def test_a_launch_leaves_no_threads_behind():
     assert alive() <= before
 
 
-# programs that look wrong and are right -------------------------------------------------------------------------------
+# programs that look wrong and are right -----------------------------------------------------------
+
 
 @cuda.jit
 def double_buffer(x, y, n):
@@ -187,7 +199,8 @@ def test_right_programs_give_no_report(kernel, options):
     assert np.array_equal(y, want())
 
 
-# the same programs with a fault ---------------------------------------------------------------------------------------
+# the same programs with a fault -------------------------------------------------------------------
+
 
 @THREAD_ORDERS
 def test_one_buffer_needs_two_barriers(order):
@@ -200,7 +213,9 @@ def test_one_buffer_needs_two_barriers(order):
             cuda.syncthreads()
             y[t] += tile[0, 63 - t]  # is read
 
-    faults = faults_of(kernel, 1, 64, np.ones(128, np.float32), np.zeros(64, np.float32), 2, order=order)
+    faults = faults_of(
+        kernel, 1, 64, np.ones(128, np.float32), np.zeros(64, np.float32), 2, order=order
+    )
     race_between(faults, __file__, marked(__file__, "one buffer"), marked(__file__, "is read"))
 
 
@@ -214,10 +229,13 @@ def test_a_grid_barrier_that_is_missing(order):
         x[i] = value  # of this one
 
     faults = faults_of(kernel, 4, 16, np.zeros(64, np.float32), order=order)
-    race_between(faults, __file__, marked(__file__, "of another block"), marked(__file__, "of this one"))
+    race_between(
+        faults, __file__, marked(__file__, "of another block"), marked(__file__, "of this one")
+    )
 
 
-# waits that never end -------------------------------------------------------------------------------------------------
+# waits that never end -----------------------------------------------------------------------------
+
 
 def waiting_kernels():
     @cuda.jit
@@ -256,15 +274,23 @@ def waiting_kernels():
         while x[0] == 0:
             cuda.nanosleep(100)  # sleep
 
-    return {"global": on_global_memory, "shared": on_shared_memory, "nothing": without_a_turn, "body": in_the_body,
-            "lock": on_a_lock, "sleep": after_a_sleep}
+    return {
+        "global": on_global_memory,
+        "shared": on_shared_memory,
+        "nothing": without_a_turn,
+        "body": in_the_body,
+        "lock": on_a_lock,
+        "sleep": after_a_sleep,
+    }
 
 
 @pytest.mark.parametrize("checks", [True, ("divergence",)], ids=["all checks", "divergence"])
 @pytest.mark.parametrize("name", waiting_kernels())
 def test_an_endless_wait_is_a_deadlock(name, checks):
     start = time.monotonic()
-    faults = faults_of(waiting_kernels()[name], 1, 4, np.zeros(2, np.int32), patience=0.1, checks=checks)
+    faults = faults_of(
+        waiting_kernels()[name], 1, 4, np.zeros(2, np.int32), patience=0.1, checks=checks
+    )
     assert time.monotonic() - start < 10
     stuck = [f for f in faults if f.kind in ("deadlock", "divergence")]
     lines = {f.line for f in stuck} | {place.line for f in stuck for _, place in f.others}
@@ -291,7 +317,9 @@ def test_a_deadlock_says_who_waits_where():
     text = "\n".join(str(f) for f in faults)
     first = fault_at(faults, "divergence", __file__, marked(__file__, "first warp"))
     assert "reached by 32 of" in first.message and {place.line for _, place in first.others} >= {
-        marked(__file__, "first warp"), marked(__file__, "second warp")}, text
+        marked(__file__, "first warp"),
+        marked(__file__, "second warp"),
+    }, text
 
 
 def test_blocks_that_wait_for_later_blocks_go_on():
@@ -330,7 +358,8 @@ def test_long_loops_are_no_deadlock(checks):
     assert (steps == 10000).all()
 
 
-# one bit in another order ---------------------------------------------------------------------------------------------
+# one bit in another order -------------------------------------------------------------------------
+
 
 def test_orders_are_what_they_say():
     @cuda.jit
@@ -338,14 +367,24 @@ def test_orders_are_what_they_say():
         out[cuda.atomic.add(head, 0, 1)] = cuda.grid(1)
 
     results = {}
-    for order, seed in (("forward", 0), ("reversed", 0), ("shuffled", 0), ("shuffled", 0), ("shuffled", 1)):
+    for order, seed in (
+        ("forward", 0),
+        ("reversed", 0),
+        ("shuffled", 0),
+        ("shuffled", 0),
+        ("shuffled", 1),
+    ):
         out = np.zeros(24, np.int32)
         run(kernel, 3, 8, np.zeros(1, np.int32), out, order=order, seed=seed)
         assert sorted(out) == list(range(24))
         assert results.setdefault((order, seed), out.tolist()) == out.tolist()
-    assert results["forward", 0] == list(range(24)) and results["reversed", 0] == list(range(24))[::-1]
+    assert (
+        results["forward", 0] == list(range(24)) and results["reversed", 0] == list(range(24))[::-1]
+    )
     assert len({tuple(r) for r in results.values()}) == 4
-    with pytest.raises(ValueError, match="unknown order 'backward': use forward, reversed, shuffled"):
+    with pytest.raises(
+        ValueError, match="unknown order 'backward': use forward, reversed, shuffled"
+    ):
         run(kernel, 1, 1, order="backward")
     with pytest.raises(ValueError, match="unknown checks bound: use some of bounds"):
         run(kernel, 1, 1, checks=("bound",))
@@ -376,7 +415,9 @@ def test_a_thread_that_ends_lets_the_others_pass_and_is_reported():
     x = np.zeros(8, np.float32)
     with pytest.raises(KernelFault) as caught:
         run(kernel, 1, 8, x)
-    fault = fault_at(caught.value.faults, "divergence", __file__, marked(__file__, "without thread 3"))
+    fault = fault_at(
+        caught.value.faults, "divergence", __file__, marked(__file__, "without thread 3")
+    )
     assert "thread (3, 0, 0) has ended" in fault.message and x.sum() == 7
 
 
@@ -395,8 +436,10 @@ def waits_in_vain_for_nan(x):
 
 
 @pytest.mark.parametrize("checks", [True, False])
-@pytest.mark.parametrize("kernel, value, mark", [(forgets_its_next_index, 0, "the same again"),
-                                                 (waits_in_vain_for_nan, np.nan, "never true")])
+@pytest.mark.parametrize(
+    "kernel, value, mark",
+    [(forgets_its_next_index, 0, "the same again"), (waits_in_vain_for_nan, np.nan, "never true")],
+)
 def test_a_loop_that_repeats_itself_is_endless_though_it_stores(kernel, value, mark, checks):
     faults = faults_of(kernel, 1, 2, np.full(4, value, np.float32), patience=0.02, checks=checks)
     assert [f.kind for f in faults] == ["deadlock"] and faults[0].line == marked(__file__, mark)

@@ -1,4 +1,6 @@
-"""Tensor-core and asynchronous-copy intrinsics: twins against NumPy, a whole GEMM, faults planted in it, and PTX."""
+"""Tensor-core and asynchronous-copy intrinsics: twins against NumPy, a whole GEMM, faults planted
+in it, and PTX."""
+
 import importlib.util
 import inspect
 import pathlib
@@ -69,11 +71,12 @@ def faults_of(kernel, block, *arguments, grid=1, **options):
 
 
 def line_with(text, file=__file__):
-    """Number of the one line of a file that contains `text`; in this file, of the one with that comment."""
+    """Number of the one line of a file that contains `text`; in this file, of the one with that
+    comment, or below it."""
     text = f"  # {text}" if file == __file__ else text
-    found = [n for n, line in enumerate(pathlib.Path(file).read_text().splitlines(), 1) if text in line]
-    assert len(found) == 1, (text, found)
-    return found[0]
+    lines = pathlib.Path(file).read_text().splitlines()
+    (found,) = (n for n, line in enumerate(lines, 1) if text in line)
+    return found + lines[found - 1].lstrip().startswith("# ")
 
 
 def fault_at(faults, kind, mark, file=__file__):
@@ -85,13 +88,16 @@ def fault_at(faults, kind, mark, file=__file__):
     return found[0]
 
 
-# fragments ------------------------------------------------------------------------------------------------------------
+# fragments ----------------------------------------------------------------------------------------
+
 
 def by_the_isa(name, lane, i):
     """(row, column) of element i of a lane, by the formulas as PTX ISA 9.7.14.5 prints them."""
     group, thread = lane >> 2, lane % 4
     if name == "a_m16n8k16":
-        return group if i in (0, 1, 4, 5) else group + 8, thread * 2 + (i & 1) + (8 if i >= 4 else 0)
+        return group if i in (0, 1, 4, 5) else group + 8, thread * 2 + (i & 1) + (
+            8 if i >= 4 else 0
+        )
     if name == "b_m16n8k16":
         return thread * 2 + (i & 1) + (8 if i >= 2 else 0), group
     if name == "a_m16n8k8":
@@ -105,9 +111,18 @@ def by_the_isa(name, lane, i):
     return group if i < 2 else group + 8, thread * 2 + (i & 1)  # c
 
 
-@pytest.mark.parametrize("name, shape", [("a_m16n8k16", (16, 16)), ("b_m16n8k16", (16, 8)), ("a_m16n8k8", (16, 8)),
-                                         ("b_m16n8k8", (8, 8)), ("a_m16n8k8_tf32", (16, 8)),
-                                         ("b_m16n8k8_tf32", (8, 8)), ("c_m16n8", (16, 8))])
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("a_m16n8k16", (16, 16)),
+        ("b_m16n8k16", (16, 8)),
+        ("a_m16n8k8", (16, 8)),
+        ("b_m16n8k8", (8, 8)),
+        ("a_m16n8k8_tf32", (16, 8)),
+        ("b_m16n8k8_tf32", (8, 8)),
+        ("c_m16n8", (16, 8)),
+    ],
+)
 def test_fragments_are_the_isas_and_cover_the_matrix_once(name, shape):
     fragment = getattr(fragments, f"fragment_{name}")
     seen = np.zeros(shape, int)
@@ -119,7 +134,8 @@ def test_fragments_are_the_isas_and_cover_the_matrix_once(name, shape):
     assert (seen == 1).all()
 
 
-# words ----------------------------------------------------------------------------------------------------------------
+# words --------------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def convert_kernel(x, packed, unpacked, rounded, back):
@@ -135,7 +151,9 @@ def convert_kernel(x, packed, unpacked, rounded, back):
 def tf32(x):
     """float32 rounded to 11 significant bits, ties away from zero, by arithmetic in float64."""
     fraction, exponent = np.frexp(np.asarray(x, np.float64))
-    return np.float32(np.ldexp(np.trunc(np.ldexp(fraction, 11) + np.copysign(0.5, fraction)), exponent - 11))
+    return np.float32(
+        np.ldexp(np.trunc(np.ldexp(fraction, 11) + np.copysign(0.5, fraction)), exponent - 11)
+    )
 
 
 @MODES
@@ -143,7 +161,8 @@ def test_conversions_round_as_ptx_says(rng, checks):
     x = (rng.standard_normal(256) * 10.0 ** rng.integers(-9, 6, 256)).astype(np.float32)
     x[:6] = 0, -0.0, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-11, 2**-14
     x[6:12] = 65519.9, 65520, -1e30, 2**-25, 2**-24 * 1.5, 6e-8
-    x[12:14] = 1 + 2**-11 - 2**-23, 1 + 2**-11 + 2**-23  # just below and above a tie of float16 and of tf32
+    # just below and above a tie of float16 and of tf32
+    x[12:14] = 1 + 2**-11 - 2**-23, 1 + 2**-11 + 2**-23
     packed, unpacked = np.zeros(128, np.uint32), np.zeros(256, np.float32)
     rounded, back = np.zeros(256, np.uint32), np.zeros(256, np.float32)
     launch(convert_kernel, 128, x, packed, unpacked, rounded, back, checks=checks)
@@ -187,7 +206,8 @@ def test_words_must_be_aligned_and_inside(rng):
     assert fault_at(faults, "bounds", "mark: words in").thread == (7, 0, 0)
 
 
-# ldmatrix and mma -----------------------------------------------------------------------------------------------------
+# ldmatrix and mma ---------------------------------------------------------------------------------
+
 
 @cuda.jit
 def ldmatrix_kernel(x, one, two, four):
@@ -206,14 +226,19 @@ def ldmatrix_kernel(x, one, two, four):
 
 
 def ldmatrix_arguments(rng):
-    return (rng.standard_normal((32, 8)).astype(np.float16), np.zeros((2, 32), np.uint32),
-            np.zeros((2, 32, 2), np.uint32), np.zeros((2, 32, 4), np.uint32))
+    return (
+        rng.standard_normal((32, 8)).astype(np.float16),
+        np.zeros((2, 32), np.uint32),
+        np.zeros((2, 32, 2), np.uint32),
+        np.zeros((2, 32, 4), np.uint32),
+    )
 
 
 def check_ldmatrix(x, one, two, four):
     matrices = x.reshape(4, 8, 8)
     for trans, source in enumerate((matrices, matrices.transpose(0, 2, 1))):
-        want = np.ascontiguousarray(source).reshape(4, 64).view(np.uint32).T  # lane l: the l-th pair, row by row
+        # lane l: the l-th pair, row by row
+        want = np.ascontiguousarray(source).reshape(4, 64).view(np.uint32).T
         assert np.array_equal(one[trans], want[:, 0])
         assert np.array_equal(two[trans], want[:, :2])
         assert np.array_equal(four[trans], want)
@@ -229,7 +254,8 @@ def test_ldmatrix_spreads_matrices_over_a_warp(rng, checks):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("order", ["forward", "reversed"])
 def test_ldmatrix_needs_the_stores_of_all_rows_before_it(rng, order, transposed):
-    """Each lane stores the row whose address it gives, but other lanes receive it: a syncwarp must come between."""
+    """Each lane stores the row whose address it gives, but other lanes receive it: a syncwarp must
+    come between."""
     load = ldmatrix_x1_trans if transposed else ldmatrix_x1
 
     def kernel_with(barrier):
@@ -242,6 +268,7 @@ def test_ldmatrix_needs_the_stores_of_all_rows_before_it(rng, order, transposed)
             if barrier:
                 cuda.syncwarp()
             y[lane] = load(shared_address(tile) + 16 * lane)  # mark: load of rows
+
         return kernel
 
     x, y = rng.standard_normal((32, 8)).astype(np.float16), np.zeros(32, np.uint32)
@@ -263,7 +290,12 @@ def half_pair_down(x, row, column):
 
 @cuda.jit(device=True)
 def write_fragment(d, sums, g, t):
-    d[g, 2 * t], d[g, 2 * t + 1], d[g + 8, 2 * t], d[g + 8, 2 * t + 1] = sums[0], sums[1], sums[2], sums[3]
+    d[g, 2 * t], d[g, 2 * t + 1], d[g + 8, 2 * t], d[g + 8, 2 * t + 1] = (
+        sums[0],
+        sums[1],
+        sums[2],
+        sums[3],
+    )
 
 
 @cuda.jit
@@ -272,11 +304,20 @@ def mma_kernel(shape, a, b, c, d, e):
     lane = cuda.threadIdx.x
     g, t = int32(lane // 4), int32(lane % 4)
     sums = cuda.local.array(6, "float32")
-    sums[1], sums[2], sums[3], sums[4] = c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]
+    sums[1], sums[2], sums[3], sums[4] = (
+        c[g, 2 * t],
+        c[g, 2 * t + 1],
+        c[g + 8, 2 * t],
+        c[g + 8, 2 * t + 1],
+    )
     four = (sums[1], sums[2], sums[3], sums[4])
     if shape == 16:
-        p = (half_pair(a, g, 2 * t), half_pair(a, g + 8, 2 * t), half_pair(a, g, 2 * t + 8),
-             half_pair(a, g + 8, 2 * t + 8))
+        p = (
+            half_pair(a, g, 2 * t),
+            half_pair(a, g + 8, 2 * t),
+            half_pair(a, g, 2 * t + 8),
+            half_pair(a, g + 8, 2 * t + 8),
+        )
         q = (half_pair_down(b, 2 * t, g), half_pair_down(b, 2 * t + 8, g))
         result = mma_m16n8k16(p, q, four)
         mma_m16n8k16_into(sums, 1, p, q)
@@ -339,12 +380,20 @@ def absent_kernel(out, last, late):
     out[lane] = sums[0]
 
 
-@pytest.mark.parametrize("block, last, late, why", [(32, 31, 0, "lane 31 has ended"),
-                                                    (32, 31, 1, "lane 31, which never comes"),
-                                                    (16, 16, 0, "lane 16 does not exist")])
+@pytest.mark.parametrize(
+    "block, last, late, why",
+    [
+        (32, 31, 0, "lane 31 has ended"),
+        (32, 31, 1, "lane 31, which never comes"),
+        (16, 16, 0, "lane 16 does not exist"),
+    ],
+)
 def test_a_lane_absent_from_an_mma_is_a_fault(block, last, late, why):
-    fault = fault_at(faults_of(absent_kernel, block, np.zeros(32, np.float32), last, late), "divergence",
-                     "mark: not the whole warp")
+    fault = fault_at(
+        faults_of(absent_kernel, block, np.zeros(32, np.float32), last, late),
+        "divergence",
+        "mark: not the whole warp",
+    )
     assert why in fault.message
 
 
@@ -356,11 +405,15 @@ def unwritten_sums_kernel(out):
 
 
 def test_uninitialised_accumulators_are_a_fault():
-    fault_at(faults_of(unwritten_sums_kernel, 32, np.zeros(32, np.float32)), "uninitialised",
-             "mark: the sums are unwritten")
+    fault_at(
+        faults_of(unwritten_sums_kernel, 32, np.zeros(32, np.float32)),
+        "uninitialised",
+        "mark: the sums are unwritten",
+    )
 
 
-# cp.async -------------------------------------------------------------------------------------------------------------
+# cp.async -----------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def copy_kernel(x, y, count):
@@ -390,9 +443,9 @@ def test_copies_of_every_size_arrive_filled_with_zeros(rng, checks, count):
     launch(copy_kernel, 32, x, y, count, checks=checks)
     want = x.reshape(32, 8).copy()
     if count >= 0:
-        want[:, count // 4:4] = 0
-        want[:, 4 + min(count, 8) // 4:6] = 0
-        want[:, 6 + min(count, 4) // 4:] = 0
+        want[:, count // 4 : 4] = 0
+        want[:, 4 + min(count, 8) // 4 : 6] = 0
+        want[:, 6 + min(count, 4) // 4 :] = 0
     assert np.array_equal(y.reshape(32, 8), want)
 
 
@@ -404,7 +457,8 @@ def groups_kernel(x, y, case):
         for s in range(3):
             tile[s, t, i] = float16(-1)
     for s in range(3):
-        cp_async_16(shared_address(tile) + 16 * (32 * s + t), x, 8 * (32 * s + t))  # mark: copied here
+        # mark: copied here
+        cp_async_16(shared_address(tile) + 16 * (32 * s + t), x, 8 * (32 * s + t))
         if case != 3:
             cp_async_commit()
     if case == 0:
@@ -419,14 +473,23 @@ def groups_kernel(x, y, case):
         y[t, i] = tile[1, t, i]  # mark: the second group is read
 
 
-@pytest.mark.parametrize("case, hint", [(1, "cp_async_wait(1)"), (2, "cp_async_wait(1)"), (3, "commit")],
-                         ids=["no wait", "too large a number", "not committed"])
+@pytest.mark.parametrize(
+    "case, hint",
+    [(1, "cp_async_wait(1)"), (2, "cp_async_wait(1)"), (3, "commit")],
+    ids=["no wait", "too large a number", "not committed"],
+)
 def test_a_copy_read_before_its_groups_wait_is_a_fault(case, hint):
     x, y = np.ones((96, 8), np.float16), np.zeros((32, 8), np.float16)
-    fault = fault_at(faults_of(groups_kernel, 32, x, y, case), "cp.async", "mark: the second group is read")
+    fault = fault_at(
+        faults_of(groups_kernel, 32, x, y, case), "cp.async", "mark: the second group is read"
+    )
     assert "tile[1, 0, 0]" in fault.message and hint in fault.message
-    (what, place), = fault.others
-    assert (what, place.line, place.thread) == ("started at", line_with("mark: copied here"), (0, 0, 0))
+    ((what, place),) = fault.others
+    assert (what, place.line, place.thread) == (
+        "started at",
+        line_with("mark: copied here"),
+        (0, 0, 0),
+    )
     launch(groups_kernel, 32, x, y, case, checks=False)
     assert (y == -1).all()  # as late as the rules allow
 
@@ -455,10 +518,16 @@ def test_a_wait_is_for_the_threads_own_copies_only():
     x, y = np.arange(128, dtype=np.float32), np.zeros(32, np.float32)
     launch(neighbour_kernel, 32, x, y, 1)
     assert np.array_equal(y, x.reshape(32, 4)[np.arange(32) ^ 1, 0])
-    fault = fault_at(faults_of(neighbour_kernel, 32, x, y, 0), "race", "mark: the neighbour's quarter")
+    fault = fault_at(
+        faults_of(neighbour_kernel, 32, x, y, 0), "race", "mark: the neighbour's quarter"
+    )
     assert fault.thread == (1, 0, 0)
-    (what, place), = fault.others
-    assert (what, place.line, place.thread) == ("written at", line_with("mark: a quarter of the tile"), (0, 0, 0))
+    ((what, place),) = fault.others
+    assert (what, place.line, place.thread) == (
+        "written at",
+        line_with("mark: a quarter of the tile"),
+        (0, 0, 0),
+    )
 
 
 @cuda.jit
@@ -488,16 +557,26 @@ def wrong_copy_kernel(x, case):
         cp_async_16(shared_address(x), x, 0)  # mark: not to shared memory
 
 
-@pytest.mark.parametrize("case, kind, mark", [
-    (0, "alignment", "misaligned target"), (1, "alignment", "misaligned source"), (2, "bounds", "behind the source"),
-    (3, "bounds", "behind the target"), (4, "cp.async", "the source is changed"),
-    (5, "cp.async", "twice the same target"), (6, "cp.async", "more than 16 bytes"),
-    (7, "cp.async", "not from global memory"), (8, "error", "not to shared memory")])
+@pytest.mark.parametrize(
+    "case, kind, mark",
+    [
+        (0, "alignment", "misaligned target"),
+        (1, "alignment", "misaligned source"),
+        (2, "bounds", "behind the source"),
+        (3, "bounds", "behind the target"),
+        (4, "cp.async", "the source is changed"),
+        (5, "cp.async", "twice the same target"),
+        (6, "cp.async", "more than 16 bytes"),
+        (7, "cp.async", "not from global memory"),
+        (8, "error", "not to shared memory"),
+    ],
+)
 def test_wrong_copies_are_faults(case, kind, mark):
     fault_at(faults_of(wrong_copy_kernel, 1, np.zeros(64, np.float32), case), kind, f"mark: {mark}")
 
 
-# a whole GEMM ---------------------------------------------------------------------------------------------------------
+# a whole GEMM -------------------------------------------------------------------------------------
+
 
 def gemm_arguments(rng, M, N, K):
     a, b = (rng.standard_normal((rows, K)).astype(np.float16) for rows in (M, N))
@@ -507,15 +586,30 @@ def gemm_arguments(rng, M, N, K):
 def run_gemm(kernel, arguments, grid, **options):
     a, b, c = arguments
     c[:] = np.nan
-    launch(kernel, 128, a.reshape(-1), b.reshape(-1), c.reshape(-1), *c.shape, a.shape[1], grid=grid, **options)
+    launch(
+        kernel,
+        128,
+        a.reshape(-1),
+        b.reshape(-1),
+        c.reshape(-1),
+        *c.shape,
+        a.shape[1],
+        grid=grid,
+        **options,
+    )
     return c.copy()
 
 
 def test_gemm_gives_the_same_bits_in_each_order(rng):
     arguments, grid = gemm_arguments(rng, 64, 64, 64)
-    results = [run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, order=order) for order in ORDERS[1:]]
+    results = [
+        run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, order=order)
+        for order in ORDERS[1:]
+    ]
     results.append(run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, checks=False))
-    assert relative_error(results[0], arguments[0].astype(float) @ arguments[1].astype(float).T) < 2e-3
+    assert (
+        relative_error(results[0], arguments[0].astype(float) @ arguments[1].astype(float).T) < 2e-3
+    )
     for result in results[1:]:
         assert np.array_equal(result, results[0])
 
@@ -534,34 +628,67 @@ def test_gemm_costs_what_its_shape_says(rng):
     assert recorder.total().tensor_flops == 2 * 64**3
     assert recorder.total().distinct_read_bytes == 2 * 2 * 64 * 64
     for line in ("a_upper = ldmatrix_x4", "b = ldmatrix_x4", "cp_async_16_zfill(tile"):
-        assert recorder.line(line).shared_requests and not recorder.line(line).conflicts  # what the swizzle is for
+        # what the swizzle is for
+        assert recorder.line(line).shared_requests and not recorder.line(line).conflicts
     assert recorder.line("cp_async_16_zfill(tile").efficiency == 1
 
 
 PLANTED = {  # what is changed in the kernel, and the fault that must be found where
     "no wait": ("cp_async_wait(PENDING)", "pass", "cp.async", "a_upper = ldmatrix_x4"),
-    "wait for too few": ("PENDING = STAGES - 2", "PENDING = STAGES - 1", "cp.async", "a_upper = ldmatrix_x4"),
-    "no commit": ("        cp_async_commit()\n        multiply", "        multiply", "cp.async",
-                  "a_upper = ldmatrix_x4"),
-    "no barrier after the wait": ("        cuda.syncthreads()", "        pass", "race", "a_upper = ldmatrix_x4"),
-    "refilled before the barrier": ("        cuda.syncthreads()", "        fetch_tile(a_tiles + (stage + 2) % 3 * "
-                                    "TILE_BYTES, a, first_row, 0, M, K, t)\n        cuda.syncthreads()", "race",
-                                    "cp_async_16_zfill(tile"),
-    "refilled while it is read": ("(stage + STAGES - 1) % STAGES", "(stage + STAGES) % STAGES", "cp.async",
-                                  "a_upper = ldmatrix_x4"),
-    "misaligned row": ("a_lower = ldmatrix_x4(a_tile", "a_lower = ldmatrix_x4(a_tile + 8", "alignment",
-                       "a_lower = ldmatrix_x4"),
-    "lane absent": ("            mma_m16n8k16_into(sums, 8 * pair + 4,", "            if lane != 5:\n                "
-                    "mma_m16n8k16_into(sums, 8 * pair + 4,", "divergence", "8 * pair + 4, a_upper"),
+    "wait for too few": (
+        "PENDING = STAGES - 2",
+        "PENDING = STAGES - 1",
+        "cp.async",
+        "a_upper = ldmatrix_x4",
+    ),
+    "no commit": (
+        "        cp_async_commit()\n        multiply",
+        "        multiply",
+        "cp.async",
+        "a_upper = ldmatrix_x4",
+    ),
+    "no barrier after the wait": (
+        "        cuda.syncthreads()",
+        "        pass",
+        "race",
+        "a_upper = ldmatrix_x4",
+    ),
+    "refilled before the barrier": (
+        "        cuda.syncthreads()",
+        "        fetch_tile(a_tiles + (stage + 2) % 3 * "
+        "TILE_BYTES, a, first_row, 0, M, K, t)\n        cuda.syncthreads()",
+        "race",
+        "cp_async_16_zfill(tile",
+    ),
+    "refilled while it is read": (
+        "(stage + STAGES - 1) % STAGES",
+        "(stage + STAGES) % STAGES",
+        "cp.async",
+        "a_upper = ldmatrix_x4",
+    ),
+    "misaligned row": (
+        "a_lower = ldmatrix_x4(a_tile",
+        "a_lower = ldmatrix_x4(a_tile + 8",
+        "alignment",
+        "a_lower = ldmatrix_x4",
+    ),
+    "lane absent": (
+        "            mma_m16n8k16_into(sums, 8 * pair + 4,",
+        "            if lane != 5:\n                mma_m16n8k16_into(sums, 8 * pair + 4,",
+        "divergence",
+        "8 * pair + 4, a_upper",
+    ),
     "guard off by one": ("m < rows and", "m <= rows and", "bounds", "cp_async_16_zfill(tile"),
 }
 
 
-ONE_TILE = set(PLANTED) - {"no commit", "refilled before the barrier"}  # those that the first tile shows
+# those that the first tile shows
+ONE_TILE = set(PLANTED) - {"no commit", "refilled before the barrier"}
 
 
-@pytest.mark.parametrize("name", [*list(PLANTED)[::4], *exhaustively(*(
-    name for k, name in enumerate(PLANTED) if k % 4))])
+@pytest.mark.parametrize(
+    "name", [*list(PLANTED)[::4], *exhaustively(*(name for k, name in enumerate(PLANTED) if k % 4))]
+)
 def test_faults_planted_in_the_gemm_are_found(rng, tmp_path, name):
     before, after, kind, mark = PLANTED[name]
     source = inspect.getsource(kernels_mma)
@@ -577,7 +704,8 @@ def test_faults_planted_in_the_gemm_are_found(rng, tmp_path, name):
     assert fault_at(caught.value.faults, kind, mark, path).kernel == "matmul_mma_kernel"
 
 
-# float16, element by element ------------------------------------------------------------------------------------------
+# float16, element by element ----------------------------------------------------------------------
+
 
 @cuda.jit
 def half_kernel(x, y, z):
@@ -604,34 +732,49 @@ def test_float16_arrays_round_at_every_operation_and_store(rng, checks):
     assert np.array_equal(z, wide.astype(np.float16))
 
 
-# compiled -------------------------------------------------------------------------------------------------------------
+# compiled -----------------------------------------------------------------------------------------
+
 
 def signature(*arguments):
     from numba import types
-    return tuple(types.Array(getattr(types, a.dtype.name), a.ndim, "C") if isinstance(a, np.ndarray) else types.int32
-                 for a in arguments)
+
+    return tuple(
+        types.Array(getattr(types, a.dtype.name), a.ndim, "C")
+        if isinstance(a, np.ndarray)
+        else types.int32
+        for a in arguments
+    )
 
 
 def all_kernels():
-    half, single, words = (lambda n, d=dtype: np.zeros((1,) * n, d) for dtype in (np.float16, np.float32, np.uint32))
-    return {"gemm": (kernels_mma.matmul_mma_kernel, signature(half(1), half(1), single(1), 0, 0, 0)),
-            "convert": (convert_kernel, signature(single(1), words(1), single(1), words(1), single(1))),
-            "words": (words_kernel, signature(half(1), half(1), half(1), 0)),
-            "ldmatrix": (ldmatrix_kernel, signature(half(2), words(2), words(3), words(3))),
-            "mma": (mma_kernel, signature(0, *[single(2)] * 5)),
-            "copy": (copy_kernel, signature(single(1), single(1), 0)),
-            "groups": (groups_kernel, signature(half(2), half(2), 0))}
+    half, single, words = (
+        lambda n, d=dtype: np.zeros((1,) * n, d) for dtype in (np.float16, np.float32, np.uint32)
+    )
+    return {
+        "gemm": (kernels_mma.matmul_mma_kernel, signature(half(1), half(1), single(1), 0, 0, 0)),
+        "convert": (convert_kernel, signature(single(1), words(1), single(1), words(1), single(1))),
+        "words": (words_kernel, signature(half(1), half(1), half(1), 0)),
+        "ldmatrix": (ldmatrix_kernel, signature(half(2), words(2), words(3), words(3))),
+        "mma": (mma_kernel, signature(0, *[single(2)] * 5)),
+        "copy": (copy_kernel, signature(single(1), single(1), 0)),
+        "groups": (groups_kernel, signature(half(2), half(2), 0)),
+    }
 
 
 @exhaustive
-@pytest.mark.parametrize("name, capability", [*[(name, (8, 0)) for name in all_kernels()], ("gemm", (9, 0, "a"))],
-                         ids=lambda value: value if isinstance(value, str) else architecture(value))
+@pytest.mark.parametrize(
+    "name, capability",
+    [*[(name, (8, 0)) for name in all_kernels()], ("gemm", (9, 0, "a"))],
+    ids=lambda value: value if isinstance(value, str) else architecture(value),
+)
 @needs("ptxas")
 def test_kernels_compile_without_spills(name, capability):
     text = compile_to_ptx(*all_kernels()[name], capability)
     assert ".f64" not in text
     if name == "gemm":
-        assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in text and "ldmatrix.sync" in text
+        assert (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in text and "ldmatrix.sync" in text
+        )
         assert "cp.async.wait_group 1;" in text
     assert assemble(text, capability)[1] == []
 
@@ -645,11 +788,13 @@ def test_a_wait_for_a_number_that_is_not_known_is_refused():
         compile_to_ptx(kernel, signature(0), (8, 0))
 
 
-# on a GPU, where there is one -----------------------------------------------------------------------------------------
+# on a GPU, where there is one ---------------------------------------------------------------------
+
 
 @needs("gpu")
 class TestHardware:
-    """The hardware gives what the twins give: the same bits, but for the order in which an mma sums."""
+    """The hardware gives what the twins give: the same bits, but for the order in which an mma
+    sums."""
 
     @staticmethod
     def run(kernel, grid, block, *arguments):
@@ -663,12 +808,23 @@ class TestHardware:
         arguments = ldmatrix_arguments(rng)
         self.run(ldmatrix_kernel, 1, 32, *arguments)
         check_ldmatrix(*arguments)
-        x = np.concatenate([rng.standard_normal(250) * 10.0 ** rng.integers(-9, 6, 250),
-                            [np.nan, np.inf, 65519.9, 65520, 1 + 2**-11, 2**-25]]).astype(np.float32)
+        x = np.concatenate(
+            [
+                rng.standard_normal(250) * 10.0 ** rng.integers(-9, 6, 250),
+                [np.nan, np.inf, 65519.9, 65520, 1 + 2**-11, 2**-25],
+            ]
+        ).astype(np.float32)
         sides = []
-        for run in (self.run, lambda kernel, grid, block, *arguments: launch(kernel, block, *arguments)):
-            results = np.zeros(128, np.uint32), np.zeros(256, np.float32), np.zeros(256, np.uint32), np.zeros(
-                256, np.float32)
+        for run in (
+            self.run,
+            lambda kernel, grid, block, *arguments: launch(kernel, block, *arguments),
+        ):
+            results = (
+                np.zeros(128, np.uint32),
+                np.zeros(256, np.float32),
+                np.zeros(256, np.uint32),
+                np.zeros(256, np.float32),
+            )
             run(convert_kernel, 1, 128, x, *results)
             sides.append(results)
         for hardware, twin in zip(*sides, strict=True):
@@ -691,9 +847,20 @@ class TestHardware:
         launch(copy_kernel, 32, x, z, count)
         assert np.array_equal(y, z)
 
-    @pytest.mark.parametrize("shape", [(64, 64, 256), (200, 136, 1000)], ids=["whole tiles", "edges"])
+    @pytest.mark.parametrize(
+        "shape", [(64, 64, 256), (200, 136, 1000)], ids=["whole tiles", "edges"]
+    )
     def test_gemm(self, rng, shape):
         (a, b, c), grid = gemm_arguments(rng, *shape)
         flat = c.reshape(-1)
-        self.run(kernels_mma.matmul_mma_kernel, grid, 128, a.reshape(-1), b.reshape(-1), flat, *c.shape, a.shape[1])
+        self.run(
+            kernels_mma.matmul_mma_kernel,
+            grid,
+            128,
+            a.reshape(-1),
+            b.reshape(-1),
+            flat,
+            *c.shape,
+            a.shape[1],
+        )
         assert relative_error(c, a.astype(float) @ b.astype(float).T) < 1e-5

@@ -1,4 +1,6 @@
-"""Warp operations: what every lane gets, in whichever order the lanes come, and what is said when some do not."""
+"""Warp operations: what every lane gets, in whichever order the lanes come, and what is said when
+some do not."""
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,15 @@ from tests.conftest import THREAD_ORDERS, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, run
 
 ALL = 0xFFFFFFFF
-MODES = pytest.mark.parametrize("options", [{"order": "shuffled"}, {"checks": False}, *exhaustively(
-    {"order": "forward"}, {"order": "reversed"})], ids=["shuffled", "unchecked", "forward", "reversed"])
+MODES = pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "shuffled"},
+        {"checks": False},
+        *exhaustively({"order": "forward"}, {"order": "reversed"}),
+    ],
+    ids=["shuffled", "unchecked", "forward", "reversed"],
+)
 
 
 @cuda.jit
@@ -22,7 +31,8 @@ def shuffles(x, out, argument, width):
 
 
 def by_the_isa(lane, argument, width):
-    """Which lanes `shfl.sync` reads, as the pseudocode of PTX ISA 9.7.9.6 has it: mode idx, up, down, bfly."""
+    """Which lanes `shfl.sync` reads, as the pseudocode of PTX ISA 9.7.9.6 has it: mode idx, up,
+    down, bfly."""
     segment = ~(width - 1) & 31
     low = lane & segment
     high = low | (31 & ~segment)
@@ -32,12 +42,30 @@ def by_the_isa(lane, argument, width):
 
 
 @MODES
-@pytest.mark.parametrize("argument, width", [(0, 32), (1, 32), (5, 32), (31, 32), (16, 32), (1, 8), (3, 8), (7, 8),
-                                             (2, 4), (1, 2), (9, 8), (20, 16)])
+@pytest.mark.parametrize(
+    "argument, width",
+    [
+        (0, 32),
+        (1, 32),
+        (5, 32),
+        (31, 32),
+        (16, 32),
+        (1, 8),
+        (3, 8),
+        (7, 8),
+        (2, 4),
+        (1, 2),
+        (9, 8),
+        (20, 16),
+    ],
+)
 def test_shuffles_read_the_lanes_of_the_isa(options, argument, width):
     x, out = np.arange(64, dtype=np.float32) + 0.5, np.zeros((4, 64), np.float32)
     run(shuffles, 1, 64, x, out, argument, width, **options)
-    want = [[x[t // 32 * 32 + by_the_isa(t % 32, argument, width)[mode]] for t in range(64)] for mode in range(4)]
+    want = [
+        [x[t // 32 * 32 + by_the_isa(t % 32, argument, width)[mode]] for t in range(64)]
+        for mode in range(4)
+    ]
     assert np.array_equal(out, want)
 
 
@@ -56,7 +84,12 @@ def shuffles_of_types(i32, i64, f16, f64, words):
 def test_shuffles_keep_types_and_all_bits(options):
     i32, i64 = -np.arange(32, dtype=np.int32), np.arange(32, dtype=np.int64) << 40
     f64, words = np.arange(32) / 3, np.arange(32, dtype=np.uint32) + 0xFFFFFF00
-    want = i32.reshape(16, 2)[:, ::-1].ravel(), np.r_[i64[2:], i64[30:]], np.r_[f64[:2], f64[:30]], words[::-1].copy()
+    want = (
+        i32.reshape(16, 2)[:, ::-1].ravel(),
+        np.r_[i64[2:], i64[30:]],
+        np.r_[f64[:2], f64[:30]],
+        words[::-1].copy(),
+    )
     run(shuffles_of_types, 1, 32, i32, i64, np.zeros(1, np.float16), f64, words, **options)
     for got, expected in zip((i32, i64, f64, words), want, strict=True):
         assert np.array_equal(got, expected)
@@ -77,7 +110,9 @@ def votes(x, out):
 
 
 @MODES
-@pytest.mark.parametrize("x", [np.arange(64) % 7 - 2, np.ones(64), np.zeros(64), np.arange(64) // 32])
+@pytest.mark.parametrize(
+    "x", [np.arange(64) % 7 - 2, np.ones(64), np.zeros(64), np.arange(64) // 32]
+)
 def test_votes_matches_and_lane_masks(options, x):
     x, out = x.astype(np.int32), np.zeros((9, 64), np.int64)
     run(votes, 1, 64, x, out, **options)
@@ -89,7 +124,9 @@ def test_votes_matches_and_lane_masks(options, x):
         assert np.array_equal(got[4], [bits[warp == v].sum() for v in warp])
         same = (warp == warp[0]).all()
         assert (got[5] == (ALL if same else 0)).all() and (got[6] == same).all()
-        assert np.array_equal(got[7], positive.cumsum() - positive) and np.array_equal(got[8], np.arange(32))
+        assert np.array_equal(got[7], positive.cumsum() - positive) and np.array_equal(
+            got[8], np.arange(32)
+        )
 
 
 @cuda.jit
@@ -116,7 +153,8 @@ def test_masks_split_a_warp(options):
 
 @cuda.jit
 def aggregated(x, counter, out, n):
-    """A counter that each warp raises once: the lanes that are here find themselves by activemask()."""
+    """A counter that each warp raises once: the lanes that are here find themselves by
+    activemask()."""
     i = cuda.grid(1)
     if i < n and x[i] > 0:
         mask = cuda.match_any_sync(cuda.activemask(), 1)
@@ -130,7 +168,9 @@ def aggregated(x, counter, out, n):
 
 @THREAD_ORDERS
 def test_activemask_names_no_lane_that_has_gone_elsewhere(order):
-    """Which lanes it names is for the hardware to say; lanes that have ended, or wait elsewhere, are not among them."""
+    """Which lanes it names is for the hardware to say; lanes that have ended, or wait elsewhere,
+    are not among them."""
+
     @cuda.jit
     def kernel(out):
         t = cuda.threadIdx.x
@@ -157,7 +197,8 @@ def faulty(x, n):
     elif n == 1 and t < 31:
         cuda.ballot_sync(ALL, True)  # lane 31 is not there
     elif n == 2:
-        x[t] = cuda.shfl_down_sync(0xFF if t < 8 else 0xFFFFFF00, x[t], 1)  # over the edge of the mask
+        # over the edge of the mask
+        x[t] = cuda.shfl_down_sync(0xFF if t < 8 else 0xFFFFFF00, x[t], 1)
     elif n == 3:
         if t % 2:
             cuda.all_sync(ALL, True)  # odd
@@ -178,15 +219,23 @@ def faulty(x, n):
 
 
 @THREAD_ORDERS
-@pytest.mark.parametrize("n, marks, text", [
-    (0, ["lane not in the mask"], "does not name"),
-    (1, ["lane 31 is not there"], "waits for lane 31, which never comes"),
-    (2, ["over the edge of the mask"], "is not in the mask"), (3, ["odd", "even"], "at another"),
-    (4, ["syncwarp", "vote"], "never come"), (5, ["in a function"], "at another")])
+@pytest.mark.parametrize(
+    "n, marks, text",
+    [
+        (0, ["lane not in the mask"], "does not name"),
+        (1, ["lane 31 is not there"], "waits for lane 31, which never comes"),
+        (2, ["over the edge of the mask"], "is not in the mask"),
+        (3, ["odd", "even"], "at another"),
+        (4, ["syncwarp", "vote"], "never come"),
+        (5, ["in a function"], "at another"),
+    ],
+)
 def test_faults_of_warp_operations(order, n, marks, text):
     faults = faults_of(faulty, 1, 32, np.zeros(32, np.float32), n, order=order)
     found = [f for f in faults if text in f.message]
-    assert found and {f.line for f in found} <= {marked(__file__, m) for m in marks}, [str(f) for f in faults]
+    assert found and {f.line for f in found} <= {marked(__file__, m) for m in marks}, [
+        str(f) for f in faults
+    ]
     assert {f.kind for f in faults} == {"divergence"}
 
 
@@ -198,5 +247,11 @@ def test_a_value_from_a_lane_that_ended_is_undefined():
             x[t] = cuda.shfl_down_sync(ALL, x[t], 1)  # 31 has ended
 
     x = np.zeros(32, np.float32)
-    fault = fault_at(faults_of(kernel, 1, 32, x), "divergence", __file__, marked(__file__, "31 has ended"))
-    assert fault.thread == (30, 0, 0) and "lane 31, which has ended" in fault.message and np.isnan(x[30])
+    fault = fault_at(
+        faults_of(kernel, 1, 32, x), "divergence", __file__, marked(__file__, "31 has ended")
+    )
+    assert (
+        fault.thread == (30, 0, 0)
+        and "lane 31, which has ended" in fault.message
+        and np.isnan(x[30])
+    )

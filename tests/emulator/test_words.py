@@ -1,4 +1,6 @@
-"""What overlapping views, equal writes, negative indices and local arrays that leave their function lead to."""
+"""What overlapping views, equal writes, negative indices and local arrays that leave their function
+lead to."""
+
 import numpy as np
 import pytest
 from numba import cuda
@@ -91,8 +93,11 @@ def rewritten(x, o):
 
 def test_writes_that_change_nothing_race_with_none_where_one_is_relaxed():
     x, o = np.zeros(4), np.zeros(1)
-    race_between(faults_of(rewritten, 1, 4, x, o), __file__, *(marked(__file__, m) for m in ("all write it",
-                                                                                            "and read it")))
+    race_between(
+        faults_of(rewritten, 1, 4, x, o),
+        __file__,
+        *(marked(__file__, m) for m in ("all write it", "and read it")),
+    )
     run(rewritten, 1, 4, x, o, checks="relaxed")
     assert x.tolist() == [6] * 4
 
@@ -156,7 +161,9 @@ def uses_a_square(o):
 
 
 def test_a_local_array_must_not_leave_its_function():
-    fault_at(faults_of(uses_squares, 1, 1, np.zeros(1)), "escape", __file__, marked(__file__, "leaves"))
+    fault_at(
+        faults_of(uses_squares, 1, 1, np.zeros(1)), "escape", __file__, marked(__file__, "leaves")
+    )
     o = np.zeros(1)
     run(uses_a_square, 1, 1, o)
     assert o[0] == 9

@@ -1,4 +1,5 @@
 """Extractors that tests plug in."""
+
 import numpy as np
 
 

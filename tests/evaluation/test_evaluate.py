@@ -1,4 +1,5 @@
 """`numdiff evaluate`: its sources, its statistics files, what it prints."""
+
 import json
 import zipfile
 
@@ -10,16 +11,37 @@ from PIL import Image
 
 from numdiff.data.dataset import default_path
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.evaluation import RandomConv, find_extractor, frechet_distance, kid, mean_and_covariance, precision_recall
+from numdiff.evaluation import (
+    RandomConv,
+    find_extractor,
+    frechet_distance,
+    kid,
+    mean_and_covariance,
+    precision_recall,
+)
 from numdiff.evaluation.features import CHANNELS, extract, random_conv_weight
-from numdiff.evaluation.sources import Features, Images, Statistics, open_source, save_features, save_statistics
+from numdiff.evaluation.sources import (
+    Features,
+    Images,
+    Statistics,
+    open_source,
+    save_features,
+    save_statistics,
+)
 from numdiff.training.checkpoint import save_checkpoint
 from numdiff_cli.main import main
 from tests.conftest import on
 from tests.evaluation import extractors
 
 MEANS = "tests.evaluation.extractors:means"
-RECORD = {"sampler": "heun", "steps": 18, "seed": 5, "weights": "ema", "model": "runs/0", "training_steps": 400}
+RECORD = {
+    "sampler": "heun",
+    "steps": 18,
+    "seed": 5,
+    "weights": "ema",
+    "model": "runs/0",
+    "training_steps": 400,
+}
 
 
 def run(*arguments):
@@ -48,7 +70,8 @@ def reference(tmp_path):
     return path
 
 
-# Extractors -----------------------------------------------------------------------------------------------------------
+# Extractors ---------------------------------------------------------------------------------------
+
 
 def test_random_conv_against_loops(rng):
     """The first level by explicit loops, and the sizes of all."""
@@ -59,7 +82,7 @@ def test_random_conv_against_loops(rng):
     weight, total = random_conv_weight(0).astype(np.float64), np.zeros(32)
     for i in range(8):
         for j in range(8):
-            z = (weight * x[2 * i:2 * i + 3, 2 * j:2 * j + 3]).sum((1, 2, 3))
+            z = (weight * x[2 * i : 2 * i + 3, 2 * j : 2 * j + 3]).sum((1, 2, 3))
             total += z / (1 + np.exp(-z))
     np.testing.assert_allclose(features[0, :32], total / 64, atol=1e-5)
 
@@ -68,7 +91,9 @@ def test_random_conv_is_fixed():
     """Its weights are part of what its name means: these numbers must never change."""
     np.testing.assert_allclose(random_conv_weight(0)[0, 0, 0], FIXED_WEIGHTS, rtol=1e-5)
     features, spatial = RandomConv()(np.arange(16 * 16 * 3).reshape(1, 16, 16, 3).astype(np.uint8))
-    np.testing.assert_allclose(features[0, [0, 31, 32, 100, 300, 479]], FIXED_FEATURES, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        features[0, [0, 31, 32, 100, 300, 479]], FIXED_FEATURES, rtol=1e-3, atol=1e-5
+    )
     np.testing.assert_allclose(spatial[0, [0, 50, 111]], FIXED_SPATIAL, rtol=1e-3, atol=1e-5)
 
 
@@ -101,7 +126,7 @@ def test_random_conv_on_a_gpu(engine, rng):
 def test_features_do_not_depend_on_the_batch(rng):
     images, extractor = rng.integers(0, 256, (5, 16, 16, 3)).astype(np.uint8), RandomConv()
     together, _ = extractor(images)
-    apart, _ = extract(extractor, (images[i:i + 2] for i in range(0, 5, 2)), 5)
+    apart, _ = extract(extractor, (images[i : i + 2] for i in range(0, 5, 2)), 5)
     np.testing.assert_allclose(together, apart, atol=1e-6)
     with pytest.raises(UsageError, match="at least 16×16"):
         extractor(images[:, :8])
@@ -111,28 +136,41 @@ def test_plug_ins(rng):
     function, name = find_extractor(MEANS)
     assert function is extractors.means and name == MEANS
     assert find_extractor("tests.evaluation.extractors:Holder.means")[0] is extractors.means
-    assert isinstance(find_extractor()[0], RandomConv) and find_extractor("random-conv")[1] == "random-conv-1"
+    assert (
+        isinstance(find_extractor()[0], RandomConv)
+        and find_extractor("random-conv")[1] == "random-conv-1"
+    )
     images = rng.integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
     features, spatial = extract(extractors.pair, [images[:2], images[2:]], 3)
     assert features.shape == (3, 3) and spatial.shape == (3, 4)
     assert extract(extractors.means, [images], 3)[1] is None
-    for name, message in (("inception", "module:function"), ("no_such:thing", "cannot be imported"), (":x", "module:f"),
-                          ("tests.evaluation.extractors:nothing", "has no nothing"),
-                          ("tests.evaluation.extractors:NUMBER", "not callable")):
+    for name, message in (
+        ("inception", "module:function"),
+        ("no_such:thing", "cannot be imported"),
+        (":x", "module:f"),
+        ("tests.evaluation.extractors:nothing", "has no nothing"),
+        ("tests.evaluation.extractors:NUMBER", "not callable"),
+    ):
         with pytest.raises(UsageError, match=message):
             find_extractor(name)
-    for function, message in ((extractors.wrong_shape, "must return features"), (extractors.not_finite, "not finite"),
-                              (extractors.fails, r"failed on uint8 images .* \(KeyError: 3, line \d+ of ")):
+    for function, message in (
+        (extractors.wrong_shape, "must return features"),
+        (extractors.not_finite, "not finite"),
+        (extractors.fails, r"failed on uint8 images .* \(KeyError: 3, line \d+ of "),
+    ):
         with pytest.raises(UsageError, match=message):
             extract(function, [images], 3)
 
 
-# Sources --------------------------------------------------------------------------------------------------------------
+# Sources ------------------------------------------------------------------------------------------
+
 
 def test_a_module_that_fails_is_told_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "failing_features.py").write_text("1 / 0")
-    with pytest.raises(UsageError, match="cannot be imported .ZeroDivisionError: division by zero, line 1 of"):
+    with pytest.raises(
+        UsageError, match="cannot be imported .ZeroDivisionError: division by zero, line 1 of"
+    ):
         find_extractor("failing_features:x")
 
 
@@ -148,7 +186,9 @@ def test_npz_of_images(tmp_path, save):
     assert isinstance(source, Images) and (source.count, source.size) == (20, (16, 16))
     assert np.array_equal(read_all(source), images) and max(len(b) for b in source.batches(7)) == 7
     save(tmp_path / "grey.npz", images[..., :1])
-    assert np.array_equal(read_all(open_source(tmp_path / "grey.npz")), np.repeat(images[..., :1], 3, -1))
+    assert np.array_equal(
+        read_all(open_source(tmp_path / "grey.npz")), np.repeat(images[..., :1], 3, -1)
+    )
 
 
 def test_folder_of_pictures(tmp_path):
@@ -179,29 +219,49 @@ def test_dataset(tmp_path):
 
 
 def test_features_and_statistics_round_trip(tmp_path, rng):
-    features = Features("x", rng.standard_normal((50, 6)), rng.standard_normal((50, 4)), {"extractor": "e", **RECORD})
+    features = Features(
+        "x",
+        rng.standard_normal((50, 6)),
+        rng.standard_normal((50, 4)),
+        {"extractor": "e", **RECORD},
+    )
     save_features(tmp_path / "f.npz", features)
     again = open_source(tmp_path / "f.npz")
     assert isinstance(again, Features) and again.record == features.record
-    assert np.array_equal(again.features, features.features) and np.array_equal(again.spatial, features.spatial)
+    assert np.array_equal(again.features, features.features) and np.array_equal(
+        again.spatial, features.spatial
+    )
     save_statistics(tmp_path / "s.npz", features.statistics())
     statistics = open_source(tmp_path / "s.npz")
     assert isinstance(statistics, Statistics) and statistics.count == 50
-    for name, wanted in zip(("mu", "sigma", "mu_s", "sigma_s"),
-                            (*mean_and_covariance(features.features), *mean_and_covariance(features.spatial)),
-                            strict=True):
+    for name, wanted in zip(
+        ("mu", "sigma", "mu_s", "sigma_s"),
+        (*mean_and_covariance(features.features), *mean_and_covariance(features.spatial)),
+        strict=True,
+    ):
         assert np.array_equal(getattr(statistics, name), wanted)
 
 
 def test_the_layouts_of_guided_diffusion_and_edm(tmp_path, rng):
     """Written as their programs write them, and read from ours as their programs read them."""
     x, s = rng.standard_normal((40, 5)), rng.standard_normal((40, 3))
-    mu, sigma, mu_s, sigma_s = x.mean(0), np.cov(x, rowvar=False), s.mean(0), np.cov(s, rowvar=False)
-    np.savez(tmp_path / "guided.npz", mu=mu, sigma=sigma, mu_s=mu_s, sigma_s=sigma_s, arr_0=pictures(3))
+    mu, sigma, mu_s, sigma_s = (
+        x.mean(0),
+        np.cov(x, rowvar=False),
+        s.mean(0),
+        np.cov(s, rowvar=False),
+    )
+    np.savez(
+        tmp_path / "guided.npz", mu=mu, sigma=sigma, mu_s=mu_s, sigma_s=sigma_s, arr_0=pictures(3)
+    )
     np.savez(tmp_path / "edm.npz", mu=mu, sigma=sigma)
     np.savez(tmp_path / "features.npz", features=x, spatial=s)
     guided, edm = open_source(tmp_path / "guided.npz"), open_source(tmp_path / "edm.npz")
-    assert isinstance(guided, Statistics) and np.array_equal(guided.sigma_s, sigma_s) and guided.count is None
+    assert (
+        isinstance(guided, Statistics)
+        and np.array_equal(guided.sigma_s, sigma_s)
+        and guided.count is None
+    )
     assert isinstance(edm, Statistics) and edm.mu_s is None and np.array_equal(edm.sigma, sigma)
     assert run(tmp_path / "features.npz", "--save-stats", tmp_path / "ours.npz").exit_code == 0
     with np.load(tmp_path / "ours.npz", allow_pickle=False) as ours:
@@ -210,44 +270,74 @@ def test_the_layouts_of_guided_diffusion_and_edm(tmp_path, rng):
         np.testing.assert_allclose(ours["sigma"], sigma, rtol=1e-10)
         np.testing.assert_allclose(ours["mu_s"], mu_s, rtol=1e-10)
     result = run(tmp_path / "guided.npz", tmp_path / "edm.npz")
-    assert result.exit_code == 0 and "only statistics" in result.output and "spatial" not in result.output
+    assert (
+        result.exit_code == 0
+        and "only statistics" in result.output
+        and "spatial" not in result.output
+    )
     np.savez(tmp_path / "arr.npz", x.astype(np.float32))
     np.save(tmp_path / "plain.npy", x)
-    assert open_source(tmp_path / "arr.npz").features.shape == open_source(tmp_path / "plain.npy").features.shape
+    assert (
+        open_source(tmp_path / "arr.npz").features.shape
+        == open_source(tmp_path / "plain.npy").features.shape
+    )
 
 
-# The command ----------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
+
 
 def test_the_figures_and_their_columns(samples, reference, tmp_path):
     result = run(samples, reference, "--features", MEANS, "--json", tmp_path / "f.json")
     assert result.exit_code == 0, result.output
     x, y = extractors.means(pictures(40)), extractors.means(pictures(30, seed=1, shift=20))
     x, y = x.astype(np.float32), y.astype(np.float32)
-    wanted = {"frechet_distance": frechet_distance(*mean_and_covariance(x), *mean_and_covariance(y)), "kid": kid(x, y)}
+    wanted = {
+        "frechet_distance": frechet_distance(*mean_and_covariance(x), *mean_and_covariance(y)),
+        "kid": kid(x, y),
+    }
     wanted["precision"], wanted["recall"] = precision_recall(x, y)
     found = json.loads((tmp_path / "f.json").read_text())
-    assert found["figures"] == pytest.approx(wanted) and found["count"] == [40, 30] and found["extractor"] == MEANS
+    assert (
+        found["figures"] == pytest.approx(wanted)
+        and found["count"] == [40, 30]
+        and found["extractor"] == MEANS
+    )
     assert found["samples"]["sampler"] == "heun"
     lines = result.output.splitlines()
     header = next(line for line in lines if line.startswith("figure"))
     assert header.split() == ["figure", "value", "count", "seed", "steps", "sampler", "EMA"]
     for figure in ("Fréchet distance", "KID", "precision", "recall"):
         (line,) = (line for line in lines if line.startswith(figure))
-        assert line[len(figure):].split()[1:8] == ["40", "/", "30", "5", "18", "heun", "yes"]
-    assert "FID" not in result.output and "heun, 18 steps, seed 5, ema weights of runs/0" in result.output
+        assert line[len(figure) :].split()[1:8] == ["40", "/", "30", "5", "18", "heun", "yes"]
+    assert (
+        "FID" not in result.output
+        and "heun, 18 steps, seed 5, ema weights of runs/0" in result.output
+    )
 
 
 def test_random_conv_is_never_called_fid(samples, reference):
     result = run(samples, reference)
-    assert result.exit_code == 0 and "random-conv-1" in result.output and "is not FID" in result.output
+    assert (
+        result.exit_code == 0 and "random-conv-1" in result.output and "is not FID" in result.output
+    )
     assert "spatial Fréchet" in result.output and "fewer than the 480 features" in result.output
     assert result.output.count("FID") == 1
 
 
 def test_features_and_statistics_in_place_of_images(samples, reference, tmp_path):
     direct = run(samples, reference, "--features", MEANS).output
-    assert run(reference, "--features", MEANS, "--save-features", tmp_path / "f.npz", "--save-stats",
-               tmp_path / "s.npz").exit_code == 0
+    assert (
+        run(
+            reference,
+            "--features",
+            MEANS,
+            "--save-features",
+            tmp_path / "f.npz",
+            "--save-stats",
+            tmp_path / "s.npz",
+        ).exit_code
+        == 0
+    )
     by_features = run(samples, tmp_path / "f.npz", "--features", MEANS).output
     by_statistics = run(samples, tmp_path / "s.npz", "--features", MEANS).output
 
@@ -256,11 +346,17 @@ def test_features_and_statistics_in_place_of_images(samples, reference, tmp_path
 
     for name in ("Fréchet distance", "KID", "precision", "recall"):
         assert figure(direct, name) == figure(by_features, name) != []
-    assert figure(direct, "Fréchet") == figure(by_statistics, "Fréchet") and not figure(by_statistics, "KID")
+    assert figure(direct, "Fréchet") == figure(by_statistics, "Fréchet") and not figure(
+        by_statistics, "KID"
+    )
 
 
 def test_what_is_not_recorded_is_said(reference):
-    line = next(x for x in run(reference, reference, "--features", MEANS).output.splitlines() if x.startswith("KID"))
+    line = next(
+        x
+        for x in run(reference, reference, "--features", MEANS).output.splitlines()
+        if x.startswith("KID")
+    )
     assert line.split()[2:9] == ["30", "/", "30", "?", "?", "?", "?"]
 
 
@@ -281,20 +377,27 @@ def kept(tmp_path):
         file["images"], file["labels"] = pictures(60, size=32), np.arange(60) % 2
         file.attrs["classes"] = ["left", "right"]
     paths = {"--save-stats": tmp_path / "s.npz", "--save-features": tmp_path / "f.npz"}
-    result = run(tmp_path / "set.h5", "--classes", "right", "--features", MEANS, *sum(paths.items(), ()))
+    result = run(
+        tmp_path / "set.h5", "--classes", "right", "--features", MEANS, *sum(paths.items(), ())
+    )
     assert result.exit_code == 0, result.output
     return paths
 
 
-@pytest.mark.parametrize("option, kind", [("--save-stats", "statistics"), ("--save-features", "features")])
-def test_the_size_of_the_images_is_kept_and_another_one_refused(samples, tmp_path, kept, option, kind):
+@pytest.mark.parametrize(
+    "option, kind", [("--save-stats", "statistics"), ("--save-features", "features")]
+)
+def test_the_size_of_the_images_is_kept_and_another_one_refused(
+    samples, tmp_path, kept, option, kind
+):
     record = open_source(kept[option]).record
     assert record == {"classes": ["right"], "count": 30, "image_size": [32, 32], "extractor": MEANS}
     result = run(samples, kept[option], "--features", MEANS)
     assert result.exit_code == 2 and result.output.splitlines()[-1] == (
         f"Error: {samples} has images of 16×16 and {kept[option]} holds {kind} of images of 32×32: make {kind} of "
         "images of 16×16 (`numdiff data import SOURCE OUT.h5 --size 16`, then `numdiff evaluate OUT.h5 "
-        f"{option} FILE.npz`).")
+        f"{option} FILE.npz`)."
+    )
     np.savez(tmp_path / "fits.npz", pictures(40, size=32))
     result = run(tmp_path / "fits.npz", kept[option], "--features", MEANS)
     assert result.exit_code == 0 and f"{kind} of 30 images of 32×32, classes right" in result.output
@@ -309,7 +412,10 @@ def test_statistics_that_do_not_say_a_size_go_with_any_and_a_note(samples, tmp_p
     with np.load(kept["--save-stats"]) as file:
         np.savez(tmp_path / "edm.npz", mu=file["mu"], sigma=file["sigma"])
     result = run(samples, tmp_path / "edm.npz", "--features", MEANS)
-    assert result.exit_code == 0 and result.output.count("edm.npz does not say of what size its images were") == 1
+    assert (
+        result.exit_code == 0
+        and result.output.count("edm.npz does not say of what size its images were") == 1
+    )
 
 
 def test_the_parts_of_a_set_are_near_and_another_set_is_far(tmp_path):
@@ -324,20 +430,28 @@ def test_the_parts_of_a_set_are_near_and_another_set_is_far(tmp_path):
     assert min(same) > 0.6 and max(other) < 0.3
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
+# Bad input ----------------------------------------------------------------------------------------
+
 
 def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
     good = np.random.default_rng(0).standard_normal((20, 3))
     files = {
-        "latents": {"arr_0": np.zeros((3, 8, 8, 4), np.float32)}, "nothing": {"other": np.zeros(3)},
-        "half": {"mu": np.zeros(3)}, "odd": {"mu": np.zeros(3), "sigma": np.zeros((3, 4))},
-        "nan": {"features": np.full((3, 3), np.nan)}, "ints": {"features": np.zeros((3, 3), int)},
-        "wide": {"features": np.zeros((5, 7))}, "one": {"features": good[:1]}, "good": {"features": good},
+        "latents": {"arr_0": np.zeros((3, 8, 8, 4), np.float32)},
+        "nothing": {"other": np.zeros(3)},
+        "half": {"mu": np.zeros(3)},
+        "odd": {"mu": np.zeros(3), "sigma": np.zeros((3, 4))},
+        "nan": {"features": np.full((3, 3), np.nan)},
+        "ints": {"features": np.zeros((3, 3), int)},
+        "wide": {"features": np.zeros((5, 7))},
+        "one": {"features": good[:1]},
+        "good": {"features": good},
         "infinite": {"mu": np.full(3, np.inf), "sigma": np.eye(3)},
         "objects": {"arr_0": np.array([{}, {}], object)},
         "mine": {"features": good, "numdiff": np.array('{"extractor": "mine"}')},
-        "list": {"features": good, "numdiff": np.array("[1]")}, "text": {"features": good, "numdiff": np.array("{")},
-        "pair": {"features": good, "spatial": good[:5]}, "empty": {"arr_0": np.zeros((0, 8, 8, 3), np.uint8)},
+        "list": {"features": good, "numdiff": np.array("[1]")},
+        "text": {"features": good, "numdiff": np.array("{")},
+        "pair": {"features": good, "spatial": good[:5]},
+        "empty": {"arr_0": np.zeros((0, 8, 8, 3), np.uint8)},
     }
     for name, arrays in files.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)
@@ -349,38 +463,67 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         target.writestr("arr_0.npy", source.read("arr_0.npy")[:5000])
     monkeypatch.chdir(tmp_path)
     cases = [
-        ("nowhere.npz good.npz", "does not exist"), ("text.bin good.npz", "is not an npz, npy"),
-        ("none good.npz", "holds no pictures"), ("broken.npz good.npz", "broken.npz cannot be read"),
-        ("not.npz good.npz", "not.npz cannot be read"), ("short.npz reference.npz", "short.npz is truncated"),
-        ("latents.npz good.npz", "decode the latents"), ("nothing.npz good.npz", "looks for arr_0"),
+        ("nowhere.npz good.npz", "does not exist"),
+        ("text.bin good.npz", "is not an npz, npy"),
+        ("none good.npz", "holds no pictures"),
+        ("broken.npz good.npz", "broken.npz cannot be read"),
+        ("not.npz good.npz", "not.npz cannot be read"),
+        ("short.npz reference.npz", "short.npz is truncated"),
+        ("latents.npz good.npz", "decode the latents"),
+        ("nothing.npz good.npz", "looks for arr_0"),
         ("empty.npz good.npz", "images are uint8"),
-        ("half.npz good.npz", "looks for arr_0"), ("odd.npz good.npz", "a mean (D,)"),
+        ("half.npz good.npz", "looks for arr_0"),
+        ("odd.npz good.npz", "a mean (D,)"),
         ("nan.npz good.npz", "not finite"),
-        ("infinite.npz good.npz", "not finite"), ("ints.npz good.npz", "features are floats"),
-        ("wide.npz good.npz", "has 7 features per image and good.npz has 3"), ("one.npz good.npz", "at least two"),
-        ("objects.npz good.npz", "objects.npz"), ("list.npz good.npz", "damaged"),
+        ("infinite.npz good.npz", "not finite"),
+        ("ints.npz good.npz", "features are floats"),
+        ("wide.npz good.npz", "has 7 features per image and good.npz has 3"),
+        ("one.npz good.npz", "at least two"),
+        ("objects.npz good.npz", "objects.npz"),
+        ("list.npz good.npz", "damaged"),
         ("text.npz good.npz", "cannot be read"),
         ("pair.npz good.npz", "20 features and 5 spatial"),
         ("samples.npz mine.npz --features " + MEANS, "of mine on the other"),
         ("samples.npz good.npz", "has 480 features per image and good.npz has 3"),
         ("good.npz good.npz --features " + MEANS, "neither side has images"),
-        ("samples.npz", "nothing to compare with"), ("samples.npz reference.npz --classes a", "is not a dataset"),
+        ("samples.npz", "nothing to compare with"),
+        ("samples.npz reference.npz --classes a", "is not a dataset"),
         ("samples.npz --save-stats a.npy --features " + MEANS, "must end in .npz"),
-        ("odd.h5 good.npz", "odd.h5"), ("samples.npz reference.npz --features nothing", "module:function"),
+        ("odd.h5 good.npz", "odd.h5"),
+        ("samples.npz reference.npz --features nothing", "module:function"),
         ("good.npz good.npz --json no/f.json", "does not exist"),
-        ("samples.npz --save-stats samples.npz", "it is samples.npz, which is read; give another name"),
-        ("good.npz mine.npz --save-features ./mine.npz", "it is mine.npz, which is read; give another name"),
+        (
+            "samples.npz --save-stats samples.npz",
+            "it is samples.npz, which is read; give another name",
+        ),
+        (
+            "good.npz mine.npz --save-features ./mine.npz",
+            "it is mine.npz, which is read; give another name",
+        ),
         ("good.npz mine.npz --json good.npz", "--json good.npz must end in .json"),
         ("good.npz mine.npz --json pictures/1.png", "--json pictures/1.png must end in .json"),
-        ("samples.npz --save-stats s.txt --features " + MEANS, "--save-stats s.txt must end in .npz"),
-        ("samples.npz --save-features f.npy --features " + MEANS, "--save-features f.npy must end in .npz"),
-        ("samples.npz --save-stats z.npz --save-features ./z.npz --features " + MEANS,
-         "--save-stats and --save-features name one file: give them different names"),
+        (
+            "samples.npz --save-stats s.txt --features " + MEANS,
+            "--save-stats s.txt must end in .npz",
+        ),
+        (
+            "samples.npz --save-features f.npy --features " + MEANS,
+            "--save-features f.npy must end in .npz",
+        ),
+        (
+            "samples.npz --save-stats z.npz --save-features ./z.npz --features " + MEANS,
+            "--save-stats and --save-features name one file: give them different names",
+        ),
         ("good.npz --json f.json --save-stats a.npz", "--json needs a REFERENCE"),
         ("good.npz --classes a --save-stats a.npz", "is not a dataset"),
     ]
     np.savez("stats.npz", mu=np.zeros(3), sigma=np.eye(3))
-    cases.append(("stats.npz samples.npz --save-features f.npz --features nothing", "leave --save-features out"))
+    cases.append(
+        (
+            "stats.npz samples.npz --save-features f.npz --features nothing",
+            "leave --save-features out",
+        )
+    )
     for arguments, message in cases:
         result = run(*arguments.split())
         assert result.exit_code in (1, 2), arguments
@@ -402,34 +545,50 @@ def test_a_model_is_no_images(tmp_path, name):
         (path / "options.json").write_text("{}")
     else:
         path.touch()
-    with pytest.raises(UsageError, match=r"is a model, and images are compared: make some with `numdiff sample \S+( "
-                                         r"run')? --npz samples\.npz`, and give that file\."):
+    with pytest.raises(
+        UsageError,
+        match=r"is a model, and images are compared: make some with `numdiff sample \S+( "
+        r"run')? --npz samples\.npz`, and give that file\.",
+    ):
         open_source(path)
 
 
 @pytest.mark.parametrize("nested", [True, False], ids=["edm2", "flat"])
 def test_statistics_in_a_pickle_are_not_opened_and_the_recipe_works(tmp_path, rng, nested):
-    """It may run code, so numdiff does not; the two lines at the end of the message do, if a user trusts the file."""
+    """It may run code, so numdiff does not; the two lines at the end of the message do, if a user
+    trusts the file."""
     import pickle
+
     mu, sigma = rng.standard_normal(3), np.eye(3)
     statistics = {"mu": mu, "sigma": sigma}
     path = tmp_path / "it's img512.pkl"
     path.write_bytes(pickle.dumps({"fid": statistics, "fd_dinov2": {}} if nested else statistics))
     result = CliRunner().invoke(main, ["evaluate", str(path), str(path)])
     assert isinstance(result.exception, UsageError) or result.exit_code == 2
-    with pytest.raises(UsageError, match="is a pickle, which may run code, so it is not opened") as caught:
+    with pytest.raises(
+        UsageError, match="is a pickle, which may run code, so it is not opened"
+    ) as caught:
         open_source(path)
     sentence, *recipe = str(caught.value).split("\n")
     assert len(recipe) == 2
     assert " ".join(recipe) in result.output  # the command says all in one line
     exec(" ".join(recipe), {})
     found = open_source(path.with_suffix(".npz"))
-    assert isinstance(found, Statistics) and np.array_equal(found.mu, mu) and np.array_equal(found.sigma, sigma)
+    assert (
+        isinstance(found, Statistics)
+        and np.array_equal(found.mu, mu)
+        and np.array_equal(found.sigma, sigma)
+    )
 
 
 def test_precision_is_random_convs_and_part_of_its_name(engine, rng):
     from numdiff.evaluation.features import RandomConv, find_extractor
-    assert find_extractor(None, None)[1] == find_extractor("random-conv", None, "fp32")[1] == RandomConv.name
+
+    assert (
+        find_extractor(None, None)[1]
+        == find_extractor("random-conv", None, "fp32")[1]
+        == RandomConv.name
+    )
     with pytest.raises(UsageError, match="--precision tf32 needs a GPU"):
         find_extractor(None, None, "tf32")
     with pytest.raises(UsageError, match="--precision tf32 belongs to random-conv"):

@@ -1,4 +1,6 @@
-"""The strict reader of HDF5: what h5py writes is read bit by bit, in every layout; what leads out is refused."""
+"""The strict reader of HDF5: what h5py writes is read bit by bit, in every layout; what leads out
+is refused."""
+
 import json
 import os
 import subprocess
@@ -21,19 +23,36 @@ CLASSES = ["a", "bé", "c" * 300, ""]
 
 @pytest.mark.parametrize("version", VERSIONS, ids="-".join)
 def test_reads_what_h5py_writes(tmp_path, rng, version):
-    """Every layout, filter and index of chunks; rows in portions that fit the chunks and that do not."""
-    for packing, shuffle, checksum in ((None, False, False), (None, False, True), ("gzip", False, False),
-                                       ("gzip", True, True), ("lzf", True, False)):
-        for shape, chunks, growing in (((40, 8, 8, 3), (16, 8, 8, 3), 1), ((37, 5, 7, 3), (10, 3, 4, 2), 4),
-                                       ((9, 4), None, 0), ((5000,), True, 0), ((3, 2), (2, 2), 2)):
+    """Every layout, filter and index of chunks; rows in portions that fit the chunks and that do
+    not."""
+    for packing, shuffle, checksum in (
+        (None, False, False),
+        (None, False, True),
+        ("gzip", False, False),
+        ("gzip", True, True),
+        ("lzf", True, False),
+    ):
+        for shape, chunks, growing in (
+            ((40, 8, 8, 3), (16, 8, 8, 3), 1),
+            ((37, 5, 7, 3), (10, 3, 4, 2), 4),
+            ((9, 4), None, 0),
+            ((5000,), True, 0),
+            ((3, 2), (2, 2), 2),
+        ):
             if chunks is None and (packing or shuffle or checksum):
                 continue
             for dtype in ("u1", ">f4"):
                 values = (rng.standard_normal(shape) * 100).astype(dtype)
                 with h5py.File(tmp_path / "a.h5", "w", libver=version) as file:
-                    file.create_dataset("images", data=values, chunks=chunks, compression=packing, shuffle=shuffle,
-                                        fletcher32=checksum,
-                                        maxshape=(None,) * growing + shape[growing:] if growing else None)
+                    file.create_dataset(
+                        "images",
+                        data=values,
+                        chunks=chunks,
+                        compression=packing,
+                        shuffle=shuffle,
+                        fletcher32=checksum,
+                        maxshape=(None,) * growing + shape[growing:] if growing else None,
+                    )
                     file.attrs.create("classes", CLASSES, dtype=h5py.string_dtype())
                     file.attrs["plain"], file.attrs["number"] = np.bytes_("x"), np.uint16(7)
                 with open_hdf5(tmp_path / "a.h5") as file:
@@ -43,7 +62,11 @@ def test_reads_what_h5py_writes(tmp_path, rng, version):
                     assert np.array_equal(found.read(1, 3), values[1:3])
                     assert np.array_equal(found.read(2, 10**9), values[2:])
                     assert file.strings("classes") == CLASSES and file.strings("plain") == ["x"]
-                    assert file.integer("number") == 7 and file.array("none") is None and file.strings("none") is None
+                    assert (
+                        file.integer("number") == 7
+                        and file.array("none") is None
+                        and file.strings("none") is None
+                    )
 
 
 @pytest.mark.parametrize("more", [0, 6000])
@@ -62,8 +85,9 @@ def test_compact_values_and_types_that_are_no_numbers(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plan.set_layout(h5py.h5d.COMPACT)
-        h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((3,)), plan).write(
-            h5py.h5s.ALL, h5py.h5s.ALL, np.array([1, 2, 3], np.int32))
+        h5py.h5d.create(
+            file.id, b"compact", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((3,)), plan
+        ).write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([1, 2, 3], np.int32))
         file["words"] = np.array([b"ab", b"c"])
         file["variable"] = ["ab", "c"]
         file.create_group("group")
@@ -81,7 +105,8 @@ def test_fletcher32():
     assert fletcher32(data) == [int(words.sum()) % 65535, int(np.cumsum(words).sum()) % 65535]
 
 
-# What is refused ------------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
+
 
 def external_link(folder, file):
     file["images"] = h5py.ExternalLink(folder / "other.h5", "images")
@@ -97,11 +122,15 @@ def soft_link_to_itself_in_a_group(folder, file):
 
 def external_storage(folder, file):
     (folder / "raw").write_bytes(bytes(4 * 8 * 8 * 3))
-    file.create_dataset("images", (4, 8, 8, 3), np.uint8, external=[(folder / "raw", 0, h5py.h5f.UNLIMITED)])
+    file.create_dataset(
+        "images", (4, 8, 8, 3), np.uint8, external=[(folder / "raw", 0, h5py.h5f.UNLIMITED)]
+    )
 
 
 def external_fifo(folder, file):
-    file.create_dataset("images", (4, 8, 8, 3), np.uint8, external=[(folder / "fifo", 0, h5py.h5f.UNLIMITED)])
+    file.create_dataset(
+        "images", (4, 8, 8, 3), np.uint8, external=[(folder / "fifo", 0, h5py.h5f.UNLIMITED)]
+    )
 
 
 def virtual(folder, file, source="other.h5", shape=(4, 8, 8, 3)):
@@ -131,38 +160,59 @@ def never_stored(folder, file):
 
 
 def never_stored_in_chunks(folder, file):
-    file.create_dataset("images", (1 << 40, 8, 8, 3), np.uint8, chunks=(64, 8, 8, 3), compression="gzip")
+    file.create_dataset(
+        "images", (1 << 40, 8, 8, 3), np.uint8, chunks=(64, 8, 8, 3), compression="gzip"
+    )
 
 
 def half_stored(folder, file):
-    images = file.create_dataset("images", (100, 8, 8, 3), np.uint8, chunks=(10, 8, 8, 3), compression="gzip")
+    images = file.create_dataset(
+        "images", (100, 8, 8, 3), np.uint8, chunks=(10, 8, 8, 3), compression="gzip"
+    )
     images[:50] = 1
 
 
 def large_chunk(folder, file):
-    file.create_dataset("images", (4, 8, 8, 3), np.uint8, maxshape=(None, 8, 8, 3), chunks=(13_000_000, 8, 8, 3),
-                        compression="gzip")[:0] = 0
+    file.create_dataset(
+        "images",
+        (4, 8, 8, 3),
+        np.uint8,
+        maxshape=(None, 8, 8, 3),
+        chunks=(13_000_000, 8, 8, 3),
+        compression="gzip",
+    )[:0] = 0
 
 
 def early_chunks(folder, file):
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_chunk((1, 1, 1, 1))
     plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    h5py.h5d.create(file.id, b"images", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((1 << 40, 8, 8, 3)), plan)
+    h5py.h5d.create(
+        file.id, b"images", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((1 << 40, 8, 8, 3)), plan
+    )
 
 
 def large_image(folder, file):
-    file.create_dataset("images", data=np.zeros((1, 4000, 4000, 3), np.uint8), chunks=(1, 400, 4000, 3),
-                        compression="gzip")
+    file.create_dataset(
+        "images",
+        data=np.zeros((1, 4000, 4000, 3), np.uint8),
+        chunks=(1, 400, 4000, 3),
+        compression="gzip",
+    )
 
 
 def other_filter(folder, file):
-    file.create_dataset("images", data=np.zeros((4, 8, 8, 3), np.uint8), chunks=(4, 8, 8, 3), scaleoffset=0)
+    file.create_dataset(
+        "images", data=np.zeros((4, 8, 8, 3), np.uint8), chunks=(4, 8, 8, 3), scaleoffset=0
+    )
 
 
 def gzip_bomb(folder, file):
     import zlib
-    images = file.create_dataset("images", (4, 8, 8, 3), np.uint8, chunks=(4, 8, 8, 3), compression="gzip")
+
+    images = file.create_dataset(
+        "images", (4, 8, 8, 3), np.uint8, chunks=(4, 8, 8, 3), compression="gzip"
+    )
     images[:] = 0
     images.id.write_direct_chunk((0, 0, 0, 0), zlib.compress(bytes(1 << 20), 9))
 
@@ -187,13 +237,22 @@ def large_label(folder, file):
 def label_bomb(folder, file):
     """Labels of which all chunks are packed to nearly nothing."""
     count = (256 << 20) // 8 + 1_000_000
-    file.create_dataset("images", data=np.zeros((count, 1, 1, 1), np.uint8), chunks=(1 << 20, 1, 1, 1),
-                        compression="gzip")
-    file.create_dataset("labels", data=np.zeros(count, np.int64), chunks=(1 << 20,), compression="gzip")
+    file.create_dataset(
+        "images",
+        data=np.zeros((count, 1, 1, 1), np.uint8),
+        chunks=(1 << 20, 1, 1, 1),
+        compression="gzip",
+    )
+    file.create_dataset(
+        "labels", data=np.zeros(count, np.int64), chunks=(1 << 20,), compression="gzip"
+    )
 
 
 def label_links(folder, file):
-    file["images"], file["labels"] = np.zeros((4, 8, 8, 3), np.uint8), h5py.ExternalLink("fifo", "labels")
+    file["images"], file["labels"] = (
+        np.zeros((4, 8, 8, 3), np.uint8),
+        h5py.ExternalLink("fifo", "labels"),
+    )
 
 
 def endless_heap(folder, file):
@@ -203,18 +262,20 @@ def endless_heap(folder, file):
     file.close()
     data = bytearray((folder / "a.h5").read_bytes())
     at = data.rindex(b"GCOL") + 16
-    data[at + 8:at + 16] = (1 << 63).to_bytes(8, "little")
+    data[at + 8 : at + 16] = (1 << 63).to_bytes(8, "little")
     (folder / "a.h5").write_bytes(data)
 
 
 def shared_names(folder, file):
     """Thousands of names that are all the same megabyte of the file."""
     file["images"], file["labels"] = np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, int)
-    file.attrs.create("classes", ["a" * (1 << 20)] + [f"{i}" for i in range(3000)], dtype=h5py.string_dtype())
+    file.attrs.create(
+        "classes", ["a" * (1 << 20)] + [f"{i}" for i in range(3000)], dtype=h5py.string_dtype()
+    )
     file.close()
     data = bytearray((folder / "a.h5").read_bytes())
     first = data.index((1 << 20).to_bytes(4, "little") + b"\0", 1000)
-    data[first:first + 16 * 3001] = data[first:first + 16] * 3001
+    data[first : first + 16 * 3001] = data[first : first + 16] * 3001
     (folder / "a.h5").write_bytes(data)
 
 
@@ -223,11 +284,18 @@ def many_claimed_names(folder, file):
     file.attrs.create("classes", np.zeros(1, "S60000"))
     file.close()
     data = (folder / "a.h5").read_bytes()
-    (folder / "a.h5").write_bytes(data.replace((60000).to_bytes(4, "little"), (1 << 31).to_bytes(4, "little"), 1))
+    (folder / "a.h5").write_bytes(
+        data.replace((60000).to_bytes(4, "little"), (1 << 31).to_bytes(4, "little"), 1)
+    )
 
 
-ATTACKS = [value for value in list(globals().values()) if callable(value) and getattr(value, "__code__", None)
-           and value.__code__.co_varnames[:2] == ("folder", "file")]
+ATTACKS = [
+    value
+    for value in list(globals().values())
+    if callable(value)
+    and getattr(value, "__code__", None)
+    and value.__code__.co_varnames[:2] == ("folder", "file")
+]
 
 
 def write(folder, attack):
@@ -267,15 +335,23 @@ def test_refusals_take_little_memory_and_time(tmp_path):
     for attack in ATTACKS:
         (tmp_path / attack.__name__).mkdir()
         paths.append(str(write(tmp_path / attack.__name__, attack)))
-    done = subprocess.run([sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True, check=True
+    )
     reported, kibibytes = json.loads(done.stdout)
-    assert len(reported) == len(ATTACKS) and max(seconds for _, seconds in reported) < 2 and kibibytes < 200 << 10
+    assert (
+        len(reported) == len(ATTACKS)
+        and max(seconds for _, seconds in reported) < 2
+        and kibibytes < 200 << 10
+    )
 
 
 def test_checkpoints_are_read_alike(tmp_path):
     """A link or a claim in a checkpoint, its checksums all right, is refused as in a dataset."""
+
     def rewritten(change):
         from numdiff.training.checkpoint import LAST_LINE, LAST_LINE_BYTES, _file_checksum
+
         save_checkpoint(tmp_path / "c.h5", {"parameters": np.ones(100, np.float32)}, {"step": 1})
         data = (tmp_path / "c.h5").read_bytes()[:-LAST_LINE_BYTES]
         (tmp_path / "c.h5").write_bytes(data)
@@ -290,20 +366,30 @@ def test_checkpoints_are_read_alike(tmp_path):
         def change(file):
             del file[name]
             file[name] = value
+
         return change
 
     os.mkfifo(tmp_path / "fifo")
     virtual_layout = h5py.VirtualLayout((100,), np.float32)
     virtual_layout[:] = h5py.VirtualSource(str(tmp_path / "fifo"), "x", (100,))
     load_checkpoint(rewritten(lambda file: None))
-    for change in (replaced("meta", h5py.ExternalLink("fifo", "x")), replaced("buffers", h5py.SoftLink("/")),
-                   replaced("buffers/parameters", h5py.ExternalLink(str(tmp_path / "fifo"), "x")),
-                   replaced("buffers/parameters", np.ones(3)), replaced("meta", np.bytes_(b'{"step": NaN}')),
-                   replaced("meta", 3), replaced("meta", np.bytes_(b"[" * 100_000)), replaced("buffers", 3),
-                   lambda file: file.attrs.__setitem__("version", "x"), lambda file: file.attrs.__delitem__("version"),
-                   lambda file: file["buffers"].create_virtual_dataset("m", virtual_layout),
-                   lambda file: file["buffers"].create_dataset("m", (1 << 40,), np.float32)):
-        with pytest.raises(NumdiffError, match=r"c\.h5 is truncated or damaged \(.*\); use another checkpoint"):
+    for change in (
+        replaced("meta", h5py.ExternalLink("fifo", "x")),
+        replaced("buffers", h5py.SoftLink("/")),
+        replaced("buffers/parameters", h5py.ExternalLink(str(tmp_path / "fifo"), "x")),
+        replaced("buffers/parameters", np.ones(3)),
+        replaced("meta", np.bytes_(b'{"step": NaN}')),
+        replaced("meta", 3),
+        replaced("meta", np.bytes_(b"[" * 100_000)),
+        replaced("buffers", 3),
+        lambda file: file.attrs.__setitem__("version", "x"),
+        lambda file: file.attrs.__delitem__("version"),
+        lambda file: file["buffers"].create_virtual_dataset("m", virtual_layout),
+        lambda file: file["buffers"].create_dataset("m", (1 << 40,), np.float32),
+    ):
+        with pytest.raises(
+            NumdiffError, match=r"c\.h5 is truncated or damaged \(.*\); use another checkpoint"
+        ):
             load_checkpoint(rewritten(change))
 
 
@@ -322,7 +408,15 @@ def test_rows_are_written_to_an_array_of_their_form_only(tmp_path):
     with open_hdf5(tmp_path / "a.h5") as file:
         for name, plain in (("images", True), ("columns", False)):
             array, out = file.array(name), np.full((6, 4), -1, np.float32)
-            assert array.plain == plain and array.read(3, 9, out) is out and np.array_equal(out, values[3:9])
-            for wrong in (np.empty((5, 4), np.float32), np.empty((6, 4)), np.empty((6, 8), np.float32)[:, ::2]):
+            assert (
+                array.plain == plain
+                and array.read(3, 9, out) is out
+                and np.array_equal(out, values[3:9])
+            )
+            for wrong in (
+                np.empty((5, 4), np.float32),
+                np.empty((6, 4)),
+                np.empty((6, 8), np.float32)[:, ::2],
+            ):
                 with pytest.raises(ValueError, match="rows 3 to 9 are float32"):
                     array.read(3, 9, wrong)

@@ -1,4 +1,6 @@
-"""Each structure that HDF5 1.8 to 2.0 write: indexes of chunks, with pages and levels, and heaps of names."""
+"""Each structure that HDF5 1.8 to 2.0 write: indexes of chunks, with pages and levels, and heaps of
+names."""
+
 import h5py
 import numpy as np
 import pytest
@@ -40,8 +42,17 @@ INDEXES = {
 def test_indexes_of_chunks(tmp_path, rng, shape, chunks, most, packed):
     values = rng.integers(0, 50, shape, dtype=np.int16)
     for version in (*LATEST, OLD[0]):
-        with written(tmp_path / "a.h5", version, lambda file: file.create_dataset(
-                "x", data=values, chunks=chunks, maxshape=most, compression="gzip" if packed else None)) as file:
+        with written(
+            tmp_path / "a.h5",
+            version,
+            lambda file: file.create_dataset(
+                "x",
+                data=values,
+                chunks=chunks,
+                maxshape=most,
+                compression="gzip" if packed else None,
+            ),
+        ) as file:
             assert np.array_equal(file.array("x").all(), values), version
 
 
@@ -50,20 +61,31 @@ def test_indexes_of_chunks(tmp_path, rng, shape, chunks, most, packed):
 def test_pages_of_an_extensible_array(tmp_path, rng, packed):
     """…which it has above 131,000 chunks."""
     values = rng.integers(0, 50, (140_000, 1), dtype=np.int16)
-    with written(tmp_path / "a.h5", LATEST[0], lambda file: file.create_dataset(
-            "x", data=values, chunks=(1, 1), maxshape=(None, 1), compression="gzip" if packed else None)) as file:
+    with written(
+        tmp_path / "a.h5",
+        LATEST[0],
+        lambda file: file.create_dataset(
+            "x",
+            data=values,
+            chunks=(1, 1),
+            maxshape=(None, 1),
+            compression="gzip" if packed else None,
+        ),
+    ) as file:
         assert np.array_equal(file.array("x").all(), values)
 
 
 @pytest.mark.parametrize("version", [*LATEST, *OLD], ids="-".join)
 def test_grown_and_shrunk(tmp_path, version):
     """As an importer writes images, and a user's program that takes some away again."""
+
     def make(file):
         x = file.create_dataset("x", (0, 4), np.uint8, maxshape=(None, 4), chunks=(8, 4))
         for start in range(0, 400, 40):
             x.resize(start + 40, 0)
             x[start:] = np.arange(start, start + 40)[:, None] % 256
         x.resize(101, 0)
+
     with written(tmp_path / "a.h5", version, make) as file:
         assert np.array_equal(file.array("x").all(), np.repeat(np.arange(101)[:, None], 4, 1))
 
@@ -78,6 +100,7 @@ def test_names_and_attributes_in_any_number(tmp_path, version, count):
             file.attrs[f"number {i}"] = np.int16(-i)
         if version[1] != "v108" or version[0] == "v108":
             file.attrs["large"] = np.array([b"x" * 5000] * 20)
+
     with written(tmp_path / "a.h5", version, make) as file:
         names = file.names("group/é")
         assert names == sorted(f"name {i} {'x' * (i % 50)}" for i in range(count))
@@ -91,18 +114,25 @@ def test_names_and_attributes_in_any_number(tmp_path, version, count):
 
 
 def test_numbers_of_every_kind(tmp_path):
-    kinds = [np.dtype(order + kind) for order in "<>" for kind in "i1 u1 i2 u2 i4 u8 f2 f4 f8".split()]
+    kinds = [
+        np.dtype(order + kind) for order in "<>" for kind in "i1 u1 i2 u2 i4 u8 f2 f4 f8".split()
+    ]
 
     def make(file):
         for i, kind in enumerate(kinds):
             file[f"{i}"] = np.arange(3).astype(kind)
             file.attrs[f"{i}"] = np.arange(3).astype(kind)
         file["nothing"] = h5py.Empty("f4")
-        file["true"], file["pair"], file["complex"] = np.array([True]), np.zeros(2, "i4,f4"), np.zeros(2, "c8")
+        file["true"], file["pair"], file["complex"] = (
+            np.array([True]),
+            np.zeros(2, "i4,f4"),
+            np.zeros(2, "c8"),
+        )
         file.create_dataset("list", (2,), h5py.vlen_dtype("i4"))
         file.attrs["empty"] = h5py.Empty("S1")
         file["type"] = np.dtype("<f4")
         file.create_dataset("of the type", data=[1, 2], dtype=file["type"])
+
     for version in (*LATEST, *OLD):
         with written(tmp_path / "a.h5", version, make) as file:
             for i, kind in enumerate(kinds):
@@ -127,12 +157,24 @@ def test_what_its_writer_has_not_closed(tmp_path):
 
 
 def test_checksums():
-    assert lookup3(b"") == 0xDEADBEEF and lookup3(b"Four score and seven years ago") == 0x17770551  # of its author
+    # of its author
+    assert lookup3(b"") == 0xDEADBEEF and lookup3(b"Four score and seven years ago") == 0x17770551
 
 
 def test_lzf():
-    assert unpack_lzf(b"\x02abc\x20\x02", 99) == b"abcabc" and unpack_lzf(b"\x00a\xe0\x08\x00", 99) == b"a" * 18
-    for damaged in (b"\x02ab", b"\x20\x00", b"\x00a\x20", b"\x00a\xe0", b"\x00a\xe0\xff\x00" * 2, b"\x1f" + b"a" * 32):
-        assert unpack(np.frombuffer(damaged, np.uint8), np.zeros(31, np.uint8)) == -1  # the text itself
+    assert (
+        unpack_lzf(b"\x02abc\x20\x02", 99) == b"abcabc"
+        and unpack_lzf(b"\x00a\xe0\x08\x00", 99) == b"a" * 18
+    )
+    for damaged in (
+        b"\x02ab",
+        b"\x20\x00",
+        b"\x00a\x20",
+        b"\x00a\xe0",
+        b"\x00a\xe0\xff\x00" * 2,
+        b"\x1f" + b"a" * 32,
+    ):
+        # the text itself
+        assert unpack(np.frombuffer(damaged, np.uint8), np.zeros(31, np.uint8)) == -1
         with pytest.raises(Refused, match="lzf"):
             unpack_lzf(damaged, 31)

@@ -1,16 +1,26 @@
-"""Chains of fuse/ on a GPU in float16: microseconds of separate operations and of one kernel, by four and by eight.
+"""Chains of fuse/ on a GPU in float16: microseconds of separate operations and of one kernel, by
+four and by eight.
 
     python -m tests.kernels.benchmark_fuse
 
-x · (1 + scale) + shift, SiLU and dropout, of a UNet's 32 images of 64 × 64 pixels of 64 channels, forward and backward;
-then chains of one operation, which numdiff's own launchers run by four. The rate is of the bytes which a chain must
-move. Time is the median of nine replays of a CUDA graph of fifty calls, all in turn.
+x · (1 + scale) + shift, SiLU and dropout, of a UNet's 32 images of 64 × 64 pixels of 64 channels,
+forward and backward; then chains of one operation, which numdiff's own launchers run by four. The
+rate is of the bytes which a chain must move. Time is the median of nine replays of a CUDA graph of
+fifty calls, all in turn.
 """
+
 import numpy as np
 
 from numdiff.device import get_gpu, synchronize, upload
 from numdiff.kernels.dropout import DROP, drop_operands, dropout_backward, dropout_forward
-from numdiff.kernels.elementwise import gelu, gelu_gradient, silu, silu_backward, silu_forward, silu_gradient
+from numdiff.kernels.elementwise import (
+    gelu,
+    gelu_gradient,
+    silu,
+    silu_backward,
+    silu_forward,
+    silu_gradient,
+)
 from numdiff.kernels.fuse import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, fuse
 from numdiff.kernels.scale_shift import (
     scale_shift_backward,
@@ -23,7 +33,9 @@ from numdiff.kernels.transformer.bias_gelu import biased
 from numdiff.kernels.transformer.gate import gated, gated_dgate, gated_dh
 from tests.kernels import benchmark_half_conv as timing
 
-SCALED = Operation(scaled, PER_SAMPLE, PER_SAMPLE, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED)
+SCALED = Operation(
+    scaled, PER_SAMPLE, PER_SAMPLE, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED
+)
 SILU = Operation(silu, x=silu_gradient)
 GATED = Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate)
 BIASED = Operation(biased, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED)
@@ -46,21 +58,37 @@ def jobs(gpu):
     def backward_apart():
         return scale_shift_backward(silu_backward(dropout_backward(dy, *where), z), x, scale)
 
-    found = {"scale, SiLU, dropout: separate": (
-        lambda: dropout_forward(silu_forward(scale_shift_forward(x, scale, shift)), *where), 2 * x.nbytes),
-        "their gradients: separate": (backward_apart, 3 * x.nbytes)}
+    found = {
+        "scale, SiLU, dropout: separate": (
+            lambda: dropout_forward(silu_forward(scale_shift_forward(x, scale, shift)), *where),
+            2 * x.nbytes,
+        ),
+        "their gradients: separate": (backward_apart, 3 * x.nbytes),
+    }
     operands = scale, shift, *drop_operands(x.shape, *where)
-    chains = {"scale, SiLU, dropout": (fuse(EACH, SCALED, SILU, DROP, EACH), dy, (x, *operands), 2, 3),
-              "SiLU": (fuse(EACH, SILU, EACH), dy, (x,), 2, 3),
-              "scale and shift": (fuse(EACH, SCALED, EACH), dy, (x, scale, shift), 2, 3),
-              "gate": (fuse(EACH, GATED, EACH), dy, (x, h, scale), 3, 3),
-              "bias and GELU": (fuse(EACH, BIASED, Operation(gelu, x=gelu_gradient), EACH), du, (u, bias), 2, 3)}
+    chains = {
+        "scale, SiLU, dropout": (fuse(EACH, SCALED, SILU, DROP, EACH), dy, (x, *operands), 2, 3),
+        "SiLU": (fuse(EACH, SILU, EACH), dy, (x,), 2, 3),
+        "scale and shift": (fuse(EACH, SCALED, EACH), dy, (x, scale, shift), 2, 3),
+        "gate": (fuse(EACH, GATED, EACH), dy, (x, h, scale), 3, 3),
+        "bias and GELU": (
+            fuse(EACH, BIASED, Operation(gelu, x=gelu_gradient), EACH),
+            du,
+            (u, bias),
+            2,
+            3,
+        ),
+    }
     for name, (chain, g, given, forward, backward) in chains.items():
         for version, width in ((2, "four"), (3, "eight")):
             found[f"{name}: by {width}"] = (
-                lambda c=chain, a=given, v=version: c.forward(*a, version=v), forward * given[0].nbytes)
+                lambda c=chain, a=given, v=version: c.forward(*a, version=v),
+                forward * given[0].nbytes,
+            )
             found[f"{name}, gradients: by {width}"] = (
-                lambda c=chain, g=g, a=given, v=version: c.backward(g, *a, version=v), backward * given[0].nbytes)
+                lambda c=chain, g=g, a=given, v=version: c.backward(g, *a, version=v),
+                backward * given[0].nbytes,
+            )
     return found
 
 
@@ -69,8 +97,12 @@ def main():
     print(gpu.device_name)
     timing.CALLS, timing.REPLAYS = 50, 9
     found = jobs(gpu)
-    times = timing.measured([(timing.replay(gpu, gpu.new_arena(), function), lambda: synchronize(gpu))
-                             for function, _ in found.values()])
+    times = timing.measured(
+        [
+            (timing.replay(gpu, gpu.new_arena(), function), lambda: synchronize(gpu))
+            for function, _ in found.values()
+        ]
+    )
     for (name, (_, moved)), time in zip(found.items(), times, strict=True):
         print(f"{name:40} {time:8.1f} µs  {moved / time / 1e3:6,.0f} GB/s")
 

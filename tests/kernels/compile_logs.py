@@ -1,11 +1,14 @@
-"""What ptxas says of the tensor-core kernels, and of those that keep rows in registers, compiled without a GPU.
+"""What ptxas says of the tensor-core kernels, and of those that keep rows in registers, compiled
+without a GPU.
 
     python -m tests.kernels.compile_logs                       every one, for the architectures that it is for
     python -m tests.kernels.compile_logs conv2d.hopper. attention  those whose name has one of these words
 
-One line a kernel and architecture: registers, and what is wrong: bytes spilled or on the stack, advisories (C75xx),
-float64. Exit code 1 where anything is. The tests read the same logs (test_compile_logs.py).
+One line a kernel and architecture: registers, and what is wrong: bytes spilled or on the stack,
+advisories (C75xx), float64. Exit code 1 where anything is. The tests read the same logs
+(test_compile_logs.py).
 """
+
 import concurrent.futures
 import functools
 import inspect
@@ -25,18 +28,44 @@ from tests import kept
 from tests.kernels.ptx_equal import normalised
 
 # Limited by memory, with a row or more in registers: a spill would go there and back.
-IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsnorm.", "optimizer.muon.",
-                "transformer.adaln.", "transformer.gate_adaln.", "transformer.qk_norm_rope.", "transformer.swiglu.",
-                "numdiff.extras.post_hoc_ema.power_ema.")
+IN_REGISTERS = (
+    "groupnorm.clusters.",
+    "groupnorm.one_pass",
+    "layernorm.",
+    "rmsnorm.",
+    "optimizer.muon.",
+    "transformer.adaln.",
+    "transformer.gate_adaln.",
+    "transformer.qk_norm_rope.",
+    "transformer.swiglu.",
+    "numdiff.extras.post_hoc_ema.power_ema.",
+)
 # files whose kernels take most of the time: they are unrolled, or many
-LONG = ("attention.", "conv2d.implicit", "fuse.chain.", "groupnorm.", "layernorm.", "linear_group.",
-        "numdiff.extras.im2win.", "numdiff.extras.tf32.", "numdiff.extras.sla.",
-        "matmul.register_tiles.", "matmul.vectorised.", "quantise.", "rmsnorm.", "transformer.adaln.",
-        "transformer.gate", "transformer.qk_norm_rope.")
-LATER = (8, 6), (8, 9), (12, 0)  # cards that run what is compiled for 8.0, with fewer bytes of shared memory
+LONG = (
+    "attention.",
+    "conv2d.implicit",
+    "fuse.chain.",
+    "groupnorm.",
+    "layernorm.",
+    "linear_group.",
+    "numdiff.extras.im2win.",
+    "numdiff.extras.tf32.",
+    "numdiff.extras.sla.",
+    "matmul.register_tiles.",
+    "matmul.vectorised.",
+    "quantise.",
+    "rmsnorm.",
+    "transformer.adaln.",
+    "transformer.gate",
+    "transformer.qk_norm_rope.",
+)
+# cards that run what is compiled for 8.0, with fewer bytes of shared memory
+LATER = (8, 6), (8, 9), (12, 0)
 # gradients of convolutions, written for 8.0, of which ptxas spills 8 bytes a thread for 12.0
-SPILLING = ("conv2d.mma_halo_gradient.conv2d_weight_gradient_kernel_v4_halo_16_3",
-            "conv2d.narrow_half.weight_gradient.conv2d_narrow_weight_gradient_kernel_half")
+SPILLING = (
+    "conv2d.mma_halo_gradient.conv2d_weight_gradient_kernel_v4_halo_16_3",
+    "conv2d.narrow_half.weight_gradient.conv2d_narrow_weight_gradient_kernel_half",
+)
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
@@ -58,7 +87,8 @@ def name_of(kernel):
 
 @functools.cache
 def launches():
-    """{name: (kernel, {types of its arguments: None, …})} of all kernels that the check's cases launch.
+    """{name: (kernel, {types of its arguments: None, …})} of all kernels that the check's cases
+    launch.
 
     Nothing runs and nothing is compiled.
     """
@@ -72,33 +102,43 @@ def launches():
 @functools.cache
 def kernels():
     """{name: (kernel, types of its arguments)}: of each the first."""
-    return {name: (kernel, next(iter(signatures))) for name, (kernel, signatures) in launches().items()}
+    return {
+        name: (kernel, next(iter(signatures))) for name, (kernel, signatures) in launches().items()
+    }
 
 
 @functools.cache
 def kernels_in_registers():
     """Those of IN_REGISTERS from other files, with all types that they are launched with."""
-    return {name if i == 0 else f"{name}, types {i + 1}": (kernel, signature)
-            for name, (kernel, signatures) in launches().items() if name.startswith(IN_REGISTERS)
-            and name not in tensor_core_kernels() for i, signature in enumerate(signatures)}
+    return {
+        name if i == 0 else f"{name}, types {i + 1}": (kernel, signature)
+        for name, (kernel, signatures) in launches().items()
+        if name.startswith(IN_REGISTERS) and name not in tensor_core_kernels()
+        for i, signature in enumerate(signatures)
+    }
 
 
 def widest_in_registers():
-    """Names of `kernels_in_registers`: the last of each text, which keeps most there. The command has all."""
+    """Names of `kernels_in_registers`: the last of each text, which keeps most there. The command
+    has all."""
     texts = {}
-    for name, (kernel, _) in sorted(kernels_in_registers().items(), key=lambda item: numbered(item[0])):
+    for name, (kernel, _) in sorted(
+        kernels_in_registers().items(), key=lambda item: numbered(item[0])
+    ):
         code = kernel.py_func.__code__
         texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
     return [names[-1] for names in texts.values()]
 
 
 def widest(names):
-    """The kernel names of the widest variant of each text, which keeps most in registers. The command has all."""
+    """The kernel names of the widest variant of each text, which keeps most in registers. The
+    command has all."""
     return [variants[0] for variants in by_text(names)]
 
 
 def covering(items, parts_of):
-    """Items that together have all parts of the items, `parts_of`(item) being a set; the richest come first."""
+    """Items that together have all parts of the items, `parts_of`(item) being a set; the richest
+    come first."""
     parts = {item: parts_of(item) for item in items}
     left, chosen = set().union(*parts.values()), []
     while left:
@@ -110,16 +150,27 @@ def covering(items, parts_of):
 
 def one_of_each_source():
     """The names of kernels no two of which come from the same lines."""
-    return list({kernel.py_func.__code__.co_code + repr((kernel.py_func.__code__.co_filename,
-                                                         kernel.py_func.__code__.co_firstlineno)).encode(): name
-                 for name, (kernel, _) in reversed(kernels().items())}.values())[::-1]
+    return list(
+        {
+            kernel.py_func.__code__.co_code
+            + repr(
+                (kernel.py_func.__code__.co_filename, kernel.py_func.__code__.co_firstlineno)
+            ).encode(): name
+            for name, (kernel, _) in reversed(kernels().items())
+        }.values()
+    )[::-1]
 
 
 def one_of_each_folder(names):
-    """The last kernel name of each folder, and of each file outside the folders: mostly the longest text. A generated
-    text (versions 1 and 2 of an elementwise operation) is used only if there is no other."""
+    """The last kernel name of each folder, and of each file outside the folders: mostly the longest
+    text. A generated text (versions 1 and 2 of an elementwise operation) is used only if there is
+    no other."""
     made = {name: kernels()[name][0].py_func.__code__.co_filename.startswith("<") for name in names}
-    return [*{name.partition(".")[0]: name for name in sorted(names, key=made.get, reverse=True)}.values()]
+    return [
+        *{
+            name.partition(".")[0]: name for name in sorted(names, key=made.get, reverse=True)
+        }.values()
+    ]
 
 
 def by_text(names):
@@ -133,17 +184,26 @@ def by_text(names):
 
 @functools.cache
 def names_of_tests():
-    """{what tests are made of: [name of a kernel, …]}. Within tests it is kept, as every worker asks for it, and that
-    takes two seconds."""
-    return kept.said(lambda: {
-        "one of each folder": one_of_each_folder([
-            name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith(LONG)]),
-        "variants": sorted(set(widest(kernels())) - set(widest(tensor_core_kernels()))),
-        "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],
-        "later": widest(tensor_core_kernels()),
-        "left out": sorted(kernels().keys() - set(widest(kernels()))),
-        "tf32": [name for name in tensor_core_kernels() if "_tf32_" in name],
-    }, kept.whole_package(), pathlib.Path(__file__).read_text())
+    """{what tests are made of: [name of a kernel, …]}. Within tests it is kept, as every worker
+    asks for it, and that takes two seconds."""
+    return kept.said(
+        lambda: {
+            "one of each folder": one_of_each_folder(
+                [
+                    name
+                    for name in one_of_each_source()
+                    if name not in tensor_core_kernels() and not name.startswith(LONG)
+                ]
+            ),
+            "variants": sorted(set(widest(kernels())) - set(widest(tensor_core_kernels()))),
+            "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],
+            "later": widest(tensor_core_kernels()),
+            "left out": sorted(kernels().keys() - set(widest(kernels()))),
+            "tf32": [name for name in tensor_core_kernels() if "_tf32_" in name],
+        },
+        kept.whole_package(),
+        pathlib.Path(__file__).read_text(),
+    )
 
 
 def is_left_out(kernel):
@@ -159,7 +219,11 @@ def numbered(name):
 @functools.cache
 def tensor_core_kernels():
     """Those from files that name mma."""
-    return {name: item for name, item in kernels().items() if uses_tensor_cores(item[0].py_func.__module__)}
+    return {
+        name: item
+        for name, item in kernels().items()
+        if uses_tensor_cores(item[0].py_func.__module__)
+    }
 
 
 @functools.cache
@@ -168,11 +232,13 @@ def uses_tensor_cores(module):
 
 
 def ptx_of(name):
-    """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch` compiles it; of one
-    without tensor cores for the last."""
+    """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch`
+    compiles it; of one without tensor cores for the last."""
     kernel, signature = {**kernels_in_registers(), **kernels()}[name]
     capabilities = capabilities_of(kernel)
-    return PtxDevice.compile(kernel, signature, capabilities if name in tensor_core_kernels() else capabilities[-1:])
+    return PtxDevice.compile(
+        kernel, signature, capabilities if name in tensor_core_kernels() else capabilities[-1:]
+    )
 
 
 def architecture(capability):
@@ -180,9 +246,13 @@ def architecture(capability):
 
 
 def assemble(text, capability):
-    """What ptxas says of a PTX text: (registers, the lines that tell of something wrong); within tests it is kept."""
-    version = str(os.path.getsize(find_ptxas()))  # kept.py knows the versions of the other compilers
-    return tuple(kept.said(lambda: ptxas_log(text, capability), version, normalised(text), repr(capability)))
+    """What ptxas says of a PTX text: (registers, the lines that tell of something wrong); within
+    tests it is kept."""
+    # kept.py knows the versions of the other compilers
+    version = str(os.path.getsize(find_ptxas()))
+    return tuple(
+        kept.said(lambda: ptxas_log(text, capability), version, normalised(text), repr(capability))
+    )
 
 
 def ptxas_log(text, capability):
@@ -190,17 +260,32 @@ def ptxas_log(text, capability):
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "kernel.ptx"
         source.write_text(text)
-        done = subprocess.run([find_ptxas(), "-v", "-arch", architecture(capability), source, "-o",
-                               source.with_suffix(".cubin")], capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                find_ptxas(),
+                "-v",
+                "-arch",
+                architecture(capability),
+                source,
+                "-o",
+                source.with_suffix(".cubin"),
+            ],
+            capture_output=True,
+            text=True,
+        )
     said = done.stdout + done.stderr
     wrong = [] if done.returncode == 0 else [said.strip().splitlines()[-1]]
-    wrong += [line.strip() for line in said.splitlines() if "spill" in line and CLEAN not in line or "(C75" in line]
+    wrong += [
+        line.strip()
+        for line in said.splitlines()
+        if "spill" in line and CLEAN not in line or "(C75" in line
+    ]
     return sum(map(int, re.findall(r"Used (\d+) registers", said))), wrong
 
 
 def compile_log(name, later=LATER):
-    """[(architecture, registers, what is wrong, "" for nothing)] of a kernel; what is for 8.0 is assembled for `later`,
-    too."""
+    """[(architecture, registers, what is wrong, "" for nothing)] of a kernel; what is for 8.0 is
+    assembled for `later`, too."""
     logs = []
     for capability, text in ptx_of(name).items():
         for target in (capability, *(later if capability == (8, 0) else ())):
@@ -214,19 +299,26 @@ def compile_log(name, later=LATER):
 
 def is_small_spill(line):
     """Whether ptxas spills at most 16 bytes a thread."""
-    found = re.fullmatch(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
+    found = re.fullmatch(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+    )
     return found is not None and max(map(int, found.groups())) <= 16
 
 
 def main():
     words = sys.argv[1:]
-    names = [name for name in (*tensor_core_kernels(), *kernels_in_registers())
-             if not words or any(word in name for word in words)]
+    names = [
+        name
+        for name in (*tensor_core_kernels(), *kernels_in_registers())
+        if not words or any(word in name for word in words)
+    ]
     faults = 0
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         for name, logs in zip(names, pool.map(compile_log, names), strict=True):
             for arch, registers, wrong in logs:
-                print(f"{name:80} {arch:7} {registers:3d} registers  {wrong or 'clean'}", flush=True)
+                print(
+                    f"{name:80} {arch:7} {registers:3d} registers  {wrong or 'clean'}", flush=True
+                )
                 faults += bool(wrong)
     return int(faults > 0)
 

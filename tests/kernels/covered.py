@@ -1,14 +1,17 @@
-"""Tests of kernels that run nothing but what quicker ones run: covered.txt names them, the exhaustive part has them.
+"""Tests of kernels that run nothing but what quicker ones run: covered.txt names them, the
+exhaustive part has them.
 
     pytest -n 0 -p tests.kernels.covered tests/kernels -k "emulator or passes"        rewrites covered.txt
 
-That takes half an hour. It notes for each test in the emulator which statements of numdiff.kernels it reaches, which
-arms of their conditions, whether their loops turn not at all, once, twice or more often, whether integers that they
-assign or are given are negative, 0, 1 or more, and in which directions a grid has several blocks. Of all tests it
-chooses those that together show what all do in the least time, always the one that adds most in a second: each
-statement, version and source of a kernel among the cases of `numdiff kernels check`, the rest anywhere. Of what is left
-it names the tests that take LONG, but of each test function one stays.
+That takes half an hour. It notes for each test in the emulator which statements of numdiff.kernels
+it reaches, which arms of their conditions, whether their loops turn not at all, once, twice or more
+often, whether integers that they assign or are given are negative, 0, 1 or more, and in which
+directions a grid has several blocks. Of all tests it chooses those that together show what all do
+in the least time, always the one that adds most in a second: each statement, version and source of
+a kernel among the cases of `numdiff kernels check`, the rest anywhere. Of what is left it names the
+tests that take LONG, but of each test function one stays.
 """
+
 import ast
 import collections
 import functools
@@ -41,7 +44,8 @@ def is_covered(name):
     return f"{CASES}[{name.encode('unicode_escape').decode()}-shuffled]" in listed()
 
 
-# Rewritten ------------------------------------------------------------------------------------------------------------
+# Rewritten ----------------------------------------------------------------------------------------
+
 
 def turns(place, values):
     """The values of a loop; notes how often it turns."""
@@ -55,7 +59,12 @@ def turns(place, values):
 def note_numbers(place, numbers):
     """Notes of these numbers, as far as they are integers, whether they are negative, 0, 1 or more."""
     from numdiff.emulator.values import INTEGERS
-    places.update((*place, i, min(max(int(n), -1), 2)) for i, n in enumerate(numbers) if n.__class__ in INTEGERS)
+
+    places.update(
+        (*place, i, min(max(int(n), -1), 2))
+        for i, n in enumerate(numbers)
+        if n.__class__ in INTEGERS
+    )
 
 
 def flat(arguments):
@@ -67,8 +76,8 @@ def flat(arguments):
 
 
 def pytest_configure(config):
-    """The emulator's functions call `places.add` before each statement and in each arm, and `note_numbers` after each
-    assignment; loops go over `turns`."""
+    """The emulator's functions call `places.add` before each statement and in each arm, and
+    `note_numbers` after each assignment; loops go over `turns`."""
     from numdiff.emulator.launch import Emulator, in_three
     from tests.kernels import statements
 
@@ -76,17 +85,27 @@ def pytest_configure(config):
         def visit_For(self, node):
             self.generic_visit(node)
             place = ast.Constant((self.path, node.lineno, node.col_offset, "turns"))
-            node.iter = ast.copy_location(ast.Call(ast.Name("__turns", ast.Load()), [place, node.iter], []), node.iter)
+            node.iter = ast.copy_location(
+                ast.Call(ast.Name("__turns", ast.Load()), [place, node.iter], []), node.iter
+            )
             return node
 
         def visit_Assign(self, node):
             self.generic_visit(node)
-            names = [each.id for target in node.targets for each in getattr(target, "elts", [target])
-                     if isinstance(each, ast.Name)]
+            names = [
+                each.id
+                for target in node.targets
+                for each in getattr(target, "elts", [target])
+                if isinstance(each, ast.Name)
+            ]
             place = ast.Constant((self.path, node.lineno, node.col_offset, "numbers"))
             numbers = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
             call = ast.Call(ast.Name("__numbers", ast.Load()), [place, numbers], [])
-            return [node, ast.copy_location(ast.Expr(ast.copy_location(call, node)), node)] if names else node
+            return (
+                [node, ast.copy_location(ast.Expr(ast.copy_location(call, node)), node)]
+                if names
+                else node
+            )
 
         def visit_If(self, node):
             has_else = bool(node.orelse)
@@ -107,8 +126,12 @@ def pytest_configure(config):
         note_numbers(("given", *place), flat(arguments))
         return launch(self, kernel, grid, block, *arguments, **named)
 
-    Emulator._helpers = lambda self: {**helpers(self), "__reached": places.add, "__turns": turns,
-                                      "__numbers": note_numbers}
+    Emulator._helpers = lambda self: {
+        **helpers(self),
+        "__reached": places.add,
+        "__turns": turns,
+        "__numbers": note_numbers,
+    }
     Emulator.launch = noted
     statements.Probes = Probes
     config.stack = statements.probed(places.add)
@@ -124,7 +147,11 @@ def pytest_runtest_call(item):
     seconds, found = time.process_time() - start, set(places)
     if found and item.nodeid.startswith(CASES):
         case, version = (item.callspec.params[name] for name in ("case", "version"))
-        found |= {(case.name, version), *launched, *(("check", *place) for place in found if len(place) == 3)}
+        found |= {
+            (case.name, version),
+            *launched,
+            *(("check", *place) for place in found if len(place) == 3),
+        }
     if found:
         reached[item.nodeid] = found, max(seconds, SHORT)
 
@@ -145,7 +172,8 @@ def chosen():
             found.append(test)
             left -= places
     counts = collections.Counter(place for test in found for place in reached[test][0])
-    for test in sorted(found, key=lambda test: -reached[test][1]):  # those that later ones have made needless
+    # those that later ones have made needless
+    for test in sorted(found, key=lambda test: -reached[test][1]):
         if all(counts[place] > 1 for place in reached[test][0]):
             found.remove(test)
             counts.subtract(reached[test][0])

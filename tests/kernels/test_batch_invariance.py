@@ -1,4 +1,5 @@
 """An image's bits do not depend on its batch, where `batch_invariant` says so."""
+
 import contextlib
 import os
 
@@ -12,14 +13,43 @@ from numdiff.kernels.batch_invariance import batch_invariant, blocks, nominal_ex
 from numdiff.nn import DiT, Tensor, UNet
 from tests.conftest import needs
 
-UNETS = {"unet": {"image_size": 16, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
-                  "attention_resolutions": (8,)},
-         "odd sizes": {"image_size": 12, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
-                       "attention_resolutions": (6,), "num_head_channels": 16, "resblock_updown": True,
-                       "use_scale_shift_norm": True}}
-DITS = {"dit": {"image_size": 16, "in_channels": 3, "hidden_size": 64, "depth": 2, "num_heads": 2, "num_classes": 3},
-        "odd tokens": {"image_size": 6, "in_channels": 3, "hidden_size": 48, "depth": 1, "num_heads": 2,
-                       "num_classes": 3}}
+UNETS = {
+    "unet": {
+        "image_size": 16,
+        "model_channels": 32,
+        "channel_mult": (1, 2),
+        "num_res_blocks": 1,
+        "attention_resolutions": (8,),
+    },
+    "odd sizes": {
+        "image_size": 12,
+        "model_channels": 32,
+        "channel_mult": (1, 2),
+        "num_res_blocks": 1,
+        "attention_resolutions": (6,),
+        "num_head_channels": 16,
+        "resblock_updown": True,
+        "use_scale_shift_norm": True,
+    },
+}
+DITS = {
+    "dit": {
+        "image_size": 16,
+        "in_channels": 3,
+        "hidden_size": 64,
+        "depth": 2,
+        "num_heads": 2,
+        "num_classes": 3,
+    },
+    "odd tokens": {
+        "image_size": 6,
+        "in_channels": 3,
+        "hidden_size": 48,
+        "depth": 1,
+        "num_heads": 2,
+        "num_classes": 3,
+    },
+}
 
 
 def answers(build, batch, parts):
@@ -42,7 +72,9 @@ def answers(build, batch, parts):
 @pytest.mark.parametrize("device", ["cpu", *([] if why_no_gpu() else ["cuda"])])
 def test_batch_invariance(device, name):
     kind, options = (UNet, UNETS[name]) if name in UNETS else (DiT, DITS[name])
-    whole, parts = answers(lambda: kind(**options, device=device), 23, [slice(0, 1), slice(4, 9), slice(5, 23)])
+    whole, parts = answers(
+        lambda: kind(**options, device=device), 23, [slice(0, 1), slice(4, 9), slice(5, 23)]
+    )
     for rows, part in parts:
         np.testing.assert_array_equal(part, whole[rows])
 
@@ -57,7 +89,9 @@ def test_processes_give_the_bits_of_threads(rng, monkeypatch):
     seen = []
 
     def function(x, other):
-        return np.column_stack([x @ weight if other is None else x + other, np.full(len(x), os.getpid())])
+        return np.column_stack(
+            [x @ weight if other is None else x + other, np.full(len(x), os.getpid())]
+        )
 
     for other, slow in ((None, 1e9), (None, 0), (x[1], 0)):
         monkeypatch.setattr(A, "SLOW", slow)
@@ -68,7 +102,11 @@ def test_processes_give_the_bits_of_threads(rng, monkeypatch):
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(before[:, :-1], 2 * first[:, :-1])
     np.testing.assert_array_equal(after[:, :-1], before[:, :-1])
-    assert {*first[:, -1]} == {os.getpid()} and {*before[:, -1]} == {*after[:, -1]} and len({*after[:, -1]}) == 2
+    assert (
+        {*first[:, -1]} == {os.getpid()}
+        and {*before[:, -1]} == {*after[:, -1]}
+        and len({*after[:, -1]}) == 2
+    )
     assert before[0, -1] == os.getpid()
     np.testing.assert_array_equal(sums[:, :-1], x[0] + x[1])
 
@@ -96,7 +134,9 @@ class Noting(PtxDevice):
     """Notes what is launched: kernels, and bytes of shared memory."""
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
-        self.launched.append((kernel.py_func.__module__, kernel.py_func.__qualname__, id(kernel), block, shared))
+        self.launched.append(
+            (kernel.py_func.__module__, kernel.py_func.__qualname__, id(kernel), block, shared)
+        )
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
@@ -104,8 +144,11 @@ class Noting(PtxDevice):
 def test_a_gpu_runs_the_same_kernels_for_every_batch_size(kind, half):
     """The kernels' identities show versions and tiles; their number shows whether sums are split."""
     device = Noting()
-    model = (UNet(image_size=64, device=device, seed=None) if kind == "unet" else
-             DiT(image_size=32, hidden_size=384, depth=2, num_heads=6, device=device, seed=None))
+    model = (
+        UNet(image_size=64, device=device, seed=None)
+        if kind == "unet"
+        else DiT(image_size=32, hidden_size=384, depth=2, num_heads=6, device=device, seed=None)
+    )
     if half:
         model.compute_in_half()
 
@@ -117,13 +160,20 @@ def test_a_gpu_runs_the_same_kernels_for_every_batch_size(kind, half):
             model(Tensor(x), t, y if kind == "dit" else None)
         return device.launched
 
-    assert launches(1) == launches(7) == launches(32) == launches(32, contextlib.nullcontext) == launches(96)
+    assert (
+        launches(1)
+        == launches(7)
+        == launches(32)
+        == launches(32, contextlib.nullcontext)
+        == launches(96)
+    )
     assert launches(1, contextlib.nullcontext) != launches(32)
 
 
 @pytest.mark.parametrize("alike, taken", [(True, [256, 16, 1, 1, 1]), (False, [1] * 5)])
 def test_launchers_see_the_same_extents(monkeypatch, alike, taken):
-    """alike: where BLAS does not give equal rows equal bits, the CPU engine takes each sample on its own."""
+    """alike: where BLAS does not give equal rows equal bits, the CPU engine takes each sample on
+    its own."""
     monkeypatch.setattr(A, "rows_are_alike", lambda: alike)
     assert nominal_extent(7) == 7 and blocks(64, 256) is None
     for rows in (1, 2, 32, 50):

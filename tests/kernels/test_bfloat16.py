@@ -1,4 +1,6 @@
-"""Every operation on bfloat16 arrays: those of tensor cores as `numdiff kernels check` has them, and all others."""
+"""Every operation on bfloat16 arrays: those of tensor cores as `numdiff kernels check` has them,
+and all others."""
+
 import re
 from dataclasses import replace
 
@@ -12,39 +14,117 @@ from numdiff.kernels.check.case import BFLOAT16_TOLERANCE
 from tests.conftest import exhaustive
 from tests.kernels.test_check import kernels_of
 
-HALF = [(case, version) for case in map(in_bfloat16, check.CASES) if case is not None and "bfloat16" in case.label
-        and not case.bfloat16 and not case.name.endswith("_level") for version in case.versions]
-CHECKED = [(case, version) for case in check.CASES if "bfloat16" in case.label for version in case.versions]
+HALF = [
+    (case, version)
+    for case in map(in_bfloat16, check.CASES)
+    if case is not None
+    and "bfloat16" in case.label
+    and not case.bfloat16
+    and not case.name.endswith("_level")
+    for version in case.versions
+]
+CHECKED = [
+    (case, version) for case in check.CASES if "bfloat16" in case.label for version in case.versions
+]
 # cases whose operation has another, but not the second pass or the update that they launch
-SECOND = re.compile(r"adamw: ranges, .*|flash_attention_backward: .*legacy, HS 32, T 65, 64 keys, chunks \(2, 1\)|"
-                    r"matmul: .*in (9 )?parts, .*|avgpool_backward: .*2×4×4×8.*")
-ACTIVATIONS = {"x", "dy", "h", "a", "b", "y", "dz", "residual", "gate", "shift", "scale", "e", "modulation"}
-OTHERS = ("add", "silu", "silu_backward", "gelu", "gelu_backward", "bias_add", "channel_add", "channel_add_backward",
-          "scale_shift", "scale_shift_backward", "layernorm", "layernorm_backward", "adaln", "adaln_backward", "gate",
-          "gate_backward", "bias_gelu", "bias_gelu_backward", "chunk", "concat", "patchify", "unpatchify", "avgpool",
-          "avgpool_backward", "upsample", "upsample_backward", "dropout", "dropout_backward", "column_sum",
-          "sample_sum", "im2col", "im2col_backward", "softmax", "columns", "swiglu", "depthwise",
-          "depthwise_input_gradient", "depthwise_weight_gradient", "groupnorm", "groupnorm_backward")
+SECOND = re.compile(
+    r"adamw: ranges, .*|flash_attention_backward: .*legacy, HS 32, T 65, 64 keys, chunks \(2, 1\)|"
+    r"matmul: .*in (9 )?parts, .*|avgpool_backward: .*2×4×4×8.*"
+)
+ACTIVATIONS = {
+    "x",
+    "dy",
+    "h",
+    "a",
+    "b",
+    "y",
+    "dz",
+    "residual",
+    "gate",
+    "shift",
+    "scale",
+    "e",
+    "modulation",
+}
+OTHERS = (
+    "add",
+    "silu",
+    "silu_backward",
+    "gelu",
+    "gelu_backward",
+    "bias_add",
+    "channel_add",
+    "channel_add_backward",
+    "scale_shift",
+    "scale_shift_backward",
+    "layernorm",
+    "layernorm_backward",
+    "adaln",
+    "adaln_backward",
+    "gate",
+    "gate_backward",
+    "bias_gelu",
+    "bias_gelu_backward",
+    "chunk",
+    "concat",
+    "patchify",
+    "unpatchify",
+    "avgpool",
+    "avgpool_backward",
+    "upsample",
+    "upsample_backward",
+    "dropout",
+    "dropout_backward",
+    "column_sum",
+    "sample_sum",
+    "im2col",
+    "im2col_backward",
+    "softmax",
+    "columns",
+    "swiglu",
+    "depthwise",
+    "depthwise_input_gradient",
+    "depthwise_weight_gradient",
+    "groupnorm",
+    "groupnorm_backward",
+)
 
 
 def with_activations(case):
     """A case of float32 whose activations are bfloat16."""
-    def inputs(rng):
-        return {name: a.astype(bfloat16) if name in ACTIVATIONS and a.dtype in (np.float32, np.float64) else a
-                for name, a in case.inputs(rng).items()}
 
-    return replace(case, inputs=inputs, tolerance=BFLOAT16_TOLERANCE, label=f"{case.label} bfloat16".strip())
+    def inputs(rng):
+        return {
+            name: a.astype(bfloat16)
+            if name in ACTIVATIONS and a.dtype in (np.float32, np.float64)
+            else a
+            for name, a in case.inputs(rng).items()
+        }
+
+    return replace(
+        case, inputs=inputs, tolerance=BFLOAT16_TOLERANCE, label=f"{case.label} bfloat16".strip()
+    )
 
 
 def fits(case, version):
     return not (case.name.startswith("concat") and version == 3)  # whose case has four channels
 
 
-OTHER_CASES = [(with_activations(case), version) for case in check.CASES
-               if case.name in OTHERS and "float16" not in case.label for version in case.versions
-               if fits(case, version)]
-FIRSTS = list({case.name: (case, version) for case, version in reversed(OTHER_CASES)
-               if not case.name.startswith(("groupnorm", "adaln", "layernorm"))}.values())  # which take long
+OTHER_CASES = [
+    (with_activations(case), version)
+    for case in check.CASES
+    if case.name in OTHERS and "float16" not in case.label
+    for version in case.versions
+    if fits(case, version)
+]
+FIRSTS = list(
+    {
+        case.name: (case, version)
+        for case, version in reversed(OTHER_CASES)
+        # which take long
+        if not case.name.startswith(("groupnorm", "adaln", "layernorm"))
+    }.values()
+)
 
 
 def first_of_each(pairs, others=()):
@@ -55,8 +135,9 @@ def first_of_each(pairs, others=()):
 
 
 OTHER_FIRSTS = first_of_each(OTHER_CASES)
-HALF_FIRSTS = first_of_each(HALF, CHECKED) + [(case, version) for case, version in HALF
-                                              if SECOND.fullmatch(f"{case.name}: {case.label}")]
+HALF_FIRSTS = first_of_each(HALF, CHECKED) + [
+    (case, version) for case, version in HALF if SECOND.fullmatch(f"{case.name}: {case.label}")
+]
 
 
 def name_of(pair):
@@ -99,6 +180,7 @@ def test_every_other_version(case, version):
 
 @pytest.mark.parametrize("name", sorted({case.name for case, _ in (*HALF, *OTHER_CASES)}))
 def test_numpy_computes_in_float32_and_rounds_once(name):
-    """…which is what the CPU engine runs on: within the same tolerance of float64, and results of the same types."""
+    """…which is what the CPU engine runs on: within the same tolerance of float64, and results of
+    the same types."""
     case = next(case for case, _ in (*HALF, *OTHER_CASES) if case.name == name)
     passes(case, None, "cpu")

@@ -13,7 +13,10 @@ STEP = np.array([11], np.uint32)
 @SHAPES
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5])
 def test_dropout(engine, rng, shape, probability):
-    x, dy = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32)
+    x, dy = (
+        rng.standard_normal(shape).astype(np.float32),
+        rng.standard_normal(shape).astype(np.float32),
+    )
     numbers = np.arange(shape[0], dtype=np.uint32) + np.uint32(5)
     where = probability, 2**40 + 3, 6, engine(STEP), engine(numbers)
     uniform = random_uniform_reference(shape, 2**40 + 3, PURPOSE_DROPOUT + 256 * 6, STEP, numbers)
@@ -22,7 +25,8 @@ def test_dropout(engine, rng, shape, probability):
         got = forward(engine(given), *where)
         engine.check(got, np.where(kept, given.astype(np.float64) / (1 - probability), 0), 1e-6)
         if engine.computes:
-            assert np.array_equal(download(got) != 0, kept & (given != 0))  # the same mask, bit by bit
+            # the same mask, bit by bit
+            assert np.array_equal(download(got) != 0, kept & (given != 0))
         engine.check_equal(got, forward(engine(given), *where))
 
 
@@ -35,13 +39,19 @@ def test_share_and_mean(rng):
 
 def test_layers_and_steps_differ():
     x, samples = np.ones((1, 64), np.float32), np.zeros(1, np.uint32)
-    masks = {D.dropout_forward(x, 0.5, 1, layer, np.array([step], np.uint32), samples).tobytes()
-             for layer in range(3) for step in range(3)}
+    masks = {
+        D.dropout_forward(x, 0.5, 1, layer, np.array([step], np.uint32), samples).tobytes()
+        for layer in range(3)
+        for step in range(3)
+    }
     assert len(masks) == 9
 
 
 def test_float64_stays_float64():
-    assert D.dropout_forward(np.ones((1, 4)), 0.5, 1, 0, STEP, np.zeros(1, np.uint32)).dtype == np.float64
+    assert (
+        D.dropout_forward(np.ones((1, 4)), 0.5, 1, 0, STEP, np.zeros(1, np.uint32)).dtype
+        == np.float64
+    )
 
 
 def test_bad_input_says_so(engine):

@@ -14,7 +14,9 @@ ACTIVATIONS = pytest.mark.parametrize("name", ["silu", "gelu"])
 @USABLE
 def test_add(engine, rng, shape, version):
     a, b = rng.standard_normal(shape), rng.standard_normal(shape)
-    engine.check(E.add_forward(engine(a), engine(b), version=version), a + b, 1e-6, np.abs(a) + np.abs(b))
+    engine.check(
+        E.add_forward(engine(a), engine(b), version=version), a + b, 1e-6, np.abs(a) + np.abs(b)
+    )
 
 
 @SHAPES
@@ -33,7 +35,10 @@ def test_activation(engine, rng, shape, version, name):
 
 @ACTIVATIONS
 def test_gradient(rng, name):
-    forward, backward = getattr(E, f"{name}_forward_reference"), getattr(E, f"{name}_backward_reference")
+    forward, backward = (
+        getattr(E, f"{name}_forward_reference"),
+        getattr(E, f"{name}_backward_reference"),
+    )
     x, dy = rng.standard_normal((3, 5)), rng.standard_normal((3, 5))
     assert relative_error(backward(dy, x), numerical_gradient(forward, x, dy)) < 1e-7
 

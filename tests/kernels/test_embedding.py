@@ -20,7 +20,10 @@ def test_timestep(engine, rng, dim, max_period, dtype):
     for b in range(len(t)):
         for i in range(half):
             frequency = math.exp(-math.log(max_period) * i / half)
-            wanted[b, i], wanted[b, half + i] = math.cos(t[b] * frequency), math.sin(t[b] * frequency)
+            wanted[b, i], wanted[b, half + i] = (
+                math.cos(t[b] * frequency),
+                math.sin(t[b] * frequency),
+            )
     got = E.timestep_embedding_forward(engine(t), dim, max_period)
     engine.check(got, wanted, 1e-5)
     engine.check_equal(got, E.timestep_embedding_forward(engine(t), dim, max_period))
@@ -32,12 +35,14 @@ def test_timestep_is_per_image(engine):
     t = np.array([3, 700, 42], np.int32)
     whole = download(E.timestep_embedding_forward(engine(t), 16))
     for b in range(3):
-        engine.check_equal(E.timestep_embedding_forward(engine(t[b:b + 1]), 16), whole[b:b + 1])
+        engine.check_equal(E.timestep_embedding_forward(engine(t[b : b + 1]), 16), whole[b : b + 1])
 
 
 def test_angles_up_to_the_stated_size(engine, rng):
     """One frequency, 1: the angle is t itself."""
-    t = np.concatenate([rng.uniform(-12_000, 12_000, 200), np.arange(-8, 9) * math.pi / 4]).astype(np.float32)
+    t = np.concatenate([rng.uniform(-12_000, 12_000, 200), np.arange(-8, 9) * math.pi / 4]).astype(
+        np.float32
+    )
     wanted = np.stack([np.cos(t.astype(np.float64)), np.sin(t.astype(np.float64))], -1)
     engine.check(E.timestep_embedding_forward(engine(t), 2), wanted, 1e-6)
 
@@ -69,7 +74,9 @@ def test_bad_input_says_so(engine):
     with pytest.raises(ValueError, match="labels must be int32"):
         E.embedding_forward(engine(np.zeros(3)), engine(np.zeros((2, 4))))
     with pytest.raises(ValueError, match="differ in channels"):
-        E.embedding_backward(engine(np.zeros((1, 3))), engine(np.zeros(1, np.int32)), engine(np.zeros((2, 4))))
+        E.embedding_backward(
+            engine(np.zeros((1, 3))), engine(np.zeros(1, np.int32)), engine(np.zeros((2, 4)))
+        )
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             E.embedding_forward(engine(np.zeros(3, np.int32)), engine(np.zeros((2, 5))), version=2)
@@ -77,4 +84,7 @@ def test_bad_input_says_so(engine):
 
 def test_cost():
     assert E.timestep_embedding_forward_cost(2, 8) == (72, 64)
-    assert E.embedding_forward_cost(2, 8) == (128, 0) and E.embedding_backward_cost(2, 8) == (192, 16)
+    assert E.embedding_forward_cost(2, 8) == (128, 0) and E.embedding_backward_cost(2, 8) == (
+        192,
+        16,
+    )

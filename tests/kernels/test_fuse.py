@@ -1,4 +1,6 @@
-"""Chains of operations: forward, backward, on every engine; what is refused; what their kernels are called."""
+"""Chains of operations: forward, backward, on every engine; what is refused; what their kernels are
+called."""
+
 import copy
 import math
 
@@ -12,21 +14,40 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.device.ptx import PtxDevice
 from numdiff.kernels.dropout import DROP, drop_operands
 from numdiff.kernels.elementwise import silu, silu_gradient
-from numdiff.kernels.fuse import EACH, NUMBER, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, Place, fuse, select
+from numdiff.kernels.fuse import (
+    EACH,
+    NUMBER,
+    PER_CHANNEL,
+    PER_SAMPLE,
+    UNCHANGED,
+    Operation,
+    Place,
+    fuse,
+    select,
+)
 from numdiff.nn import Parameter, Tape, Tensor
 from numdiff.nn import functional as F
 from tests.conftest import exhaustive, numerical_gradient, relative_error, shapes, versions, where
 
-SCALED = Operation(lambda x, scale, shift: x * scale + shift, PER_SAMPLE, PER_CHANNEL,
-                   x=lambda dy, scale: dy * scale,
-                   scale=lambda dy, x: dy * x,
-                   shift=UNCHANGED)
+SCALED = Operation(
+    lambda x, scale, shift: x * scale + shift,
+    PER_SAMPLE,
+    PER_CHANNEL,
+    x=lambda dy, scale: dy * scale,
+    scale=lambda dy, x: dy * x,
+    shift=UNCHANGED,
+)
 SILU = Operation(silu, x=silu_gradient)
-LEAKY = Operation(lambda x, slope: select(x > float32(0), x, slope * x), NUMBER,
-                  x=lambda dy, x, slope: select(x > float32(0), dy, slope * dy))
+LEAKY = Operation(
+    lambda x, slope: select(x > float32(0), x, slope * x),
+    NUMBER,
+    x=lambda dy, x, slope: select(x > float32(0), dy, slope * dy),
+)
 JOINED = Operation(lambda x, h: x + h, EACH, x=UNCHANGED, h=UNCHANGED)
 CHAIN = fuse(EACH, SCALED, SILU, LEAKY, JOINED, EACH)
-SHAPES = shapes(minimal=(1, 1), odd=(2, 3, 5), aligned=(2, 3, 2, 8), two_passes=(1, 520, 8), wide=(1, 3, 520))
+SHAPES = shapes(
+    minimal=(1, 1), odd=(2, 3, 5), aligned=(2, 3, 2, 8), two_passes=(1, 520, 8), wide=(1, 3, 520)
+)
 
 
 def make(rng, shape):
@@ -56,9 +77,16 @@ def test_a_chain(engine, rng, shape, version, dtype):
     tolerance = 2e-6 if dtype == np.float32 else 2e-3
     given = [a.astype(dtype).astype(np.float64) if isinstance(a, np.ndarray) else a for a in given]
     dy = dy.astype(dtype)
-    engine.check(CHAIN.forward(*on(engine, given, dtype), version=version), reference(*given), tolerance)
-    runs = [CHAIN.backward(engine(dy), *on(engine, given, dtype), version=version) for _ in range(engine.repeats)]
-    for got, again, want in zip(runs[0], runs[-1], CHAIN.backward(dy.astype(np.float64), *given), strict=True):
+    engine.check(
+        CHAIN.forward(*on(engine, given, dtype), version=version), reference(*given), tolerance
+    )
+    runs = [
+        CHAIN.backward(engine(dy), *on(engine, given, dtype), version=version)
+        for _ in range(engine.repeats)
+    ]
+    for got, again, want in zip(
+        runs[0], runs[-1], CHAIN.backward(dy.astype(np.float64), *given), strict=True
+    ):
         engine.check(got, want, tolerance)
         engine.check_equal(got, again)
 
@@ -69,7 +97,9 @@ def test_gradients_are_those_of_differences(rng):
     assert CHAIN.gradients == ["x", "scale", "shift", "h"]
     for name, found in zip(CHAIN.gradients, CHAIN.backward(dy, *given), strict=True):
         k = list(CHAIN.arguments).index(name)
-        wanted = numerical_gradient(lambda a, k=k: reference(*given[:k], a, *given[k + 1:]), given[k], dy)
+        wanted = numerical_gradient(
+            lambda a, k=k: reference(*given[:k], a, *given[k + 1 :]), given[k], dy
+        )
         assert relative_error(found, wanted) < 1e-7, name
 
 
@@ -78,14 +108,19 @@ def test_what_is_kept():
     assert list(CHAIN.kept) == ["x", "scale", "shift", "slope"]
     text = CHAIN.text("backward", "naive")
     assert text.count("= step(") == text.count("= silu(") == 1 and " h" not in text
-    assert fuse(EACH, JOINED, EACH).kept == {} and not fuse(EACH, JOINED, EACH).plans["backward"].steps
+    assert (
+        fuse(EACH, JOINED, EACH).kept == {} and not fuse(EACH, JOINED, EACH).plans["backward"].steps
+    )
 
 
 def test_a_derivative_may_name_the_result(engine, rng):
-    sigmoid = Operation(lambda x: float32(1) / (float32(1) + math.exp(-x)), x=lambda dy, y: dy * y * (float32(1) - y))
+    sigmoid = Operation(
+        lambda x: float32(1) / (float32(1) + math.exp(-x)),
+        x=lambda dy, y: dy * y * (float32(1) - y),
+    )
     for chain in (fuse(EACH, sigmoid, EACH), fuse(EACH, sigmoid, sigmoid, EACH)):
         x, dy = rng.standard_normal((2, 3, 4))
-        dx, = chain.backward(engine(dy), engine(x))
+        (dx,) = chain.backward(engine(dy), engine(x))
         engine.check(dx, numerical_gradient(chain.forward, x, dy), 1e-5)
 
 
@@ -97,7 +132,9 @@ def test_a_result_is_a_new_array():
 
 
 def test_sums_are_added_and_an_unchanged_gradient_is_dy(rng):
-    chain = fuse(EACH, Operation(lambda x, bias: x + bias, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED), EACH)
+    chain = fuse(
+        EACH, Operation(lambda x, bias: x + bias, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED), EACH
+    )
     dy = rng.standard_normal((3, 4)).astype(np.float32)
     for given in (dy, upload(dy, EmulatorDevice())):
         dbias = upload(np.ones(4, np.float32), given)
@@ -106,14 +143,17 @@ def test_sums_are_added_and_an_unchanged_gradient_is_dy(rng):
         np.testing.assert_allclose(download(dbias), 1 + dy.sum(0), rtol=1e-5, atol=1e-5)
 
 
-# Names ----------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
+
 
 def test_the_same_operations_give_the_same_chain_and_others_another_name():
     def chain(slope):
         return fuse(EACH, Operation(lambda x: x * slope, x=lambda dy: dy * slope), EACH)
 
     assert chain(float32(2)) is chain(float32(2))
-    assert chain(float32(2)).name != chain(float32(3)).name and chain(float32(2)).name.startswith("step_")
+    assert chain(float32(2)).name != chain(float32(3)).name and chain(float32(2)).name.startswith(
+        "step_"
+    )
 
 
 def test_a_function_may_be_called_as_its_operand():
@@ -122,7 +162,9 @@ def test_a_function_may_be_called_as_its_operand():
 
     chain = fuse(EACH, Operation(scale, PER_CHANNEL), EACH)
     x = upload(np.full((2, 4), 3, np.float32), EmulatorDevice())
-    assert (download(chain.forward(x, x[:1].reshape(4))) == 9).all() and copy.deepcopy(chain) is chain
+    assert (download(chain.forward(x, x[:1].reshape(4))) == 9).all() and copy.deepcopy(
+        chain
+    ) is chain
 
 
 def test_somebodys_chain_is_kept_on_disk_but_compiled_when_it_is_launched():
@@ -146,7 +188,8 @@ def test_a_fault_names_the_line_of_the_text():
         chain.forward(upload(np.full(4, 7, np.float32), EmulatorDevice()), version=1)
 
 
-# On the tape ----------------------------------------------------------------------------------------------------------
+# On the tape --------------------------------------------------------------------------------------
+
 
 def test_through_the_tape(engine, rng):
     """x·scale + shift, SiLU, dropout: with the gradients of three operations after each other."""
@@ -160,19 +203,26 @@ def test_through_the_tape(engine, rng):
         chain = fuse(EACH, SCALED, SILU, DROP, EACH)
         y = F.fused(chain, *leaves, weight, *drop_operands(x.shape, 0.3, 5, 1, *counters))
     tape.backward(y, engine(dy))
-    kept = drop_operands(x.shape, 0.3, 5, 1, *(download(c) if engine.computes else c for c in counters))
+    kept = drop_operands(
+        x.shape, 0.3, 5, 1, *(download(c) if engine.computes else c for c in counters)
+    )
 
     def value(x, scale, shift):
         return chain.forward(x, scale, shift, *kept)
 
     if engine.computes:
         engine.check(y.data, value(x, scale, shift), 2e-6)
-        engine.check(leaves[0].grad, numerical_gradient(lambda a: value(a, scale, shift), x, dy), 1e-5)
-        engine.check(leaves[1].grad, numerical_gradient(lambda a: value(x, a, shift), scale, dy), 1e-5)
+        engine.check(
+            leaves[0].grad, numerical_gradient(lambda a: value(a, scale, shift), x, dy), 1e-5
+        )
+        engine.check(
+            leaves[1].grad, numerical_gradient(lambda a: value(x, a, shift), scale, dy), 1e-5
+        )
         engine.check(weight.grad, numerical_gradient(lambda a: value(x, scale, a), shift, dy), 1e-5)
 
 
-# What is refused ------------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
+
 
 def test_what_is_no_chain_is_refused():
     with pytest.raises(ValueError, match="a chain needs one Operation or more"):
@@ -195,7 +245,10 @@ def test_what_does_not_fit_a_chain_is_refused(engine):
     with pytest.raises(ValueError, match="h is int32: cast it to float32"):
         CHAIN.forward(x, scale, shift, 0.1, engine(np.ones((2, 3, 6), np.int32)))
     if engine.has_versions:
-        with pytest.raises(ValueError, match=r"version 2 \(vectorised\), takes 4 elements .*6 is not a multiple of 4"):
+        with pytest.raises(
+            ValueError,
+            match=r"version 2 \(vectorised\), takes 4 elements .*6 is not a multiple of 4",
+        ):
             CHAIN.forward(x, scale, shift, 0.1, h, version="vectorised")
 
 
@@ -207,7 +260,10 @@ def test_a_missing_derivative_is_reported():
     x = Tensor(np.ones((2, 4), np.float32), requires_grad=True)
     with pytest.raises(ValueError, match="has no gradient, since step has no derivative of x"):
         chain.backward(x.data, x.data, x.data, x.data[0])
-    with Tape(), pytest.raises(ValueError, match="has no gradient of x: give its Operation a derivative"):
+    with (
+        Tape(),
+        pytest.raises(ValueError, match="has no gradient of x: give its Operation a derivative"),
+    ):
         F.fused(chain, x, x.data, x.data[0])
     scaled = fuse(EACH, SCALED, EACH)
     with Tape(), pytest.raises(ValueError, match="a Parameter is read PER_CHANNEL"):
@@ -226,7 +282,9 @@ def test_the_text_compiles_for_every_capability():
 
 
 def test_sums_with_a_place_without_rows_are_refused():
-    reversed_place = Place("like x", lambda shape: shape, "y.size - 1 - i", numpy=lambda a, shape: a.reshape(-1)[::-1])
+    reversed_place = Place(
+        "like x", lambda shape: shape, "y.size - 1 - i", numpy=lambda a, shape: a.reshape(-1)[::-1]
+    )
     biased = Operation(lambda x, bias: x + bias, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED)
     with pytest.raises(ValueError, match="since a place without rows has no part in sums"):
         fuse(reversed_place, biased, EACH).backward(np.ones((2, 4), np.float32), None, None)

@@ -12,7 +12,11 @@ AFFINE = pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"
 
 def make(rng, shape, affine):
     C = shape[-1]
-    x, dy, weight, bias = 3 + 2 * apart(rng, shape), rng.standard_normal(shape), *rng.standard_normal((2, C))
+    x, dy, weight, bias = (
+        3 + 2 * apart(rng, shape),
+        rng.standard_normal(shape),
+        *rng.standard_normal((2, C)),
+    )
     return (x, dy, 1 + 0.5 * weight, bias) if affine else (x, dy, None, None)
 
 
@@ -20,7 +24,9 @@ def make(rng, shape, affine):
 def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
     """A variance of a tenth of eps, which stands within the root."""
     x = 1e-3 * rng.standard_normal((3, 12))
-    for got, expected in zip(LN.layernorm_forward(engine(x), version=version), LN.layernorm_forward(x), strict=True):
+    for got, expected in zip(
+        LN.layernorm_forward(engine(x), version=version), LN.layernorm_forward(x), strict=True
+    ):
         engine.check(got, expected, 1e-5)
 
 
@@ -32,45 +38,73 @@ def test_many_rows_a_warp(engine, rng, monkeypatch):
     _, mean, rstd = LN.layernorm_forward(x, weight, weight)
     want, got = [np.zeros(8), np.zeros(8)], [engine(np.zeros(8)), engine(np.zeros(8))]
     want += LN.layernorm_backward(dy, x, weight, mean, rstd, *want, images=2)
-    got += LN.layernorm_backward(*map(engine, (dy, x, weight, mean, rstd)), *got, version="one-pass", images=2)
+    got += LN.layernorm_backward(
+        *map(engine, (dy, x, weight, mean, rstd)), *got, version="one-pass", images=2
+    )
     size = np.abs(dy * weight * rstd.reshape(2, 20, 1))
-    for a, b, scale in zip(got, want, (np.abs(dy * x).sum((0, 1)), np.abs(dy).sum((0, 1)), size, size.sum(1)),
-                           strict=True):
+    for a, b, scale in zip(
+        got,
+        want,
+        (np.abs(dy * x).sum((0, 1)), np.abs(dy).sum((0, 1)), size, size.sum(1)),
+        strict=True,
+    ):
         engine.check(a, b, 1e-5, scale)
 
 
 def test_the_choice_stays_below_a_ceiling():
     """…whatever the columns, and whether or not there is anything to add up."""
+
     def launched(C, ceiling, *sums):
         def run(device):
             x = upload(np.zeros((2, C), np.float32), device)
             rows, weight = zeros((2,), like=x), zeros((C,), like=x)
             with at_most({"layernorm_backward": ceiling}):
-                LN.layernorm_backward(x, x, weight, rows, rows, *(zeros((C,), like=x) for _ in sums))
-        name, = (key.name for key in collect(run, CARDS[1]) if key.name.startswith("layernorm_backward"))
+                LN.layernorm_backward(
+                    x, x, weight, rows, rows, *(zeros((C,), like=x) for _ in sums)
+                )
+
+        (name,) = (
+            key.name for key in collect(run, CARDS[1]) if key.name.startswith("layernorm_backward")
+        )
         return name.removeprefix("layernorm_backward_kernel_")
 
-    assert [launched(C, ceiling, *sums) for C, ceiling, sums in (
-        (36, 3, "ab"), (36, 2, "ab"), (36, 1, "ab"), (36, 3, ""), (516, 3, "ab"), (516, 1, "ab"), (5, 3, "ab"))] == [
-            "v3_1", "v2", "v1", "v2", "v2", "v1", "v1"]
+    assert [
+        launched(C, ceiling, *sums)
+        for C, ceiling, sums in (
+            (36, 3, "ab"),
+            (36, 2, "ab"),
+            (36, 1, "ab"),
+            (36, 3, ""),
+            (516, 3, "ab"),
+            (516, 1, "ab"),
+            (5, 3, "ab"),
+        )
+    ] == ["v3_1", "v2", "v1", "v2", "v2", "v1", "v1"]
 
 
 def test_a_row_too_long_for_registers_says_so(engine):
     x, rows = engine(np.ones((2, 516))), engine(np.ones(2))
     if engine.has_versions:
-        with pytest.raises(ValueError, match=r"version 3 \(one-pass\) of layernorm_backward takes a multiple of 4 "
-                                             "columns up to 512, not 516; use version=2"):
+        with pytest.raises(
+            ValueError,
+            match=r"version 3 \(one-pass\) of layernorm_backward takes a multiple of 4 "
+            "columns up to 512, not 516; use version=2",
+        ):
             LN.layernorm_backward(x, x, None, rows, rows, version=3)
 
 
-@pytest.mark.parametrize("wanted", [(False, False), (True, False), (False, True)], ids=["none", "weight", "bias"])
+@pytest.mark.parametrize(
+    "wanted", [(False, False), (True, False), (False, True)], ids=["none", "weight", "bias"]
+)
 def test_only_the_wanted_gradients(engine, rng, wanted):
     x, dy, weight, bias = make(rng, (5, 12), True)
     _, mean, rstd = LN.layernorm_forward(x, weight, bias)
     want = [np.zeros(12), np.zeros(12)]
     dx = LN.layernorm_backward(dy, x, weight, mean, rstd, *want)
     sums = [engine.zeros(12) if w else None for w in wanted]
-    got = LN.layernorm_backward(engine(dy), engine(x), engine(weight), engine(mean), engine(rstd), *sums)
+    got = LN.layernorm_backward(
+        engine(dy), engine(x), engine(weight), engine(mean), engine(rstd), *sums
+    )
     engine.check(got, dx, 1e-5)
     for a, b in zip(sums, want, strict=True):
         if a is not None:
@@ -92,9 +126,15 @@ def test_reference_against_the_definition(rng):
     y, mean, rstd = LN.layernorm_forward_reference(x, weight, bias, eps=1e-3)
     for i, (b, t) in enumerate(np.ndindex(2, 3)):
         row = x[b, t]
-        np.testing.assert_allclose(y[b, t], (row - row.mean()) / np.sqrt(row.var() + 1e-3) * weight + bias, rtol=1e-11,
-                                   atol=1e-12)
-        np.testing.assert_allclose([mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-12)
+        np.testing.assert_allclose(
+            y[b, t],
+            (row - row.mean()) / np.sqrt(row.var() + 1e-3) * weight + bias,
+            rtol=1e-11,
+            atol=1e-12,
+        )
+        np.testing.assert_allclose(
+            [mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-12
+        )
 
 
 @AFFINE

@@ -11,14 +11,23 @@ from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, relative_error, shapes, where
 
 # (leading axes of x), N, K
-SHAPES = shapes(minimal=((1,), 4, 4), odd=((2, 3), 5, 7), one_group=((64,), 64, 64), not_aligned=((3, 43), 27, 66),
-                large=((2, 16, 16), 192, 128))
+SHAPES = shapes(
+    minimal=((1,), 4, 4),
+    odd=((2, 3), 5, 7),
+    one_group=((64,), 64, 64),
+    not_aligned=((3, 43), 27, 66),
+    large=((2, 16, 16), 192, 128),
+)
 
 
 def make(rng, shape):
     leading, N, K = shape
-    return (rng.standard_normal((*leading, K)), rng.standard_normal((N, K)), rng.standard_normal(N),
-            rng.standard_normal((*leading, N)))
+    return (
+        rng.standard_normal((*leading, K)),
+        rng.standard_normal((N, K)),
+        rng.standard_normal(N),
+        rng.standard_normal((*leading, N)),
+    )
 
 
 def test_reference_against_loops(rng):
@@ -32,15 +41,25 @@ def test_gradient(rng):
     x, w, bias, dy = make(rng, ((2, 3), 4, 5))
     dw, db = np.ones_like(w), np.ones_like(bias)
     dx = L.linear_backward(dy, x, w, dw, db)
-    assert relative_error(dx, numerical_gradient(lambda v: L.linear_forward(v, w, bias), x, dy)) < 1e-7
-    assert relative_error(dw - 1, numerical_gradient(lambda v: L.linear_forward(x, v, bias), w, dy)) < 1e-7
-    assert relative_error(db - 1, numerical_gradient(lambda v: L.linear_forward(x, w, v), bias, dy)) < 1e-7
+    assert (
+        relative_error(dx, numerical_gradient(lambda v: L.linear_forward(v, w, bias), x, dy)) < 1e-7
+    )
+    assert (
+        relative_error(dw - 1, numerical_gradient(lambda v: L.linear_forward(x, v, bias), w, dy))
+        < 1e-7
+    )
+    assert (
+        relative_error(db - 1, numerical_gradient(lambda v: L.linear_forward(x, w, v), bias, dy))
+        < 1e-7
+    )
 
 
 @SHAPES
 def test_linear(engine, rng, shape):
     x, w, bias, dy = make(rng, shape)
-    engine.check(L.linear_forward(engine(x), engine(w), engine(bias)), L.linear_forward(x, w, bias), 2e-6)
+    engine.check(
+        L.linear_forward(engine(x), engine(w), engine(bias)), L.linear_forward(x, w, bias), 2e-6
+    )
     engine.check(L.linear_forward(engine(x), engine(w)), L.linear_forward(x, w), 2e-6)
     start_w, start_b = rng.standard_normal(w.shape), rng.standard_normal(bias.shape)
     want_w, want_b = start_w.copy(), start_b.copy()
@@ -71,16 +90,20 @@ def test_dx_is_added_to_what_came_before(engine, rng):
 
 def kept_shapes(tape):
     """The shapes of the activations that the records of a tape hold."""
-    held = {id(a): a for record in tape.records for cell in record.backward.__closure__
-            if hasattr(a := cell.cell_contents, "nbytes")}
+    held = {
+        id(a): a
+        for record in tape.records
+        for cell in record.backward.__closure__
+        if hasattr(a := cell.cell_contents, "nbytes")
+    }
     return [tuple(a.shape) for a in held.values()]
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 @where(lambda engine, keeps: keeps or engine != "cpu")
 def test_mlp(engine, rng, keeps, monkeypatch):
-    """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products; its result is kept, or
-    made again."""
+    """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products;
+    its result is kept, or made again."""
     monkeypatch.setattr("numdiff.nn.functional.feed_forward.GELU_KEPT", 768 if keeps else 8)
     if engine.name == "ptx":
         return  # compiled in tests/kernels/matmul/test_half.py
@@ -98,9 +121,13 @@ def test_mlp(engine, rng, keeps, monkeypatch):
         y = F.mlp(leaf, *parameters)
     leaf.slot.gradient = engine(before)  # what another consumer has left there
     names = [record.name for record in tape.records]
-    assert names == (["mlp"] if engine.name != "cpu" and engine.backend.capability[0] == 9 else
-                     ["linear", "bias_gelu", "linear"])
-    if names == ["mlp"]:  # what the tape keeps: x, and of the hidden layer what comes before GELU, and after it
+    assert names == (
+        ["mlp"]
+        if engine.name != "cpu" and engine.backend.capability[0] == 9
+        else ["linear", "bias_gelu", "linear"]
+    )
+    # what the tape keeps: x, and of the hidden layer what comes before GELU, and after it
+    if names == ["mlp"]:
         assert sorted(kept_shapes(tape)) == [(2, 5, 16), *[(2, 5, 24)] * (1 + keeps)]
     tape.backward(y, engine(dy))
 
@@ -133,8 +160,11 @@ def test_swiglu_mlp(engine, rng, monkeypatch):
         y = F.swiglu_mlp(leaf, *parameters)
     leaf.slot.gradient = engine(before)  # what another consumer has left there
     names = [record.name for record in tape.records]
-    assert names == (["swiglu_mlp"] if engine.name != "cpu" and engine.backend.capability[0] == 9 else
-                     ["linear", "swiglu", "linear"])
+    assert names == (
+        ["swiglu_mlp"]
+        if engine.name != "cpu" and engine.backend.capability[0] == 9
+        else ["linear", "swiglu", "linear"]
+    )
     tape.backward(y, engine(dy))
 
     w, b, w2, b2 = (a.astype(np.float16).astype(np.float64) if a.ndim > 1 else a for a in arrays)
@@ -148,7 +178,9 @@ def test_swiglu_mlp(engine, rng, monkeypatch):
         engine.check(p.grad, want, 2e-3)
 
 
-@pytest.mark.parametrize("given", [("residual", "gelu_of"), ("residual", "swiglu_of"), ("gelu_of", "swiglu_of")])
+@pytest.mark.parametrize(
+    "given", [("residual", "gelu_of"), ("residual", "swiglu_of"), ("gelu_of", "swiglu_of")]
+)
 def test_one_thing_is_done_with_dx(given):
     x = np.ones((2, 2))
     with pytest.raises(ValueError, match="one can be given"):

@@ -1,4 +1,6 @@
-"""Gradients of several layers in one launch; the kernels themselves are among the cases of `numdiff kernels check`."""
+"""Gradients of several layers in one launch; the kernels themselves are among the cases of `numdiff
+kernels check`."""
+
 import numpy as np
 import pytest
 
@@ -39,20 +41,29 @@ def walk_kernel(table, parts, group, most):
         parts[number] = parts_of(int32(number), group)
 
 
-@pytest.mark.parametrize("sizes, width, steps, blocks, shortest", [
-    (((384, 200), (136, 72), (8, 8)), 128, 5, 4, 1),  # tiles that are whole, and others with two parts
-    (((384, 200), (136, 72)), 128, 9, 11, 1),  # … with two and three
-    (((2304, 72), (8, 392), (8, 8), (128, 128)), 128, 7, 16, 1),  # more rows of tiles than sweep together
-    (((8, 8),), 256, 9, 4, 2),  # one tile
-    (((8, 8),), 256, 3, 16, 1),  # blocks without work
-    (((384, 200), (136, 72)), 128, 5, 4, 8)])  # nothing is cut
+@pytest.mark.parametrize(
+    "sizes, width, steps, blocks, shortest",
+    [
+        # tiles that are whole, and others with two parts
+        (((384, 200), (136, 72), (8, 8)), 128, 5, 4, 1),
+        (((384, 200), (136, 72)), 128, 9, 11, 1),  # … with two and three
+        # more rows of tiles than sweep together
+        (((2304, 72), (8, 392), (8, 8), (128, 128)), 128, 7, 16, 1),
+        (((8, 8),), 256, 9, 4, 2),  # one tile
+        (((8, 8),), 256, 3, 16, 1),  # blocks without work
+        (((384, 200), (136, 72)), 128, 5, 4, 8),
+    ],
+)  # nothing is cut
 def test_each_step_of_each_tile_is_done_once(sizes, width, steps, blocks, shortest):
     tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
     made = cut(tiles, steps, blocks, shortest)
     given, _ = group.group_of(sizes, 64 * steps, width, made)
     most = tiles // blocks + 4
     backend = EmulatorDevice()
-    table, parts = zeros(made.blocks * most * FIELDS, np.int32, backend), zeros(tiles, np.int32, backend)
+    table, parts = (
+        zeros(made.blocks * most * FIELDS, np.int32, backend),
+        zeros(tiles, np.int32, backend),
+    )
     backend.view(table)[...] = -2
     launch(walk_kernel, made.blocks, 1, table, parts, given, most)
     found = {}
@@ -64,10 +75,14 @@ def test_each_step_of_each_tile_is_done_once(sizes, width, steps, blocks, shorte
             found.setdefault(number, []).append((part, first, end, product, row, column))
         later = sum(unit[4] - unit[3] for unit in units if unit[6] >= made.whole)
         assert later <= (longest(made) if made.whole < tiles else 0)
-    assert sorted(found) == [*range(tiles)] and len({tile[0][3:] for tile in found.values()}) == tiles
+    assert (
+        sorted(found) == [*range(tiles)] and len({tile[0][3:] for tile in found.values()}) == tiles
+    )
     for number, pieces in found.items():
         pieces.sort()
-        assert [part for part, *_ in pieces] == [*range(len(pieces))] and len(pieces) == backend.download(parts)[number]
+        assert [part for part, *_ in pieces] == [*range(len(pieces))] and len(
+            pieces
+        ) == backend.download(parts)[number]
         assert [first for _, first, *_ in pieces] == [0, *(end for _, _, end, *_ in pieces[:-1])]
         assert pieces[-1][2] == steps and (number >= made.whole or len(pieces) == 1)
     assert max(map(len, found.values())) == made.parts
@@ -77,7 +92,11 @@ def test_each_step_of_each_tile_is_done_once(sizes, width, steps, blocks, shorte
 
 def test_what_is_chosen():
     """Of a DiT-S/2's and an XL/2's blocks no tile is cut, of a B/2's those of the third round."""
-    for D, K, width, whole in ((384, 16384, 128, 108), (768, 16384, 192, 264), (1152, 8192, 192, 648)):
+    for D, K, width, whole in (
+        (384, 16384, 128, 108),
+        (768, 16384, 192, 264),
+        (1152, 8192, 192, 648),
+    ):
         sizes = (3 * D, D), (D, D), (4 * D, D), (D, 4 * D)
         chosen, made, ns = group.choose(sizes, K, MULTIPROCESSORS)
         assert (chosen, made.whole) == (width, whole)
@@ -85,7 +104,9 @@ def test_what_is_chosen():
             tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
             for splits in (False, True):
                 made = cut(tiles, K // 64, MULTIPROCESSORS, group.SHORTEST, splits)
-                time = group.OF_ESTIMATE[width] * group.estimate(sizes, K, MULTIPROCESSORS, width, made)
+                time = group.OF_ESTIMATE[width] * group.estimate(
+                    sizes, K, MULTIPROCESSORS, width, made
+                )
                 assert ns <= time or tiles - made.whole > group.MOST_CUT * tiles
 
 
@@ -118,7 +139,10 @@ def test_layers_that_fill_a_gpu_by_themselves_stay_apart():
 
 def test_against_single_layers(rng):
     """NumPy, and what does not fit together."""
-    layers = [[rng.standard_normal(shape) for shape in ((5, N), (5, K), (N, K), (N,))] for N, K in ((3, 4), (2, 6))]
+    layers = [
+        [rng.standard_normal(shape) for shape in ((5, N), (5, K), (N, K), (N,))]
+        for N, K in ((3, 4), (2, 6))
+    ]
     want = [(dweight + dy.T @ x, dbias + dy.sum(0)) for dy, x, dweight, dbias in layers]
     L.linear_gradients_backward(layers)
     for (_, _, dweight, dbias), (w, b) in zip(layers, want, strict=True):

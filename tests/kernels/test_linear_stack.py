@@ -1,4 +1,6 @@
-"""Layers at equal distances as one product; the kernels themselves are among the cases of `numdiff kernels check`."""
+"""Layers at equal distances as one product; the kernels themselves are among the cases of `numdiff
+kernels check`."""
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def laid_out(backend, starts, shape, dtype):
     """Views of one array of zeros that start there."""
     size = int(np.prod(shape))
     flat = zeros(max(starts) + size, dtype, backend)
-    return [flat[at:at + size].reshape(*shape) for at in starts]
+    return [flat[at : at + size].reshape(*shape) for at in starts]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -26,15 +28,23 @@ def test_what_is_a_stack(device):
     weights = laid_out(backend, (0, 8320, 16640), (128, 64), np.float16)
     biases = laid_out(backend, (64, 320, 576), (128,), np.float32)
     assert S.linear_stack_supports(x, weights, biases)
-    assert stack.distance(weights) == 16640 and stack.gap_of(weights) == 128 and stack.gap_of(biases) == 128
+    assert (
+        stack.distance(weights) == 16640
+        and stack.gap_of(weights) == 128
+        and stack.gap_of(biases) == 128
+    )
     assert not S.linear_stack_supports(x, weights[:1], biases[:1])  # one is a layer
     assert not S.linear_stack_supports(x, [weights[0], weights[2], weights[1]], biases)
     apart = laid_out(backend, (0, 8320, 16768), (128, 64), np.float16)
     assert not S.linear_stack_supports(x, apart, biases)
     assert not S.linear_stack_supports(x, weights[:2] + apart[2:], biases)
-    assert not S.linear_stack_supports(x, laid_out(backend, (0, 8196, 16392), (128, 64), np.float16), biases)
+    assert not S.linear_stack_supports(
+        x, laid_out(backend, (0, 8196, 16392), (128, 64), np.float16), biases
+    )
     for shape in ((64, 64), (128, 32)):  # which tiles do not divide
-        assert not S.linear_stack_supports(x, laid_out(backend, (0, 8320), shape, np.float16), biases[:2])
+        assert not S.linear_stack_supports(
+            x, laid_out(backend, (0, 8320), shape, np.float16), biases[:2]
+        )
     assert not S.linear_stack_supports(zeros((2, 64), np.float32, backend), weights, biases)
     assert not S.linear_stack_supports(np.zeros((2, 64), np.float16), weights, biases)
     with at_most({"matmul": "mma"}):
@@ -61,7 +71,10 @@ def test_against_single_layers(rng):
 def test_the_bits_of_single_products(device, rng):
     """y and the weights' gradients; dx is rounded once, after the sum over the layers."""
     backend = get_backend(device)
-    x, dy = (upload(rng.standard_normal(shape).astype(np.float16), backend) for shape in ((8, 64), (8, 256)))
+    x, dy = (
+        upload(rng.standard_normal(shape).astype(np.float16), backend)
+        for shape in ((8, 64), (8, 256))
+    )
     weights = laid_out(backend, (0, 8256), (128, 64), np.float16)
     biases = laid_out(backend, (0, 192), (128,), np.float32)
     for array in (*weights, *biases):

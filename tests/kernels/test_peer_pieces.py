@@ -1,4 +1,5 @@
 """Copies of pieces between the ranks' buffers, all of them on one device."""
+
 import numpy as np
 import pytest
 
@@ -10,7 +11,10 @@ from numdiff.kernels import peer_pieces as P
 
 def test_ranges_are_cut():
     assert P.pieces_of([(1, 0, 8, 12), (0, 64, 128, P.PIECE + 4)]).tolist() == [
-        [1, 0, 8, 12], [0, 64, 128, P.PIECE], [0, 64 + P.PIECE, 128 + P.PIECE, 4]]
+        [1, 0, 8, 12],
+        [0, 64, 128, P.PIECE],
+        [0, 64 + P.PIECE, 128 + P.PIECE, 4],
+    ]
     assert P.pieces_of([]).shape == (0, 4)
 
 
@@ -21,7 +25,7 @@ def test_each_piece_comes_from_its_buffer(engine, rng, ranks):
     P.peer_copy_pieces([engine(row) for row in x], y, engine(P.pieces_of(ranges)))
     want = np.zeros(128, np.float32)
     for rank, first, to, count in ranges:
-        want[to:to + count] = x[rank, first:first + count]
+        want[to : to + count] = x[rank, first : first + count]
     engine.check_equal(y, engine(want))
     P.peer_copy_pieces([y], y, engine(P.pieces_of([])))  # of nothing
 
@@ -31,11 +35,14 @@ def test_each_piece_comes_from_its_buffer(engine, rng, ranks):
 def test_sums_are_those_of_the_whole_buffer(engine, rng, ranks, blocks):
     """The same bits as where each rank adds up one slice."""
     x = rng.standard_normal((ranks, P.PIECE + 256)).astype(np.float32)
-    ranges, y = [(0, 4, 4, 36), (1, 64, 64, P.PIECE + 4), (0, P.PIECE + 128, 0, 4)], engine(np.zeros(P.PIECE + 256))
+    ranges, y = (
+        [(0, 4, 4, 36), (1, 64, 64, P.PIECE + 4), (0, P.PIECE + 128, 0, 4)],
+        engine(np.zeros(P.PIECE + 256)),
+    )
     P.peer_reduce_pieces([engine(row) for row in x], y, engine(P.pieces_of(ranges)), blocks)
     want, total = np.zeros(P.PIECE + 256, np.float32), sum(x[1:], x[0])  # in rank order, in float32
     for _, first, to, count in ranges:
-        want[to:to + count] = total[first:first + count]
+        want[to : to + count] = total[first : first + count]
     engine.check_equal(y, engine(want))
 
 
@@ -43,7 +50,11 @@ def test_sums_are_those_of_the_whole_buffer(engine, rng, ranks, blocks):
 def test_the_copy_of_16_bits_is_rounded_on_the_way_or_copied(engine, rng, kind):
     """The bits of each: a number that is sent and rounded, and one that was rounded and is sent."""
     x = rng.standard_normal(64).astype(np.float32)
-    there, y, half = engine(x.astype(HALVES[kind])), engine(np.zeros(64)), engine(np.zeros(64, HALVES[kind]))
+    there, y, half = (
+        engine(x.astype(HALVES[kind])),
+        engine(np.zeros(64)),
+        engine(np.zeros(64, HALVES[kind])),
+    )
     P.peer_copy_pieces([engine(x)], y, engine(P.pieces_of([(0, 0, 0, 32)])), half)
     P.peer_copy_pieces([as_words(there)], as_words(half), engine(P.pieces_of([(0, 16, 16, 16)])))
     if engine.computes:
@@ -61,4 +72,7 @@ def test_bad_input_says_so(engine):
 
 def test_cost():
     assert P.peer_reduce_pieces_cost(10, 4) == (200, 30)
-    assert P.peer_copy_pieces_cost(10) == (80, 0) and P.peer_copy_pieces_cost(10, half=True) == (100, 0)
+    assert P.peer_copy_pieces_cost(10) == (80, 0) and P.peer_copy_pieces_cost(10, half=True) == (
+        100,
+        0,
+    )

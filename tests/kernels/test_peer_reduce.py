@@ -1,4 +1,6 @@
-"""The peers' kernels with all ranks' buffers on one device: what each rank launches, one rank after the other."""
+"""The peers' kernels with all ranks' buffers on one device: what each rank launches, one rank after
+the other."""
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,9 @@ from numdiff.kernels import peer_reduce as P
 from numdiff.kernels.quantise import rounding as Q
 from tests.conftest import on, shapes, where
 
-SHAPES = shapes(minimal=(1,), odd=(37,), not_aligned=(1030,), fewer_than_ranks=(4,), large=(1 << 18,))
+SHAPES = shapes(
+    minimal=(1,), odd=(37,), not_aligned=(1030,), fewer_than_ranks=(4,), large=(1 << 18,)
+)
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 
 
@@ -73,9 +77,11 @@ def test_sum_of_a_mail_of_each_rank(engine, rng, ranks, shape):
 
 
 @RANKS
-@where(lambda engine, ranks: engine != "emulator" or ranks == 3)  # test_sum_over_ranks has the others
+# test_sum_over_ranks has the others
+@where(lambda engine, ranks: engine != "emulator" or ranks == 3)
 def test_a_sum_brings_the_largest_of_every_rank(engine, rng, ranks):
-    """…exactly, with infinities and what is no number; and scales of it are those of one rank that has seen all."""
+    """…exactly, with infinities and what is no number; and scales of it are those of one rank that
+    has seen all."""
     rows = 6
     x = np.abs(rng.standard_normal((ranks, rows, Q.PARTIALS))).astype(np.float16).astype(np.float32)
     x[ranks - 1, 1, 5], x[0, 2, 7], x[:, 3], x[0, 4, 0] = np.inf, np.nan, 0, 2e4
@@ -85,7 +91,10 @@ def test_a_sum_brings_the_largest_of_every_rank(engine, rng, ranks):
         Q.share_largest(part, with_dtype(table, np.uint32), rank)
     total = engine(np.full(rows * ranks, np.nan, np.float32))
     P.peer_sum([table.reshape(-1) for table in tables], total)
-    mine, whole = ((engine(np.ones((rows, Q.HISTORY), np.float32)), engine(np.ones(rows, np.float32))) for _ in "12")
+    mine, whole = (
+        (engine(np.ones((rows, Q.HISTORY), np.float32)), engine(np.ones(rows, np.float32)))
+        for _ in "12"
+    )
     Q.scale_update(with_dtype(total, np.uint32).reshape(rows, ranks), *mine)
     Q.scale_update(engine(x.view(np.uint32).max(axis=0)), *whole)
     for a, b in zip(mine, whole, strict=True):
@@ -104,10 +113,11 @@ def test_barrier_signals_all_ranks_and_passes_when_all_arrive(engine, ranks):
         P.peer_barrier(flags, counters[0], status, 0, 1000)
         return
     from numdiff.device import copy_into
+
     me = ranks - 1
     there = np.zeros(P.MAX_RANKS * P.STRIDE, np.int32)
     for round in (1, 2):
-        there[:ranks * P.STRIDE:P.STRIDE] = round + np.arange(ranks)  # some are ahead already
+        there[: ranks * P.STRIDE : P.STRIDE] = round + np.arange(ranks)  # some are ahead already
         there[me * P.STRIDE] = round - 1
         copy_into(flags[me], there)
         P.peer_barrier(flags, counters[me], status, me, 1000)
@@ -130,11 +140,11 @@ def test_barrier_gives_up_on_who_never_comes_and_does_not_wait_again(engine):
 
 @on()  # the reference counts in Python's integers
 def test_the_counter_may_pass_2_to_the_31(engine):
-    flags = engine(np.full(P.MAX_RANKS * P.STRIDE, -2**31, np.int32))
+    flags = engine(np.full(P.MAX_RANKS * P.STRIDE, -(2**31), np.int32))
     counter, status = engine(np.array([2**31 - 1], np.int32)), engine.zeros(1, np.int32)
     P.peer_barrier([flags], counter, status, 0, 1000)
     if engine.computes:
-        assert download(counter)[0] == -2**31 and download(status)[0] == 0
+        assert download(counter)[0] == -(2**31) and download(status)[0] == 0
 
 
 def test_flags_are_released_and_acquired_at_system_scope():
@@ -142,8 +152,11 @@ def test_flags_are_released_and_acquired_at_system_scope():
     from numba import types
 
     from numdiff.device.ptx import compile_to_ptx
+
     array, number = types.Array(types.int32, 1, "C"), types.int32
-    text = compile_to_ptx(P.peer_barrier_kernel_v1, (*[array] * 11, number, number, number), (9, 0, "a"))
+    text = compile_to_ptx(
+        P.peer_barrier_kernel_v1, (*[array] * 11, number, number, number), (9, 0, "a")
+    )
     assert text.count("st.release.sys") == P.MAX_RANKS and "ld.acquire.sys" in text
     assert text.index("membar.sys") < text.index("st.release.sys")
 

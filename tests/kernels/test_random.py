@@ -23,7 +23,10 @@ def words_by_hand(shape, seed, purpose, step, samples):
     """(B, elements) of words, from the contract's counter and key."""
     count = int(np.prod(shape[1:]))
     key = seed & 0xFFFFFFFF, purpose
-    blocks = [[philox_by_hand((q, s, step, seed >> 32), key) for q in range(-(-count // 4))] for s in samples]
+    blocks = [
+        [philox_by_hand((q, s, step, seed >> 32), key) for q in range(-(-count // 4))]
+        for s in samples
+    ]
     return np.array(blocks, np.uint32).reshape(len(samples), -1)
 
 
@@ -32,7 +35,9 @@ def words_by_hand(shape, seed, purpose, step, samples):
 @USABLE
 def test_uniform_by_hand(engine, shape, version):
     step, samples = counters(engine, shape)
-    wanted = words_by_hand(shape, SEED, R.PURPOSE_FLIP, 7, download(samples))[:, :int(np.prod(shape[1:]))]
+    wanted = words_by_hand(shape, SEED, R.PURPOSE_FLIP, 7, download(samples))[
+        :, : int(np.prod(shape[1:]))
+    ]
     wanted = (wanted.astype(np.float64) // 256 / 2**24).astype(np.float32).reshape(shape)
     got = R.random_uniform(shape, SEED, R.PURPOSE_FLIP, step, samples, version=version)
     engine.check_equal(got, wanted)
@@ -43,11 +48,16 @@ def test_uniform_by_hand(engine, shape, version):
 @USABLE
 def test_normal_by_hand(engine, shape, version):
     step, samples = counters(engine, shape)
-    words = words_by_hand(shape, SEED, R.PURPOSE_NOISE, 7, download(samples)).astype(np.float64) // 256
-    radius, angle = np.sqrt(-2 * np.log((words[:, 0::2] + 1) / 2**24)), 2 * np.pi * words[:, 1::2] / 2**24
+    words = (
+        words_by_hand(shape, SEED, R.PURPOSE_NOISE, 7, download(samples)).astype(np.float64) // 256
+    )
+    radius, angle = (
+        np.sqrt(-2 * np.log((words[:, 0::2] + 1) / 2**24)),
+        2 * np.pi * words[:, 1::2] / 2**24,
+    )
     wanted = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).reshape(shape[0], -1)
     got = R.random_normal(shape, SEED, R.PURPOSE_NOISE, step, samples, version=version)
-    engine.check(got, wanted[:, :int(np.prod(shape[1:]))].reshape(shape), 1e-6)
+    engine.check(got, wanted[:, : int(np.prod(shape[1:]))].reshape(shape), 1e-6)
 
 
 @pytest.mark.parametrize("high", [1, 2, 1000, 2**31 - 1])
@@ -62,7 +72,8 @@ def test_extreme_words_stay_in_range():
     words = np.array([[0, 0, 2**32 - 1, 2**32 - 1]], np.uint32)
     uniform, normal = R.uniform_from_words(words), R.normal_from_words(words)
     assert uniform.min() == 0 and uniform.max() == 1 - 2**-24
-    assert np.isfinite(normal).all() and abs(normal).max() < 6  # √(2 · 24 · ln 2) = 5.77: the longest tail of 24 bits
+    # √(2 · 24 · ln 2) = 5.77: the longest tail of 24 bits
+    assert np.isfinite(normal).all() and abs(normal).max() < 6
 
 
 @cuda.jit
@@ -92,11 +103,20 @@ def test_moments():
     u = R.random_uniform((40, 5000), 1, R.PURPOSE_INIT, step, samples).astype(np.float64).ravel()
     z = R.random_normal((40, 5000), 1, R.PURPOSE_NOISE, step, samples).astype(np.float64).ravel()
     five_sigma = 5 / np.sqrt(n)
-    assert abs(u.mean() - 1 / 2) < five_sigma * np.sqrt(1 / 12) and abs((u ** 2).mean() - 1 / 3) < five_sigma * 0.3
-    for power, moment, spread in ((1, 0, 1), (2, 1, np.sqrt(2)), (3, 0, np.sqrt(15)), (4, 3, np.sqrt(96))):
-        assert abs((z ** power).mean() - moment) < five_sigma * spread
+    assert (
+        abs(u.mean() - 1 / 2) < five_sigma * np.sqrt(1 / 12)
+        and abs((u**2).mean() - 1 / 3) < five_sigma * 0.3
+    )
+    for power, moment, spread in (
+        (1, 0, 1),
+        (2, 1, np.sqrt(2)),
+        (3, 0, np.sqrt(15)),
+        (4, 3, np.sqrt(96)),
+    ):
+        assert abs((z**power).mean() - moment) < five_sigma * spread
     pairs = z.reshape(-1, 2)
-    assert abs((pairs[:, 0] * pairs[:, 1]).mean()) < five_sigma * np.sqrt(2)  # the two of a pair are independent
+    # the two of a pair are independent
+    assert abs((pairs[:, 0] * pairs[:, 1]).mean()) < five_sigma * np.sqrt(2)
 
 
 def test_integers_are_even():
@@ -115,8 +135,18 @@ def test_a_sample_does_not_depend_on_its_batch(engine, draw):
 
 def test_everything_in_the_counter_counts():
     def draw(seed=1, purpose=1, step=0, sample=0):
-        return R.random_uniform((1, 8), seed, purpose, np.array([step], np.uint32), np.array([sample], np.uint32))
-    streams = [draw(), draw(seed=2), draw(seed=1 + 2**32), draw(purpose=2), draw(step=1), draw(sample=1)]
+        return R.random_uniform(
+            (1, 8), seed, purpose, np.array([step], np.uint32), np.array([sample], np.uint32)
+        )
+
+    streams = [
+        draw(),
+        draw(seed=2),
+        draw(seed=1 + 2**32),
+        draw(purpose=2),
+        draw(step=1),
+        draw(sample=1),
+    ]
     assert len({s.tobytes() for s in streams}) == len(streams)
     purposes = [value for name, value in vars(R).items() if name.startswith("PURPOSE_")]
     assert len(set(purposes)) == 7 and max(purposes) < 256

@@ -9,7 +9,8 @@ from tests.conftest import large, versions, where
 @pytest.mark.parametrize("M, N", [(131072, 1), (131072, 3), (50000, 64)])
 def test_long_sums_stay_accurate(engine, rng, M, N):
     x = rng.standard_normal((M, N)).astype(np.float32)
-    deviation = np.sqrt((x.astype(np.float64) ** 2).sum(0))  # of such sums: one column's may be nearly 0
+    # of such sums: one column's may be nearly 0
+    deviation = np.sqrt((x.astype(np.float64) ** 2).sum(0))
     engine.check(R.column_sum(engine(x)), x.astype(np.float64).sum(0), 1e-5, deviation)
     engine.check(R.sample_sum(engine(x[None])), x.astype(np.float64).sum(0)[None], 1e-5, deviation)
 
@@ -24,8 +25,18 @@ def test_reference_against_loops(rng):
     np.testing.assert_array_equal(R.total_sum_reference(x), [want.sum()])
 
 
-@pytest.mark.parametrize("B, P, N, vector", [(1, 1, 1, 1), (1, 131072, 64, 4), (32, 4096, 64, 4), (32, 1024, 512, 4),
-                                             (2, 513, 2048, 1), (300, 600, 260, 4), (1, 10**7, 1, 1)])
+@pytest.mark.parametrize(
+    "B, P, N, vector",
+    [
+        (1, 1, 1, 1),
+        (1, 131072, 64, 4),
+        (32, 4096, 64, 4),
+        (32, 1024, 512, 4),
+        (2, 513, 2048, 1),
+        (300, 600, 260, 4),
+        (1, 10**7, 1, 1),
+    ],
+)
 def test_cut_covers_everything(B, P, N, vector):
     lanes, tiles, chunk, chunks = R.cut(B, P, N, vector)
     assert 1 <= lanes <= 64 and lanes * tiles * vector >= N and lanes * (tiles - 1) * vector < N

@@ -8,6 +8,8 @@ from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, on, relative_error, versions
 
 WEIGHTED = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+
+
 def make(rng, shape, weighted):
     """x, dy and the weight or None."""
     x, dy = 1 + 2 * rng.standard_normal(shape), rng.standard_normal(shape)
@@ -18,7 +20,9 @@ def make(rng, shape, weighted):
 def test_eps_counts_where_a_row_is_nearly_zero(engine, rng, version):
     """A mean square of eps, which stands within the root."""
     x = 1e-3 * rng.standard_normal((3, 16))
-    for got, expected in zip(RN.rmsnorm_forward(engine(x), version=version), RN.rmsnorm_forward(x), strict=True):
+    for got, expected in zip(
+        RN.rmsnorm_forward(engine(x), version=version), RN.rmsnorm_forward(x), strict=True
+    ):
         engine.check(got, expected)
 
 
@@ -48,7 +52,12 @@ def test_gradient(rng, weighted):
 
     assert relative_error(leaf.grad, numerical_gradient(lambda a: forward(x=a), x, dy)) < 1e-7
     if weighted:
-        assert relative_error(layer.weight.grad, numerical_gradient(lambda a: forward(weight=a), weight, dy)) < 1e-7
+        assert (
+            relative_error(
+                layer.weight.grad, numerical_gradient(lambda a: forward(weight=a), weight, dy)
+            )
+            < 1e-7
+        )
 
 
 def test_a_frozen_weight_gets_no_gradient(rng):
@@ -73,15 +82,22 @@ def test_wrong_arguments_say_so(engine):
 def test_what_version_3_does_not_take(engine):
     for columns, other in ((12, 2), (1288, 2), (6, 1)):
         x = engine(np.ones((2, columns), np.float32))
-        with pytest.raises(ValueError, match=f"takes a multiple of 8 columns, at most 1280.*use version={other}"):
+        with pytest.raises(
+            ValueError, match=f"takes a multiple of 8 columns, at most 1280.*use version={other}"
+        ):
             RN.rmsnorm_forward(x, version=3)
 
 
 @on("emulator", "cuda")
 def test_warps_that_take_several_rows(engine, rng, monkeypatch):
-    """One multiprocessor: of 37 rows a warp of the forward has two, the last only one, and of the backward three."""
+    """One multiprocessor: of 37 rows a warp of the forward has two, the last only one, and of the
+    backward three."""
     monkeypatch.setattr(RN, "multiprocessors_of", lambda x: 1)
-    assert RN.blocks_of(37, 8, 4) == 3 and RN.blocks_of(37, 16, 1) == 1 and RN.blocks_of(5, 8, 528) == 1
+    assert (
+        RN.blocks_of(37, 8, 4) == 3
+        and RN.blocks_of(37, 16, 1) == 1
+        and RN.blocks_of(5, 8, 528) == 1
+    )
     assert RN.blocks_of(16384, 8, 4 * 132) == 512 and RN.blocks_of(16384, 16, 132) == 128
     x, dy, weight = make(rng, (37, 16), True)
     y, rstd = RN.rmsnorm_forward(x, weight)
@@ -90,5 +106,7 @@ def test_warps_that_take_several_rows(engine, rng, monkeypatch):
     dx = RN.rmsnorm_backward(dy, x, weight, rstd, want)
     got = engine(start)
     engine.check(RN.rmsnorm_forward(engine(x), engine(weight), version=3)[0], y)
-    engine.check(RN.rmsnorm_backward(engine(dy), engine(x), engine(weight), engine(rstd), got, version=3), dx)
+    engine.check(
+        RN.rmsnorm_backward(engine(dy), engine(x), engine(weight), engine(rstd), got, version=3), dx
+    )
     engine.check(got, want)

@@ -7,8 +7,12 @@ from tests.conftest import numerical_gradient, relative_error
 
 def make(rng, shape):
     B, C = shape[0], shape[-1]
-    return (rng.standard_normal(shape), rng.standard_normal((B, C)), rng.standard_normal((B, C)),
-            1 + rng.standard_normal(shape))
+    return (
+        rng.standard_normal(shape),
+        rng.standard_normal((B, C)),
+        rng.standard_normal((B, C)),
+        1 + rng.standard_normal(shape),
+    )
 
 
 def test_reference_against_loops(rng):

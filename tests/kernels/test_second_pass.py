@@ -71,8 +71,15 @@ def test_add_rows(engine, rng, launched, shape):
             assert not launched
         for k, target in enumerate(into):
             if target is not None:
-                engine.check(target, before[k] + rows[k].sum(0), 1e-6, np.abs(before[k]) + np.abs(rows[k]).sum(0))
-        assert launched == ([] if shape[2] % 4 or shape[0] == 1 and missing == 0 else [shape[0] - (missing == 0)])
+                engine.check(
+                    target,
+                    before[k] + rows[k].sum(0),
+                    1e-6,
+                    np.abs(before[k]) + np.abs(rows[k]).sum(0),
+                )
+        assert launched == (
+            [] if shape[2] % 4 or shape[0] == 1 and missing == 0 else [shape[0] - (missing == 0)]
+        )
         launched.clear()
 
 
@@ -158,11 +165,20 @@ def test_shares_fill_the_gpu():
 @exhaustive
 @on("emulator", "cuda")
 def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatch):
-    """Two linear layers in float16, one of them used twice: as if each gradient had been complete at once."""
+    """Two linear layers in float16, one of them used twice: as if each gradient had been complete
+    at once."""
     if engine.name == "emulator":
-        engine.backend = EmulatorDevice(checks=False, float64=False)  # other tests look at these kernels for faults
-    monkeypatch.setattr(launcher, "half_tile", lambda backend, version, batch, M, N, K, can_split: (
-        (128, 64), 2 if can_split else 1, False))
+        # other tests look at these kernels for faults
+        engine.backend = EmulatorDevice(checks=False, float64=False)
+    monkeypatch.setattr(
+        launcher,
+        "half_tile",
+        lambda backend, version, batch, M, N, K, can_split: (
+            (128, 64),
+            2 if can_split else 1,
+            False,
+        ),
+    )
 
     def parameter(*shape):
         made = Parameter(shape, None, written=True)
@@ -173,7 +189,8 @@ def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatc
         return made
 
     w1, b1, w2, b2 = parameter(24, 8), parameter(24), parameter(8, 24), parameter(8)
-    x, dy = (engine(rng.standard_normal((72, columns)), np.float16) for columns in (8, 24))  # rows of two slices
+    # rows of two slices
+    x, dy = (engine(rng.standard_normal((72, columns)), np.float16) for columns in (8, 24))
 
     def run():
         for p in (w1, b1, w2, b2):
@@ -184,7 +201,11 @@ def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatc
             h2 = F.linear(h1, w2, b2)
             y = F.linear(h2, w1, b1)
         tape.backward(y, dy)
-        return [download(p.grad).copy() for p in (w1, b1, w2, b2)] + [download(leaf.grad)], h1.data, h2.data
+        return (
+            [download(p.grad).copy() for p in (w1, b1, w2, b2)] + [download(leaf.grad)],
+            h1.data,
+            h2.data,
+        )
 
     got, h1, h2 = run()
     assert launched == [4, 2]  # the second use of w1 asks for its gradient

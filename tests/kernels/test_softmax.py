@@ -18,7 +18,12 @@ def test_reference_against_loops(rng):
 def test_gradient(rng):
     x, dy = rng.standard_normal((3, 5)), rng.standard_normal((3, 5))
     got = S.softmax_backward_reference(dy, S.softmax_forward_reference(x, 0.7), 0.7)
-    assert relative_error(got, numerical_gradient(lambda v: S.softmax_forward_reference(v, 0.7), x, dy)) < 1e-7
+    assert (
+        relative_error(
+            got, numerical_gradient(lambda v: S.softmax_forward_reference(v, 0.7), x, dy)
+        )
+        < 1e-7
+    )
 
 
 @versions(1, 2, 3)

@@ -1,4 +1,6 @@
-"""Single operations, forward and backward, against values that PyTorch gave (tests/reference/operations.npz)."""
+"""Single operations, forward and backward, against values that PyTorch gave
+(tests/reference/operations.npz)."""
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,8 @@ STORED = stored.load("operations")
 
 
 class Case:
-    """The stored arrays of one operation: `case["x"]` on the engine, `case.check(got, "dx")` against a result."""
+    """The stored arrays of one operation: `case["x"]` on the engine, `case.check(got, "dx")`
+    against a result."""
 
     def __init__(self, name, engine, tolerance=1e-5):
         self.arrays = {k.split("__")[1]: v for k, v in STORED.items() if k.startswith(name + "__")}
@@ -31,13 +34,23 @@ class Case:
         self.engine.check(got, self.arrays[key], self.tolerance)
 
 
-@pytest.mark.parametrize("name, stride", [("conv2d_1x1_stride1", 1), ("conv2d_3x3_stride1", 1),
-                                          ("conv2d_3x3_stride2", 2), ("conv2d_3x3_stride2_odd", 2)])
+@pytest.mark.parametrize(
+    "name, stride",
+    [
+        ("conv2d_1x1_stride1", 1),
+        ("conv2d_3x3_stride1", 1),
+        ("conv2d_3x3_stride2", 2),
+        ("conv2d_3x3_stride2_odd", 2),
+    ],
+)
 def test_conv2d(engine, name, stride):
     case = Case(name, engine)
     dweight, dbias = case.zeros("weight"), case.zeros("bias")
     case.check(K.conv2d_forward(case["x"], case["weight"], case["bias"], stride=stride), "y")
-    case.check(K.conv2d_backward(case["dy"], case["x"], case["weight"], dweight, dbias, stride=stride), "dx")
+    case.check(
+        K.conv2d_backward(case["dy"], case["x"], case["weight"], dweight, dbias, stride=stride),
+        "dx",
+    )
     case.check(dweight, "dweight")
     case.check(dbias, "dbias")
 
@@ -45,11 +58,26 @@ def test_conv2d(engine, name, stride):
 @pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 def test_group_norm(engine, silu):
     case = Case("group_norm_silu" if silu else "group_norm", engine)
-    y, mean, rstd = K.groupnorm_forward(case["x"], case["weight"], case["bias"], 32, 1e-5, silu=silu)
+    y, mean, rstd = K.groupnorm_forward(
+        case["x"], case["weight"], case["bias"], 32, 1e-5, silu=silu
+    )
     case.check(y, "y")
     dweight, dbias = case.zeros("weight"), case.zeros("bias")
-    case.check(K.groupnorm_backward(case["dy"], case["x"], case["weight"], case["bias"], mean, rstd, dweight, dbias, 32,
-                                    silu=silu), "dx")
+    case.check(
+        K.groupnorm_backward(
+            case["dy"],
+            case["x"],
+            case["weight"],
+            case["bias"],
+            mean,
+            rstd,
+            dweight,
+            dbias,
+            32,
+            silu=silu,
+        ),
+        "dx",
+    )
     case.check(dweight, "dweight")
     case.check(dbias, "dbias")
 
@@ -67,7 +95,10 @@ def test_layer_norm(engine):
     y, mean, rstd = K.layernorm_forward(case["x"], case["weight"], case["bias"], 1e-5)
     case.check(y, "y")
     dweight, dbias = case.zeros("weight"), case.zeros("bias")
-    case.check(K.layernorm_backward(case["dy"], case["x"], case["weight"], mean, rstd, dweight, dbias), "dx")
+    case.check(
+        K.layernorm_backward(case["dy"], case["x"], case["weight"], mean, rstd, dweight, dbias),
+        "dx",
+    )
     case.check(dweight, "dweight")
     case.check(dbias, "dbias")
 
@@ -106,8 +137,11 @@ def test_resample(engine, name, function):
 def test_scale_shift(engine):
     case = Case("scale_shift", engine)
     case.check(K.scale_shift_forward(case["x"], case["scale"], case["shift"]), "y")
-    for got, key in zip(K.scale_shift_backward(case["dy"], case["x"], case["scale"]), ("dx", "dscale", "dshift"),
-                        strict=True):
+    for got, key in zip(
+        K.scale_shift_backward(case["dy"], case["x"], case["scale"]),
+        ("dx", "dscale", "dshift"),
+        strict=True,
+    ):
         case.check(got, key)
 
 

@@ -1,4 +1,6 @@
-"""Versions have names: one table for launchers, `numdiff kernels check`, the benchmarks, docstrings and messages."""
+"""Versions have names: one table for launchers, `numdiff kernels check`, the benchmarks, docstrings
+and messages."""
+
 import ast
 import functools
 import importlib
@@ -30,11 +32,20 @@ from numdiff.kernels.versions import (
 from tests.kernels.test_reading_order import statements, tree_of
 
 MODULES = [module for module in kernel_modules() if module is not numdiff.kernels]
-LAUNCHERS = [f for module in MODULES for name, f in vars(module).items() if inspect.isfunction(f)
-             and f.__module__ == module.__name__ and not name.startswith("_") and f.__name__ == name
-             and getattr(inspect.signature(f).parameters.get("version"), "default", inspect.Parameter.empty) is None]
+LAUNCHERS = [
+    f
+    for module in MODULES
+    for name, f in vars(module).items()
+    if inspect.isfunction(f)
+    and f.__module__ == module.__name__
+    and not name.startswith("_")
+    and f.__name__ == name
+    and getattr(inspect.signature(f).parameters.get("version"), "default", inspect.Parameter.empty)
+    is None
+]
 SAID = re.compile(r"\bv(\d) +([a-z][\w-]*)(?=[:,])")  # "v2 vectorised: …" in a docstring
-IN_MESSAGE = re.compile(r"\bversion (\d) \(([a-z][\w-]*)\)")  # "version 2 (vectorised) needs …" in a message
+# "version 2 (vectorised) needs …" in a message
+IN_MESSAGE = re.compile(r"\bversion (\d) \(([a-z][\w-]*)\)")
 
 
 class Launches(EmulatorDevice):
@@ -53,7 +64,11 @@ def launches(run):
 
 def test_every_launcher_takes_names():
     assert len(LAUNCHERS) > 70
-    assert not [f.__name__ for f in LAUNCHERS if not hasattr(f, "__wrapped__") or operation_of(f.__name__) is None]
+    assert not [
+        f.__name__
+        for f in LAUNCHERS
+        if not hasattr(f, "__wrapped__") or operation_of(f.__name__) is None
+    ]
 
 
 def test_every_version_has_a_name():
@@ -69,14 +84,26 @@ def test_every_version_has_a_name():
             assert len({FOR.get(name) for name in shared}) == len(shared)
 
 
-FIRST = list({(case.name, version, dtype_of(case) if "mma or" in str(name_of(case.name, version)) else None):
-              (case, version) for case in checking.CASES for version in case.versions if version}.values())
+FIRST = list(
+    {
+        (
+            case.name,
+            version,
+            dtype_of(case) if "mma or" in str(name_of(case.name, version)) else None,
+        ): (case, version)
+        for case in checking.CASES
+        for version in case.versions
+        if version
+    }.values()
+)
 
 
 def test_a_name_launches_what_its_number_does():
     for case, version in FIRST:
         name = name_of(case.name, version, dtype_of(case))
-        wanted, got = (launches(functools.partial(run_once, case, each)) for each in (version, name))
+        wanted, got = (
+            launches(functools.partial(run_once, case, each)) for each in (version, name)
+        )
         assert wanted and got == wanted, (case.name, version)
 
 
@@ -84,9 +111,16 @@ def test_names_and_numbers():
     """…also after a list of arrays, and on the CPU, where versions are the reference."""
     x = np.ones((4, 8), np.float32)
     device = EmulatorDevice()
-    assert (elementwise.silu_forward(x, version="naive") == elementwise.silu_forward(x, version=1)).all()
-    image, weight = upload(x.reshape(1, 2, 2, 8), device), upload(np.ones((8, 1, 1, 8), np.float32), device)
-    by_number, by_name = (conv2d.conv2d_forward(image, weight, version=version) for version in (2, "im2col"))
+    assert (
+        elementwise.silu_forward(x, version="naive") == elementwise.silu_forward(x, version=1)
+    ).all()
+    image, weight = (
+        upload(x.reshape(1, 2, 2, 8), device),
+        upload(np.ones((8, 1, 1, 8), np.float32), device),
+    )
+    by_number, by_name = (
+        conv2d.conv2d_forward(image, weight, version=version) for version in (2, "im2col")
+    )
     assert (download(by_number) == download(by_name)).all()
     with pytest.raises(ValueError, match=r"version 3 \(narrow\) of conv2d is for float16"):
         conv2d.conv2d_forward(image, weight, version="narrow")
@@ -96,11 +130,13 @@ def test_names_and_numbers():
 
 def test_ceilings():
     """None above is chosen, lower ones are; what a call names runs; afterwards all is as before."""
+
     def names(**version):
         def run(device):
             x = upload(np.ones((8, 8), np.float32), device)
             matmul.matmul_forward(x, x, **version)
             elementwise.silu_forward(x)
+
         return [name for _, name, *_ in launches(run)]
 
     free = names()
@@ -114,7 +150,9 @@ def test_ceilings():
     assert names() == free and "v4" in free[0]
 
 
-@pytest.mark.parametrize("wanted", [{"matmul": "hoper"}, {"matmul": 7}, {"linear": 1}, {"flash": 1}, {"matmul": 0}])
+@pytest.mark.parametrize(
+    "wanted", [{"matmul": "hoper"}, {"matmul": 7}, {"linear": 1}, {"flash": 1}, {"matmul": 0}]
+)
 def test_ceilings_that_there_are_not(wanted):
     with pytest.raises(ValueError, match="to stop at: use one of"), at_most(wanted):
         pass
@@ -123,15 +161,27 @@ def test_ceilings_that_there_are_not(wanted):
 
 def test_what_there_is_not():
     x = np.ones((4, 8), np.float32)
-    with pytest.raises(ValueError, match=r"^there is no version 'hoper' of matmul: use naive, tiled, register-tiled, "
-                                         r"vectorised, mma, tf32 or hopper, or a number from 1 to 6$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^there is no version 'hoper' of matmul: use naive, tiled, register-tiled, "
+        r"vectorised, mma, tf32 or hopper, or a number from 1 to 6$",
+    ):
         matmul.matmul_forward(x, x, transpose_b=True, version="hoper")
     half = upload(x.astype(np.float16), EmulatorDevice())
-    with pytest.raises(ValueError, match=r"^version 5 \(tf32\) of matmul is for float32, and these arrays are float16: "
-                                         r"use tiled, mma or hopper, or cast_forward first$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^version 5 \(tf32\) of matmul is for float32, and these arrays are float16: "
+        r"use tiled, mma or hopper, or cast_forward first$",
+    ):
         matmul.matmul_forward(half, half, transpose_b=True, version="tf32")
-    assert label("matmul_backward", 6) == "6 (hopper)" and label("matmul", 5, np.float16) == "5 (mma)"
-    assert label("matmul", 9) == "9" and name_of("matmul", 5) == "mma or tf32" and name_of("chunk", 1) is None
+    assert (
+        label("matmul_backward", 6) == "6 (hopper)" and label("matmul", 5, np.float16) == "5 (mma)"
+    )
+    assert (
+        label("matmul", 9) == "9"
+        and name_of("matmul", 5) == "mma or tf32"
+        and name_of("chunk", 1) is None
+    )
 
 
 def sections(module):
@@ -142,7 +192,8 @@ def sections(module):
 
 
 def names_of_files(module):
-    """{(name, number)} of the operations of a module's folder in kernels/; of a file outside the folders, its own."""
+    """{(name, number)} of the operations of a module's folder in kernels/; of a file outside the
+    folders, its own."""
     place = ".".join(module.__name__.split(".")[:3])
     operations = {operation_of(f.__name__) for f in LAUNCHERS if f.__module__.startswith(place)}
     return {pair for operation in operations for pair in NAMES[operation].items()}
@@ -154,15 +205,21 @@ def test_docstrings_tell_the_names():
         operation = operation_of(f.__name__)
         if operation == "total_sum" or hasattr(f, "operation") and f.operation.ladder != operation:
             continue  # column_sum's, or those of the operation that it shares them with
-        listed = {(name, int(number)) for text in sections(inspect.getmodule(f)) for number, name in SAID.findall(text)}
+        listed = {
+            (name, int(number))
+            for text in sections(inspect.getmodule(f))
+            for number, name in SAID.findall(text)
+        }
         assert set(NAMES[operation].items()) <= listed, f.__name__
     for module in MODULES:
         listed = {(name, int(number)) for number, name in SAID.findall(next(sections(module)))}
         assert listed <= names_of_files(module), module.__name__
 
 
-@pytest.mark.parametrize("folder", sorted({module.__name__.split(".")[2] for module in MODULES} - {
-    "operation", "figures"}))  # theirs have a `Version`, whose text has both
+@pytest.mark.parametrize(
+    "folder",
+    sorted({module.__name__.split(".")[2] for module in MODULES} - {"operation", "figures"}),
+)  # theirs have a `Version`, whose text has both
 def test_messages_tell_the_names(folder):
     """A message that names a version by its number says its name, too, and rightly."""
     for module in (module for module in MODULES if module.__name__.split(".")[2] == folder):
@@ -170,7 +227,12 @@ def test_messages_tell_the_names(folder):
         if not re.search(r"raise.*version", path.read_text(encoding="utf-8"), re.DOTALL):
             continue
         for raised in (node for node in statements(tree_of(path)) if isinstance(node, ast.Raise)):
-            text = ast.unparse(raised.exc.args[0] if isinstance(raised.exc, ast.Call) and raised.exc.args else
-                               raised.exc)
-            assert not re.search(r"(?<!no )\bversion (\d|\{version\}|\{VERSION\})(?! \()", text), text
+            text = ast.unparse(
+                raised.exc.args[0]
+                if isinstance(raised.exc, ast.Call) and raised.exc.args
+                else raised.exc
+            )
+            assert not re.search(r"(?<!no )\bversion (\d|\{version\}|\{VERSION\})(?! \()", text), (
+                text
+            )
             assert {(name, int(number)) for number, name in IN_MESSAGE.findall(text)} <= names, text

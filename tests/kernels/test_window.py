@@ -1,4 +1,5 @@
 """A window pads and crops; its backward is the window the other way round."""
+
 import numpy as np
 import pytest
 
@@ -12,7 +13,9 @@ def test_closed_form():
     assert not window_forward(x, 5, 0, 2, 2).any()
 
 
-@pytest.mark.parametrize("row, column, height, width", [(-1, -2, 6, 9), (1, 2, 2, 2), (2, -1, 7, 3), (9, 9, 1, 1)])
+@pytest.mark.parametrize(
+    "row, column, height, width", [(-1, -2, 6, 9), (1, 2, 2, 2), (2, -1, 7, 3), (9, 9, 1, 1)]
+)
 def test_the_backward_is_the_adjoint(rng, row, column, height, width):
     x, dy = rng.standard_normal((2, 4, 5, 3)), rng.standard_normal((2, height, width, 3))
     dx = window_forward(dy, -row, -column, 4, 5)

@@ -1,7 +1,9 @@
-"""The puzzles in a browser (docs/hooks/browser.py): its files suffice where there is no Numba, no greenlet, no timer.
+"""The puzzles in a browser (docs/hooks/browser.py): its files suffice where there is no Numba, no
+greenlet, no timer.
 
 `python docs/hooks/browser.py site --check` judges all ten in headless Chromium.
 """
+
 import pathlib
 import runpy
 import subprocess
@@ -12,7 +14,7 @@ import pytest
 from tests.conftest import exhaustively
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = '''
+PROGRAM = """
 import signal
 import sys
 from importlib.machinery import PathFinder
@@ -30,13 +32,15 @@ with emulator.device():
     verdict = judge.judge(catalogue.puzzles()[number], pathlib.Path(sys.argv[3]))
 assert emulator.Emulator.generators and emulator.__file__.startswith(sys.argv[1])
 print(verdict.stars, verdict.message)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
-    for path, text in runpy.run_path(str(ROOT / "docs" / "hooks" / "browser.py"))["sources"]().items():
+    for path, text in runpy.run_path(str(ROOT / "docs" / "hooks" / "browser.py"))[
+        "sources"
+    ]().items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     (folder / "program.py").write_text(PROGRAM)
@@ -44,8 +48,12 @@ def site(tmp_path_factory):
 
 
 def judged(site, number, file):
-    done = subprocess.run([sys.executable, "-W", "ignore", "program.py", str(site), str(number), str(file)],
-                          capture_output=True, text=True, cwd=site)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "program.py", str(site), str(number), str(file)],
+        capture_output=True,
+        text=True,
+        cwd=site,
+    )
     return done.stdout or done.stderr
 
 

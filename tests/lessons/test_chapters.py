@@ -2,6 +2,7 @@
 
 `python -m tests.lessons.test_chapters` stores again what the chapters print.
 """
+
 import ast
 import json
 import pathlib
@@ -24,7 +25,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRINTED = pathlib.Path(__file__).parent / "printed"
 LONG = 4, 5, 6  # chapters that take more than 3 s
 NUMBERS = [pytest.param(n, marks=pytest.mark.exhaustive if n in LONG else ()) for n in CHAPTERS]
-STORED = re.compile(r"^  .* µs .*\n", re.MULTILINE)  # a line of `measured`, which a measurement may change
+# a line of `measured`, which a measurement may change
+STORED = re.compile(r"^  .* µs .*\n", re.MULTILINE)
 ON_CARD = re.compile(r"^  on .*\n", re.MULTILINE)  # a line that only a machine with a GPU prints
 
 
@@ -43,7 +45,9 @@ def test_a_chapter_prints_its_numbers(number):
     text, figures = printed(number)
     assert text == (PRINTED / f"{number}.txt").read_text(encoding="utf-8")
     starts = {"svg": ("<svg", "<?xml"), "html": "<!doctype html>"}
-    assert len(figures) >= 3 and all(text.lstrip().startswith(starts[ending]) for ending, text in figures)
+    assert len(figures) >= 3 and all(
+        text.lstrip().startswith(starts[ending]) for ending, text in figures
+    )
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
@@ -55,7 +59,10 @@ def test_a_unit_has_at_most_60_lines(number):
 
 def test_the_tape_has_at_most_100_lines():
     units = dict(CHAPTERS[6].units())
-    assert sum(len(units[name]) for name in ("A tape", "Three operations, each with its gradient")) <= 100
+    assert (
+        sum(len(units[name]) for name in ("A tape", "Three operations, each with its gradient"))
+        <= 100
+    )
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
@@ -116,12 +123,17 @@ def test_a_kernel_runs_on_a_device_too():
         y[i] = x[i] + x[i]
 
     for wanted, message in ((x + x, "the same result"), (x, "another result")):
-        line = lab.on_card(get_backend("emulator"), twice, 1, 32, (x, x), [x, np.zeros_like(x)], [x, wanted])
+        line = lab.on_card(
+            get_backend("emulator"), twice, 1, 32, (x, x), [x, np.zeros_like(x)], [x, wanted]
+        )
         assert message in line and line.startswith("  on ")
 
 
 @pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # open images
+# open images
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_the_notebook_that_trains_runs_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -146,15 +158,23 @@ def learn(tmp_path, monkeypatch):
         result = CliRunner().invoke(main, ["learn", *arguments])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.output
         return result.exit_code, result.output
+
     return run
 
 
 def test_learn_lists_and_writes_chapters(learn, tmp_path):
     code, text = learn()
-    assert code == 0 and all(f"chapter {n}  {chapter.title}" in text for n, chapter in CHAPTERS.items())
+    assert code == 0 and all(
+        f"chapter {n}  {chapter.title}" in text for n, chapter in CHAPTERS.items()
+    )
     code, text = learn("--chapter", "1")
     assert code == 0 and "01_threads_and_memory.ipynb: chapter 1, Threads and memory" in text
-    assert json.loads((tmp_path / "01_threads_and_memory.ipynb").read_text(encoding="utf-8"))["nbformat"] == 4
+    assert (
+        json.loads((tmp_path / "01_threads_and_memory.ipynb").read_text(encoding="utf-8"))[
+            "nbformat"
+        ]
+        == 4
+    )
     code, text = learn("--chapter", "1")
     assert code == 2 and "exists, and is kept" in text
 
@@ -165,9 +185,14 @@ def test_learn_runs_a_chapter(learn, tmp_path):
     assert (tmp_path / "figures" / "01_threads_and_memory-1.svg").is_file()
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (("--chapter", "99"), "there is no chapter 99"), (("--run",), "--run needs --chapter"),
-    (("1", "--chapter", "1"), "a puzzle is another command")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--chapter", "99"), "there is no chapter 99"),
+        (("--run",), "--run needs --chapter"),
+        (("1", "--chapter", "1"), "a puzzle is another command"),
+    ],
+)
 def test_wrong_usage_is_one_sentence(arguments, message, learn):
     code, text = learn(*arguments)
     assert code == 2 and message in text

@@ -1,4 +1,6 @@
-"""Activations in the memory of the gradients: the same bits, less memory, and an error where the invariant breaks."""
+"""Activations in the memory of the gradients: the same bits, less memory, and an error where the
+invariant breaks."""
+
 import contextlib
 import ctypes
 import types
@@ -27,9 +29,20 @@ from numdiff.training.step import TrainingStep
 from tests.arenas import ArenaEmulator, segments
 from tests.conftest import exhaustive, exhaustively, needs, where
 
-LAUNCHING = [float8, convnext, sla, *(m for m in vars(functional).values() if isinstance(m, types.ModuleType)
-                                      and hasattr(m, "K"))]
-LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.0, "shift": False}
+LAUNCHING = [
+    float8,
+    convnext,
+    sla,
+    *(m for m in vars(functional).values() if isinstance(m, types.ModuleType) and hasattr(m, "K")),
+]
+LIGHTNING = {
+    "norm": "rms",
+    "qk_norm": True,
+    "rope": True,
+    "mlp": "swiglu",
+    "mlp_ratio": 3.0,
+    "shift": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -39,37 +52,83 @@ def all_alias(monkeypatch):
 
 
 def dit(device="cpu", **options):
-    return DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 3, "num_heads": 2,
-                  "num_classes": 3, "device": device, **options})
+    return DiT(
+        **{
+            "image_size": 8,
+            "in_channels": 3,
+            "patch_size": 2,
+            "hidden_size": 32,
+            "depth": 3,
+            "num_heads": 2,
+            "num_classes": 3,
+            "device": device,
+            **options,
+        }
+    )
 
 
 def unet(device="cpu", **options):
-    return UNet(**{"image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
-                   "attention_resolutions": (4,), "device": device, **options})
+    return UNet(
+        **{
+            "image_size": 8,
+            "model_channels": 32,
+            "channel_mult": (1, 2),
+            "num_res_blocks": 1,
+            "attention_resolutions": (4,),
+            "device": device,
+            **options,
+        }
+    )
 
 
 def step_of(model, optimizer="adamw", precision="fp32", batch=4, microbatch=None, capture=True):
     rng = np.random.default_rng(1)  # no layer of zeros, through which no gradient would flow
-    model.load_arrays({name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
-                       for name, a in model.arrays().items()})
+    model.load_arrays(
+        {
+            name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
+            for name, a in model.arrays().items()
+        }
+    )
     compute_in(model, precision)
-    how = {"learning_rate": 1e-3, "ema_decay": 0.9,
-           "loss_scale": LossScale(model.parameters.data, 1024.0) if precision in ("fp16", "fp8") else None}
-    optimizer = (AdamW(model.parameters, **how) if optimizer == "adamw" else
-                 Muon(model.parameters, model.matrices(), **how))
-    step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, batch, microbatch, flip=True,
-                        capture=capture)
+    how = {
+        "learning_rate": 1e-3,
+        "ema_decay": 0.9,
+        "loss_scale": LossScale(model.parameters.data, 1024.0)
+        if precision in ("fp16", "fp8")
+        else None,
+    }
+    optimizer = (
+        AdamW(model.parameters, **how)
+        if optimizer == "adamw"
+        else Muon(model.parameters, model.matrices(), **how)
+    )
+    step = TrainingStep(
+        model,
+        Diffusion(backend=model.backend),
+        optimizer,
+        batch,
+        microbatch,
+        flip=True,
+        capture=capture,
+    )
     size, channels = model.image_size, model.in_channels
-    step.load(rng.integers(0, 256, (batch, size, size, channels), np.uint8),
-              None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes)
+    step.load(
+        rng.integers(0, 256, (batch, size, size, channels), np.uint8),
+        None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes,
+    )
     return step
 
 
 def state_of(step, steps):
-    """{name: array} of all that the steps have computed: telemetry, weights, gradients, the optimizer's state."""
+    """{name: array} of all that the steps have computed: telemetry, weights, gradients, the
+    optimizer's state."""
     parameters = step.model.parameters
-    return {"telemetry": step.telemetry(0, steps), "weights": download(parameters.data),
-            "gradients": download(parameters.grad), **step.optimizer.state()}
+    return {
+        "telemetry": step.telemetry(0, steps),
+        "weights": download(parameters.data),
+        "gradients": download(parameters.grad),
+        **step.optimizer.state(),
+    }
 
 
 def same(a, b):
@@ -80,8 +139,8 @@ def same(a, b):
 
 
 class HostArena:
-    """An arena in the memory of the host, for the CPU engine: results of its forward operations are copied there, and
-    freed with their last reference, as on a GPU."""
+    """An arena in the memory of the host, for the CPU engine: results of its forward operations are
+    copied there, and freed with their last reference, as on a GPU."""
 
     def __init__(self):
         self.kept = []
@@ -117,7 +176,8 @@ class HostArena:
         """Within the context activations of this step alias its gradients."""
         step.aliasing, self.of_steps = Aliasing(step.model), self.arena
         step.aliasing.backend = self
-        everything = {**vars(K), **{name: getattr(K, name) for name in K.__all__}}  # with those of extensions
+        # with those of extensions
+        everything = {**vars(K), **{name: getattr(K, name) for name in K.__all__}}
         laying = types.SimpleNamespace(**everything)
         for name, function in everything.items():
             if name.endswith("_forward"):
@@ -134,20 +194,42 @@ class HostArena:
 def poison(step):
     """What the gradients of the blocks were before a step is of no matter."""
     for part in step.aliasing.parts:
-        step.model.parameters.grad.view(np.uint8)[part.first:part.first + part.nbytes] = POISON
+        step.model.parameters.grad.view(np.uint8)[part.first : part.first + part.nbytes] = POISON
 
 
-CASES = {"dit": dit, "lightning": lambda: dit(**LIGHTNING), "unet": unet, "convnext": lambda: unet(block="convnext"),
-         "updown": lambda: unet(dropout=0.3, use_scale_shift_norm=True, resblock_updown=True, num_classes=3)}
+CASES = {
+    "dit": dit,
+    "lightning": lambda: dit(**LIGHTNING),
+    "unet": unet,
+    "convnext": lambda: unet(block="convnext"),
+    "updown": lambda: unet(
+        dropout=0.3, use_scale_shift_norm=True, resblock_updown=True, num_classes=3
+    ),
+}
 
 
-@pytest.mark.parametrize("kind, optimizer, precision, recompute", [
-    ("dit", "adamw", "fp32", None), ("lightning", "muon", "fp32", "mlp"), ("dit", "adamw", "fp8", "blocks"),
-    ("dit", "adamw", "fp8", "attention"), ("unet", "muon", "fp32", "blocks"), ("updown", "adamw", "fp32", None),
-    *exhaustively(
-        *((kind, optimizer, "fp32", recompute) for kind in CASES for optimizer in ("adamw", "muon")
-          for recompute in (None, "blocks", "attention")), ("lightning", "adamw", "fp8", None),
-        ("dit", "muon", "fp8", None), ("lightning", "adamw", "fp8", "mlp"))])
+@pytest.mark.parametrize(
+    "kind, optimizer, precision, recompute",
+    [
+        ("dit", "adamw", "fp32", None),
+        ("lightning", "muon", "fp32", "mlp"),
+        ("dit", "adamw", "fp8", "blocks"),
+        ("dit", "adamw", "fp8", "attention"),
+        ("unet", "muon", "fp32", "blocks"),
+        ("updown", "adamw", "fp32", None),
+        *exhaustively(
+            *(
+                (kind, optimizer, "fp32", recompute)
+                for kind in CASES
+                for optimizer in ("adamw", "muon")
+                for recompute in (None, "blocks", "attention")
+            ),
+            ("lightning", "adamw", "fp8", None),
+            ("dit", "muon", "fp8", None),
+            ("lightning", "adamw", "fp8", "mlp"),
+        ),
+    ],
+)
 def test_steps_with_aliasing_have_the_same_bits(kind, optimizer, precision, recompute):
     states = []
     for aliases in (False, True):
@@ -189,8 +271,10 @@ def test_neighbours_share_an_aliased_part(monkeypatch):
     step, host = step_of(model), HostArena()
     with host.under(step):
         found = step.aliasing.parts
-        assert [[block.name for block in part.blocks] for part in found] == [["blocks.0", "blocks.1"],
-                                                                            ["blocks.2", "blocks.3"]]
+        assert [[block.name for block in part.blocks] for part in found] == [
+            ["blocks.0", "blocks.1"],
+            ["blocks.2", "blocks.3"],
+        ]
         poison(step)
         step.run()
     plain = step_of(dit(depth=5))
@@ -221,7 +305,8 @@ def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
         np.testing.assert_array_equal(gradient, model.parameters.grad[slice(*plan.buckets[bucket])])
 
 
-# What breaks the invariant --------------------------------------------------------------------------------------------
+# What breaks the invariant ------------------------------------------------------------------------
+
 
 class Keeping(Block):
     """Keeps what it gives."""
@@ -249,12 +334,29 @@ class Tied(DiT):
 @pytest.mark.parametrize("kind", [Keeps, Tied])
 def test_a_broken_invariant_is_reported(kind):
     def made():
-        return step_of(kind(image_size=8, in_channels=3, patch_size=2, hidden_size=32, depth=3, num_heads=2,
-                            num_classes=3, device="cpu"), batch=2)
+        return step_of(
+            kind(
+                image_size=8,
+                in_channels=3,
+                patch_size=2,
+                hidden_size=32,
+                depth=3,
+                num_heads=2,
+                num_classes=3,
+                device="cpu",
+            ),
+            batch=2,
+        )
 
     step, host = made(), HostArena()
-    with host.under(step), pytest.raises(NumdiffError, match=r"are still where the gradients of blocks\.[01] are to be "
-                                                             r"written.*lends_gradients = False"):
+    with (
+        host.under(step),
+        pytest.raises(
+            NumdiffError,
+            match=r"are still where the gradients of blocks\.[01] are to be "
+            r"written.*lends_gradients = False",
+        ),
+    ):
         step.run()
     assert not any(p.loan for p in step.model.parameters.parameters.values())
     step.aliasing = None  # from now on without
@@ -269,7 +371,10 @@ def test_an_interrupted_step_leaves_nothing_aliased():
     arrays = step.model.arrays()
     with host.under(step):
         step.run()
-        broken = {**arrays, "blocks.2.mlp.fc2.bias": np.full_like(arrays["blocks.2.mlp.fc2.bias"], np.nan)}
+        broken = {
+            **arrays,
+            "blocks.2.mlp.fc2.bias": np.full_like(arrays["blocks.2.mlp.fc2.bias"], np.nan),
+        }
         step.model.load_arrays(broken)
         assert step.name_first_nonfinite().startswith("blocks.2.mlp")
         assert not any(p.loan for p in step.model.parameters.parameters.values())
@@ -291,7 +396,8 @@ def test_without_aliasing():
     assert step_of(dit()).aliasing is None  # NumPy has no arena
 
 
-# Less memory ----------------------------------------------------------------------------------------------------------
+# Less memory --------------------------------------------------------------------------------------
+
 
 class Counting(Planned):
     """A stand-in for an H100 that launches nothing and hands out addresses as its arenas would."""
@@ -326,17 +432,31 @@ class Counting(Planned):
 BASE = {"image_size": 32, "in_channels": 4, "hidden_size": 384, "depth": 6, "num_heads": 6}
 
 
-@pytest.mark.parametrize("kind, precision, recompute, share", [
-    ("dit", "fp16", "blocks", 0.4), ("unet", "fp16", None, 0.8),
-    *exhaustively(("dit", "fp8", None, 0.65), ("dit", "fp16", None, 0.7), ("dit", "fp32", None, 0.7),
-                   ("dit", "fp16", "mlp", 0.7), ("unet", "fp32", "blocks", 0.2))])
+@pytest.mark.parametrize(
+    "kind, precision, recompute, share",
+    [
+        ("dit", "fp16", "blocks", 0.4),
+        ("unet", "fp16", None, 0.8),
+        *exhaustively(
+            ("dit", "fp8", None, 0.65),
+            ("dit", "fp16", None, 0.7),
+            ("dit", "fp32", None, 0.7),
+            ("dit", "fp16", "mlp", 0.7),
+            ("unet", "fp32", "blocks", 0.2),
+        ),
+    ],
+)
 def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, share, monkeypatch):
     monkeypatch.undo()  # only what is worth a launch
     monkeypatch.setattr(side_stream, "HELD", 0)  # aliasing leaves less memory to hold back
     peaks, launches = [], []
     for aliases in (False, True):
         device = Counting()
-        model = DiT(**BASE, device=device, seed=None) if kind == "dit" else UNet(device=device, seed=None)
+        model = (
+            DiT(**BASE, device=device, seed=None)
+            if kind == "dit"
+            else UNet(device=device, seed=None)
+        )
         model.lends_gradients = aliases
         if recompute:
             model.recompute_blocks(recompute)
@@ -352,7 +472,8 @@ def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, 
     assert launches[1] == launches[0] + len(step.aliasing.parts) <= launches[0] + 14
 
 
-# On devices -----------------------------------------------------------------------------------------------------------
+# On devices ---------------------------------------------------------------------------------------
+
 
 @exhaustive
 @pytest.mark.slow
@@ -361,14 +482,25 @@ def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, 
 def test_kernels_have_the_same_bits_too(kind):
     states = []
     for aliases in (False, True):
-        model = CASES[kind](ArenaEmulator(), **{
-            "dit": {"image_size": 4, "hidden_size": 16, "depth": 2},
-            "unet": {"image_size": 4, "model_channels": 8, "channel_mult": (1,), "attention_resolutions": (),
-                     "groups": 4, "num_head_channels": 8}}[kind])
+        model = CASES[kind](
+            ArenaEmulator(),
+            **{
+                "dit": {"image_size": 4, "hidden_size": 16, "depth": 2},
+                "unet": {
+                    "image_size": 4,
+                    "model_channels": 8,
+                    "channel_mult": (1,),
+                    "attention_resolutions": (),
+                    "groups": 4,
+                    "num_head_channels": 8,
+                },
+            }[kind],
+        )
         model.lends_gradients = aliases
         step = step_of(model, batch=2)
         old = set_poison(True)  # what is laid over the gradients, too
-        with at_most({"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1}):  # quick with small arrays
+        # quick with small arrays
+        with at_most({"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1}):
             step.run()
         set_poison(old)
         states.append(state_of(step, 1))
@@ -377,27 +509,46 @@ def test_kernels_have_the_same_bits_too(kind):
 
 
 @pytest.mark.parametrize("kind", ["dit", "lightning", "unet", "convnext"])
-@pytest.mark.parametrize("optimizer, precision, recompute, capture", [
-    ("adamw", "fp16", None, True), ("adamw", "fp32", None, True), ("muon", "fp16", "blocks", True),
-    ("muon", "bf16", None, False), ("adamw", "fp16", "attention", True), ("adamw", "fp8", "blocks", True)])
+@pytest.mark.parametrize(
+    "optimizer, precision, recompute, capture",
+    [
+        ("adamw", "fp16", None, True),
+        ("adamw", "fp32", None, True),
+        ("muon", "fp16", "blocks", True),
+        ("muon", "bf16", None, False),
+        ("adamw", "fp16", "attention", True),
+        ("adamw", "fp8", "blocks", True),
+    ],
+)
 @where(lambda kind, precision: precision != "fp8" or kind in ("dit", "lightning"))
 @needs("gpu")
 def test_a_gpus_steps_have_the_same_bits(kind, optimizer, precision, recompute, capture):
     states, peaks = [], []
     for aliases in (False, True):
-        model = (dit("cuda", image_size=16, hidden_size=128, **(LIGHTNING if kind == "lightning" else {}))
-                 if kind in ("dit", "lightning") else
-                 unet("cuda", image_size=32, attention_resolutions=(16,),
-                      block="convnext" if kind == "convnext" else "resnet"))
+        model = (
+            dit(
+                "cuda", image_size=16, hidden_size=128, **(LIGHTNING if kind == "lightning" else {})
+            )
+            if kind in ("dit", "lightning")
+            else unet(
+                "cuda",
+                image_size=32,
+                attention_resolutions=(16,),
+                block="convnext" if kind == "convnext" else "resnet",
+            )
+        )
         model.lends_gradients = aliases
         if recompute:
             model.recompute_blocks(recompute)
         step = step_of(model, optimizer, precision, batch=32, capture=capture)
-        with contextlib.nullcontext() if capture else model.backend.within(model.backend.new_arena()):
+        with (
+            contextlib.nullcontext() if capture else model.backend.within(model.backend.new_arena())
+        ):
             arena = step.arena or model.backend.arena
             for _ in range(4):
                 step.run()
         states.append(state_of(step, 4))
         peaks.append(arena.peak_bytes)
     same(*states)
-    assert peaks[1] < peaks[0] or peaks[1] == peaks[0] and (recompute or optimizer == "muon")  # whose peak is elsewhere
+    # whose peak is elsewhere
+    assert peaks[1] < peaks[0] or peaks[1] == peaks[0] and (recompute or optimizer == "muon")

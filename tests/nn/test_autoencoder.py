@@ -1,4 +1,6 @@
-"""The autoencoder against values from an independent PyTorch implementation (see tests/reference), and its files."""
+"""The autoencoder against values from an independent PyTorch implementation (see tests/reference),
+and its files."""
+
 import json
 
 import numpy as np
@@ -10,9 +12,19 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.autoencoder import Autoencoder
-from numdiff.nn.convert.autoencoder import diffusers_names, numdiff_arrays, public_arrays, public_names
+from numdiff.nn.convert.autoencoder import (
+    diffusers_names,
+    numdiff_arrays,
+    public_arrays,
+    public_names,
+)
 from numdiff.nn.convert.files import write_state_dict
-from numdiff.training.autoencoders import holds_autoencoder, load_autoencoder, read_autoencoder, write_autoencoder
+from numdiff.training.autoencoders import (
+    holds_autoencoder,
+    load_autoencoder,
+    read_autoencoder,
+    write_autoencoder,
+)
 from tests.conftest import large, relative_error
 from tests.nn.test_unet_reference import check_gradients
 from tests.reference import stored
@@ -54,7 +66,8 @@ def test_images_of_any_size(rng):
 
 
 def test_tiles_are_blended(rng, monkeypatch):
-    """Without attention they give nearly what the whole image gives: the normalisations see a tile alone."""
+    """Without attention they give nearly what the whole image gives: the normalisations see a tile
+    alone."""
     model = Autoencoder(**SMALL, mid_attention=False, device="cpu")
     z = rng.standard_normal((1, 8, 40, 4)).astype(np.float32)
     whole, tiled = model.decode(z), model.decode(z, tile=32)
@@ -65,7 +78,8 @@ def test_tiles_are_blended(rng, monkeypatch):
     assert (model.decode(z, tile=160) == whole).all()
     with pytest.raises(UsageError, match="tile 15 must be a multiple of 2, and at least 16"):
         model.decode(z, tile=15)
-    monkeypatch.setattr(model, "_evaluate", lambda function, x: x.repeat(2, 1).repeat(2, 2))  # of each pixel alone
+    # of each pixel alone
+    monkeypatch.setattr(model, "_evaluate", lambda function, x: x.repeat(2, 1).repeat(2, 2))
     assert relative_error(model.decode(z, tile=16), z.repeat(2, 1).repeat(2, 2)) < 1e-6
 
 
@@ -76,28 +90,47 @@ def test_scaling_has_an_inverse(rng):
     assert relative_error(model.scale(latents), (latents - 0.1159) * 0.3611) < 1e-6
 
 
-@pytest.mark.parametrize("values", [np.zeros((2, 8, 8)), np.zeros((2, 8, 8, 4)), np.zeros((0, 8, 8, 3)), "photos", None,
-                                    np.zeros((1, 8, 8, 3), complex)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.zeros((2, 8, 8)),
+        np.zeros((2, 8, 8, 4)),
+        np.zeros((0, 8, 8, 3)),
+        "photos",
+        None,
+        np.zeros((1, 8, 8, 3), complex),
+    ],
+)
 def test_what_is_no_array_of_images_says_so(values):
     with pytest.raises(UsageError, match=r"images must be an array of numbers \(B, H, W, 3\)"):
         Autoencoder(**SMALL, device="cpu").encode(values)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"model_channels": 48}, "do not divide into 32 groups"), ({"channel_mult": ()}, "one or more"),
-    ({"image_size": 9}, "cannot be halved 1 times"), ({"attention_levels": (2,)}, "levels from 0 to 1"),
-    ({"latent_channels": 0}, "at least 1"), ({"scaling_factor": 0.0}, "must not be 0"),
-    ({"latent_channels": "four"}, "must be a whole number")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"model_channels": 48}, "do not divide into 32 groups"),
+        ({"channel_mult": ()}, "one or more"),
+        ({"image_size": 9}, "cannot be halved 1 times"),
+        ({"attention_levels": (2,)}, "levels from 0 to 1"),
+        ({"latent_channels": 0}, "at least 1"),
+        ({"scaling_factor": 0.0}, "must not be 0"),
+        ({"latent_channels": "four"}, "must be a whole number"),
+    ],
+)
 def test_options_without_a_model_say_so(options, message):
     with pytest.raises(UsageError, match=message):
         Autoencoder(**{**SMALL, **options}, device="cpu")
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def model():
-    return Autoencoder(**SMALL, attention_levels=(1,), scaling_factor=0.5, shift_factor=0.25, device="cpu")
+    return Autoencoder(
+        **SMALL, attention_levels=(1,), scaling_factor=0.5, shift_factor=0.25, device="cpu"
+    )
 
 
 def same(path, model):
@@ -119,10 +152,14 @@ def test_the_command_goes_round(tmp_path, model):
     path = tmp_path / "a"
     for name in ("b.safetensors", "c.h5", "d"):
         done = CliRunner().invoke(main, ["convert", str(path), str(tmp_path / name)])
-        assert done.exit_code == 0 and "4 channels, each side divided by 2" in done.output, done.output
+        assert done.exit_code == 0 and "4 channels, each side divided by 2" in done.output, (
+            done.output
+        )
         path = tmp_path / name
     same(path, model)
-    done = CliRunner().invoke(main, ["convert", str(path), str(tmp_path / "e.h5"), "--scaling-factor", "2"])
+    done = CliRunner().invoke(
+        main, ["convert", str(path), str(tmp_path / "e.h5"), "--scaling-factor", "2"]
+    )
     assert done.exit_code == 0 and load_autoencoder(tmp_path / "e.h5", "cpu").scaling_factor == 2
 
 
@@ -137,28 +174,45 @@ def test_a_pipeline_holds_one(tmp_path, model):
 def test_a_checkpoint_of_latent_diffusion(tmp_path, model, prefix):
     """With the weights of other models, and those that only training needs."""
     named = {prefix + name: array for name, array in public_arrays(model.arrays()).items()}
-    others = {"model.diffusion_model.input_blocks.0.0.weight": np.ones((4, 4, 3, 3), np.float32),
-              f"{prefix}loss.logvar": np.ones(1, np.float32), "betas": np.ones(10, np.float32)}
+    others = {
+        "model.diffusion_model.input_blocks.0.0.weight": np.ones((4, 4, 3, 3), np.float32),
+        f"{prefix}loss.logvar": np.ones(1, np.float32),
+        "betas": np.ones(10, np.float32),
+    }
     with open(tmp_path / "ldm.npz", "wb") as file:
         write_state_dict(file, {**others, **named}, "npz")
     options, arrays = read_autoencoder(tmp_path / "ldm.npz")
-    assert options == {**model.options, "image_size": 256, "scaling_factor": 0.18215, "shift_factor": 0.0}
+    assert options == {
+        **model.options,
+        "image_size": 256,
+        "scaling_factor": 0.18215,
+        "shift_factor": 0.0,
+    }
     assert all((arrays[name] == array).all() for name, array in model.arrays().items())
 
 
 def test_the_names_of_diffusers(model):
     names = diffusers_names(public_arrays(model.arrays()))
-    for name in ("encoder.down_blocks.0.resnets.0.norm1.weight", "encoder.down_blocks.0.downsamplers.0.conv.bias",
-                 "encoder.down_blocks.1.attentions.0.to_q.weight", "encoder.mid_block.attentions.0.group_norm.weight",
-                 "encoder.mid_block.attentions.0.to_out.0.bias", "encoder.conv_norm_out.weight", "quant_conv.weight",
-                 "decoder.up_blocks.0.attentions.1.to_v.bias", "decoder.up_blocks.0.upsamplers.0.conv.weight",
-                 "decoder.up_blocks.1.resnets.0.conv_shortcut.weight"):
+    for name in (
+        "encoder.down_blocks.0.resnets.0.norm1.weight",
+        "encoder.down_blocks.0.downsamplers.0.conv.bias",
+        "encoder.down_blocks.1.attentions.0.to_q.weight",
+        "encoder.mid_block.attentions.0.group_norm.weight",
+        "encoder.mid_block.attentions.0.to_out.0.bias",
+        "encoder.conv_norm_out.weight",
+        "quant_conv.weight",
+        "decoder.up_blocks.0.attentions.1.to_v.bias",
+        "decoder.up_blocks.0.upsamplers.0.conv.weight",
+        "decoder.up_blocks.1.resnets.0.conv_shortcut.weight",
+    ):
         assert name in names, name
     assert names["decoder.mid_block.attentions.0.to_k.weight"].shape == (64, 64)
     back = public_names(names)
     assert set(back) == set(public_arrays(model.arrays()))
-    older = {name.replace("0.to_q.", "0.query.").replace("0.to_out.0.", "0.proj_attn."): array
-             for name, array in names.items()}
+    older = {
+        name.replace("0.to_q.", "0.query.").replace("0.to_out.0.", "0.proj_attn."): array
+        for name, array in names.items()
+    }
     assert set(public_names(older)) == set(back)
 
 
@@ -175,11 +229,18 @@ def spoil(folder, what):
         (folder / "config.json").write_text("[")
 
 
-@pytest.mark.parametrize("what, message", [
-    ("norm_num_groups", "says norm_num_groups 'tanh'"), ("act_fn", "says act_fn 'tanh'"),
-    ("scaling_factor", "says scaling_factor 'tanh', which is no number"), ("_class_name", "holds no autoencoder"),
-    ("no weights", "save_pretrained"), ("half", "its header announces"),
-    ("no json", "damaged, or is not a configuration")])
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        ("norm_num_groups", "says norm_num_groups 'tanh'"),
+        ("act_fn", "says act_fn 'tanh'"),
+        ("scaling_factor", "says scaling_factor 'tanh', which is no number"),
+        ("_class_name", "holds no autoencoder"),
+        ("no weights", "save_pretrained"),
+        ("half", "its header announces"),
+        ("no json", "damaged, or is not a configuration"),
+    ],
+)
 def test_a_folder_that_cannot_be_used_says_why(tmp_path, model, what, message):
     write_autoencoder(tmp_path / "vae", model.options, model.arrays())
     spoil(tmp_path / "vae", what)
@@ -187,12 +248,28 @@ def test_a_folder_that_cannot_be_used_says_why(tmp_path, model, what, message):
         read_autoencoder(tmp_path / "vae")
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda d: {k: v for k, v in d.items() if "encoder" not in k}, "no encoder.conv_in.weight"),
-    (lambda d: {k: v for k, v in d.items() if k != "decoder.up.0.block.1.conv2.bias"}, "lacks decoder.up.0.block.1"),
-    (lambda d: {**d, "decoder.norm_out.weight": np.ones(7, np.float32)}, "decoder.norm_out.weight has the shape"),
-    (lambda d: {**d, "decoder.norm_out.weight": np.full(32, np.nan, np.float32)}, "not finite, first in decoder.norm"),
-    (lambda d: {**d, "encoder.conv_out.weight": np.ones((4, 64, 3, 3), np.float32)}, "mean and a log variance")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda d: {k: v for k, v in d.items() if "encoder" not in k}, "no encoder.conv_in.weight"),
+        (
+            lambda d: {k: v for k, v in d.items() if k != "decoder.up.0.block.1.conv2.bias"},
+            "lacks decoder.up.0.block.1",
+        ),
+        (
+            lambda d: {**d, "decoder.norm_out.weight": np.ones(7, np.float32)},
+            "decoder.norm_out.weight has the shape",
+        ),
+        (
+            lambda d: {**d, "decoder.norm_out.weight": np.full(32, np.nan, np.float32)},
+            "not finite, first in decoder.norm",
+        ),
+        (
+            lambda d: {**d, "encoder.conv_out.weight": np.ones((4, 64, 3, 3), np.float32)},
+            "mean and a log variance",
+        ),
+    ],
+)
 def test_weights_that_do_not_fit_say_so(tmp_path, model, change, message):
     with open(tmp_path / "x.safetensors", "wb") as file:
         write_state_dict(file, change(public_arrays(model.arrays())), "safetensors")
@@ -202,5 +279,10 @@ def test_weights_that_do_not_fit_say_so(tmp_path, model, change, message):
 
 def test_options_of_other_models_are_refused(tmp_path, model):
     write_autoencoder(tmp_path / "a.h5", model.options, model.arrays())
-    done = CliRunner().invoke(main, ["convert", str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), "--num-heads", "4"])
-    assert done.exit_code != 0 and "--num-heads means nothing for an autoencoder: leave it out." in done.output
+    done = CliRunner().invoke(
+        main, ["convert", str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), "--num-heads", "4"]
+    )
+    assert (
+        done.exit_code != 0
+        and "--num-heads means nothing for an autoencoder: leave it out." in done.output
+    )

@@ -1,4 +1,6 @@
-"""Reading other programs' weights: right where they are whole, one sentence where they are not, nothing ever run."""
+"""Reading other programs' weights: right where they are whole, one sentence where they are not,
+nothing ever run."""
+
 import io
 import os
 import pickle
@@ -32,7 +34,12 @@ PT_FILES = [stored.FOLDER / f"weights_{kind}.pt" for kind in ("zip", "legacy", "
 
 def full_options(options):
     """All options of a UNet, with its defaults."""
-    return UNet(image_size=1, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu").options | options
+    return (
+        UNet(
+            image_size=1, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu"
+        ).options
+        | options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +52,16 @@ def model_state(name, seed=1):
     return stored.state_dict(info["shapes"], seed), info["options"]
 
 
-# Files that PyTorch wrote --------------------------------------------------------------------------------------------
+# Files that PyTorch wrote -------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("kind", ["zip", "legacy"])
 def test_what_torch_save_wrote(kind):
     """All types, views, shared storages, expanded and transposed tensors, in both formats."""
-    got, want = load_state_dict(stored.FOLDER / f"weights_{kind}.pt"), stored.load("weights_expected")
+    got, want = (
+        load_state_dict(stored.FOLDER / f"weights_{kind}.pt"),
+        stored.load("weights_expected"),
+    )
     assert list(got) == [name for name in want if not name.startswith("container__")]
     for name, array in got.items():
         assert array.dtype == want[name].dtype and array.shape == want[name].shape, name
@@ -59,16 +70,21 @@ def test_what_torch_save_wrote(kind):
 
 @pytest.mark.parametrize("weights, factor", [("raw", 1), ("ema", 2)])
 def test_container_and_prefix(weights, factor):
-    got, want = load_state_dict(stored.FOLDER / "weights_container.pt", weights), stored.load("weights_expected")
+    got, want = (
+        load_state_dict(stored.FOLDER / "weights_container.pt", weights),
+        stored.load("weights_expected"),
+    )
     assert list(got) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     for name, array in got.items():
         assert np.array_equal(array, factor * want["container__" + name]), name
 
 
-# A writer of `.pt` files for the tests: Python's pickler with the names of PyTorch's classes -------------------------
+# A writer of `.pt` files for the tests: Python's pickler with the names of PyTorch's classes ------
+
 
 class Foreign:
-    """An object whose pickle asks for the global `text` ('module name') and calls it with `arguments`."""
+    """An object whose pickle asks for the global `text` ('module name') and calls it with
+    `arguments`."""
 
     def __init__(self, text, *arguments):
         self.text, self.arguments = text, arguments
@@ -95,9 +111,16 @@ class StorageId:
 
 def tensor(kind, key, count, shape, strides=None, offset=0):
     if strides is None:
-        strides = tuple(int(np.prod(shape[i + 1:])) for i in range(len(shape)))
-    return Foreign("torch._utils _rebuild_tensor_v2", StorageId(kind, key, count), offset, shape, strides, False,
-                   OrderedDict())
+        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    return Foreign(
+        "torch._utils _rebuild_tensor_v2",
+        StorageId(kind, key, count),
+        offset,
+        shape,
+        strides,
+        False,
+        OrderedDict(),
+    )
 
 
 def pickled(value):
@@ -107,7 +130,9 @@ def pickled(value):
 
 
 def write_pt(path, pickle_bytes, storages=(), byteorder=b"little", compress=False, **more):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(
+        path, "w", zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    ) as archive:
         archive.writestr("archive/data.pkl", pickle_bytes)
         archive.writestr("archive/byteorder", byteorder)
         for key, data in dict(storages).items():
@@ -119,12 +144,18 @@ def write_pt(path, pickle_bytes, storages=(), byteorder=b"little", compress=Fals
 
 def write_state_pt(path, state_dict):
     """A whole state dict as `torch.save` would write it."""
-    entries = {name: tensor("FloatStorage", str(i), a.size, a.shape) for i, (name, a) in enumerate(state_dict.items())}
-    return write_pt(path, pickled(OrderedDict(entries)),
-                    {str(i): a.astype("<f4").tobytes() for i, a in enumerate(state_dict.values())})
+    entries = {
+        name: tensor("FloatStorage", str(i), a.size, a.shape)
+        for i, (name, a) in enumerate(state_dict.items())
+    }
+    return write_pt(
+        path,
+        pickled(OrderedDict(entries)),
+        {str(i): a.astype("<f4").tobytes() for i, a in enumerate(state_dict.values())},
+    )
 
 
-# Hostile and damaged files -------------------------------------------------------------------------------------------
+# Hostile and damaged files ------------------------------------------------------------------------
 
 COMMAND = "touch {}"
 
@@ -134,18 +165,37 @@ def hostile_pickles(canary):
     line = command.encode() + b"\n"
     return {
         "reduce": (pickled({"a": Foreign("posix system", command)}), "posix.system"),
-        "nested": (pickled({"model": {"a": Foreign("builtins eval", f"__import__('os').system({command!r})")}}),
-                   "builtins.eval"),
-        "stack_global": (b"\x80\x04\x8c\x02os\x8c\x06system\x93(X" + struct.pack("<I", len(command)) + command.encode()
-                         + b"tR.", "os.system"),
+        "nested": (
+            pickled(
+                {"model": {"a": Foreign("builtins eval", f"__import__('os').system({command!r})")}}
+            ),
+            "builtins.eval",
+        ),
+        "stack_global": (
+            b"\x80\x04\x8c\x02os\x8c\x06system\x93(X"
+            + struct.pack("<I", len(command))
+            + command.encode()
+            + b"tR.",
+            "os.system",
+        ),
         "import_only": (b"\x80\x02cantigravity\nfly\n.", "antigravity.fly"),
         "inst": (b"(S'" + command.encode() + b"'\niposix\nsystem\n.", "INST"),
         "obj": (b"(cposix\nsystem\nS'" + command.encode() + b"'\no.", "posix.system"),
-        "newobj": (b"\x80\x02csubprocess\nPopen\n(X" + struct.pack("<I", len(line) - 1) + line[:-1] + b"t\x81.",
-                   "subprocess.Popen"),
-        "getattr": (pickled({"a": Foreign("builtins getattr", "x", "__class__")}), "builtins.getattr"),
-        "torch_load": (pickled({"a": Foreign("torch.storage _load_from_bytes", b"x")}),
-                       "torch.storage._load_from_bytes"),
+        "newobj": (
+            b"\x80\x02csubprocess\nPopen\n(X"
+            + struct.pack("<I", len(line) - 1)
+            + line[:-1]
+            + b"t\x81.",
+            "subprocess.Popen",
+        ),
+        "getattr": (
+            pickled({"a": Foreign("builtins getattr", "x", "__class__")}),
+            "builtins.getattr",
+        ),
+        "torch_load": (
+            pickled({"a": Foreign("torch.storage _load_from_bytes", b"x")}),
+            "torch.storage._load_from_bytes",
+        ),
         "extension": (b"\x80\x02\x82\x01.", "EXT1"),
         "dotted": (b"\x80\x04\x8c\x0ctorch._utils\x8c\x09os.system\x93.", "torch._utils.os.system"),
     }
@@ -175,8 +225,11 @@ def test_hostile_pickles_would_have_worked(tmp_path):
         data, _ = hostile_pickles(canary)[case]
         if case == "newobj":
             continue  # Popen without a shell wants a list; the refusal is what counts
-        subprocess.run([sys.executable, "-c", "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"], input=data,
-                       check=True)
+        subprocess.run(
+            [sys.executable, "-c", "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"],
+            input=data,
+            check=True,
+        )
         assert canary.exists(), case
         canary.unlink()
 
@@ -187,25 +240,67 @@ def nested_tuples(depth):
 
 
 MALFORMED = {
-    "beyond_storage": (pickled({"a": tensor("FloatStorage", "0", 4, (5,))}), b"\0" * 16, "beyond its storage"),
-    "offset": (pickled({"a": tensor("FloatStorage", "0", 4, (3,), offset=2)}), b"\0" * 16, "beyond its storage"),
-    "negative_stride": (pickled({"a": tensor("FloatStorage", "0", 4, (2,), (-1,), 3)}), b"\0" * 16,
-                        "not whole numbers"),
-    "storage_short": (pickled({"a": tensor("FloatStorage", "0", 4, (4,))}), b"\0" * 8, "shorter than announced"),
-    "storage_missing": (pickled({"a": tensor("FloatStorage", "7", 4, (4,))}), b"\0" * 16, "truncated, damaged"),
-    "storage_type": (pickled({"a": tensor("QInt8Storage", "0", 4, (4,))}), b"\0" * 16, "torch.QInt8Storage"),
-    "expanded_bomb": (pickled({"a": tensor("FloatStorage", "0", 1, (1 << 40,), (0,))}), b"\0" * 4,
-                      "far larger than the file"),
-    "many_dimensions": (pickled({"a": tensor("FloatStorage", "0", 1, (1,) * 70)}), b"\0" * 4, "do not fit"),
+    "beyond_storage": (
+        pickled({"a": tensor("FloatStorage", "0", 4, (5,))}),
+        b"\0" * 16,
+        "beyond its storage",
+    ),
+    "offset": (
+        pickled({"a": tensor("FloatStorage", "0", 4, (3,), offset=2)}),
+        b"\0" * 16,
+        "beyond its storage",
+    ),
+    "negative_stride": (
+        pickled({"a": tensor("FloatStorage", "0", 4, (2,), (-1,), 3)}),
+        b"\0" * 16,
+        "not whole numbers",
+    ),
+    "storage_short": (
+        pickled({"a": tensor("FloatStorage", "0", 4, (4,))}),
+        b"\0" * 8,
+        "shorter than announced",
+    ),
+    "storage_missing": (
+        pickled({"a": tensor("FloatStorage", "7", 4, (4,))}),
+        b"\0" * 16,
+        "truncated, damaged",
+    ),
+    "storage_type": (
+        pickled({"a": tensor("QInt8Storage", "0", 4, (4,))}),
+        b"\0" * 16,
+        "torch.QInt8Storage",
+    ),
+    "expanded_bomb": (
+        pickled({"a": tensor("FloatStorage", "0", 1, (1 << 40,), (0,))}),
+        b"\0" * 4,
+        "far larger than the file",
+    ),
+    "many_dimensions": (
+        pickled({"a": tensor("FloatStorage", "0", 1, (1,) * 70)}),
+        b"\0" * 4,
+        "do not fit",
+    ),
     "hash_bomb": (nested_tuples(200), b"", "dict key"),
     "memo_bomb": (b"\x80\x02}r\xff\xff\xff\xff.", b"", "no state dict"),
-    "length_bomb": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.", b"", "truncated, damaged"),
+    "length_bomb": (
+        b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.",
+        b"",
+        "truncated, damaged",
+    ),
     "empty_stack": (b"\x80\x02.", b"", "truncated, damaged"),
     "no_end": (b"\x80\x02}", b"", "truncated, damaged"),
     "module": (b"\x80\x02(X\x06\0\0\0moduleK\x01tQ.", b"", "not a storage"),
     "not_a_dict": (pickled([1, 2]), b"", "no dict of tensors"),
-    "optimizer_only": (pickled({"optimizer": {"lr": 1.0}, "step": 3}), b"", "it holds optimizer, step"),
-    "deep": (pickled({"model": {"model": {"model": {"model": {"model": {}}}}}}), b"", "no dict of tensors"),
+    "optimizer_only": (
+        pickled({"optimizer": {"lr": 1.0}, "step": 3}),
+        b"",
+        "it holds optimizer, step",
+    ),
+    "deep": (
+        pickled({"model": {"model": {"model": {"model": {"model": {}}}}}}),
+        b"",
+        "no dict of tensors",
+    ),
 }
 
 
@@ -237,10 +332,16 @@ def test_zip_files_that_are_not_weights(tmp_path):
     refused("without PyTorch's data.pkl")
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"", "is empty"), (b"hello, this is not a model" * 30, "not a file of weights that numdiff knows"),
-    (pickle.dumps({"a": 1}), "not one of torch.save"), (b"PK\x03\x04", "truncated, damaged"),
-    (b"\x80", "truncated, damaged")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "is empty"),
+        (b"hello, this is not a model" * 30, "not a file of weights that numdiff knows"),
+        (pickle.dumps({"a": 1}), "not one of torch.save"),
+        (b"PK\x03\x04", "truncated, damaged"),
+        (b"\x80", "truncated, damaged"),
+    ],
+)
 @pytest.mark.parametrize("suffix", [".pt", ".npz", ".bin"])
 def test_files_that_are_something_else(tmp_path, content, message, suffix):
     path = tmp_path / f"weights{suffix}"
@@ -277,7 +378,7 @@ def damaged_copies(data, rng, count):
     for i in range(count):
         copy = bytearray(data)
         if i % 3 == 0:
-            yield copy[:rng.integers(len(copy))]
+            yield copy[: rng.integers(len(copy))]
             continue
         for _ in range(rng.integers(1, 4)):
             if i % 3 == 1:
@@ -285,7 +386,9 @@ def damaged_copies(data, rng, count):
             else:
                 start = rng.integers(len(copy) - 1)
                 stop = start + rng.integers(1, 9)
-                copy[start:stop] = [b"", bytes(copy[start:stop]) * 2, b"\xff" * 8, b"\0" * 3][rng.integers(4)]
+                copy[start:stop] = [b"", bytes(copy[start:stop]) * 2, b"\xff" * 8, b"\0" * 3][
+                    rng.integers(4)
+                ]
         yield copy
 
 
@@ -294,8 +397,12 @@ def damaged_copies(data, rng, count):
 def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng, kind):
     if kind in ("npz", "safetensors"):
         stream = io.BytesIO()
-        write_state_dict(stream, {"a.weight": np.ones((3, 4), np.float32), "b": np.arange(5, dtype=np.float32)}, kind,
-                         {"image_size": 8})
+        write_state_dict(
+            stream,
+            {"a.weight": np.ones((3, 4), np.float32), "b": np.arange(5, dtype=np.float32)},
+            kind,
+            {"image_size": 8},
+        )
         data = stream.getvalue()
     else:
         data = (stored.FOLDER / f"weights_{kind}.pt").read_bytes()
@@ -312,7 +419,8 @@ def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng, kind):
     assert refused > 150
 
 
-# Other formats -------------------------------------------------------------------------------------------------------
+# Other formats ------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_round_trip(tmp_path, kind):
@@ -328,13 +436,17 @@ def test_safetensors_types(tmp_path):
     """bfloat16 has no NumPy type; an independent writer of the format: length, JSON, data."""
     values = np.array([1.0, -2.5, 3.0e38], np.float32)
     bits = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    header = (b'{"b":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]},'
-              b'"h":{"dtype":"F16","shape":[1,1],"data_offsets":[6,8]}}')
+    header = (
+        b'{"b":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]},'
+        b'"h":{"dtype":"F16","shape":[1,1],"data_offsets":[6,8]}}'
+    )
     header += b" " * (-len(header) % 8)
     path = tmp_path / "w.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bits + np.array([0.5], "<f2").tobytes())
+    path.write_bytes(
+        struct.pack("<Q", len(header)) + header + bits + np.array([0.5], "<f2").tobytes()
+    )
     got = load_state_dict(path)
-    assert np.allclose(got["b"], values, rtol=2 ** -7) and got["b"].dtype == np.float32
+    assert np.allclose(got["b"], values, rtol=2**-7) and got["b"].dtype == np.float32
     assert got["h"].shape == (1, 1) and got["h"][0, 0] == 0.5
 
 
@@ -347,22 +459,40 @@ def test_safetensors_not_installed(tmp_path, monkeypatch):
 
 def unet_cu_bytes(options, state_dict, has_moments=0, has_random=0):
     header = np.full(256, 77, "<i4")  # what the program does not set is whatever was in memory
-    header[:10] = [12345678, 32, options["in_channels"], options["model_channels"], options["in_channels"],
-                   options["image_size"], options["image_size"], 1000, has_moments, has_random]
-    parameters = np.concatenate([a.reshape(-1) for a in state_dict.values()]).astype("<f4").tobytes()
+    header[:10] = [
+        12345678,
+        32,
+        options["in_channels"],
+        options["model_channels"],
+        options["in_channels"],
+        options["image_size"],
+        options["image_size"],
+        1000,
+        has_moments,
+        has_random,
+    ]
+    parameters = (
+        np.concatenate([a.reshape(-1) for a in state_dict.values()]).astype("<f4").tobytes()
+    )
     return header.tobytes() + parameters * (1 + 2 * has_moments) + b"random" * has_random
 
 
 @pytest.fixture(scope="module")
 def unet_cu():
-    options = {**stored.SEED_MODEL, "image_size": 32, "model_channels": 32, "attention_resolutions": [8, 4]}
+    options = {
+        **stored.SEED_MODEL,
+        "image_size": 32,
+        "model_channels": 32,
+        "attention_resolutions": [8, 4],
+    }
     shapes = unet_shapes(full_options(options))
     return options, {name: stored.weight(name, shape, 5) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("extra", [0, 1], ids=["python", "cuda"])
 def test_unet_cu_bin(tmp_path, unet_cu, extra):
-    """As its Python writes it (parameters only) and as its CUDA program does (moments and random states follow)."""
+    """As its Python writes it (parameters only) and as its CUDA program does (moments and random
+    states follow)."""
     options, state = unet_cu
     path = tmp_path / "model.bin"
     path.write_bytes(unet_cu_bytes(options, state, extra, extra))
@@ -370,7 +500,9 @@ def test_unet_cu_bin(tmp_path, unet_cu, extra):
     assert settings["use_new_attention_order"] and settings["max_period"] == 1000
     assert settings["num_head_channels"] == 32
     assert settings["attention_resolutions"] == [8, 4] and settings["image_size"] == 32
-    assert list(got) == list(state) and all(np.array_equal(got[name], state[name]) for name in state)
+    assert list(got) == list(state) and all(
+        np.array_equal(got[name], state[name]) for name in state
+    )
 
 
 def test_unet_cu_bin_damaged(tmp_path, unet_cu, rng):
@@ -393,7 +525,8 @@ def test_unet_cu_bin_damaged(tmp_path, unet_cu, rng):
             load_state_dict(path)
 
 
-# Names, shapes, options ----------------------------------------------------------------------------------------------
+# Names, shapes, options ---------------------------------------------------------------------------
+
 
 class Shaped:
     def __init__(self, shape):
@@ -419,35 +552,68 @@ def test_options_from_shapes(defaults, name):
 @pytest.mark.parametrize("name", list(stored.MODELS))
 def test_shapes_are_those_of_the_model(name):
     model = UNet(**stored.MODELS[name], device="cpu")
-    assert {k: v.shape for k, v in to_torch_layout(model.arrays()).items()} == unet_shapes(model.options)
+    assert {k: v.shape for k, v in to_torch_layout(model.arrays()).items()} == unet_shapes(
+        model.options
+    )
     assert [e["name"] for e in model.parameters.index] == list(unet_shapes(model.options))
 
 
 def test_layout():
     conv = np.arange(2 * 3 * 3 * 3).reshape(2, 3, 3, 3).astype(np.float16)
-    torch_layout = {"a.op.weight": conv, "a.1.qkv.weight": np.ones((6, 2, 1)), "a.proj_out.weight": np.ones((2, 2, 1)),
-                    "emb_layers.1.weight": np.ones((4, 2)), "norm.bias": np.ones(4)}
+    torch_layout = {
+        "a.op.weight": conv,
+        "a.1.qkv.weight": np.ones((6, 2, 1)),
+        "a.proj_out.weight": np.ones((2, 2, 1)),
+        "emb_layers.1.weight": np.ones((4, 2)),
+        "norm.bias": np.ones(4),
+    }
     ours = to_numdiff_layout(torch_layout)
-    assert ours["a.op.weight"][1, 2, 0, 1] == conv[1, 1, 2, 0] and ours["a.op.weight"].dtype == np.float32
+    assert (
+        ours["a.op.weight"][1, 2, 0, 1] == conv[1, 1, 2, 0]
+        and ours["a.op.weight"].dtype == np.float32
+    )
     assert ours["a.1.qkv.weight"].shape == (6, 2) and ours["emb_layers.1.weight"].shape == (4, 2)
     back = to_torch_layout(ours)
-    assert all(np.array_equal(back[k], v) and back[k].shape == v.shape for k, v in torch_layout.items())
+    assert all(
+        np.array_equal(back[k], v) and back[k].shape == v.shape for k, v in torch_layout.items()
+    )
 
 
 def test_names_of_unet_cu():
     """The state dict of its train_unet.py, behind torch.compile's prefix."""
-    mine = ["time_embed.0.weight", "input_blocks.1.0.in_layers.0.weight", "input_blocks.1.0.in_layers.2.bias",
-            "input_blocks.1.0.emb_layers.1.weight", "input_blocks.1.0.out_layers.0.bias",
-            "middle_block.0.out_layers.3.weight", "output_blocks.11.0.skip_connection.weight",
-            "middle_block.1.norm.weight", "output_blocks.3.1.qkv.weight", "input_blocks.7.1.proj_out.bias",
-            "out.2.weight"]
-    theirs = ["time_embed.0.weight", "input_blocks.1.0.gn1.weight", "input_blocks.1.0.cv3_1.bias",
-              "input_blocks.1.0.l_emb.weight", "input_blocks.1.0.gn2.bias", "middle_block.0.cv3_2.weight",
-              "output_blocks.11.0.skip_connection.weight", "middle_block.1.gn.weight", "output_blocks.3.1.qkv.weight",
-              "input_blocks.7.1.proj.bias", "out.2.weight"]
+    mine = [
+        "time_embed.0.weight",
+        "input_blocks.1.0.in_layers.0.weight",
+        "input_blocks.1.0.in_layers.2.bias",
+        "input_blocks.1.0.emb_layers.1.weight",
+        "input_blocks.1.0.out_layers.0.bias",
+        "middle_block.0.out_layers.3.weight",
+        "output_blocks.11.0.skip_connection.weight",
+        "middle_block.1.norm.weight",
+        "output_blocks.3.1.qkv.weight",
+        "input_blocks.7.1.proj_out.bias",
+        "out.2.weight",
+    ]
+    theirs = [
+        "time_embed.0.weight",
+        "input_blocks.1.0.gn1.weight",
+        "input_blocks.1.0.cv3_1.bias",
+        "input_blocks.1.0.l_emb.weight",
+        "input_blocks.1.0.gn2.bias",
+        "middle_block.0.cv3_2.weight",
+        "output_blocks.11.0.skip_connection.weight",
+        "middle_block.1.gn.weight",
+        "output_blocks.3.1.qkv.weight",
+        "input_blocks.7.1.proj.bias",
+        "out.2.weight",
+    ]
     renamed, options = canonical_names({f"_orig_mod.{name}": i for i, name in enumerate(theirs)})
     assert renamed == {name: i for i, name in enumerate(mine)}
-    assert options == {"num_head_channels": 32, "use_new_attention_order": True, "max_period": 1000.0}
+    assert options == {
+        "num_head_channels": 32,
+        "use_new_attention_order": True,
+        "max_period": 1000.0,
+    }
     assert canonical_names({f"module.{name}": i for i, name in enumerate(mine)}) == (renamed, {})
     with pytest.raises(NumdiffError, match="two of its tensors"):
         canonical_names({"a": 1, "module.a": 2})
@@ -460,17 +626,28 @@ def test_what_does_not_fit_is_named(defaults):
     two_axes = {k: v[..., 0] if k.endswith("qkv.weight") else v for k, v in state.items()}
     check_state_dict(two_axes, options)
     wrong = {**state, "out.2.weight": np.ones((3, 5, 3, 3))}
-    with pytest.raises(NumdiffError,
-                       match=r"out\.2\.weight has the shape \(3, 5, 3, 3\) in the file and \(3, 64, 3, 3\)"):
+    with pytest.raises(
+        NumdiffError,
+        match=r"out\.2\.weight has the shape \(3, 5, 3, 3\) in the file and \(3, 64, 3, 3\)",
+    ):
         check_state_dict(wrong, options)
     less = {k: v for k, v in state.items() if "time_embed" not in k and not k.startswith("out.0.")}
-    with pytest.raises(NumdiffError, match=r"missing 6 \(time_embed\.0\.weight, .*, …\) and unexpected 1 \(extra\)"):
+    with pytest.raises(
+        NumdiffError, match=r"missing 6 \(time_embed\.0\.weight, .*, …\) and unexpected 1 \(extra\)"
+    ):
         check_state_dict({**less, "extra": np.ones(1)}, options)
-    with pytest.raises(NumdiffError, match=r"missing 6 \(time_embed\.0\.weight, .*, …\); save the whole model"):
+    with pytest.raises(
+        NumdiffError, match=r"missing 6 \(time_embed\.0\.weight, .*, …\); save the whole model"
+    ):
         guess_unet_options(less)
-    for name in state:  # whatever is missing or has another shape, the answer is an error or a guess, never a crash
+    # whatever is missing or has another shape, the answer is an error or a guess, never a crash
+    for name in state:
         for damage in (None, np.ones(5), np.ones((0, 1)), np.ones((2, 2, 2, 2))):
-            damaged = {k: v if k != name else damage for k, v in state.items() if k != name or damage is not None}
+            damaged = {
+                k: v if k != name else damage
+                for k, v in state.items()
+                if k != name or damage is not None
+            }
             try:
                 guessed = guess_unet_options(damaged, 8)
             except NumdiffError:
@@ -481,12 +658,23 @@ def test_what_does_not_fit_is_named(defaults):
 
 def test_what_does_not_fit_convnext_blocks_is_named(defaults):
     """Whatever is missing or has another shape, the answer is an error or a guess, never a crash."""
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(),
-                 block="convnext", device="cpu")
+    model = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1, 2),
+        num_res_blocks=1,
+        attention_resolutions=(),
+        block="convnext",
+        device="cpu",
+    )
     state = to_torch_layout(model.arrays())
     for name in state:
         for damage in (None, np.ones(5), np.ones((2, 2, 2, 2))):
-            damaged = {k: v if k != name else damage for k, v in state.items() if k != name or damage is not None}
+            damaged = {
+                k: v if k != name else damage
+                for k, v in state.items()
+                if k != name or damage is not None
+            }
             with pytest.raises(NumdiffError):
                 check_state_dict(damaged, {**defaults, **guess_unet_options(damaged, 8)})
 

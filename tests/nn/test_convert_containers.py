@@ -1,4 +1,6 @@
-"""The model's weights in training checkpoints of other programs: averages without names, prefixes, further tables."""
+"""The model's weights in training checkpoints of other programs: averages without names, prefixes,
+further tables."""
+
 from collections import OrderedDict
 
 import numpy as np
@@ -40,39 +42,73 @@ def averaged(state):
     return {name: 2 * array for name, array in state.items()}
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda raw, shadow: {"ema": {"decay": 0.99, "shadow_params": shadow, "collected_params": None}, "model": raw},
-    lambda raw, shadow: {"model_state_dict": raw, "ema_state_dict": {"shadow_params": shadow}, "epoch": 3},
-    lambda raw, shadow: {"shadow_params": shadow, "state_dict": {f"module.{k}": v for k, v in raw.items()}},
-    lambda raw, shadow: {"ema": {"shadow_params": shadow}, "model": {"betas": np.ones(3), **raw}}],
-    ids=["torch_ema", "ema_state_dict", "separate", "with_buffers"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda raw, shadow: {
+            "ema": {"decay": 0.99, "shadow_params": shadow, "collected_params": None},
+            "model": raw,
+        },
+        lambda raw, shadow: {
+            "model_state_dict": raw,
+            "ema_state_dict": {"shadow_params": shadow},
+            "epoch": 3,
+        },
+        lambda raw, shadow: {
+            "shadow_params": shadow,
+            "state_dict": {f"module.{k}": v for k, v in raw.items()},
+        },
+        lambda raw, shadow: {
+            "ema": {"shadow_params": shadow},
+            "model": {"betas": np.ones(3), **raw},
+        },
+    ],
+    ids=["torch_ema", "ema_state_dict", "separate", "with_buffers"],
+)
 def test_averages_without_names(tmp_path, state, averaged, wrap):
-    """torch-ema's list is in the order of the parameters, whose names are in the separate state dict."""
+    """torch-ema's list is in the order of the parameters, whose names are in the separate state
+    dict."""
     path = write(tmp_path / "w.pt", wrap(state, list(averaged.values())))
     assert same(load_state_dict(path), averaged) and same(load_state_dict(path, "raw"), state)
 
 
-@pytest.mark.parametrize("left_out", [(), ("feat_rope.freqs_cos", "feat_rope.freqs_sin"),
-                                      ("pos_embed", "feat_rope.freqs_cos", "feat_rope.freqs_sin")])
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        (),
+        ("feat_rope.freqs_cos", "feat_rope.freqs_sin"),
+        ("pos_embed", "feat_rope.freqs_cos", "feat_rope.freqs_sin"),
+    ],
+)
 def test_fixed_tables_missing_in_an_average_come_from_the_state_dict(tmp_path, left_out):
-    """A LightningDiT's positions and angles: the average is of the parameters, or of those that are trained."""
+    """A LightningDiT's positions and angles: the average is of the parameters, or of those that are
+    trained."""
     info = stored.load("dit_rope")["info"]
     raw = with_positions(stored_dit.state_dict(info["shapes"], 1), info["options"])
     averaged = {name: array if name in left_out else 2 * array for name, array in raw.items()}
     shadow = [array for name, array in averaged.items() if name not in left_out]
     path = write(tmp_path / "w.pt", {"ema": {"shadow_params": shadow}, "model": raw})
     got = load_state_dict(path)
-    assert got.keys() == averaged.keys() and all(np.array_equal(got[name], averaged[name]) for name in got)
+    assert got.keys() == averaged.keys() and all(
+        np.array_equal(got[name], averaged[name]) for name in got
+    )
 
 
 def test_averages_that_cannot_be_named(tmp_path, state, averaged):
     shadow = list(averaged.values())
     for content, message in (
-            ({"ema": {"shadow_params": shadow}}, "no state dict with them to take names from: save them by"),
-            ({"shadow_params": shadow}, "no state dict with them"),
-            ({"ema": {"shadow_params": shadow[1:]}, "model": state}, "do not match, one by one, .*--weights raw"),
-            ({"ema": {"shadow_params": shadow[::-1]}, "model": state}, "do not match, one by one"),
-            ({"ema": {"shadow_params": [1] * len(shadow)}, "model": state}, "do not match, one by one")):
+        (
+            {"ema": {"shadow_params": shadow}},
+            "no state dict with them to take names from: save them by",
+        ),
+        ({"shadow_params": shadow}, "no state dict with them"),
+        (
+            {"ema": {"shadow_params": shadow[1:]}, "model": state},
+            "do not match, one by one, .*--weights raw",
+        ),
+        ({"ema": {"shadow_params": shadow[::-1]}, "model": state}, "do not match, one by one"),
+        ({"ema": {"shadow_params": [1] * len(shadow)}, "model": state}, "do not match, one by one"),
+    ):
         with pytest.raises(NumdiffError, match=message):
             load_state_dict(write(tmp_path / "w.pt", content))
     assert same(load_state_dict(tmp_path / "w.pt", "raw"), state)
@@ -82,14 +118,24 @@ def prefixed(prefix, state):
     return {prefix + name: array for name, array in state.items()}
 
 
-@pytest.mark.parametrize("prefix", ["model.", "module.", "_orig_mod.", "model.diffusion_model.", "net._orig_mod."])
+@pytest.mark.parametrize(
+    "prefix", ["model.", "module.", "_orig_mod.", "model.diffusion_model.", "net._orig_mod."]
+)
 @pytest.mark.parametrize("kind", ["pt", "safetensors"])
 def test_prefixes(tmp_path, state, prefix, kind):
-    """Lightning's state dict has the whole module's names, those of its loss and its diffusion's tables among them."""
-    whole = {"betas": np.full(7, 0.1, np.float32), **prefixed(prefix, state), "loss.weight": np.ones(3, np.float32),
-             prefix + "alphas_cumprod_prev": np.ones(7, np.float32)}
+    """Lightning's state dict has the whole module's names, those of its loss and its diffusion's
+    tables among them."""
+    whole = {
+        "betas": np.full(7, 0.1, np.float32),
+        **prefixed(prefix, state),
+        "loss.weight": np.ones(3, np.float32),
+        prefix + "alphas_cumprod_prev": np.ones(7, np.float32),
+    }
     if kind == "pt":
-        path = write(tmp_path / "w.ckpt", {"epoch": 3, "global_step": 10, "state_dict": whole, "callbacks": {}})
+        path = write(
+            tmp_path / "w.ckpt",
+            {"epoch": 3, "global_step": 10, "state_dict": whole, "callbacks": {}},
+        )
     else:
         path = tmp_path / "w.safetensors"
         with open(path, "wb") as file:
@@ -99,14 +145,25 @@ def test_prefixes(tmp_path, state, prefix, kind):
     np.testing.assert_array_equal(settings["betas"], whole["betas"])
 
 
-@pytest.mark.parametrize("raw, ema", [("model.", "ema_model."), ("", "ema."), ("model.", "model_ema.module."),
-                                      ("online_model.model.", "ema_model.model.")])
+@pytest.mark.parametrize(
+    "raw, ema",
+    [
+        ("model.", "ema_model."),
+        ("", "ema."),
+        ("model.", "model_ema.module."),
+        ("online_model.model.", "ema_model.model."),
+    ],
+)
 def test_two_models_in_one_state_dict(tmp_path, state, averaged, raw, ema):
-    path = write(tmp_path / "w.pt", {**prefixed(raw, state), **prefixed(ema, averaged), "step": np.ones(1)})
+    path = write(
+        tmp_path / "w.pt", {**prefixed(raw, state), **prefixed(ema, averaged), "step": np.ones(1)}
+    )
     extra = {"step"} if raw == "" else set()
     assert set(load_state_dict(path)) == set(state)
     got = load_state_dict(path, "raw")
-    assert set(got) == set(state) | extra and all(np.array_equal(got[name], state[name]) for name in state)
+    assert set(got) == set(state) | extra and all(
+        np.array_equal(got[name], state[name]) for name in state
+    )
     two = write(tmp_path / "w.pt", {**prefixed("a.", state), **prefixed("b.", averaged)})
     with pytest.raises(NumdiffError, match="several models .their names begin with 'a.' and 'b.'"):
         load_state_dict(two)
@@ -114,12 +171,16 @@ def test_two_models_in_one_state_dict(tmp_path, state, averaged, raw, ema):
 
 def test_averages_in_buffers_without_dots(tmp_path, state, averaged):
     """LDM's LitEma: model_ema.diffusion_modeltime_embed0weight."""
-    mangled = {"model_ema." + f"diffusion_model.{name}".replace(".", ""): a for name, a in averaged.items()}
+    mangled = {
+        "model_ema." + f"diffusion_model.{name}".replace(".", ""): a for name, a in averaged.items()
+    }
     whole = {**prefixed("model.diffusion_model.", state), "model_ema.decay": np.ones(1), **mangled}
     path = write(tmp_path / "w.ckpt", {"state_dict": whole})
     assert same(load_state_dict(path), averaged) and same(load_state_dict(path, "raw"), state)
     del whole[next(iter(mangled))]
-    with pytest.raises(NumdiffError, match="lack 1 of the model's, first model.diffusion_model.time_embed.0.weight"):
+    with pytest.raises(
+        NumdiffError, match="lack 1 of the model's, first model.diffusion_model.time_embed.0.weight"
+    ):
         load_state_dict(write(tmp_path / "w.ckpt", {"state_dict": whole}))
 
 
@@ -127,7 +188,9 @@ def test_a_safetensors_file_whose_first_byte_is_a_pickles(tmp_path):
     """The header's length comes first, and its lowest byte may be that with which a pickle begins."""
     for padding in range(400):
         with open(tmp_path / "w.bin", "wb") as file:
-            write_state_dict(file, {"a": np.ones(3, np.float32)}, "safetensors", {"x": "y" * padding})
+            write_state_dict(
+                file, {"a": np.ones(3, np.float32)}, "safetensors", {"x": "y" * padding}
+            )
         if (tmp_path / "w.bin").read_bytes()[0] == 0x80:
             break
     else:

@@ -1,4 +1,5 @@
 """Weights of SiT and LightningDiT, whose time runs from noise to the image."""
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,8 +11,16 @@ from numdiff.nn.convert.flow import with_time_reversed, without_variance
 from numdiff.training.model_files import convert, read_model_file
 from numdiff_cli.main import main
 
-SMALL = {"image_size": 8, "in_channels": 4, "patch_size": 2, "hidden_size": 48, "depth": 1, "num_heads": 3,
-         "num_classes": 5, "device": "cpu"}
+SMALL = {
+    "image_size": 8,
+    "in_channels": 4,
+    "patch_size": 2,
+    "hidden_size": 48,
+    "depth": 1,
+    "num_heads": 3,
+    "num_classes": 5,
+    "device": "cpu",
+}
 T = np.array([0.0, 0.03, 0.5, 0.97, 1.0], np.float32)
 
 
@@ -40,7 +49,9 @@ def test_the_reversed_model_sees_one_minus_t_and_answers_with_the_other_sign(rng
     ours.load_arrays(to_numdiff_layout(with_time_reversed(theirs, "x_0")))
     np.testing.assert_allclose(answers(ours, x, 1 - T, y), want, rtol=2e-5, atol=2e-5)
     ours.load_arrays(to_numdiff_layout(with_time_reversed(theirs, scale=1000.0)))
-    np.testing.assert_allclose(answers(ours, x, 1000 - 1000 * T, y), -answers(model, x, 1000 * T, y), atol=5e-4)
+    np.testing.assert_allclose(
+        answers(ours, x, 1000 - 1000 * T, y), -answers(model, x, 1000 * T, y), atol=5e-4
+    )
     back = with_time_reversed(with_time_reversed(theirs))
     for name, array in theirs.items():
         np.testing.assert_allclose(back[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -52,12 +63,15 @@ def test_without_the_variances_channels(rng, inputs):
     plain = random_model(rng)
     assert plain.options == options
     plain.load_arrays(to_numdiff_layout(state))
-    np.testing.assert_allclose(answers(plain, x, T, y), answers(model, x, T, y)[..., :4], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        answers(plain, x, T, y), answers(model, x, T, y)[..., :4], rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("lightning", [False, True])
 def test_files_go_both_ways(rng, inputs, tmp_path, lightning):
-    """A foreign state dict to numdiff and back: their answers at τ are the negatives of ours at 1 - τ."""
+    """A foreign state dict to numdiff and back: their answers at τ are the negatives of ours at 1 -
+    τ."""
     block = {"norm": "rms", "rope": True, "mlp": "swiglu"} if lightning else {"learn_sigma": True}
     theirs, (x, y) = random_model(rng, **block), inputs
     np.savez(tmp_path / "theirs.npz", **to_torch_layout(theirs.arrays()))
@@ -79,19 +93,38 @@ def test_files_go_both_ways(rng, inputs, tmp_path, lightning):
 def test_a_model_that_sees_a_thousand_t(rng, inputs, tmp_path):
     theirs, (x, y) = random_model(rng), inputs
     np.savez(tmp_path / "theirs.npz", **to_torch_layout(theirs.arrays()))
-    result = convert(tmp_path / "theirs.npz", tmp_path / "ours.h5", image_size=8, num_heads=3,
-                     diffusion={"path": "linear", "rescale_timesteps": True})
+    result = convert(
+        tmp_path / "theirs.npz",
+        tmp_path / "ours.h5",
+        image_size=8,
+        num_heads=3,
+        diffusion={"path": "linear", "rescale_timesteps": True},
+    )
     assert result.diffusion["timestep_scale"] == 1000
     ours = numdiff.load(tmp_path / "ours.h5", device="cpu")
-    np.testing.assert_allclose(ours.predict(x, 1 - T, y), -answers(theirs, x, 1000 * T, y), atol=5e-4)
+    np.testing.assert_allclose(
+        ours.predict(x, 1 - T, y), -answers(theirs, x, 1000 * T, y), atol=5e-4
+    )
 
 
 def test_refused(rng, tmp_path):
     np.savez(tmp_path / "theirs.npz", **to_torch_layout(random_model(rng).arrays()))
-    source = ["convert", str(tmp_path / "theirs.npz"), str(tmp_path / "a.h5"), "--image-size", "8", "--num-heads", "3"]
-    for more, sentence in ((("--path", "linear", "--schedule", "cosine"), "--path linear has no whole timesteps, which "
-                            "--schedule is about"),
-                           (("--path", "linear", "--diffusion-steps", "10"), "which --diffusion-steps is about")):
+    source = [
+        "convert",
+        str(tmp_path / "theirs.npz"),
+        str(tmp_path / "a.h5"),
+        "--image-size",
+        "8",
+        "--num-heads",
+        "3",
+    ]
+    for more, sentence in (
+        (
+            ("--path", "linear", "--schedule", "cosine"),
+            "--path linear has no whole timesteps, which --schedule is about",
+        ),
+        (("--path", "linear", "--diffusion-steps", "10"), "which --diffusion-steps is about"),
+    ):
         result = CliRunner().invoke(main, [*source, *more])
         assert result.exit_code and sentence in result.output, result.output
     assert not (tmp_path / "a.h5").exists()

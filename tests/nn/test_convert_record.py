@@ -1,5 +1,6 @@
-"""The metadata in numdiff's `.npz` and `.safetensors` files: texts from outside, stored where other programs do not
-look."""
+"""The metadata in numdiff's `.npz` and `.safetensors` files: texts from outside, stored where other
+programs do not look."""
+
 import io
 import json
 import zipfile
@@ -23,11 +24,22 @@ def written(path, kind, training):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("names", [
-    ["cat", "cat", ""], ['"a"\\', "new\nline", "\x1b[31m"], [f"{'猫' * 10}{k:04}" for k in range(1000)],
-    ["\ud800", "dög"]], ids=["plain", "escaped", "a thousand in Chinese", "no Unicode"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cat", "cat", ""],
+        ['"a"\\', "new\nline", "\x1b[31m"],
+        [f"{'猫' * 10}{k:04}" for k in range(1000)],
+        ["\ud800", "dög"],
+    ],
+    ids=["plain", "escaped", "a thousand in Chinese", "no Unicode"],
+)
 def test_names_of_every_kind_come_back(tmp_path, kind, names):
-    training = {"step": 3, "classes": names, "pictures": {"sampler": "heun", "steps": 7, "cfg_interval": [0.1, 2.0]}}
+    training = {
+        "step": 3,
+        "classes": names,
+        "pictures": {"sampler": "heun", "steps": 7, "cfg_interval": [0.1, 2.0]},
+    }
     assert written(tmp_path / "w", kind, training) == {}
     state, stored = read_weights(tmp_path / "w")
     assert set(state) == set(STATE)
@@ -36,14 +48,21 @@ def test_names_of_every_kind_come_back(tmp_path, kind, names):
 
 @pytest.mark.parametrize("letter, longest", [("a", 66), ("猫", 22), ('"', 16)])
 def test_a_comment_holds_all_or_names_what_is_missing(letter, longest):
-    """Names of as many letters as a zip's comment has place for, and of one more: never a comment cut off."""
+    """Names of as many letters as a zip's comment has place for, and of one more: never a comment
+    cut off."""
+
     def left(length):
         stream = io.BytesIO()
-        result = write_state_dict(stream, STATE, "npz", None, None, {"step": 1, "classes": [letter * length] * 900})
+        result = write_state_dict(
+            stream, STATE, "npz", None, None, {"step": 1, "classes": [letter * length] * 900}
+        )
         with zipfile.ZipFile(stream) as archive:
             assert 0 < len(archive.comment) <= LONGEST_COMMENT
             stored = json.loads(json.loads(archive.comment)["numdiff_training"])
-        assert stored.keys() | result.keys() == {"step", "classes"} and not stored.keys() & result.keys()
+        assert (
+            stored.keys() | result.keys() == {"step", "classes"}
+            and not stored.keys() & result.keys()
+        )
         with np.load(stream) as arrays:
             assert arrays.files == list(STATE)  # all that load_state_dict(strict=True) is given
         return bool(result)
@@ -52,10 +71,23 @@ def test_a_comment_holds_all_or_names_what_is_missing(letter, longest):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", [
-    '{"step": NaN}', '{"step": 1e999}', '{"step": true}', '{"step": 9007199254740993}', '{"classes": [["a"]]}',
-    '{"classes": {"0": "a"}}', '{"pictures": {"steps": {"a": 1}}}', '{"pictures": {"steps": [[1]]}}', '{"step": 3',
-    "[" * 60000, '{"step": 3}, {}'], ids=range(11))
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"step": NaN}',
+        '{"step": 1e999}',
+        '{"step": true}',
+        '{"step": 9007199254740993}',
+        '{"classes": [["a"]]}',
+        '{"classes": {"0": "a"}}',
+        '{"pictures": {"steps": {"a": 1}}}',
+        '{"pictures": {"steps": [[1]]}}',
+        '{"step": 3',
+        "[" * 60000,
+        '{"step": 3}, {}',
+    ],
+    ids=range(11),
+)
 def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
     """Types, ranges and depths; the weights and the other metadata are read all the same."""
     metadata = {"numdiff_options": json.dumps(OPTIONS), "numdiff_training": text}
@@ -67,8 +99,13 @@ def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
         safetensors.numpy.save_file(STATE, tmp_path / "w.safetensors", metadata)
     state, stored = read_weights(tmp_path / f"w.{kind}")
     (said,) = stored.pop("broken")
-    assert said.startswith("the step, the names of the classes and how the run drew its pictures, as their record in "
-                           "the file is damaged (") and len(said) < 400
+    assert (
+        said.startswith(
+            "the step, the names of the classes and how the run drew its pictures, as their record in "
+            "the file is damaged ("
+        )
+        and len(said) < 400
+    )
     assert set(state) == set(STATE) and stored == OPTIONS
 
 

@@ -1,4 +1,5 @@
 """Copies of models are whole: `copy.deepcopy` and pickle, on every engine that can hold an array."""
+
 import copy
 import pickle
 
@@ -16,12 +17,30 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda value: pickle.loads(pickle
 
 def build(kind, device="cpu"):
     if kind == "unet":
-        model = UNet(image_size=8, model_channels=8, channel_mult=(1,), num_res_blocks=1, num_head_channels=8,
-                     groups=4, num_classes=3, device=device)
+        model = UNet(
+            image_size=8,
+            model_channels=8,
+            channel_mult=(1,),
+            num_res_blocks=1,
+            num_head_channels=8,
+            groups=4,
+            num_classes=3,
+            device=device,
+        )
     else:
-        model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=16, depth=1, num_heads=2, num_classes=3,
-                    device=device)
-    model.parameters.load_flat(0.1 * np.random.default_rng(0).standard_normal(model.parameters.total))
+        model = DiT(
+            image_size=8,
+            in_channels=3,
+            patch_size=4,
+            hidden_size=16,
+            depth=1,
+            num_heads=2,
+            num_classes=3,
+            device=device,
+        )
+    model.parameters.load_flat(
+        0.1 * np.random.default_rng(0).standard_normal(model.parameters.total)
+    )
     return model
 
 
@@ -39,7 +58,11 @@ def test_a_copy_has_weights_of_its_own(kind, how):
     model = build(kind)
     model.diffusion, model.meta = {"steps": 600}, {"step": 7}
     before, new = predict(model), COPIES[how](model)
-    assert type(new) is type(model) and new.options == model.options and new.diffusion == {"steps": 600}
+    assert (
+        type(new) is type(model)
+        and new.options == model.options
+        and new.diffusion == {"steps": 600}
+    )
     assert new.meta == {"step": 7} and new.parameters.index == model.parameters.index
     np.testing.assert_array_equal(predict(new), before)
     shift(new)  # seen by the copy, and by it alone
@@ -75,7 +98,10 @@ def test_a_copy_is_trained_and_the_original_is_not(how, recompute):
 def test_gradients_are_copied_but_not_pickled():
     model = build("unet")
     model.parameters.grad[:] = 1
-    assert copy.deepcopy(model).parameters.grad.all() and not COPIES["pickle"](model).parameters.grad.any()
+    assert (
+        copy.deepcopy(model).parameters.grad.all()
+        and not COPIES["pickle"](model).parameters.grad.any()
+    )
 
 
 @pytest.mark.parametrize("how", COPIES)
@@ -98,7 +124,9 @@ def test_a_copy_made_while_an_average_is_bound_has_the_average_as_its_weights(ho
 def test_a_part_of_a_model_and_several_of_them(how):
     model = build("unet")
     part = COPIES[how](model.middle_block)
-    np.testing.assert_array_equal(part[0].in_layers[2].weight.data, model.middle_block[0].in_layers[2].weight.data)
+    np.testing.assert_array_equal(
+        part[0].in_layers[2].weight.data, model.middle_block[0].in_layers[2].weight.data
+    )
     assert not np.shares_memory(part[0].in_layers[2].weight.data, model.parameters.data)
     one, again, optimizer = COPIES[how]((model, model, AdamW(model.parameters, ema_decay=0.9)))
     assert one is again and optimizer.parameters is one.parameters
@@ -108,18 +136,29 @@ def test_a_part_of_a_model_and_several_of_them(how):
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 @quick(lambda kind, how: (kind == "dit") == (how == "pickle"))
 def test_on_a_device(kind, how):
-    """Arrays are copied there, with the float16 copy; a pickle holds NumPy arrays and the device's name."""
+    """Arrays are copied there, with the float16 copy; a pickle holds NumPy arrays and the device's
+    name."""
     model = build(kind, "emulator")
     model.compute_in_half()
     new = COPIES[how](model)
     assert new.backend is model.backend and new.dtype == np.float16
     buffers, old = new.parameters, model.parameters
     for name in ("data", "half", *(["grad"] if how == "deepcopy" else [])):
-        assert is_device(getattr(buffers, name)) and getattr(buffers, name).memory is not getattr(old, name).memory
-        for entry, value in zip(buffers.index, model.parameters.arrays(getattr(old, name)).values(), strict=True):
-            np.testing.assert_array_equal(buffers._view(download(getattr(buffers, name)), entry), value)
+        assert (
+            is_device(getattr(buffers, name))
+            and getattr(buffers, name).memory is not getattr(old, name).memory
+        )
+        for entry, value in zip(
+            buffers.index, model.parameters.arrays(getattr(old, name)).values(), strict=True
+        ):
+            np.testing.assert_array_equal(
+                buffers._view(download(getattr(buffers, name)), entry), value
+            )
     for parameter in buffers.parameters.values():
-        assert parameter.data.memory is buffers.data.memory and parameter.half.memory is buffers.half.memory
+        assert (
+            parameter.data.memory is buffers.data.memory
+            and parameter.half.memory is buffers.half.memory
+        )
         assert parameter.grad.memory is buffers.grad.memory
     if kind == "dit":
         assert new.pos_embed.memory is not model.pos_embed.memory

@@ -1,4 +1,6 @@
-"""The weights' gradients of a block in one launch; the kernels are among the cases of `numdiff kernels check`."""
+"""The weights' gradients of a block in one launch; the kernels are among the cases of `numdiff
+kernels check`."""
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,8 @@ class Layers(Module):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """[(number of layers, whether they are added to)] of the launches; on NumPy, whose layers register, too."""
+    """[(number of layers, whether they are added to)] of the launches; on NumPy, whose layers
+    register, too."""
     counts = []
 
     def launch(layers, accumulate):
@@ -67,8 +70,12 @@ def gradients(model, x, dy, times=1, **options):
 @pytest.mark.parametrize("uses_b", [True, False])
 @pytest.mark.parametrize("times", [1, 2])
 def test_layers_come_together(rng, launched, monkeypatch, uses_b, times):
-    """…when the last one has been played back, or when the backward pass ends; then they are added to."""
-    x, dy = Tensor(rng.standard_normal((5, 3)).astype(np.float32)), rng.standard_normal((5, 2)).astype(np.float32)
+    """…when the last one has been played back, or when the backward pass ends; then they are added
+    to."""
+    x, dy = (
+        Tensor(rng.standard_normal((5, 3)).astype(np.float32)),
+        rng.standard_normal((5, 2)).astype(np.float32),
+    )
     model = Layers()
     found, records = gradients(model, x, dy, times, uses_b=uses_b)
     count = 3 if uses_b else 2
@@ -76,15 +83,23 @@ def test_layers_come_together(rng, launched, monkeypatch, uses_b, times):
     last = last_records(records)
     assert {last[id(layer.weight)] for layer in (model.a, model.b, model.c)} == {len(records) - 1}
     monkeypatch.setattr("numdiff.nn.functional.gradients.deferral_of", lambda *_: None)
-    np.testing.assert_allclose(gradients(model, x, dy, times, uses_b=uses_b)[0], found, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        gradients(model, x, dy, times, uses_b=uses_b)[0], found, rtol=1e-5, atol=1e-6
+    )
     assert len(launched) == times and not deferred_gradients._pending.items
 
 
 def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
-    monkeypatch.setattr(float8, "linear_backward", lambda dy, *_, aside, **__: aside(dy, dy) or 1 / 0)
+    monkeypatch.setattr(
+        float8, "linear_backward", lambda dy, *_, aside, **__: aside(dy, dy) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         gradients(Layers(), Tensor(np.ones((5, 3), np.float32)), np.ones((5, 2), np.float32))
-    assert launched == [] and not deferred_gradients._pending.items and not deferred_gradients._open.items
+    assert (
+        launched == []
+        and not deferred_gradients._pending.items
+        and not deferred_gradients._open.items
+    )
 
 
 @exhaustive
@@ -93,11 +108,26 @@ def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
 @pytest.mark.usefixtures("few_frequencies")
 def test_a_dits_gradients(device, monkeypatch):
     """Together and separately: only the order of the sums differs."""
+
     def build(gain):
         monkeypatch.setattr(L, "GAIN", gain)
-        backend = EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)
-        model = filled(DiT(image_size=4, in_channels=4, hidden_size=32, depth=1, num_heads=1, mlp_ratio=1,
-                           num_classes=3, device=backend))
+        backend = (
+            EmulatorDevice(checks=False, float64=False)
+            if device == "emulator"
+            else get_backend(device)
+        )
+        model = filled(
+            DiT(
+                image_size=4,
+                in_channels=4,
+                hidden_size=32,
+                depth=1,
+                num_heads=1,
+                mlp_ratio=1,
+                num_classes=3,
+                device=backend,
+            )
+        )
         return one_step(model, "fp16", 2), getattr(backend, "launched", {"group"})
 
     (loss, found), kernels = build(10)
@@ -108,17 +138,39 @@ def test_a_dits_gradients(device, monkeypatch):
         np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("how, launches", [({}, [4] * 12), ({"precision": "fp8"}, [4] * 2),
-                                           ({"recompute": "mlp"}, [2] * 12),
-                                           ({"recompute": "blocks"}, [4] * 12), ({"freeze": ("*.fc1.weight",)}, [])])
+@pytest.mark.parametrize(
+    "how, launches",
+    [
+        ({}, [4] * 12),
+        ({"precision": "fp8"}, [4] * 2),
+        ({"recompute": "mlp"}, [2] * 12),
+        ({"recompute": "blocks"}, [4] * 12),
+        ({"freeze": ("*.fc1.weight",)}, []),
+    ],
+)
 def test_which_of_a_dits_layers_come_together(monkeypatch, how, launches):
     """…and what it takes: of one block at most 11 numbers a token and channel."""
     found = []
-    monkeypatch.setattr(L.group, "launch_group", lambda products, accumulate, plain=L.group.launch_group: found.append(
-        len(products)) or plain(products, accumulate))
+    monkeypatch.setattr(
+        L.group,
+        "launch_group",
+        lambda products, accumulate, plain=L.group.launch_group: (
+            found.append(len(products)) or plain(products, accumulate)
+        ),
+    )
     card = next(card for card in CARDS if card.capability == (9, 0))
-    options = resolve({"model": "dit", "architecture": "DiT-S/2", "image_size": 32, "channels": 4, "batch": 64,
-                       "precision": "fp16", **how}, (9, 0))
+    options = resolve(
+        {
+            "model": "dit",
+            "architecture": "DiT-S/2",
+            "image_size": 32,
+            "channels": 4,
+            "batch": 64,
+            "precision": "fp16",
+            **how,
+        },
+        (9, 0),
+    )
     sizes = model_options(options, 4, 10)
     peak = foreseen_peak(options, sizes, card)
     assert found == launches

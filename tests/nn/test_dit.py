@@ -23,8 +23,19 @@ LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shi
 
 
 def tiny(**options):
-    return DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 2, "num_heads": 2,
-                  "num_classes": 4, "device": "cpu", **options})
+    return DiT(
+        **{
+            "image_size": 8,
+            "in_channels": 3,
+            "patch_size": 2,
+            "hidden_size": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "num_classes": 4,
+            "device": "cpu",
+            **options,
+        }
+    )
 
 
 def fill(model, rng):
@@ -32,12 +43,31 @@ def fill(model, rng):
     return model
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"learn_sigma": False}, {"num_classes": None}, {"class_dropout": 0.0}, {"in_channels": 1}, {"in_channels": 5},
-    {"patch_size": 4}, {"patch_size": 8}, {"image_size": 6, "patch_size": 3}, {"mlp_ratio": 2.5}, {"depth": 1},
-    {"hidden_size": 36, "num_heads": 3}, {"norm": "rms"}, {"qk_norm": True}, {"rope": True}, {"mlp": "swiglu"},
-    {"shift": False}, LIGHTNING, {"image_size": 18, "attention": "sla"},
-    {"image_size": 18, "attention": "sla", "sla_topk": 1.0, "sla_linear": "all", **LIGHTNING}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"learn_sigma": False},
+        {"num_classes": None},
+        {"class_dropout": 0.0},
+        {"in_channels": 1},
+        {"in_channels": 5},
+        {"patch_size": 4},
+        {"patch_size": 8},
+        {"image_size": 6, "patch_size": 3},
+        {"mlp_ratio": 2.5},
+        {"depth": 1},
+        {"hidden_size": 36, "num_heads": 3},
+        {"norm": "rms"},
+        {"qk_norm": True},
+        {"rope": True},
+        {"mlp": "swiglu"},
+        {"shift": False},
+        LIGHTNING,
+        {"image_size": 18, "attention": "sla"},
+        {"image_size": 18, "attention": "sla", "sla_topk": 1.0, "sla_linear": "all", **LIGHTNING},
+    ],
+)
 def test_every_option_runs_and_keeps_its_shape(rng, options):
     model = fill(tiny(**options), rng)
     size, channels = model.image_size, model.in_channels
@@ -52,8 +82,17 @@ def test_every_option_runs_and_keeps_its_shape(rng, options):
 
 
 def test_it_starts_as_the_public_code_starts():
-    """adaLN and the last layer at zero, so that the output is zero; Xavier's range; deviation 0.02; biases zero."""
-    model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=128, depth=2, num_heads=2, device="cpu")
+    """adaLN and the last layer at zero, so that the output is zero; Xavier's range; deviation 0.02;
+    biases zero."""
+    model = DiT(
+        image_size=8,
+        in_channels=4,
+        patch_size=2,
+        hidden_size=128,
+        depth=2,
+        num_heads=2,
+        device="cpu",
+    )
     for name, value in model.arrays().items():
         if "adaLN" in name or name.startswith("final_layer.") or name.endswith("bias"):
             assert not value.any(), name
@@ -65,14 +104,25 @@ def test_it_starts_as_the_public_code_starts():
             assert 0.98 * bound < np.abs(value).max() <= bound, name
             assert abs(value.std() / (bound / math.sqrt(3)) - 1) < 0.05, name
     assert not model.predict(np.ones((1, 8, 8, 4)), 5, 0).any()
-    np.testing.assert_array_equal(model.parameters.data,
-                                  DiT(**model.options, device="cpu").parameters.data)
+    np.testing.assert_array_equal(
+        model.parameters.data, DiT(**model.options, device="cpu").parameters.data
+    )
 
 
 def test_the_block_of_lightningdit_starts_as_its_public_code_starts():
-    """Norms at one, SwiGLU in Xavier's range of its true width, zeros in what fills it up; a DiT's own numbers stay."""
-    model = DiT(image_size=4, in_channels=4, patch_size=1, hidden_size=128, depth=1, num_heads=2, mlp_ratio=1.96,
-                device="cpu", **LIGHTNING)
+    """Norms at one, SwiGLU in Xavier's range of its true width, zeros in what fills it up; a DiT's
+    own numbers stay."""
+    model = DiT(
+        image_size=4,
+        in_channels=4,
+        patch_size=1,
+        hidden_size=128,
+        depth=1,
+        num_heads=2,
+        mlp_ratio=1.96,
+        device="cpu",
+        **LIGHTNING,
+    )
     values = model.arrays()
     for name in ("norm1", "norm2", "attn.q_norm", "attn.k_norm"):
         assert (values[f"blocks.0.{name}.weight"] == 1).all()
@@ -84,7 +134,10 @@ def test_the_block_of_lightningdit_starts_as_its_public_code_starts():
     assert not values["blocks.0.mlp.w3.weight"][:, 166:].any()
     assert values["blocks.0.adaLN_modulation.1.weight"].shape == (4 * 128, 128)
     assert model.parameters.trained == dit_parameter_counts(model.options)[1]
-    assert sum(array.size for array in values.values()) == model.parameters.trained + 3 * 2 * 128 + 2 * 2
+    assert (
+        sum(array.size for array in values.values())
+        == model.parameters.trained + 3 * 2 * 128 + 2 * 2
+    )
     assert copy.deepcopy(model).blocks[0].mlp.w12.weight.padding == 2 * 2 * 128
     assert pickle.loads(pickle.dumps(model)).blocks[0].mlp.w3.weight.padding == 2 * 128
 
@@ -92,17 +145,23 @@ def test_the_block_of_lightningdit_starts_as_its_public_code_starts():
 def test_what_fills_up_a_width_stays_zero(rng):
     """Through AdamW with decay, clipping and an average, whose other numbers all move."""
     model = tiny(mlp="swiglu", mlp_ratio=2.6, depth=1)  # 55 inside, of 56
-    fresh = {name: array if array.any() else 0.1 * rng.standard_normal(array.shape).astype(np.float32)
-             for name, array in model.arrays().items()}
+    fresh = {
+        name: array if array.any() else 0.1 * rng.standard_normal(array.shape).astype(np.float32)
+        for name, array in model.arrays().items()
+    }
     for name, array in fresh.items():
         fresh[name] = padded_with_zeros(name, array)
     model.load_arrays(fresh)
-    optimizer = AdamW(model.parameters, learning_rate=1e-2, weight_decay=0.1, clip_norm=1.0, ema_decay=0.9)
+    optimizer = AdamW(
+        model.parameters, learning_rate=1e-2, weight_decay=0.1, clip_norm=1.0, ema_decay=0.9
+    )
     x = rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
     for _ in range(3):
         model.parameters.begin_gradients()
         with Tape() as tape:
-            loss = F.mse(model(Tensor(x), np.array([3, 500], np.int32), np.array([2, 4], np.int32)), x)
+            loss = F.mse(
+                model(Tensor(x), np.array([3, 500], np.int32), np.array([2, 4], np.int32)), x
+            )
         tape.backward(loss)
         optimizer.update(loss.data)
     for arrays in (model.gradients(), model.arrays(), model.parameters.arrays(optimizer.ema)):
@@ -152,15 +211,20 @@ def test_an_image_does_not_depend_on_its_batch(rng):
 @pytest.mark.parametrize("block", [{}, LIGHTNING], ids=["dit", "lightning"])
 def test_the_whole_model_against_central_differences(rng, block):
     model = fill(tiny(mlp_ratio=3.0, **block), rng)
-    x, g = rng.standard_normal((2, 8, 8, 3)).astype(np.float32), rng.standard_normal((2, 8, 8, 6)).astype(np.float32)
+    x, g = (
+        rng.standard_normal((2, 8, 8, 3)).astype(np.float32),
+        rng.standard_normal((2, 8, 8, 6)).astype(np.float32),
+    )
     t, y = np.array([3, 500], np.int32), np.array([2, 4], np.int32)
     with Tape() as tape:
         out = model(Tensor(x), t, y)
     tape.backward(out, g)
     assert tape.records == []
     gradient, weights = model.gradients(), model.arrays()
-    direction = {k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3)
-                 for k, v in weights.items()}
+    direction = {
+        k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3)
+        for k, v in weights.items()
+    }
     values = []
     for sign in (1, -1):
         model.load_arrays({k: v + sign * 3e-3 * direction[k] for k, v in weights.items()})
@@ -181,7 +245,10 @@ def test_a_chunk_that_is_not_used_and_one_that_is_used_twice(engine, rng):
 
 def test_gradients_accumulate_over_two_backwards(rng):
     model = fill(tiny(), rng)
-    x, g = rng.standard_normal((2, 8, 8, 3)).astype(np.float32), rng.standard_normal((2, 8, 8, 6)).astype(np.float32)
+    x, g = (
+        rng.standard_normal((2, 8, 8, 3)).astype(np.float32),
+        rng.standard_normal((2, 8, 8, 6)).astype(np.float32),
+    )
 
     def backward():
         with Tape() as tape:
@@ -191,11 +258,15 @@ def test_gradients_accumulate_over_two_backwards(rng):
     backward()
     once = model.parameters.grad.copy()
     backward()
-    assert relative_error(model.parameters.grad, 2 * once.astype(np.float64)) < 1e-6 and np.abs(once).max() > 0
+    assert (
+        relative_error(model.parameters.grad, 2 * once.astype(np.float64)) < 1e-6
+        and np.abs(once).max() > 0
+    )
 
 
 def test_both_kinds_of_attention_agree(rng, monkeypatch):
-    """Heads of 32 use flash attention; if it supports no head size, the model uses the unfused path."""
+    """Heads of 32 use flash attention; if it supports no head size, the model uses the unfused
+    path."""
     model = fill(tiny(hidden_size=64), rng)
     x = rng.standard_normal((2, 8, 8, 3))
     one = model.predict(x, 3, 1)
@@ -207,12 +278,24 @@ def test_both_kinds_of_attention_agree(rng, monkeypatch):
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 @pytest.mark.usefixtures("few_frequencies")
 def test_gates_within_the_products_give_the_same_bits(rng, mlp, monkeypatch):
-    """In 16 bits on Hopper, which the emulator is, a block's two products before a gate take it in without a tape."""
+    """In 16 bits on Hopper, which the emulator is, a block's two products before a gate take it in
+    without a tape."""
     monkeypatch.setattr(linear, "GATE_COLUMNS", 0)
     monkeypatch.setattr(linear, "GATE_ROUNDS", 0)  # for few tokens, too
     backend = get_emulator(float64=False)
-    model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=32, depth=1, num_heads=1, mlp_ratio=1, mlp=mlp,
-                num_classes=None, learn_sigma=False, device=backend)
+    model = DiT(
+        image_size=8,
+        in_channels=4,
+        patch_size=2,
+        hidden_size=32,
+        depth=1,
+        num_heads=1,
+        mlp_ratio=1,
+        mlp=mlp,
+        num_classes=None,
+        learn_sigma=False,
+        device=backend,
+    )
     fill(model, rng)
     model.compute_in_half()
     x, t = rng.standard_normal((1, 8, 8, 4)).astype(np.float32), np.array([500], np.int32)
@@ -220,7 +303,11 @@ def test_gates_within_the_products_give_the_same_bits(rng, mlp, monkeypatch):
     def answer():
         backend.launched.clear()
         found = download(model(Tensor(upload(x, backend)), upload(t, backend)).data)
-        return found, {name for _, name in backend.launched if name.endswith("_gate") or name.startswith("gate_adaln")}
+        return found, {
+            name
+            for _, name in backend.launched
+            if name.endswith("_gate") or name.startswith("gate_adaln")
+        }
 
     alone, fused = answer()
     with Tape():
@@ -231,17 +318,24 @@ def test_gates_within_the_products_give_the_same_bits(rng, mlp, monkeypatch):
 
 
 def test_sparse_attention_starts_as_attention_to_what_it_chooses(rng):
-    """…to all with a share of 1, whatever else: its layer is zero. It counts less arithmetic, and more parameters."""
-    options = {"image_size": 34, "patch_size": 2, "depth": 1}  # 289 tokens, 5 blocks, one of a row too many
+    """…to all with a share of 1, whatever else: its layer is zero. It counts less arithmetic, and
+    more parameters."""
+    # 289 tokens, 5 blocks, one of a row too many
+    options = {"image_size": 34, "patch_size": 2, "depth": 1}
     full, sparse = tiny(**options), tiny(**options, attention="sla", sla_topk=1.0)
     arrays = fill(full, rng).arrays()
     new = {name: array for name, array in sparse.arrays().items() if name not in arrays}
-    assert [*new] == ["blocks.0.attn.proj_l.weight", "blocks.0.attn.proj_l.bias"] and not any(map(np.any, new.values()))
+    assert [*new] == ["blocks.0.attn.proj_l.weight", "blocks.0.attn.proj_l.bias"] and not any(
+        map(np.any, new.values())
+    )
     sparse.load_arrays({name: arrays.get(name, array) for name, array in sparse.arrays().items()})
     x = rng.standard_normal((2, 34, 34, 3))
     np.testing.assert_allclose(sparse.predict(x, 3, 1), full.predict(x, 3, 1), rtol=1e-4, atol=1e-5)
     few = tiny(**options, attention="sla", sla_topk=0.2)
-    assert forward_flops(few) < forward_flops(full) and dit_parameter_counts(few.options)[1] == few.parameters.trained
+    assert (
+        forward_flops(few) < forward_flops(full)
+        and dit_parameter_counts(few.options)[1] == few.parameters.trained
+    )
     fewer = forward_flops(full) - forward_flops(few)
     assert fewer == 4 * 289 * (289 - 64) * 32 - 6 * 289 * 32 * 16
 
@@ -250,29 +344,60 @@ def test_the_linear_part_over_all_keys(rng):
     """`sla_linear` reaches the kernels of both passes."""
     x = rng.standard_normal((1, 130, 96)).astype(np.float32)
     for choice, all_keys in (("rest", False), ("all", True)):
-        attn = fill(tiny(image_size=18, depth=1, attention="sla", sla_linear=choice), rng).blocks.modules[0].attn
+        attn = (
+            fill(tiny(image_size=18, depth=1, attention="sla", sla_linear=choice), rng)
+            .blocks.modules[0]
+            .attn
+        )
         leaf, (weight, bias) = Tensor(x, requires_grad=True), (attn.proj_l.weight, attn.proj_l.bias)
         with Tape() as tape:
             y = F.sparse_linear_attention(leaf, 2, 0.5, weight, bias, "new", attn.all_keys)
         tape.backward(y, y.data)
         want, kept = K.sla_forward(x, weight.data, bias.data, 2, 0.5, "new", all_keys=all_keys)
         np.testing.assert_array_equal(y.data, want)
-        np.testing.assert_array_equal(leaf.grad, K.sla_backward(want, x, want, kept, weight.data, bias.data, None, None,
-                                                                2, "new", all_keys=all_keys))
+        np.testing.assert_array_equal(
+            leaf.grad,
+            K.sla_backward(
+                want, x, want, kept, weight.data, bias.data, None, None, 2, "new", all_keys=all_keys
+            ),
+        )
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"patch_size": 3}, "image_size 8 is not divisible by patch_size 3: use a patch_size of 2 or 4 or 8"),
-    ({"num_heads": 5}, "32 does not divide into 5 heads"), ({"hidden_size": 30}, "multiple of 4"),
-    ({"class_dropout": 1.0}, "class_dropout"), ({"num_classes": 0}, "num_classes 0"), ({"depth": 0}, "at least 1"),
-    ({"mlp_ratio": 0.01}, "mlp_ratio"), ({"norm": "batch"}, "norm 'batch' does not exist: use layer or rms"),
-    ({"mlp": "relu"}, "mlp 'relu' does not exist: use gelu or swiglu"),
-    ({"qk_norm": 1}, "qk_norm must be True or False"),
-    ({"attention": "flash"}, "attention 'flash' does not exist: use full or sla"),
-    ({"attention": "sla"}, "blocks of 64 tokens, and an image has 16, which is one block: use larger images"),
-    ({"attention": "sla", "image_size": 18, "sla_topk": 0.0}, "--sla-topk 0 is no share of the blocks"),
-    ({"rope": True, "hidden_size": 36, "num_heads": 6}, "4 must divide their number 6: change num_heads"),
-    ({"mlp": "swiglu", "mlp_ratio": 1 / 32}, "mlp_ratio 0.03125 leaves the MLP without channels")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"patch_size": 3},
+            "image_size 8 is not divisible by patch_size 3: use a patch_size of 2 or 4 or 8",
+        ),
+        ({"num_heads": 5}, "32 does not divide into 5 heads"),
+        ({"hidden_size": 30}, "multiple of 4"),
+        ({"class_dropout": 1.0}, "class_dropout"),
+        ({"num_classes": 0}, "num_classes 0"),
+        ({"depth": 0}, "at least 1"),
+        ({"mlp_ratio": 0.01}, "mlp_ratio"),
+        ({"norm": "batch"}, "norm 'batch' does not exist: use layer or rms"),
+        ({"mlp": "relu"}, "mlp 'relu' does not exist: use gelu or swiglu"),
+        ({"qk_norm": 1}, "qk_norm must be True or False"),
+        ({"attention": "flash"}, "attention 'flash' does not exist: use full or sla"),
+        (
+            {"attention": "sla"},
+            "blocks of 64 tokens, and an image has 16, which is one block: use larger images",
+        ),
+        (
+            {"attention": "sla", "image_size": 18, "sla_topk": 0.0},
+            "--sla-topk 0 is no share of the blocks",
+        ),
+        (
+            {"rope": True, "hidden_size": 36, "num_heads": 6},
+            "4 must divide their number 6: change num_heads",
+        ),
+        (
+            {"mlp": "swiglu", "mlp_ratio": 1 / 32},
+            "mlp_ratio 0.03125 leaves the MLP without channels",
+        ),
+    ],
+)
 def test_options_that_cannot_be_laid_out_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         tiny(**options)
@@ -301,7 +426,13 @@ def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
     model = tiny()
     assert forward_flops(model) == dit_forward_flops(model.options)
     # Peebles and Xie, table 1: 119 Gflops, a multiply-add as one, for DiT-XL/2 at 32×32×4
-    xl = {**model.options, **MODELS["DiT-XL/2"], "image_size": 32, "in_channels": 4, "num_classes": 1000}
+    xl = {
+        **model.options,
+        **MODELS["DiT-XL/2"],
+        "image_size": 32,
+        "in_channels": 4,
+        "num_classes": 1000,
+    }
     assert dit_forward_flops(xl) / 2 == pytest.approx(118.6e9, rel=0.01)
     # a SwiGLU has three products of two thirds of the width, and leaves the arithmetic as it was
     assert dit_forward_flops({**xl, **LIGHTNING, "shift": True}) == dit_forward_flops(xl)
@@ -312,11 +443,26 @@ def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
 def test_one_product_conditions_all_blocks_or_each_has_its_own():
     device = EmulatorDevice(float64=False)
     device.launch = lambda *_: None
-    model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=64, depth=6, num_heads=2, num_classes=None,
-                device=device, seed=None)
+    model = DiT(
+        image_size=8,
+        in_channels=4,
+        patch_size=2,
+        hidden_size=64,
+        depth=6,
+        num_heads=2,
+        num_classes=None,
+        device=device,
+        seed=None,
+    )
     assert model.conditioning_columns() == ([384] * 6 + [128], np.float32)
     model.compute_in_half()
     assert model.conditioning_columns() == ([6 * 384, 128], np.float16)
-    model.parameters.freeze(["blocks.2.*"])  # then each by itself, as one kernel writes all gradients or none
+    # then each by itself, as one kernel writes all gradients or none
+    model.parameters.freeze(["blocks.2.*"])
     assert model.conditioning_columns() == ([384] * 6 + [128], np.float16)
-    assert [doubling(count) for count in (1, 3, 12, 28)] == [[1], [2, 1], [2, 2, 4, 4], [2, 2, 4, 8, 12]]
+    assert [doubling(count) for count in (1, 3, 12, 28)] == [
+        [1],
+        [2, 1],
+        [2, 2, 4, 4],
+        [2, 2, 4, 8, 12],
+    ]

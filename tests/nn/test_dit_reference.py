@@ -1,4 +1,6 @@
-"""The DiT, its loss and its training against values from an independent PyTorch implementation (tests/reference)."""
+"""The DiT, its loss and its training against values from an independent PyTorch implementation
+(tests/reference)."""
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,9 @@ from tests.reference import stored, stored_dit
 
 def build(info, engine, seed):
     model = DiT(**info["options"], device=engine.device, seed=0)
-    model.load_arrays(to_numdiff_layout(with_padding(stored_dit.state_dict(info["shapes"], seed), model.options)))
+    model.load_arrays(
+        to_numdiff_layout(with_padding(stored_dit.state_dict(info["shapes"], seed), model.options))
+    )
     return model
 
 
@@ -26,8 +30,10 @@ def test_forward_and_gradients(engine, name):
     info = reference["info"]
     model = build(info, engine, seed=1)
     assert ["pos_embed", *(e["name"] for e in model.parameters.index)] == list(info["shapes"])
-    np.testing.assert_array_equal(download(model.pos_embed) if engine.computes else reference["pos_embed"],
-                                  reference["pos_embed"])
+    np.testing.assert_array_equal(
+        download(model.pos_embed) if engine.computes else reference["pos_embed"],
+        reference["pos_embed"],
+    )
     x = Tensor(engine(reference["x"]), requires_grad=True)
     y = engine(reference["y"]) if "y" in reference else None
     with Tape() as tape:
@@ -38,9 +44,12 @@ def test_forward_and_gradients(engine, name):
     if engine.computes:
         trained = {k: v for k, v in info["shapes"].items() if k != "pos_embed"}
         gradients = to_torch_layout(model.gradients())
-        check_gradients(without_padding(gradients, model.options), {**reference, "info": {"shapes": trained}})
+        check_gradients(
+            without_padding(gradients, model.options), {**reference, "info": {"shapes": trained}}
+        )
         kept = with_padding(without_padding(gradients, model.options), model.options)
-        assert all(np.array_equal(kept[name], gradients[name]) for name in gradients)  # exact zeros in the padding
+        # exact zeros in the padding
+        assert all(np.array_equal(kept[name], gradients[name]) for name in gradients)
 
 
 @pytest.mark.parametrize("kind", ["eps", "v", "x_0"])
@@ -56,7 +65,10 @@ def test_hybrid_loss(engine, kind):
     engine.check(output.grad, reference[f"{kind}_gradient"], BACKWARD)
     for channels in (slice(0, 3), slice(3, 6)):  # the small gradient of the bound is not lost
         if engine.computes:
-            got, want = download(output.grad)[..., channels], reference[f"{kind}_gradient"][..., channels]
+            got, want = (
+                download(output.grad)[..., channels],
+                reference[f"{kind}_gradient"][..., channels],
+            )
             assert relative_error(got, want) <= BACKWARD
 
 
@@ -68,8 +80,16 @@ def test_ten_training_steps(engine, file):
     c = reference["info"]
     model = build(c, engine, c["weight_seed"])
     diffusion = Diffusion(c["T"], "linear", "eps", model.backend)
-    optimizer = AdamW(model.parameters, learning_rate=c["learning_rate"], beta1=c["beta1"], beta2=c["beta2"],
-                      eps=c["eps"], weight_decay=c["weight_decay"], clip_norm=c["clip_norm"], ema_decay=c["ema_decay"])
+    optimizer = AdamW(
+        model.parameters,
+        learning_rate=c["learning_rate"],
+        beta1=c["beta1"],
+        beta2=c["beta2"],
+        eps=c["eps"],
+        weight_decay=c["weight_decay"],
+        clip_norm=c["clip_norm"],
+        ema_decay=c["ema_decay"],
+    )
     start = model.arrays()
     for step in range(c["steps"]):
         x_0, eps, t, y = (engine(reference[name][step]) for name in ("x_0", "eps", "t", "y"))
@@ -80,53 +100,101 @@ def test_ten_training_steps(engine, file):
         tape.backward(loss)
         optimizer.update(loss.data)
         if engine.computes:
-            assert abs(float(loss.numpy()[0]) / reference["loss"][step] - 1) <= TRAJECTORY, f"loss of step {step}"
+            assert abs(float(loss.numpy()[0]) / reference["loss"][step] - 1) <= TRAJECTORY, (
+                f"loss of step {step}"
+            )
             norm = float(download(optimizer.gradient_norm)[0])
-            assert abs(norm / reference["gradient_norm"][step] - 1) <= TRAJECTORY, f"gradient norm of step {step}"
+            assert abs(norm / reference["gradient_norm"][step] - 1) <= TRAJECTORY, (
+                f"gradient norm of step {step}"
+            )
     if engine.computes:
         end, ema = model.arrays(), model.parameters.arrays(optimizer.ema)
-        for arrays in (end, ema, model.parameters.arrays(optimizer.m), model.parameters.arrays(optimizer.v)):
+        for arrays in (
+            end,
+            ema,
+            model.parameters.arrays(optimizer.m),
+            model.parameters.arrays(optimizer.v),
+        ):
             arrays = to_torch_layout(arrays)  # what pads a SwiGLU's width is still zero
             kept = with_padding(without_padding(arrays, model.options), model.options)
             assert all(np.array_equal(kept[name], arrays[name]) for name in arrays)
-        for key, values in (("parameter_norms", end), ("ema_norms", ema),
-                            ("moved_norms", {k: end[k] - start[k] for k in end})):
+        for key, values in (
+            ("parameter_norms", end),
+            ("ema_norms", ema),
+            ("moved_norms", {k: end[k] - start[k] for k in end}),
+        ):
             got = np.array([np.linalg.norm(values[name].astype(np.float64)) for name in start])
             assert relative_error(got, reference[key]) <= TRAJECTORY, key
             assert np.abs(got / reference[key] - 1).max() <= 5 * TRAJECTORY, key
 
 
-@pytest.mark.parametrize("name, count, trained", [
-    ("S/2", 32_963_360, 32_865_056), ("B/2", 130_512_416, 130_315_808), ("L/2", 458_102_816, 457_840_672),
-    ("XL/2", 675_129_632, 674_834_720)])
+@pytest.mark.parametrize(
+    "name, count, trained",
+    [
+        ("S/2", 32_963_360, 32_865_056),
+        ("B/2", 130_512_416, 130_315_808),
+        ("L/2", 458_102_816, 457_840_672),
+        ("XL/2", 675_129_632, 674_834_720),
+    ],
+)
 def test_parameter_counts(name, count, trained):
-    """The counts that the project promises, which are those of the public code with its fixed positions."""
-    options = {**stored_dit.MODELS["latents"], **MODELS[f"DiT-{name}"], "image_size": 32, "num_classes": 1000}
+    """The counts that the project promises, which are those of the public code with its fixed
+    positions."""
+    options = {
+        **stored_dit.MODELS["latents"],
+        **MODELS[f"DiT-{name}"],
+        "image_size": 32,
+        "num_classes": 1000,
+    }
     assert dit_parameter_counts(options) == (count, trained)
     if name == "S/2":
         model = DiT(**options, device="cpu", seed=None)
         assert (model.parameters.count, model.parameters.trained) == (count, trained)
 
 
-@pytest.mark.parametrize("name, count, trained", [
-    ("B/1", 130_556_192, 130_359_584), ("L/2", 458_153_056, 458_087_520), ("XL/1", 675_256_736, 674_961_824)])
+@pytest.mark.parametrize(
+    "name, count, trained",
+    [
+        ("B/1", 130_556_192, 130_359_584),
+        ("L/2", 458_153_056, 458_087_520),
+        ("XL/1", 675_256_736, 674_961_824),
+    ],
+)
 def test_parameter_counts_of_lightningdit(name, count, trained):
-    """Those of its public code on latents of 16×16×32; what fills up the width of L's SwiGLU does not count."""
-    options = {**MODELS[f"LightningDiT-{name}"], "image_size": 16, "in_channels": 32, "mlp_ratio": 4.0,
-               "num_classes": 1000, "class_dropout": 0.1, "learn_sigma": False}
+    """Those of its public code on latents of 16×16×32; what fills up the width of L's SwiGLU does
+    not count."""
+    options = {
+        **MODELS[f"LightningDiT-{name}"],
+        "image_size": 16,
+        "in_channels": 32,
+        "mlp_ratio": 4.0,
+        "num_classes": 1000,
+        "class_dropout": 0.1,
+        "learn_sigma": False,
+    }
     assert dit_parameter_counts(options) == (count, trained)
 
 
 @pytest.mark.parametrize("name", list(stored_dit.MODELS))
 def test_shapes_are_those_of_the_twin(name):
     shapes = stored.load(f"dit_{name}")["info"]["shapes"]
-    assert list(dit_shapes(stored_dit.MODELS[name]).items()) == [(k, tuple(v)) for k, v in shapes.items()]
+    assert list(dit_shapes(stored_dit.MODELS[name]).items()) == [
+        (k, tuple(v)) for k, v in shapes.items()
+    ]
 
 
 def test_positions():
     """Columns before rows, sines before cosines."""
     table = position_table(8, 3)
     row, column = 2, 1
-    want = [np.sin(column), np.sin(column / 100), np.cos(column), np.cos(column / 100),
-            np.sin(row), np.sin(row / 100), np.cos(row), np.cos(row / 100)]
+    want = [
+        np.sin(column),
+        np.sin(column / 100),
+        np.cos(column),
+        np.cos(column / 100),
+        np.sin(row),
+        np.sin(row / 100),
+        np.cos(row),
+        np.cos(row / 100),
+    ]
     np.testing.assert_allclose(table[row * 3 + column], want, rtol=1e-6)

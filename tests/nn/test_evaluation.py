@@ -29,13 +29,24 @@ def test_the_second_prediction_of_a_shape_is_recorded_and_later_ones_replay(rng)
     device = RecordingDevice()
     model, plain = Small(device), Small("cpu")
     inputs = {n: rng.standard_normal((n, 4, 4, 3)).astype(np.float32) for n in (1, 3)}
-    for n, t, replays in ((3, 5, 0), (3, [1, 2, 3], 1), (3, 7, 2), (1, 7, 2), (3, 9, 3), (1, 8, 4), (3, 0.5, 4)):
+    for n, t, replays in (
+        (3, 5, 0),
+        (3, [1, 2, 3], 1),
+        (3, 7, 2),
+        (1, 7, 2),
+        (3, 9, 3),
+        (1, 8, 4),
+        (3, 0.5, 4),
+    ):
         got = model.predict(inputs[n], t)
         np.testing.assert_allclose(got, plain.predict(inputs[n], t), rtol=1e-5, atol=1e-6)
         assert device.replays == replays
-    model.parameters.load_flat(2 * model.parameters.flatten(model.arrays()))  # other weights at the same place
+    # other weights at the same place
+    model.parameters.load_flat(2 * model.parameters.flatten(model.arrays()))
     plain.parameters.load_flat(2 * plain.parameters.flatten(plain.arrays()))
-    np.testing.assert_allclose(model.predict(inputs[3], 5), plain.predict(inputs[3], 5), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.predict(inputs[3], 5), plain.predict(inputs[3], 5), rtol=1e-5, atol=1e-6
+    )
     assert device.replays == 5
     other = copy.deepcopy(model)  # a copy has graphs of its own
     other.parameters.load_flat(np.zeros_like(other.parameters.flatten(other.arrays())))
@@ -58,7 +69,9 @@ def test_few_shapes_stay_recorded_and_none_of_a_model_that_is_gone(monkeypatch):
 @needs("gpu")
 @pytest.mark.parametrize("half", [False, True])
 def test_a_gpu_predicts_the_same_bits_again(rng, half):
-    model = UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device="cuda")
+    model = UNet(
+        image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device="cuda"
+    )
     model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
     if half:
         model.compute_in_half()

@@ -1,4 +1,5 @@
 """How ranks share an update. tests/distributed has what it gives between processes."""
+
 import itertools
 import types
 
@@ -34,7 +35,8 @@ def test_no_part_begins_within_an_atom():
     for ranks in (2, 3, 4):
         bounds = bounds_of(4096, ranks, 64, atoms)
         assert not any(start < bound < stop for bound in bounds for start, stop in atoms)
-    assert bounds_of(4096, 2, 64, atoms) == [0, 1664, 4096]  # 2048 is nearer to the last one's start than to its end
+    # 2048 is nearer to the last one's start than to its end
+    assert bounds_of(4096, 2, 64, atoms) == [0, 1664, 4096]
 
 
 def test_pieces_are_cut_in_the_same_places_whatever_is_trained():
@@ -87,7 +89,9 @@ class Both:
         for one in self.partitions:
             squares_of_pieces(one.parameters.grad, one._pieces, one._own)
         for one in self.partitions:
-            for other, (low, high) in zip(self.partitions, itertools.pairwise(one.piece_bounds), strict=True):
+            for other, (low, high) in zip(
+                self.partitions, itertools.pairwise(one.piece_bounds), strict=True
+            ):
                 copy_into(one.partials[low:high], other.partials[low:high])
 
     def gather_weights(self):
@@ -98,22 +102,37 @@ class Both:
 
 
 def update_in_parts(device, kind, ranks):
-    """An update or two by each of the ranks, or by one that has all: the weights, the averages, the copy in 16 bits."""
+    """An update or two by each of the ranks, or by one that has all: the weights, the averages, the
+    copy in 16 bits."""
     backend = get_backend(device) and EmulatorDevice(checks=False, float64=False)
     parts, flats = [], []
     for rank in range(ranks):
         parameters = FlatParameters(Layers(), backend)
         if backend:
             parameters.keep_half()
-        atoms = [(start, stop) for *_, start, stop in matrices_in(parameters, MATRICES)] if kind is Muon else ()
+        atoms = (
+            [(start, stop) for *_, start, stop in matrices_in(parameters, MATRICES)]
+            if kind is Muon
+            else ()
+        )
         communicator = types.SimpleNamespace(rank=rank, size=2 if ranks == 1 else ranks)
         parts.append(Partition(parameters, communicator, ranks > 1, atoms))
         flats.append(parameters)
     optimizers = []
     for parameters, partition in zip(flats, parts, strict=True):
         partition.exchange = Both(parts)
-        optimizers.append(kind(parameters, *([MATRICES] if kind is Muon else []), partition=partition, clip_norm=0.5,
-                               learning_rate=1e-2, weight_decay=0.1, ema_decay=0.9, ema_std=(0.1,)))
+        optimizers.append(
+            kind(
+                parameters,
+                *([MATRICES] if kind is Muon else []),
+                partition=partition,
+                clip_norm=0.5,
+                learning_rate=1e-2,
+                weight_decay=0.1,
+                ema_decay=0.9,
+                ema_std=(0.1,),
+            )
+        )
     for step in range(1 if backend else 2):
         gradient = np.random.default_rng(step).standard_normal(flats[0].total).astype(np.float32)
         for parameters in flats:
@@ -122,8 +141,13 @@ def update_in_parts(device, kind, ranks):
             optimizer.update(zeros(1, np.float32, backend))
     found = {}
     for optimizer in optimizers:
-        own = {"weights": optimizer._own(optimizer.parameters.data), "ema": optimizer.ema, "v": optimizer.v,
-               "power": optimizer.averages()["ema_std_0.1"], "half": optimizer._own(optimizer.parameters.half)}
+        own = {
+            "weights": optimizer._own(optimizer.parameters.data),
+            "ema": optimizer.ema,
+            "v": optimizer.v,
+            "power": optimizer.averages()["ema_std_0.1"],
+            "half": optimizer._own(optimizer.parameters.half),
+        }
         for name, array in own.items():
             if array is not None:
                 found.setdefault(name, []).append(download(array))
@@ -136,10 +160,12 @@ MATRICES = {"first.weight": 1, "third.weight": 1}
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 def test_weights_come_in_the_type_in_which_they_are_read(device, packed):
-    """To three ranks, taken from the others' memory or packed: the copy of 16 bits whole, the float32 where it is read.
+    """To three ranks, taken from the others' memory or packed: the copy of 16 bits whole, the
+    float32 where it is read.
     """
     backend, kind, parts = get_backend(device), HALVES["bfloat16"], []
-    weights = np.random.default_rng(0).standard_normal((3, 6 * 64)).astype(np.float32)  # after each rank's update
+    # after each rank's update
+    weights = np.random.default_rng(0).standard_normal((3, 6 * 64)).astype(np.float32)
     bias, frozen, last = slice(64, 128), slice(128, 192), slice(256, 320)
     weights[:, frozen] = weights[0, frozen]
     for rank in range(3):
@@ -152,7 +178,8 @@ def test_weights_come_in_the_type_in_which_they_are_read(device, packed):
         for name in ("first.bias", "third.weight"):
             assert parameters.parameters[name].data is not None  # it is read
     mixed, flat = [part.mixed() for part in parts], [part.parameters for part in parts]
-    assert parts[0].bounds == [0, 128, 256, 384] and mixed == [part.mixed() for part in parts]  # which are kept
+    # which are kept
+    assert parts[0].bounds == [0, 128, 256, 384] and mixed == [part.mixed() for part in parts]
     assert np.diff(mixed[0].bounds).tolist() == [32 + 64, 32, 64 + 32]  # words
     if packed:
         for one in mixed:
@@ -173,8 +200,10 @@ def test_weights_come_in_the_type_in_which_they_are_read(device, packed):
         np.testing.assert_array_equal(download(parameters.half), updated.astype(kind))
 
 
-@pytest.mark.parametrize("kind, device", [(AdamW, "cpu"), (AdamW, "emulator"), (Muon, "cpu"),
-                                          *exhaustively((Muon, "emulator"))])
+@pytest.mark.parametrize(
+    "kind, device",
+    [(AdamW, "cpu"), (AdamW, "emulator"), (Muon, "cpu"), *exhaustively((Muon, "emulator"))],
+)
 def test_parts_have_the_bits_of_the_whole(kind, device):
     whole, parts = update_in_parts(device, kind, 1), update_in_parts(device, kind, 2)
     assert whole.keys() == parts.keys() and ("half" in whole) == (device == "emulator")

@@ -1,4 +1,5 @@
 """Recomputed blocks: the same bits, less memory."""
+
 import tracemalloc
 
 import numpy as np
@@ -15,43 +16,90 @@ from tests.conftest import quick
 
 
 def unet(**options):
-    return UNet(**{"image_size": 8, "model_channels": 8, "channel_mult": (1, 2), "num_res_blocks": 1, "groups": 4,
-                   "attention_resolutions": (4,), "num_head_channels": 8, "device": "cpu", **options})
+    return UNet(
+        **{
+            "image_size": 8,
+            "model_channels": 8,
+            "channel_mult": (1, 2),
+            "num_res_blocks": 1,
+            "groups": 4,
+            "attention_resolutions": (4,),
+            "num_head_channels": 8,
+            "device": "cpu",
+            **options,
+        }
+    )
 
 
 def dit(**options):
-    return DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 3, "num_heads": 2,
-                  "num_classes": 3, "device": "cpu", **options})
+    return DiT(
+        **{
+            "image_size": 8,
+            "in_channels": 3,
+            "patch_size": 2,
+            "hidden_size": 32,
+            "depth": 3,
+            "num_heads": 2,
+            "num_classes": 3,
+            "device": "cpu",
+            **options,
+        }
+    )
 
 
 def step_of(model, microbatch=None, batch=4):
     rng = np.random.default_rng(1)  # no layer of zeros, through which no gradient would flow
-    model.load_arrays({name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
-                       for name, a in model.arrays().items()})
+    model.load_arrays(
+        {
+            name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
+            for name, a in model.arrays().items()
+        }
+    )
     optimizer = AdamW(model.parameters, learning_rate=1e-3, ema_decay=0.9)
-    step = TrainingStep(model, Diffusion(backend=model.backend), optimizer, batch, microbatch, flip=True)
+    step = TrainingStep(
+        model, Diffusion(backend=model.backend), optimizer, batch, microbatch, flip=True
+    )
     size, channels = model.image_size, model.in_channels
-    step.load(rng.integers(0, 256, (batch, size, size, channels), np.uint8),
-              None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes)
+    step.load(
+        rng.integers(0, 256, (batch, size, size, channels), np.uint8),
+        None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes,
+    )
     return step
 
 
 BUILDS = {
     "unet": unet,
-    "dropout": lambda: unet(dropout=0.3, use_scale_shift_norm=True, resblock_updown=True, num_classes=3),
+    "dropout": lambda: unet(
+        dropout=0.3, use_scale_shift_norm=True, resblock_updown=True, num_classes=3
+    ),
     "convnext": lambda: unet(dropout=0.3, block="convnext", resblock_updown=True),
-    "dit": dit, "bare": lambda: dit(num_classes=None, learn_sigma=False),
-    "lightning": lambda: dit(depth=2, norm="rms", qk_norm=True, rope=True, mlp="swiglu", mlp_ratio=3.0, shift=False)}
+    "dit": dit,
+    "bare": lambda: dit(num_classes=None, learn_sigma=False),
+    "lightning": lambda: dit(
+        depth=2, norm="rms", qk_norm=True, rope=True, mlp="swiglu", mlp_ratio=3.0, shift=False
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BUILDS)
-@pytest.mark.parametrize("part, microbatch", [("blocks", None), ("blocks", 2), ("attention", None), ("mlp", None)])
-@quick(lambda name, part, microbatch: name in {("blocks", None): BUILDS, ("blocks", 2): ["dropout", "dit"]}.get(
-    (part, microbatch), ["unet", "convnext", "dit", "lightning"]))
+@pytest.mark.parametrize(
+    "part, microbatch", [("blocks", None), ("blocks", 2), ("attention", None), ("mlp", None)]
+)
+@quick(
+    lambda name, part, microbatch: (
+        name
+        in {("blocks", None): BUILDS, ("blocks", 2): ["dropout", "dit"]}.get(
+            (part, microbatch), ["unet", "convnext", "dit", "lightning"]
+        )
+    )
+)
 def test_recomputed_blocks_give_the_same_bits(name, part, microbatch):
     build = BUILDS[name]
     if part not in ("blocks", *build().part_kinds):
-        with pytest.raises(UsageError, match="--recompute mlp names no part of the blocks of a unet: use blocks or "):
+        with pytest.raises(
+            UsageError,
+            match="--recompute mlp names no part of the blocks of a unet: use blocks or ",
+        ):
             build().recompute_blocks(part)
         return
     plain, again = build(), build()
@@ -81,7 +129,11 @@ def test_less_memory_is_held():
         step.run()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[3] < 0.5 * peaks[0] and peaks[3] < min(peaks[1:3]) and max(peaks[1:3]) < 0.9 * peaks[0]
+    assert (
+        peaks[3] < 0.5 * peaks[0]
+        and peaks[3] < min(peaks[1:3])
+        and max(peaks[1:3]) < 0.9 * peaks[0]
+    )
 
 
 def test_what_is_recomputed_and_what_it_takes():
@@ -90,14 +142,21 @@ def test_what_is_recomputed_and_what_it_takes():
     assert [m.name for m in model.parts_within("attention")] == ["blocks.0.attn", "blocks.1.attn"]
     assert [m.name for m in dit(depth=1, mlp="swiglu").parts_within("mlp")] == ["blocks.0.mlp"]
     assert [m.name for m in unet().parts_within("attention")] == [
-        "input_blocks.3.1", "middle_block.1", "output_blocks.0.1", "output_blocks.1.1"]
+        "input_blocks.3.1",
+        "middle_block.1",
+        "output_blocks.0.1",
+        "output_blocks.1.1",
+    ]
     tokens, D = 16, 32
     assert model.recomputed_flops("mlp") == 2 * 2 * tokens * 4 * D * D  # without the last product
     assert model.recomputed_flops("mlp", float8=True) == 2 * 2 * tokens * 8 * D * D
-    assert model.recomputed_flops("attention") == 2 * (2 * tokens * 3 * D * D + 2 * 2 * tokens * tokens * D)
+    assert model.recomputed_flops("attention") == 2 * (
+        2 * tokens * 3 * D * D + 2 * 2 * tokens * tokens * D
+    )
     for float8 in (False, True):
         assert model.recomputed_flops("blocks", float8) == 2 * (
-            2 * tokens * 12 * D * D + 2 * 2 * tokens * tokens * D + 2 * 6 * D * D)
+            2 * tokens * 12 * D * D + 2 * 2 * tokens * tokens * D + 2 * 6 * D * D
+        )
 
 
 def test_a_fault_inside_a_block_is_named_as_ever():
@@ -133,9 +192,15 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
         np.testing.assert_array_equal(gradient, model.parameters.grad[slice(*plan.buckets[bucket])])
 
 
-@pytest.mark.parametrize("build, part, layer", [(dit, "attention", "attn.proj"), (dit, "mlp", "mlp.fc2"),
-                                                (lambda: dit(mlp="swiglu"), "mlp", "mlp.w3"),
-                                                (unet, "attention", "proj_out")])
+@pytest.mark.parametrize(
+    "build, part, layer",
+    [
+        (dit, "attention", "attn.proj"),
+        (dit, "mlp", "mlp.fc2"),
+        (lambda: dit(mlp="swiglu"), "mlp", "mlp.w3"),
+        (unet, "attention", "proj_out"),
+    ],
+)
 def test_the_last_product_is_not_computed_again(build, part, layer, monkeypatch):
     """The memory of its result may hold anything."""
     model, computed = build(), []
@@ -154,4 +219,6 @@ def test_the_last_product_is_not_computed_again(build, part, layer, monkeypatch)
     set_poison(old)
     last = [name for name in weights.values() if name.endswith(f"{layer}.weight")]
     assert last and all(computed.count(name) == 1 for name in last)
-    assert np.isfinite(model.parameters.grad).all() and any(computed.count(n) == 2 for n in weights.values())
+    assert np.isfinite(model.parameters.grad).all() and any(
+        computed.count(n) == 2 for n in weights.values()
+    )

@@ -24,7 +24,8 @@ def test_angles_of_rows_then_columns_in_pairs(head_size, grid):
 
 
 def test_products_depend_on_the_distance_alone(rng):
-    """What a rotary embedding is for: q·k of two tokens one row and two columns apart is the same wherever they are."""
+    """What a rotary embedding is for: q·k of two tokens one row and two columns apart is the same
+    wherever they are."""
     q, k = rng.standard_normal((2, 8))
     tokens = np.concatenate([np.tile(a, (16, 1)) for a in (q, k, q)], 1)[None]  # of a 4 × 4 grid
     y = F.qk_norm_rope(Tensor(tokens), 1, rotation=rotation_table(8, 4).astype(np.float64)).data[0]
@@ -63,6 +64,11 @@ def test_gradients_of_a_swiglu_mlp(rng, monkeypatch, biases, fused):
         y = F.swiglu_mlp(leaf, **parameters)
     np.testing.assert_allclose(y.data, by_hand(**given), rtol=1e-12)
     tape.backward(y, dy)
-    for name, found in (("x", leaf.grad), *((name, p.grad) for name, p in parameters.items() if p is not None)):
-        want = numerical_gradient(lambda a, name=name: by_hand(**{**given, name: a}), given[name], dy)
+    for name, found in (
+        ("x", leaf.grad),
+        *((name, p.grad) for name, p in parameters.items() if p is not None),
+    ):
+        want = numerical_gradient(
+            lambda a, name=name: by_hand(**{**given, name: a}), given[name], dy
+        )
         assert relative_error(found, want) < 1e-7, name

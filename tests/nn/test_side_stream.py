@@ -7,7 +7,14 @@ from numdiff.device import copy_into, download, empty, fill_zero, upload
 from numdiff.device.array import set_poison
 from numdiff.distributed import overlap
 from numdiff.kernels import side_stream
-from numdiff.kernels.second_pass import SUMS, Sum, add_parts, deferred_reductions, flush_for, flush_reductions
+from numdiff.kernels.second_pass import (
+    SUMS,
+    Sum,
+    add_parts,
+    deferred_reductions,
+    flush_for,
+    flush_reductions,
+)
 from numdiff.kernels.versions import at_most
 from numdiff.nn import Muon, UNet, aliasing, optimizer
 from numdiff.nn import functional as F
@@ -18,7 +25,8 @@ from numdiff.nn.tensor import Tape, Tensor
 from tests.arenas import ArenaEmulator, LateEmulator
 from tests.conftest import exhaustive
 
-QUICK = {"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1, "conv2d": 1}  # quick with small arrays
+# quick with small arrays
+QUICK = {"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1, "conv2d": 1}
 FLOATS = 1 << 10  # of an array below
 
 
@@ -46,9 +54,12 @@ def device():
     return LateEmulator()
 
 
-# The two streams ------------------------------------------------------------------------------------------------------
+# The two streams ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("wait", [side_stream.rejoin, flush_reductions, lambda: None], ids=["rejoin", "flush", "end"])
+
+@pytest.mark.parametrize(
+    "wait", [side_stream.rejoin, flush_reductions, lambda: None], ids=["rejoin", "flush", "end"]
+)
 def test_side_stream_results_are_complete_afterwards(device, wait):
     target = array(device)
     with deferred_reductions():
@@ -80,9 +91,16 @@ def test_a_gradient_that_is_read_is_waited_for(device):
         assert is_zero(result)
 
 
-def test_a_group_of_gradients_waits_for_the_second_stream_and_the_first_goes_on(device, monkeypatch):
+def test_a_group_of_gradients_waits_for_the_second_stream_and_the_first_goes_on(
+    device, monkeypatch
+):
     """What leaves for other ranks (distributed/overlap.py) in a third one, sums of parts among it."""
-    target, summed, parts, sent = array(device), array(device), array(device, 0), [array(device) for _ in range(2)]
+    target, summed, parts, sent = (
+        array(device),
+        array(device),
+        array(device, 0),
+        [array(device) for _ in range(2)],
+    )
     watcher = overlap.Overlap(SimpleNamespace(gpu=device), None)
     watcher.current = [SimpleNamespace(ready=1, complete=True)] * 2
 
@@ -234,7 +252,8 @@ def test_tasks_at_once_wait_for_what_was_before_and_are_waited_for(device):
     assert device.pointer(array(device)) in taken  # nothing of it is left
 
 
-# Whole passes ---------------------------------------------------------------------------------------------------------
+# Whole passes -------------------------------------------------------------------------------------
+
 
 def parameter(rng, device, *shape):
     made = Parameter(shape, None, written=True)
@@ -246,8 +265,10 @@ def parameter(rng, device, *shape):
 def layers(device):
     """{name: gradient} of some layers, of which one is used twice."""
     rng = np.random.default_rng(1)
-    x, channel = (Tensor(upload(rng.standard_normal(shape).astype(np.float32), device), requires_grad=True)
-                  for shape in ((2, 2, 2, 4), (2, 4)))
+    x, channel = (
+        Tensor(upload(rng.standard_normal(shape).astype(np.float32), device), requires_grad=True)
+        for shape in ((2, 2, 2, 4), (2, 4))
+    )
     first, second, third = (parameter(rng, device, 4, 3, 3, 4) for _ in range(3))
     product = parameter(rng, device, 4, 4)
     with at_most(QUICK):
@@ -256,27 +277,52 @@ def layers(device):
             h = F.silu(F.conv2d(h, second))
             h = F.conv2d(F.conv2d(h, third, residual=x), second)
         tape.backward(h, upload(rng.standard_normal(h.shape).astype(np.float32), device))
-    made = {"first": first.grad, "second": second.grad, "third": third.grad, "product": product.grad, "x": x.grad,
-            "channel": channel.grad}
+    made = {
+        "first": first.grad,
+        "second": second.grad,
+        "third": third.grad,
+        "product": product.grad,
+        "x": x.grad,
+        "channel": channel.grad,
+    }
     return {name: download(gradient) for name, gradient in made.items()}
 
 
 def unet(device):
     """… of a small UNet whose activations alias the gradients."""
-    model = UNet(image_size=4, model_channels=4, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
-                 groups=2, num_head_channels=4, device=device)
+    model = UNet(
+        image_size=4,
+        model_channels=4,
+        channel_mult=(1,),
+        num_res_blocks=1,
+        attention_resolutions=(),
+        groups=2,
+        num_head_channels=4,
+        device=device,
+    )
     rng = np.random.default_rng(1)
-    model.load_arrays({name: 0.1 * rng.standard_normal(a.shape).astype(np.float32)
-                       for name, a in model.arrays().items()})
+    model.load_arrays(
+        {
+            name: 0.1 * rng.standard_normal(a.shape).astype(np.float32)
+            for name, a in model.arrays().items()
+        }
+    )
     memory = aliasing.aliasing_of(model)
-    x = Tensor(upload(rng.standard_normal((2, 4, 4, 3)).astype(np.float32), device), requires_grad=True)
+    x = Tensor(
+        upload(rng.standard_normal((2, 4, 4, 3)).astype(np.float32), device), requires_grad=True
+    )
     model.parameters.begin_gradients(memory.rest)
     with at_most(QUICK), memory:
         with Tape() as tape, memory.forward():
             y = model(x, upload(np.array([3, 5], np.float32), device))
         tape.backward(y, upload(rng.standard_normal(y.shape).astype(np.float32), device))
-    return {"x": download(x.grad), **{name: download(parameter.grad)
-                                      for name, parameter in model.parameters.parameters.items()}}
+    return {
+        "x": download(x.grad),
+        **{
+            name: download(parameter.grad)
+            for name, parameter in model.parameters.parameters.items()
+        },
+    }
 
 
 def muons_step(device):
@@ -287,7 +333,10 @@ def muons_step(device):
     copy_into(parameters.grad, rng.standard_normal(parameters.grad.shape).astype(np.float32))
     with at_most(QUICK):
         muon.update(upload(np.ones(1, np.float32), device))
-    return {"weights": download(parameters.data), **{name: download(a) for name, a in muon.arrays().items()}}
+    return {
+        "weights": download(parameters.data),
+        **{name: download(a) for name, a in muon.arrays().items()},
+    }
 
 
 def test_large_stacks_are_updated_one_by_one(device, monkeypatch):
@@ -296,8 +345,10 @@ def test_large_stacks_are_updated_one_by_one(device, monkeypatch):
     assert device.jobs == 0
 
 
-@pytest.mark.parametrize("pass_of, jobs", [
-    (layers, 6), (muons_step, 2), pytest.param(unet, 18, marks=[exhaustive, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "pass_of, jobs",
+    [(layers, 6), (muons_step, 2), pytest.param(unet, 18, marks=[exhaustive, pytest.mark.slow])],
+)
 def test_the_same_bits_however_late_the_second_stream_is(pass_of, jobs, monkeypatch):
     monkeypatch.setattr(aliasing, "SMALLEST", 0)
     want, late = pass_of(ArenaEmulator()), LateEmulator()

@@ -1,4 +1,5 @@
 """Layers of one input as one product, whose gradients come run by run in the backward pass."""
+
 import numpy as np
 import pytest
 
@@ -26,10 +27,13 @@ class Layers(Module):
 
 
 def gradients(count, runs, backend):
-    """Those of all parameters, of c and of x, and after which record of the backward pass each layer's are there."""
+    """Those of all parameters, of c and of x, and after which record of the backward pass each
+    layer's are there."""
     rng, like = np.random.default_rng(0), np.float16 if backend else np.float32
-    c, x, dy = (rng.standard_normal(shape).astype(np.float16).astype(like) for shape in (
-        (2, 64), (2, 2, 64), (2, 2, 64)))
+    c, x, dy = (
+        rng.standard_normal(shape).astype(np.float16).astype(like)
+        for shape in ((2, 64), (2, 2, 64), (2, 2, 64))
+    )
     model = Layers(count)
     flat = FlatParameters(model, backend, seed=1)
     if backend:
@@ -42,10 +46,12 @@ def gradients(count, runs, backend):
         y = x
         for parts in F.stack_columns(c, layers, 2, runs):
             for at in range(0, len(parts), 2):
-                y = F.adaln(y, *parts[at:at + 2])
+                y = F.adaln(y, *parts[at : at + 2])
     last = last_records([parameters_of(record.backward) for record in reversed(tape.records)])
     tape.backward(y, dy)
-    return [download(array) for array in (flat.grad, c.grad, x.grad)], [last[id(weight)] for weight, _ in layers]
+    return [download(array) for array in (flat.grad, c.grad, x.grad)], [
+        last[id(weight)] for weight, _ in layers
+    ]
 
 
 def on_emulator(count, runs):

@@ -35,9 +35,12 @@ def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
 
 
 def test_what_others_gave_is_added_where_the_kernel_can(engine, rng, monkeypatch):
-    """A skip of a UNet: three gradients of one array, and no kernel that only adds, whatever is done with it next."""
+    """A skip of a UNet: three gradients of one array, and no kernel that only adds, whatever is
+    done with it next."""
     added = []
-    monkeypatch.setattr(slots, "add_forward", lambda a, b: added.append(a.shape) or K.add_forward(a, b))
+    monkeypatch.setattr(
+        slots, "add_forward", lambda a, b: added.append(a.shape) or K.add_forward(a, b)
+    )
     x, weight, bias, dy = (rng.standard_normal(s) for s in ((2, 4, 4, 8), (8,), (8,), (2, 4, 4, 8)))
 
     def parameter(data):
@@ -51,14 +54,18 @@ def test_what_others_gave_is_added_where_the_kernel_can(engine, rng, monkeypatch
             y = F.add(reader(leaf), F.silu(leaf))
             if y.shape == leaf.shape:
                 y = F.add(y, leaf)  # its gradient and SiLU's wait for that of `reader`
-        tape.backward(y, engine(dy[:, :y.shape[1], :y.shape[2]]))
+        tape.backward(y, engine(dy[:, : y.shape[1], : y.shape[2]]))
         return leaf.grad
 
     normalised = gradient(lambda t: F.group_norm(t, parameter(weight), parameter(bias), 4))
     assert added == []
     wide = [a.astype(np.float64) for a in (dy, x)]
     _, mean, rstd = K.groupnorm_forward(wide[1], weight, bias, 4)
-    want = K.groupnorm_backward(*wide, weight, bias, mean, rstd, weight * 0, bias * 0, 4) + K.silu_backward(*wide) + dy
+    want = (
+        K.groupnorm_backward(*wide, weight, bias, mean, rstd, weight * 0, bias * 0, 4)
+        + K.silu_backward(*wide)
+        + dy
+    )
     engine.check(normalised, want, 1e-5)
     convolved = gradient(lambda t: F.conv2d(t, parameter(np.eye(8).reshape(8, 1, 1, 8))))
     assert added == [x.shape]  # which takes one gradient, of two
@@ -140,13 +147,19 @@ def test_check_finite_names_the_module_and_the_operation():
     weights["middle_block.0.in_layers.2.weight"][0] = np.inf
     model.load_arrays(weights)
     x = Tensor(np.ones((1, 8, 8, 3), np.float32))
-    with pytest.raises(FloatingPointError, match="middle_block.0.in_layers.2 conv2d is the first non-finite"), \
-            Tape(check_finite=True), np.errstate(all="ignore"):
+    with (
+        pytest.raises(
+            FloatingPointError, match="middle_block.0.in_layers.2 conv2d is the first non-finite"
+        ),
+        Tape(check_finite=True),
+        np.errstate(all="ignore"),
+    ):
         model(x, np.zeros(1, np.int32))
 
 
 def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
-    """A norm and a 1×1 convolution of two tensors' channels: the same bits, whether a copy is made or not."""
+    """A norm and a 1×1 convolution of two tensors' channels: the same bits, whether a copy is made
+    or not."""
     if engine.name == "ptx":
         return  # compiled in tests/kernels
     shapes = {"norm": (80,), "norm_bias": (80,), "conv": (16, 1, 1, 80), "conv_bias": (16,)}
@@ -158,7 +171,11 @@ def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
         weights = {}
         for name, value in values.items():
             weights[name] = p = Parameter(value.shape, None)
-            p.data, p.grad, p.half = engine(value), engine.zeros(value.shape), engine(value, np.float16)
+            p.data, p.grad, p.half = (
+                engine(value),
+                engine.zeros(value.shape),
+                engine(value, np.float16),
+            )
         first, second = (Tensor(engine(v, dtype), requires_grad=True) for v in (a, b))
         with Tape() as tape:
             x = join(first, second)
@@ -171,22 +188,34 @@ def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
         z.slot.gradient = engine(dz, dtype)
         y.slot.receive(engine(dy, dtype))
         tape.backward(z, engine(np.zeros_like(dz), dtype))
-        results.append([y.data, z.data, first.grad, second.grad, *(p.grad for p in weights.values())])
+        results.append(
+            [y.data, z.data, first.grad, second.grad, *(p.grad for p in weights.values())]
+        )
     for of_one, of_two in zip(*results, strict=True):
         engine.check_equal(of_one, of_two)
         assert np.abs(download(of_two).astype(np.float32)).max() > 0
 
 
 def test_a_skip_that_is_added_as_it_is_is_concatenated():
-    """A first block with as many channels as come in has no 1×1 convolution: it adds its input, one array."""
+    """A first block with as many channels as come in has no 1×1 convolution: it adds its input, one
+    array."""
     device = EmulatorDevice(float64=False, checks=False)
     device.launch = lambda *_: None
-    model = UNet(image_size=4, model_channels=64, channel_mult=(1, 2), num_res_blocks=0, attention_resolutions=(),
-                 device=device)
+    model = UNet(
+        image_size=4,
+        model_channels=64,
+        channel_mult=(1, 2),
+        num_res_blocks=0,
+        attention_resolutions=(),
+        device=device,
+    )
     model.compute_in_half()
     with Tape() as tape:
         y = model(Tensor(zeros((1, 4, 4, 3), np.float32, device)), zeros((1,), np.int32, device))
-    assert [record.name for record in tape.records if record.name in ("pair", "concat")] == ["concat", "pair"]
+    assert [record.name for record in tape.records if record.name in ("pair", "concat")] == [
+        "concat",
+        "pair",
+    ]
     tape.backward(y, zeros(y.shape, np.float32, device))
     assert y.shape == (1, 4, 4, 3)
 
@@ -198,8 +227,17 @@ def test_check_finite_looks_at_both_of_a_pair():
 
 
 def tiny(**options):
-    return UNet(**{"image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
-                   "attention_resolutions": (4,), "device": "cpu", **options})
+    return UNet(
+        **{
+            "image_size": 8,
+            "model_channels": 32,
+            "channel_mult": (1, 2),
+            "num_res_blocks": 1,
+            "attention_resolutions": (4,),
+            "device": "cpu",
+            **options,
+        }
+    )
 
 
 def test_parameter_gradients_accumulate_over_two_backwards(rng):
@@ -230,8 +268,10 @@ def test_the_whole_model_against_central_differences(rng):
     tape.backward(out, g)
     gradient = model.gradients()
     weights = model.arrays()
-    direction = {k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3)
-                 for k, v in weights.items()}
+    direction = {
+        k: rng.standard_normal(v.shape).astype(np.float32) * (np.abs(v).mean() + 1e-3)
+        for k, v in weights.items()
+    }
     values = []
     for sign in (1, -1):
         model.load_arrays({k: v + sign * 1e-2 * direction[k] for k, v in weights.items()})
@@ -243,8 +283,9 @@ def test_the_whole_model_against_central_differences(rng):
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_written_gradient_is_as_one_that_is_added_to_zeros(rng, passes):
-    """Two layers, of which one is used twice in a pass; a third is not used at all. What the gradients held before
-    the step is of no matter."""
+    """Two layers, of which one is used twice in a pass; a third is not used at all. What the
+    gradients held before the step is of no matter."""
+
     class Three(Module):
         def __init__(self):
             self.first, self.second, self.idle = (Linear(4, 4) for _ in range(3))
@@ -276,11 +317,17 @@ def test_a_written_gradient_is_as_one_that_is_added_to_zeros(rng, passes):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_an_mlp_of_fused_products_writes_its_gradients_too(monkeypatch, rng, passes, scaled):
-    """Where GELU, and a layer scale, are part of the products, as on Hopper in float16: no weight gradient keeps the
-    step before."""
+    """Where GELU, and a layer scale, are part of the products, as on Hopper in float16: no weight
+    gradient keeps the step before."""
+
     class Two(Module):
         def __init__(self):
-            self.fc0, self.fc1, self.fc2, self.scale = Linear(4, 4), Linear(4, 8), Linear(8, 4), LayerScale(4, 0.5)
+            self.fc0, self.fc1, self.fc2, self.scale = (
+                Linear(4, 4),
+                Linear(4, 8),
+                Linear(8, 4),
+                LayerScale(4, 0.5),
+            )
 
         def forward(self, x):
             more = {"scale": self.scale.weight, "residual": self.fc0(x)} if scaled else {}
@@ -316,8 +363,14 @@ def test_depthwise_convolution_and_layer_scale(engine, rng):
             self.layer, self.scale = layer, scale
 
     FlatParameters(Both(), backend, 1)
-    x, channel, dy = rng.standard_normal((B, 3, 4, C)), rng.standard_normal((B, C)), rng.standard_normal((B, 3, 4, C))
-    weight, bias, factor = (download(p.data).astype(np.float64) for p in (layer.weight, layer.bias, scale.weight))
+    x, channel, dy = (
+        rng.standard_normal((B, 3, 4, C)),
+        rng.standard_normal((B, C)),
+        rng.standard_normal((B, 3, 4, C)),
+    )
+    weight, bias, factor = (
+        download(p.data).astype(np.float64) for p in (layer.weight, layer.bias, scale.weight)
+    )
 
     def value(x=x, channel=channel, weight=weight, bias=bias, factor=factor):
         return x + factor * depthwise.depthwise_forward_reference(x, weight, bias, channel)
@@ -327,15 +380,21 @@ def test_depthwise_convolution_and_layer_scale(engine, rng):
         y = scale(leaf, layer(leaf, e))
     engine.check(y.data, value(), 1e-5)
     tape.backward(y, engine(dy))
-    for name, got, at in (("x", leaf.grad, x), ("channel", e.grad, channel), ("weight", layer.weight.grad, weight),
-                          ("bias", layer.bias.grad, bias), ("factor", scale.weight.grad, factor)):
+    for name, got, at in (
+        ("x", leaf.grad, x),
+        ("channel", e.grad, channel),
+        ("weight", layer.weight.grad, weight),
+        ("bias", layer.bias.grad, bias),
+        ("factor", scale.weight.grad, factor),
+    ):
         engine.check(got, numerical_gradient(lambda a, name=name: value(**{name: a}), at, dy), 1e-5)
 
 
 @exhaustive
 @on("emulator", "cuda")
 def test_depthwise_convolution_and_layer_norm(engine, rng):
-    """The result and the gradients of x of the two separate operations; what arrived at x before is added."""
+    """The result and the gradients of x of the two separate operations; what arrived at x before is
+    added."""
     C = 8
     layer, norm = DepthwiseConv2d(C), LayerNorm(C)
 
@@ -353,9 +412,15 @@ def test_depthwise_convolution_and_layer_norm(engine, rng):
         parameters.begin_gradients()
         with Tape() as tape:
             if together:
-                y = F.depthwise_layer_norm(leaf, layer.weight, layer.bias, channel, norm.weight, norm.bias)
+                y = F.depthwise_layer_norm(
+                    leaf, layer.weight, layer.bias, channel, norm.weight, norm.bias
+                )
             else:
-                y = F.layer_norm(F.depthwise_conv2d(leaf, layer.weight, layer.bias, channel), norm.weight, norm.bias)
+                y = F.layer_norm(
+                    F.depthwise_conv2d(leaf, layer.weight, layer.bias, channel),
+                    norm.weight,
+                    norm.bias,
+                )
             y = F.add(y, leaf)
         tape.backward(y, dy)
         return [download(a) for a in (y.data, leaf.grad, channel.grad, parameters.grad)]

@@ -1,4 +1,5 @@
 """Two threads at once: each has its own tape, its own names, its own arithmetic."""
+
 import copy
 import threading
 
@@ -45,6 +46,7 @@ def backward(model, x, steps, recompute=False):
             tape.backward(y, np.ones(y.shape, np.float32))
             gradients.append(leaf.grad)
         return gradients, model.parameters.grad.copy()
+
     return run
 
 
@@ -57,17 +59,22 @@ def test_two_tapes_in_two_threads_give_the_gradients_of_one(rng, recompute):
     models, x = [one, copy.deepcopy(one)], rng.standard_normal((2, 2, 8, 8, 3)).astype(np.float32)
     expected = [backward(copy.deepcopy(one), x[i], 4)() for i in (0, 1)]
     for (gradients, parameters), (want, want_parameters) in zip(
-            in_threads(*(backward(models[i], x[i], 4) for i in (0, 1))), expected, strict=True):
+        in_threads(*(backward(models[i], x[i], 4) for i in (0, 1))), expected, strict=True
+    ):
         np.testing.assert_array_equal(gradients, want)
         np.testing.assert_array_equal(parameters, want_parameters)
 
 
 def test_two_threads_may_differentiate_one_model_in_its_input(rng):
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device="cpu")
+    model = UNet(
+        image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device="cpu"
+    )
     model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
     x = rng.standard_normal((2, 1, 8, 8, 3)).astype(np.float32)
     expected = [backward(model, part, 4)()[0] for part in x]
-    np.testing.assert_array_equal([r[0] for r in in_threads(*(backward(model, part, 4) for part in x))], expected)
+    np.testing.assert_array_equal(
+        [r[0] for r in in_threads(*(backward(model, part, 4) for part in x))], expected
+    )
 
 
 def test_two_trainers_in_two_threads_train_as_one_does():
@@ -78,7 +85,9 @@ def test_two_trainers_in_two_threads_train_as_one_does():
         return result
 
     expected = [of(seed) for seed in (1, 2)]
-    for (got, state), (want, wanted_state) in zip(in_threads(lambda: of(1), lambda: of(2)), expected, strict=True):
+    for (got, state), (want, wanted_state) in zip(
+        in_threads(lambda: of(1), lambda: of(2)), expected, strict=True
+    ):
         assert got == want
         for name, value in wanted_state.items():
             np.testing.assert_array_equal(state[name], value, err_msg=name)
@@ -136,6 +145,7 @@ def test_an_arena_gives_no_byte_to_two_threads():
             with lock:
                 for block in held:
                     del owner[block.address]
+
         return run
 
     in_threads(*map(work, range(4)))
@@ -154,6 +164,8 @@ def test_what_threads_share_and_what_they_do_not():
 
     one, other = Switch(), Switch()
     one.on = True
-    assert (one.on, other.on, Switch.on) == (True, False, False) and in_threads(lambda: one.on) == [False]
+    assert (one.on, other.on, Switch.on) == (True, False, False) and in_threads(lambda: one.on) == [
+        False
+    ]
     made = kept(lambda key: [key])
     assert made(1) is made(1) and len({id(r) for r in in_threads(*[lambda: made(2)] * 8)}) == 1

@@ -20,12 +20,26 @@ def test_parameters_are_aligned_views_of_one_buffer():
     assert all((a == 7).all() for a in model.arrays().values())
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"use_scale_shift_norm": True}, {"resblock_updown": True}, {"conv_resample": True}, {"learn_sigma": True},
-    {"num_classes": 4}, {"num_head_channels": -1, "num_heads": 4, "num_heads_upsample": 2},
-    {"use_new_attention_order": True}, {"dropout": 0.1}, {"max_period": 1000.0}, {"in_channels": 1},
-    {"block": "convnext"}, {"block": "convnext", "resblock_updown": True, "num_classes": 4},
-    {"attention_resolutions": ()}, {"num_res_blocks": 2, "channel_mult": (1, 2, 3)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_scale_shift_norm": True},
+        {"resblock_updown": True},
+        {"conv_resample": True},
+        {"learn_sigma": True},
+        {"num_classes": 4},
+        {"num_head_channels": -1, "num_heads": 4, "num_heads_upsample": 2},
+        {"use_new_attention_order": True},
+        {"dropout": 0.1},
+        {"max_period": 1000.0},
+        {"in_channels": 1},
+        {"block": "convnext"},
+        {"block": "convnext", "resblock_updown": True, "num_classes": 4},
+        {"attention_resolutions": ()},
+        {"num_res_blocks": 2, "channel_mult": (1, 2, 3)},
+    ],
+)
 def test_every_option_runs_and_keeps_its_shape(rng, options):
     model = tiny(**options)
     model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
@@ -56,10 +70,16 @@ def test_initial_weights_depend_on_the_seed_alone():
     assert not np.array_equal(a.parameters.data, c.parameters.data)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"image_size": 18, "channel_mult": (1, 2, 2)}, "cannot be halved"), ({"model_channels": 48}, "groups"),
-    ({"num_head_channels": 24}, "heads"), ({"dropout": 1.0}, "dropout"),
-    ({"num_head_channels": -1, "num_heads": 5}, "num_heads")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"image_size": 18, "channel_mult": (1, 2, 2)}, "cannot be halved"),
+        ({"model_channels": 48}, "groups"),
+        ({"num_head_channels": 24}, "heads"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"num_head_channels": -1, "num_heads": 5}, "num_heads"),
+    ],
+)
 def test_options_that_cannot_be_laid_out_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         tiny(**options)
@@ -79,7 +99,12 @@ def test_wrong_inputs_are_named():
     arrays.pop("out.2.bias")
     with pytest.raises(NumdiffError, match="missing out.2.bias"):
         model.load_arrays(arrays)
-    assert model(Tensor(np.zeros((1, 8, 8, 3), np.float32)), np.zeros(1, np.int32)).shape == (1, 8, 8, 3)
+    assert model(Tensor(np.zeros((1, 8, 8, 3), np.float32)), np.zeros(1, np.int32)).shape == (
+        1,
+        8,
+        8,
+        3,
+    )
 
 
 def test_predict_refuses_classes_and_timesteps_that_do_not_fit():
@@ -91,20 +116,41 @@ def test_predict_refuses_classes_and_timesteps_that_do_not_fit():
         model.predict(x, [1, 2, 3], 0)
 
 
-# Timesteps and classes ------------------------------------------------------------------------------------------------
+# Timesteps and classes ----------------------------------------------------------------------------
+
 
 def random_model(kind):
-    model = (UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, num_classes=3, device="cpu")
-             if kind == "unet" else DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=32, depth=2, num_heads=2,
-                                        num_classes=3, device="cpu"))
-    model.parameters.load_flat(0.1 * np.random.default_rng(1).standard_normal(model.parameters.total))
+    model = (
+        UNet(
+            image_size=8,
+            model_channels=32,
+            channel_mult=(1, 2),
+            num_res_blocks=1,
+            num_classes=3,
+            device="cpu",
+        )
+        if kind == "unet"
+        else DiT(
+            image_size=8,
+            in_channels=3,
+            patch_size=4,
+            hidden_size=32,
+            depth=2,
+            num_heads=2,
+            num_classes=3,
+            device="cpu",
+        )
+    )
+    model.parameters.load_flat(
+        0.1 * np.random.default_rng(1).standard_normal(model.parameters.total)
+    )
     return model
 
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 def test_timesteps_are_continuous(kind, rng):
-    """The output between two integer timesteps differs from both and is near their mean; float and integer timesteps
-    that are equal agree."""
+    """The output between two integer timesteps differs from both and is near their mean; float and
+    integer timesteps that are equal agree."""
     model, x = random_model(kind), rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
     low, middle, high = (model.predict(x, t, 0) for t in (998.75, 999.0, 999.25))
     np.testing.assert_array_equal(middle, model.predict(x, 999, 0))
@@ -113,7 +159,9 @@ def test_timesteps_are_continuous(kind, rng):
     assert np.abs((low + high) / 2 - middle).max() < 0.2 * np.abs(high - low).max()
     both = model.predict(x, np.array([998.75, 999.25]), 0)
     np.testing.assert_array_equal(both, np.stack([low[0], high[1]]))
-    np.testing.assert_array_equal(high, model(Tensor(x), np.full(2, 999.25, np.float32), np.zeros(2, np.int32)).numpy())
+    np.testing.assert_array_equal(
+        high, model(Tensor(x), np.full(2, 999.25, np.float32), np.zeros(2, np.int32)).numpy()
+    )
 
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
@@ -122,8 +170,22 @@ def test_timesteps_and_classes_that_cannot_be_are_errors(kind):
     model.diffusion = {"steps": 600}
     with pytest.raises(UsageError, match=r"x_t has shape \(0, 8, 8, 3\)"):
         model.predict(x[:0], 3, 0)
-    for t in (-1, -1e-3, 600.5, 601, 2**40, 1e300, np.nan, np.inf, -np.inf, [3, np.nan], np.float16(np.inf)):
-        with pytest.raises(UsageError, match="is not between 0 and 600, the range of the model's timesteps"):
+    for t in (
+        -1,
+        -1e-3,
+        600.5,
+        601,
+        2**40,
+        1e300,
+        np.nan,
+        np.inf,
+        -np.inf,
+        [3, np.nan],
+        np.float16(np.inf),
+    ):
+        with pytest.raises(
+            UsageError, match="is not between 0 and 600, the range of the model's timesteps"
+        ):
             model.predict(x, t, 0)
     with pytest.raises(UsageError, match="timesteps must be numbers"):
         model.predict(x, "3", 0)
@@ -131,10 +193,13 @@ def test_timesteps_and_classes_that_cannot_be_are_errors(kind):
         with pytest.raises(UsageError, match="y holds a class that does not exist"):
             model.predict(x, 3, y)
     t, y = np.zeros(2, np.int32), np.zeros(2, np.int32)
-    for wrong in ((t - 1, y), (t + np.float32(np.nan), y), (t, y - 1), (t, y + 5)):  # the same by hand, on the host
+    # the same by hand, on the host
+    for wrong in ((t - 1, y), (t + np.float32(np.nan), y), (t, y - 1), (t, y + 5)):
         with pytest.raises(UsageError):
             model(Tensor(x), *wrong)
-    assert np.isfinite(model.predict(x, 600, 2)).all() and np.isfinite(model.predict(x, 0.0, 2)).all()
+    assert (
+        np.isfinite(model.predict(x, 600, 2)).all() and np.isfinite(model.predict(x, 0.0, 2)).all()
+    )
 
 
 def test_a_seed_is_a_whole_number():
@@ -146,28 +211,56 @@ def test_a_seed_is_a_whole_number():
 def test_convnext_blocks_by_hand(rng):
     """FLOPs and parameters of one block, and what it computes, in NumPy."""
     C, size = 16, 8
-    model = tiny(block="convnext", channel_mult=(1, 2), model_channels=C, groups=4, num_head_channels=-1)
+    model = tiny(
+        block="convnext", channel_mult=(1, 2), model_channels=C, groups=4, num_head_channels=-1
+    )
     block = model.input_blocks[1][0]
     products, after = block.products(size)
-    assert (total(products), after) == (2 * size * size * (49 * C + 8 * C * C) + 2 * 4 * C * C, size)
-    assert sum(p.data.size for p in (block.depthwise.weight, block.depthwise.bias, block.mlp_in.weight,
-                                     block.mlp_out.weight, block.layer_scale.weight)) == 50 * C + 8 * C * C + C
+    assert (total(products), after) == (
+        2 * size * size * (49 * C + 8 * C * C) + 2 * 4 * C * C,
+        size,
+    )
+    assert (
+        sum(
+            p.data.size
+            for p in (
+                block.depthwise.weight,
+                block.depthwise.bias,
+                block.mlp_in.weight,
+                block.mlp_out.weight,
+                block.layer_scale.weight,
+            )
+        )
+        == 50 * C + 8 * C * C + C
+    )
     block.layer_scale.weight.data[...] = 0.5
     x, e = rng.standard_normal((2, size, size, C)), rng.standard_normal((2, C))
     got = block(Tensor(x.astype(np.float32)), {block: Tensor(e.astype(np.float32))}).data
-    padded, h = np.pad(x, ((0, 0), (3, 3), (3, 3), (0, 0))), block.depthwise.bias.data + e[:, None, None]
+    padded, h = (
+        np.pad(x, ((0, 0), (3, 3), (3, 3), (0, 0))),
+        block.depthwise.bias.data + e[:, None, None],
+    )
     for r, s in np.ndindex(7, 7):
-        h = h + padded[:, r:r + size, s:s + size] * block.depthwise.weight.data[r, s]
+        h = h + padded[:, r : r + size, s : s + size] * block.depthwise.weight.data[r, s]
     h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-6)
     u = h @ block.mlp_in.weight.data.T + block.mlp_in.bias.data
     u = 0.5 * u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3)))
-    np.testing.assert_allclose(got, x + 0.5 * (u @ block.mlp_out.weight.data.T + block.mlp_out.bias.data), atol=2e-5)
+    np.testing.assert_allclose(
+        got, x + 0.5 * (u @ block.mlp_out.weight.data.T + block.mlp_out.bias.data), atol=2e-5
+    )
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"block": "vgg"}, "use 'resnet' or 'convnext'"),
-    ({"block": "convnext", "use_scale_shift_norm": True}, "leave out use_scale_shift_norm"),
-    ({"block": "convnext", "model_channels": 12, "groups": 4, "num_head_channels": -1}, "no multiple of 8")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"block": "vgg"}, "use 'resnet' or 'convnext'"),
+        ({"block": "convnext", "use_scale_shift_norm": True}, "leave out use_scale_shift_norm"),
+        (
+            {"block": "convnext", "model_channels": 12, "groups": 4, "num_head_channels": -1},
+            "no multiple of 8",
+        ),
+    ],
+)
 def test_blocks_that_do_not_fit_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         tiny(**options)

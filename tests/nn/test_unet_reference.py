@@ -1,4 +1,6 @@
-"""The UNet and its training against values from an independent PyTorch implementation (see tests/reference)."""
+"""The UNet and its training against values from an independent PyTorch implementation (see
+tests/reference)."""
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,9 @@ def test_forward_and_gradients(engine, name):
     reference = stored.load(f"model_{name}")
     info = reference["info"]
     model = build(info["options"], info["shapes"], engine, seed=1)
-    assert [e["name"] for e in model.parameters.index] == list(info["shapes"]), "names or their order differ"
+    assert [e["name"] for e in model.parameters.index] == list(info["shapes"]), (
+        "names or their order differ"
+    )
     x = Tensor(engine(reference["x"]), requires_grad=True)
     y = engine(reference["y"]) if "y" in reference else None
     with Tape() as tape:
@@ -41,55 +45,88 @@ def test_dropout_is_off_outside_training():
     reference = stored.load("model_plain")
     model = UNet(**reference["info"]["options"], dropout=0.5, device="cpu")
     model.load_arrays(to_numdiff_layout(stored.state_dict(reference["info"]["shapes"], seed=1)))
-    assert relative_error(model.predict(reference["x"], reference["t"]), reference["output"]) <= FORWARD
+    assert (
+        relative_error(model.predict(reference["x"], reference["t"]), reference["output"])
+        <= FORWARD
+    )
 
 
 def check_gradients(gradients, reference):
-    """Drawn elements and the norm of each parameter's gradient. Some are zero in theory (a constant added before a
-    normalisation), so errors are held against the parameter's own norm plus a millionth of the largest."""
+    """Drawn elements and the norm of each parameter's gradient. Some are zero in theory (a constant
+    added before a normalisation), so errors are held against the parameter's own norm plus a
+    millionth of the largest."""
     largest, at = reference["norms"].max(), 0
-    for (name, shape), norm in zip(reference["info"]["shapes"].items(), reference["norms"], strict=True):
+    for (name, shape), norm in zip(
+        reference["info"]["shapes"].items(), reference["norms"], strict=True
+    ):
         gradient = gradients[name]
         assert gradient.shape == tuple(shape), name
         places = stored.positions(name, gradient.size)
-        want = reference["samples"][at:at + len(places)]
+        want = reference["samples"][at : at + len(places)]
         at += len(places)
         share = (len(places) / gradient.size) ** 0.5  # of the norm that the drawn elements carry
         error = np.linalg.norm(gradient.reshape(-1)[places].astype(np.float64) - want)
-        assert error <= (BACKWARD * norm + 1e-6 * largest) * share, f"{name}: gradient off by {error / norm:.1e}"
-        assert abs(np.linalg.norm(gradient.astype(np.float64)) - norm) <= BACKWARD * norm + 1e-6 * largest, name
+        assert error <= (BACKWARD * norm + 1e-6 * largest) * share, (
+            f"{name}: gradient off by {error / norm:.1e}"
+        )
+        assert (
+            abs(np.linalg.norm(gradient.astype(np.float64)) - norm)
+            <= BACKWARD * norm + 1e-6 * largest
+        ), name
     assert at == len(reference["samples"])
 
 
 def test_ten_training_steps(engine):
-    """AdamW, clipping by global norm, EMA, eps prediction: losses, gradient norms and where the weights end."""
+    """AdamW, clipping by global norm, EMA, eps prediction: losses, gradient norms and where the
+    weights end."""
     reference = stored.load("trajectory")
     c = reference["info"]
     model = build(c["options"], c["shapes"], engine, c["weight_seed"])
     diffusion = Diffusion(c["T"], "linear", "eps", model.backend)
-    optimizer = AdamW(model.parameters, learning_rate=c["learning_rate"], beta1=c["beta1"], beta2=c["beta2"],
-                      eps=c["eps"], weight_decay=c["weight_decay"], clip_norm=c["clip_norm"], ema_decay=c["ema_decay"])
+    optimizer = AdamW(
+        model.parameters,
+        learning_rate=c["learning_rate"],
+        beta1=c["beta1"],
+        beta2=c["beta2"],
+        eps=c["eps"],
+        weight_decay=c["weight_decay"],
+        clip_norm=c["clip_norm"],
+        ema_decay=c["ema_decay"],
+    )
     start = model.arrays()
     for step in range(c["steps"]):
         t, eps = engine(reference["t"][step]), engine(reference["eps"][step])
         fill_zero(model.parameters.grad)
         with Tape() as tape:
-            prediction = model(Tensor(diffusion.q_sample(engine(reference["x_0"][step]), eps, t)), t)
+            prediction = model(
+                Tensor(diffusion.q_sample(engine(reference["x_0"][step]), eps, t)), t
+            )
             loss = F.mse(prediction, eps)
         tape.backward(loss)
         optimizer.update(loss.data)
         if engine.computes:
-            assert abs(float(loss.numpy()[0]) / reference["loss"][step] - 1) <= TRAJECTORY, f"loss of step {step}"
+            assert abs(float(loss.numpy()[0]) / reference["loss"][step] - 1) <= TRAJECTORY, (
+                f"loss of step {step}"
+            )
             norm = float(download(optimizer.gradient_norm)[0])
-            assert abs(norm / reference["gradient_norm"][step] - 1) <= TRAJECTORY, f"gradient norm of step {step}"
+            assert abs(norm / reference["gradient_norm"][step] - 1) <= TRAJECTORY, (
+                f"gradient norm of step {step}"
+            )
     if engine.computes:
         end, ema = model.arrays(), model.parameters.arrays(optimizer.ema)
-        for key, values in (("parameter_norms", end), ("ema_norms", ema),
-                            ("moved_norms", {k: end[k] - start[k] for k in end})):
-            got = np.array([np.linalg.norm(values[name].astype(np.float64)) for name in c["shapes"]])
+        for key, values in (
+            ("parameter_norms", end),
+            ("ema_norms", ema),
+            ("moved_norms", {k: end[k] - start[k] for k in end}),
+        ):
+            got = np.array(
+                [np.linalg.norm(values[name].astype(np.float64)) for name in c["shapes"]]
+            )
             worst = np.argmax(np.abs(got / reference[key] - 1))
             assert relative_error(got, reference[key]) <= TRAJECTORY, key
-            assert abs(got[worst] / reference[key][worst] - 1) <= 5 * TRAJECTORY, f"{key} of {list(c['shapes'])[worst]}"
+            assert abs(got[worst] / reference[key][worst] - 1) <= 5 * TRAJECTORY, (
+                f"{key} of {list(c['shapes'])[worst]}"
+            )
 
 
 @pytest.mark.parametrize("name, count", [("seed", 20_494_211), ("seed_conv_resample", 22_080_323)])

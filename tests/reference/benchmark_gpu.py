@@ -1,18 +1,25 @@
-"""Time the PyTorch twin of unet.cu's model on a GPU: a training step, batch 32, 64×64, strict float32. Needs PyTorch.
+"""Time the PyTorch twin of unet.cu's model on a GPU: a training step, batch 32, 64×64, strict
+float32. Needs PyTorch.
 
     python tests/reference/benchmark_gpu.py
 
-Forward, MSE, backward and fused AdamW; medians of 20 steps after 8. Compare, in the same minutes on the same card, with
+Forward, MSE, backward and fused AdamW; medians of 20 steps after 8. Compare, in the same minutes on
+the same card, with
 
     numdiff bench step unet --preset unet64 --device cuda
 """
+
 import statistics
 import time
 
 import torch
 import twin
 
-MODES = {"eager": None, "torch.compile": "default", "torch.compile, reduce-overhead": "reduce-overhead"}
+MODES = {
+    "eager": None,
+    "torch.compile": "default",
+    "torch.compile, reduce-overhead": "reduce-overhead",
+}
 
 
 def time_step(mode, warmup=8, steps=20):

@@ -1,4 +1,5 @@
-"""Write the stored values of `tests/reference/`, in float64, from the PyTorch twin and from PyTorch's own operations.
+"""Write the stored values of `tests/reference/`, in float64, from the PyTorch twin and from
+PyTorch's own operations.
 
     python tests/reference/make.py       (needs PyTorch and NumPy; about a minute)
 
@@ -9,6 +10,7 @@ Images are stored channels-last, as numdiff has them; weights and their gradient
     shapes.json        parameter names and shapes of full-size models
     weights_*.pt       small state dicts as `torch.save` writes them, and weights_expected.npz what is in them
 """
+
 import collections
 import json
 
@@ -32,7 +34,7 @@ def last(tensor):
 
 def noise(name, shape, seed=0):
     """float32 numbers with variance one, as a float64 tensor."""
-    values = stored.uniform(name, int(np.prod(shape)), seed) * np.float32(12 ** 0.5)
+    values = stored.uniform(name, int(np.prod(shape)), seed) * np.float32(12**0.5)
     return torch.from_numpy(values.reshape(shape).astype(np.float64))
 
 
@@ -60,9 +62,18 @@ def make_model(name, options):
         norms.append(np.linalg.norm(flat))
     shapes = {k: list(p.shape) for k, p in model.named_parameters()}
     arrays = {"y": y.numpy().astype(np.int32)} if y is not None else {}
-    save(f"model_{name}", info={"options": options, "shapes": shapes}, x=last(x), t=t.numpy().astype(np.int32),
-         g=last(g), output=last(output), dx=last(x.grad), samples=np.concatenate(samples).astype(np.float32),
-         norms=np.array(norms, np.float32), **arrays)
+    save(
+        f"model_{name}",
+        info={"options": options, "shapes": shapes},
+        x=last(x),
+        t=t.numpy().astype(np.int32),
+        g=last(g),
+        output=last(output),
+        dx=last(x.grad),
+        samples=np.concatenate(samples).astype(np.float32),
+        norms=np.array(norms, np.float32),
+        **arrays,
+    )
 
 
 def make_trajectory(dtype=torch.float64):
@@ -70,9 +81,16 @@ def make_trajectory(dtype=torch.float64):
     model = twin.draw(twin.Twin(**c["options"]).to(dtype), c["weight_seed"])
     ema = {k: p.detach().clone() for k, p in model.named_parameters()}
     start = {k: p.double().clone() for k, p in ema.items()}
-    optimizer = torch.optim.AdamW(model.parameters(), c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"],
-                                  c["weight_decay"])
-    alpha_bar = torch.cumprod(1 - torch.linspace(0.1 / c["T"], 20 / c["T"], c["T"], dtype=torch.float64), 0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        c["learning_rate"],
+        (c["beta1"], c["beta2"]),
+        c["eps"],
+        c["weight_decay"],
+    )
+    alpha_bar = torch.cumprod(
+        1 - torch.linspace(0.1 / c["T"], 20 / c["T"], c["T"], dtype=torch.float64), 0
+    )
     shape = (c["steps"], c["batch"], 3, c["options"]["image_size"], c["options"]["image_size"])
     x_0, eps = noise("trajectory/x_0", shape) / 2, noise("trajectory/eps", shape)
     t = (stored.uniform("trajectory/t", c["steps"] * c["batch"], 0) + 0.5) * c["T"]
@@ -84,29 +102,40 @@ def make_trajectory(dtype=torch.float64):
         loss = F.mse_loss(prediction, eps[step].to(dtype))
         optimizer.zero_grad()
         loss.backward()
-        gradient_norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), c["clip_norm"]).item())
+        gradient_norms.append(
+            torch.nn.utils.clip_grad_norm_(model.parameters(), c["clip_norm"]).item()
+        )
         optimizer.step()
         decay = min(c["ema_decay"], (1 + step) / (10 + step))
         for k, p in model.named_parameters():
             ema[k] += (1 - decay) * (p.detach() - ema[k])
         losses.append(loss.item())
     parameters = {k: p.detach() for k, p in model.named_parameters()}
-    return {"x_0": last(x_0.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
-            "eps": last(eps.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
-            "t": t.numpy().astype(np.int32), "loss": np.array(losses), "gradient_norm": np.array(gradient_norms),
-            "parameter_norms": np.array([p.norm().item() for p in parameters.values()]),
-            "ema_norms": np.array([p.norm().item() for p in ema.values()]),
-            # how far the parameters came: a wrong learning rate shows here, and hides in a norm
-            "moved_norms": np.array([(p.double() - start[k]).norm().item() for k, p in parameters.items()]),
-            "info": {"shapes": {k: list(p.shape) for k, p in parameters.items()}, **c}}
+    return {
+        "x_0": last(x_0.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
+        "eps": last(eps.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
+        "t": t.numpy().astype(np.int32),
+        "loss": np.array(losses),
+        "gradient_norm": np.array(gradient_norms),
+        "parameter_norms": np.array([p.norm().item() for p in parameters.values()]),
+        "ema_norms": np.array([p.norm().item() for p in ema.values()]),
+        # how far the parameters came: a wrong learning rate shows here, and hides in a norm
+        "moved_norms": np.array(
+            [(p.double() - start[k]).norm().item() for k, p in parameters.items()]
+        ),
+        "info": {"shapes": {k: list(p.shape) for k, p in parameters.items()}, **c},
+    }
 
 
 def make_operations():
     arrays = {}
 
     def operation(name, function, inputs, channels_last=(), **extra):
-        """Store inputs, output and all gradients of sum(output · noise); `channels_last` are the image-like keys."""
-        inputs = {k: v.clone().requires_grad_() if v.is_floating_point() else v for k, v in inputs.items()}
+        """Store inputs, output and all gradients of sum(output · noise); `channels_last` are the
+        image-like keys."""
+        inputs = {
+            k: v.clone().requires_grad_() if v.is_floating_point() else v for k, v in inputs.items()
+        }
         y = function(**inputs)
         g = noise(name + "/g", y.shape)
         leaves = {k: v for k, v in inputs.items() if v.is_floating_point()}
@@ -115,43 +144,98 @@ def make_operations():
         for key, value in out.items():
             image = key in channels_last or (key.startswith("d") and key[1:] in channels_last)
             value = last(value) if image else value.detach().numpy()
-            arrays[f"{name}/{key}"] = value.astype(np.int32 if value.dtype.kind == "i" else np.float32)
+            arrays[f"{name}/{key}"] = value.astype(
+                np.int32 if value.dtype.kind == "i" else np.float32
+            )
 
     images = ("x", "y")
     for kernel, stride, (h, w) in ((1, 1, (5, 6)), (3, 1, (5, 6)), (3, 2, (8, 6)), (3, 2, (7, 5))):
-        name = f"conv2d_{kernel}x{kernel}_stride{stride}" + ("_odd" if h % 2 and stride == 2 else "")
-        operation(name, lambda x, weight, bias, s=stride, p=kernel // 2: F.conv2d(x, weight, bias, s, p), {
-            "x": noise(name + "x", (2, 6, h, w)), "weight": noise(name + "w", (10, 6, kernel, kernel)),
-            "bias": noise(name + "b", (10,))}, images)
+        name = f"conv2d_{kernel}x{kernel}_stride{stride}" + (
+            "_odd" if h % 2 and stride == 2 else ""
+        )
+        operation(
+            name,
+            lambda x, weight, bias, s=stride, p=kernel // 2: F.conv2d(x, weight, bias, s, p),
+            {
+                "x": noise(name + "x", (2, 6, h, w)),
+                "weight": noise(name + "w", (10, 6, kernel, kernel)),
+                "bias": noise(name + "b", (10,)),
+            },
+            images,
+        )
     for silu in (False, True):
         name = "group_norm" + ("_silu" if silu else "")
         after = F.silu if silu else torch.clone
-        operation(name, lambda x, weight, bias, after=after: after(F.group_norm(x, 32, weight, bias, 1e-5)), {
-            "x": noise(name + "x", (2, 64, 4, 5)) * 3 + 1, "weight": noise(name + "w", (64,)),
-            "bias": noise(name + "b", (64,))}, images)
+        operation(
+            name,
+            lambda x, weight, bias, after=after: after(F.group_norm(x, 32, weight, bias, 1e-5)),
+            {
+                "x": noise(name + "x", (2, 64, 4, 5)) * 3 + 1,
+                "weight": noise(name + "w", (64,)),
+                "bias": noise(name + "b", (64,)),
+            },
+            images,
+        )
     for order in ("legacy", "new"):
         name = f"attention_{order}"
-        operation(name, lambda x, o=order: twin.attention(x, 3, o), {"x": noise(name, (2, 3 * 24, 10)) * 2}, images)
-    operation("layer_norm", lambda x, weight, bias: F.layer_norm(x, (48,), weight, bias, 1e-5), {
-        "x": noise("lnx", (3, 7, 48)) + 2, "weight": noise("lnw", (48,)), "bias": noise("lnb", (48,))})
-    operation("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), {"x": noise("gelu", (5, 33)) * 3})
+        operation(
+            name,
+            lambda x, o=order: twin.attention(x, 3, o),
+            {"x": noise(name, (2, 3 * 24, 10)) * 2},
+            images,
+        )
+    operation(
+        "layer_norm",
+        lambda x, weight, bias: F.layer_norm(x, (48,), weight, bias, 1e-5),
+        {
+            "x": noise("lnx", (3, 7, 48)) + 2,
+            "weight": noise("lnw", (48,)),
+            "bias": noise("lnb", (48,)),
+        },
+    )
+    operation(
+        "gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), {"x": noise("gelu", (5, 33)) * 3}
+    )
     operation("silu", lambda x: F.silu(x), {"x": noise("silu", (5, 33)) * 5})
     operation("softmax", lambda x: F.softmax(0.7 * x, -1), {"x": noise("softmax", (4, 3, 37)) * 6})
-    operation("linear", lambda x, weight, bias: F.linear(x, weight, bias),
-              {"x": noise("lx", (2, 5, 12)), "weight": noise("lw", (7, 12)), "bias": noise("lb", (7,))})
+    operation(
+        "linear",
+        lambda x, weight, bias: F.linear(x, weight, bias),
+        {"x": noise("lx", (2, 5, 12)), "weight": noise("lw", (7, 12)), "bias": noise("lb", (7,))},
+    )
     operation("avg_pool", lambda x: F.avg_pool2d(x, 2), {"x": noise("pool", (2, 5, 6, 8))}, images)
-    operation("upsample", lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"),
-              {"x": noise("up", (2, 5, 3, 4))}, images)
-    operation("scale_shift", lambda x, scale, shift: x * (1 + scale[:, :, None, None]) + shift[:, :, None, None], {
-        "x": noise("ssx", (2, 8, 3, 5)), "scale": noise("sss", (2, 8)), "shift": noise("ssh", (2, 8))}, images)
-    operation("embedding", lambda labels, weight: F.embedding(labels, weight), {
-        "labels": torch.tensor([3, 0, 3, 1]), "weight": noise("embedding", (5, 12))})
-    operation("mse", lambda x, target: F.mse_loss(x, target)[None],
-              {"x": noise("mx", (3, 4, 4, 3)), "target": noise("mt", (3, 4, 4, 3))})
+    operation(
+        "upsample",
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"),
+        {"x": noise("up", (2, 5, 3, 4))},
+        images,
+    )
+    operation(
+        "scale_shift",
+        lambda x, scale, shift: x * (1 + scale[:, :, None, None]) + shift[:, :, None, None],
+        {
+            "x": noise("ssx", (2, 8, 3, 5)),
+            "scale": noise("sss", (2, 8)),
+            "shift": noise("ssh", (2, 8)),
+        },
+        images,
+    )
+    operation(
+        "embedding",
+        lambda labels, weight: F.embedding(labels, weight),
+        {"labels": torch.tensor([3, 0, 3, 1]), "weight": noise("embedding", (5, 12))},
+    )
+    operation(
+        "mse",
+        lambda x, target: F.mse_loss(x, target)[None],
+        {"x": noise("mx", (3, 4, 4, 3)), "target": noise("mt", (3, 4, 4, 3))},
+    )
     t = torch.tensor([0, 1, 10, 250, 999])
     for period in (1000, 10000):
         for dim in (32, 33):
-            arrays[f"timestep_embedding_{period}_{dim}/y"] = numpy32(twin.timestep_embedding(t, dim, float(period)))
+            arrays[f"timestep_embedding_{period}_{dim}/y"] = numpy32(
+                twin.timestep_embedding(t, dim, float(period))
+            )
     arrays["timestep_embedding/t"] = t.numpy().astype(np.int32)
     save("operations", **{key.replace("/", "__"): value for key, value in arrays.items()})
 
@@ -165,14 +249,15 @@ def make_weight_files():
     content["transposed"] = base.view(4, 6).t()
     content["strided"] = base.view(4, 6)[::2, 1::2]
     content["expanded"] = torch.tensor([1.5, -2.0]).expand(3, 2)  # stride zero
-    content["channels_last"] = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float32
-                                           ).contiguous(memory_format=torch.channels_last)
+    content["channels_last"] = torch.randn(
+        2, 3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float32
+    ).contiguous(memory_format=torch.channels_last)
     content["scalar"] = torch.tensor(3.25, dtype=torch.float64)
     content["empty"] = torch.zeros(0, 3, dtype=torch.float32)
     content["float16"] = torch.tensor([0.5, -65504.0, 6e-8], dtype=torch.float16)
     content["bfloat16"] = torch.tensor([1.0, -3.0e38, 1e-38, 3.140625], dtype=torch.bfloat16)
     content["float64"] = torch.tensor([[1e300, -1e-300]], dtype=torch.float64)
-    content["int64"] = torch.tensor([-(2 ** 62), 5])
+    content["int64"] = torch.tensor([-(2**62), 5])
     content["int32"] = torch.tensor([7, -8], dtype=torch.int32)
     content["int16"] = torch.tensor([700, -8], dtype=torch.int16)
     content["int8"] = torch.tensor([7, -8], dtype=torch.int8)
@@ -182,7 +267,8 @@ def make_weight_files():
     folder = stored.FOLDER
     torch.save(content, folder / "weights_zip.pt")
     torch.save(content, folder / "weights_legacy.pt", _use_new_zipfile_serialization=False)
-    # a state dict as a module writes it (an OrderedDict with an attribute), inside a container, behind `module.`
+    # a state dict as a module writes it (an OrderedDict with an attribute), inside a container,
+    # behind `module.`
     module = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Linear(3, 2)).float()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -190,13 +276,22 @@ def make_weight_files():
     parallel = collections.OrderedDict(("module." + k, v) for k, v in module.state_dict().items())
     parallel._metadata = module.state_dict()._metadata
     ema = {k: v * 2 for k, v in parallel.items()}
-    torch.save({"step": 12, "model": parallel, "ema": ema,
-                "config": {"lr": 1e-4, "name": "test", "betas": (0.9, 0.999)}},
-               folder / "weights_container.pt")
-    expected = {k: v.detach().float().contiguous().numpy() if v.dtype == torch.bfloat16
-                else v.detach().contiguous().numpy()
-                for k, v in content.items()}
-    expected.update({"container__" + k[len("module."):]: v.numpy() for k, v in parallel.items()})
+    torch.save(
+        {
+            "step": 12,
+            "model": parallel,
+            "ema": ema,
+            "config": {"lr": 1e-4, "name": "test", "betas": (0.9, 0.999)},
+        },
+        folder / "weights_container.pt",
+    )
+    expected = {
+        k: v.detach().float().contiguous().numpy()
+        if v.dtype == torch.bfloat16
+        else v.detach().contiguous().numpy()
+        for k, v in content.items()
+    }
+    expected.update({"container__" + k[len("module.") :]: v.numpy() for k, v in parallel.items()})
     np.savez_compressed(folder / "weights_expected.npz", **expected)
 
 
@@ -205,7 +300,9 @@ def make_shapes():
     for name, options in stored.SHAPES.items():
         with torch.device("meta"):
             shapes[name] = {k: list(p.shape) for k, p in twin.Twin(**options).named_parameters()}
-    text = "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in shapes.items()) + "\n}\n"
+    text = (
+        "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in shapes.items()) + "\n}\n"
+    )
     (stored.FOLDER / "shapes.json").write_text(text)
 
 
@@ -214,7 +311,9 @@ if __name__ == "__main__":
         make_model(model_name, model_options)
     exact, single = make_trajectory(), make_trajectory(torch.float32)
     for key in ("loss", "gradient_norm", "parameter_norms", "ema_norms", "moved_norms"):
-        print(f"{key}: float32 differs from float64 by at most {np.max(np.abs(single[key] / exact[key] - 1)):.1e}")
+        print(
+            f"{key}: float32 differs from float64 by at most {np.max(np.abs(single[key] / exact[key] - 1)):.1e}"
+        )
     save("trajectory", **exact)
     make_operations()
     make_weight_files()

@@ -1,10 +1,13 @@
-"""Write objectives.npz: losses of today's objectives and ten training steps under some, from PyTorch in float64.
+"""Write objectives.npz: losses of today's objectives and ten training steps under some, from
+PyTorch in float64.
 
     python tests/reference/make_objectives.py       (needs PyTorch and NumPy; seconds)
 
-Each is written as its paper writes it, in its own direction of time and through the denoised image, and autograd finds
-the gradient; nothing is shared with numdiff, whose one formula for all of them this has to confirm.
+Each is written as its paper writes it, in its own direction of time and through the denoised image,
+and autograd finds the gradient; nothing is shared with numdiff, whose one formula for all of them
+this has to confirm.
 """
+
 import numpy as np
 import stored_objectives as stored
 import torch
@@ -32,10 +35,10 @@ def jit(x_0, eps, t, answer):
 def edm(x_0, eps, sigma, answer, data=0.5):
     """Karras et al. 2022 (arXiv:2206.00364), table 1 and eq. 7 and 8."""
     noisy = x_0 + sigma * eps
-    c_skip = data ** 2 / (sigma ** 2 + data ** 2)
-    c_out = sigma * data / (sigma ** 2 + data ** 2).sqrt()
-    c_in, c_noise = 1 / (sigma ** 2 + data ** 2).sqrt(), sigma.log() / 4
-    weight = (sigma ** 2 + data ** 2) / (sigma * data) ** 2
+    c_skip = data**2 / (sigma**2 + data**2)
+    c_out = sigma * data / (sigma**2 + data**2).sqrt()
+    c_in, c_noise = 1 / (sigma**2 + data**2).sqrt(), sigma.log() / 4
+    weight = (sigma**2 + data**2) / (sigma * data) ** 2
     return c_in * noisy, c_noise, lambda x: weight * (c_skip * noisy + c_out * answer(x) - x_0) ** 2
 
 
@@ -47,50 +50,85 @@ def min_snr(kind):
         clamped = snr.clamp(max=stored.GAMMA)
         weight = {"eps": clamped / snr, "v": clamped / (snr + 1), "x_0": clamped}[kind]
         target = {"eps": eps, "v": bar.sqrt() * eps - (1 - bar).sqrt() * x_0, "x_0": x_0}[kind]
-        return bar.sqrt() * x_0 + (1 - bar).sqrt() * eps, t, lambda x: weight * (answer(x) - target) ** 2
+        return (
+            bar.sqrt() * x_0 + (1 - bar).sqrt() * eps,
+            t,
+            lambda x: weight * (answer(x) - target) ** 2,
+        )
+
     return objective
 
 
 OBJECTIVES = {
-    "sit": sit, "sit_1000": lambda *given: sit(*given, scale=1000.0), "jit": jit, "edm": edm,
-    "edm_wide": lambda *given: edm(*given, data=1.5), "min_snr_eps": min_snr("eps"), "min_snr_v": min_snr("v"),
-    "min_snr_x_0": min_snr("x_0")}
+    "sit": sit,
+    "sit_1000": lambda *given: sit(*given, scale=1000.0),
+    "jit": jit,
+    "edm": edm,
+    "edm_wide": lambda *given: edm(*given, data=1.5),
+    "min_snr_eps": min_snr("eps"),
+    "min_snr_v": min_snr("v"),
+    "min_snr_x_0": min_snr("x_0"),
+}
 
 
 def make_loss(name):
-    answer = torch.from_numpy(stored.normal(f"objectives/{name}/answer", stored.SHAPE)).double().requires_grad_()
-    x_0, eps = (torch.from_numpy(stored.normal(f"objectives/{name}/{what}", stored.SHAPE)).double()
-                for what in ("image", "noise"))
+    answer = (
+        torch.from_numpy(stored.normal(f"objectives/{name}/answer", stored.SHAPE))
+        .double()
+        .requires_grad_()
+    )
+    x_0, eps = (
+        torch.from_numpy(stored.normal(f"objectives/{name}/{what}", stored.SHAPE)).double()
+        for what in ("image", "noise")
+    )
     level = torch.from_numpy(stored.levels(name, len(x_0)))[:, None, None, None]
     x_t, level_input, errors = OBJECTIVES[name](x_0, eps, level, lambda x: answer)
     loss = errors(x_t).mean()
     loss.backward()
-    return {f"{name}_x_t": x_t.numpy(), f"{name}_told": level_input.reshape(-1).numpy(), f"{name}_loss": loss.item(),
-            f"{name}_gradient": answer.grad.numpy()}
+    return {
+        f"{name}_x_t": x_t.numpy(),
+        f"{name}_told": level_input.reshape(-1).numpy(),
+        f"{name}_loss": loss.item(),
+        f"{name}_gradient": answer.grad.numpy(),
+    }
 
 
 def make_trajectory(name):
     c = stored.TRAJECTORY
     model = twin_dit.draw(twin_dit.Twin(**c["options"]).double(), c["weight_seed"])
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"], c["weight_decay"])
+    optimizer = torch.optim.AdamW(
+        trained, c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"], c["weight_decay"]
+    )
     count = c["steps"] * c["batch"]
-    x_0, eps = (torch.from_numpy(part).double().permute(0, 3, 1, 2) for part in stored.images(name, count)[:2])
-    y, level = torch.from_numpy(stored.images(name, count)[2]), torch.from_numpy(stored.levels(name, count))
+    x_0, eps = (
+        torch.from_numpy(part).double().permute(0, 3, 1, 2)
+        for part in stored.images(name, count)[:2]
+    )
+    y, level = (
+        torch.from_numpy(stored.images(name, count)[2]),
+        torch.from_numpy(stored.levels(name, count)),
+    )
     losses, norms = [], []
     for step in range(c["steps"]):
         part = slice(step * c["batch"], (step + 1) * c["batch"])
         x_t, level_input, errors = OBJECTIVES[name](
-            x_0[part], eps[part], twin_dit.spread(level[part]),
-            lambda x: model(x, level_input.reshape(-1), y[part]))  # noqa: B023 (called within the same step)
+            x_0[part],
+            eps[part],
+            twin_dit.spread(level[part]),
+            lambda x: model(x, level_input.reshape(-1), y[part]),  # noqa: B023 (called within the step)
+        )
         loss = errors(x_t).mean()
         optimizer.zero_grad()
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(trained, c["clip_norm"]).item())
         optimizer.step()
         losses.append(loss.item())
-    return {f"{name}_losses": np.array(losses), f"{name}_norms": np.array(norms),
-            f"{name}_parameters": np.array([p.norm().item() for p in trained])}
+    return {
+        f"{name}_losses": np.array(losses),
+        f"{name}_norms": np.array(norms),
+        f"{name}_parameters": np.array([p.norm().item() for p in trained]),
+    }
 
 
 if __name__ == "__main__":
@@ -101,6 +139,13 @@ if __name__ == "__main__":
         arrays |= make_trajectory(each)
         print(each, *(f"{loss:.4f}" for loss in arrays[f"{each}_losses"]))
     shapes = twin_dit.Twin(**stored.TRAJECTORY["options"]).named_parameters()
-    save("objectives", info={"shapes": {name: list(p.shape) for name, p in shapes}, **stored.TRAJECTORY},
-         **{key: np.asarray(value) if key.endswith(("loss", "losses", "norms", "parameters", "_told")) else
-            value.astype(np.float32) for key, value in arrays.items()})
+    save(
+        "objectives",
+        info={"shapes": {name: list(p.shape) for name, p in shapes}, **stored.TRAJECTORY},
+        **{
+            key: np.asarray(value)
+            if key.endswith(("loss", "losses", "norms", "parameters", "_told"))
+            else value.astype(np.float32)
+            for key, value in arrays.items()
+        },
+    )

@@ -2,9 +2,10 @@
 
     python tests/reference/make_samplers.py       (needs NumPy; no time)
 
-Each is written in the coordinates of its own paper, where numdiff has one for all of them: of √ᾱ·x_0 + √(1-ᾱ)·eps, of
-x_0 + σ·eps, or of τ·x_0 + (1-τ)·eps with time from noise to the image.
+Each is written in the coordinates of its own paper, where numdiff has one for all of them: of
+√ᾱ·x_0 + √(1-ᾱ)·eps, of x_0 + σ·eps, or of τ·x_0 + (1-τ)·eps with time from noise to the image.
 """
+
 import pathlib
 
 import numpy as np
@@ -19,7 +20,8 @@ def eps_of(x_t, bar):
 
 
 def ddpm(variance):
-    """Ho et al. 2020 (arXiv:2006.11239), eq. 11 with β of the jump; Nichol and Dhariwal 2021 (2102.09672), eq. 15."""
+    """Ho et al. 2020 (arXiv:2006.11239), eq. 11 with β of the jump; Nichol and Dhariwal 2021
+    (2102.09672), eq. 15."""
     x = np.sqrt(BARS[0]) * start()
     for i, (bar, previous) in enumerate(zip(BARS, BARS[1:], strict=False)):
         alpha = bar / previous
@@ -29,7 +31,9 @@ def ddpm(variance):
         if previous == 1:
             return mean
         share = (fraction(x) + 1) / 2
-        chosen = {"small": tilde, "large": beta, "learned": beta**share * tilde**(1 - share)}[variance]
+        chosen = {"small": tilde, "large": beta, "learned": beta**share * tilde ** (1 - share)}[
+            variance
+        ]
         x = mean + np.sqrt(chosen) * noise(i)
 
 
@@ -39,8 +43,11 @@ def ddim(eta=0.0):
     for i, (bar, previous) in enumerate(zip(BARS, BARS[1:], strict=False)):
         sigma = eta * np.sqrt((1 - previous) / (1 - bar)) * np.sqrt(1 - bar / previous)
         eps = eps_of(x, bar)
-        x = (np.sqrt(previous) * (x - np.sqrt(1 - bar) * eps) / np.sqrt(bar)
-             + np.sqrt(1 - previous - sigma**2) * eps + sigma * noise(i))
+        x = (
+            np.sqrt(previous) * (x - np.sqrt(1 - bar) * eps) / np.sqrt(bar)
+            + np.sqrt(1 - previous - sigma**2) * eps
+            + sigma * noise(i)
+        )
     return x
 
 
@@ -50,7 +57,7 @@ def edm(second_order, s_churn=0.0, s_tmin=0.0, s_tmax=np.inf, s_noise=1.0):
     for i in range(N):
         gamma = min(s_churn / N, np.sqrt(2) - 1) if s_tmin <= SIGMAS[i] <= s_tmax else 0
         raised = SIGMAS[i] + gamma * SIGMAS[i]
-        x_hat = x + np.sqrt(raised**2 - SIGMAS[i]**2) * s_noise * noise(i)
+        x_hat = x + np.sqrt(raised**2 - SIGMAS[i] ** 2) * s_noise * noise(i)
         d = (x_hat - estimate(x_hat, raised)) / raised
         x = x_hat + (SIGMAS[i + 1] - raised) * d
         if second_order and SIGMAS[i + 1] > 0:
@@ -69,7 +76,8 @@ def ancestral(eta):
 
 
 def dpm_solver():
-    """Lu et al. 2022 (arXiv:2211.01095), algorithm 2, with α = √ᾱ, σ = √(1-ᾱ); the last step is its first order."""
+    """Lu et al. 2022 (arXiv:2211.01095), algorithm 2, with α = √ᾱ, σ = √(1-ᾱ); the last step is its
+    first order."""
     x, alphas, sigmas = np.sqrt(BARS[0]) * start(), np.sqrt(BARS), np.sqrt(1 - np.array(BARS))
     lambdas, answers = np.log(alphas[:-1] / sigmas[:-1]), []
     for i in range(1, len(BARS)):
@@ -85,8 +93,9 @@ def dpm_solver():
 
 
 def flow(stochastic):
-    """Ma et al. 2024 (SiT, arXiv:2401.08740), eq. 2 and 4 with w = 2 (1 - τ), τ from noise to the image: by Heun's
-    method (JiT, arXiv:2511.13720: the last step is Euler's), or Euler-Maruyama's, whose last step gives x_0."""
+    """Ma et al. 2024 (SiT, arXiv:2401.08740), eq. 2 and 4 with w = 2 (1 - τ), τ from noise to the
+    image: by Heun's method (JiT, arXiv:2511.13720: the last step is Euler's), or Euler-Maruyama's,
+    whose last step gives x_0."""
     times = [1 / (1 + sigma) for sigma in SIGMAS]
 
     def velocity(x, time):  # of an image less its noise
@@ -105,9 +114,16 @@ def flow(stochastic):
             x = x + h / 2 * (v + velocity(x + h * v, then))
 
 
-MADE = {"ddpm": ddpm, "ddim": ddim, "euler": lambda **how: edm(False, **how), "heun": lambda **how: edm(True, **how),
-        "heun_in_time": lambda: flow(False), "euler_maruyama": lambda: flow(True), "euler_ancestral": ancestral,
-        "dpm_solver_pp_2m": dpm_solver}
+MADE = {
+    "ddpm": ddpm,
+    "ddim": ddim,
+    "euler": lambda **how: edm(False, **how),
+    "heun": lambda **how: edm(True, **how),
+    "heun_in_time": lambda: flow(False),
+    "euler_maruyama": lambda: flow(True),
+    "euler_ancestral": ancestral,
+    "dpm_solver_pp_2m": dpm_solver,
+}
 
 if __name__ == "__main__":
     values = {name: MADE[function](**settings) for name, (function, settings) in CASES.items()}

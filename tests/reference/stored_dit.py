@@ -1,4 +1,6 @@
-"""What `make_dit.py` and the tests that read its values must agree on; NumPy only. The counterpart of stored.py."""
+"""What `make_dit.py` and the tests that read its values must agree on; NumPy only. The counterpart
+of stored.py."""
+
 import numpy as np
 
 try:
@@ -6,37 +8,99 @@ try:
 except ImportError:  # make_dit.py runs in this folder, as a script
     import stored
 
-_TINY = {"image_size": 8, "in_channels": 4, "patch_size": 2, "hidden_size": 48, "depth": 2, "num_heads": 3,
-         "mlp_ratio": 4.0, "num_classes": 5, "class_dropout": 0.1, "learn_sigma": True}
+_TINY = {
+    "image_size": 8,
+    "in_channels": 4,
+    "patch_size": 2,
+    "hidden_size": 48,
+    "depth": 2,
+    "num_heads": 3,
+    "mlp_ratio": 4.0,
+    "num_classes": 5,
+    "class_dropout": 0.1,
+    "learn_sigma": True,
+}
 _LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
 MODELS = {
     "latents": _TINY,  # as the public DiT is used
-    "pixels": {**_TINY, "in_channels": 3, "image_size": 12, "patch_size": 4, "learn_sigma": False, "num_heads": 2,
-               "class_dropout": 0.0},
-    "plain": {**_TINY, "image_size": 6, "in_channels": 1, "hidden_size": 40, "depth": 1, "num_heads": 5,
-              "mlp_ratio": 2.5, "num_classes": None},
+    "pixels": {
+        **_TINY,
+        "in_channels": 3,
+        "image_size": 12,
+        "patch_size": 4,
+        "learn_sigma": False,
+        "num_heads": 2,
+        "class_dropout": 0.0,
+    },
+    "plain": {
+        **_TINY,
+        "image_size": 6,
+        "in_channels": 1,
+        "hidden_size": 40,
+        "depth": 1,
+        "num_heads": 5,
+        "mlp_ratio": 2.5,
+        "num_classes": None,
+    },
     "head_72": {**_TINY, "hidden_size": 144, "num_heads": 2, "depth": 1},  # the head size of XL
     "rms": {**_TINY, "depth": 1, "norm": "rms"},  # LightningDiT's options, each alone
     "qk_norm": {**_TINY, "depth": 1, "qk_norm": True},
     "rope": {**_TINY, "depth": 1, "rope": True},
-    "swiglu": {**_TINY, "depth": 1, "mlp": "swiglu", "mlp_ratio": 2.5625},  # 82 inside: no multiple of 8
+    # 82 inside: no multiple of 8
+    "swiglu": {**_TINY, "depth": 1, "mlp": "swiglu", "mlp_ratio": 2.5625},
     "no_shift": {**_TINY, "depth": 1, "shift": False},
-    "sla": {**_TINY, "image_size": 20, "in_channels": 2, "hidden_size": 64, "num_heads": 2, "depth": 1,
-            "mlp_ratio": 1.0, "attention": "sla", "sla_topk": 0.5},  # 100 tokens: two blocks
-    "lightning": {**_TINY, "in_channels": 6, "image_size": 5, "patch_size": 1, "hidden_size": 72, "num_heads": 2,
-                  "learn_sigma": False, **_LIGHTNING},  # all of them
+    "sla": {
+        **_TINY,
+        "image_size": 20,
+        "in_channels": 2,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "depth": 1,
+        "mlp_ratio": 1.0,
+        "attention": "sla",
+        "sla_topk": 0.5,
+    },  # 100 tokens: two blocks
+    "lightning": {
+        **_TINY,
+        "in_channels": 6,
+        "image_size": 5,
+        "patch_size": 1,
+        "hidden_size": 72,
+        "num_heads": 2,
+        "learn_sigma": False,
+        **_LIGHTNING,
+    },  # all of them
 }
-TRAJECTORY = {"options": _TINY, "steps": 10, "batch": 4, "T": 1000, "learning_rate": 1e-3, "beta1": 0.9,
-              "beta2": 0.999, "eps": 1e-5, "weight_decay": 0.01, "clip_norm": 1.0, "ema_decay": 0.9, "weight_seed": 7}
+TRAJECTORY = {
+    "options": _TINY,
+    "steps": 10,
+    "batch": 4,
+    "T": 1000,
+    "learning_rate": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-5,
+    "weight_decay": 0.01,
+    "clip_norm": 1.0,
+    "ema_decay": 0.9,
+    "weight_seed": 7,
+}
 TRAJECTORIES = {
     "trajectory": TRAJECTORY,
-    "lightning_trajectory": {**TRAJECTORY, "options": {**_TINY, "in_channels": 2, "mlp_ratio": 2.5625, **_LIGHTNING}},
+    "lightning_trajectory": {
+        **TRAJECTORY,
+        "options": {**_TINY, "in_channels": 2, "mlp_ratio": 2.5625, **_LIGHTNING},
+    },
 }
 
 
 def state_dict(shapes, seed):
     """{name: array} in PyTorch's layout for a {name: shape}, without the fixed positions."""
-    return {name: array for name, array in stored.state_dict(shapes, seed).items() if name != "pos_embed"}
+    return {
+        name: array
+        for name, array in stored.state_dict(shapes, seed).items()
+        if name != "pos_embed"
+    }
 
 
 def timesteps(count, T):

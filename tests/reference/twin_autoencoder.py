@@ -1,8 +1,11 @@
-"""The independent PyTorch twin of latent diffusion's autoencoder: where its stored test values come from.
+"""The independent PyTorch twin of latent diffusion's autoencoder: where its stored test values come
+from.
 
-Written from the paper (Rombach et al. 2022, arXiv:2112.10752, section 3.1 and appendix E) and from the public names and
-shapes of the released weights. It shares no line with numdiff and keeps PyTorch's own layout (B, C, H, W).
+Written from the paper (Rombach et al. 2022, arXiv:2112.10752, section 3.1 and appendix E) and from
+the public names and shapes of the released weights. It shares no line with numdiff and keeps
+PyTorch's own layout (B, C, H, W).
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -34,7 +37,8 @@ class OneHead(nn.Module):
     def forward(self, x):
         h = self.norm(x)
         q, k, v = (layer(h).flatten(2) for layer in (self.q, self.k, self.v))  # (B, C, T)
-        weights = torch.softmax(q.transpose(1, 2) @ k / q.shape[1] ** 0.5, dim=2)  # a row for each query
+        # a row for each query
+        weights = torch.softmax(q.transpose(1, 2) @ k / q.shape[1] ** 0.5, dim=2)
         return x + self.proj_out((v @ weights.transpose(1, 2)).reshape(x.shape))
 
 
@@ -59,7 +63,9 @@ class Double(nn.Module):
 class Stage(nn.Module):
     def __init__(self, before, after, count, attends, change=None):
         super().__init__()
-        self.block = nn.ModuleList(Residual(before if i == 0 else after, after) for i in range(count))
+        self.block = nn.ModuleList(
+            Residual(before if i == 0 else after, after) for i in range(count)
+        )
         self.attn = nn.ModuleList(OneHead(after) for _ in range(count if attends else 0))
         if change is not None:
             self.add_module("downsample" if change is Halve else "upsample", change(after))
@@ -84,8 +90,10 @@ class Half(nn.Module):
         self.conv_in = nn.Conv2d(inputs, widths[0] if side == "down" else inner, 3, padding=1)
         if side == "down":
             before = [widths[0], *widths[:-1]]
-            self.down = nn.ModuleList(Stage(before[i], widths[i], count, i in attention, Halve if i < top else None)
-                                      for i in range(len(widths)))
+            self.down = nn.ModuleList(
+                Stage(before[i], widths[i], count, i in attention, Halve if i < top else None)
+                for i in range(len(widths))
+            )
         self.mid = nn.Module()
         self.mid.block_1 = Residual(inner, inner)
         if middle:
@@ -93,8 +101,10 @@ class Half(nn.Module):
         self.mid.block_2 = Residual(inner, inner)
         if side == "up":
             before = [*widths[1:], inner]
-            self.up = nn.ModuleList(Stage(before[i], widths[i], count + 1, i in attention, Double if i else None)
-                                    for i in range(len(widths)))
+            self.up = nn.ModuleList(
+                Stage(before[i], widths[i], count + 1, i in attention, Double if i else None)
+                for i in range(len(widths))
+            )
         last = inner if side == "down" else widths[0]
         self.norm_out, self.conv_out = norm(last), nn.Conv2d(last, outputs, 3, padding=1)
 
@@ -110,10 +120,25 @@ class Half(nn.Module):
 
 
 class Twin(nn.Module):
-    def __init__(self, in_channels, model_channels, channel_mult, num_res_blocks, latent_channels, attention_levels,
-                 mid_attention, quant_convs, **_):
+    def __init__(
+        self,
+        in_channels,
+        model_channels,
+        channel_mult,
+        num_res_blocks,
+        latent_channels,
+        attention_levels,
+        mid_attention,
+        quant_convs,
+        **_,
+    ):
         super().__init__()
-        shared = ([model_channels * m for m in channel_mult], num_res_blocks, attention_levels, mid_attention)
+        shared = (
+            [model_channels * m for m in channel_mult],
+            num_res_blocks,
+            attention_levels,
+            mid_attention,
+        )
         self.encoder = Half("down", in_channels, 2 * latent_channels, *shared)
         self.decoder = Half("up", latent_channels, in_channels, *shared)
         if quant_convs:

@@ -1,14 +1,17 @@
-"""The independent PyTorch twin of the public DiT and of its training loss: where the stored test values come from.
+"""The independent PyTorch twin of the public DiT and of its training loss: where the stored test
+values come from.
 
-Written from the papers (Peebles and Xie 2023, arXiv:2212.09748, section 3; Nichol and Dhariwal 2021, arXiv:2102.09672,
-section 3; Ho et al. 2020, arXiv:2006.11239, sections 2 and 3; for the options of LightningDiT's block Zhang and
-Sennrich 2019, arXiv:1910.07467, eq. 4; Su et al. 2021, arXiv:2104.09864, eq. 12, 13; Shazeer 2020, arXiv:2002.05202,
-eq. 6) and from the public names and shapes of the released weights. It shares no line with numdiff and keeps PyTorch's
-own layout (B, C, H, W). The loss is written as the papers write it, through the posterior's mean and variance, and lets
-autograd find the gradient.
+Written from the papers (Peebles and Xie 2023, arXiv:2212.09748, section 3; Nichol and Dhariwal
+2021, arXiv:2102.09672, section 3; Ho et al. 2020, arXiv:2006.11239, sections 2 and 3; for the
+options of LightningDiT's block Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4; Su et al. 2021,
+arXiv:2104.09864, eq. 12, 13; Shazeer 2020, arXiv:2002.05202, eq. 6) and from the public names and
+shapes of the released weights. It shares no line with numdiff and keeps PyTorch's own layout (B, C,
+H, W). The loss is written as the papers write it, through the posterior's mean and variance, and
+lets autograd find the gradient.
 
     python tests/reference/twin_dit.py       prints the parameter counts that the project promises
 """
+
 import math
 
 import torch
@@ -71,8 +74,9 @@ class RootMeanSquare(nn.Module):
 
 
 def turned(x, side):
-    """x (batch, side², heads, channels), each pair of neighbouring channels a complex number that is turned: those of
-    the first half of a head by the token's row, those of the second by its column."""
+    """x (batch, side², heads, channels), each pair of neighbouring channels a complex number that
+    is turned: those of the first half of a head by the token's row, those of the second by its
+    column."""
     pairs = x.shape[-1] // 4  # of a half
     angle = torch.zeros(side * side, 2 * pairs, dtype=torch.float64)
     for token in range(side * side):
@@ -85,13 +89,13 @@ def turned(x, side):
 
 
 def sparse_linear(q, k, v, topk, project, all_keys=False):
-    """Zhang et al. 2025, arXiv:2509.24006, with all T × T numbers: q k v (batch, heads, T, channels).
-    all_keys: the linear part takes the critical keys, too."""
+    """Zhang et al. 2025, arXiv:2509.24006, with all T × T numbers: q k v (batch, heads, T,
+    channels). all_keys: the linear part takes the critical keys, too."""
     T, block = q.shape[2], 64
     starts = range(0, T, block)
 
     def means(x):
-        return torch.stack([x[:, :, s:s + block].mean(2) for s in starts], 2)
+        return torch.stack([x[:, :, s : s + block].mean(2) for s in starts], 2)
 
     with torch.no_grad():
         scores = means(q) @ means(k - k.mean(2, keepdim=True)).transpose(-1, -2)
@@ -99,7 +103,9 @@ def sparse_linear(q, k, v, topk, project, all_keys=False):
         chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(count, -1).indices, 1).bool()
         critical = chosen.repeat_interleave(block, 2).repeat_interleave(block, 3)[:, :, :T, :T]
     dots = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~critical, -math.inf)
-    share = (torch.softmax(q, -1) @ torch.softmax(k, -1).transpose(-1, -2)).masked_fill(critical & (not all_keys), 0)
+    share = (torch.softmax(q, -1) @ torch.softmax(k, -1).transpose(-1, -2)).masked_fill(
+        critical & (not all_keys), 0
+    )
     return torch.softmax(dots, -1) @ v + project(share / share.sum(-1, keepdim=True) @ v)
 
 
@@ -110,7 +116,10 @@ class Attention(nn.Module):
         self.heads, self.side, self.qk_norm = heads, side, qk_norm
         self.qkv = nn.Linear(width, 3 * width)
         if qk_norm:
-            self.q_norm, self.k_norm = RootMeanSquare(width // heads), RootMeanSquare(width // heads)
+            self.q_norm, self.k_norm = (
+                RootMeanSquare(width // heads),
+                RootMeanSquare(width // heads),
+            )
         self.proj = nn.Linear(width, width)
         self.topk = topk
         if topk is not None:
@@ -118,16 +127,21 @@ class Attention(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = (part.reshape(batch, length, self.heads, -1) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.reshape(batch, length, self.heads, -1) for part in self.qkv(x).chunk(3, dim=-1)
+        )
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.side:
             q, k = turned(q, self.side), turned(k, self.side)
         if self.topk is not None:
-            y = sparse_linear(*(part.transpose(1, 2) for part in (q, k, v)), self.topk, self.proj_l,
-                              self.all_keys)
+            y = sparse_linear(
+                *(part.transpose(1, 2) for part in (q, k, v)), self.topk, self.proj_l, self.all_keys
+            )
             return self.proj(y.transpose(1, 2).reshape(batch, length, width))
-        weight = torch.softmax(torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(q.shape[-1]), dim=-1)
+        weight = torch.softmax(
+            torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(q.shape[-1]), dim=-1
+        )
         return self.proj(torch.einsum("bhts,bshc->bthc", weight, v).reshape(batch, length, width))
 
 
@@ -148,7 +162,7 @@ class GatedPerceptron(nn.Module):
 
     def forward(self, x):
         both = self.w12(x)
-        swished, plain = both[..., :self.inner], both[..., self.inner:]
+        swished, plain = both[..., : self.inner], both[..., self.inner :]
         return self.w3(swished * torch.sigmoid(swished) * plain)
 
 
@@ -169,9 +183,15 @@ class Block(nn.Module):
         self.norm1, self.norm2 = normaliser(norm, width), normaliser(norm, width)
         self.attn = Attention(width, heads, qk_norm, side if rope else None, topk, all_keys)
         inner = int(width * ratio)
-        self.mlp = GatedPerceptron(width, int(2 / 3 * inner)) if mlp == "swiglu" else Perceptron(width, inner)
+        self.mlp = (
+            GatedPerceptron(width, int(2 / 3 * inner))
+            if mlp == "swiglu"
+            else Perceptron(width, inner)
+        )
         self.shift = shift
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, (6 if shift else 4) * width))
+        self.adaLN_modulation = nn.Sequential(
+            nn.SiLU(), nn.Linear(width, (6 if shift else 4) * width)
+        )
 
     def forward(self, x, c):
         if self.shift:
@@ -198,21 +218,56 @@ class Final(nn.Module):
 class Twin(nn.Module):
     """The public DiT, or with the block of LightningDiT; the options are those of `numdiff.nn.DiT`."""
 
-    def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
-                 mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
-                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2,
-                 sla_linear="rest"):
+    def __init__(
+        self,
+        image_size=32,
+        in_channels=4,
+        patch_size=2,
+        hidden_size=1152,
+        depth=28,
+        num_heads=16,
+        mlp_ratio=4.0,
+        num_classes=1000,
+        class_dropout=0.1,
+        learn_sigma=True,
+        norm="layer",
+        qk_norm=False,
+        rope=False,
+        mlp="gelu",
+        shift=True,
+        attention="full",
+        sla_topk=0.2,
+        sla_linear="rest",
+    ):
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.side ** 2, hidden_size), requires_grad=False)
+        self.pos_embed = nn.Parameter(
+            torch.zeros(1, self.side**2, hidden_size), requires_grad=False
+        )
         self.x_embedder = Patches(patch_size, in_channels, hidden_size)
         self.t_embedder = Embedder(hidden_size)
-        self.y_embedder = Labels(num_classes + (class_dropout > 0), hidden_size) if num_classes else None
+        self.y_embedder = (
+            Labels(num_classes + (class_dropout > 0), hidden_size) if num_classes else None
+        )
         topk = sla_topk if attention == "sla" else None
-        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio, self.side, norm, qk_norm, rope, mlp, shift,
-                                          topk, sla_linear == "all") for _ in range(depth))
-        self.final_layer = Final(hidden_size, patch_size ** 2 * self.outputs, norm)
+        self.blocks = nn.ModuleList(
+            Block(
+                hidden_size,
+                num_heads,
+                mlp_ratio,
+                self.side,
+                norm,
+                qk_norm,
+                rope,
+                mlp,
+                shift,
+                topk,
+                sla_linear == "all",
+            )
+            for _ in range(depth)
+        )
+        self.final_layer = Final(hidden_size, patch_size**2 * self.outputs, norm)
 
     def forward(self, x, t, y=None):
         x = self.x_embedder(x) + self.pos_embed
@@ -223,25 +278,35 @@ class Twin(nn.Module):
             x = block(x, c)
         x = self.final_layer(x, c)
         image = x.new_zeros(len(x), self.outputs, self.side * self.patch, self.side * self.patch)
-        for token in range(self.side ** 2):  # each token's numbers are (row, column, channel) of its square
-            square = x[:, token].reshape(len(x), self.patch, self.patch, self.outputs).permute(0, 3, 1, 2)
+        # each token's numbers are (row, column, channel) of its square
+        for token in range(self.side**2):
+            square = (
+                x[:, token]
+                .reshape(len(x), self.patch, self.patch, self.outputs)
+                .permute(0, 3, 1, 2)
+            )
             top, left = token // self.side * self.patch, token % self.side * self.patch
-            image[:, :, top:top + self.patch, left:left + self.patch] = square
+            image[:, :, top : top + self.patch, left : left + self.patch] = square
         return image
 
 
 def draw(model, seed):
-    """Fill every trained parameter with the numbers that `stored.weight` gives for its name, and the positions."""
+    """Fill every trained parameter with the numbers that `stored.weight` gives for its name, and
+    the positions."""
     from stored import weight
+
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(torch.from_numpy(weight(name, tuple(parameter.shape), seed)).double())
+                parameter.copy_(
+                    torch.from_numpy(weight(name, tuple(parameter.shape), seed)).double()
+                )
         model.pos_embed.copy_(positions(model.pos_embed.shape[2], model.side))
     return model
 
 
-# The hybrid loss, as the papers write it ------------------------------------------------------------------------------
+# The hybrid loss, as the papers write it ----------------------------------------------------------
+
 
 class Process:
     """A linear schedule of T steps and everything derived from it, in float64."""
@@ -271,7 +336,7 @@ def spread(values):
 
 
 def approximate_cdf(z):
-    return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z ** 3)))
+    return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
 
 
 def hybrid_loss(process, output, x_0, x_t, eps, t, kind="eps"):
@@ -288,12 +353,21 @@ def hybrid_loss(process, output, x_0, x_t, eps, t, kind="eps"):
     log_variance = share * largest + (1 - share) * smallest
     mean = process.mean_of_posterior(process.x_0_of(prediction.detach(), x_t, t, kind), x_t, t)
     true_mean = process.mean_of_posterior(x_0, x_t, t)
-    divergence = 0.5 * (log_variance - smallest - 1 + (smallest - log_variance).exp()
-                        + (true_mean - mean) ** 2 * (-log_variance).exp())
+    divergence = 0.5 * (
+        log_variance
+        - smallest
+        - 1
+        + (smallest - log_variance).exp()
+        + (true_mean - mean) ** 2 * (-log_variance).exp()
+    )
 
     deviation = (0.5 * log_variance).exp()
-    above, below = (approximate_cdf((x_0 + shift - mean) / deviation) for shift in (1 / 255, -1 / 255))
-    probability = torch.where(x_0 < -0.999, above, torch.where(x_0 > 0.999, 1 - below, above - below))
+    above, below = (
+        approximate_cdf((x_0 + shift - mean) / deviation) for shift in (1 / 255, -1 / 255)
+    )
+    probability = torch.where(
+        x_0 < -0.999, above, torch.where(x_0 > 0.999, 1 - below, above - below)
+    )
     reconstruction = -probability.clamp(min=1e-12).log()
 
     bound = torch.where(spread(t) == 0, reconstruction, divergence).flatten(1).mean(1) / math.log(2)
@@ -303,8 +377,12 @@ def hybrid_loss(process, output, x_0, x_t, eps, t, kind="eps"):
 def count_parameters(name):
     depth, width, heads = SIZES[name.split("/")[0]]
     with torch.device("meta"):
-        model = Twin(hidden_size=width, depth=depth, num_heads=heads, patch_size=int(name.split("/")[1]))
-    return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
+        model = Twin(
+            hidden_size=width, depth=depth, num_heads=heads, patch_size=int(name.split("/")[1])
+        )
+    return sum(p.numel() for p in model.parameters()), sum(
+        p.numel() for p in model.parameters() if p.requires_grad
+    )
 
 
 if __name__ == "__main__":

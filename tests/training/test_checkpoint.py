@@ -1,4 +1,6 @@
-"""Checkpoints: what is saved is loaded; nothing that happens to the process or the disk leaves a bad file behind."""
+"""Checkpoints: what is saved is loaded; nothing that happens to the process or the disk leaves a
+bad file behind."""
+
 import errno
 import logging
 import os
@@ -31,13 +33,22 @@ META = {"format": "numdiff-checkpoint", "version": 1, "step": 7, "losses": [0.5,
 
 
 def some_buffers(rng):
-    return {"parameters": rng.standard_normal(1000).astype(np.float32), "step": np.array([7], np.uint32),
-            "wide": rng.standard_normal((3, 5)), "empty": np.zeros((0, 4), np.float32), "scalar": np.float32(3)}
+    return {
+        "parameters": rng.standard_normal(1000).astype(np.float32),
+        "step": np.array([7], np.uint32),
+        "wide": rng.standard_normal((3, 5)),
+        "empty": np.zeros((0, 4), np.float32),
+        "scalar": np.float32(3),
+    }
 
 
 def save_steps(run_dir, *steps):
     for step in steps:
-        save_checkpoint(run_dir / checkpoint_name(step), {"parameters": np.full(100, step, np.float32)}, {"step": step})
+        save_checkpoint(
+            run_dir / checkpoint_name(step),
+            {"parameters": np.full(100, step, np.float32)},
+            {"step": step},
+        )
 
 
 def flip_byte(path, at):
@@ -48,7 +59,9 @@ def flip_byte(path, at):
 
 def test_round_trip(tmp_path, rng):
     buffers = some_buffers(rng)
-    save_checkpoint(tmp_path / "model.h5", buffers, {**META, "step": np.int64(7), "rate": np.float32(0.5)})
+    save_checkpoint(
+        tmp_path / "model.h5", buffers, {**META, "step": np.int64(7), "rate": np.float32(0.5)}
+    )
     loaded, meta = load_checkpoint(tmp_path / "model.h5")
     assert meta == {**META, "rate": 0.5} == load_meta(tmp_path / "model.h5")
     assert loaded.keys() == buffers.keys()
@@ -65,7 +78,8 @@ def test_the_same_content_gives_the_same_file(tmp_path, rng):
 
 
 def test_every_damage_is_refused(tmp_path, rng):
-    """Flip bytes all over the file, cut it everywhere: never wrong data, never another error, never a hang."""
+    """Flip bytes all over the file, cut it everywhere: never wrong data, never another error, never
+    a hang."""
     path = tmp_path / "model.h5"
     save_checkpoint(path, some_buffers(rng), META)
     good = path.read_bytes()
@@ -131,8 +145,11 @@ def test_a_request_for_a_pruned_checkpoint_is_refused(tmp_path):
     save_steps(tmp_path, 1, 2, 3)
     prune_checkpoints(tmp_path, 1)
     for ask in (load_checkpoint, find_checkpoint, numdiff.load):
-        with pytest.raises(NumdiffError, match=r"1.h5 does not exist, as a run keeps only its newest \(--keep\): use "
-                                               r".*00003.h5, or the run folder, which stands for its newest\.$"):
+        with pytest.raises(
+            NumdiffError,
+            match=r"1.h5 does not exist, as a run keeps only its newest \(--keep\): use "
+            r".*00003.h5, or the run folder, which stands for its newest\.$",
+        ):
             ask(tmp_path / checkpoint_name(1))
         with pytest.raises(NumdiffError, match="00004.h5 does not exist; check the path"):
             ask(tmp_path / checkpoint_name(4))
@@ -161,7 +178,9 @@ def test_full_disk(tmp_path, monkeypatch, fails_after):
 
     monkeypatch.setattr(files.TemporaryFile, "_write_some", write_some)
     with pytest.raises(NumdiffError, match="the disk is full; free some space") as caught:
-        save_checkpoint(tmp_path / checkpoint_name(2), {"parameters": np.ones(100_000, np.float32)}, META)
+        save_checkpoint(
+            tmp_path / checkpoint_name(2), {"parameters": np.ones(100_000, np.float32)}, META
+        )
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
     assert os.listdir(tmp_path) == [checkpoint_name(1)]
@@ -172,7 +191,8 @@ def test_full_disk(tmp_path, monkeypatch, fails_after):
 
 @needs("posix")
 def test_full_disk_for_real(tmp_path):
-    """A limit on the size of files makes the system itself refuse the write; the process ends as it should."""
+    """A limit on the size of files makes the system itself refuse the write; the process ends as it
+    should."""
     script = f"""
 import resource, signal, numpy as np
 from numdiff.errors import NumdiffError
@@ -185,7 +205,9 @@ except NumdiffError as error:
     print(error)
 """
     save_steps(tmp_path, 1)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "larger than this system allows" in done.stdout
     assert os.listdir(tmp_path) == [checkpoint_name(1)]
@@ -241,11 +263,15 @@ while True:
 @exhaustive  # test_run.py kills a whole run
 @needs("posix")
 def test_kill_at_random_moments(tmp_path, rng):
-    """Whatever moment kill -9 comes at, the newest checkpoint is valid and no older than the last one reported."""
+    """Whatever moment kill -9 comes at, the newest checkpoint is valid and no older than the last
+    one reported."""
     step = 0
     for _ in range(8):
-        child = subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path), str(step)], stdout=subprocess.PIPE,
-                                 text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", SAVES, str(tmp_path), str(step)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         reported = int(child.stdout.readline())
         time.sleep(rng.uniform(0, 0.1))
         child.kill()

@@ -1,4 +1,6 @@
-"""What a converted file keeps next to weights and options: the step, the class names, the run's sampling."""
+"""What a converted file keeps next to weights and options: the step, the class names, the run's
+sampling."""
+
 import json
 
 import numpy as np
@@ -19,13 +21,30 @@ PICTURES = {"sampler": "heun", "steps": 7, "cfg_scale": 1.5, "cfg_interval": Non
 
 def saved(folder, classes=NAMES):
     """A run's folder with a DiT of these classes."""
-    model = DiT(image_size=8, patch_size=4, hidden_size=32, depth=1, num_heads=2, num_classes=len(classes),
-                device="cpu")
+    model = DiT(
+        image_size=8,
+        patch_size=4,
+        hidden_size=32,
+        depth=1,
+        num_heads=2,
+        num_classes=len(classes),
+        device="cpu",
+    )
     data = np.random.default_rng(0).standard_normal(model.parameters.total).astype(np.float32)
     folder.mkdir()
-    save_checkpoint(folder / checkpoint_name(20), {"parameters": data, "m": data}, {
-        "model": "dit", "model_options": model.options, "index": model.parameters.index, "step": 20,
-        "classes": classes, "diffusion": {"steps": 50, "schedule": "cosine", "prediction": "v"}, "pictures": PICTURES})
+    save_checkpoint(
+        folder / checkpoint_name(20),
+        {"parameters": data, "m": data},
+        {
+            "model": "dit",
+            "model_options": model.options,
+            "index": model.parameters.index,
+            "step": 20,
+            "classes": classes,
+            "diffusion": {"steps": 50, "schedule": "cosine", "prediction": "v"},
+            "pictures": PICTURES,
+        },
+    )
     return folder
 
 
@@ -39,7 +58,8 @@ def test_there_and_back_nothing_is_lost(tmp_path, target):
     before, there, old = read_model_file(run)
     assert options == before and all(np.array_equal(arrays[name], there[name]) for name in there)
     assert {name: meta[name] for name in ("step", "classes", "pictures", "diffusion")} == {
-        name: old[name] for name in ("step", "classes", "pictures", "diffusion")}
+        name: old[name] for name in ("step", "classes", "pictures", "diffusion")
+    }
     assert load(tmp_path / "back.h5", "cpu").meta["classes"] == NAMES
     assert read_any(tmp_path / target).classes == NAMES  # as `--init` reads it
 
@@ -48,16 +68,34 @@ def test_the_names_of_many_classes_have_no_place_in_an_npz(tmp_path):
     names = [f"a class of number {k}" for k in range(4000)]
     run = saved(tmp_path / "run", names)
     assert convert(run, tmp_path / "w.npz").notes[-1] == (
-        "left out", "the names of 4,000 classes, for which an .npz has no place: .safetensors has")
+        "left out",
+        "the names of 4,000 classes, for which an .npz has no place: .safetensors has",
+    )
     found = read_any(tmp_path / "w.npz")
-    assert (found.classes, found.step, found.pictures, found.options["num_classes"]) == (None, 20, PICTURES, 4000)
+    assert (found.classes, found.step, found.pictures, found.options["num_classes"]) == (
+        None,
+        20,
+        PICTURES,
+        4000,
+    )
     convert(run, tmp_path / "w.safetensors")
     assert read_any(tmp_path / "w.safetensors").classes == names
 
 
-@pytest.mark.parametrize("wrong", [
-    {"step": -1}, {"step": 1.5}, {"step": "20"}, {"classes": "cat"}, {"classes": [1, 2]}, {"pictures": [1]}, [1], "x",
-    None])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": -1},
+        {"step": 1.5},
+        {"step": "20"},
+        {"classes": "cat"},
+        {"classes": [1, 2]},
+        {"pictures": [1]},
+        [1],
+        "x",
+        None,
+    ],
+)
 def test_what_somebody_else_wrote_there_is_left_alone(tmp_path, wrong):
     with open(tmp_path / "w.safetensors", "wb") as file:
         write_state_dict(file, {"a": np.ones(3, np.float32)}, "safetensors", training=wrong)
@@ -69,14 +107,24 @@ def test_what_is_left_out_is_said(tmp_path, caplog):
     convert(saved(tmp_path / "run"), tmp_path / "w.npz")
     state, stored = read_weights(tmp_path / "w.npz")
     diffusion, training = stored.pop("diffusion"), stored.pop("training")
-    for wrong, words in (({**training, "step": -1}, "the step, the names of the classes and how the run drew its "
-                          "pictures, as their record in the file is damaged (numdiff_training.step is -1 and must be a "
-                          "whole number"), ({**training, "classes": [*NAMES, "fish"]},
-                          "the names of the classes, as it names 3 classes, and its model has 2")):
+    for wrong, words in (
+        (
+            {**training, "step": -1},
+            "the step, the names of the classes and how the run drew its "
+            "pictures, as their record in the file is damaged (numdiff_training.step is -1 and must be a "
+            "whole number",
+        ),
+        (
+            {**training, "classes": [*NAMES, "fish"]},
+            "the names of the classes, as it names 3 classes, and its model has 2",
+        ),
+    ):
         with open(tmp_path / "w.npz", "wb") as file:
             write_state_dict(file, state, "npz", stored, diffusion, wrong)
         (note,) = [text for heading, text in convert(tmp_path / "w.npz", tmp_path / "m.h5").notes]
-        assert note.startswith(words) and read_any(tmp_path / "w.npz", reader="train").remarks == [("left out", note)]
+        assert note.startswith(words) and read_any(tmp_path / "w.npz", reader="train").remarks == [
+            ("left out", note)
+        ]
         caplog.clear()
         with caplog.at_level("WARNING", "numdiff"):
             assert "classes" not in load(tmp_path / "w.npz", "cpu").meta
@@ -90,7 +138,9 @@ def test_a_checkpoint_of_more_names_than_classes_is_none(tmp_path):
         write_model_file(tmp_path / "m.h5", options, arrays, model="dit", classes=names)
         if len(names) < 3:
             assert load(tmp_path / "m.h5", "cpu").meta["classes"] == names
-    with pytest.raises(NumdiffError, match=r"holds no whole model \(it names 3 classes, and its model has 2\); use"):
+    with pytest.raises(
+        NumdiffError, match=r"holds no whole model \(it names 3 classes, and its model has 2\); use"
+    ):
         load(tmp_path / "m.h5", "cpu")
 
 
@@ -98,5 +148,7 @@ def test_other_readers_of_safetensors_are_undisturbed(tmp_path):
     convert(saved(tmp_path / "run"), tmp_path / "w.safetensors")
     with safetensors.safe_open(tmp_path / "w.safetensors", "np") as file:
         stored = file.metadata()
-        assert stored["format"] == "pt" and json.loads(stored["numdiff_training"])["classes"] == NAMES
+        assert (
+            stored["format"] == "pt" and json.loads(stored["numdiff_training"])["classes"] == NAMES
+        )
         assert "blocks.0.attn.qkv.weight" in file.keys()

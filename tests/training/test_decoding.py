@@ -1,4 +1,6 @@
-"""A diffusion model of latents with its autoencoder: the grids of a run and of `numdiff sample` are pictures."""
+"""A diffusion model of latents with its autoencoder: the grids of a run and of `numdiff sample` are
+pictures."""
+
 import json
 import pathlib
 
@@ -18,9 +20,21 @@ from numdiff.training.run import train
 from numdiff.training.sampling import sample_command
 
 SIZES = {"image_size": 8, "model_channels": 32, "channel_mult": (1, 1), "num_res_blocks": 1}
-DIT = {"model": "dit", "device": "cpu", "depth": 1, "hidden_size": 32, "heads": 2, "steps": 1, "batch": 2,
-       "sample_count": 2, "sample_steps": 1, "sample_every": 1, "class_cond": False,
-       "vae": "vae.h5", "data": "latents.h5"}
+DIT = {
+    "model": "dit",
+    "device": "cpu",
+    "depth": 1,
+    "hidden_size": 32,
+    "heads": 2,
+    "steps": 1,
+    "batch": 2,
+    "sample_count": 2,
+    "sample_steps": 1,
+    "sample_every": 1,
+    "class_cond": False,
+    "vae": "vae.h5",
+    "data": "latents.h5",
+}
 
 
 def silent(text):
@@ -46,7 +60,9 @@ def test_a_run_draws_pictures_and_sample_knows_its_decoder(latents):
     with Image.open(folder / "samples-00000001.png") as grid:
         assert grid.size[0] >= 16
     options = {"steps": 1, "device": "cpu", "echo": silent}
-    pictures = sample_command(str(folder), 2, npz="pictures.npz", grid="grid.png", animation="a.gif", **options)
+    pictures = sample_command(
+        str(folder), 2, npz="pictures.npz", grid="grid.png", animation="a.gif", **options
+    )
     assert pictures.shape == (2, 8, 8, 3) and pictures.dtype == np.uint8
     assert (np.load("pictures.npz")["arr_0"] == pictures).all()
     assert json.loads((folder / "options.json").read_text())["vae"] == "vae.h5"
@@ -56,17 +72,33 @@ def test_a_run_draws_pictures_and_sample_knows_its_decoder(latents):
     assert raw.shape == (2, 4, 4, 4) and raw.dtype == np.float32
     vae = load_autoencoder("moved.h5", "cpu")
     assert np.abs(to_uint8(vae.decode(vae.unscale(raw))).astype(int) - pictures).max() <= 1
-    with pytest.raises(UsageError, match="give the --vae FILE that decodes them, or --npz FILE.npz alone"):
+    with pytest.raises(
+        UsageError, match="give the --vae FILE that decodes them, or --npz FILE.npz alone"
+    ):
         sample_command(str(folder), 2, grid="grid.png", **options)
-    assert (sample_command(str(folder), 2, vae="moved.h5", grid="grid.png", **options) == pictures).all()
-    with pytest.raises(UsageError, match="--vae wide.h5 decodes latents of 8 channels, and the model makes 4"):
+    assert (
+        sample_command(str(folder), 2, vae="moved.h5", grid="grid.png", **options) == pictures
+    ).all()
+    with pytest.raises(
+        UsageError, match="--vae wide.h5 decodes latents of 8 channels, and the model makes 4"
+    ):
         sample_command(str(folder), 2, vae="wide.h5", grid="grid.png", **options)
 
 
-@pytest.mark.parametrize("given, message", [
-    ({"vae": "other.h5"}, "--vae other.h5 is not the autoencoder by which the data were encoded .its weights differ"),
-    ({"vae": "wide.h5"}, "decodes latents of 8 channels, and the model makes 4"),
-    ({"data": "photos.h5"}, "the images of --data are pictures of 3 channels: leave it out, or run")])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            {"vae": "other.h5"},
+            "--vae other.h5 is not the autoencoder by which the data were encoded .its weights differ",
+        ),
+        ({"vae": "wide.h5"}, "decodes latents of 8 channels, and the model makes 4"),
+        (
+            {"data": "photos.h5"},
+            "the images of --data are pictures of 3 channels: leave it out, or run",
+        ),
+    ],
+)
 def test_another_autoencoder_is_refused_before_the_first_step(latents, given, message):
     with pytest.raises(UsageError, match=message):
         train(resolve({**DIT, **given}), echo=silent)

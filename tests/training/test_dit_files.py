@@ -1,4 +1,5 @@
 """DiT models as files: converted, exported, loaded, and what is said where it cannot be done."""
+
 import errno
 import itertools
 import json
@@ -28,16 +29,26 @@ def stored_state(name):
     return reference, stored_dit.state_dict(reference["info"]["shapes"], 1)
 
 
-FREE = {"latents": {"num_heads": 3}, "pixels": {"num_heads": 2, "num_classes": 5}, "plain": {"num_heads": 5},
-        "head_72": {"num_heads": 2}, "rms": {"num_heads": 3}, "qk_norm": {}, "rope": {"num_heads": 3, "rope": True},
-        "swiglu": {"num_heads": 3}, "no_shift": {"num_heads": 3}, "lightning": {"rope": True},
-        "sla": {"sla_topk": 0.5, "sla_linear": "rest"}}
+FREE = {
+    "latents": {"num_heads": 3},
+    "pixels": {"num_heads": 2, "num_classes": 5},
+    "plain": {"num_heads": 5},
+    "head_72": {"num_heads": 2},
+    "rms": {"num_heads": 3},
+    "qk_norm": {},
+    "rope": {"num_heads": 3, "rope": True},
+    "swiglu": {"num_heads": 3},
+    "no_shift": {"num_heads": 3},
+    "lightning": {"rope": True},
+    "sla": {"sla_topk": 0.5, "sla_linear": "rest"},
+}
 
 
 @pytest.mark.parametrize("positions", [True, False], ids=["with_positions", "without"])
 @pytest.mark.parametrize("name", list(FREE))
 def test_converted_model_gives_the_twins_output(tmp_path, name, positions):
-    """npz → h5 → model → the values that PyTorch gave; h5 → safetensors → h5 keeps weights and options."""
+    """npz → h5 → model → the values that PyTorch gave; h5 → safetensors → h5 keeps weights and
+    options."""
     reference, state = stored_state(name)
     options = {**dit.PLAIN, **reference["info"]["options"]}
     whole = with_positions(state, options)
@@ -57,23 +68,32 @@ def test_converted_model_gives_the_twins_output(tmp_path, name, positions):
     again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
     assert again.options == result.options == model.options
     convert(tmp_path / "again.h5", tmp_path / "out.npz")
-    with np.load(tmp_path / "out.npz") as exported:  # as the public code's load_state_dict(strict=True) wants it
-        assert exported.files == list(whole) and all(np.array_equal(exported[k], whole[k]) for k in whole)
+    # as the public code's load_state_dict(strict=True) wants it
+    with np.load(tmp_path / "out.npz") as exported:
+        assert exported.files == list(whole) and all(
+            np.array_equal(exported[k], whole[k]) for k in whole
+        )
 
 
-@pytest.mark.parametrize("file, weights, seed", [("dit_state.pt", "ema", 3), ("dit_checkpoint.pt", "ema", 4),
-                                                 ("dit_checkpoint.pt", "raw", 3)])
+@pytest.mark.parametrize(
+    "file, weights, seed",
+    [("dit_state.pt", "ema", 3), ("dit_checkpoint.pt", "ema", 4), ("dit_checkpoint.pt", "raw", 3)],
+)
 def test_what_torch_save_wrote(tmp_path, file, weights, seed):
     result = convert(stored.FOLDER / file, tmp_path / "m.h5", weights, num_heads=3)
     assert result.options["image_size"] == 8 and result.options["num_classes"] == 5
     for name, array in load(tmp_path / "m.h5", "cpu").arrays().items():
         shape = load_state_dict(stored.FOLDER / file)[name].shape
-        np.testing.assert_array_equal(array, to_numdiff_layout({name: stored.weight(name, shape, seed)})[name])
+        np.testing.assert_array_equal(
+            array, to_numdiff_layout({name: stored.weight(name, shape, seed)})[name]
+        )
 
 
 def test_a_model_without_training_can_be_sampled_from(tmp_path):
     _, state = stored_state("pixels")
-    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=12, **FREE["pixels"])
+    convert(
+        write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=12, **FREE["pixels"]
+    )
     images = sample(load(tmp_path / "m.h5", "cpu"), count=3, steps=2, y=[0, 4, 2])
     assert images.shape == (3, 12, 12, 3) and images.dtype == np.uint8
 
@@ -84,15 +104,22 @@ def test_folder_of_diffusers(tmp_path):
     config = json.loads((tmp_path / "folder" / CONFIG).read_text())
     assert config["_class_name"] == "DiTTransformer2DModel" and config["num_layers"] == 2
     weights = load_state_dict(tmp_path / "folder" / WEIGHTS)
-    np.testing.assert_array_equal(weights["transformer_blocks.0.norm1.linear.weight"],
-                                  state["blocks.0.adaLN_modulation.1.weight"])
+    np.testing.assert_array_equal(
+        weights["transformer_blocks.0.norm1.linear.weight"],
+        state["blocks.0.adaLN_modulation.1.weight"],
+    )
     assert weights["pos_embed.proj.weight"].shape == (48, 4, 2, 2)
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(NumdiffError, match="file"):
         convert(tmp_path / "w.npz", tmp_path / "file", image_size=8, num_heads=3)
     unet = stored.state_dict(stored.load("model_plain")["info"]["shapes"], 1)
     with pytest.raises(UsageError, match="this is a UNet"):
-        convert(write_npz(tmp_path / "u.npz", unet), tmp_path / "other", image_size=8, num_head_channels=32)
+        convert(
+            write_npz(tmp_path / "u.npz", unet),
+            tmp_path / "other",
+            image_size=8,
+            num_head_channels=32,
+        )
     assert not (tmp_path / "other").exists()
 
 
@@ -104,14 +131,30 @@ def test_one_file_of_a_diffusers_folder_asks_for_the_folder(tmp_path):
     (folder.parent / "model_index.json").write_text("{}")
     (folder / "other.safetensors").write_bytes((folder / WEIGHTS).read_bytes())
     (folder / (WEIGHTS + ".index.json")).write_text("{}")
-    for path in (folder / WEIGHTS, folder / CONFIG, folder.parent / "model_index.json", folder / "other.safetensors",
-                 folder / (WEIGHTS + ".index.json")):
-        for read in (lambda path: convert(path, tmp_path / "x.h5"), lambda path: load(path, "cpu"), read_any):
-            with pytest.raises(UsageError, match=rf"is one file of a diffusers folder, .* give the folder, {folder}\."):
+    for path in (
+        folder / WEIGHTS,
+        folder / CONFIG,
+        folder.parent / "model_index.json",
+        folder / "other.safetensors",
+        folder / (WEIGHTS + ".index.json"),
+    ):
+        for read in (
+            lambda path: convert(path, tmp_path / "x.h5"),
+            lambda path: load(path, "cpu"),
+            read_any,
+        ):
+            with pytest.raises(
+                UsageError,
+                match=rf"is one file of a diffusers folder, .* give the folder, {folder}\.",
+            ):
                 read(path)
     for name in ("transformer_blocks.0.ff.net.2.weight", "down_blocks.0.resnets.0.conv1.weight"):
-        np.savez(tmp_path / "alone.npz", **{"conv_in.weight": np.zeros(1), name: np.zeros(1, np.float32)})
-        with pytest.raises(UsageError, match="is a file of diffusers, .* not next to it: give the folder that save"):
+        np.savez(
+            tmp_path / "alone.npz", **{"conv_in.weight": np.zeros(1), name: np.zeros(1, np.float32)}
+        )
+        with pytest.raises(
+            UsageError, match="is a file of diffusers, .* not next to it: give the folder that save"
+        ):
             convert(tmp_path / "alone.npz", tmp_path / "x.h5")
 
 
@@ -129,38 +172,53 @@ def test_a_folder_that_cannot_be_filled_is_not_left(tmp_path, monkeypatch):
 
 
 def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
-    """What stands in a folder whenever a file in it changes, as a process that is killed there leaves it: the model
-    that it held, the new one, which has another number of heads and other weights, or nothing that can be used."""
+    """What stands in a folder whenever a file in it changes, as a process that is killed there
+    leaves it: the model that it held, the new one, which has another number of heads and other
+    weights, or nothing that can be used."""
     folder, found = tmp_path / "folder", []
     for heads, factor in ((3, 1), (6, 2)):
         state = {name: factor * array for name, array in stored_state("latents")[1].items()}
-        convert(write_npz(tmp_path / f"{heads}.npz", state), tmp_path / f"{heads}.h5", image_size=8, num_heads=heads)
+        convert(
+            write_npz(tmp_path / f"{heads}.npz", state),
+            tmp_path / f"{heads}.h5",
+            image_size=8,
+            num_heads=heads,
+        )
     models = {heads: read_any(tmp_path / f"{heads}.h5") for heads in (3, 6)}
 
     def look():
         try:
             model = read_any(folder)
         except NumdiffError as error:
-            assert str(error) == (f"cannot use {folder}: it has no config.json: write it again with `numdiff convert`, "
-                                  "or save it with save_pretrained.")
+            assert str(error) == (
+                f"cannot use {folder}: it has no config.json: write it again with `numdiff convert`, "
+                "or save it with save_pretrained."
+            )
             found.append(None)
         else:
             heads = model.options["num_heads"]
-            assert all(np.array_equal(array, models[heads].arrays[name]) for name, array in model.arrays.items())
+            assert all(
+                np.array_equal(array, models[heads].arrays[name])
+                for name, array in model.arrays.items()
+            )
             found.append(heads)
 
     convert(tmp_path / "3.h5", folder)
     with monkeypatch.context() as patch:
         for name in ("replace", "unlink"):
             change = getattr(files.os, name)
-            patch.setattr(files.os, name, lambda *given, change=change, **more: (
-                look(), change(*given, **more)))
+            patch.setattr(
+                files.os,
+                name,
+                lambda *given, change=change, **more: (look(), change(*given, **more)),
+            )
         convert(tmp_path / "6.h5", folder)
     look()
     assert [heads for heads, _ in itertools.groupby(found)] == [3, None, 6]
     assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
 
-    def swapped(path, *given):  # the folder is written by another process between the two files that are read
+    # the folder is written by another process between the two files that are read
+    def swapped(path, *given):
         read = read_weights(path, *given)
         convert(tmp_path / "3.h5", folder)
         return read
@@ -188,15 +246,28 @@ def test_a_folder_whose_new_files_do_not_fit_is_as_it_was(tmp_path, monkeypatch,
 
 
 def test_a_folder_of_diffusers_is_read_back(tmp_path):
-    """Bit-equal, with the options and the diffusion that no config.json has; from a pipeline's folder, too."""
+    """Bit-equal, with the options and the diffusion that no config.json has; from a pipeline's
+    folder, too."""
     _, state = stored_state("latents")
     diffusion = {"steps": 400, "schedule": "cosine", "rescale_timesteps": True}
-    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", diffusion=diffusion, image_size=8, num_heads=3)
+    convert(
+        write_npz(tmp_path / "w.npz", state),
+        tmp_path / "m.h5",
+        diffusion=diffusion,
+        image_size=8,
+        num_heads=3,
+    )
     folder = tmp_path / "pipeline" / "transformer"
     result = convert(tmp_path / "m.h5", folder)
-    assert "time_proj.downscale_freq_shift = 0; block.norm1.emb.time_proj.scale = 2.5" in result.notes[1][1]
-    assert result.notes[2] == ("scheduler", "DDIMScheduler(num_train_timesteps=400, beta_schedule='squaredcos_cap_v2', "
-                                            "prediction_type='epsilon', clip_sample=False)")
+    assert (
+        "time_proj.downscale_freq_shift = 0; block.norm1.emb.time_proj.scale = 2.5"
+        in result.notes[1][1]
+    )
+    assert result.notes[2] == (
+        "scheduler",
+        "DDIMScheduler(num_train_timesteps=400, beta_schedule='squaredcos_cap_v2', "
+        "prediction_type='epsilon', clip_sample=False)",
+    )
     (folder.parent / "model_index.json").write_text("{}")
     for source in (folder, folder.parent):
         convert(source, tmp_path / "again.h5")
@@ -206,13 +277,18 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
         assert all(np.array_equal(a, again.arrays()[name]) for name, a in model.arrays().items())
 
     config = json.loads((folder / CONFIG).read_text())
-    for changed, message in (({"num_layers": 1}, "weights that no DiT has"), ({"patch_size": 1}, "says patch_size 1"),
-                             ({"num_embeds_ada_norm": 9}, "says num_classes 9, and the weights have 5"),
-                             ({"norm_type": "layer_norm"}, "norm_type")):
+    for changed, message in (
+        ({"num_layers": 1}, "weights that no DiT has"),
+        ({"patch_size": 1}, "says patch_size 1"),
+        ({"num_embeds_ada_norm": 9}, "says num_classes 9, and the weights have 5"),
+        ({"norm_type": "layer_norm"}, "norm_type"),
+    ):
         (folder / CONFIG).write_text(json.dumps({**config, **changed}))
         with pytest.raises(NumdiffError, match=message):
             convert(folder, tmp_path / "x.h5")
-    (folder / CONFIG).write_text(json.dumps({**config, "num_attention_heads": 6, "attention_head_dim": 8}))
+    (folder / CONFIG).write_text(
+        json.dumps({**config, "num_attention_heads": 6, "attention_head_dim": 8})
+    )
     assert convert(folder, tmp_path / "x.h5").options["num_heads"] == 6
     (folder / WEIGHTS).rename(folder / (WEIGHTS + ".index.json"))
     with pytest.raises(NumdiffError, match="in several files"):
@@ -222,23 +298,63 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
         convert(folder, tmp_path / "x.h5")
 
 
-@pytest.mark.parametrize("diffusion, scheduler, scale, elsewhere", [
-    ({"path": "linear", "prediction": "flow", "time_shift": 2.0}, "FlowMatchEulerDiscreteScheduler(shift=2)", "0.001",
-     "SiT's code, create_transport(path_type='Linear', prediction='velocity')"),
-    ({"path": "linear", "prediction": "x_0", "loss": "flow", "timestep_scale": 1000.0},
-     "DPMSolverMultistepScheduler(use_flow_sigmas=True, flow_shift=1, prediction_type='sample')", None,
-     "while this one predicts x_0 and sees t times 1000;"),
-    ({"path": "linear", "prediction": "v"}, "none of diffusers' fits a model that predicts v on the path linear",
-     "0.001", "while this one predicts v;"),
-    ({"prediction": "flow"}, "none of diffusers' fits a model that predicts flow on the path discrete", None,
-     "has another diffusion by default"),
-    ({"path": "edm", "prediction": "edm"}, "EDMEulerScheduler(sigma_data=0.5)", None, "nor SiT's has the path edm"),
-    ({"prediction": "eps"}, "DDIMScheduler(num_train_timesteps=1000, beta_start=0.0001, beta_end=0.02, "
-                            "prediction_type='epsilon', clip_sample=False)", None, None)])
+@pytest.mark.parametrize(
+    "diffusion, scheduler, scale, elsewhere",
+    [
+        (
+            {"path": "linear", "prediction": "flow", "time_shift": 2.0},
+            "FlowMatchEulerDiscreteScheduler(shift=2)",
+            "0.001",
+            "SiT's code, create_transport(path_type='Linear', prediction='velocity')",
+        ),
+        (
+            {"path": "linear", "prediction": "x_0", "loss": "flow", "timestep_scale": 1000.0},
+            "DPMSolverMultistepScheduler(use_flow_sigmas=True, flow_shift=1, prediction_type='sample')",
+            None,
+            "while this one predicts x_0 and sees t times 1000;",
+        ),
+        (
+            {"path": "linear", "prediction": "v"},
+            "none of diffusers' fits a model that predicts v on the path linear",
+            "0.001",
+            "while this one predicts v;",
+        ),
+        (
+            {"prediction": "flow"},
+            "none of diffusers' fits a model that predicts flow on the path discrete",
+            None,
+            "has another diffusion by default",
+        ),
+        (
+            {"path": "edm", "prediction": "edm"},
+            "EDMEulerScheduler(sigma_data=0.5)",
+            None,
+            "nor SiT's has the path edm",
+        ),
+        (
+            {"prediction": "eps"},
+            "DDIMScheduler(num_train_timesteps=1000, beta_start=0.0001, beta_end=0.02, "
+            "prediction_type='epsilon', clip_sample=False)",
+            None,
+            None,
+        ),
+    ],
+)
 def test_a_folder_of_any_objective_is_read_back(tmp_path, diffusion, scheduler, scale, elsewhere):
-    """diffusers counts time as numdiff does, so both conversions keep time's direction. The sampler is stored."""
-    model = DiT(image_size=4, in_channels=4, patch_size=2, hidden_size=32, depth=1, num_heads=1, num_classes=2,
-                class_dropout=0.1, learn_sigma=False, device="cpu")
+    """diffusers counts time as numdiff does, so both conversions keep time's direction. The sampler
+    is stored."""
+    model = DiT(
+        image_size=4,
+        in_channels=4,
+        patch_size=2,
+        hidden_size=32,
+        depth=1,
+        num_heads=1,
+        num_classes=2,
+        class_dropout=0.1,
+        learn_sigma=False,
+        device="cpu",
+    )
     diffusion = Diffusion(**diffusion).options
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), diffusion, model="dit")
     (_, _), (_, remedy), found = convert(tmp_path / "m.h5", tmp_path / "folder").notes
@@ -253,9 +369,20 @@ def test_a_folder_of_any_objective_is_read_back(tmp_path, diffusion, scheduler, 
 
 
 def test_what_other_programs_get_of_sparse_attention(tmp_path):
-    """Its own names in a state dict, with a word about it; diffusers' layout only while its layers are zero."""
-    model = DiT(image_size=18, in_channels=3, patch_size=2, hidden_size=32, depth=1, num_heads=1, num_classes=2,
-                attention="sla", sla_topk=0.7, device="cpu")
+    """Its own names in a state dict, with a word about it; diffusers' layout only while its layers
+    are zero."""
+    model = DiT(
+        image_size=18,
+        in_channels=3,
+        patch_size=2,
+        hidden_size=32,
+        depth=1,
+        num_heads=1,
+        num_classes=2,
+        attention="sla",
+        sla_topk=0.7,
+        device="cpu",
+    )
     arrays = model.arrays()
     write_model_file(tmp_path / "zero.h5", model.options, arrays, model="dit")
     arrays["blocks.0.attn.proj_l.bias"][:] = 1
@@ -264,47 +391,80 @@ def test_what_other_programs_get_of_sparse_attention(tmp_path):
     assert "the public DiT's code has no sparse-linear attention" in result.notes[0][1]
     again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
     assert (again.options["attention"], again.options["sla_topk"]) == ("sla", 0.7)
-    with pytest.raises(UsageError, match="whose linear part this model has learned: write .safetensors or .npz"):
+    with pytest.raises(
+        UsageError, match="whose linear part this model has learned: write .safetensors or .npz"
+    ):
         convert(tmp_path / "learned.h5", tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
-    assert "attention to all tokens" in convert(tmp_path / "zero.h5", tmp_path / "folder").notes[0][1]
+    assert (
+        "attention to all tokens" in convert(tmp_path / "zero.h5", tmp_path / "folder").notes[0][1]
+    )
     np.savez(tmp_path / "foreign.npz", **load_state_dict(tmp_path / "out.safetensors"))
     foreign = convert(tmp_path / "foreign.npz", tmp_path / "foreign.h5")
     assert again.options["sla_linear"] == "rest" and foreign.options["sla_linear"] == "all"
-    with pytest.raises(UsageError, match="--sla-topk: .* has no tensors of sparse-linear attention"):
+    with pytest.raises(
+        UsageError, match="--sla-topk: .* has no tensors of sparse-linear attention"
+    ):
         convert(tmp_path / "folder", tmp_path / "x.h5", sla_topk=0.5)
 
 
 def test_heads_stored_in_a_file_are_used_for_a_published_size():
-    """A DiT of a published width and depth may have other heads than the published one: its own export says so."""
+    """A DiT of a published width and depth may have other heads than the published one: its own
+    export says so."""
+
     class Shaped:
         def __init__(self, shape):
             self.shape = shape
 
-    options = {**dit.MODELS["DiT-S/4"], "image_size": 16, "in_channels": 3, "num_classes": 5, "class_dropout": 0.1,
-               "learn_sigma": True, "mlp_ratio": 4.0}
+    options = {
+        **dit.MODELS["DiT-S/4"],
+        "image_size": 16,
+        "in_channels": 3,
+        "num_classes": 5,
+        "class_dropout": 0.1,
+        "learn_sigma": True,
+        "mlp_ratio": 4.0,
+    }
     shapes = {name: Shaped(shape) for name, shape in dit_shapes(options).items()}
     for settings, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
         assert DIT.foreign().complete("w.safetensors", shapes, settings, {})["num_heads"] == heads
 
 
 def test_a_state_dict_of_lightningdits_code(tmp_path):
-    """Its buffers tell of the rotation and of the heads; what it is called there is said when it is written."""
+    """Its buffers tell of the rotation and of the heads; what it is called there is said when it is
+    written."""
     _, state = stored_state("lightning")
     options = {**dit.PLAIN, **stored_dit.MODELS["lightning"]}
     whole = with_positions(state, options)
-    assert list(whole)[:9] == ["pos_embed", "x_embedder.proj.weight", "x_embedder.proj.bias", *list(whole)[3:9]]
+    assert list(whole)[:9] == [
+        "pos_embed",
+        "x_embedder.proj.weight",
+        "x_embedder.proj.bias",
+        *list(whole)[3:9],
+    ]
     angles = [list(whole).index(f"feat_rope.freqs_{name}") for name in ("cos", "sin")]
-    assert angles == [list(whole).index("blocks.0.norm1.weight") - 2, list(whole).index("blocks.0.norm1.weight") - 1]
-    result = convert(write_npz(tmp_path / "w.npz", {f"module.{name}": a for name, a in whole.items()}),
-                     tmp_path / "m.h5")
+    assert angles == [
+        list(whole).index("blocks.0.norm1.weight") - 2,
+        list(whole).index("blocks.0.norm1.weight") - 1,
+    ]
+    result = convert(
+        write_npz(tmp_path / "w.npz", {f"module.{name}": a for name, a in whole.items()}),
+        tmp_path / "m.h5",
+    )
     assert result.options == {**options, "class_dropout": 0.1}
     notes = convert(tmp_path / "m.h5", tmp_path / "w.safetensors").notes
-    assert notes == [("elsewhere", "in LightningDiT's code: LightningDiT(use_qknorm=True, use_swiglu=True, "
-                                   "use_rope=True, use_rmsnorm=True, wo_shift=True)")]
+    assert notes == [
+        (
+            "elsewhere",
+            "in LightningDiT's code: LightningDiT(use_qknorm=True, use_swiglu=True, "
+            "use_rope=True, use_rmsnorm=True, wo_shift=True)",
+        )
+    ]
     with pytest.raises(UsageError, match="--no-rope: .* holds the angles of a rotary embedding"):
         convert(tmp_path / "w.npz", tmp_path / "x.h5", rope=False)
-    with pytest.raises(UsageError, match="diffusers' DiT has no norm rms, as this model has: write .safetensors"):
+    with pytest.raises(
+        UsageError, match="diffusers' DiT has no norm rms, as this model has: write .safetensors"
+    ):
         convert(tmp_path / "m.h5", tmp_path / "folder")
     _, state = stored_state("qk_norm")
     convert(write_npz(tmp_path / "q.npz", state), tmp_path / "q.h5", image_size=8)
@@ -320,7 +480,9 @@ def test_the_mlp_ratio_stored_in_a_file_is_used_if_it_fits(tmp_path):
     assert convert(tmp_path / "w.safetensors", tmp_path / "again.h5").options == model.options
     state = load_state_dict(tmp_path / "w.safetensors")
     for ratio, found in ((2.6, 2.6), (4.0, 2.5833333333333335), ("2.6", 2.5833333333333335)):
-        assert DIT.foreign().complete("w.npz", state, {"mlp_ratio": ratio}, {})["mlp_ratio"] == found
+        assert (
+            DIT.foreign().complete("w.npz", state, {"mlp_ratio": ratio}, {})["mlp_ratio"] == found
+        )
 
 
 def test_what_is_missing_or_wrong_is_asked_for(tmp_path):
@@ -328,31 +490,51 @@ def test_what_is_missing_or_wrong_is_asked_for(tmp_path):
     options = reference["info"]["options"]
     source, out = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
     for free, message in (
-            ({"num_heads": 3}, "has no pos_embed: give --image-size"),
-            ({"image_size": 8}, "give --num-heads"),
-            ({"image_size": 8, "num_heads": 5}, "does not divide into 5 heads"),
-            ({"image_size": 7, "num_heads": 3}, "not divisible by patch_size"),
-            ({"image_size": 8, "num_heads": 3, "num_classes": 9}, "has 6 rows, so the model has 5 classes and a null"),
-            ({"image_size": 8, "num_heads": 3, "max_period": 1000.0}, "--max-period means nothing for a DiT"),
-            ({"image_size": 8, "num_heads": 3, "use_new_attention_order": True}, "--attention-order means nothing")):
+        ({"num_heads": 3}, "has no pos_embed: give --image-size"),
+        ({"image_size": 8}, "give --num-heads"),
+        ({"image_size": 8, "num_heads": 5}, "does not divide into 5 heads"),
+        ({"image_size": 7, "num_heads": 3}, "not divisible by patch_size"),
+        (
+            {"image_size": 8, "num_heads": 3, "num_classes": 9},
+            "has 6 rows, so the model has 5 classes and a null",
+        ),
+        (
+            {"image_size": 8, "num_heads": 3, "max_period": 1000.0},
+            "--max-period means nothing for a DiT",
+        ),
+        (
+            {"image_size": 8, "num_heads": 3, "use_new_attention_order": True},
+            "--attention-order means nothing",
+        ),
+    ):
         with pytest.raises(UsageError, match=message):
             convert(source, out, **free)
     _, plain = stored_state("plain")
     with pytest.raises(UsageError, match="has no classes; leave it out"):
         convert(write_npz(tmp_path / "p.npz", plain), out, image_size=6, num_heads=5, num_classes=3)
     whole = write_npz(tmp_path / "whole.npz", with_positions(state, options))
-    with pytest.raises(NumdiffError, match=r"pos_embed has the shape \(1, 16, 48\) in the file and \(1, 64, 48\)"):
+    with pytest.raises(
+        NumdiffError, match=r"pos_embed has the shape \(1, 16, 48\) in the file and \(1, 64, 48\)"
+    ):
         convert(whole, out, image_size=16, num_heads=3)
     with pytest.raises(NumdiffError, match="not finite, first in final_layer.linear.bias"):
-        convert(write_npz(tmp_path / "n.npz", {**state, "final_layer.linear.bias": np.full(32, np.inf)}), out,
-                image_size=8, num_heads=3)
+        convert(
+            write_npz(
+                tmp_path / "n.npz", {**state, "final_layer.linear.bias": np.full(32, np.inf)}
+            ),
+            out,
+            image_size=8,
+            num_heads=3,
+        )
     assert not out.exists()
 
 
 def test_numdiff_files_of_another_kind(tmp_path):
     _, state = stored_state("latents")
     arrays = to_numdiff_layout(state)
-    write_model_file(tmp_path / "m.h5", {**stored_dit.MODELS["latents"], "depth": 3}, arrays, model="dit")
+    write_model_file(
+        tmp_path / "m.h5", {**stored_dit.MODELS["latents"], "depth": 3}, arrays, model="dit"
+    )
     with pytest.raises(NumdiffError, match="these weights belong to another model"):
         load(tmp_path / "m.h5", "cpu")
     write_model_file(tmp_path / "m.h5", stored_dit.MODELS["latents"], arrays, model="unet")

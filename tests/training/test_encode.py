@@ -1,4 +1,6 @@
-"""`numdiff data encode`: the latents are the autoencoder's, an interrupted call continues, and nothing is mixed up."""
+"""`numdiff data encode`: the latents are the autoencoder's, an interrupted call continues, and
+nothing is mixed up."""
+
 import json
 
 import h5py
@@ -18,8 +20,15 @@ COUNT = 70  # two blocks
 @pytest.fixture
 def files(tmp_path, rng, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = Autoencoder(image_size=8, model_channels=32, channel_mult=(1, 1), num_res_blocks=1, scaling_factor=0.5,
-                        shift_factor=0.25, device="cpu")
+    model = Autoencoder(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1, 1),
+        num_res_blocks=1,
+        scaling_factor=0.5,
+        shift_factor=0.25,
+        device="cpu",
+    )
     write_autoencoder("vae.h5", model.options, model.arrays())
     with h5py.File("photos.h5", "w") as file:
         file["images"] = rng.integers(0, 256, (COUNT, 8, 12, 3), dtype=np.uint8)
@@ -29,7 +38,9 @@ def files(tmp_path, rng, monkeypatch):
 
 
 def run(out="latents.h5", **options):
-    encode_dataset("photos.h5", out, "vae.h5", **{"device": "cpu", "echo": lambda text: None, **options})
+    encode_dataset(
+        "photos.h5", out, "vae.h5", **{"device": "cpu", "echo": lambda text: None, **options}
+    )
     with Dataset(out) as dataset:
         return dataset.read(np.arange(len(dataset))), dataset.labels.tolist(), dataset.classes
 
@@ -52,8 +63,10 @@ def test_mirrored_pictures_follow(files):
     plain, plain_labels, _ = run("plain.h5")
     with Dataset("photos.h5") as photos:
         mirrored = photos.read([3])[:, :, ::-1].astype(np.float32) / 127.5 - 1
-    assert labels == plain_labels * 2 and np.abs(latents[:COUNT] - plain).max() < 2e-3  # float16, in other batches
-    assert np.abs(latents[COUNT + 3] - files.scale(files.encode(mirrored)[0])[0]).max() < 2e-3  # float16
+    # float16, in other batches
+    assert labels == plain_labels * 2 and np.abs(latents[:COUNT] - plain).max() < 2e-3
+    # float16
+    assert np.abs(latents[COUNT + 3] - files.scale(files.encode(mirrored)[0])[0]).max() < 2e-3
 
 
 def test_samples_depend_on_the_seed_and_the_picture_alone(files):
@@ -84,7 +97,9 @@ def test_another_call_is_not_mixed_in(files, monkeypatch):
     monkeypatch.setattr(encode, "_join", lambda *arguments: None)  # leaves the blocks
     with pytest.raises(Exception):  # noqa: B017, PT011 - there is no file to open
         run()
-    with pytest.raises(UsageError, match="latents of another call .its flip differs.: remove that folder"):
+    with pytest.raises(
+        UsageError, match="latents of another call .its flip differs.: remove that folder"
+    ):
         run(flip=True)
 
 
@@ -109,11 +124,16 @@ def test_what_does_not_fit_says_so(files, tmp_path, rng):
     with pytest.raises(UsageError, match="already exists: choose another name, or add --force"):
         run()
     photos((2, 8, 8, 1))
-    with pytest.raises(UsageError, match="have 1 channels, and the autoencoder vae.h5 takes 3: import .* with --rgb"):
+    with pytest.raises(
+        UsageError,
+        match="have 1 channels, and the autoencoder vae.h5 takes 3: import .* with --rgb",
+    ):
         run("x.h5")
     photos((2, 7, 8, 3))
     with pytest.raises(UsageError, match="7×8, and the autoencoder vae.h5 divides each side by 2"):
         run("x.h5")
     photos((2, 8, 8, 4), np.float32)
-    with pytest.raises(UsageError, match="holds floats, as latents are: give a dataset of pictures"):
+    with pytest.raises(
+        UsageError, match="holds floats, as latents are: give a dataset of pictures"
+    ):
         run("x.h5")

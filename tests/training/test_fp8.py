@@ -1,4 +1,6 @@
-"""Training in FP8: on NumPy, which rounds as the kernels do, in the emulator, and planned for a Hopper."""
+"""Training in FP8: on NumPy, which rounds as the kernels do, in the emulator, and planned for a
+Hopper."""
+
 import copy
 import functools
 
@@ -23,12 +25,21 @@ from tests.training import test_dit_training as dit
 from tests.training.test_half import filled, one_step
 from tests.training.test_trainer import FixedImages, losses
 
-SWIGLU = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.0, "shift": False,
-          "learn_sigma": False}  # 128 channels in the MLP of 64
+SWIGLU = {
+    "norm": "rms",
+    "qk_norm": True,
+    "rope": True,
+    "mlp": "swiglu",
+    "mlp_ratio": 3.0,
+    "shift": False,
+    "learn_sigma": False,
+}  # 128 channels in the MLP of 64
 
 
 def make(device="cpu", **options):
-    return dit.make(device, **{"model": {"depth": 1}, "precision": "fp8", "learning_rate": 3e-3, **options})
+    return dit.make(
+        device, **{"model": {"depth": 1}, "precision": "fp8", "learning_rate": 3e-3, **options}
+    )
 
 
 def same_state(a, b):
@@ -41,8 +52,11 @@ def same_state(a, b):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs("gpu"))])
 @pytest.mark.parametrize("model", [{}, *exhaustively(SWIGLU)], ids=["dit", "lightning"])
 def test_ten_steps_are_five_and_five_resumed_bitwise(device, model):
-    """The scales are of the state; so are pictures in between, and blocks that run again, without effect."""
-    whole, first, second = (make(device, model={"depth": 1, **model}, recompute=k == 2) for k in range(3))
+    """The scales are of the state; so are pictures in between, and blocks that run again, without
+    effect."""
+    whole, first, second = (
+        make(device, model={"depth": 1, **model}, recompute=k == 2) for k in range(3)
+    )
     values = losses(whole, 10)
     assert losses(first, 5) == values[:5]
     images = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
@@ -61,7 +75,9 @@ def test_ten_steps_are_five_and_five_resumed_bitwise(device, model):
 
 
 def test_it_learns_as_float32_does():
-    images = np.random.default_rng(0).integers(0, 256, (24, 1, 1, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+    images = (
+        np.random.default_rng(0).integers(0, 256, (24, 1, 1, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+    )
     eight, whole = make(images=images), make(images=images, precision="fp32")
     a, b = losses(eight, 30), losses(whole, 30)
     assert np.mean(a[-5:]) < 0.9 * np.mean(a[:5])
@@ -73,14 +89,19 @@ def test_it_learns_as_float32_does():
 def test_the_first_block_and_the_last_stay_in_float16():
     """…and a checkpoint of a numdiff that had them in FP8 is gone on from, with scales of its own."""
     trainer = make(model={"depth": 4})
-    eight = [name.split(".")[1] for name, parameter in trainer.model.named_parameters() if parameter.float8 is not None]
+    eight = [
+        name.split(".")[1]
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.float8 is not None
+    ]
     assert eight == ["1"] * 4 + ["2"] * 4
     assert np.isfinite(losses(trainer, 1)).all()
     state = trainer.state()
     state |= {name: np.concatenate([state[name]] * 2) for name in ("fp8_scale", "fp8_history")}
     other = make(model={"depth": 4})
     other.load_state(state)
-    assert np.isfinite(losses(other, 1)).all() and (other.state()["fp8_scale"][::2] != 1).all()  # of what goes in
+    # of what goes in
+    assert np.isfinite(losses(other, 1)).all() and (other.state()["fp8_scale"][::2] != 1).all()
 
 
 def test_another_precision_goes_on_from_it_and_the_other_way_round():
@@ -105,14 +126,20 @@ def test_an_overflow_leaves_the_scales_as_they_were():
     with np.errstate(over="ignore", invalid="ignore"):
         (report,) = (r for reports in trainer.run(1) for r in reports)
     assert report.skipped == 1 and np.isnan(report.gradient_norm)
-    assert not layer.dy.amax.any() and (trainer.model.parameters.float8.history.max(axis=1) >= before).all()
+    assert (
+        not layer.dy.amax.any()
+        and (trainer.model.parameters.float8.history.max(axis=1) >= before).all()
+    )
     trainer.optimizer.loss_scale.scale[0] = 1024.0
     assert np.isfinite(losses(trainer, 2)).all()
 
 
 def test_what_a_copy_and_an_evaluation_compute_in():
     """Float16: without a tape nothing is rounded to 8 bits, and nothing is counted."""
-    model, images = make().model, np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
+    model, images = (
+        make().model,
+        np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32),
+    )
     filled(model)
     plain = copy.deepcopy(model)
     assert plain.parameters.float8 is None and plain.dtype == np.float16
@@ -130,8 +157,19 @@ BATCH = 4  # 16 tokens, the fewest that FP8 takes
 
 
 def build(device="cpu", **more):
-    return DiT(**{"image_size": 4, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 1, "num_heads": 1,
-                  "num_classes": 7, **more}, device=device)
+    return DiT(
+        **{
+            "image_size": 4,
+            "in_channels": 3,
+            "patch_size": 2,
+            "hidden_size": 32,
+            "depth": 1,
+            "num_heads": 1,
+            "num_classes": 7,
+            **more,
+        },
+        device=device,
+    )
 
 
 @functools.cache
@@ -151,7 +189,10 @@ def test_the_kernels_round_as_numpy_does(model):
     loss, gradients = one_step(filled(build(**model)), "fp8", BATCH)
     got_loss, got = emulated(**model)
     assert got_loss == pytest.approx(loss, rel=1e-3)
-    everything = [np.concatenate([g[name].ravel() for name in gradients if "blocks" in name]) for g in (got, gradients)]
+    everything = [
+        np.concatenate([g[name].ravel() for name in gradients if "blocks" in name])
+        for g in (got, gradients)
+    ]
     assert relative_error(*everything) < 0.02
 
 
@@ -213,16 +254,47 @@ def test_ranks_on_a_device_scale_by_the_largest_of_all(monkeypatch):
 HOPPER, AMPERE = (9, 0), (8, 0)
 
 
-@pytest.mark.parametrize("given, capability, text", [
-    ({"model": "dit", "device": "cpu"}, None, "compute capability 9.0, a Hopper; use --precision fp32 on the CPU."),
-    ({"model": "dit"}, AMPERE, "compute capability 9.0, a Hopper; use --precision fp16 on other GPUs."),
-    ({"model": "unet"}, HOPPER, "for the blocks of a DiT, and not for a unet: use --precision fp16."),
-    ({"model": "dit", "hidden_size": 216, "heads": 6}, HOPPER, "a DiT of 216 channels, 864 in its MLP"),
-    ({"model": "dit", "mlp": "swiglu", "mlp_ratio": 3.9}, HOPPER, r"of 192 channels, \d+ in its MLP")])
+@pytest.mark.parametrize(
+    "given, capability, text",
+    [
+        (
+            {"model": "dit", "device": "cpu"},
+            None,
+            "compute capability 9.0, a Hopper; use --precision fp32 on the CPU.",
+        ),
+        (
+            {"model": "dit"},
+            AMPERE,
+            "compute capability 9.0, a Hopper; use --precision fp16 on other GPUs.",
+        ),
+        (
+            {"model": "unet"},
+            HOPPER,
+            "for the blocks of a DiT, and not for a unet: use --precision fp16.",
+        ),
+        (
+            {"model": "dit", "hidden_size": 216, "heads": 6},
+            HOPPER,
+            "a DiT of 216 channels, 864 in its MLP",
+        ),
+        (
+            {"model": "dit", "mlp": "swiglu", "mlp_ratio": 3.9},
+            HOPPER,
+            r"of 192 channels, \d+ in its MLP",
+        ),
+    ],
+)
 def test_where_it_is_refused(given, capability, text):
     with pytest.raises(UsageError, match=text):
-        resolve({"preset": "tiny", "precision": "fp8",
-                 **({"architecture": "DiT-Tiny"} if given["model"] == "dit" else {}), **given}, capability)
+        resolve(
+            {
+                "preset": "tiny",
+                "precision": "fp8",
+                **({"architecture": "DiT-Tiny"} if given["model"] == "dit" else {}),
+                **given,
+            },
+            capability,
+        )
 
 
 def test_a_hopper_takes_it():
@@ -231,11 +303,23 @@ def test_a_hopper_takes_it():
 
 
 def test_a_model_that_has_no_such_layers_is_refused():
-    net = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,))
+    net = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1, 2),
+        num_res_blocks=1,
+        attention_resolutions=(4,),
+    )
     with pytest.raises(UsageError, match="not for a unet"):
         Trainer(net, FixedImages(), batch=8, precision="fp8")
     with pytest.raises(UsageError, match="blocks.0.attn.qkv.weight is 72 × 24"):
-        Trainer(DiT(image_size=8, in_channels=3, hidden_size=24, depth=1, num_heads=1, num_classes=None),
-                FixedImages(), batch=8, precision="fp8")
+        Trainer(
+            DiT(
+                image_size=8, in_channels=3, hidden_size=24, depth=1, num_heads=1, num_classes=None
+            ),
+            FixedImages(),
+            batch=8,
+            precision="fp8",
+        )
     with pytest.raises(UsageError, match="is for training"):
         set_precision(net, "fp8")

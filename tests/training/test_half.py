@@ -1,4 +1,6 @@
-"""Training in float16 and bfloat16: the wiring of loss scaling, and whether a step has float32's gradients, nearly."""
+"""Training in float16 and bfloat16: the wiring of loss scaling, and whether a step has float32's
+gradients, nearly."""
+
 import copy
 import math
 import pickle
@@ -27,12 +29,17 @@ class Weights:
 
     def __init__(self, values, backend=None):
         self.total, self.trained_ranges = len(values), [(0, len(values))]
-        self.data, self.grad = upload(values.astype(np.float32), backend), zeros(len(values), np.float32, backend)
+        self.data, self.grad = (
+            upload(values.astype(np.float32), backend),
+            zeros(len(values), np.float32, backend),
+        )
         self.half = upload(values.astype(np.float16), backend)
 
 
 def update(optimizer, gradient):
-    copy_into(optimizer.parameters.grad, np.float32(gradient) * download(optimizer.loss_scale.scale))
+    copy_into(
+        optimizer.parameters.grad, np.float32(gradient) * download(optimizer.loss_scale.scale)
+    )
     optimizer.update(zeros(1, np.float32, optimizer.parameters.data))
     return float(download(optimizer.gradient_norm)[0])
 
@@ -50,7 +57,9 @@ def backend(request):
 
 def test_a_scaled_update_is_the_plain_update(backend, rng):
     scaled = optimizer_of(backend, start=4096.0)
-    plain = AdamW(Weights(np.linspace(-1, 1, 8), backend), learning_rate=1e-2, clip_norm=1.0, ema_decay=0.9)
+    plain = AdamW(
+        Weights(np.linspace(-1, 1, 8), backend), learning_rate=1e-2, clip_norm=1.0, ema_decay=0.9
+    )
     for _ in range(3):
         gradient = rng.standard_normal(8).astype(np.float32)
         copy_into(plain.parameters.grad, gradient)
@@ -58,9 +67,12 @@ def test_a_scaled_update_is_the_plain_update(backend, rng):
         norm = update(scaled, gradient)
         assert norm == pytest.approx(np.linalg.norm(gradient), rel=1e-6)
         for name in ("m", "v", "ema"):
-            np.testing.assert_allclose(download(getattr(scaled, name)), download(getattr(plain, name)), rtol=2e-6)
-        np.testing.assert_array_equal(download(scaled.parameters.half),
-                                      download(scaled.parameters.data).astype(np.float16))
+            np.testing.assert_allclose(
+                download(getattr(scaled, name)), download(getattr(plain, name)), rtol=2e-6
+            )
+        np.testing.assert_array_equal(
+            download(scaled.parameters.half), download(scaled.parameters.data).astype(np.float16)
+        )
 
 
 def test_an_overflow_changes_nothing_but_the_scale(backend):
@@ -88,7 +100,8 @@ def test_a_scale_far_too_large_recovers(backend):
     while download(optimizer.updates)[0] < 1:
         scale = float(download(optimizer.loss_scale.scale)[0])
         with np.errstate(over="ignore"):
-            gradient = np.float32(np.float16(0.5 * scale)) / np.float32(scale)  # as it comes out of float16
+            # as it comes out of float16
+            gradient = np.float32(np.float16(0.5 * scale)) / np.float32(scale)
         update(optimizer, np.full(8, gradient))
         steps += 1
     assert steps == 7 and download(optimizer.loss_scale.scale)[0] == 2.0**16
@@ -112,7 +125,9 @@ def test_state_holds_the_scale(backend):
     second = optimizer_of(backend)
     second.load_state(first.state())
     assert download(second.loss_scale.scale)[0] == 32 and download(second.updates)[0] == 1
-    np.testing.assert_array_equal(download(second.loss_scale.counts), download(first.loss_scale.counts))
+    np.testing.assert_array_equal(
+        download(second.loss_scale.counts), download(first.loss_scale.counts)
+    )
     third = AdamW(Weights(np.zeros(8), backend), ema_decay=0.9)  # float32 continues from it, too
     third.load_state(first.state())
     assert download(third.updates)[0] == 1
@@ -134,29 +149,44 @@ def one_step(model, precision, batch):
 def filled(model):
     """The model without zero layers, through which no gradient would flow."""
     rng = np.random.default_rng(1)
-    model.load_arrays({name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
-                       for name, a in model.arrays().items()})
+    model.load_arrays(
+        {
+            name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
+            for name, a in model.arrays().items()
+        }
+    )
     return model
 
 
-TOLERANCES = {"fp16": (1e-3, 5e-3), "bf16": (4e-3, 4e-2)}  # of the loss, and of the gradient as a whole: 2⁻¹¹, 2⁻⁸
+# of the loss, and of the gradient as a whole: 2⁻¹¹, 2⁻⁸
+TOLERANCES = {"fp16": (1e-3, 5e-3), "bf16": (4e-3, 4e-2)}
 
 
 def compare(build, device, batch=2, precision="fp16"):
     """The model on the device, and what `one_step` gives in 16 bits, which is float32's, nearly."""
-    backend = EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)
+    backend = (
+        EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)
+    )
     loss, gradients = one_step(filled(build(device="cpu")), "fp32", batch)
     half_loss, half_gradients = one_step(model := filled(build(device=backend)), precision, batch)
     of_loss, of_gradient = TOLERANCES[precision]
     assert half_loss == pytest.approx(loss, rel=of_loss) and half_loss != loss
     error = math.sqrt(sum(np.sum((half_gradients[n] - g) ** 2) for n, g in gradients.items()))
-    assert error <= of_gradient * math.sqrt(sum(np.sum(g ** 2) for g in gradients.values()))
+    assert error <= of_gradient * math.sqrt(sum(np.sum(g**2) for g in gradients.values()))
     return model, half_loss, half_gradients
 
 
 def small_dit(device):
-    return DiT(image_size=4, in_channels=4, hidden_size=32, depth=1, num_heads=1, mlp_ratio=1, num_classes=3,
-               device=device)
+    return DiT(
+        image_size=4,
+        in_channels=4,
+        hidden_size=32,
+        depth=1,
+        num_heads=1,
+        mlp_ratio=1,
+        num_classes=3,
+        device=device,
+    )
 
 
 @pytest.mark.slow
@@ -171,11 +201,20 @@ def test_a_dit_in_16_bits(device, precision):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.usefixtures("few_frequencies")
 def test_blocks_that_one_product_conditions(device, monkeypatch):
-    """…have its gradients; layer by layer the loss has the same bits, and so have all gradients that no sum over the
-    blocks has gone into."""
+    """…have its gradients; layer by layer the loss has the same bits, and so have all gradients
+    that no sum over the blocks has gone into."""
+
     def build(device):
-        return DiT(image_size=4, in_channels=4, hidden_size=64, depth=2, num_heads=2, mlp_ratio=1, num_classes=3,
-                   device=device)
+        return DiT(
+            image_size=4,
+            in_channels=4,
+            hidden_size=64,
+            depth=2,
+            num_heads=2,
+            mlp_ratio=1,
+            num_classes=3,
+            device=device,
+        )
 
     model, *one = compare(build, device)
     assert [*map(len, model.conditioning_columns()[:1])] == [2]
@@ -185,31 +224,66 @@ def test_blocks_that_one_product_conditions(device, monkeypatch):
     assert one[0] == each[0]
     for name, gradient in one[1].items():
         same = "embedder" not in name or name.startswith("x_embedder")
-        np.testing.assert_allclose(each[1][name], gradient, rtol=0 if same else 1e-2, atol=0 if same else 1e-5,
-                                   err_msg=name)
+        np.testing.assert_allclose(
+            each[1][name],
+            gradient,
+            rtol=0 if same else 1e-2,
+            atol=0 if same else 1e-5,
+            err_msg=name,
+        )
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("device", GPU)
 def test_a_unet_in_16_bits(device, precision):
-    compare(lambda device: UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1,
-                                attention_resolutions=(8,), device=device), device, precision=precision)
+    compare(
+        lambda device: UNet(
+            image_size=16,
+            model_channels=32,
+            channel_mult=(1, 2),
+            num_res_blocks=1,
+            attention_resolutions=(8,),
+            device=device,
+        ),
+        device,
+        precision=precision,
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("device", GPU)
 def test_sizes_that_divide_nothing_in_16_bits(device, precision):
     """48 × 48 pixels, 72 channels in groups of four, heads of 72, seven images."""
-    compare(lambda device: UNet(image_size=48, model_channels=72, channel_mult=(1, 2), num_res_blocks=1, groups=18,
-                                attention_resolutions=(24,), num_head_channels=72, device=device), device, batch=7,
-            precision=precision)
+    compare(
+        lambda device: UNet(
+            image_size=48,
+            model_channels=72,
+            channel_mult=(1, 2),
+            num_res_blocks=1,
+            groups=18,
+            attention_resolutions=(24,),
+            num_head_channels=72,
+            device=device,
+        ),
+        device,
+        batch=7,
+        precision=precision,
+    )
 
 
 @pytest.mark.parametrize("device", GPU)
 def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
     def step(recomputed=False):
-        model = filled(UNet(image_size=16, model_channels=64, channel_mult=(1, 2), num_res_blocks=1,
-                            attention_resolutions=(8,), device=device))
+        model = filled(
+            UNet(
+                image_size=16,
+                model_channels=64,
+                channel_mult=(1, 2),
+                num_res_blocks=1,
+                attention_resolutions=(8,),
+                device=device,
+            )
+        )
         if recomputed:
             model.recompute_blocks()
         return one_step(model, "fp16", 2)
@@ -223,24 +297,57 @@ def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
 
 
 def small_unet(device):
-    return UNet(image_size=16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,),
-                use_scale_shift_norm=True, resblock_updown=True, dropout=0.1, device=device)
+    return UNet(
+        image_size=16,
+        model_channels=32,
+        channel_mult=(1, 2),
+        num_res_blocks=1,
+        attention_resolutions=(8,),
+        use_scale_shift_norm=True,
+        resblock_updown=True,
+        dropout=0.1,
+        device=device,
+    )
 
 
 def convnext_unet(device):
-    return UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
-                block="convnext", device=device)
+    return UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1, 2),
+        num_res_blocks=1,
+        attention_resolutions=(4,),
+        block="convnext",
+        device=device,
+    )
 
 
-@pytest.mark.parametrize("build", [small_dit, small_unet, convnext_unet], ids=["dit", "unet", "convnext"])
+@pytest.mark.parametrize(
+    "build", [small_dit, small_unet, convnext_unet], ids=["dit", "unet", "convnext"]
+)
 def test_bfloat16_on_the_cpu(build):
     compare(build, "cpu", precision="bf16")
 
 
 def test_a_block_of_lightning_dit_in_bfloat16_on_the_cpu():
-    compare(lambda device: DiT(image_size=4, in_channels=4, hidden_size=32, depth=2, num_heads=1, num_classes=3,
-                               norm="rms", qk_norm=True, rope=True, mlp="swiglu", shift=False, device=device), "cpu",
-            precision="bf16")
+    compare(
+        lambda device: DiT(
+            image_size=4,
+            in_channels=4,
+            hidden_size=32,
+            depth=2,
+            num_heads=1,
+            num_classes=3,
+            norm="rms",
+            qk_norm=True,
+            rope=True,
+            mlp="swiglu",
+            shift=False,
+            device=device,
+        ),
+        "cpu",
+        precision="bf16",
+    )
 
 
 def test_a_copy_and_a_pickle_compute_in_bfloat16():
@@ -257,11 +364,20 @@ def test_a_copy_and_a_pickle_compute_in_bfloat16():
 
 def test_float16_needs_a_gpu():
     with pytest.raises(UsageError, match="use --precision fp32"):
-        UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu").compute_in_half()
+        UNet(
+            image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu"
+        ).compute_in_half()
 
 
 def test_the_copy_follows_what_the_parameters_read():
-    model = DiT(image_size=4, hidden_size=32, depth=1, num_heads=1, num_classes=None, device=EmulatorDevice())
+    model = DiT(
+        image_size=4,
+        hidden_size=32,
+        depth=1,
+        num_heads=1,
+        num_classes=None,
+        device=EmulatorDevice(),
+    )
     model.parameters.keep_half()
     weight = model.blocks[0].attn.qkv.weight
     other = upload(np.full(model.parameters.total, 0.1, np.float32), model.backend)

@@ -1,4 +1,5 @@
 """`--init`: what a run takes from given weights, what is new, and what is refused."""
+
 import json
 import pickle
 import shutil
@@ -27,12 +28,39 @@ from tests.forked import forked
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
-UNET = {"model": "unet", "image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "attention_resolutions": (4,),
-        "class_cond": True, "class_dropout": 0.1, "classes": ("Food & Drink", "Flags", "Objects")}
-DIT = {"model": "dit", "architecture": "DiT-Tiny", "image_size": 8, "patch_size": 4, "hidden_size": 24, "depth": 2,
-       "heads": 2, "classes": ("Food & Drink", "Flags", "Objects"), "schedule": "cosine", "prediction": "v"}
-RUN = {"device": "cpu", "batch": 4, "sample_every": 0, "sample_count": 0, "checkpoint_every": 0, "log_every": 10,
-       "lr_schedule": "constant", "warmup_steps": 0, "ema_halflife": 8.0}
+UNET = {
+    "model": "unet",
+    "image_size": 8,
+    "model_channels": 32,
+    "channel_mult": (1, 2),
+    "attention_resolutions": (4,),
+    "class_cond": True,
+    "class_dropout": 0.1,
+    "classes": ("Food & Drink", "Flags", "Objects"),
+}
+DIT = {
+    "model": "dit",
+    "architecture": "DiT-Tiny",
+    "image_size": 8,
+    "patch_size": 4,
+    "hidden_size": 24,
+    "depth": 2,
+    "heads": 2,
+    "classes": ("Food & Drink", "Flags", "Objects"),
+    "schedule": "cosine",
+    "prediction": "v",
+}
+RUN = {
+    "device": "cpu",
+    "batch": 4,
+    "sample_every": 0,
+    "sample_count": 0,
+    "checkpoint_every": 0,
+    "log_every": 10,
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "ema_halflife": 8.0,
+}
 
 
 def run(outdir, steps, resume=None, **given):
@@ -57,37 +85,56 @@ def check_same(got, want):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-25)
 
 
-# What is taken --------------------------------------------------------------------------------------------------------
+# What is taken ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kind, table", [("unet", "label_emb.weight"),
-                                         ("dit", "y_embedder.embedding_table.weight")])
-def test_classes_keep_their_rows_by_name_and_the_model_follows_the_file(tmp_path, runs, kind, table):
+
+@pytest.mark.parametrize(
+    "kind, table", [("unet", "label_emb.weight"), ("dit", "y_embedder.embedding_table.weight")]
+)
+def test_classes_keep_their_rows_by_name_and_the_model_follows_the_file(
+    tmp_path, runs, kind, table
+):
     source = weights(runs[kind], "ema")
     model = numdiff.load(runs[kind], "cpu")
-    folder, lines = run(tmp_path, 1, model=kind, init=str(runs[kind]), learning_rate=1e-30,
-                        classes=("Objects", "Symbols", "Food & Drink"))
+    folder, lines = run(
+        tmp_path,
+        1,
+        model=kind,
+        init=str(runs[kind]),
+        learning_rate=1e-30,
+        classes=("Objects", "Symbols", "Food & Drink"),
+    )
     text = "\n".join(lines)
     assert f"init      {len(source) - 1} of {len(source)} tensors from {runs[kind]}" in text
     assert "(averaged weights), after step 3" in text
     assert f"new: {table}, rows of 1 class: Symbols; kept: 3 of 4 rows" in text
     result = numdiff.load(folder, "cpu", "raw")
     assert {k: v for k, v in result.options.items() if k != "num_classes"} == {
-        k: v for k, v in model.options.items() if k != "num_classes"}
+        k: v for k, v in model.options.items() if k != "num_classes"
+    }
     assert result.diffusion == model.diffusion
     started = result.arrays()
     names = ["Food & Drink", "Objects", "Symbols"]  # in the order of the data's file
-    assert result.meta["classes"] == names and model.meta["classes"] == ["Food & Drink", "Objects", "Flags"]
+    assert result.meta["classes"] == names and model.meta["classes"] == [
+        "Food & Drink",
+        "Objects",
+        "Flags",
+    ]
     for name, array in source.items():
         if name != table:
             check_same(started[name], array)
     check_same(started[table][[0, 1, 3]], source[table][[0, 1, 3]])
     assert not np.isclose(started[table][2], source[table]).all(1).any()
     assert result.meta["init"]["lines"] and result.meta["init"]["step"] == 3
-    assert json.loads((folder / "options.json").read_text())["init"] == str(newest_checkpoint(runs[kind]))
+    assert json.loads((folder / "options.json").read_text())["init"] == str(
+        newest_checkpoint(runs[kind])
+    )
 
 
 def test_the_weights_as_trained_are_there_too(tmp_path, runs):
-    _, lines = run(tmp_path, 1, model="dit", init=str(runs["dit"]), init_weights="raw", learning_rate=1e-30)
+    _, lines = run(
+        tmp_path, 1, model="dit", init=str(runs["dit"]), init_weights="raw", learning_rate=1e-30
+    )
     assert "(weights as trained)" in "\n".join(lines)
     trained, averaged = weights(runs["dit"]), weights(runs["dit"], "ema")
     started = weights(next(tmp_path.iterdir()))
@@ -99,8 +146,10 @@ def test_the_weights_as_trained_are_there_too(tmp_path, runs):
 def test_another_image_size(tmp_path, runs):
     for kind, size in (("dit", 16), ("unet", 16)):
         folder, lines = run(tmp_path / kind, 1, model=kind, init=str(runs[kind]), image_size=size)
-        said = {"dit": "positions are recomputed for 4×4 tokens, which were 2×2",
-                "unet": "attention stays at its levels"}[kind]
+        said = {
+            "dit": "positions are recomputed for 4×4 tokens, which were 2×2",
+            "unet": "attention stays at its levels",
+        }[kind]
         assert f"for images of 16×16, which were 8×8: {said}" in "\n".join(lines)
         model = numdiff.load(folder, "cpu")
         assert model.image_size == 16
@@ -110,7 +159,9 @@ def test_another_image_size(tmp_path, runs):
 
 def test_angles_of_another_image_size(tmp_path):
     write = public_dit(tmp_path, rope=True)
-    options = resolve({"model": "dit", "init": write(lambda name: False), "device": "cpu", "image_size": 16})
+    options = resolve(
+        {"model": "dit", "init": write(lambda name: False), "device": "cpu", "image_size": 16}
+    )
     said = "positions and the angles of the rotary embedding are recomputed for 4×4 tokens, which were 2×2"
     assert any(said in line for line in describe_without_training(options))
 
@@ -119,24 +170,32 @@ def test_classes_come_and_go(tmp_path, runs):
     _, lines = run(tmp_path, 1, model="unet", init=str(runs["unet"]), class_cond=False)
     assert "left out: label_emb.weight, as this run has no classes" in "\n".join(lines)
     plain = next(tmp_path.iterdir())
-    folder, lines = run(tmp_path, 1, model="unet", init=str(plain), class_cond=True, classes=("Flags",))
+    folder, lines = run(
+        tmp_path, 1, model="unet", init=str(plain), class_cond=True, classes=("Flags",)
+    )
     assert "rows of 1 class: Flags; kept: 0 of 1 rows" in "\n".join(lines)
     assert numdiff.load(folder, "cpu").num_classes == 1
     options = resolve({"model": "unet", "init": str(plain), "device": "cpu"})
     assert options.class_cond is False and options.class_dropout == 0  # as in the file
 
 
-@pytest.mark.parametrize("old, new, dropouts, rows, fresh", [
-    (["a", "b"], ["b", "c"], (0, 0), [(0, 1)], ["c"]),
-    (["a", "b"], ["b", "c"], (0.1, 0.1), [(0, 1), (2, 2)], ["c"]),
-    (["a", "b"], ["a"], (0, 0.1), [(0, 0)], ["the null class"]),
-    (["0", "1"], ["0", "1"], (0.1, 0), [(0, 0), (1, 1)], []),
-    (None, ["0", "1"], (0.1, 0.1), [(0, 0), (1, 1), (2, 2)], []),
-    (None, ["0", "1", "2"], (0.1, 0.1), [(3, 2)], ["0", "1", "2"]),
-    (None, ["a", "b"], (0.1, 0.1), [(2, 2)], ["a", "b"]),
-    (["a", "b"], ["0", "1"], (0, 0), [], ["0", "1"])])
+@pytest.mark.parametrize(
+    "old, new, dropouts, rows, fresh",
+    [
+        (["a", "b"], ["b", "c"], (0, 0), [(0, 1)], ["c"]),
+        (["a", "b"], ["b", "c"], (0.1, 0.1), [(0, 1), (2, 2)], ["c"]),
+        (["a", "b"], ["a"], (0, 0.1), [(0, 0)], ["the null class"]),
+        (["0", "1"], ["0", "1"], (0.1, 0), [(0, 0), (1, 1)], []),
+        (None, ["0", "1"], (0.1, 0.1), [(0, 0), (1, 1), (2, 2)], []),
+        (None, ["0", "1", "2"], (0.1, 0.1), [(3, 2)], ["0", "1", "2"]),
+        (None, ["a", "b"], (0.1, 0.1), [(2, 2)], ["a", "b"]),
+        (["a", "b"], ["0", "1"], (0, 0), [], ["0", "1"]),
+    ],
+)
 def test_rows_by_name_or_by_number(old, new, dropouts, rows, fresh):
-    start = ModelFile("x", "unet", {"num_classes": 2, "class_dropout": dropouts[0]}, {}, {}, classes=old)
+    start = ModelFile(
+        "x", "unet", {"num_classes": 2, "class_dropout": dropouts[0]}, {}, {}, classes=old
+    )
     count = len(new) + (dropouts[1] > 0)
     assert initial.match_rows(start, {"num_classes": len(new)}, count, new) == (rows, fresh)
 
@@ -144,39 +203,70 @@ def test_rows_by_name_or_by_number(old, new, dropouts, rows, fresh):
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 @pytest.mark.parametrize("target", ["model.h5", "model.npz", "nameless.npz"])
 def test_a_converted_file_is_a_start_too(tmp_path, runs, kind, target):
-    """Sizes, diffusion and class names come from the file; without names, the rows of the classes are new."""
+    """Sizes, diffusion and class names come from the file; without names, the rows of the classes
+    are new."""
     convert(runs[kind], tmp_path / target)
     if target == "nameless.npz":
         state_dict, stored = read_weights(tmp_path / target)
         stored.pop("training")
         with open(tmp_path / target, "wb") as file:
-            write_state_dict(file, state_dict, "npz", diffusion=stored.pop("diffusion"), options=stored)
+            write_state_dict(
+                file, state_dict, "npz", diffusion=stored.pop("diffusion"), options=stored
+            )
     options = resolve({"model": kind, "init": str(tmp_path / target), "device": "cpu"})
     model = numdiff.load(runs[kind], "cpu")
-    assert (options.image_size, options.prediction, options.class_dropout) == (8, model.diffusion["prediction"], 0.1)
-    folder, lines = run(tmp_path, 1, model=kind, init=str(tmp_path / target), classes=UNET["classes"],
-                        learning_rate=1e-30)
+    assert (options.image_size, options.prediction, options.class_dropout) == (
+        8,
+        model.diffusion["prediction"],
+        0.1,
+    )
+    folder, lines = run(
+        tmp_path,
+        1,
+        model=kind,
+        init=str(tmp_path / target),
+        classes=UNET["classes"],
+        learning_rate=1e-30,
+    )
     table = {"unet": "label_emb.weight", "dit": "y_embedder.embedding_table.weight"}[kind]
     kept = 1 if target == "nameless.npz" else 4
     assert kept == 4 or f"new: {table}, rows of 3 classes" in "\n".join(lines)
     source, started = model.arrays(), weights(folder)
     for name, array in source.items():
-        check_same(started[name][-kept:] if name == table else started[name], array[-kept:] if name == table else array)
+        check_same(
+            started[name][-kept:] if name == table else started[name],
+            array[-kept:] if name == table else array,
+        )
 
 
 def test_a_public_dit_without_settings(tmp_path):
     """Names and shapes alone: what they do not show is given, as for `numdiff convert`."""
-    model = DiT(image_size=8, in_channels=3, patch_size=2, hidden_size=48, depth=2, num_heads=3, num_classes=5)
+    model = DiT(
+        image_size=8,
+        in_channels=3,
+        patch_size=2,
+        hidden_size=48,
+        depth=2,
+        num_heads=3,
+        num_classes=5,
+    )
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
     convert(tmp_path / "m.h5", tmp_path / "m.npz")
     with np.load(tmp_path / "m.npz") as arrays:
         np.savez(tmp_path / "bare.npz", **arrays)
     given = {"model": "dit", "init": str(tmp_path / "bare.npz"), "device": "cpu"}
-    with pytest.raises(UsageError, match="how many attention heads the model has.*: give --heads\\."):
+    with pytest.raises(
+        UsageError, match="how many attention heads the model has.*: give --heads\\."
+    ):
         resolve(given)
     options = resolve({**given, "heads": 3})
-    assert (options.image_size, options.patch_size, options.hidden_size, options.depth, options.learn_sigma) == (
-        8, 2, 48, 2, True)
+    assert (
+        options.image_size,
+        options.patch_size,
+        options.hidden_size,
+        options.depth,
+        options.learn_sigma,
+    ) == (8, 2, 48, 2, True)
     assert (options.prediction, options.schedule, options.class_cond) == ("eps", "linear", True)
     assert resolve({**given, "heads": 3, "image_size": 16}).image_size == 16
 
@@ -185,10 +275,20 @@ def test_a_bare_unet_takes_what_it_does_not_tell_from_the_run(tmp_path, runs):
     convert(runs["unet"], tmp_path / "m.npz")
     with np.load(tmp_path / "m.npz") as arrays:
         np.savez(tmp_path / "bare.npz", **arrays)
-    folder, lines = run(tmp_path, 1, model="unet", init=str(tmp_path / "bare.npz"), image_size=8, num_head_channels=32,
-                        classes=UNET["classes"], learning_rate=1e-30, class_cond=False)
+    folder, lines = run(
+        tmp_path,
+        1,
+        model="unet",
+        init=str(tmp_path / "bare.npz"),
+        image_size=8,
+        num_head_channels=32,
+        classes=UNET["classes"],
+        learning_rate=1e-30,
+        class_cond=False,
+    )
     assert "left out: label_emb.weight" in "\n".join(lines)
-    assert numdiff.load(folder, "cpu").diffusion["prediction"] == "eps"  # of guided-diffusion, where a file is silent
+    # of guided-diffusion, where a file is silent
+    assert numdiff.load(folder, "cpu").diffusion["prediction"] == "eps"
     started = weights(folder)
     for name, array in weights(runs["unet"], "ema").items():
         if name != "label_emb.weight":
@@ -197,20 +297,37 @@ def test_a_bare_unet_takes_what_it_does_not_tell_from_the_run(tmp_path, runs):
 
 def test_a_silent_file_is_read_on_the_path_of_the_run(tmp_path):
     """SiT's weights have DiT's names, and count time the other way."""
-    model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=None,
-                learn_sigma=False)
+    model = DiT(
+        image_size=8,
+        in_channels=3,
+        patch_size=4,
+        hidden_size=24,
+        depth=1,
+        num_heads=2,
+        num_classes=None,
+        learn_sigma=False,
+    )
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
     convert(tmp_path / "m.h5", tmp_path / "m.npz")
     with np.load(tmp_path / "m.npz") as arrays:
         np.savez(tmp_path / "bare.npz", **arrays)
     convert(tmp_path / "bare.npz", tmp_path / "flow.h5", diffusion={"path": "linear"}, num_heads=2)
-    folder, lines = run(tmp_path, 1, model="dit", init=str(tmp_path / "bare.npz"), path="linear", heads=2,
-                        learning_rate=1e-30)
+    folder, lines = run(
+        tmp_path,
+        1,
+        model="dit",
+        init=str(tmp_path / "bare.npz"),
+        path="linear",
+        heads=2,
+        learning_rate=1e-30,
+    )
     assert "recomputed" not in "\n".join(lines)
     started = weights(folder)
     for name, array in numdiff.load(tmp_path / "flow.h5", "cpu").arrays().items():
         check_same(started[name], array)
-    assert not np.array_equal(started["t_embedder.mlp.0.weight"], model.arrays()["t_embedder.mlp.0.weight"])
+    assert not np.array_equal(
+        started["t_embedder.mlp.0.weight"], model.arrays()["t_embedder.mlp.0.weight"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
@@ -222,8 +339,15 @@ def test_training_goes_on_from_these_weights_bit_by_bit(runs, kind):
         dataset = open_dataset(image_size=8, classes=DIT["classes"])
         if way == "init":
             model = type(model)(**model.options, device="cpu", seed=9)
-        trainer = Trainer(model, dataset, batch=4, ema_halflife=8, diffusion={"prediction": "v"}, freeze="*.bias",
-                          **({"init": runs[kind], "init_weights": "raw"} if way == "init" else {}))
+        trainer = Trainer(
+            model,
+            dataset,
+            batch=4,
+            ema_halflife=8,
+            diffusion={"prediction": "v"},
+            freeze="*.bias",
+            **({"init": runs[kind], "init_weights": "raw"} if way == "init" else {}),
+        )
         assert (trainer.origin is None) == (way == "load") and trainer.step == 0
         for _ in trainer.run(2):
             pass
@@ -233,44 +357,78 @@ def test_training_goes_on_from_these_weights_bit_by_bit(runs, kind):
         np.testing.assert_array_equal(array, states[1][name], err_msg=name)
 
 
-PATHS = ({"schedule": "cosine", "prediction": "x_0"}, {"steps": 250, "timestep_scale": 4.0, "min_snr_gamma": 5.0},
-         {"path": "linear"}, {"path": "edm"}, {"path": "linear", "prediction": "x_0", "timestep_scale": 1000.0},
-         {"path": "linear", "prediction": "v", "loss": "flow", "time_sampling": "logit-normal", "noise_mean": 0.3,
-          "time_shift": 2.0})
+PATHS = (
+    {"schedule": "cosine", "prediction": "x_0"},
+    {"steps": 250, "timestep_scale": 4.0, "min_snr_gamma": 5.0},
+    {"path": "linear"},
+    {"path": "edm"},
+    {"path": "linear", "prediction": "x_0", "timestep_scale": 1000.0},
+    {
+        "path": "linear",
+        "prediction": "v",
+        "loss": "flow",
+        "time_sampling": "logit-normal",
+        "noise_mean": 0.3,
+        "time_shift": 2.0,
+    },
+)
 
 
 @pytest.mark.parametrize("target", ["m.h5", "m.npz"])
 @pytest.mark.parametrize("diffusion", PATHS, ids=lambda d: "-".join(map(str, d.values())))
 def test_the_files_path_counts_and_none_of_the_presets(tmp_path, diffusion, target):
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
-                 num_head_channels=32, device="cpu")
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), Diffusion(**diffusion).options)
+    model = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1,),
+        num_res_blocks=1,
+        attention_resolutions=(),
+        num_head_channels=32,
+        device="cpu",
+    )
+    write_model_file(
+        tmp_path / "m.h5", model.options, model.arrays(), Diffusion(**diffusion).options
+    )
     if target == "m.npz":
         convert(tmp_path / "m.h5", tmp_path / "m.npz")
     options = resolve({"model": "unet", "init": str(tmp_path / target), "device": "cpu"})
-    assert options.preset == "tiny" and Diffusion(**diffusion_options(options)).options == Diffusion(
-        **diffusion).options
+    assert (
+        options.preset == "tiny"
+        and Diffusion(**diffusion_options(options)).options == Diffusion(**diffusion).options
+    )
     lines = list(describe_without_training(options))
     assert "recomputed" not in "".join(lines) and any("tensors from" in line for line in lines)
 
 
-# Runs -----------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
+
 
 def test_a_resumed_run_needs_the_file_no_more_and_has_the_same_bits(tmp_path, runs):
     shutil.copytree(runs["dit"], tmp_path / "source")
-    more = {"model": "dit", "init": str(tmp_path / "source"), "freeze": ("blocks.0.*", "*.bias"), "weight_decay": 0.1,
-            "classes": ("Flags", "Symbols")}
+    more = {
+        "model": "dit",
+        "init": str(tmp_path / "source"),
+        "freeze": ("blocks.0.*", "*.bias"),
+        "weight_decay": 0.1,
+        "classes": ("Flags", "Symbols"),
+    }
     whole, _ = run(tmp_path / "whole", 4, **more)
     half, first = run(tmp_path / "half", 2, **more)
     shutil.rmtree(tmp_path / "source")
     saved = numdiff.training.options.TrainOptions.load(half / "options.json")
     lines = []
     train(saved.changed(steps=4), resume=str(half), echo=lines.append)
-    assert [line for line in lines if line.startswith("init ")] == [line for line in first if line.startswith("init ")]
-    states, metas = zip(*(load_checkpoint(newest_checkpoint(folder)) for folder in (whole, half)), strict=True)
+    assert [line for line in lines if line.startswith("init ")] == [
+        line for line in first if line.startswith("init ")
+    ]
+    states, metas = zip(
+        *(load_checkpoint(newest_checkpoint(folder)) for folder in (whole, half)), strict=True
+    )
     for name, array in states[0].items():
         np.testing.assert_array_equal(array, states[1][name], err_msg=name)
-    assert metas[0]["init"]["lines"] and metas[1]["init"]["lines"] == [line[10:] for line in first if "init " in line]
+    assert metas[0]["init"]["lines"] and metas[1]["init"]["lines"] == [
+        line[10:] for line in first if "init " in line
+    ]
     before, after, average = weights(runs["dit"], "ema"), weights(half), weights(half, "ema")
     for name in before:
         if name.startswith("blocks.0.") or name.endswith(".bias"):
@@ -283,76 +441,178 @@ def test_a_resumed_run_needs_the_file_no_more_and_has_the_same_bits(tmp_path, ru
 @needs("mpi")
 def test_two_ranks_start_from_the_same_weights(tmp_path, runs):
     from tests.distributed.test_distributed import ENVIRONMENT, main_of
-    options = ["train", "unet", "--init", str(runs["unet"]), "--steps", "2", "--batch", "4", "--sample-count", "0",
-               "--lr", "1e-3", "--freeze", "input_blocks.*", "--classes", "Flags,Symbols", "--device", "cpu",
-               "--warmup-steps", "0"]
-    done = subprocess.run([MPIEXEC, "-n", "2", *main_of(forked()), *options, "--outdir", str(tmp_path / "two")],
-                          env=ENVIRONMENT, text=True, capture_output=True, timeout=100)
+
+    options = [
+        "train",
+        "unet",
+        "--init",
+        str(runs["unet"]),
+        "--steps",
+        "2",
+        "--batch",
+        "4",
+        "--sample-count",
+        "0",
+        "--lr",
+        "1e-3",
+        "--freeze",
+        "input_blocks.*",
+        "--classes",
+        "Flags,Symbols",
+        "--device",
+        "cpu",
+        "--warmup-steps",
+        "0",
+    ]
+    done = subprocess.run(
+        [MPIEXEC, "-n", "2", *main_of(forked()), *options, "--outdir", str(tmp_path / "two")],
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("tensors from") == 1 and "frozen " in done.stdout
     assert CliRunner().invoke(main, [*options, "--outdir", str(tmp_path / "one")]).exit_code == 0
-    one, two = (load_checkpoint(newest_checkpoint(tmp_path / name / "00000-unet-tiny"))[0] for name in ("one", "two"))
+    one, two = (
+        load_checkpoint(newest_checkpoint(tmp_path / name / "00000-unet-tiny"))[0]
+        for name in ("one", "two")
+    )
     before = weights(runs["unet"], "ema")
     for name in ("parameters", "ema"):
         assert relative_error(two[name], one[name]) < 1e-4  # Muon makes more of what rounding did
     trained = weights(tmp_path / "two" / "00000-unet-tiny")
     for name, array in before.items():
-        assert np.array_equal(trained[name], array) == name.startswith("input_blocks.") or name == "label_emb.weight"
+        assert (
+            np.array_equal(trained[name], array) == name.startswith("input_blocks.")
+            or name == "label_emb.weight"
+        )
 
 
 def test_a_dry_run_says_what_would_be_taken(runs):
-    done = CliRunner().invoke(main, ["train", "dit", "--init", str(runs["dit"]), "--classes", "Flags,Symbols",
-                                     "--dry-run", "--device", "cpu", "--freeze", "blocks.*"])
+    done = CliRunner().invoke(
+        main,
+        [
+            "train",
+            "dit",
+            "--init",
+            str(runs["dit"]),
+            "--classes",
+            "Flags,Symbols",
+            "--dry-run",
+            "--device",
+            "cpu",
+            "--freeze",
+            "blocks.*",
+        ],
+    )
     assert done.exit_code == 0, done.output
-    assert "init      30 of 31 tensors from" in done.output and "rows of 1 class: Symbols" in done.output
+    assert (
+        "init      30 of 31 tensors from" in done.output
+        and "rows of 1 class: Symbols" in done.output
+    )
     assert "tensors are frozen by blocks.*" in done.output
 
 
 def test_dense_weights_start_a_run_with_sparse_attention(tmp_path):
-    """…whose new layers are zero; another share of blocks is no contradiction, and back to attention to all there is
-    no way."""
-    options = {"image_size": 18, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 1, "num_heads": 1,
-               "num_classes": None, "device": "cpu"}
+    """…whose new layers are zero; another share of blocks is no contradiction, and back to
+    attention to all there is no way."""
+    options = {
+        "image_size": 18,
+        "in_channels": 3,
+        "patch_size": 2,
+        "hidden_size": 32,
+        "depth": 1,
+        "num_heads": 1,
+        "num_classes": None,
+        "device": "cpu",
+    }
     full, sparse = DiT(**options, seed=1), DiT(**options, attention="sla", seed=2)
     for name, model in (("full", full), ("sparse", sparse)):
         write_model_file(tmp_path / f"{name}.h5", model.options, model.arrays(), model="dit")
     result = initial.start_from(sparse, None, tmp_path / "full.h5")
-    assert "new: 2 tensors (blocks.0.attn.proj_l.weight, blocks.0.attn.proj_l.bias)" in result["lines"]
+    assert (
+        "new: 2 tensors (blocks.0.attn.proj_l.weight, blocks.0.attn.proj_l.bias)" in result["lines"]
+    )
     for name, array in sparse.arrays().items():
         assert not array.any() if ".proj_l." in name else np.array_equal(array, full.arrays()[name])
     given = {"model": "dit", "device": "cpu", "class_cond": False}
-    found = resolve({**given, "init": str(tmp_path / "full.h5"), "attention": "sla", "sla_topk": 0.5})
+    found = resolve(
+        {**given, "init": str(tmp_path / "full.h5"), "attention": "sla", "sla_topk": 0.5}
+    )
     assert (found.attention, found.sla_topk, found.hidden_size) == ("sla", 0.5, 32)
     assert resolve({**given, "init": str(tmp_path / "sparse.h5"), "sla_topk": 0.7}).sla_topk == 0.7
-    with pytest.raises(UsageError, match="--attention full contradicts --init .* whose model has attention sla"):
+    with pytest.raises(
+        UsageError, match="--attention full contradicts --init .* whose model has attention sla"
+    ):
         resolve({**given, "init": str(tmp_path / "sparse.h5"), "attention": "full"})
 
 
-# What is refused ------------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kind, given, words", [
-    ("unet", {"model": "dit"}, "holds a UNet, and this trains a DiT; use `numdiff train unet`"),
-    ("dit", {"architecture": "DiT-S/4"}, "--model DiT-S/4 contradicts --init .* whose model has hidden-size 24"),
-    ("dit", {"patch_size": 2}, "--patch-size 2 contradicts --init .* whose model has patch-size 4"),
-    ("dit", {"learn_sigma": True}, "--learn-sigma contradicts"),
-    ("dit", {"rope": True}, "--rope contradicts"),
-    ("dit", {"channels": 4}, "--channels 4 contradicts --init .* whose model takes 3"),
-    ("unet", {"channel_mult": (1, 2, 4)}, "--channel-mult 1,2,4 contradicts .* whose model has channel-mult 1,2"),
-    ("unet", {"num_heads": 2}, "--num-heads 2 contradicts .* whose model has num-head-channels 32"),
-    ("unet", {"use_new_attention_order": True}, "--use-new-attention-order contradicts"),
-    ("unet", {"init": "nix"}, "--init: nix does not exist; give .* .or a file of weights that `numdiff convert` reads"),
-    ("unet", {"init": None, "init_weights": "raw"}, "--init-weights raw needs --init")])
+
+@pytest.mark.parametrize(
+    "kind, given, words",
+    [
+        ("unet", {"model": "dit"}, "holds a UNet, and this trains a DiT; use `numdiff train unet`"),
+        (
+            "dit",
+            {"architecture": "DiT-S/4"},
+            "--model DiT-S/4 contradicts --init .* whose model has hidden-size 24",
+        ),
+        (
+            "dit",
+            {"patch_size": 2},
+            "--patch-size 2 contradicts --init .* whose model has patch-size 4",
+        ),
+        ("dit", {"learn_sigma": True}, "--learn-sigma contradicts"),
+        ("dit", {"rope": True}, "--rope contradicts"),
+        ("dit", {"channels": 4}, "--channels 4 contradicts --init .* whose model takes 3"),
+        (
+            "unet",
+            {"channel_mult": (1, 2, 4)},
+            "--channel-mult 1,2,4 contradicts .* whose model has channel-mult 1,2",
+        ),
+        (
+            "unet",
+            {"num_heads": 2},
+            "--num-heads 2 contradicts .* whose model has num-head-channels 32",
+        ),
+        ("unet", {"use_new_attention_order": True}, "--use-new-attention-order contradicts"),
+        (
+            "unet",
+            {"init": "nix"},
+            "--init: nix does not exist; give .* .or a file of weights that `numdiff convert` reads",
+        ),
+        ("unet", {"init": None, "init_weights": "raw"}, "--init-weights raw needs --init"),
+    ],
+)
 def test_settings_that_contradict_the_file(runs, kind, given, words):
     with pytest.raises(UsageError, match=words):
         resolve({"model": kind, "init": str(runs[kind]), "device": "cpu", **given})
 
 
-@pytest.mark.parametrize("given, words", [
-    ({"path": "linear"}, "--path linear does not go with --init .*m.h5, whose model learns its variance.*leave --path"),
-    ({"min_snr_gamma": 5.0}, "--min-snr-gamma 5 does not go with --init"),
-    ({"path": "linear", "learn_sigma": True}, "--learn-sigma does not go with --path linear")])
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (
+            {"path": "linear"},
+            "--path linear does not go with --init .*m.h5, whose model learns its variance.*leave --path",
+        ),
+        ({"min_snr_gamma": 5.0}, "--min-snr-gamma 5 does not go with --init"),
+        ({"path": "linear", "learn_sigma": True}, "--learn-sigma does not go with --path linear"),
+    ],
+)
 def test_a_learned_variance_has_its_objective(tmp_path, given, words):
-    model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=None)
+    model = DiT(
+        image_size=8,
+        in_channels=3,
+        patch_size=4,
+        hidden_size=24,
+        depth=1,
+        num_heads=2,
+        num_classes=None,
+    )
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
     assert resolve({"model": "dit", "init": str(tmp_path / "m.h5"), "device": "cpu"}).learn_sigma
     with pytest.raises(UsageError, match=words):
@@ -360,24 +620,55 @@ def test_a_learned_variance_has_its_objective(tmp_path, given, words):
 
 
 def test_images_of_other_channels(tmp_path):
-    model = DiT(image_size=8, in_channels=4, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=None,
-                learn_sigma=False)
+    model = DiT(
+        image_size=8,
+        in_channels=4,
+        patch_size=4,
+        hidden_size=24,
+        depth=1,
+        num_heads=2,
+        num_classes=None,
+        learn_sigma=False,
+    )
     write_model_file(tmp_path / "latents.h5", model.options, model.arrays(), model="dit")
-    given = {"model": "dit", "init": str(tmp_path / "latents.h5"), "device": "cpu", "class_cond": False}
-    for begin in (lambda: run(tmp_path, 1, **given), lambda: list(describe_without_training(resolve(given)))):
-        with pytest.raises(UsageError, match="have 3 channels, and the model of --init .*latents.h5 takes 4"):
+    given = {
+        "model": "dit",
+        "init": str(tmp_path / "latents.h5"),
+        "device": "cpu",
+        "class_cond": False,
+    }
+    for begin in (
+        lambda: run(tmp_path, 1, **given),
+        lambda: list(describe_without_training(resolve(given))),
+    ):
+        with pytest.raises(
+            UsageError, match="have 3 channels, and the model of --init .*latents.h5 takes 4"
+        ):
             begin()
     assert not list(tmp_path.glob("0*"))
 
 
-@pytest.mark.parametrize("change, words", [
-    (lambda arrays: arrays.pop("time_embed.0.weight"),
-     r"cannot use .*bad.npz: .* missing 1 \(time_embed.0.weight\); save the whole model"),
-    (lambda arrays: [arrays.pop(name) for name in list(arrays) if "middle_block" in name],
-     r"missing 26 \(middle_block\..*, …\)"),
-    (lambda arrays: arrays.update({f"extra.{i}": np.zeros(3, np.float32) for i in range(7)}),
-     r"unexpected 7 \(extra.0, extra.1, extra.2, extra.3, extra.4, …\)"),
-    (lambda arrays: arrays.update({"out.2.bias": np.full(3, np.nan, np.float32)}), "finite, first in out.2.bias")])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (
+            lambda arrays: arrays.pop("time_embed.0.weight"),
+            r"cannot use .*bad.npz: .* missing 1 \(time_embed.0.weight\); save the whole model",
+        ),
+        (
+            lambda arrays: [arrays.pop(name) for name in list(arrays) if "middle_block" in name],
+            r"missing 26 \(middle_block\..*, …\)",
+        ),
+        (
+            lambda arrays: arrays.update({f"extra.{i}": np.zeros(3, np.float32) for i in range(7)}),
+            r"unexpected 7 \(extra.0, extra.1, extra.2, extra.3, extra.4, …\)",
+        ),
+        (
+            lambda arrays: arrays.update({"out.2.bias": np.full(3, np.nan, np.float32)}),
+            "finite, first in out.2.bias",
+        ),
+    ],
+)
 def test_state_dicts_that_are_not_whole(tmp_path, runs, change, words):
     convert(runs["unet"], tmp_path / "m.npz")
     with np.load(tmp_path / "m.npz") as file:
@@ -385,15 +676,33 @@ def test_state_dicts_that_are_not_whole(tmp_path, runs, change, words):
     change(arrays)
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(NumdiffError, match=words):
-        resolve({"model": "unet", "init": str(tmp_path / "bad.npz"), "image_size": 8, "device": "cpu",
-                 "num_head_channels": 32})
+        resolve(
+            {
+                "model": "unet",
+                "init": str(tmp_path / "bad.npz"),
+                "image_size": 8,
+                "device": "cpu",
+                "num_head_channels": 32,
+            }
+        )
 
 
 def public_dit(folder, stated=True, **options):
-    """A function that writes a small DiT's public state dict without what `lacks` says of a name. stated: with its
-    settings."""
-    model = DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 4, "hidden_size": 24, "depth": 3, "num_heads": 2,
-                   "num_classes": 5, "device": "cpu", **options})
+    """A function that writes a small DiT's public state dict without what `lacks` says of a name.
+    stated: with its settings."""
+    model = DiT(
+        **{
+            "image_size": 8,
+            "in_channels": 3,
+            "patch_size": 4,
+            "hidden_size": 24,
+            "depth": 3,
+            "num_heads": 2,
+            "num_classes": 5,
+            "device": "cpu",
+            **options,
+        }
+    )
     write_model_file(folder / "m.h5", model.options, model.arrays(), model="dit")
     convert(folder / "m.h5", folder / "m.npz")
     with np.load(folder / "m.npz") as file:
@@ -402,7 +711,9 @@ def public_dit(folder, stated=True, **options):
         comment = archive.comment
 
     def write(lacks):
-        np.savez(folder / "bad.npz", **{name: array for name, array in arrays.items() if not lacks(name)})
+        np.savez(
+            folder / "bad.npz", **{name: array for name, array in arrays.items() if not lacks(name)}
+        )
         if stated:
             with zipfile.ZipFile(folder / "bad.npz", "a") as archive:
                 archive.comment = comment
@@ -411,36 +722,60 @@ def public_dit(folder, stated=True, **options):
     return write
 
 
-@pytest.mark.parametrize("lacks, words", [
-    ("blocks.0.", r"missing 10 \(blocks.0.attn.qkv.weight, blocks.0.attn.qkv.bias, blocks.0.attn.proj.weight, "
-                  r"blocks.0.attn.proj.bias, blocks.0.mlp.fc1.weight, …\); save the whole model"),
-    ("blocks.0.mlp", r"missing 4 \(blocks.0.mlp.fc1.weight, .*, blocks.0.mlp.fc2.bias\); save"),
-    ("blocks.1.", r"missing 10 \(blocks.1.attn"), ("final_layer", r"missing 4 \(final_layer.linear.weight, "),
-    ("x_embedder.proj.bias", r"missing 1 \(x_embedder.proj.bias\)"),
-    ("blocks.2.", r"missing 10 \(blocks.2.attn.*, …\); save the whole model")])  # of whose depth the settings tell
+@pytest.mark.parametrize(
+    "lacks, words",
+    [
+        (
+            "blocks.0.",
+            r"missing 10 \(blocks.0.attn.qkv.weight, blocks.0.attn.qkv.bias, blocks.0.attn.proj.weight, "
+            r"blocks.0.attn.proj.bias, blocks.0.mlp.fc1.weight, …\); save the whole model",
+        ),
+        ("blocks.0.mlp", r"missing 4 \(blocks.0.mlp.fc1.weight, .*, blocks.0.mlp.fc2.bias\); save"),
+        ("blocks.1.", r"missing 10 \(blocks.1.attn"),
+        ("final_layer", r"missing 4 \(final_layer.linear.weight, "),
+        ("x_embedder.proj.bias", r"missing 1 \(x_embedder.proj.bias\)"),
+        # of whose depth the settings tell
+        ("blocks.2.", r"missing 10 \(blocks.2.attn.*, …\); save the whole model"),
+    ],
+)
 def test_dits_that_are_not_whole(tmp_path, lacks, words):
     bad = public_dit(tmp_path)(lambda name: name.startswith(lacks))
-    for use in (lambda: resolve({"model": "dit", "init": bad, "device": "cpu"}),
-                lambda: convert(bad, tmp_path / "out.h5")):
+    for use in (
+        lambda: resolve({"model": "dit", "init": bad, "device": "cpu"}),
+        lambda: convert(bad, tmp_path / "out.h5"),
+    ):
         with pytest.raises(NumdiffError, match=rf"cannot use .*bad.npz: .* {words}"):
             use()
 
 
 def test_a_dit_whose_last_block_is_missing(tmp_path):
-    """Without settings it is a shallower model, unless the run's name or depth says otherwise; the log reports it."""
+    """Without settings it is a shallower model, unless the run's name or depth says otherwise; the
+    log reports it."""
     write = public_dit(tmp_path, stated=False, hidden_size=384, depth=2, num_heads=6, image_size=4)
     bad = write(lambda name: name.startswith("blocks.1."))
     given = {"model": "dit", "init": bad, "device": "cpu"}
-    with pytest.raises(UsageError, match=r"its size, 1 blocks of 384 channels, is no published one \(a DiT-S has 12 "
-                                         r"blocks\): give --heads\."):
+    with pytest.raises(
+        UsageError,
+        match=r"its size, 1 blocks of 384 channels, is no published one \(a DiT-S has 12 "
+        r"blocks\): give --heads\.",
+    ):
         resolve(given)
-    with pytest.raises(UsageError, match=r"--model DiT-S/4 contradicts --init .* whose model has depth 1;"):
+    with pytest.raises(
+        UsageError, match=r"--model DiT-S/4 contradicts --init .* whose model has depth 1;"
+    ):
         resolve({**given, "architecture": "DiT-S/4"})
-    with pytest.raises(UsageError, match=r"--depth 2 contradicts --init .* whose model has depth 1;"):
+    with pytest.raises(
+        UsageError, match=r"--depth 2 contradicts --init .* whose model has depth 1;"
+    ):
         resolve({**given, "depth": 2, "heads": 6})
     odd = "depth: 1 blocks, where a DiT-S, as wide, has 12: if it should be one, the file lacks the last"
-    assert any(odd in line for line in describe_without_training(resolve({**given, "heads": 6, "image_size": 64})))
-    assert [": ".join(note) for note in convert(bad, tmp_path / "out.h5", num_heads=6).notes] == [odd]
+    assert any(
+        odd in line
+        for line in describe_without_training(resolve({**given, "heads": 6, "image_size": 64}))
+    )
+    assert [": ".join(note) for note in convert(bad, tmp_path / "out.h5", num_heads=6).notes] == [
+        odd
+    ]
     whole = public_dit(tmp_path, hidden_size=384, depth=1, num_heads=6)(lambda name: False)
     assert not convert(whole, tmp_path / "out.h5").notes  # its settings say the same
 
@@ -457,8 +792,17 @@ class Bomb:
         return exec, ("open('exploded', 'w')",)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x89HDF\r\n\x1a\n" + b"\0" * 300, pickle.dumps({"model": Bomb()}),
-                                     b"PK\x03\x04 no zip", b"{}", b"\x89PNG\r\n\x1a\n" + b"\0" * 300])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x89HDF\r\n\x1a\n" + b"\0" * 300,
+        pickle.dumps({"model": Bomb()}),
+        b"PK\x03\x04 no zip",
+        b"{}",
+        b"\x89PNG\r\n\x1a\n" + b"\0" * 300,
+    ],
+)
 def test_damaged_files_and_programs(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.pt").write_bytes(content)
@@ -470,19 +814,30 @@ def test_damaged_files_and_programs(tmp_path, monkeypatch, content):
 
 
 def test_a_dataset_is_no_start():
-    with pytest.raises(NumdiffError, match="^--init: .*emoji64.h5 is an HDF5 file but not a numdiff checkpoint; give"):
+    with pytest.raises(
+        NumdiffError,
+        match="^--init: .*emoji64.h5 is an HDF5 file but not a numdiff checkpoint; give",
+    ):
         resolve({"model": "unet", "init": default_path(), "device": "cpu"})
 
 
 def test_init_and_resume_exclude_each_other(runs):
-    done = CliRunner().invoke(main, ["train", "unet", "--init", str(runs["unet"]), "--resume", str(runs["unet"])])
+    done = CliRunner().invoke(
+        main, ["train", "unet", "--init", str(runs["unet"]), "--resume", str(runs["unet"])]
+    )
     assert done.exit_code == 2 and "--init and --resume exclude each other" in done.output
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"model_channels": 64}, "its model has model_channels 32, and this one 64"),
-    ({"learn_sigma": True}, "its model has learn_sigma no, and this one yes")])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"model_channels": 64}, "its model has model_channels 32, and this one 64"),
+        ({"learn_sigma": True}, "its model has learn_sigma no, and this one yes"),
+    ],
+)
 def test_a_trainer_refuses_weights_of_another_model(runs, options, words):
-    model = UNet(**{**numdiff.load(runs["unet"], "cpu").options, **options}, device="cpu", seed=None)
+    model = UNet(
+        **{**numdiff.load(runs["unet"], "cpu").options, **options}, device="cpu", seed=None
+    )
     with pytest.raises(UsageError, match=words):
         Trainer(model, open_dataset(image_size=8, classes=UNET["classes"]), init=str(runs["unet"]))

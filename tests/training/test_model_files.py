@@ -1,4 +1,6 @@
-"""Models as files: loading, converting in both directions, and what is said where it cannot be done."""
+"""Models as files: loading, converting in both directions, and what is said where it cannot be
+done."""
+
 import zipfile
 
 import h5py
@@ -20,9 +22,16 @@ from numdiff.training.model_files import convert, load, read_model_file, write_m
 from tests.conftest import relative_error
 from tests.reference import stored
 
-HEADS = {"plain": {"num_head_channels": 32}, "classes_updown": {"num_head_channels": 16},
-         "convolutions": {"num_heads": 2, "num_heads_upsample": 4, "use_new_attention_order": True,
-                          "max_period": 1000.0}}
+HEADS = {
+    "plain": {"num_head_channels": 32},
+    "classes_updown": {"num_head_channels": 16},
+    "convolutions": {
+        "num_heads": 2,
+        "num_heads_upsample": 4,
+        "use_new_attention_order": True,
+        "max_period": 1000.0,
+    },
+}
 
 
 def stored_state(name):
@@ -39,11 +48,18 @@ def write_npz(path, state_dict):
 
 @pytest.mark.parametrize("name", list(HEADS))
 def test_converted_model_gives_the_twins_output(tmp_path, name):
-    """npz → h5 → model → the values that PyTorch gave; h5 → safetensors → h5 keeps weights and options."""
+    """npz → h5 → model → the values that PyTorch gave; h5 → safetensors → h5 keeps weights and
+    options."""
     reference, state = stored_state(name)
     size = reference["info"]["options"]["image_size"]
     source = write_npz(tmp_path / "weights.npz", state)
-    result = convert(source, tmp_path / "model.h5", image_size=size, diffusion={"schedule": "cosine"}, **HEADS[name])
+    result = convert(
+        source,
+        tmp_path / "model.h5",
+        image_size=size,
+        diffusion={"schedule": "cosine"},
+        **HEADS[name],
+    )
     assert result.parameters == sum(a.size for a in state.values())
     model = load(tmp_path / "model.h5", "cpu")
     assert model.diffusion == {"steps": 1000, "schedule": "cosine", "prediction": "eps"}
@@ -56,13 +72,17 @@ def test_converted_model_gives_the_twins_output(tmp_path, name):
         assert np.array_equal(array, to_numdiff_layout({key: state[key]})[key])
     convert(tmp_path / "again.h5", tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as exported:
-        assert exported.files == list(state) and all(np.array_equal(exported[k], state[k]) for k in state)
+        assert exported.files == list(state) and all(
+            np.array_equal(exported[k], state[k]) for k in state
+        )
 
 
 def test_index_is_that_of_the_model(tmp_path):
     """A model file's flat buffer has exactly the model's layout."""
     _, state = stored_state("plain")
-    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=8, num_head_channels=32)
+    convert(
+        write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=8, num_head_channels=32
+    )
     buffers, meta = load_checkpoint(tmp_path / "m.h5")
     model = load(tmp_path / "m.h5", "cpu")
     assert meta["index"] == model.parameters.index
@@ -71,19 +91,36 @@ def test_index_is_that_of_the_model(tmp_path):
 
 PICTURES = {"sampler": "heun", "steps": 7}
 
+
 @pytest.fixture
 def run(tmp_path):
-    """A run folder with two checkpoints, as training leaves them; the parameters are ones, the EMA twos."""
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
-                 device="cpu")
+    """A run folder with two checkpoints, as training leaves them; the parameters are ones, the EMA
+    twos."""
+    model = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1,),
+        num_res_blocks=1,
+        attention_resolutions=(),
+        device="cpu",
+    )
     folder = tmp_path / "00000-unet"
     folder.mkdir()
     for step in (10, 20):
         ones = np.ones(model.parameters.total, np.float32)
-        save_checkpoint(folder / checkpoint_name(step), {"parameters": ones, "ema": 2 * ones, "m": ones}, {
-            "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": step,
-            "classes": ["cat"], "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"},
-            "pictures": PICTURES})
+        save_checkpoint(
+            folder / checkpoint_name(step),
+            {"parameters": ones, "ema": 2 * ones, "m": ones},
+            {
+                "model": "unet",
+                "model_options": model.options,
+                "index": model.parameters.index,
+                "step": step,
+                "classes": ["cat"],
+                "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"},
+                "pictures": PICTURES,
+            },
+        )
     return folder
 
 
@@ -111,12 +148,14 @@ def test_convert_replaces_nothing_that_is_kept(tmp_path, run):
     (folder / "config.json").write_text("{}")
     before = {path: path.read_bytes() for path in (newest, other, *folder.iterdir())}
     for source, target, message in (
-            (run, newest, "it is a checkpoint of a run; give another name"),
-            (newest, newest, "which is read"), (run, other, "it is a checkpoint of a run"),
-            (run, tmp_path / "data.h5", "it is a dataset"),
-            (run, tmp_path / "no" / "m.h5", "the folder does not exist"),
-            (folder, folder / "diffusion_pytorch_model.safetensors", "which is read"),
-            (folder / "diffusion_pytorch_model.safetensors", folder, "which is read")):
+        (run, newest, "it is a checkpoint of a run; give another name"),
+        (newest, newest, "which is read"),
+        (run, other, "it is a checkpoint of a run"),
+        (run, tmp_path / "data.h5", "it is a dataset"),
+        (run, tmp_path / "no" / "m.h5", "the folder does not exist"),
+        (folder, folder / "diffusion_pytorch_model.safetensors", "which is read"),
+        (folder / "diffusion_pytorch_model.safetensors", folder, "which is read"),
+    ):
         with pytest.raises(NumdiffError, match=message):
             convert(source, target)
     (run / "options.json").write_text("{}")
@@ -133,9 +172,14 @@ def test_averaged_weights_that_are_asked_for_must_be_there(tmp_path, run):
     save_checkpoint(tmp_path / "raw.h5", buffers, meta)
     model = load(tmp_path / "raw.h5", "cpu")
     assert model.meta["step"] == 20 and all((a == 1).all() for a in model.arrays().values())
-    for ask in (lambda: load(tmp_path / "raw.h5", "cpu", "ema"),
-                lambda: convert(tmp_path / "raw.h5", tmp_path / "m.h5", "ema")):
-        with pytest.raises(UsageError, match="raw.h5 holds no averaged weights.* give weights raw, or leave that out"):
+    for ask in (
+        lambda: load(tmp_path / "raw.h5", "cpu", "ema"),
+        lambda: convert(tmp_path / "raw.h5", tmp_path / "m.h5", "ema"),
+    ):
+        with pytest.raises(
+            UsageError,
+            match="raw.h5 holds no averaged weights.* give weights raw, or leave that out",
+        ):
             ask()
     convert(tmp_path / "raw.h5", tmp_path / "m.h5")
     load(tmp_path / "m.h5", "cpu", "ema")  # of one set, which may be of averages
@@ -145,12 +189,13 @@ def test_what_is_missing_is_asked_for(tmp_path):
     _, state = stored_state("plain")
     source, out = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
     for options, message in (
-            ({}, "--image-size"),
-            ({"image_size": 8}, "--num-head-channels"),
-            ({"image_size": 8, "num_heads": 2, "num_head_channels": 32}, "exclude each other"),
-            ({"image_size": 8, "num_head_channels": 48}, "heads of 48"),
-            ({"image_size": 7, "num_head_channels": 32}, "cannot be halved"),
-            ({"image_size": 0, "num_head_channels": 32}, "--image-size 0 is out of range")):
+        ({}, "--image-size"),
+        ({"image_size": 8}, "--num-head-channels"),
+        ({"image_size": 8, "num_heads": 2, "num_head_channels": 32}, "exclude each other"),
+        ({"image_size": 8, "num_head_channels": 48}, "heads of 48"),
+        ({"image_size": 7, "num_head_channels": 32}, "cannot be halved"),
+        ({"image_size": 0, "num_head_channels": 32}, "--image-size 0 is out of range"),
+    ):
         with pytest.raises(UsageError, match=message):
             convert(source, out, **options)
     with pytest.raises(UsageError, match="must end in .h5"):
@@ -182,7 +227,10 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
             load(path, "cpu")
 
     refused("does not exist", tmp_path / "nothing.h5")
-    refused("is a folder that holds runs, and not itself a run: give one of them, such as .*00000-unet", tmp_path)
+    refused(
+        "is a folder that holds runs, and not itself a run: give one of them, such as .*00000-unet",
+        tmp_path,
+    )
     (tmp_path / "empty").mkdir()
     refused("holds no checkpoint", tmp_path / "empty")
     newest = run / checkpoint_name(20)
@@ -201,46 +249,81 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
         convert(run / checkpoint_name(10), tmp_path / "x.npz", image_size=8)
 
 
-# Without `numdiff convert` --------------------------------------------------------------------------------------------
+# Without `numdiff convert` ------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("target", ["w.npz", "w.safetensors", "folder"])
 def test_what_convert_writes_is_loaded_as_it_is(tmp_path, target):
-    model = DiT(image_size=8, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=2, device="cpu")
+    model = DiT(
+        image_size=8,
+        patch_size=4,
+        hidden_size=24,
+        depth=1,
+        num_heads=2,
+        num_classes=2,
+        device="cpu",
+    )
     model.parameters.load_flat(np.random.default_rng(0).standard_normal(model.parameters.total))
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {"steps": 50, "prediction": "v"}, 7, "dit",
-                     classes=["cat", "dog"], pictures=PICTURES)
+    write_model_file(
+        tmp_path / "m.h5",
+        model.options,
+        model.arrays(),
+        {"steps": 50, "prediction": "v"},
+        7,
+        "dit",
+        classes=["cat", "dog"],
+        pictures=PICTURES,
+    )
     convert(tmp_path / "m.h5", tmp_path / target)
     before, there = load(tmp_path / "m.h5", "cpu"), load(tmp_path / target, "cpu")
     assert (before.options, before.diffusion) == (there.options, there.diffusion)
-    assert all(np.array_equal(array, there.arrays()[name]) for name, array in before.arrays().items())
-    assert all(before.meta[name] == there.meta[name] for name in ("model", "step", "classes", "pictures", "diffusion"))
-    for given, words in (({"ema_std": 0.1}, "ema_std 0.1 is of a run that kept averages"),
-                         ({"weights": "best"}, "unknown weights 'best'")):
+    assert all(
+        np.array_equal(array, there.arrays()[name]) for name, array in before.arrays().items()
+    )
+    assert all(
+        before.meta[name] == there.meta[name]
+        for name in ("model", "step", "classes", "pictures", "diffusion")
+    )
+    for given, words in (
+        ({"ema_std": 0.1}, "ema_std 0.1 is of a run that kept averages"),
+        ({"weights": "best"}, "unknown weights 'best'"),
+    ):
         with pytest.raises(UsageError, match=words):
             load(tmp_path / target, "cpu", **given)
 
 
 def test_what_a_file_does_not_tell_is_taken_as_usual_and_said(tmp_path, caplog):
     with open(tmp_path / "w.npz", "wb") as file:
-        write_state_dict(file, stored_state("plain")[1], "npz", {"image_size": 8, "num_head_channels": 32})
+        write_state_dict(
+            file, stored_state("plain")[1], "npz", {"image_size": 8, "num_head_channels": 32}
+        )
     with caplog.at_level("WARNING", "numdiff"):
         model = load(tmp_path / "w.npz", "cpu")
     assert model.diffusion == Diffusion().options
     (said,) = caplog.messages
-    assert said.endswith("w.npz: diffusion: the file does not store it, and its model is taken for one that "
-                         "predicts eps in 1000 steps of the linear schedule; `numdiff convert` has options for others")
+    assert said.endswith(
+        "w.npz: diffusion: the file does not store it, and its model is taken for one that "
+        "predicts eps in 1000 steps of the linear schedule; `numdiff convert` has options for others"
+    )
 
 
-@pytest.mark.parametrize("stored, options", [
-    ({}, "--image-size, for example"), ({"image_size": 8}, r"--num-head-channels \(64 for"),
-    ({**HEADS["plain"], "image_size": 8, "betas": 4000}, "--rescale-timesteps where")])
+@pytest.mark.parametrize(
+    "stored, options",
+    [
+        ({}, "--image-size, for example"),
+        ({"image_size": 8}, r"--num-head-channels \(64 for"),
+        ({**HEADS["plain"], "image_size": 8, "betas": 4000}, "--rescale-timesteps where"),
+    ],
+)
 def test_options_of_convert_alone_are_named(tmp_path, stored, options):
     state = dict(stored_state("plain")[1])
     if steps := stored.pop("betas", None):
         state["betas"] = np.linspace(0.1 / steps, 20 / steps, steps)
     with open(tmp_path / "w.npz", "wb") as file:
         write_state_dict(file, state, "npz", stored)
-    with pytest.raises(UsageError, match=f"w.npz does not say .*: run `numdiff convert` with {options}"):
+    with pytest.raises(
+        UsageError, match=f"w.npz does not say .*: run `numdiff convert` with {options}"
+    ):
         load(tmp_path / "w.npz", "cpu")
 
 
@@ -248,25 +331,41 @@ def test_safetensors_options_are_checked(tmp_path):
     """The options in a foreign file are words from outside: those of another type are not believed."""
     _, state = stored_state("plain")
     with open(tmp_path / "w.safetensors", "wb") as file:
-        write_state_dict(file, state, "safetensors", {"image_size": "8", "num_heads": -3, "model_channels": 10**9,
-                                                      "num_head_channels": [1], "max_period": None})
+        write_state_dict(
+            file,
+            state,
+            "safetensors",
+            {
+                "image_size": "8",
+                "num_heads": -3,
+                "model_channels": 10**9,
+                "num_head_channels": [1],
+                "max_period": None,
+            },
+        )
     with pytest.raises(UsageError, match="--image-size"):
         convert(tmp_path / "w.safetensors", tmp_path / "m.h5")
-    result = convert(tmp_path / "w.safetensors", tmp_path / "m.h5", image_size=8, num_head_channels=32)
+    result = convert(
+        tmp_path / "w.safetensors", tmp_path / "m.h5", image_size=8, num_head_channels=32
+    )
     assert result.options["model_channels"] == 64
 
 
-# The diffusion -------------------------------------------------------------------------------------------------------
+# The diffusion ------------------------------------------------------------------------------------
 
 PLAIN = {"image_size": 8, "num_head_channels": 32}
 
 
 def test_rescaled_timesteps_are_an_option_kept_and_reported(tmp_path):
-    """A UNet of other than 1000 steps may have been trained either way, and nothing in its weights says which."""
+    """A UNet of other than 1000 steps may have been trained either way, and nothing in its weights
+    says which."""
     _, state = stored_state("plain")
     source, model = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
     for steps in (4000, 100):
-        with pytest.raises(UsageError, match="--rescale-timesteps where it was trained .* else --no-rescale-timesteps"):
+        with pytest.raises(
+            UsageError,
+            match="--rescale-timesteps where it was trained .* else --no-rescale-timesteps",
+        ):
             convert(source, model, diffusion={"steps": steps}, **PLAIN)
     result = convert(source, model, diffusion={"steps": 4000, "rescale_timesteps": False}, **PLAIN)
     assert result.diffusion == {"steps": 4000, "schedule": "linear", "prediction": "eps"}
@@ -274,12 +373,15 @@ def test_rescaled_timesteps_are_an_option_kept_and_reported(tmp_path):
     result = convert(source, model, diffusion=given, **PLAIN)
     wanted = {"steps": 4000, "schedule": "cosine", "prediction": "v", "timestep_scale": 0.25}
     assert result.diffusion == load(model, "cpu").diffusion == wanted
-    result = convert(model, tmp_path / "w.safetensors")  # an export keeps it, and says it in the other program's words
+    # an export keeps it, and says it in the other program's words
+    result = convert(model, tmp_path / "w.safetensors")
     assert "--diffusion_steps 4000 --noise_schedule cosine" in result.notes[0][1]
     assert result.notes[0][1].endswith("--rescale_timesteps True")
     assert ("no flag there", "the prediction v") in result.notes
     assert convert(tmp_path / "w.safetensors", tmp_path / "n.h5").diffusion == wanted
-    again = convert(tmp_path / "w.safetensors", tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
+    again = convert(
+        tmp_path / "w.safetensors", tmp_path / "n.h5", diffusion={"rescale_timesteps": False}
+    )
     assert "timestep_scale" not in again.diffusion
     with pytest.raises(UsageError, match="leave out --rescale-timesteps"):
         convert(model, tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
@@ -292,39 +394,67 @@ def test_an_npz_stores_its_model_and_diffusion_where_np_load_does_not_look(tmp_p
     convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", diffusion=given, **PLAIN)
     first = convert(tmp_path / "m.h5", tmp_path / "e.npz")
     again = convert(tmp_path / "e.npz", tmp_path / "n.h5")
-    assert (again.options, again.diffusion) == (first.options, first.diffusion) and first.diffusion["steps"] == 4000
+    assert (again.options, again.diffusion) == (first.options, first.diffusion) and first.diffusion[
+        "steps"
+    ] == 4000
     assert set(np.load(tmp_path / "e.npz")) == set(np.load(tmp_path / "w.npz"))
-    for comment in (b"made by hand", b"[1]", b"\xff\x00", b'{"numdiff_options": 3, "numdiff_diffusion": [1]}',
-                    b"9" * 65535):
+    for comment in (
+        b"made by hand",
+        b"[1]",
+        b"\xff\x00",
+        b'{"numdiff_options": 3, "numdiff_diffusion": [1]}',
+        b"9" * 65535,
+    ):
         with zipfile.ZipFile(tmp_path / "e.npz", "a") as archive:
             archive.comment = comment
         assert convert(tmp_path / "e.npz", tmp_path / "n.h5", **PLAIN).diffusion["steps"] == 1000
 
 
 def test_the_diffusion_in_an_export_is_checked(tmp_path):
-    """Words from outside: what is no diffusion is refused, not left out, as that would be another model."""
+    """Words from outside: what is no diffusion is refused, not left out, as that would be another
+    model."""
     _, state = stored_state("plain")
-    for wrong in ({"steps": "9"}, {"steps": 10**9}, {"backend": "x"}, {"timestep_scale": 0}, {"schedule": "wavy"},
-                  {"prediction": ["eps"]}, {"colour": 3}):
+    for wrong in (
+        {"steps": "9"},
+        {"steps": 10**9},
+        {"backend": "x"},
+        {"timestep_scale": 0},
+        {"schedule": "wavy"},
+        {"prediction": ["eps"]},
+        {"colour": 3},
+    ):
         with open(tmp_path / "w.safetensors", "wb") as file:
             write_state_dict(file, state, "safetensors", PLAIN, wrong)
-        with pytest.raises(NumdiffError, match=next(iter(wrong)) if "schedule" not in wrong else "unknown schedule"):
+        with pytest.raises(
+            NumdiffError, match=next(iter(wrong)) if "schedule" not in wrong else "unknown schedule"
+        ):
             convert(tmp_path / "w.safetensors", tmp_path / "m.h5")
     assert not (tmp_path / "m.h5").exists()
 
 
 def test_tables_in_a_file_say_the_schedule(tmp_path):
-    """Buffers of a diffusion that is a module: betas or ᾱ decide steps and schedule, and other ones are refused."""
+    """Buffers of a diffusion that is a module: betas or ᾱ decide steps and schedule, and other ones
+    are refused."""
     _, state = stored_state("plain")
     bars = alpha_bars("cosine", 1000)
     betas = 1 - bars / np.append(1.0, bars[:-1])
-    for tables in ({"betas": betas.astype(np.float32)}, {"diffusion.alphas_cumprod": bars.astype(np.float32)}):
-        wrapped = {**{f"model.{name}": array for name, array in state.items()}, **tables, "sqrt_alphas_cumprod": betas}
+    for tables in (
+        {"betas": betas.astype(np.float32)},
+        {"diffusion.alphas_cumprod": bars.astype(np.float32)},
+    ):
+        wrapped = {
+            **{f"model.{name}": array for name, array in state.items()},
+            **tables,
+            "sqrt_alphas_cumprod": betas,
+        }
         result = convert(write_npz(tmp_path / "w.npz", wrapped), tmp_path / "m.h5", **PLAIN)
         assert result.diffusion["schedule"] == "cosine"
     with pytest.raises(UsageError, match="--schedule linear: the betas of .* say cosine"):
         convert(tmp_path / "w.npz", tmp_path / "m.h5", diffusion={"schedule": "linear"}, **PLAIN)
-    for wrong, message in ((betas**2, "neither those of linear nor those of cosine"), (betas[None], "has the shape")):
+    for wrong, message in (
+        (betas**2, "neither those of linear nor those of cosine"),
+        (betas[None], "has the shape"),
+    ):
         write_npz(tmp_path / "w.npz", {**state, "betas": wrong})
         with pytest.raises(NumdiffError, match=message):
             convert(tmp_path / "w.npz", tmp_path / "m.h5", **PLAIN)
@@ -333,12 +463,13 @@ def test_tables_in_a_file_say_the_schedule(tmp_path):
         convert(tmp_path / "w.npz", tmp_path / "m.h5", **PLAIN)
 
 
-# guided-diffusion ----------------------------------------------------------------------------------------------------
+# guided-diffusion ---------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", list(HEADS))
 def test_pooling_as_convolutions_gives_the_same(tmp_path, name):
-    """What guided-diffusion's scripts cannot load (conv_resample=False) is reported, and converted to what they can
-    load."""
+    """What guided-diffusion's scripts cannot load (conv_resample=False) is reported, and converted
+    to what they can load."""
     reference, state = stored_state(name)
     options = reference["info"]["options"]
     source = write_npz(tmp_path / "w.npz", state)
@@ -350,34 +481,85 @@ def test_pooling_as_convolutions_gives_the_same(tmp_path, name):
     assert not any("conv_resample" in text for _, text in result.notes)
     assert result.options["conv_resample"] or options.get("resblock_updown")
     convert(tmp_path / "c.safetensors", tmp_path / "c.h5")
-    output = load(tmp_path / "c.h5", "cpu").predict(reference["x"], reference["t"], reference.get("y"))
+    output = load(tmp_path / "c.h5", "cpu").predict(
+        reference["x"], reference["t"], reference.get("y")
+    )
     assert relative_error(output, reference["output"]) < 1e-4
 
 
 def test_flags_of_guided_diffusion():
     """Every option that its scripts know, in their words; and what they have no word for."""
-    model = UNet(image_size=64, channel_mult=(1, 2), attention_resolutions=(32, 7), num_classes=9, device="ptx")
+    model = UNet(
+        image_size=64,
+        channel_mult=(1, 2),
+        attention_resolutions=(32, 7),
+        num_classes=9,
+        device="ptx",
+    )
     options = model.options
-    flags, missing = guided_diffusion_flags(options, {"steps": 1000, "schedule": "cosine", "prediction": "x_0"})
+    flags, missing = guided_diffusion_flags(
+        options, {"steps": 1000, "schedule": "cosine", "prediction": "x_0"}
+    )
     words = flags.split()
     flags = dict(zip(words[::2], words[1::2], strict=True))
-    assert (flags["--channel_mult"], flags["--attention_resolutions"], flags["--num_channels"]) == ("1,2", "32", "64")
-    assert (flags["--class_cond"], flags["--predict_xstart"], flags["--rescale_timesteps"]) == ("True", "True", "False")
-    assert len(missing) == 2 and "conv_resample=False" in missing[0] and "9 classes: set NUM_CLASSES" in missing[1]
-    odd = {**options, "channel_mult": [0.5, 1.5], "max_period": 1000.0, "in_channels": 4, "groups": 16,
-           "attention_resolutions": [], "conv_resample": True}
-    flags, missing = guided_diffusion_flags(odd, {"steps": 50, "schedule": "linear", "prediction": "v",
-                                                  "timestep_scale": 3.0})
-    assert "--attention_resolutions 128" in flags and "--rescale_timesteps False" in flags and len(missing) == 7
+    assert (flags["--channel_mult"], flags["--attention_resolutions"], flags["--num_channels"]) == (
+        "1,2",
+        "32",
+        "64",
+    )
+    assert (flags["--class_cond"], flags["--predict_xstart"], flags["--rescale_timesteps"]) == (
+        "True",
+        "True",
+        "False",
+    )
+    assert (
+        len(missing) == 2
+        and "conv_resample=False" in missing[0]
+        and "9 classes: set NUM_CLASSES" in missing[1]
+    )
+    odd = {
+        **options,
+        "channel_mult": [0.5, 1.5],
+        "max_period": 1000.0,
+        "in_channels": 4,
+        "groups": 16,
+        "attention_resolutions": [],
+        "conv_resample": True,
+    }
+    flags, missing = guided_diffusion_flags(
+        odd, {"steps": 50, "schedule": "linear", "prediction": "v", "timestep_scale": 3.0}
+    )
+    assert (
+        "--attention_resolutions 128" in flags
+        and "--rescale_timesteps False" in flags
+        and len(missing) == 7
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"resblock_updown": True, "num_classes": 3, "class_dropout": 0.1},
-                                     {"conv_resample": True, "learn_sigma": True, "num_res_blocks": 2}],
-                         ids=["pooled", "updown", "convolutions"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"resblock_updown": True, "num_classes": 3, "class_dropout": 0.1},
+        {"conv_resample": True, "learn_sigma": True, "num_res_blocks": 2},
+    ],
+    ids=["pooled", "updown", "convolutions"],
+)
 def test_convnext_blocks_there_and_back(tmp_path, rng, options):
     """…in each format, under their own names; the options follow from the shapes."""
-    model = UNet(**{"image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
-                    "attention_resolutions": (4,), "block": "convnext", "device": "cpu", "seed": 1, **options})
+    model = UNet(
+        **{
+            "image_size": 8,
+            "model_channels": 32,
+            "channel_mult": (1, 2),
+            "num_res_blocks": 1,
+            "attention_resolutions": (4,),
+            "block": "convnext",
+            "device": "cpu",
+            "seed": 1,
+            **options,
+        }
+    )
     shapes = {name: array.shape for name, array in to_torch_layout(model.arrays()).items()}
     assert list(unet_shapes(model.options).items()) == list(shapes.items())
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {}, 0, "unet")
@@ -388,13 +570,28 @@ def test_convnext_blocks_there_and_back(tmp_path, rng, options):
         assert [heading for heading, _ in result.notes] == ["elsewhere"] * (target != "again.h5")
         again = convert(tmp_path / target, tmp_path / f"{target}.h5")
         assert {name: again.options[name] for name in model.options} == model.options
-        np.testing.assert_array_equal(load(tmp_path / f"{target}.h5", device="cpu").predict(x, 5, y), want)
+        np.testing.assert_array_equal(
+            load(tmp_path / f"{target}.h5", device="cpu").predict(x, 5, y), want
+        )
 
 
 def test_convnext_blocks_with_convolutions(tmp_path, rng):
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
-                 block="convnext", device="cpu", seed=1)
+    model = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1, 2),
+        num_res_blocks=1,
+        attention_resolutions=(4,),
+        block="convnext",
+        device="cpu",
+        seed=1,
+    )
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {}, 0, "unet")
-    assert convert(tmp_path / "m.h5", tmp_path / "c.h5", conv_resample=True).options["conv_resample"]
+    assert convert(tmp_path / "m.h5", tmp_path / "c.h5", conv_resample=True).options[
+        "conv_resample"
+    ]
     x = rng.standard_normal((1, 8, 8, 3))
-    assert relative_error(load(tmp_path / "c.h5", device="cpu").predict(x, 5), model.predict(x, 5)) < 1e-5
+    assert (
+        relative_error(load(tmp_path / "c.h5", device="cpu").predict(x, 5), model.predict(x, 5))
+        < 1e-5
+    )

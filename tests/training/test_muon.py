@@ -1,4 +1,6 @@
-"""Training with --optimizer muon: which weights it takes, what AdamW keeps, resuming, skipped steps."""
+"""Training with --optimizer muon: which weights it takes, what AdamW keeps, resuming, skipped
+steps."""
+
 import copy
 import re
 
@@ -25,18 +27,32 @@ from tests.training.test_trainer import make as make_unet
 from tests.training.toy import Toy
 
 BLOCK = {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 1, "mlp.fc2": 1}
-UNET = {"image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
-        "attention_resolutions": (4,), "num_head_channels": 16, "device": "cpu"}
+UNET = {
+    "image_size": 8,
+    "model_channels": 32,
+    "channel_mult": (1, 2),
+    "num_res_blocks": 1,
+    "attention_resolutions": (4,),
+    "num_head_channels": 16,
+    "device": "cpu",
+}
 
 
 def test_which_weights_are_matrices():
     model = make(optimizer="muon").model
-    assert model.matrices() == {f"blocks.{i}.{name}.weight": n for i in range(2) for name, n in BLOCK.items()}
+    assert model.matrices() == {
+        f"blocks.{i}.{name}.weight": n for i in range(2) for name, n in BLOCK.items()
+    }
     one_after_the_other, by_heads = UNet(use_new_attention_order=True, **UNET), UNet(**UNET)
     assert one_after_the_other.matrices()["middle_block.1.qkv.weight"] == 3
     assert by_heads.matrices()["middle_block.1.qkv.weight"] == 1
-    assert by_heads.matrices()["input_blocks.1.0.in_layers.2.weight"] == 1  # a convolution, as (out, 3 · 3 · in)
-    assert not [n for n in by_heads.matrices() if "emb_layers" in n or n.startswith(("out.", "input_blocks.0."))]
+    # a convolution, as (out, 3 · 3 · in)
+    assert by_heads.matrices()["input_blocks.1.0.in_layers.2.weight"] == 1
+    assert not [
+        n
+        for n in by_heads.matrices()
+        if "emb_layers" in n or n.startswith(("out.", "input_blocks.0."))
+    ]
 
 
 def test_the_stacks_are_the_weights():
@@ -45,18 +61,25 @@ def test_the_stacks_are_the_weights():
     flat = np.zeros(optimizer.parameters.total, int)
     for starts, rows, columns, _ in optimizer.stacks:
         for start in starts:
-            flat[start:start + rows * columns] += 1
+            flat[start : start + rows * columns] += 1
     for start, stop in optimizer.rest.pieces:
         flat[start:stop] += 2
     assert optimizer.rest.elements == np.sum(flat == 2)
     for entry in optimizer.parameters.index:
-        part = flat[entry["offset"]:entry["offset"] + np.prod(entry["shape"])]
+        part = flat[entry["offset"] : entry["offset"] + np.prod(entry["shape"])]
         assert (part == (1 if entry["name"] in make().model.matrices() else 2)).all(), entry["name"]
-    assert {(len(s.starts), s.rows, s.columns) for s in optimizer.stacks} == {(8, 64, 64), (2, 256, 64), (2, 64, 256)}
+    assert {(len(s.starts), s.rows, s.columns) for s in optimizer.stacks} == {
+        (8, 64, 64),
+        (2, 256, 64),
+        (2, 64, 256),
+    }
 
 
 def test_what_is_no_matrix_takes_adamws_step_bit_by_bit():
-    ours, theirs = make(optimizer="muon", weight_decay=0.1, ema_halflife=40), make(weight_decay=0.1, ema_halflife=40)
+    ours, theirs = (
+        make(optimizer="muon", weight_decay=0.1, ema_halflife=40),
+        make(weight_decay=0.1, ema_halflife=40),
+    )
     for trainer in (ours, theirs):
         losses(trainer, 3)  # the first has a learning rate, but no gradient but the last layer's
     first = copy.deepcopy(theirs.model.parameters)
@@ -66,19 +89,26 @@ def test_what_is_no_matrix_takes_adamws_step_bit_by_bit():
     assert losses(ours, 1) == losses(theirs, 1)
     matrices = ours.model.matrices()
     for buffer in ("m", "v", "ema", None):
-        mine, others = (t.model.parameters.arrays(getattr(t.optimizer, buffer) if buffer else None)
-                        for t in (ours, theirs))
+        mine, others = (
+            t.model.parameters.arrays(getattr(t.optimizer, buffer) if buffer else None)
+            for t in (ours, theirs)
+        )
         for name, value in mine.items():
             assert np.array_equal(value, others[name]) == (name not in matrices), (buffer, name)
     for name in matrices:
         before, after = first.arrays()[name], ours.model.arrays()[name]
         step = (after - (1 - 1e-4) * before) / 1e-3
-        assert 0.02 < np.sqrt(np.mean(step**2)) < 0.2 * 1.21, name  # below 0.2 where the gradient has a low rank
+        # below 0.2 where the gradient has a low rank
+        assert 0.02 < np.sqrt(np.mean(step**2)) < 0.2 * 1.21, name
 
 
-@pytest.mark.parametrize("make", [pytest.param(make, id="dit"), pytest.param(make_unet, marks=exhaustive, id="unet")])
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id="dit"), pytest.param(make_unet, marks=exhaustive, id="unet")]
+)
 def test_ten_steps_are_five_and_five_resumed_bitwise(device, make):  # noqa: F811
-    whole, first, second = (make(device=device, optimizer="muon", ema_halflife=40) for _ in range(3))
+    whole, first, second = (
+        make(device=device, optimizer="muon", ema_halflife=40) for _ in range(3)
+    )
     values = losses(whole, 10)
     assert losses(first, 5) == values[:5]
     second.load_state(first.state())
@@ -100,7 +130,10 @@ def test_one_optimizer_does_not_go_on_from_the_other():
 class Weights:
     """As much of FlatParameters as Muon needs: a matrix, and a bias."""
 
-    index = [{"name": "weight", "shape": [8, 16], "offset": 0}, {"name": "bias", "shape": [8], "offset": 128}]
+    index = [
+        {"name": "weight", "shape": [8, 16], "offset": 0},
+        {"name": "bias", "shape": [8], "offset": 128},
+    ]
     parameters = {name: Parameter((), None) for name in ("weight", "bias")}
     total, trained_ranges = 192, [(0, 192)]
 
@@ -112,31 +145,51 @@ class Weights:
 
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 def test_a_step_that_overflows_changes_nothing(device, monkeypatch, rng):  # noqa: F811
-    """Neither weights nor moments nor what follows them; the next one continues as if it had not been."""
+    """Neither weights nor moments nor what follows them; the next one continues as if it had not
+    been."""
     backend = get_backend(device)
     if device == "emulator":
         monkeypatch.setattr(muon, "newton_schulz", lambda x: x)  # 15 products take it seconds
-    gradients = [upload(1024 * g.astype(np.float32), backend) for g in rng.standard_normal((2, 192))]
+    gradients = [
+        upload(1024 * g.astype(np.float32), backend) for g in rng.standard_normal((2, 192))
+    ]
     broken = upload(np.where(np.arange(192) == 5, np.inf, 1).astype(np.float32), backend)
     ends = []
     for given in (gradients, [gradients[0], broken, *gradients[1:]]):
         weights = Weights(backend)
-        optimizer = Muon(weights, {"weight": 1}, learning_rate=1e-2, clip_norm=1.0, ema_decay=0.9,
-                         loss_scale=LossScale(weights.data, 1024.0, interval=1000))
+        optimizer = Muon(
+            weights,
+            {"weight": 1},
+            learning_rate=1e-2,
+            clip_norm=1.0,
+            ema_decay=0.9,
+            loss_scale=LossScale(weights.data, 1024.0, interval=1000),
+        )
         for gradient in given:
             weights.grad = gradient
             if gradient is broken:
                 scale = optimizer.loss_scale.scale
-                before = [download(a) for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)]
+                before = [
+                    download(a)
+                    for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)
+                ]
             optimizer.update(zeros(1, np.float32, backend))
             if gradient is broken:
-                after = [download(a) for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)]
+                after = [
+                    download(a)
+                    for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)
+                ]
                 for a, b in zip(before, after, strict=True):
                     np.testing.assert_array_equal(a, b)
                 assert download(scale)[0] == 512
                 optimizer.loss_scale.scale = upload(np.float32([1024]), backend)
         assert download(optimizer.updates)[0] == 2
-        ends.append([download(a) for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)])
+        ends.append(
+            [
+                download(a)
+                for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)
+            ]
+        )
         np.testing.assert_array_equal(ends[-1][0].astype(np.float16), ends[-1][1])
     for a, b in zip(*ends, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -147,12 +200,18 @@ def test_what_is_frozen_stays():
     trainer = make(optimizer="muon", freeze=("blocks.0.mlp.fc1.*",))
     before = trainer.model.arrays()
     losses(trainer, 4)
-    same = {name for name, value in trainer.model.arrays().items() if np.array_equal(value, before[name])}
+    same = {
+        name
+        for name, value in trainer.model.arrays().items()
+        if np.array_equal(value, before[name])
+    }
     assert same == {"blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc1.bias"}
     assert (1, 256, 64) in {(len(s.starts), s.rows, s.columns) for s in trainer.optimizer.stacks}
     trainer.model.parameters.freeze(())
     losses(trainer, 2)
-    assert not np.array_equal(trainer.model.arrays()["blocks.0.mlp.fc1.weight"], before["blocks.0.mlp.fc1.weight"])
+    assert not np.array_equal(
+        trainer.model.arrays()["blocks.0.mlp.fc1.weight"], before["blocks.0.mlp.fc1.weight"]
+    )
 
 
 def test_a_copy_goes_on_by_itself():
@@ -163,13 +222,23 @@ def test_a_copy_goes_on_by_itself():
 
 
 def test_the_products_of_one_shape_are_one_launch(monkeypatch):
-    """Of a DiT-B/2 on a Hopper card: 3 shapes with 15 or 17 products and 3 passes, AdamW's, no copies of 12 blocks."""
+    """Of a DiT-B/2 on a Hopper card: 3 shapes with 15 or 17 products and 3 passes, AdamW's, no
+    copies of 12 blocks."""
     card = next(card for card in CARDS if card.device_name == "NVIDIA H200")
     launched = []
-    monkeypatch.setattr("numdiff.device.planned.Planned.launch",
-                        lambda self, kernel, *_: launched.append(kernel.py_func.__name__))
-    options = {"model": "dit", "architecture": "DiT-B/2", "image_size": 32, "channels": 4, "batch": 4, "device": "cuda",
-               "precision": "fp16"}
+    monkeypatch.setattr(
+        "numdiff.device.planned.Planned.launch",
+        lambda self, kernel, *_: launched.append(kernel.py_func.__name__),
+    )
+    options = {
+        "model": "dit",
+        "architecture": "DiT-B/2",
+        "image_size": 32,
+        "channels": 4,
+        "batch": 4,
+        "device": "cuda",
+        "precision": "fp16",
+    }
     counts = {}
     for optimizer in ("adamw", "muon"):
         plan_step(resolve({**options, "optimizer": optimizer}, (9, 0)), card)
@@ -177,38 +246,81 @@ def test_the_products_of_one_shape_are_one_launch(monkeypatch):
         products = [name for name in launched if re.match("gemm_hopper.*(batch|symmetric)$", name)]
         launched[:] = []
     assert counts["muon"] - counts["adamw"] == (15 + 3) + 2 * (17 + 3)
-    assert len(products) == 15 + 2 * 17 and sum(name.endswith("batch") for name in products) == 5 + 2 * 3
+    assert (
+        len(products) == 15 + 2 * 17
+        and sum(name.endswith("batch") for name in products) == 5 + 2 * 3
+    )
 
 
 def test_stacks_of_several_shapes_have_every_matrix():
     """As a GPU has them in half precision: each at its place, with its own rows and columns."""
-    starts = {(64, 576): [0, 40_000], (128, 1152): [100_000], (768, 256): [300_000], (64, 64): [600_000]}
+    starts = {
+        (64, 576): [0, 40_000],
+        (128, 1152): [100_000],
+        (768, 256): [300_000],
+        (64, 64): [600_000],
+    }
     stacks = list(_stacked(starts, zeros(1, np.float32, get_backend("emulator")), True))
     found = {}
     for stack in stacks:
-        extents = (download(stack.extents).reshape(-1, 2) if stack.extents is not None
-                   else [(stack.rows, stack.columns)] * stack.starts.shape[0])
+        extents = (
+            download(stack.extents).reshape(-1, 2)
+            if stack.extents is not None
+            else [(stack.rows, stack.columns)] * stack.starts.shape[0]
+        )
         for start, extent in zip(download(stack.starts).tolist(), extents, strict=True):
             found.setdefault(tuple(map(int, extent)), []).append(start)
             assert extent[0] <= stack.rows and extent[1] <= stack.columns
     assert found == starts and len(stacks) < len(starts)
-    assert [stack.extents for stack in _stacked(starts, zeros(1, np.float32, get_backend("emulator")), False)] == [
-        None] * 4
+    assert [
+        stack.extents
+        for stack in _stacked(starts, zeros(1, np.float32, get_backend("emulator")), False)
+    ] == [None] * 4
 
 
 def test_the_log_and_a_dry_run_say_what_muon_trains():
-    options = resolve({"model": "dit", "architecture": "DiT-Tiny", "device": "cpu", "optimizer": "muon", "channels": 3,
-                       "num_classes": 3})
+    options = resolve(
+        {
+            "model": "dit",
+            "architecture": "DiT-Tiny",
+            "device": "cpu",
+            "optimizer": "muon",
+            "channels": 3,
+            "num_classes": 3,
+        }
+    )
     (line,) = [line for line in describe_without_training(options) if line.startswith("optimizer")]
-    assert line == ("optimizer Muon, momentum 0.95, for 36 matrices, 2,654,208 of 4,178,544 parameters; AdamW for the "
-                    "others")
+    assert line == (
+        "optimizer Muon, momentum 0.95, for 36 matrices, 2,654,208 of 4,178,544 parameters; AdamW for the "
+        "others"
+    )
 
 
 def test_what_cannot_be_is_refused():
-    result = CliRunner().invoke(main, ["bench", "step", "dit", "--preset", "tiny", "--device", "cpu", "--optimizer",
-                                       "muon", "--versus", "torch"])
-    assert result.exit_code and "--optimizer muon has no counterpart in --versus torch" in result.output
-    with pytest.raises(UsageError, match="--optimizer muon is for weight matrices in a model's blocks, and this toy"):
+    result = CliRunner().invoke(
+        main,
+        [
+            "bench",
+            "step",
+            "dit",
+            "--preset",
+            "tiny",
+            "--device",
+            "cpu",
+            "--optimizer",
+            "muon",
+            "--versus",
+            "torch",
+        ],
+    )
+    assert (
+        result.exit_code
+        and "--optimizer muon has no counterpart in --versus torch" in result.output
+    )
+    with pytest.raises(
+        UsageError,
+        match="--optimizer muon is for weight matrices in a model's blocks, and this toy",
+    ):
         Trainer(Toy(8, device="cpu"), FixedImages(), optimizer="muon")
     with pytest.raises(UsageError, match="--optimizer sgd does not exist; use adamw or muon"):
         resolve({"model": "dit", "device": "cpu", "optimizer": "sgd"})
@@ -227,16 +339,30 @@ def test_what_cannot_be_is_refused():
 
 
 def test_it_learns():
-    trainer = make(images=np.full((24, 8, 8, 3), 200, np.uint8), optimizer="muon", learning_rate=3e-3,
-                   model={"learn_sigma": False}, diffusion={"prediction": "x_0"})
+    trainer = make(
+        images=np.full((24, 8, 8, 3), 200, np.uint8),
+        optimizer="muon",
+        learning_rate=3e-3,
+        model={"learn_sigma": False},
+        diffusion={"prediction": "x_0"},
+    )
     values = losses(trainer, 40)
     assert np.mean(values[-8:]) < 0.1 * np.mean(values[:4])
 
 
 def test_frozen_matrices_are_not_counted():
-    sizes = {"model": "dit", "architecture": "DiT-Tiny", "device": "cpu", "optimizer": "muon", "hidden_size": 32,
-             "depth": 2, "heads": 2}
+    sizes = {
+        "model": "dit",
+        "architecture": "DiT-Tiny",
+        "device": "cpu",
+        "optimizer": "muon",
+        "hidden_size": 32,
+        "depth": 2,
+        "heads": 2,
+    }
     model = kinds.get("dit").laid_out(model_options(resolve(sizes), 3, 3))
     assert "for 12 matrices" in describe_muon(resolve(sizes), model)
     assert "for 6 matrices" in describe_muon(resolve({**sizes, "freeze": ("blocks.0.*",)}), model)
-    assert "for 0 matrices, 0 of" in describe_muon(resolve({**sizes, "freeze": ("blocks.*",)}), model)
+    assert "for 0 matrices, 0 of" in describe_muon(
+        resolve({**sizes, "freeze": ("blocks.*",)}), model
+    )

@@ -1,4 +1,5 @@
 """A grid says how it was made, and the command it gives makes the same one."""
+
 import json
 import shlex
 
@@ -24,14 +25,38 @@ def run(*words):
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
-                num_classes=2, device="cpu")
+    made = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1,),
+        num_res_blocks=1,
+        attention_resolutions=(),
+        num_classes=2,
+        device="cpu",
+    )
     write_model_file("m.h5", made.options, made.arrays(), classes=["a cat", "dog"])
 
 
 def test_the_command_in_a_grid_makes_it_again(model):
-    run("sample", "m.h5", "--count", 3, "--steps", 2, "--class", "dog", "--class", "a cat", "--seed", 5, "--grid",
-        "one.png", "--device", "cpu", "--no-clip")
+    run(
+        "sample",
+        "m.h5",
+        "--count",
+        3,
+        "--steps",
+        2,
+        "--class",
+        "dog",
+        "--class",
+        "a cat",
+        "--seed",
+        5,
+        "--grid",
+        "one.png",
+        "--device",
+        "cpu",
+        "--no-clip",
+    )
     lines = dict(line.split(maxsplit=1) for line in run("info", "one.png").splitlines())
     assert lines["classes"] == "a cat (1), dog (2)" and "seeds 5 to 7" in lines["images"]
     words = shlex.split(lines["command"])
@@ -48,11 +73,17 @@ def save(path, text=None):
     Image.new("RGB", (4, 4)).save(path, pnginfo=info)
 
 
-@pytest.mark.parametrize("text, message", [
-    (None, "does not say how it was made"), ("{", "is damaged"), ("[]", "is damaged"),
-    (json.dumps({"model": "m", "sampler": "ddim", "count": -1}), "is damaged"),
-    (json.dumps({"model": "m", "sampler": "ddim", "count": 1, "command": [1]}), "is damaged"),
-    (json.dumps({"model": "m" * 5000, "sampler": "ddim", "count": 1}), "is damaged")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (None, "does not say how it was made"),
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        (json.dumps({"model": "m", "sampler": "ddim", "count": -1}), "is damaged"),
+        (json.dumps({"model": "m", "sampler": "ddim", "count": 1, "command": [1]}), "is damaged"),
+        (json.dumps({"model": "m" * 5000, "sampler": "ddim", "count": 1}), "is damaged"),
+    ],
+)
 def test_other_pictures_say_so(tmp_path, text, message):
     save(tmp_path / "x.png", text)
     with pytest.raises(NumdiffError, match=message):
@@ -60,8 +91,17 @@ def test_other_pictures_say_so(tmp_path, text, message):
 
 
 def test_what_a_picture_says_is_printed_visibly(tmp_path):
-    save(tmp_path / "x.png", json.dumps({"model": "\x1b[2Jm", "sampler": "ddim", "count": 1,
-                                         "command": ["numdiff", "sample", "a; rm -rf b"]}))
+    save(
+        tmp_path / "x.png",
+        json.dumps(
+            {
+                "model": "\x1b[2Jm",
+                "sampler": "ddim",
+                "count": 1,
+                "command": ["numdiff", "sample", "a; rm -rf b"],
+            }
+        ),
+    )
     output = run("info", tmp_path / "x.png")
     assert "\\x1b[2Jm" in output and "'a; rm -rf b'" in output
 

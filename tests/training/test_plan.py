@@ -1,4 +1,6 @@
-"""What a run will launch is known before it, on every card; and ranks of one host share the compiling."""
+"""What a run will launch is known before it, on every card; and ranks of one host share the
+compiling."""
+
 import contextlib
 import gc
 import threading
@@ -53,29 +55,84 @@ class Recorder(Planned):
 
 
 def gpu_options(model, preset, precision="fp16", **more):
-    """As `numdiff train` resolves them on an H200; of the block of 2022 where `more` names no part of another."""
+    """As `numdiff train` resolves them on an H200; of the block of 2022 where `more` names no part
+    of another."""
     plain = {"architecture": "DiT-Tiny"} if (model, preset) == ("dit", "tiny") else {}
     options = resolve({"model": model, "preset": preset, "device": "cpu", **plain, **more})
     return options.changed(precision=precision, device=Recorder(H200))
 
 
-@pytest.mark.parametrize("model, preset, more", [
-    ("unet", "unet64", {}), ("dit", "small64", {}), ("unet", "tiny", {"microbatch": 1, "sampler": "heun"}),
-    ("dit", "tiny", {"depth": 2, "recompute": True, "ema_halflife": 0.0, "clip_norm": 0.0, "sampler": "ddpm"}),
-    ("dit", "tiny", {"precision": "tf32", "sampler": "dpm++2m"}), ("unet", "tiny", {"precision": "bf16"}),
-    ("dit", "tiny", {"depth": 2, "precision": "bf16", "norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu"}),
-    ("dit", "tiny", {"depth": 2, "norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.9,
-                     "shift": False, "path": "linear"}),
-    ("dit", "tiny", {"depth": 2, "image_size": 64, "attention": "sla"}),
-    ("dit", "tiny", {"depth": 2, "precision": "fp8", "recompute": True})],
-    ids=["unet", "dit", "microbatches", "recompute", "tf32", "bf16", "lightning-bf16", "lightning", "sla", "fp8"])
+@pytest.mark.parametrize(
+    "model, preset, more",
+    [
+        ("unet", "unet64", {}),
+        ("dit", "small64", {}),
+        ("unet", "tiny", {"microbatch": 1, "sampler": "heun"}),
+        (
+            "dit",
+            "tiny",
+            {
+                "depth": 2,
+                "recompute": True,
+                "ema_halflife": 0.0,
+                "clip_norm": 0.0,
+                "sampler": "ddpm",
+            },
+        ),
+        ("dit", "tiny", {"precision": "tf32", "sampler": "dpm++2m"}),
+        ("unet", "tiny", {"precision": "bf16"}),
+        (
+            "dit",
+            "tiny",
+            {
+                "depth": 2,
+                "precision": "bf16",
+                "norm": "rms",
+                "qk_norm": True,
+                "rope": True,
+                "mlp": "swiglu",
+            },
+        ),
+        (
+            "dit",
+            "tiny",
+            {
+                "depth": 2,
+                "norm": "rms",
+                "qk_norm": True,
+                "rope": True,
+                "mlp": "swiglu",
+                "mlp_ratio": 3.9,
+                "shift": False,
+                "path": "linear",
+            },
+        ),
+        ("dit", "tiny", {"depth": 2, "image_size": 64, "attention": "sla"}),
+        ("dit", "tiny", {"depth": 2, "precision": "fp8", "recompute": True}),
+    ],
+    ids=[
+        "unet",
+        "dit",
+        "microbatches",
+        "recompute",
+        "tf32",
+        "bf16",
+        "lightning-bf16",
+        "lightning",
+        "sla",
+        "fp8",
+    ],
+)
 @quick(lambda more: "norm" in more or more.get("precision") == "fp8" or not more)
 def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
-    """A run as it is, from the first weights over steps launched, recorded and replayed to the pictures."""
+    """A run as it is, from the first weights over steps launched, recorded and replayed to the
+    pictures."""
     options = gpu_options(model, preset, seed=1, **more)
     dataset = build_dataset(options)
     planned = plan_run(options, dataset, H200)
-    model = build_model(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
+    model = build_model(
+        options, dataset.channels, len(dataset.classes) if options.class_cond else None
+    )
     model.parameters.zeros.clear()
     trainer = build_trainer(options, model, dataset)
     for _ in trainer.run(3, 1):
@@ -113,18 +170,27 @@ class Watched(Recorder):
     def allocate(self, nbytes):
         memory = Memory()
         if self.current not in (None, *self.arenas):
-            self.of_steps.append((weakref.ref(memory), "".join(traceback.format_stack(limit=6)[:-2])))
+            self.of_steps.append(
+                (weakref.ref(memory), "".join(traceback.format_stack(limit=6)[:-2]))
+            )
         return memory
 
 
 @pytest.mark.parametrize("model, precision", [("unet", "fp16"), ("dit", "fp8")])
 def test_lasting_arrays_are_not_where_a_step_computes(model, precision):
-    """A replay writes to all memory that was free when it was recorded, even if some of it has been allocated since."""
-    smaller = {"depth": 2} if model == "dit" else {"channel_mult": (1, 2), "attention_resolutions": (16,)}
-    options = gpu_options(model, "tiny", precision, batch=2, sample_count=19, sample_steps=2, **smaller)
+    """A replay writes to all memory that was free when it was recorded, even if some of it has been
+    allocated since."""
+    smaller = (
+        {"depth": 2} if model == "dit" else {"channel_mult": (1, 2), "attention_resolutions": (16,)}
+    )
+    options = gpu_options(
+        model, "tiny", precision, batch=2, sample_count=19, sample_steps=2, **smaller
+    )
     options = options.changed(device=Watched(H200))
     dataset = build_dataset(options)
-    made = build_model(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
+    made = build_model(
+        options, dataset.channels, len(dataset.classes) if options.class_cond else None
+    )
     trainer = build_trainer(options, made, dataset)
     for _ in trainer.run(3, 1):
         pass
@@ -142,7 +208,9 @@ def test_a_trainer_plans_its_own_step():
     """…from what it was made with; what it holds is left alone."""
     options = gpu_options("unet", "tiny")
     dataset = build_dataset(options)
-    model = UNet(32, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device=options.device)
+    model = UNet(
+        32, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device=options.device
+    )
     trainer = Trainer(model, dataset, batch=8, precision="fp16", ema_halflife=100, clip_norm=1.0)
     options.device.kernels.clear()
     keys = plan_of(trainer, H200)
@@ -155,31 +223,49 @@ def test_a_trainer_plans_its_own_step():
 
 
 def test_samples_are_planned():
-    model = UNet(16, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, num_classes=3, device=Recorder(H200))
+    model = UNet(
+        16,
+        model_channels=32,
+        channel_mult=(1, 2),
+        num_res_blocks=1,
+        num_classes=3,
+        device=Recorder(H200),
+    )
     model.compute_in_half()
     model.backend.kernels.clear()
     keys = plan_sampling(model, 5, 4, "heun", batch=3)(H200)
     assert not model.backend.kernels
     for _ in Sampling(model, 5, 4, "heun", batch=3).batches():
         pass
-    assert set(model.backend.kernels) <= set(keys) and any("float16" in " ".join(key.types) for key in keys)
+    assert set(model.backend.kernels) <= set(keys) and any(
+        "float16" in " ".join(key.types) for key in keys
+    )
 
 
 def test_cards_differ():
     """Launchers choose by capability, size and table of a card."""
     options = gpu_options("unet", "tiny")
     dataset = build_dataset(options)
-    modules = {card.capability: {key.module for key in plan_run(options, dataset, card)}
-               for card in (H200, cards_with((8, 0))[0])}
+    modules = {
+        card.capability: {key.module for key in plan_run(options, dataset, card)}
+        for card in (H200, cards_with((8, 0))[0])
+    }
     assert "numdiff.kernels.conv2d.hopper.convolution" in modules[9, 0] - modules[8, 0]
     assert "numdiff.kernels.conv2d.mma_halo" in modules[8, 0]
-    with pytest.raises(UsageError, match=r"--capability 6.1: no such card is known; use one of 7.5, 8.0, .*has it"):
+    with pytest.raises(
+        UsageError, match=r"--capability 6.1: no such card is known; use one of 7.5, 8.0, .*has it"
+    ):
         cards_with((6, 1))
 
 
 def test_a_card_is_read_off_the_gpu():
     class Gpu:
-        device_name, capability, multiprocessors, shared_limit = "NVIDIA H200", (9, 0), 132, 227 << 10
+        device_name, capability, multiprocessors, shared_limit = (
+            "NVIDIA H200",
+            (9, 0),
+            132,
+            227 << 10,
+        )
         cache = KernelCache((9, 0))
 
     assert card_of(Gpu) == H200 and card_of(Gpu).compiled_for == (9, 0)
@@ -191,17 +277,24 @@ def test_a_card_is_read_off_the_gpu():
 def test_peers_kernels_are_planned():
     options = gpu_options("dit", "tiny").changed(shard_update="no")
     dataset = build_dataset(options)
-    one, two, mpi = ({key.name for key in plan_run(options, dataset, H200, PlannedRank(*rank))}
-                     for rank in ((1,), (2,), (2, 1, "mpi")))
-    peers, norm = {name for name in two - one if name.startswith("peer")}, {"squares_of_pieces_kernel"}
+    one, two, mpi = (
+        {key.name for key in plan_run(options, dataset, H200, PlannedRank(*rank))}
+        for rank in ((1,), (2,), (2, 1, "mpi"))
+    )
+    peers, norm = (
+        {name for name in two - one if name.startswith("peer")},
+        {"squares_of_pieces_kernel"},
+    )
     assert peers and two - one == peers | norm and mpi - one == norm  # of parts, in any case
 
 
 def test_the_shared_scales_of_float8_are_planned():
     options = gpu_options("dit", "tiny", "fp8")
     dataset = build_dataset(options)
-    one, *others = ({key.name for key in plan_run(options, dataset, H200, PlannedRank(*rank))}
-                    for rank in ((1,), (2,), (2, 2, "nccl")))
+    one, *others = (
+        {key.name for key in plan_run(options, dataset, H200, PlannedRank(*rank))}
+        for rank in ((1,), (2,), (2, 2, "nccl"))
+    )
     assert all("share_largest_kernel_v1" in names - one for names in others)
 
 
@@ -210,11 +303,23 @@ def test_a_shared_update_is_planned():
     """With its previews, whose average ranks gather."""
     options = gpu_options("dit", "tiny", optimizer="adamw")
     dataset = build_dataset(options)
-    each, shared = ({key.name for key in plan_run(options.changed(shard_update=how), dataset, H200, PlannedRank(4))}
-                    for how in ("no", "yes"))
+    each, shared = (
+        {
+            key.name
+            for key in plan_run(options.changed(shard_update=how), dataset, H200, PlannedRank(4))
+        }
+        for how in ("no", "yes")
+    )
     # of the partial sums, of the weights in 16 bits, and of the gradients that copies have brought
-    assert shared - each == {"peer_all_gather_kernel_v1", "peer_copy_pieces_kernel_v1",
-                             "peer_reduce_pieces_kernel_v1_4"} and not each - shared
+    assert (
+        shared - each
+        == {
+            "peer_all_gather_kernel_v1",
+            "peer_copy_pieces_kernel_v1",
+            "peer_reduce_pieces_kernel_v1_4",
+        }
+        and not each - shared
+    )
 
 
 class Rank(Alone):
@@ -235,7 +340,8 @@ class Rank(Alone):
 
 
 def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
-    """The first compiles for all, on the cores of all; the others find what it made, wherever that was put."""
+    """The first compiles for all, on the cores of all; the others find what it made, wherever that
+    was put."""
     started, keys = [], [Key("numdiff.kernels.reduce", f"kernel{n}", ()) for n in range(3)]
 
     class Compiles:
@@ -250,8 +356,17 @@ def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "CompileAhead", Compiles)
     exchanged, caches = [], []
     for rank in range(2):
-        gpu = type("Gpu", (), {"cache": KernelCache((9, 0), tmp_path / str(rank)), "device_name": "NVIDIA H200",
-                               "capability": (9, 0), "multiprocessors": 132, "shared_limit": 227 << 10})
+        gpu = type(
+            "Gpu",
+            (),
+            {
+                "cache": KernelCache((9, 0), tmp_path / str(rank)),
+                "device_name": "NVIDIA H200",
+                "capability": (9, 0),
+                "multiprocessors": 132,
+                "shared_limit": 227 << 10,
+            },
+        )
         monkeypatch.setattr(compiling, "get_gpu", lambda gpu=gpu: gpu)
         with compiling.compiling(lambda card: keys, Rank(rank, exchanged)):
             pass

@@ -1,4 +1,5 @@
 """Reports: the lines, the records, the pictures."""
+
 import json
 import os
 
@@ -26,7 +27,15 @@ def test_plain_lines(tmp_path, capsys):
     report_steps(tmp_path, 10, bar=False, flops_per_step=1e9, peak_flops=1e15)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
-    for word in ("step  2/10", "loss 1.7500", "norm 1.250", "lr 1.00e-03", "ms/step", "images/s", "MFU"):
+    for word in (
+        "step  2/10",
+        "loss 1.7500",
+        "norm 1.250",
+        "lr 1.00e-03",
+        "ms/step",
+        "images/s",
+        "MFU",
+    ):
         assert word in lines[0]
     assert "ETA" not in lines[0] and "ETA 0:00" in lines[1]  # the first steps compile kernels
 
@@ -44,7 +53,12 @@ def test_records_reach_the_file_at_once(tmp_path):
     with Reporter(tmp_path, steps=10, batch=4, bar=False) as reporter:
         reporter.report(2, [1.0, 2.0], float("nan"), 1e-3, skipped=1)
         record = json.loads((tmp_path / STATS).read_text())
-    assert (record["step"], record["loss"], record["losses"], record["skipped"]) == (2, 1.5, [1.0, 2.0], 1)
+    assert (record["step"], record["loss"], record["losses"], record["skipped"]) == (
+        2,
+        1.5,
+        [1.0, 2.0],
+        1,
+    )
     assert record["gradient_norm"] is None
     assert record["images_per_second"] == pytest.approx(4000 / record["ms_per_step"])
 
@@ -72,7 +86,8 @@ def test_resume_leaves_no_step_twice(tmp_path):
 
 
 def test_resume_within_a_report(tmp_path):
-    """A checkpoint between two reports: the report that reaches past it goes, the steps before it are not invented."""
+    """A checkpoint between two reports: the report that reaches past it goes, the steps before it
+    are not invented."""
     report_steps(tmp_path, 4, bar=False)
     report_steps(tmp_path, 7, start_step=3, bar=False)
     assert read_stats(tmp_path)[0] == [1, 2, 4, 5, 6, 7]
@@ -82,8 +97,17 @@ def test_no_records_yet(tmp_path):
     assert read_stats(tmp_path) == ([], [])
 
 
-@pytest.mark.parametrize("seconds, text", [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3723, "1:02:03"),
-                                           (float("nan"), "?"), (-1, "0:00")])
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (3599, "59:59"),
+        (3723, "1:02:03"),
+        (float("nan"), "?"),
+        (-1, "0:00"),
+    ],
+)
 def test_duration(seconds, text):
     assert duration(seconds) == text
 
@@ -94,7 +118,7 @@ def test_image_grid(rng):
     assert grid.shape == (1 + 2 * 4, 1 + 3 * 5, 3)
     for i in range(5):
         row, column = 1 + i // 3 * 4, 1 + i % 3 * 5
-        assert np.array_equal(grid[row:row + 3, column:column + 4], images[i])
+        assert np.array_equal(grid[row : row + 3, column : column + 4], images[i])
     assert (grid[:, 0] == 255).all() and (grid[0] == 255).all() and (grid[-1] == 255).all()
     assert (grid[5:, 11:] == 255).all()  # the empty place
     assert image_grid(images, columns=5, gap=0).shape == (3, 20, 3)
@@ -113,6 +137,10 @@ def test_save_png(tmp_path, rng, shape):
 
 
 def test_save_png_refuses_what_is_no_picture(tmp_path):
-    for array in (np.zeros((4, 4)), np.zeros((4, 4, 2), np.uint8), np.zeros((1, 4, 4, 3), np.uint8)):
+    for array in (
+        np.zeros((4, 4)),
+        np.zeros((4, 4, 2), np.uint8),
+        np.zeros((1, 4, 4, 3), np.uint8),
+    ):
         with pytest.raises(ValueError, match="save_png takes uint8"):
             save_png(tmp_path / "a.png", array)

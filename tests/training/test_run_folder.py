@@ -1,4 +1,5 @@
 """Run folders: numbered, made by several at once, found again."""
+
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,13 +68,20 @@ def test_find_resume(options):
     messages = []
     assert find_resume("auto", options.outdir, messages.append) == (second, new)
     assert len(messages) == 1 and "00002-unet-tiny has no checkpoint yet" in messages[0]
-    assert find_resume(first, options.outdir) == find_resume("0", options.outdir) == find_resume(old) == (first, old)
+    assert (
+        find_resume(first, options.outdir)
+        == find_resume("0", options.outdir)
+        == find_resume(old)
+        == (first, old)
+    )
     assert find_checkpoint(new) == find_checkpoint("00001", options.outdir) == new
     with pytest.raises(NumdiffError, match="has no valid checkpoint"):
         find_resume(third)
     with pytest.raises(NumdiffError, match="no run number 7"):
         find_resume("7", options.outdir)
-    with pytest.raises(UsageError, match="holds runs, and not itself a run: give one of them, .*00002-unet-tiny"):
+    with pytest.raises(
+        UsageError, match="holds runs, and not itself a run: give one of them, .*00002-unet-tiny"
+    ):
         find_resume(options.outdir)
     with pytest.raises(UsageError, match="is not a run folder: give one that `numdiff train` made"):
         find_resume(pathlib.Path(options.outdir).parent)

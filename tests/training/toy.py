@@ -1,4 +1,5 @@
 """A third kind of model, as a program of one's own would add it: one class, one record."""
+
 import numpy as np
 
 from numdiff.nn import functional as F
@@ -13,8 +14,18 @@ class Toy(Model):
 
     kind = "toy"
 
-    def __init__(self, image_size=32, in_channels=3, width=16, depth=1, num_classes=None, class_dropout=0.0,
-                 learn_sigma=False, device="auto", seed=0):
+    def __init__(
+        self,
+        image_size=32,
+        in_channels=3,
+        width=16,
+        depth=1,
+        num_classes=None,
+        class_dropout=0.0,
+        learn_sigma=False,
+        device="auto",
+        seed=0,
+    ):
         self.options = constructor_options(locals())
         self.image_size, self.in_channels, self.width = image_size, in_channels, width
         self.out_channels, self.learn_sigma = in_channels * (2 if learn_sigma else 1), learn_sigma
@@ -35,9 +46,27 @@ class Toy(Model):
 
 class ToySettings:
     width: int = setting(16, "Channels inside.", unit="N", low=4, high=64, model=SAME)
-    depth: int = setting(1, "Not the DiT's setting of that name.", unit="N", low=1, high=4, model=SAME)
+    depth: int = setting(
+        1, "Not the DiT's setting of that name.", unit="N", low=1, high=4, model=SAME
+    )
 
 
-TOY = ModelKind("toy", "Toy", "tests.training.toy:Toy", settings=ToySettings, presets={
-    "small": {"image_size": 16, "batch": 4, "steps": 3, "warmup_steps": 1, "sample_count": 2, "sample_steps": 2,
-              "log_every": 1, "width": 8}}, default_preset={"cpu": "small", "cuda": "small"})
+TOY = ModelKind(
+    "toy",
+    "Toy",
+    "tests.training.toy:Toy",
+    settings=ToySettings,
+    presets={
+        "small": {
+            "image_size": 16,
+            "batch": 4,
+            "steps": 3,
+            "warmup_steps": 1,
+            "sample_count": 2,
+            "sample_steps": 2,
+            "log_every": 1,
+            "width": 8,
+        }
+    },
+    default_preset={"cpu": "small", "cuda": "small"},
+)

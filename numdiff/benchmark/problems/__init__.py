@@ -1,9 +1,12 @@
-"""A problem or two for each operation of numdiff.kernels: what `numdiff bench kernels --of files` measures.
+"""A problem or two for each operation of numdiff.kernels: what `numdiff bench kernels --of files`
+measures.
 
-The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of a DiT-B/2 (batch
-64, 256 tokens of 768), and square products for the ladder of matmul. Problems of operations with a record stand in the
-record (kernels/operation.py); kernels/figures/ has what was measured.
+The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of
+a DiT-B/2 (batch 64, 256 tokens of 768), and square products for the ladder of matmul. Problems of
+operations with a record stand in the record (kernels/operation.py); kernels/figures/ has what was
+measured.
 """
+
 import dataclasses
 import functools
 import inspect
@@ -29,18 +32,30 @@ def problems():
     for record in all_operations():
         for problem in record.problems:
             if problem.measured:
-                versions = problem.versions and tuple(record.version(name).number for name in problem.versions)
+                versions = problem.versions and tuple(
+                    record.version(name).number for name in problem.versions
+                )
                 call = record.call if problem.call is None else _named(problem.call, record)
-                add(call, versions=versions, precision=problem.precision, note=problem.note, moved=problem.moved,
-                    flops=problem.flops, awaited=problem.measured == "not yet", **problem.arguments)
+                add(
+                    call,
+                    versions=versions,
+                    precision=problem.precision,
+                    note=problem.note,
+                    moved=problem.moved,
+                    flops=problem.flops,
+                    awaited=problem.measured == "not yet",
+                    **problem.arguments,
+                )
     return found
 
 
 def _named(function, record):
     """The function of a problem, with the name of the operation that it calls."""
+
     @functools.wraps(function, assigned=())
     def call(**arguments):
         return function(**arguments)
+
     call.__name__ = record.call.__name__
     return call
 
@@ -53,12 +68,14 @@ def without_memory(call, backend):
         if isinstance(value, Array):
             return made.setdefault(value.place, empty(value.shape, value.dtype, backend))
         return for_each(one, value)
+
     return {name: one(value) for name, value in call.arguments.items()}
 
 
 def plan(found, card):
-    """([Problem] with what each must move and compute, [Key] of all kernels that they launch), by a device that only
-    records what a card of this kind would run. A problem for which such a card has no version is left out."""
+    """([Problem] with what each must move and compute, [Key] of all kernels that they launch), by a
+    device that only records what a card of this kind would run. A problem for which such a card has
+    no version is left out."""
     backend, priced = Planned(card), []
     for problem in found:
         call, arguments = problem.call, without_memory(problem.call, backend)
@@ -72,24 +89,34 @@ def plan(found, card):
             bound.apply_defaults()
             cost = cost or cost_of(call.function, bound.arguments, result)
         if cost is not None:
-            priced.append(problem._replace(call=dataclasses.replace(
-                call, moved=call.moved or cost[0], flops=call.flops or cost[1])))
+            priced.append(
+                problem._replace(
+                    call=dataclasses.replace(
+                        call, moved=call.moved or cost[0], flops=call.flops or cost[1]
+                    )
+                )
+            )
     return priced, list(backend.kernels)
 
 
 def bench_files(backend, operations=(), echo=print):
     """Yields the rows of every problem, as `bench_kernels` does, with `problem` (its name) besides.
 
-    backend: a GPU, whose kernels are compiled in parallel beforehand; operations: names, none for all
+    backend: a GPU, whose kernels are compiled in parallel beforehand; operations: names, none for
+    all
     """
     from ...training.compiling import compile_ahead
+
     found, keys = plan(problems_named(operations), card_of(backend))
     compile_ahead(keys, backend.cache, echo)
     measured, roof = Measured(backend), Roof(backend)
     for problem in found:
-        backend.tf32 = problem.precision == "tf32"  # the launcher then chooses among the kernels of tf32
+        # the launcher then chooses among the kernels of tf32
+        backend.tf32 = problem.precision == "tf32"
         try:
-            for row in bench_call(problem.call, measured, roof, problem.precision, versions=problem.versions):
+            for row in bench_call(
+                problem.call, measured, roof, problem.precision, versions=problem.versions
+            ):
                 yield {"problem": problem.name, **row}
         except Exception as fault:  # the failure of one problem must not hide the others
             warnings.warn(f"{problem.name} failed: {type(fault).__name__}: {fault}", stacklevel=2)
@@ -102,6 +129,12 @@ def problems_named(operations):
     names = sorted({problem.call.name for problem in found})
     for operation in operations:
         if not any(name == operation or name.startswith(operation + "_") for name in names):
-            raise UsageError(f"no file's problem is of an operation {operation!r}: use some of {', '.join(names)}.")
-    return [problem for problem in found if not operations or any(
-        problem.call.name == o or problem.call.name.startswith(o + "_") for o in operations)]
+            raise UsageError(
+                f"no file's problem is of an operation {operation!r}: use some of {', '.join(names)}."
+            )
+    return [
+        problem
+        for problem in found
+        if not operations
+        or any(problem.call.name == o or problem.call.name.startswith(o + "_") for o in operations)
+    ]

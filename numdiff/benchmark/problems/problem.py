@@ -1,4 +1,6 @@
-"""What a problem is, the sizes of the models that all take theirs from, and how one is written down."""
+"""What a problem is, the sizes of the models that all take theirs from, and how one is written
+down."""
+
 import inspect
 from typing import NamedTuple
 
@@ -30,7 +32,9 @@ class Problem(NamedTuple):
     def name(self):
         """Its identifier, also in the file of results."""
         dtype = "tf32" if self.precision == "tf32" else self.call.dtype
-        return f"{self.call.name}, {self.call.shape()}, {dtype}" + f" ({self.note})" * bool(self.note)
+        return f"{self.call.name}, {self.call.shape()}, {dtype}" + f" ({self.note})" * bool(
+            self.note
+        )
 
 
 def numbered(arguments):
@@ -41,6 +45,7 @@ def numbered(arguments):
         if isinstance(value, Array):
             return Array(value.shape, value.dtype, value.values, next(count), value.positive)
         return for_each(one, value)
+
     return {name: one(value) for name, value in arguments.items()}
 
 
@@ -50,7 +55,18 @@ SAMPLES, STEP = integers(np.arange(B), np.uint32), integers([7], np.uint32)
 
 def adding_to(found):
     """The function that the files call for each of their problems, which adds it to a list."""
-    def add(function, *, versions=None, precision=None, note="", moved=0, flops=None, awaited=False, **arguments):
+
+    def add(
+        function,
+        *,
+        versions=None,
+        precision=None,
+        note="",
+        moved=0,
+        flops=None,
+        awaited=False,
+        **arguments,
+    ):
         """moved: bytes, and flops, where the arrays do not determine them"""
         bound = inspect.signature(function).bind(**arguments)
         bound.apply_defaults()

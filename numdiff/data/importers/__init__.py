@@ -1,4 +1,5 @@
-"""Importers: convert images in common formats to the one HDF5 format that training reads (see ../dataset.py).
+"""Importers: convert images in common formats to the one HDF5 format that training reads (see
+../dataset.py).
 
 | source | recognised by | file |
 | --- | --- | --- |
@@ -9,10 +10,11 @@
 | unet.cu .bin | magic number 20240620, gzip or not | arrays.py |
 | numdiff's HDF5 | HDF5's magic | arrays.py |
 
-The format of a file is recognised by its contents, not by its name. Images are converted one at a time. The sizes that
-a file announces are checked against what it can hold before memory is allocated for it (../../archives.py,
-../pictures.py).
+The format of a file is recognised by its contents, not by its name. Images are converted one at a
+time. The sizes that a file announces are checked against what it can hold before memory is
+allocated for it (../../archives.py, ../pictures.py).
 """
+
 import contextlib
 import os
 import shlex
@@ -42,9 +44,12 @@ from .source import ORDERS, examples
 from .tree import Folder, Zip, open_tree
 from .writer import Writer
 
-KNOWN = ("a folder or zip of images, cifar-10-python.tar.gz, MNIST's idx files, .npz, .npy, unet.cu's .bin, "
-         "or a numdiff .h5")
-WORKERS = min(16, os.cpu_count() or 1)  # threads that decode pictures: Pillow releases the GIL meanwhile
+KNOWN = (
+    "a folder or zip of images, cifar-10-python.tar.gz, MNIST's idx files, .npz, .npy, unet.cu's .bin, "
+    "or a numdiff .h5"
+)
+# threads that decode pictures: Pillow releases the GIL meanwhile
+WORKERS = min(16, os.cpu_count() or 1)
 
 
 @dataclass
@@ -67,7 +72,10 @@ class Report:
         count, height, width, channels = self.shape
         text = f"Wrote {self.path}: {count:,} {self.noun} of {height}×{width}×{channels} from a {self.source}"
         if self.classes:
-            shown = ", ".join(f"{name} {n:,}" for name, n in list(zip(self.classes, self.counts, strict=True))[:12])
+            shown = ", ".join(
+                f"{name} {n:,}"
+                for name, n in list(zip(self.classes, self.counts, strict=True))[:12]
+            )
             more = f", and {len(self.classes) - 12} more" if len(self.classes) > 12 else ""
             order = f", {self.order}" if self.order else ""
             text += f" in {len(self.classes)} class{'es' * (len(self.classes) != 1)} ({shown}{more}){order}"
@@ -77,7 +85,9 @@ class Report:
             more = ", …" if len(self.unreadable) > 5 else ""
             lines.append(f"{_left_out(len(self.unreadable), 'unreadable image')} ({shown}{more}).")
         if self.ignored:
-            lines.append(f"{_left_out(len(self.ignored), 'other file')} ({examples(self.ignored)}).")
+            lines.append(
+                f"{_left_out(len(self.ignored), 'other file')} ({examples(self.ignored)})."
+            )
         return lines + self.notes
 
 
@@ -85,41 +95,71 @@ def _left_out(n, noun):
     return f"{n:,} {noun} was left out" if n == 1 else f"{n:,} {noun}s were left out"
 
 
-def import_dataset(source, out, size=None, fit=None, channels=None, background=None, labels="auto", force=False,
-                   progress=None, order="numbers", latents=None, gzip=False, float16=False,
-                   strict=False, size_flag="--size"):
+def import_dataset(
+    source,
+    out,
+    size=None,
+    fit=None,
+    channels=None,
+    background=None,
+    labels="auto",
+    force=False,
+    progress=None,
+    order="numbers",
+    latents=None,
+    gzip=False,
+    float16=False,
+    strict=False,
+    size_flag="--size",
+):
     """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
 
-    size: side in pixels; None keeps the images' own size, which must then be one and square. fit: how an image that is
-    not square is brought to `size`: "crop" (the square in the middle, also for None), "pad" (bars of the background) or
-    "stretch". channels: 1 grey, 3 RGB, None what the first image has. background: the colour under transparent images,
-    None for white. labels: "auto" (a labels file if there is one, else sub-folders), "folders", "prefix" (of the files'
-    names, up to the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the
-    iterator over the images, called as progress(iterator, total). order: of classes whose names are integers, "numbers"
-    (0, 1, 2, 10) or "words" (0, 1, 10, 2, as torchvision and guided-diffusion number them). latents: whether floats of
-    an array are latents, which are written as they are, or pixels; None decides by their channels and values
-    (arrays.py), and the report says so. gzip: compress the images: smaller where they are drawings, slower to read
-    (../README.md). float16: store latents in half the bytes, rounded. strict: unreadable images are an error.
+    size: side in pixels; None keeps the images' own size, which must then be one and square. fit:
+    how an image that is not square is brought to `size`: "crop" (the square in the middle, also for
+    None), "pad" (bars of the background) or "stretch". channels: 1 grey, 3 RGB, None what the first
+    image has. background: the colour under transparent images, None for white. labels: "auto" (a
+    labels file if there is one, else sub-folders), "folders", "prefix" (of the files' names, up to
+    the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the
+    iterator over the images, called as progress(iterator, total). order: of classes whose names are
+    integers, "numbers" (0, 1, 2, 10) or "words" (0, 1, 10, 2, as torchvision and guided-diffusion
+    number them). latents: whether floats of an array are latents, which are written as they are, or
+    pixels; None decides by their channels and values (arrays.py), and the report says so. gzip:
+    compress the images: smaller where they are drawings, slower to read (../README.md). float16:
+    store latents in half the bytes, rounded. strict: unreadable images are an error.
     size_flag: what `size` is called in messages.
     """
     fitting = Fitting(size, fit, channels, background, size_flag)
-    check_apart("the dataset", out, datasets=False)  # a run's files are not replaced, whatever `force` says
+    # a run's files are not replaced, whatever `force` says
+    check_apart("the dataset", out, datasets=False)
     with Writer(out, force, gzip) as writer, quiet():
         if not str(labels).strip():
-            raise UsageError("--labels is empty: give auto, folders, none, or the path of a .csv or .json file.")
+            raise UsageError(
+                "--labels is empty: give auto, folders, none, or the path of a .csv or .json file."
+            )
         opened = open_source(source, str(labels), order, latents)
         with contextlib.closing(opened):
             if opened.latents:
                 fitting = AsTheyAre(source, size, channels, fit, background, float16)
             elif float16:
-                raise UsageError(f"--float16 is for latents, and {str(source)!r} holds pixels, which take a byte each: "
-                                 "leave it out.")
+                raise UsageError(
+                    f"--float16 is for latents, and {str(source)!r} holds pixels, which take a byte each: "
+                    "leave it out."
+                )
             elif fit is not None and size is None:
-                raise UsageError(f"--fit {fit} needs {size_flag}, the size that images are brought to: add it, or "
-                                 "leave this out.")
-            report = Report(str(out), opened.kind, "latents" if opened.latents else "images", classes=opened.classes,
-                            order=opened.order, counts=[0] * len(opened.classes or ()), ignored=opened.ignored,
-                            notes=opened.notes)
+                raise UsageError(
+                    f"--fit {fit} needs {size_flag}, the size that images are brought to: add it, or "
+                    "leave this out."
+                )
+            report = Report(
+                str(out),
+                opened.kind,
+                "latents" if opened.latents else "images",
+                classes=opened.classes,
+                order=opened.order,
+                counts=[0] * len(opened.classes or ()),
+                ignored=opened.ignored,
+                notes=opened.notes,
+            )
             items = opened.items if progress is None else progress(opened.items, opened.count)
             for item, image in _finished(items, fitting, opened.parallel):
                 if isinstance(image, Unreadable):
@@ -131,14 +171,18 @@ def import_dataset(source, out, size=None, fit=None, channels=None, background=N
                     report.counts[item.label] += 1
         if report.shape[0] == 0:
             name, why = report.unreadable[0]
-            raise NumdiffError(f"none of the {len(report.unreadable)} images of {str(source)!r} could be read "
-                               f"({name}: {why}): check the files.")
+            raise NumdiffError(
+                f"none of the {len(report.unreadable)} images of {str(source)!r} could be read "
+                f"({name}: {why}): check the files."
+            )
         if strict and report.unreadable:
             (name, why), count = report.unreadable[0], len(report.unreadable)
-            raise NumdiffError(f"{count:,} of the {report.shape[0] + count:,} images of {str(source)!r} could not be "
-                               f"read, the first of them {name} ({why}): replace or remove what is damaged, or run "
-                               f"`numdiff data import {shlex.quote(str(source))} OUT.h5`, which leaves it out, and use "
-                               "that file.")
+            raise NumdiffError(
+                f"{count:,} of the {report.shape[0] + count:,} images of {str(source)!r} could not be "
+                f"read, the first of them {name} ({why}): replace or remove what is damaged, or run "
+                f"`numdiff data import {shlex.quote(str(source))} OUT.h5`, which leaves it out, and use "
+                "that file."
+            )
         report.notes += fitting.notes()
         writer.finish(opened.classes)
     return report
@@ -151,12 +195,16 @@ def open_source(path, labels="auto", order="numbers", latents=None):
     opened = _open_source(path, labels, order, latents)
     if order != "numbers" and not opened.named:
         opened.close()
-        raise UsageError(f"--class-order is for folders and zips of image files, and {str(path)!r} is not one: "
-                         "leave it out.")
+        raise UsageError(
+            f"--class-order is for folders and zips of image files, and {str(path)!r} is not one: "
+            "leave it out."
+        )
     if latents is not None and not opened.floats:
         opened.close()
-        raise UsageError(f"--latents and --pixels are for arrays of floats, and {str(path)!r} holds none: leave them "
-                         "out.")
+        raise UsageError(
+            f"--latents and --pixels are for arrays of floats, and {str(path)!r} holds none: leave them "
+            "out."
+        )
     return opened
 
 
@@ -189,7 +237,9 @@ def _open_source(path, labels, order, latents):
     if little == BIN_MAGIC:
         return open_bin(path, labels)
     if little == BIN_WEIGHTS_MAGIC:
-        raise UsageError(f"{str(path)!r} holds the weights of a model: read it with `numdiff convert`.")
+        raise UsageError(
+            f"{str(path)!r} holds the weights of a model: read it with `numdiff convert`."
+        )
     if looks_like_picture(os.path.basename(path), head[:16]):
         raise UsageError(f"{str(path)!r} is a single image: give its folder.")
     raise NumdiffError(f"{str(path)!r} is nothing that numdiff can import: give {KNOWN}.")
@@ -227,7 +277,9 @@ def _is_old_tar(head):
 
 
 def _finished(items, fitting, parallel):
-    """(item, array or `Unreadable`) in order; the first readable image settles what the others are brought to."""
+    """(item, array or `Unreadable`) in order; the first readable image settles what the others are
+    brought to."""
+
     def load(item):
         try:
             with item.load(fitting.size) as image:

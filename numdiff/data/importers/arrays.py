@@ -1,7 +1,9 @@
-"""Images that come as one array: MNIST's idx, .npz and .npy, unet.cu's .bin, and numdiff's own HDF5.
+"""Images that come as one array: MNIST's idx, .npz and .npy, unet.cu's .bin, and numdiff's own
+HDF5.
 
 Arrays of integers are pixels. Arrays of floats are pixels or latents: see `_range_of`.
 """
+
 import contextlib
 import math
 import os
@@ -28,13 +30,15 @@ from .source import (
     read_exactly,
 )
 
-IDX_IMAGES, IDX_LABELS = 2051, 2049  # big-endian magic numbers: unsigned bytes in three dimensions, and in one
+# big-endian magic numbers: unsigned bytes in three dimensions, and in one
+IDX_IMAGES, IDX_LABELS = 2051, 2049
 BIN_MAGIC, BIN_WEIGHTS_MAGIC = 20240620, 12345678  # unet.cu's images, and its weights
 MAXIMUM_LATENT_BYTES = 1 << 22  # of one: 256×256×16, 64 of which are stored together
 MAXIMUM_COLUMNS_FIRST = 1 << 30  # bytes of an array that must be read as a whole
 MAXIMUM_NAMES_BYTES = 64 << 20  # of the names of the classes
 IDX_HEADER_BYTES, BIN_HEADER_BYTES = 4 * 4, 256 * 4
-NPZ_IMAGES = ("images", "arr_0", "x_train", "x", "data")  # arr_0/arr_1 as guided-diffusion writes, x_train as Keras
+# arr_0/arr_1 as guided-diffusion writes, x_train as Keras
+NPZ_IMAGES = ("images", "arr_0", "x_train", "x", "data")
 NPZ_LABELS = ("labels", "arr_1", "y_train", "y", "targets")
 
 
@@ -43,8 +47,11 @@ def items_of(blocks, labels):
     i = 0
     for block in blocks:
         for image in block:
-            yield Item(f"image {i}", lambda wanted, image=image: contextlib.nullcontext(image),
-                       None if labels is None else int(labels[i]))
+            yield Item(
+                f"image {i}",
+                lambda wanted, image=image: contextlib.nullcontext(image),
+                None if labels is None else int(labels[i]),
+            )
             i += 1
 
 
@@ -57,7 +64,9 @@ def row_blocks(path, header_bytes, count, row_bytes):
     with open_stream(path) as stream:
         read_exactly(stream, header_bytes, path)
         for start in range(0, count, rows_per_block(row_bytes)):
-            yield read_exactly(stream, min(rows_per_block(row_bytes), count - start) * row_bytes, path)
+            yield read_exactly(
+                stream, min(rows_per_block(row_bytes), count - start) * row_bytes, path
+            )
         with damage_named(path):
             stream.read(1)  # at its end, gzip compares its checksum
 
@@ -70,20 +79,28 @@ def checked_size(count, shape, itemsize, path):
     if count == 0:
         raise NumdiffError(f"{str(path)!r} holds no images: check the path.")
     if count > MAXIMUM_IMAGES:
-        raise NumdiffError(f"{str(path)!r} holds {count:,} images, more than the {MAXIMUM_IMAGES:,} that are read: "
-                           "split it.")
+        raise NumdiffError(
+            f"{str(path)!r} holds {count:,} images, more than the {MAXIMUM_IMAGES:,} that are read: "
+            "split it."
+        )
     return nbytes
 
 
-# MNIST: idx, plain or gzip --------------------------------------------------------------------------------------------
+# MNIST: idx, plain or gzip ------------------------------------------------------------------------
+
 
 def open_idx(path, labels):
     """Images of an idx file, with the labels of its labels file."""
     no_labels_file(path, labels)
     with open_stream(path) as stream:
-        if int.from_bytes(read_exactly(stream, 4, path), "big") == IDX_LABELS:  # whose header is shorter
-            raise UsageError(f"{str(path)!r} holds labels: give the images file; labels are read from its folder.")
-        count, height, width = struct.unpack(">3I", read_exactly(stream, IDX_HEADER_BYTES - 4, path))
+        # whose header is shorter
+        if int.from_bytes(read_exactly(stream, 4, path), "big") == IDX_LABELS:
+            raise UsageError(
+                f"{str(path)!r} holds labels: give the images file; labels are read from its folder."
+            )
+        count, height, width = struct.unpack(
+            ">3I", read_exactly(stream, IDX_HEADER_BYTES - 4, path)
+        )
     row_bytes = checked_size(count, (height, width), 1, path)
     announced(path, IDX_HEADER_BYTES + count * row_bytes)
     label_file = None if labels == "none" else idx_labels_path(path)
@@ -101,8 +118,8 @@ def open_idx(path, labels):
 
 
 def idx_labels_path(path):
-    """The labels file that belongs to an images file (train-images-idx3-ubyte.gz: train-labels-idx1-ubyte.gz), or
-    None."""
+    """The labels file that belongs to an images file (train-images-idx3-ubyte.gz:
+    train-labels-idx1-ubyte.gz), or None."""
     folder, name = os.path.split(path)
     if "images" not in name:
         return None
@@ -120,23 +137,30 @@ def read_idx_labels(path, count, images_path):
         if magic != IDX_LABELS:
             raise damaged(path, f"its magic number is {magic}, and that of idx labels {IDX_LABELS}")
         if found != count:
-            raise NumdiffError(f"{str(path)!r} has {found} labels and {str(images_path)!r} has {count} images: "
-                               "use two files that belong together, or --labels none.")
+            raise NumdiffError(
+                f"{str(path)!r} has {found} labels and {str(images_path)!r} has {count} images: "
+                "use two files that belong together, or --labels none."
+            )
         return np.frombuffer(read_exactly(stream, count, path), np.uint8)
 
 
 def find_idx_in_folder(path):
     """The training images of an MNIST folder (else any idx images file in it), or None."""
-    found = [name for name in sorted(os.listdir(path)) if "images" in name and "idx3" in name
-             and os.path.isfile(os.path.join(path, name))]
+    found = [
+        name
+        for name in sorted(os.listdir(path))
+        if "images" in name and "idx3" in name and os.path.isfile(os.path.join(path, name))
+    ]
     found.sort(key=lambda name: "train" not in name)  # stable: train before t10k
     return os.path.join(path, found[0]) if found else None
 
 
-# unet.cu: .bin --------------------------------------------------------------------------------------------------------
+# unet.cu: .bin ------------------------------------------------------------------------------------
+
 
 def open_bin(path, labels):
-    """Images of unet.cu: header int32[256] {20240620, count, 3, height, width}, float32 (count, 3, H, W) in [-1, 1]."""
+    """Images of unet.cu: header int32[256] {20240620, count, 3, height, width}, float32 (count, 3,
+    H, W) in [-1, 1]."""
     no_labels_file(path, labels)
     with open_stream(path) as stream:
         header = np.frombuffer(read_exactly(stream, BIN_HEADER_BYTES, path), "<i4")
@@ -150,7 +174,9 @@ def open_bin(path, labels):
         for data in row_blocks(path, BIN_HEADER_BYTES, count, row_bytes):
             values = np.frombuffer(data, "<f4")
             if not (np.abs(values) <= 1.001).all():  # also false for NaN
-                raise NumdiffError(f"{str(path)!r} has values outside of [-1, 1]: scale its images as x / 127.5 - 1.")
+                raise NumdiffError(
+                    f"{str(path)!r} has values outside of [-1, 1]: scale its images as x / 127.5 - 1."
+                )
             yield to_bytes(values.reshape(-1, channels, height, width).transpose(0, 2, 3, 1), -1, 1)
 
     return Source("unet.cu file", items_of(blocks(), None), count)
@@ -164,12 +190,15 @@ def to_bytes(values, low, high):
     return np.clip(np.rint(values, out=values), 0, 255, out=values).astype(np.uint8)
 
 
-# NumPy: .npz and .npy -------------------------------------------------------------------------------------------------
+# NumPy: .npz and .npy -----------------------------------------------------------------------------
+
 
 class NpyStream:
-    """One array of a .npy or of an .npz: its header at once, its rows in blocks. Executes no pickle.
+    """One array of a .npy or of an .npz: its header at once, its rows in blocks. Executes no
+    pickle.
 
-    opener() opens the stream again; size: bytes of the .npy as it says itself or, in an .npz, the zip
+    opener() opens the stream again; size: bytes of the .npy as it says itself or, in an .npz, the
+    zip
     """
 
     def __init__(self, path, name, opener, size):
@@ -177,16 +206,24 @@ class NpyStream:
         with damage_named(path), opener() as stream:
             self.shape, self.fortran, self.dtype, self.header_bytes = read_npy_header(stream)
         if self.dtype.hasobject:
-            raise NumdiffError(f"{name} in {str(path)!r} holds Python objects, which are a pickle, and numdiff "
-                               "executes none: save it as an array of numbers.")
+            raise NumdiffError(
+                f"{name} in {str(path)!r} holds Python objects, which are a pickle, and numdiff "
+                "executes none: save it as an array of numbers."
+            )
         if self.dtype.kind not in "buif":
-            raise NumdiffError(f"{name} in {str(path)!r} is {self.dtype}: save it as an array of numbers.")
+            raise NumdiffError(
+                f"{name} in {str(path)!r} is {self.dtype}: save it as an array of numbers."
+            )
         nbytes = math.prod(self.shape) * self.dtype.itemsize
         if self.header_bytes + nbytes > size:
-            raise damaged(path, f"{name} ends before the {nbytes:,} bytes that its header announces")
+            raise damaged(
+                path, f"{name} ends before the {nbytes:,} bytes that its header announces"
+            )
         if self.fortran and nbytes > MAXIMUM_COLUMNS_FIRST:
-            raise NumdiffError(f"{name} in {str(path)!r} is in column-major order, and its {nbytes:,} bytes would have "
-                               "to be read as a whole: save it through np.ascontiguousarray.")
+            raise NumdiffError(
+                f"{name} in {str(path)!r} is in column-major order, and its {nbytes:,} bytes would have "
+                "to be read as a whole: save it through np.ascontiguousarray."
+            )
 
     def blocks(self):
         """Arrays of consecutive rows."""
@@ -196,10 +233,12 @@ class NpyStream:
         with damage_named(self.path), self.opener() as stream:
             stream.read(self.header_bytes)
             if self.fortran:  # column-major: no row is complete before all is read
-                data = np.frombuffer(read_exactly(stream, row * self.shape[0], self.path), self.dtype)
+                data = np.frombuffer(
+                    read_exactly(stream, row * self.shape[0], self.path), self.dtype
+                )
                 data = data.reshape(self.shape, order="F")
                 for start in range(0, self.shape[0], rows_per_block(row)):
-                    yield data[start:start + rows_per_block(row)]
+                    yield data[start : start + rows_per_block(row)]
                 return
             for start in range(0, self.shape[0], rows_per_block(row)):
                 n = min(rows_per_block(row), self.shape[0] - start)
@@ -226,17 +265,29 @@ def open_npz(path, labels, latents=None):
     with damage_named(path):
         archive = ZipReader(path)
     try:
-        members = {member.filename[:-4]: member for member in archive.members if member.filename.endswith(".npy")}
+        members = {
+            member.filename[:-4]: member
+            for member in archive.members
+            if member.filename.endswith(".npy")
+        }
         images = next((key for key in NPZ_IMAGES if key in members), None)
         if images is None and len(members) == 1:
             images = next(iter(members))
         if images is None:
             found = ", ".join(sorted(members)[:8])[:200]
-            raise NumdiffError(f"{str(path)!r} has no array `images` or `arr_0` (it has {found}): "
-                               "save the images under one of these names.")
+            raise NumdiffError(
+                f"{str(path)!r} has no array `images` or `arr_0` (it has {found}): "
+                "save the images under one of these names."
+            )
         label_file = next((key for key in NPZ_LABELS if key in members), None)
-        streams = [NpyStream(path, f"`{key}`", lambda key=key: archive.open(members[key]), members[key].file_size)
-                   if key else None for key in (images, label_file)]
+        streams = [
+            NpyStream(
+                path, f"`{key}`", lambda key=key: archive.open(members[key]), members[key].file_size
+            )
+            if key
+            else None
+            for key in (images, label_file)
+        ]
         names = None
         if "classes" in members and label_file and labels != "none":
             with damage_named(path), archive.open(members["classes"]) as stream:
@@ -247,21 +298,33 @@ def open_npz(path, labels, latents=None):
         raise
 
 
-def _array_source(path, kind, images, labels_stream, labels, latents, names=None, close=lambda: None):
+def _array_source(
+    path, kind, images, labels_stream, labels, latents, names=None, close=lambda: None
+):
     no_labels_file(path, labels)
     shape, floats = images.shape, images.dtype.kind == "f"
     if len(shape) not in (3, 4):
         raise not_images(images, path)
-    channels_first = len(shape) == 4 and (shape[1] in (1, 3, 4) and shape[3] not in (1, 2, 3, 4)
-                                          or floats and shape[1] != shape[2] == shape[3])
+    channels_first = len(shape) == 4 and (
+        shape[1] in (1, 3, 4)
+        and shape[3] not in (1, 2, 3, 4)
+        or floats
+        and shape[1] != shape[2] == shape[3]
+    )
     channels = 1 if len(shape) == 3 else shape[1] if channels_first else shape[-1]
     if not (channels in (1, 2, 3, 4) or floats and latents is not False):
         raise not_images(images, path)
     if channels == 2 and not floats:
-        raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, whose 2 channels may be grey and alpha "
-                           "or two of anything: save it as grey, (N, H, W, 1), or as RGBA, (N, H, W, 4).")
+        raise NumdiffError(
+            f"{images.name} in {str(path)!r} has shape {shape}, whose 2 channels may be grey and alpha "
+            "or two of anything: save it as grey, (N, H, W, 1), or as RGBA, (N, H, W, 4)."
+        )
     checked_size(shape[0], shape[1:], images.dtype.itemsize, path)
-    notes = ["The channels came before height and width, and were moved to the end."] if channels_first else []
+    notes = (
+        ["The channels came before height and width, and were moved to the end."]
+        if channels_first
+        else []
+    )
     scale, note = _range_of(path, images, channels, latents)
     notes += [note] if note else []
     dtype = np.float16 if images.dtype == np.float16 else np.float32
@@ -271,70 +334,115 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
     if labels_stream is not None and labels != "none":
         classes, numbers, order, more = _array_labels(path, labels_stream, shape[0])
         if names is not None:
-            (classes, numbers), order, more = _named(path, classes, numbers, names), IN_THE_FILES_ORDER, []
+            (classes, numbers), order, more = (
+                _named(path, classes, numbers, names),
+                IN_THE_FILES_ORDER,
+                [],
+            )
         notes += more
 
     def blocks():
         for block in images.blocks():
-            block = block.transpose(0, 2, 3, 1) if channels_first else block[..., None] if block.ndim == 3 else block
+            block = (
+                block.transpose(0, 2, 3, 1)
+                if channels_first
+                else block[..., None]
+                if block.ndim == 3
+                else block
+            )
             if scale is None:
                 with np.errstate(over="ignore"):  # which is reported as a value that is not finite
                     yield np.ascontiguousarray(block, dtype)
             else:
                 yield block if block.dtype == np.uint8 else to_bytes(block, *scale)
 
-    return Source(kind, items_of(blocks(), numbers), shape[0], classes, order, latents=scale is None, floats=floats,
-                  notes=notes, close=close)
+    return Source(
+        kind,
+        items_of(blocks(), numbers),
+        shape[0],
+        classes,
+        order,
+        latents=scale is None,
+        floats=floats,
+        notes=notes,
+        close=close,
+    )
 
 
 def not_images(images, path):
-    return NumdiffError(f"{images.name} in {str(path)!r} has shape {images.shape}, and images are (N, H, W, C) or "
-                        "(N, H, W), of 1 to 4 channels: save it in that form.")
+    return NumdiffError(
+        f"{images.name} in {str(path)!r} has shape {images.shape}, and images are (N, H, W, C) or "
+        "(N, H, W), of 1 to 4 channels: save it in that form."
+    )
 
 
 def _range_of(path, images, channels, latents):
-    """((value of black, value of white), note), or (None, note) if the floats are latents, to be used as they are.
-    latents: True, False, or None to decide. The meaning of 8-bit and 16-bit integers is known. Floats in 0 … 1, -1 … 1
-    and 0 … 255 are pixels. Otherwise, arrays with negative values and neither 1 nor 3 channels are latents, as are all
-    with more than 4 channels. With 1 or 3 channels they may be badly scaled pixels, so the user must decide; 2 channels
-    may also be grey and alpha.
+    """((value of black, value of white), note), or (None, note) if the floats are latents, to be
+    used as they are. latents: True, False, or None to decide. The meaning of 8-bit and 16-bit
+    integers is known. Floats in 0 … 1, -1 … 1 and 0 … 255 are pixels. Otherwise, arrays with
+    negative values and neither 1 nor 3 channels are latents, as are all with more than 4 channels.
+    With 1 or 3 channels they may be badly scaled pixels, so the user must decide; 2 channels may
+    also be grey and alpha.
     """
     floats = images.dtype.kind == "f"
     if latents and not floats:
-        raise UsageError(f"{images.name} in {str(path)!r} is {images.dtype}, and latents are floats: leave --latents "
-                         "out.")
-    known = {np.dtype(np.uint8): (0, 255), np.dtype(np.uint16): (0, 65535), np.dtype(np.bool_): (0, 1)}
+        raise UsageError(
+            f"{images.name} in {str(path)!r} is {images.dtype}, and latents are floats: leave --latents "
+            "out."
+        )
+    known = {
+        np.dtype(np.uint8): (0, 255),
+        np.dtype(np.uint16): (0, 65535),
+        np.dtype(np.bool_): (0, 1),
+    }
     if images.dtype.newbyteorder("=") in known:
         return known[images.dtype.newbyteorder("=")], None
     low, high = math.inf, -math.inf
     for block in images.blocks():
         low, high = min(low, float(block.min())), max(high, float(block.max()))
         if not math.isfinite(block.sum(dtype=np.float64)):
-            raise NumdiffError(f"{images.name} in {str(path)!r} holds values that are not finite: fix the file.")
+            raise NumdiffError(
+                f"{images.name} in {str(path)!r} holds values that are not finite: fix the file."
+            )
     found = f"{images.name} in {str(path)!r} is {images.dtype} from {low:g} to {high:g}"
-    scale = next((scale for scale in ((0, 1), (-1, 1), (0, 255)) if scale[0] <= low and high <= scale[1]
-                  and (floats or scale == (0, 255))), None)
+    scale = next(
+        (
+            scale
+            for scale in ((0, 1), (-1, 1), (0, 255))
+            if scale[0] <= low and high <= scale[1] and (floats or scale == (0, 255))
+        ),
+        None,
+    )
     unsure = scale is not None and channels == 2 or scale == (-1, 1) and channels == 4
     if latents is None and floats:
         latents = channels > 4 or (scale is None and channels in (2, 4) and low < 0)
         if unsure:
-            raise UsageError(f"{found} with {channels} channels, which may be pixels with alpha or latents: add "
-                             "--pixels or --latents.")
+            raise UsageError(
+                f"{found} with {channels} channels, which may be pixels with alpha or latents: add "
+                "--pixels or --latents."
+            )
     if latents:
-        return None, (f"Taken as latents, neither scaled nor resized: {images.dtype} of {channels} channels from "
-                      f"{low:g} to {high:g}.")
+        return None, (
+            f"Taken as latents, neither scaled nor resized: {images.dtype} of {channels} channels from "
+            f"{low:g} to {high:g}."
+        )
     if scale is None:
         more = ", or add --latents if they are latents" if floats else ""
         raise UsageError(f"{found}: bring it to 0 … 255{', 0 … 1 or -1 … 1' * floats} first{more}.")
-    return scale, (f"Taken as pixels, {scale[0]} black and {scale[1]} white: {images.dtype} from {low:g} to {high:g}."
-                   if floats else None)
+    return scale, (
+        f"Taken as pixels, {scale[0]} black and {scale[1]} white: {images.dtype} from {low:g} to {high:g}."
+        if floats
+        else None
+    )
 
 
 def _array_labels(path, stream, count):
     """(classes, labels, order in words, notes) of an array (N,), (N, 1) or one-hot (N, K)."""
     if not stream.shape or stream.shape[0] != count or len(stream.shape) > 2:
-        raise NumdiffError(f"{stream.name} in {str(path)!r} has shape {stream.shape}, and there are {count} images: "
-                           "save one label for each, or use --labels none.")
+        raise NumdiffError(
+            f"{stream.name} in {str(path)!r} has shape {stream.shape}, and there are {count} images: "
+            "save one label for each, or use --labels none."
+        )
     columns = stream.shape[1] if len(stream.shape) == 2 else 1
     if columns > MAXIMUM_CLASSES or not columns:
         raise damaged(path, f"{stream.name} has shape {stream.shape}")
@@ -343,39 +451,62 @@ def _array_labels(path, stream, count):
         done = 0
         for block in stream.blocks():
             if not (np.isin(block, (0, 1)).all() and (block.sum(1) == 1).all()):
-                raise NumdiffError(f"{stream.name} in {str(path)!r} is a table that is not one-hot: save one label for "
-                                   "each image, or use --labels none.")
-            labels[done:done + len(block)] = block.argmax(1)
+                raise NumdiffError(
+                    f"{stream.name} in {str(path)!r} is a table that is not one-hot: save one label for "
+                    "each image, or use --labels none."
+                )
+            labels[done : done + len(block)] = block.argmax(1)
             done += len(block)
         return [str(i) for i in range(columns)], labels, IN_NUMERIC_ORDER, []
     return number_labels(np.concatenate([block.reshape(-1) for block in stream.blocks()]))
 
 
 def number_labels(values):
-    """`number_classes` of an array of numbers: (classes, labels as an array, order in words, notes)."""
+    """`number_classes` of an array of numbers: (classes, labels as an array, order in words,
+    notes)."""
     if values.dtype.kind not in "iuf":
-        raise UsageError(f"a label is {values[0]}, and a label must be a word or a number: fix the labels.")
+        raise UsageError(
+            f"a label is {values[0]}, and a label must be a word or a number: fix the labels."
+        )
     distinct, labels = np.unique(values, return_inverse=True)  # its last may be NaN, more than once
     if len(distinct) > MAXIMUM_CLASSES:
-        raise UsageError(f"there are {len(distinct):,} different labels, more than {MAXIMUM_CLASSES:,} classes: check "
-                         "them, or add --labels none.")
+        raise UsageError(
+            f"there are {len(distinct):,} different labels, more than {MAXIMUM_CLASSES:,} classes: check "
+            "them, or add --labels none."
+        )
     narrow = values.dtype.kind == "f" and values.dtype.itemsize < 8
-    found = number_classes([float(str(value)) for value in distinct] if narrow else distinct.tolist())
+    found = number_classes(
+        [float(str(value)) for value in distinct] if narrow else distinct.tolist()
+    )
     return found.classes, np.array(found.numbers, np.int32)[labels], found.order, found.notes
 
 
 def _named(path, classes, numbers, names):
     """(classes, labels) with the names that the file itself gives to the labels 0 … K-1."""
-    values = np.array([int(word) if WHOLE.fullmatch(word) and len(word) < 19 else -1 for word in classes])
-    if names.ndim != 1 or names.dtype.kind not in "US" or values.min() < 0 or values.max() >= len(names):
-        raise NumdiffError(f"`classes` in {str(path)!r} is {names.dtype} {names.shape}, and must be one name for each "
-                           f"label from 0 to {values.max()}: fix it, or use --labels none.")
-    names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names.tolist()]
-    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # half a surrogate pair
+    values = np.array(
+        [int(word) if WHOLE.fullmatch(word) and len(word) < 19 else -1 for word in classes]
+    )
+    if (
+        names.ndim != 1
+        or names.dtype.kind not in "US"
+        or values.min() < 0
+        or values.max() >= len(names)
+    ):
+        raise NumdiffError(
+            f"`classes` in {str(path)!r} is {names.dtype} {names.shape}, and must be one name for each "
+            f"label from 0 to {values.max()}: fix it, or use --labels none."
+        )
+    names = [
+        name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+        for name in names.tolist()
+    ]
+    # half a surrogate pair
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]
     return check_names(names, f"`classes` in {str(path)!r}"), values[numbers]
 
 
-# numdiff's own HDF5: to change size or channels -----------------------------------------------------------------------
+# numdiff's own HDF5: to change size or channels ---------------------------------------------------
+
 
 def open_hdf5(path, labels, latents=None):
     no_labels_file(path, labels)
@@ -393,15 +524,24 @@ def open_hdf5(path, labels, latents=None):
     blocks = (dataset.chunk(i) for i in range(-(-len(dataset) // CHUNK)))
     if dataset.dtype != np.uint8 and scale is not None:
         blocks = (to_bytes(block, *scale) for block in blocks)
-    return Source("numdiff dataset", items_of(blocks, dataset.labels if keep else None), len(dataset),
-                  dataset.classes if keep else None, latents=scale is None,
-                  floats=dataset.dtype != np.uint8, notes=[note] if note else [], close=dataset.close)
+    return Source(
+        "numdiff dataset",
+        items_of(blocks, dataset.labels if keep else None),
+        len(dataset),
+        dataset.classes if keep else None,
+        latents=scale is None,
+        floats=dataset.dtype != np.uint8,
+        notes=[note] if note else [],
+        close=dataset.close,
+    )
 
 
 def _checked_latent(path, shape, itemsize):
     if math.prod(shape[1:]) * itemsize > MAXIMUM_LATENT_BYTES:
-        raise NumdiffError(f"`images` in {str(path)!r} has shape {shape}, and a latent has at most "
-                           f"{MAXIMUM_LATENT_BYTES:,} bytes: check it.")
+        raise NumdiffError(
+            f"`images` in {str(path)!r} has shape {shape}, and a latent has at most "
+            f"{MAXIMUM_LATENT_BYTES:,} bytes: check it."
+        )
 
 
 def first_bytes(path, count=512):

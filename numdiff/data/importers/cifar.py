@@ -1,9 +1,11 @@
 """CIFAR-10 as its authors give it: cifar-10-python.tar.gz, five pickles of training images.
 
-A pickle is a program: reading one with Python's own reader can run any command. These are read by ../../unpickle.py. It
-knows the few names that an array, a list and a dictionary need, has a harmless stand-in for each, and refuses every
-other name. No function of the pickle's choice is ever called.
+A pickle is a program: reading one with Python's own reader can run any command. These are read by
+../../unpickle.py. It knows the few names that an array, a list and a dictionary need, has a
+harmless stand-in for each, and refuses every other name. No function of the pickle's choice is ever
+called.
 """
+
 import io
 import os
 
@@ -25,7 +27,8 @@ DTYPES = ("u1", "i8", "i4")
 
 
 class Dtype(unpickle.Built):
-    """Stands for numpy.dtype: only its name is noted, not its byte order and alignment, of no meaning for bytes."""
+    """Stands for numpy.dtype: only its name is noted, not its byte order and alignment, of no
+    meaning for bytes."""
 
     def __init__(self, name, *_):
         self.name = unpickle.expect(name, str)
@@ -61,15 +64,19 @@ def _scalar(dtype, raw):  # numpy's scalar: one integer
     return int(_from_buffer(raw, dtype, (), "C").value)
 
 
-NAMES = {"numpy ndarray": Array, "numpy dtype": Dtype, "_codecs encode": unpickle.latin_bytes,
-         **{f"{module} _reconstruct": Array for module in ARRAY_MODULES},
-         **{f"{module} scalar": _scalar for module in ARRAY_MODULES},
-         **{f"{module} _frombuffer": _from_buffer for module in NUMERIC_MODULES}}
+NAMES = {
+    "numpy ndarray": Array,
+    "numpy dtype": Dtype,
+    "_codecs encode": unpickle.latin_bytes,
+    **{f"{module} _reconstruct": Array for module in ARRAY_MODULES},
+    **{f"{module} scalar": _scalar for module in ARRAY_MODULES},
+    **{f"{module} _frombuffer": _from_buffer for module in NUMERIC_MODULES},
+}
 
 
 def read_pickle(data):
-    """The contents of a pickle of numbers, strings, lists, dictionaries and arrays; `RefusedError` if it asks for
-    more."""
+    """The contents of a pickle of numbers, strings, lists, dictionaries and arrays; `RefusedError`
+    if it asks for more."""
     return unpickle.read_pickle(io.BytesIO(data), NAMES)
 
 
@@ -96,6 +103,7 @@ def open_cifar_tar(path, labels):
 
 def open_cifar_folder(path, labels):
     """Images of the folder cifar-10-batches-py, as the archive unpacks."""
+
     def read(name):
         if not os.path.isfile(os.path.join(path, name)):
             raise damaged(path, f"{name} is not a file")
@@ -114,7 +122,11 @@ def _open_cifar(path, names, read, labels):
     notes = [f"It has no {', '.join(missing)}."] if missing else []
     classes = None
     if labels != "none":
-        classes = _class_names(path, _load(path, META, read)) if META in names else [str(i) for i in range(10)]
+        classes = (
+            _class_names(path, _load(path, META, read))
+            if META in names
+            else [str(i) for i in range(10)]
+        )
     numbers = None if classes is None else []  # grows as the batches come by, ahead of the images
 
     def blocks():
@@ -122,15 +134,28 @@ def _open_cifar(path, names, read, labels):
             batch = _load(path, name, read)
             images = batch.get("data")
             images = images.value if isinstance(images, Array) else images
-            if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 2
-                    and images.shape[1] == 3 * SIDE * SIDE):
+            if not (
+                isinstance(images, np.ndarray)
+                and images.dtype == np.uint8
+                and images.ndim == 2
+                and images.shape[1] == 3 * SIDE * SIDE
+            ):
                 raise damaged(path, f"{name} has no images of {SIDE}×{SIDE}")
             if classes is not None:
                 found = batch.get("labels")
-                found = found.value.tolist() if isinstance(found, Array) and found.value is not None else found
-                if not isinstance(found, list) or len(found) != len(images) or not all(
-                        isinstance(n, int) and 0 <= n < len(classes) for n in found):
-                    raise damaged(path, f"{name} has not one label out of {len(classes)} for each image")
+                found = (
+                    found.value.tolist()
+                    if isinstance(found, Array) and found.value is not None
+                    else found
+                )
+                if (
+                    not isinstance(found, list)
+                    or len(found) != len(images)
+                    or not all(isinstance(n, int) and 0 <= n < len(classes) for n in found)
+                ):
+                    raise damaged(
+                        path, f"{name} has not one label out of {len(classes)} for each image"
+                    )
                 numbers.extend(found)
             yield images.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
@@ -138,8 +163,10 @@ def _open_cifar(path, names, read, labels):
 
 
 def _not_cifar(path):
-    return NumdiffError(f"{str(path)!r} is not CIFAR-10 for Python (it has no {BATCHES[0]}): get "
-                        "cifar-10-python.tar.gz, or unpack other archives and import the folder of images.")
+    return NumdiffError(
+        f"{str(path)!r} is not CIFAR-10 for Python (it has no {BATCHES[0]}): get "
+        "cifar-10-python.tar.gz, or unpack other archives and import the folder of images."
+    )
 
 
 def _class_names(path, meta):
@@ -156,8 +183,10 @@ def _load(path, name, read):
     try:
         result = read_pickle(data)
     except RefusedError as error:
-        raise NumdiffError(f"{name} in {str(path)!r} asks for {error}, which no CIFAR-10 file needs: it may be an "
-                           "attack and was refused; get the file from its authors.") from None
+        raise NumdiffError(
+            f"{name} in {str(path)!r} asks for {error}, which no CIFAR-10 file needs: it may be an "
+            "attack and was refused; get the file from its authors."
+        ) from None
     except Exception as error:  # a damaged pickle can end in any error at all
         raise damaged(path, f"{name}: {error or type(error).__name__}") from None
     if not isinstance(result, dict):

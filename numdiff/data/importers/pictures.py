@@ -1,4 +1,6 @@
-"""From a decoded picture to a uint8 array of the wanted size: composed over a colour, cropped, resized."""
+"""From a decoded picture to a uint8 array of the wanted size: composed over a colour, cropped,
+resized."""
+
 import math
 
 import numpy as np
@@ -8,18 +10,55 @@ from ...errors import NumdiffError, UsageError
 from ..pictures import flatten, profile_of, region_of
 from .source import examples
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff", ".ppm", ".pgm",
-            ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".ico", ".qoi", ".heic", ".heif", ".tga", ".psd")
-MAGICS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ",
-          b"\xff\x4f\xff\x51", b"qoif")
+SUFFIXES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".gif",
+    ".bmp",
+    ".dib",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".jp2",
+    ".j2k",
+    ".avif",
+    ".ico",
+    ".qoi",
+    ".heic",
+    ".heif",
+    ".tga",
+    ".psd",
+)
+MAGICS = (
+    b"\x89PNG\r\n\x1a\n",
+    b"\xff\xd8\xff",
+    b"GIF87a",
+    b"GIF89a",
+    b"II*\0",
+    b"MM\0*",
+    b"\0\0\0\x0cjP  ",
+    b"\xff\x4f\xff\x51",
+    b"qoif",
+)
 LARGEST = 1024  # pixels of a side: 64 such images, which are stored together, have 200 MB
 FITS = ("crop", "pad", "stretch")
 
 
 def looks_like_picture(name, head):
     """Whether a file is meant to be a picture: by its name, or by its first 16 bytes."""
-    return (name.lower().endswith(SUFFIXES) or head.startswith(MAGICS) or head[8:12] == b"WEBP"
-            or head[4:12] in (b"ftypavif", b"ftypheic"))
+    return (
+        name.lower().endswith(SUFFIXES)
+        or head.startswith(MAGICS)
+        or head[8:12] == b"WEBP"
+        or head[4:12] in (b"ftypavif", b"ftypheic")
+    )
 
 
 def parse_colour(text):
@@ -27,7 +66,9 @@ def parse_colour(text):
     try:
         return ImageColor.getrgb(text)[:3]
     except ValueError:
-        raise UsageError(f"--background {text!r} is not a colour: use a name such as white, or #rrggbb.") from None
+        raise UsageError(
+            f"--background {text!r} is not a colour: use a name such as white, or #rrggbb."
+        ) from None
 
 
 class Mixed(UsageError):
@@ -35,7 +76,8 @@ class Mixed(UsageError):
 
 
 class Fitting:
-    """Brings every image to one size and one number of channels; the first image decides what the user left open."""
+    """Brings every image to one size and one number of channels; the first image decides what the
+    user left open."""
 
     def __init__(self, size=None, fit=None, channels=None, background=None, size_flag="--size"):
         """size_flag: the option that gives the size, for messages."""
@@ -46,9 +88,11 @@ class Fitting:
         self.size, self.fit, self.channels, self.flag = size, fit or FITS[0], channels, size_flag
         self.background = parse_colour("white" if background is None else background)
         self.first = None  # name of the image that decided
-        self.profiles = {"converted": [], "unusable": []}  # names of images with colour profiles, in no certain order
+        # names of images with colour profiles, in no certain order
+        self.profiles = {"converted": [], "unusable": []}
         self.side = size
-        self.mixed_refused = channels is None  # a colour image is refused unless an option says how to convert it
+        # a colour image is refused unless an option says how to convert it
+        self.mixed_refused = channels is None
 
     def decide(self, image, name):
         """Settle size and channels by the first image (PIL or array)."""
@@ -57,11 +101,15 @@ class Fitting:
             self.channels = len(image.getbands())
         if self.side is None:
             if image.width != image.height:
-                raise UsageError(f"{name} is {image.width}×{image.height} pixels and not square: add {self.flag}, for "
-                                 f"instance {self.flag} {_power_of_two(min(image.size))}.")
+                raise UsageError(
+                    f"{name} is {image.width}×{image.height} pixels and not square: add {self.flag}, for "
+                    f"instance {self.flag} {_power_of_two(min(image.size))}."
+                )
             if image.width > LARGEST:
-                raise UsageError(f"{name} is {image.width}×{image.height} pixels: add {self.flag} to reduce it, for "
-                                 f"instance {self.flag} 256.")
+                raise UsageError(
+                    f"{name} is {image.width}×{image.height} pixels: add {self.flag} to reduce it, for "
+                    f"instance {self.flag} 256."
+                )
             self.side = image.width
         self.first = name
 
@@ -75,9 +123,11 @@ class Fitting:
             self.profiles[profile].append(name)
         image = flatten(image, self.background)
         if self.size is None and image.size != (self.side, self.side):
-            raise UsageError(f"{name} is {image.width}×{image.height} pixels, but {self.first} is "
-                             f"{self.side}×{self.side}: add {self.flag} to bring all to one, for instance "
-                             f"{self.flag} {_power_of_two(self.side)}.")
+            raise UsageError(
+                f"{name} is {image.width}×{image.height} pixels, but {self.first} is "
+                f"{self.side}×{self.side}: add {self.flag} to bring all to one, for instance "
+                f"{self.flag} {_power_of_two(self.side)}."
+            )
         if image.mode == "RGB" and self.channels == 1 and self.mixed_refused:
             raise Mixed(f"{name} is in colour, but {self.first} is grey: add --rgb or --grey.")
         image = image.convert("L" if self.channels == 1 else "RGB")
@@ -85,17 +135,19 @@ class Fitting:
             image = _to_square(image, self.size, self.fit, self.background, *region)
         return np.asarray(image).reshape(self.side, self.side, self.channels)
 
-
     def notes(self):
         """Sentences on colour profiles."""
-        for outcome, text in (("converted", "converted to sRGB from the colour profile in the file"),
-                              ("unusable", "taken for sRGB, as the colour profile cannot be used")):
+        for outcome, text in (
+            ("converted", "converted to sRGB from the colour profile in the file"),
+            ("unusable", "taken for sRGB, as the colour profile cannot be used"),
+        ):
             if names := sorted(self.profiles[outcome]):
                 yield f"{len(names):,} image{'s were' if len(names) > 1 else ' was'} {text} ({examples(names)})."
 
 
 class AsTheyAre:
-    """Passes latents, floats (H, W, C), on unchanged, or rounded to float16; refuses options that would change them."""
+    """Passes latents, floats (H, W, C), on unchanged, or rounded to float16; refuses options that
+    would change them."""
 
     size = None
 
@@ -104,29 +156,43 @@ class AsTheyAre:
 
     def __init__(self, path, size, channels=None, fit=None, background=None, float16=False):
         self.path, self.wanted, self.float16 = path, size, float16
-        for given, options in ((channels, "--rgb and --grey"), (fit, "--fit"), (background, "--background")):
+        for given, options in (
+            (channels, "--rgb and --grey"),
+            (fit, "--fit"),
+            (background, "--background"),
+        ):
             if given is not None:
-                raise UsageError(f"{str(path)!r} holds latents, which are not converted: leave {options} out, or add "
-                                 "--pixels if they are pictures.")
+                raise UsageError(
+                    f"{str(path)!r} holds latents, which are not converted: leave {options} out, or add "
+                    "--pixels if they are pictures."
+                )
 
     def decide(self, image, name):
         height, width = image.shape[:2]
         if height != width:
-            raise UsageError(f"{str(self.path)!r} holds latents of {height}×{width}, and the models take square ones: "
-                             "crop them first.")
+            raise UsageError(
+                f"{str(self.path)!r} holds latents of {height}×{width}, and the models take square ones: "
+                "crop them first."
+            )
         if self.wanted not in (None, height):
-            raise UsageError(f"{str(self.path)!r} holds latents of {height}×{width}, which are not resized: leave "
-                             "--size out, or add --pixels if they are pictures.")
+            raise UsageError(
+                f"{str(self.path)!r} holds latents of {height}×{width}, which are not resized: leave "
+                "--size out, or add --pixels if they are pictures."
+            )
 
     def __call__(self, image, name):
         if not np.isfinite(image).all():
-            raise NumdiffError(f"{name} of {str(self.path)!r} holds values that are not finite: fix the file.")
+            raise NumdiffError(
+                f"{name} of {str(self.path)!r} holds values that are not finite: fix the file."
+            )
         if self.float16:
             with np.errstate(over="ignore"):
                 image = image.astype(np.float16)
             if not np.isfinite(image).all():
-                raise UsageError(f"{name} of {str(self.path)!r} holds values beyond those of float16, ±65504: leave "
-                                 "--float16 out.")
+                raise UsageError(
+                    f"{name} of {str(self.path)!r} holds values beyond those of float16, ±65504: leave "
+                    "--float16 out."
+                )
         return image
 
 
@@ -138,10 +204,12 @@ def _to_pil(image):
 
 
 def _to_square(image, size, fit, background, pixels, region):
-    """An image of mode L or RGB brought to size × size pixels. What is cut out is counted in the `pixels` (width,
-    height) of its file, which are the part `region` of the image, so that a JPEG's reduction moves nothing."""
+    """An image of mode L or RGB brought to size × size pixels. What is cut out is counted in the
+    `pixels` (width, height) of its file, which are the part `region` of the image, so that a JPEG's
+    reduction moves nothing."""
     width, height = pixels
-    step = (region[2] - region[0]) / width  # one of those pixels, in the image's: 1, 1/2, 1/4 or 1/8
+    # one of those pixels, in the image's: 1, 1/2, 1/4 or 1/8
+    step = (region[2] - region[0]) / width
     if fit == "crop":  # the largest square in the middle
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
@@ -150,17 +218,25 @@ def _to_square(image, size, fit, background, pixels, region):
     if fit == "stretch":
         return _resize(image, region, size, size)
     longer = max(width, height)  # pad: the whole image, with bars of the background colour
-    image = _resize(image, region, max(1, round(width * size / longer)), max(1, round(height * size / longer)))
-    colour = background if image.mode == "RGB" else Image.new("RGB", (1, 1), background).convert("L").getpixel((0, 0))
+    image = _resize(
+        image, region, max(1, round(width * size / longer)), max(1, round(height * size / longer))
+    )
+    colour = (
+        background
+        if image.mode == "RGB"
+        else Image.new("RGB", (1, 1), background).convert("L").getpixel((0, 0))
+    )
     square = Image.new(image.mode, (size, size), colour)
     square.paste(image, ((size - image.width) // 2, (size - image.height) // 2))
     return square
 
 
 def _resize(image, box, width, height):
-    """A box (left, top, right, bottom) of an image, in pixels that may be broken, as width×height pixels.
+    """A box (left, top, right, bottom) of an image, in pixels that may be broken, as width×height
+    pixels.
 
-    Lanczos: Pillow widens the filter when it shrinks, so that nothing aliases. What is outside the box is not seen.
+    Lanczos: Pillow widens the filter when it shrinks, so that nothing aliases. What is outside the
+    box is not seen.
     """
     around = [math.floor(n) for n in box[:2]] + [math.ceil(n) for n in box[2:]]
     image = image.crop(around)

@@ -1,4 +1,6 @@
-"""The importers' interface: a `Source` of items, one for each image; and helpers that several of them need."""
+"""The importers' interface: a `Source` of items, one for each image; and helpers that several of
+them need."""
+
 import contextlib
 import gzip
 import lzma
@@ -14,7 +16,8 @@ from ...archives import BadArchive, TooMuch, most_from_deflate
 from ...errors import NumdiffError, UsageError
 
 BLOCK_BYTES = 16 << 20  # how much of a large array is in memory at a time
-MAXIMUM_IMAGE_BYTES = 1 << 28  # a header that asks for more is damaged, or was made to exhaust the memory
+# a header that asks for more is damaged, or was made to exhaust the memory
+MAXIMUM_IMAGE_BYTES = 1 << 28
 MAXIMUM_IMAGES = 50_000_000  # as each needs some memory for its label
 MAXIMUM_CLASSES = 1_000_000
 ORDERS = ("numbers", "words")
@@ -29,8 +32,8 @@ short = _reprs.repr  # of a value from a file, whatever its size
 class Item:
     """One image of an import.
 
-    `with load(wanted) as image` gives a PIL image or an array (H, W, C), uint8 or of floats, or raises `Unreadable`;
-    wanted is the size that it will be brought to, or None.
+    `with load(wanted) as image` gives a PIL image or an array (H, W, C), uint8 or of floats, or
+    raises `Unreadable`; wanted is the size that it will be brought to, or None.
     """
 
     name: str
@@ -58,21 +61,36 @@ class Source:
 
 @contextlib.contextmanager
 def damage_named(path):
-    """Context that turns the readers' errors on a truncated or damaged file into one sentence about `path`."""
+    """Context that turns the readers' errors on a truncated or damaged file into one sentence about
+    `path`."""
     try:
         yield
     except TooMuch as error:
-        raise NumdiffError(f"{str(path)!r} holds more than numdiff reads ({error}): check the file.") from None
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, BadArchive, zipfile.BadZipFile, struct.error,
-            NotImplementedError) as error:  # the last: a zip of many volumes
+        raise NumdiffError(
+            f"{str(path)!r} holds more than numdiff reads ({error}): check the file."
+        ) from None
+    except (
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        gzip.BadGzipFile,
+        BadArchive,
+        zipfile.BadZipFile,
+        struct.error,
+        NotImplementedError,
+    ) as error:  # the last: a zip of many volumes
         raise damaged(path, error) from None
     except OSError as error:
-        raise NumdiffError(f"{str(path)!r} cannot be read ({error.strerror or error}): check the file.") from None
+        raise NumdiffError(
+            f"{str(path)!r} cannot be read ({error.strerror or error}): check the file."
+        ) from None
 
 
 def damaged(path, why):
     why = str(why).splitlines()[0][:200] if str(why).strip() else type(why).__name__
-    return NumdiffError(f"{str(path)!r} is truncated or damaged ({why.rstrip('.')}): get or make the file again.")
+    return NumdiffError(
+        f"{str(path)!r} is truncated or damaged ({why.rstrip('.')}): get or make the file again."
+    )
 
 
 def read_exactly(stream, nbytes, path):
@@ -111,5 +129,7 @@ def examples(names):
 def no_labels_file(path, labels):
     """Refuse --labels FILE, folders or prefix for a source that brings its own labels."""
     if labels not in ("auto", "none"):
-        raise UsageError(f"--labels {labels} is for folders and zips of image files, and {str(path)!r} is not one: "
-                         "leave it out, or use --labels none.")
+        raise UsageError(
+            f"--labels {labels} is for folders and zips of image files, and {str(path)!r} is not one: "
+            "leave it out, or use --labels none."
+        )

@@ -1,4 +1,5 @@
 """A folder or a zip of image files. Nothing is unpacked to disk."""
+
 import errno
 import io
 import os
@@ -16,8 +17,19 @@ from .source import Item, Source, damage_named
 
 # What systems keep for themselves, in lower case; and all whose names begin with a dot
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")
-SYSTEM_FOLDERS = ("__macosx", "@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot",
-                  "$recycle.bin", "recycler", "system volume information", "lost+found")
+SYSTEM_FOLDERS = (
+    "__macosx",
+    "@eadir",
+    "@tmp",
+    "@recycle",
+    "@recently-snapshot",
+    "#recycle",
+    "#snapshot",
+    "$recycle.bin",
+    "recycler",
+    "system volume information",
+    "lost+found",
+)
 ITSELF = "the folder itself"  # what a link leads back to
 UTF_8 = 0x800  # flag of a member of a zip: its name is in UTF-8
 MAXIMUM_LABELS_BYTES = 64 << 20  # that of ImageNet's 1.3 million images has 40
@@ -30,22 +42,30 @@ class Tree:
         self.path = path
         self.names = []  # of files, and of what cannot be read as one, in order
         self.folders = []  # of folders, without a slash at the end, in order
-        self.skipped = []  # system and hidden folders (with a slash), and hidden pictures, which are left out
-        self.repeated = []  # (folder, the folder that it is), of links to folders that are there already
+        # system and hidden folders (with a slash), and hidden pictures, which are left out
+        self.skipped = []
+        # (folder, the folder that it is), of links to folders that are there already
+        self.repeated = []
         self.replaced = []  # files that are left out, as a later one has the same name
 
     def notes(self):
         """Sentences on what is left out."""
         if self.skipped:
-            yield (f"{_count(self.skipped, 'hidden or system entry was', 'hidden or system entries were')} left out "
-                   f"({label_files.examples(self.skipped)}).")
+            yield (
+                f"{_count(self.skipped, 'hidden or system entry was', 'hidden or system entries were')} left out "
+                f"({label_files.examples(self.skipped)})."
+            )
         if self.replaced:
-            yield (f"{_count(self.replaced, 'file was', 'files were')} left out, as later ones in the zip have the "
-                   f"same names ({label_files.examples(self.replaced)}).")
+            yield (
+                f"{_count(self.replaced, 'file was', 'files were')} left out, as later ones in the zip have the "
+                f"same names ({label_files.examples(self.replaced)})."
+            )
         if self.repeated:
             shown = label_files.examples([f"{name} is {first}" for name, first in self.repeated])
-            yield (f"{_count(self.repeated, 'link was', 'links were')} left out, as the folder that it leads to is "
-                   f"read already ({shown}).")
+            yield (
+                f"{_count(self.repeated, 'link was', 'links were')} left out, as the folder that it leads to is "
+                f"read already ({shown})."
+            )
 
 
 def _count(names, one, several):
@@ -79,7 +99,9 @@ class Folder(Tree):
             name = prefix + entry.name.encode("utf-8", "backslashreplace").decode()
             folder = _is_folder(entry)
             if _is_skipped(entry.name, folder):
-                self.skipped += [name + "/" * folder] if folder or looks_like_picture(name, b"") else []
+                self.skipped += (
+                    [name + "/" * folder] if folder or looks_like_picture(name, b"") else []
+                )
             elif folder:
                 self._walk(entry.path, name + "/", seen)
             else:
@@ -94,18 +116,21 @@ class Folder(Tree):
         return state.st_size
 
     def states(self):
-        """(name, what `os.stat` says, of the link itself where it leads nowhere) of each file, in the order of the
-        names."""
+        """(name, what `os.stat` says, of the link itself where it leads nowhere) of each file, in
+        the order of the names."""
         with damage_named(self.path):
-            return [(name, os.stat(path) if os.path.exists(path) else os.lstat(path))
-                    for name, path in ((name, self._paths[name]) for name in self.names)]
+            return [
+                (name, os.stat(path) if os.path.exists(path) else os.lstat(path))
+                for name, path in ((name, self._paths[name]) for name in self.names)
+            ]
 
     def close(self):
         pass
 
 
 class Zip(Tree):
-    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing is written."""
+    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing
+    is written."""
 
     kind = "zip"
 
@@ -116,7 +141,9 @@ class Zip(Tree):
         self._members, folders, skipped = {}, set(), {}
         for member in self._zip.members:
             text = name_of(member)
-            parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+            parts = [
+                part for part in text.replace("\\", "/").split("/") if part not in ("", ".", "..")
+            ]
             if not parts:
                 continue
             is_folder = text.endswith(("/", "\\"))
@@ -133,12 +160,16 @@ class Zip(Tree):
                 continue
             if member.flag_bits & 1:
                 self._zip.close()
-                raise UsageError(f"{str(path)!r} is protected by a password: unpack it and import the folder.")
+                raise UsageError(
+                    f"{str(path)!r} is protected by a password: unpack it and import the folder."
+                )
             if name in self._members:
                 self.replaced.append(name)
             self._members[name] = member
         self.names = sorted(self._members, key=lambda name: name.split("/"))
-        self.folders, self.skipped = (sorted(found, key=lambda name: name.split("/")) for found in (folders, skipped))
+        self.folders, self.skipped = (
+            sorted(found, key=lambda name: name.split("/")) for found in (folders, skipped)
+        )
 
     def open(self, name, limit=None):
         return self._zip.open(self._members[name], limit)
@@ -162,7 +193,8 @@ def _is_skipped(name, folder):
 
 
 def name_of(member):
-    """The name of a member of a zip. macOS writes it in UTF-8 without saying so, and zipfile then reads code page 437.
+    """The name of a member of a zip. macOS writes it in UTF-8 without saying so, and zipfile then
+    reads code page 437.
     """
     if member.flag_bits & UTF_8 or member.filename.isascii():
         return member.filename
@@ -178,10 +210,16 @@ def open_tree(tree, labels, order="numbers"):
     for name in tree.names:
         (pictures if _is_picture(tree, name) else others).append(name)
     if not pictures:
-        raise NumdiffError(f"the {tree.kind} {str(tree.path)!r} holds no images"
-                           + (f" ({len(others)} other files)" if others else "")
-                           + (f" but for what is left out ({label_files.examples(tree.skipped)})" if tree.skipped
-                              else "") + ": check the path.")
+        raise NumdiffError(
+            f"the {tree.kind} {str(tree.path)!r} holds no images"
+            + (f" ({len(others)} other files)" if others else "")
+            + (
+                f" but for what is left out ({label_files.examples(tree.skipped)})"
+                if tree.skipped
+                else ""
+            )
+            + ": check the path."
+        )
     labelled, read = _label(tree, pictures, labels, order)
     others = [name for name in others if name not in read]
 
@@ -190,9 +228,18 @@ def open_tree(tree, labels, order="numbers"):
             label = None if labelled.numbers is None else labelled.numbers[i]
             yield Item(name, lambda wanted, name=name: _load(tree, name, wanted), label)
 
-    return Source(tree.kind, items(), len(pictures), labelled.classes, labelled.order, named=True, parallel=True,
-                  ignored=others, notes=[*labelled.notes, *_notes_on_order(labelled, order), *tree.notes()],
-                  close=tree.close)
+    return Source(
+        tree.kind,
+        items(),
+        len(pictures),
+        labelled.classes,
+        labelled.order,
+        named=True,
+        parallel=True,
+        ignored=others,
+        notes=[*labelled.notes, *_notes_on_order(labelled, order), *tree.notes()],
+        close=tree.close,
+    )
 
 
 def _is_picture(tree, name):
@@ -201,7 +248,8 @@ def _is_picture(tree, name):
     try:
         with tree.open(name) as file:
             return looks_like_picture(name, file.read(16))
-    except (OSError, BadArchive, zipfile.BadZipFile):  # whatever it is, it is not a picture by name, nor can it be read
+    # whatever it is, it is not a picture by name, nor can it be read
+    except (OSError, BadArchive, zipfile.BadZipFile):
         return False
 
 
@@ -209,8 +257,11 @@ def _load(tree, name, wanted):
     try:
         nbytes = tree.size(name)
     except OSError as error:
-        raise Unreadable("it is a link that leads to no file" if error.errno in (errno.ENOENT, errno.ELOOP)
-                         else error.strerror) from None
+        raise Unreadable(
+            "it is a link that leads to no file"
+            if error.errno in (errno.ENOENT, errno.ELOOP)
+            else error.strerror
+        ) from None
 
     def read():
         with tree.open(name, MAXIMUM_FILE_BYTES) as file:
@@ -222,10 +273,17 @@ def _load(tree, name, wanted):
 def _notes_on_order(labelled, order):
     """The note for class folders whose names are numbers, which other programs sort differently."""
     names = labelled.classes
-    if order == "numbers" and names and labelled.order == IN_NUMERIC_ORDER and names != sorted(names):
-        yield (f"The classes are in the order of their numbers ({label_files.examples(names)}); torchvision's "
-               "ImageFolder and guided-diffusion sort them as words "
-               f"({label_files.examples(sorted(names))}): for those indices add --class-order words.")
+    if (
+        order == "numbers"
+        and names
+        and labelled.order == IN_NUMERIC_ORDER
+        and names != sorted(names)
+    ):
+        yield (
+            f"The classes are in the order of their numbers ({label_files.examples(names)}); torchvision's "
+            "ImageFolder and guided-diffusion sort them as words "
+            f"({label_files.examples(sorted(names))}): for those indices add --class-order words."
+        )
 
 
 def _label(tree, pictures, labels, order):
@@ -235,12 +293,15 @@ def _label(tree, pictures, labels, order):
     if labels == "folders":
         found = _by_folders(tree, pictures, order)
         if found.classes is None:
-            raise UsageError(f"{str(tree.path)!r} has no folders that distinguish classes: leave --labels folders out.")
+            raise UsageError(
+                f"{str(tree.path)!r} has no folders that distinguish classes: leave --labels folders out."
+            )
         return found, []
     if labels == "prefix":
         return label_files.from_prefixes(pictures, order), []
     if labels != "auto":
-        inside = os.path.relpath(labels, tree.path).replace(os.sep, "/")  # it may be among the images
+        # it may be among the images
+        inside = os.path.relpath(labels, tree.path).replace(os.sep, "/")
         text = _read_text(labels, lambda: io.BufferedReader(open_regular(labels)))
         return label_files.from_file(pictures, str(labels), text, "", order), [inside]
     found = _find_labels_file(tree, pictures)
@@ -265,41 +326,60 @@ def _by_folders(tree, pictures, order):
     result = label_files.from_folders(pictures, order, tree.folders, path)
     prefix = label_files.common_folder(pictures)
     if result.classes is None:  # all images are in one folder, and links to it may be next to it
-        prefix = prefix[:prefix.rstrip("/").rfind("/") + 1]
+        prefix = prefix[: prefix.rstrip("/").rfind("/") + 1]
     for name, first in tree.repeated:
-        one, other = (path[len(prefix):].split("/")[0] for path in (name, first))
-        if one != other and first != ITSELF and name.startswith(prefix) and first.startswith(prefix):
-            raise UsageError(f"{name} in {str(tree.path)!r} is a link to {first}, whose images would then be of two "
-                             f"classes, {one} and {other}: remove one of them, copy the images, or add --labels none.")
+        one, other = (path[len(prefix) :].split("/")[0] for path in (name, first))
+        if (
+            one != other
+            and first != ITSELF
+            and name.startswith(prefix)
+            and first.startswith(prefix)
+        ):
+            raise UsageError(
+                f"{name} in {str(tree.path)!r} is a link to {first}, whose images would then be of two "
+                f"classes, {one} and {other}: remove one of them, copy the images, or add --labels none."
+            )
     return result
 
 
 def _find_metadata(tree):
     """(Hugging Face's metadata files, notes on those that are not read)."""
-    found = [name for name in tree.names if posixpath.basename(name).lower() in label_files.METADATA]
+    found = [
+        name for name in tree.names if posixpath.basename(name).lower() in label_files.METADATA
+    ]
     unread = [name for name in found if name.lower().endswith(".parquet")]
     found = [name for name in found if name not in unread]
     folders = [posixpath.dirname(name) for name in found]
     twice = [name for name, folder in zip(found, folders, strict=True) if folders.count(folder) > 1]
     if twice:
-        raise UsageError(f"{str(tree.path)!r} holds several metadata files in one folder "
-                         f"({label_files.examples(twice)}): remove one of them, or choose one by --labels FILE.")
-    return found, [f"{name} is not read: save it as metadata.csv if it holds labels." for name in unread]
+        raise UsageError(
+            f"{str(tree.path)!r} holds several metadata files in one folder "
+            f"({label_files.examples(twice)}): remove one of them, or choose one by --labels FILE."
+        )
+    return found, [
+        f"{name} is not read: save it as metadata.csv if it holds labels." for name in unread
+    ]
 
 
 def _find_labels_file(tree, pictures):
     """A labels file in the folder that contains all pictures, or in one above it."""
     folder = label_files.common_folder(pictures)
     while True:
-        found = [name for name in tree.names if posixpath.dirname(name) == folder.rstrip("/")
-                 and posixpath.basename(name).lower() in label_files.NAMES]
+        found = [
+            name
+            for name in tree.names
+            if posixpath.dirname(name) == folder.rstrip("/")
+            and posixpath.basename(name).lower() in label_files.NAMES
+        ]
         if len(found) > 1:
-            raise UsageError(f"{str(tree.path)!r} holds several labels files ({label_files.examples(found)}): choose "
-                             "one by --labels FILE.")
+            raise UsageError(
+                f"{str(tree.path)!r} holds several labels files ({label_files.examples(found)}): choose "
+                "one by --labels FILE."
+            )
         if found or not folder:
             return found[0] if found else None
         folder = folder.rstrip("/")
-        folder = folder[:folder.rindex("/") + 1] if "/" in folder else ""
+        folder = folder[: folder.rindex("/") + 1] if "/" in folder else ""
 
 
 def _not_too_large(tree, names):
@@ -307,8 +387,10 @@ def _not_too_large(tree, names):
     with damage_named(tree.path):
         size = sum(tree.size(name) for name in names)
     if size > MAXIMUM_LABELS_BYTES:
-        raise UsageError(f"the metadata files of {str(tree.path)!r} have {size:,} bytes, more than the "
-                         f"{MAXIMUM_LABELS_BYTES:,} that are read: write the labels as one labels.csv.")
+        raise UsageError(
+            f"the metadata files of {str(tree.path)!r} have {size:,} bytes, more than the "
+            f"{MAXIMUM_LABELS_BYTES:,} that are read: write the labels as one labels.csv."
+        )
     return names
 
 
@@ -322,16 +404,20 @@ def _read_text(path, opener, size=None):
     """The text of a labels file, UTF-8 with or without a byte order mark."""
     path = str(path)
     if not path.lower().endswith((*label_files.TABLES, *label_files.OTHERS)):
-        raise UsageError(f"--labels {path!r} is unknown: use auto, folders, prefix, none, or a .csv, .json or .jsonl "
-                         "file.")
+        raise UsageError(
+            f"--labels {path!r} is unknown: use auto, folders, prefix, none, or a .csv, .json or .jsonl "
+            "file."
+        )
     try:
         if not size or size <= MAXIMUM_LABELS_BYTES:
             with damage_named(path), opener() as file:
                 data = file.read(MAXIMUM_LABELS_BYTES + 1)
             size = len(data)
         if size > MAXIMUM_LABELS_BYTES:
-            raise UsageError(f"{path} has more than {MAXIMUM_LABELS_BYTES:,} bytes, too many for a labels file: check "
-                             "it.")
+            raise UsageError(
+                f"{path} has more than {MAXIMUM_LABELS_BYTES:,} bytes, too many for a labels file: check "
+                "it."
+            )
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text: save it as UTF-8.") from None

@@ -1,4 +1,5 @@
 """Writes a dataset file image by image, under a temporary name until it is complete."""
+
 import contextlib
 import os
 from array import array
@@ -21,19 +22,27 @@ class Unfinished(Exception):
 
 
 class Writer:
-    """`with Writer(path) as w: w.append(...)…; w.finish(classes)`. Left without finish(), it leaves no file behind.
-    gzip: pack the chunks, which suits drawings of few colours that are to be copied; floats shrink by a tenth only."""
+    """`with Writer(path) as w: w.append(...)…; w.finish(classes)`. Left without finish(), it leaves
+    no file behind. gzip: pack the chunks, which suits drawings of few colours that are to be
+    copied; floats shrink by a tenth only."""
 
     def __init__(self, path, force=False, gzip=False):
-        self.path, self._packed = os.fspath(path), {"compression": "gzip", "compression_opts": GZIP} if gzip else {}
+        self.path, self._packed = (
+            os.fspath(path),
+            {"compression": "gzip", "compression_opts": GZIP} if gzip else {},
+        )
         folder, name = os.path.split(os.path.abspath(self.path))
         if os.path.isdir(self.path):
-            raise UsageError(f"{self.path!r} is a folder: give the name of the file to write, such as {name}.h5.")
+            raise UsageError(
+                f"{self.path!r} is a folder: give the name of the file to write, such as {name}.h5."
+            )
         check_ending("OUT.h5", self.path, ".h5", ".hdf5")
         if not os.path.isdir(folder):
             raise UsageError(f"there is no folder {folder!r} to write into: make it first.")
         if os.path.exists(self.path) and not force:
-            raise UsageError(f"{self.path!r} already exists: choose another name, or add --force to replace it.")
+            raise UsageError(
+                f"{self.path!r} already exists: choose another name, or add --force to replace it."
+            )
         check_target("the dataset", self.path)
         self._atomic = self._disk = self._file = self._images = None
         self._waiting, self._count = [], 0
@@ -63,7 +72,9 @@ class Writer:
         with self._writing():
             if classes is not None:
                 smallest = np.min_scalar_type(max(len(classes) - 1, 0))
-                self._file.create_dataset("labels", data=np.frombuffer(self._labels, np.intc).astype(smallest))
+                self._file.create_dataset(
+                    "labels", data=np.frombuffer(self._labels, np.intc).astype(smallest)
+                )
                 self._file.attrs.create("classes", classes, dtype=h5py.string_dtype())
             for name, text in (attributes or {}).items():
                 self._file.attrs.create(name, [text], dtype=h5py.string_dtype())
@@ -86,31 +97,41 @@ class Writer:
                 # "v108" allows attributes beyond 64 kB, which the names of very many classes need
                 self._file = h5py.File(self._disk, "w", libver=("v108", "latest"))
                 self._images = self._file.create_dataset(
-                    "images", (0, *block.shape[1:]), block.dtype, maxshape=(None, *block.shape[1:]),
-                    chunks=(rows, *block.shape[1:]), **self._packed)
+                    "images",
+                    (0, *block.shape[1:]),
+                    block.dtype,
+                    maxshape=(None, *block.shape[1:]),
+                    chunks=(rows, *block.shape[1:]),
+                    **self._packed,
+                )
             self._images.resize(self._count + len(block), axis=0)
-            self._images[self._count:] = block
+            self._images[self._count :] = block
         self._count += len(block)
         self._waiting.clear()
 
     @contextlib.contextmanager
     def _writing(self):
-        """Context of what HDF5 does; raises what went wrong with the file, such as a full disk, as `atomic_file` says
-        it."""
+        """Context of what HDF5 does; raises what went wrong with the file, such as a full disk, as
+        `atomic_file` says it."""
         with deferred_signals():
             try:
                 yield
-            except (OSError, RuntimeError, ValueError) as error:  # it could not read what it had not written
-                if self._disk.error is None:  # or what it was given is not for it, such as a name with a zero byte
-                    raise NumdiffError(f"{self.path!r} cannot be written ({str(error).splitlines()[0]}): "
-                                       "rename the class or the picture whose name HDF5 cannot hold.") from None
+            # it could not read what it had not written
+            except (OSError, RuntimeError, ValueError) as error:
+                # or what it was given is not for it, such as a name with a zero byte
+                if self._disk.error is None:
+                    raise NumdiffError(
+                        f"{self.path!r} cannot be written ({str(error).splitlines()[0]}): "
+                        "rename the class or the picture whose name HDF5 cannot hold."
+                    ) from None
         if self._disk.error is not None:
             self._discard(self._disk.error)
 
     def _discard(self, error):
         """Remove the temporary file, because of an error, which is raised as `atomic_file` says it."""
         with deferred_signals():
-            file, self._file, self._images = self._file, None, None  # HDF5 writes as it forgets an array
+            # HDF5 writes as it forgets an array
+            file, self._file, self._images = self._file, None, None
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 if file is not None:
                     file.close()

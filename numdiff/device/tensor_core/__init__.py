@@ -1,9 +1,10 @@
-"""Tensor cores of sm_80 and later: `ldmatrix`, `mma.sync`, and the words of float16 that travel between them.
+"""Tensor cores of sm_80 and later: `ldmatrix`, `mma.sync`, and the words of float16 that travel
+between them.
 
-A tensor-core instruction is executed by a whole warp. Each of its operands, a small matrix called a fragment, is spread
-over the registers of the 32 lanes. The position of each element is documented in `numdiff/emulator/fragments.py`. A
-warp loads fragments from shared memory with `ldmatrix`, which spreads them in just that way, and accumulates their
-products:
+A tensor-core instruction is executed by a whole warp. Each of its operands, a small matrix called a
+fragment, is spread over the registers of the 32 lanes. The position of each element is documented
+in `numdiff/emulator/fragments.py`. A warp loads fragments from shared memory with `ldmatrix`, which
+spreads them in just that way, and accumulates their products:
 
     a = ldmatrix_x4(a_address)                          # 16 × 16 of float16
     b = ldmatrix_x4(b_address)                          # 16 × 16 of float16: two fragments of 16 × 8
@@ -42,7 +43,15 @@ SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.14.5 (`mma`, `ldmatrix`).
 
 FILES  words.py, ldmatrix.py, mma_sync.py. All names are here, too.
 """
-from .ldmatrix import ldmatrix_x1, ldmatrix_x1_trans, ldmatrix_x2, ldmatrix_x2_trans, ldmatrix_x4, ldmatrix_x4_trans
+
+from .ldmatrix import (
+    ldmatrix_x1,
+    ldmatrix_x1_trans,
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+)
 from .mma_sync import (
     M16N8K8,
     M16N8K16,
@@ -74,8 +83,37 @@ from .words import (
     word_of,
 )
 
-__all__ = ["M16N8K16", "M16N8K8", "choose_bytes", "float_of", "high_halves", "ldmatrix_x1", "ldmatrix_x1_trans",
-           "ldmatrix_x2", "ldmatrix_x2_trans", "ldmatrix_x4", "ldmatrix_x4_trans", "load_word", "load_words2",
-           "load_words4", "load_words4_where", "low_halves", "mma", "mma_into", "mma_m16n8k16", "mma_m16n8k16_into",
-           "mma_m16n8k8", "mma_m16n8k8_into", "mma_m16n8k8_tf32", "mma_m16n8k8_tf32_into", "ones_half2", "pack_half2",
-           "round_tf32", "store_word", "store_words2", "store_words4", "unpack_half2", "word_of"]
+__all__ = [
+    "M16N8K16",
+    "M16N8K8",
+    "choose_bytes",
+    "float_of",
+    "high_halves",
+    "ldmatrix_x1",
+    "ldmatrix_x1_trans",
+    "ldmatrix_x2",
+    "ldmatrix_x2_trans",
+    "ldmatrix_x4",
+    "ldmatrix_x4_trans",
+    "load_word",
+    "load_words2",
+    "load_words4",
+    "load_words4_where",
+    "low_halves",
+    "mma",
+    "mma_into",
+    "mma_m16n8k16",
+    "mma_m16n8k16_into",
+    "mma_m16n8k8",
+    "mma_m16n8k8_into",
+    "mma_m16n8k8_tf32",
+    "mma_m16n8k8_tf32_into",
+    "ones_half2",
+    "pack_half2",
+    "round_tf32",
+    "store_word",
+    "store_words2",
+    "store_words4",
+    "unpack_half2",
+    "word_of",
+]

@@ -1,7 +1,9 @@
-"""`ldmatrix`: a warp loads 8 × 8 matrices from shared memory, spread over its lanes as a product takes them.
+"""`ldmatrix`: a warp loads 8 × 8 matrices from shared memory, spread over its lanes as a product
+takes them.
 
 SOURCE  PTX ISA, section 9.7.14.5 (`ldmatrix`).
 """
+
 import sys
 
 from numba.cuda import types
@@ -23,7 +25,8 @@ def _ldmatrix(count, which, transposed=""):
 
 @intrinsic
 def ldmatrix_x1(typingctx, address):
-    """An 8 × 8 matrix of 16-bit elements from shared memory: lane l gets elements 2·(l % 4) and the next of row l // 4.
+    """An 8 × 8 matrix of 16-bit elements from shared memory: lane l gets elements 2·(l % 4) and the
+    next of row l // 4.
 
     Lanes 0 … 7 give the addresses of the rows.
     """
@@ -50,8 +53,9 @@ def _ldmatrix_x2(machine, address):
 def ldmatrix_x4(typingctx, address):
     """Four such matrices; lane l gives row l % 8 of matrix l // 8.
 
-    The A of an m16n8k16: lane l gives row l % 16, k from 8·(l // 16). Two Bs, stored (N, K): lane l gives n = l % 8 +
-    8·(l // 16), k from 8·(l // 8 % 2); registers 0 and 1 are the first B, 2 and 3 the second.
+    The A of an m16n8k16: lane l gives row l % 16, k from 8·(l // 16). Two Bs, stored (N, K): lane l
+    gives n = l % 8 + 8·(l // 16), k from 8·(l // 8 % 2); registers 0 and 1 are the first B, 2 and 3
+    the second.
     """
     return _ldmatrix(4, "x4")
 
@@ -63,7 +67,8 @@ def _ldmatrix_x4(machine, address):
 
 @intrinsic
 def ldmatrix_x1_trans(typingctx, address):
-    """As `ldmatrix_x1`, of the transposed matrix: lane l gets rows 2·(l % 4) and the next of column l // 4."""
+    """As `ldmatrix_x1`, of the transposed matrix: lane l gets rows 2·(l % 4) and the next of column
+    l // 4."""
     return _ldmatrix(1, "x1", ".trans")
 
 
@@ -74,7 +79,8 @@ def _ldmatrix_x1_trans(machine, address):
 
 @intrinsic
 def ldmatrix_x2_trans(typingctx, address):
-    """As `ldmatrix_x2`, each matrix transposed: the B of an m16n8k16 stored (K, N), lane l giving row k = l."""
+    """As `ldmatrix_x2`, each matrix transposed: the B of an m16n8k16 stored (K, N), lane l giving
+    row k = l."""
     return _ldmatrix(2, "x2", ".trans")
 
 

@@ -1,7 +1,9 @@
-"""`mma.sync`: a warp multiplies two small matrices, of float16 or tf32, and adds a third in float32.
+"""`mma.sync`: a warp multiplies two small matrices, of float16 or tf32, and adds a third in
+float32.
 
 SOURCE  PTX ISA, section 9.7.14.5 (`mma`).
 """
+
 import sys
 
 from numba.cuda import types
@@ -17,14 +19,27 @@ from ...emulator.fragments import (
     fragment_b_m16n8k16,
 )
 from ...emulator.warp_matrix import MatrixProduct, float16_of_words, tf32_of_words
-from ..inline_ptx import F32, I64, TypingError, element_pointer, emit, registers, require_contiguous, statement
+from ..inline_ptx import (
+    F32,
+    I64,
+    TypingError,
+    element_pointer,
+    emit,
+    registers,
+    require_contiguous,
+    statement,
+)
 from .words import word_tuple
 
-M16N8K16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, " \
-           "{$10, $11, $12, $13};"
+M16N8K16 = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
+    "{$10, $11, $12, $13};"
+)
 M16N8K8 = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};"
-M16N8K8_TF32 = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, " \
-               "{$10, $11, $12, $13};"
+M16N8K8_TF32 = (
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
+    "{$10, $11, $12, $13};"
+)
 ACCUMULATORS = types.UniTuple(types.float32, 4)
 
 
@@ -41,19 +56,30 @@ def mma_into(text, accumulators, a, b):
 
     def codegen(context, builder, sig, args):
         indices = [builder.add(args[1], I64(i)) for i in range(4)]
-        slots = [element_pointer(context, builder, sig.args[0], args[0], index) for index in indices]
-        operands = registers(context, builder, sig.args[2:], args[2:]) + [builder.load(slot) for slot in slots]
-        for slot, value in zip(slots, emit(builder, text, [F32] * 4, operands, collective=True), strict=True):
+        slots = [
+            element_pointer(context, builder, sig.args[0], args[0], index) for index in indices
+        ]
+        operands = registers(context, builder, sig.args[2:], args[2:]) + [
+            builder.load(slot) for slot in slots
+        ]
+        for slot, value in zip(
+            slots, emit(builder, text, [F32] * 4, operands, collective=True), strict=True
+        ):
             builder.store(value, slot)
         return context.get_dummy_value()
 
     return types.void(accumulators, types.int64, a, b), codegen
 
 
-PRODUCT_M16N8K16 = MatrixProduct("mma.m16n8k16", 16, fragment_a_m16n8k16, fragment_b_m16n8k16, float16_of_words)
-PRODUCT_M16N8K8 = MatrixProduct("mma.m16n8k8", 8, fragment_a_m16n8k8, fragment_b_m16n8k8, float16_of_words)
-PRODUCT_M16N8K8_TF32 = MatrixProduct("mma.m16n8k8.tf32", 8, fragment_a_m16n8k8_tf32, fragment_b_m16n8k8_tf32,
-                                     tf32_of_words)
+PRODUCT_M16N8K16 = MatrixProduct(
+    "mma.m16n8k16", 16, fragment_a_m16n8k16, fragment_b_m16n8k16, float16_of_words
+)
+PRODUCT_M16N8K8 = MatrixProduct(
+    "mma.m16n8k8", 8, fragment_a_m16n8k8, fragment_b_m16n8k8, float16_of_words
+)
+PRODUCT_M16N8K8_TF32 = MatrixProduct(
+    "mma.m16n8k8.tf32", 8, fragment_a_m16n8k8_tf32, fragment_b_m16n8k8_tf32, tf32_of_words
+)
 
 
 @intrinsic
@@ -69,7 +95,8 @@ def _mma_m16n8k16(machine, a, b, c):
 
 @intrinsic
 def mma_m16n8k16_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of float16; float32."""
+    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of float16;
+    float32."""
     return mma_into(M16N8K16, accumulators, word_tuple(4), word_tuple(2))
 
 
@@ -91,7 +118,8 @@ def _mma_m16n8k8(machine, a, b, c):
 
 @intrinsic
 def mma_m16n8k8_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a two words, b one word of float16; float32."""
+    """accumulators[first … first + 3] += a · b over the warp: a two words, b one word of float16;
+    float32."""
     return mma_into(M16N8K8, accumulators, word_tuple(2), types.uint32)
 
 
@@ -113,7 +141,8 @@ def _mma_m16n8k8_tf32(machine, a, b, c):
 
 @intrinsic
 def mma_m16n8k8_tf32_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of tf32; float32."""
+    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of tf32;
+    float32."""
     return mma_into(M16N8K8_TF32, accumulators, word_tuple(4), word_tuple(2))
 
 

@@ -1,7 +1,9 @@
-"""Words of 32 bits: two float16, a tf32 or the bits of a float32, packed, unpacked, loaded and stored.
+"""Words of 32 bits: two float16, a tf32 or the bits of a float32, packed, unpacked, loaded and
+stored.
 
 SOURCE  PTX ISA, section 9.7.9.21 (`cvt`).
 """
+
 import math
 import struct
 
@@ -27,8 +29,11 @@ def word_tuple(count):
 
 @intrinsic
 def pack_half2(typingctx, low, high):
-    """Two float32, each rounded to the nearest float16 (ties to even; too large is infinite), as a word, low first."""
-    return types.uint32(types.float32, types.float32), statement("cvt.rn.f16x2.f32 $0, $2, $1;", [I32])
+    """Two float32, each rounded to the nearest float16 (ties to even; too large is infinite), as a
+    word, low first."""
+    return types.uint32(types.float32, types.float32), statement(
+        "cvt.rn.f16x2.f32 $0, $2, $1;", [I32]
+    )
 
 
 @twin(pack_half2)
@@ -49,7 +54,9 @@ def _half_bits(x):
 def unpack_half2(typingctx, word):
     """The two float16 of a word as two float32, the low half first."""
     return types.UniTuple(types.float32, 2)(types.uint32), statement(
-        "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }", [F32, F32])
+        "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }",
+        [F32, F32],
+    )
 
 
 @twin(unpack_half2)
@@ -70,7 +77,8 @@ def _ones_half2(machine):
 
 @intrinsic
 def round_tf32(typingctx, x):
-    """A float32 rounded to tf32 (10 mantissa bits, ties away from zero), as the word that an mma takes."""
+    """A float32 rounded to tf32 (10 mantissa bits, ties away from zero), as the word that an mma
+    takes."""
     return types.uint32(types.float32), statement("cvt.rna.tf32.f32 $0, $1;", [I32])
 
 
@@ -83,8 +91,11 @@ def _round_tf32(machine, x):
 
 @intrinsic
 def word_of(typingctx, x):
-    """The bits of a float32 as a uint32. An mma reads them as a tf32 that is truncated instead of rounded."""
-    return types.uint32(types.float32), lambda context, builder, sig, args: builder.bitcast(args[0], I32)
+    """The bits of a float32 as a uint32. An mma reads them as a tf32 that is truncated instead of
+    rounded."""
+    return types.uint32(types.float32), lambda context, builder, sig, args: builder.bitcast(
+        args[0], I32
+    )
 
 
 def word_of_float(x):
@@ -99,7 +110,9 @@ def _word_of(machine, x):
 @intrinsic
 def float_of(typingctx, word):
     """The float32 whose bits are this uint32."""
-    return types.float32(types.uint32), lambda context, builder, sig, args: builder.bitcast(args[0], F32)
+    return types.float32(types.uint32), lambda context, builder, sig, args: builder.bitcast(
+        args[0], F32
+    )
 
 
 @twin(float_of)
@@ -120,7 +133,8 @@ def _bytes_of(array):
 
 
 def _read(machine, array, index, size):
-    """`size` bytes from element `index` of an array, in the emulator; NaN, or all bits set, after a fault."""
+    """`size` bytes from element `index` of an array, in the emulator; NaN, or all bits set, after a
+    fault."""
     if array.__class__ is not CheckedArray:
         start = int(index) * array.itemsize
         return _bytes_of(array)[_inside(array, start, size)].tobytes()
@@ -138,11 +152,13 @@ def _write(machine, array, index, data):
         _bytes_of(array)[_inside(array, start, len(data))] = np.frombuffer(data, np.uint8)
         return
     site, size = machine.site_here(), len(data)
-    found = machine.access.range_of(array, index, size // array.itemsize, site, "writes", align=size)
+    found = machine.access.range_of(
+        array, index, size // array.itemsize, site, "writes", align=size
+    )
     if found is not None:
         memory, offset, _ = found
         machine.access.before_write(memory, offset, size, site, array.itemsize)
-        memory.bytes[offset:offset + size].data[:] = data
+        memory.bytes[offset : offset + size].data[:] = data
 
 
 def _inside(array, start, size):
@@ -156,7 +172,8 @@ def load_word(typingctx, array, index):
     """The 4 bytes at `array[index]` of a contiguous array; a multiple of 4 bytes."""
     require_contiguous("load_word", array)
     return types.uint32(array, types.int64), lambda context, builder, sig, args: builder.load(
-        _word_pointer(context, builder, sig, args, 1), align=4)
+        _word_pointer(context, builder, sig, args, 1), align=4
+    )
 
 
 @twin(load_word)
@@ -198,27 +215,36 @@ def _load_words4(machine, array, index):
     return tuple(map(UInt32, WORDS4.unpack(_read(machine, array, index, 16))))
 
 
-LOAD_WHERE = ("{ .reg .pred inside; setp.ne.s32 inside, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; "
-              "mov.b32 $3, 0; @inside ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }")
+LOAD_WHERE = (
+    "{ .reg .pred inside; setp.ne.s32 inside, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; "
+    "mov.b32 $3, 0; @inside ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }"
+)
 
 
 @intrinsic
 def load_words4_where(typingctx, array, index, inside):
-    """`load_words4` of an array in global memory that the kernel does not write, where `inside` (an int32) is not 0;
-    elsewhere zeros, and nothing is read. No branch: many such loads are under way together."""
+    """`load_words4` of an array in global memory that the kernel does not write, where `inside` (an
+    int32) is not 0; elsewhere zeros, and nothing is read. No branch: many such loads are under way
+    together."""
     require_contiguous("load_words4_where", array)
     return word_tuple(4)(array, types.int64, types.int32), statement(LOAD_WHERE, [I32] * 4)
 
 
 @twin(load_words4_where)
 def _load_words4_where(machine, array, index, inside):
-    return tuple(map(UInt32, WORDS4.unpack(_read(machine, array, index, 16)))) if inside else (UInt32(0),) * 4
+    return (
+        tuple(map(UInt32, WORDS4.unpack(_read(machine, array, index, 16))))
+        if inside
+        else (UInt32(0),) * 4
+    )
 
 
 @intrinsic
 def low_halves(typingctx, a, b):
     """The low 16 bits of a, then those of b, as a word."""
-    return types.uint32(types.uint32, types.uint32), statement("prmt.b32 $0, $1, $2, 0x5410;", [I32])
+    return types.uint32(types.uint32, types.uint32), statement(
+        "prmt.b32 $0, $1, $2, 0x5410;", [I32]
+    )
 
 
 @twin(low_halves)
@@ -229,7 +255,9 @@ def _low_halves(machine, a, b):
 @intrinsic
 def high_halves(typingctx, a, b):
     """The high 16 bits of a, then those of b, as a word."""
-    return types.uint32(types.uint32, types.uint32), statement("prmt.b32 $0, $1, $2, 0x7632;", [I32])
+    return types.uint32(types.uint32, types.uint32), statement(
+        "prmt.b32 $0, $1, $2, 0x7632;", [I32]
+    )
 
 
 @twin(high_halves)
@@ -239,9 +267,11 @@ def _high_halves(machine, a, b):
 
 @intrinsic
 def choose_bytes(typingctx, a, b, selector):
-    """Four of eight bytes, 0 … 3 of a and 4 … 7 of b: the selector's lowest four bits name the lowest of the result,
-    its 16 low bits all. 0x5410 gives low_halves(a, b), 0x7632 high_halves."""
-    return types.uint32(types.uint32, types.uint32, types.uint32), statement("prmt.b32 $0, $1, $2, $3;", [I32])
+    """Four of eight bytes, 0 … 3 of a and 4 … 7 of b: the selector's lowest four bits name the
+    lowest of the result, its 16 low bits all. 0x5410 gives low_halves(a, b), 0x7632 high_halves."""
+    return types.uint32(types.uint32, types.uint32, types.uint32), statement(
+        "prmt.b32 $0, $1, $2, $3;", [I32]
+    )
 
 
 @twin(choose_bytes)

@@ -1,11 +1,14 @@
-"""One ConvNeXt block, forward and with its backward pass: on a GPU, on the CPU, and compared with PyTorch's.
+"""One ConvNeXt block, forward and with its backward pass: on a GPU, on the CPU, and compared with
+PyTorch's.
 
     forward     x (B, H, W, C) and what the timestep adds (B, C) to the block's output, nothing kept for a backward
     with backward   the same, recorded, and the gradients of x, of the addend and of all weights
 
-On a GPU both are recorded as graphs of several calls, PyTorch's too, in each of its modes: times are the GPU's, not
-those of launching from Python. PyTorch's weights are float16 or bfloat16 where numdiff computes in such.
+On a GPU both are recorded as graphs of several calls, PyTorch's too, in each of its modes: times
+are the GPU's, not those of launching from Python. PyTorch's weights are float16 or bfloat16 where
+numdiff computes in such.
 """
+
 import time
 
 import numpy as np
@@ -44,8 +47,10 @@ class OurBlock:
         if half is not None:
             self.model.compute_in_half(half)
         generator, shape = np.random.default_rng(0), (batch, size, size, channels)
-        x, dy = (upload(generator.standard_normal(shape, np.float32).astype(self.model.dtype), backend)
-                 for _ in range(2))
+        x, dy = (
+            upload(generator.standard_normal(shape, np.float32).astype(self.model.dtype), backend)
+            for _ in range(2)
+        )
         self.x, self.dy, self.backend = x, dy, backend
         self.added = upload(generator.standard_normal((batch, channels), np.float32), backend)
 
@@ -83,23 +88,36 @@ def _ours(backend, precision, shape, repeats):
             def many(once=once, calls=calls):
                 for _ in range(calls):
                     once()
+
             found.append(timed(*repeated(backend.capture(many), block.wait, calls), repeats))
     return tuple(found)
 
 
 def plan_block(precision, shape, card):
     """[Key] of the kernels of a block on a card, to be compiled side by side."""
+
     def work(device):
         block = OurBlock(device, precision, *shape)
         block.forward()
         block.both()
+
     return collect(work, card)
 
 
-def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128, modes=(), repeats=20,
-                report=lambda what: None, cpu=True):
-    """Times of one block, of images (batch, size, size, channels), as they are measured: dicts of where, forward, both
-    (seconds), and against (how many times numdiff's on that device) or a fault.
+def bench_block(
+    device="auto",
+    precision="fp16",
+    batch=32,
+    size=32,
+    channels=128,
+    modes=(),
+    repeats=20,
+    report=lambda what: None,
+    cpu=True,
+):
+    """Times of one block, of images (batch, size, size, channels), as they are measured: dicts of
+    where, forward, both (seconds), and against (how many times numdiff's on that device) or a
+    fault.
 
     device: "cpu", or a GPU, whose rows come first; cpu: whether the CPU is measured after it
     precision: the GPU's; the CPU computes in float32
@@ -109,7 +127,9 @@ def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128
     if hasattr(backend, "cache"):
         compile_ahead(plan_block(precision, shape, card_of(backend)), backend.cache, aside)
     for where in (None,) if backend is None else (backend, None) if cpu else (backend,):
-        name, precision_, repeats_ = ("CPU", "fp32", min(repeats, 3)) if where is None else ("GPU", precision, repeats)
+        name, precision_, repeats_ = (
+            ("CPU", "fp32", min(repeats, 3)) if where is None else ("GPU", precision, repeats)
+        )
         report(f"numdiff, {name}")
         ours = _ours(where, precision_, shape, repeats_)
         yield {"where": f"numdiff, {name}, {precision_}", "forward": ours[0], "both": ours[1]}
@@ -118,8 +138,13 @@ def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128
             row = {"where": f"PyTorch {mode}, {name}, {precision_}"}
             try:
                 from .torch_block import torch_times
+
                 forward, both = torch_times(mode, precision_, where is not None, shape, repeats_)
-                row |= {"forward": forward, "both": both, "against": (forward / ours[0], both / ours[1])}
+                row |= {
+                    "forward": forward,
+                    "both": both,
+                    "against": (forward / ours[0], both / ours[1]),
+                }
             except Exception as fault:  # a failure in PyTorch must not hide numdiff's figures
                 row["fault"] = f"{type(fault).__name__}: {fault}".splitlines()[0]
             yield row

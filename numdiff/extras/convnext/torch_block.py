@@ -1,4 +1,5 @@
 """The ConvNeXt block in PyTorch, and its times, eagerly and compiled."""
+
 import time
 
 import numpy as np
@@ -13,15 +14,23 @@ from ...benchmark.torch_unet import Downsample, EmbeddedBlock, Upsample
 class ConvNeXtBlock(EmbeddedBlock):
     def __init__(self, channels, emb_channels, out_channels, dropout, resample=None):
         super().__init__()
-        self.skip_connection = nn.Identity() if out_channels == channels else nn.Conv2d(channels, out_channels, 1)
+        self.skip_connection = (
+            nn.Identity() if out_channels == channels else nn.Conv2d(channels, out_channels, 1)
+        )
         self.depthwise = nn.Conv2d(out_channels, out_channels, 7, padding=3, groups=out_channels)
         self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, out_channels))
         self.norm = nn.LayerNorm(out_channels, eps=1e-6)
-        self.mlp_in, self.mlp_out = nn.Linear(out_channels, 4 * out_channels), nn.Linear(4 * out_channels, out_channels)
+        self.mlp_in, self.mlp_out = (
+            nn.Linear(out_channels, 4 * out_channels),
+            nn.Linear(4 * out_channels, out_channels),
+        )
         self.layer_scale = nn.ParameterDict({"weight": torch.full((out_channels,), 1e-6)})
         self.dropout = nn.Dropout(dropout)
-        self.resample = {None: nn.Identity(), "up": Upsample(channels, False), "down": Downsample(channels, False)}[
-            resample]
+        self.resample = {
+            None: nn.Identity(),
+            "up": Upsample(channels, False),
+            "down": Downsample(channels, False),
+        }[resample]
 
     def forward(self, x, emb):
         x = self.resample(self.skip_connection(x))
@@ -39,13 +48,15 @@ class OneBlock(ConvNeXtBlock):
         del self.emb_layers
 
     def forward(self, x, added):
-        h = (self.depthwise(x) + added[:, :, None, None]).permute(0, 2, 3, 1)  # channels last, as they are stored
+        # channels last, as they are stored
+        h = (self.depthwise(x) + added[:, :, None, None]).permute(0, 2, 3, 1)
         h = self.mlp_out(F.gelu(self.mlp_in(self.norm(h)), approximate="tanh"))
         return x + (self.layer_scale["weight"] * h).permute(0, 3, 1, 2)
 
 
 def torch_times(mode, precision, cuda, shape, repeats):
-    """(seconds forward, seconds with backward) of a block on images (batch, size, channels of `shape`).
+    """(seconds forward, seconds with backward) of a block on images (batch, size, channels of
+    `shape`).
 
     mode: "eager" or "compile"; precision: fp32, tf32, fp16 or bf16, of the weights, too
     """
@@ -58,8 +69,12 @@ def torch_times(mode, precision, cuda, shape, repeats):
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model = OneBlock(channels).to(device, dtype).to(memory_format=torch.channels_last)
     run = model if mode == "eager" else torch.compile(model)
-    x, dy = (torch.randn(batch, channels, size, size, device=device, dtype=dtype).to(memory_format=torch.channels_last)
-             for _ in range(2))
+    x, dy = (
+        torch.randn(batch, channels, size, size, device=device, dtype=dtype).to(
+            memory_format=torch.channels_last
+        )
+        for _ in range(2)
+    )
     added = torch.randn(batch, channels, device=device, dtype=dtype)
     wanted = [x.requires_grad_(), added.requires_grad_(), *model.parameters()]
 

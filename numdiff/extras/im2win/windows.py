@@ -1,35 +1,39 @@
-"""im2win: of im2col's matrix only the rows are written, not the columns: windows overlap in memory as they do in x.
+"""im2win: of im2col's matrix only the rows are written, not the columns: windows overlap in memory
+as they do in x.
 
 MATHEMATICS
     Output pixel (i,j) sees F × F pixels, F = kernel, and (i,j+1) sees most of them again; im2col writes those twice.
     Written column by column they need not be: the F pixels of a column of the window first, then the next column,
               win[b,i,k,u,c] = x[b, i·stride + u - pad, k - pad, c]          zero outside x
               filters[n,v,u,c] = weight[n,u,v,c]                              the weights in the same order
-    and pixel (b,i,j)'s window is one slice of F·F·C neighbours, which begins at column k = j·stride; the next pixel's
-    begins stride columns, stride·F·C numbers, further on, and shares (F - stride)·F·C of them:
+    and pixel (b,i,j)'s window is one slice of F·F·C neighbours, which begins at column k =
+    j·stride; the next pixel's begins stride columns, stride·F·C numbers, further on, and shares (F
+    - stride)·F·C of them:
         F = 3, stride 1:   |column 0|column 1|column 2|column 3| …        of row (b,i) of win
                            |— window of pixel 0 ——————|
                                     |— window of pixel 1 ——————|
     forward   y[p, n] = Σ_q window(p)[q] · filters[n, q] + bias[n]            a matrix product whose rows overlap
     backward  dwindow = dy · filters would have to be added up where windows overlap; instead
-              dx = conv2d(dy, flipped) (direct.py derives it), by windows of dy: with a stride, of dy with stride - 1
-              zeros between its pixels, spread[h,w] = dy[h/stride, w/stride] where both divide, else 0;
-              dweight[n,u,v,c] += Σ_p dy[p, n] · window(p)[v,u,c]
+              dx = conv2d(dy, flipped) (direct.py derives it), by windows of dy: with a stride, of
+              dy with stride - 1 zeros between its pixels, spread[h,w] = dy[h/stride, w/stride]
+              where both divide, else 0; dweight[n,u,v,c] += Σ_p dy[p, n] · window(p)[v,u,c]
 SHAPES
     as in direct.py; win (B, Ho, (Wo - 1)·stride + kernel, kernel, C), float32, fewer than 2³¹ elements
 VERSIONS
     of the transform: v1 naive: one thread a number.
        v2 vectorised: one thread four channels, by 16-byte loads and stores.
-    of the convolution: number 7, only where it is requested: `conv2d_forward(…, version="im2win")`. Its products are
-       implicit.py's without the bookkeeping: no tap, no test whether it is inside the image; a thread's next numbers
-       are always STEP further on. It writes and reads kernel / stride times x where im2col has (kernel / stride)² times
-       x. But implicit.py writes and reads nothing: it pays with a few integer instructions, every C / 8 steps, which
-       overlap 512 multiply-adds a thread. So im2win is a rung to learn from, not the one that is launched. Its
-       idea pays where the gathering cannot be hidden: with three channels, of which implicit.py takes number by number,
-       it is a fifth to two fifths faster (docs/log/kernels.md has the paper's layers; the launcher has narrow.py
-       for those); and
-       in shared memory: the box with a halo in levels/ is a window that overlaps its neighbours, written nowhere else.
-       Of a strided convolution's input gradient 1 - 1/stride² of the products are with the zeros; v2 has none of them.
+    of the convolution: number 7, only where it is requested: `conv2d_forward(…, version="im2win")`.
+       Its products are implicit.py's without the bookkeeping: no tap, no test whether it is inside
+       the image; a thread's next numbers are always STEP further on. It writes and reads kernel /
+       stride times x where im2col has (kernel / stride)² times x. But implicit.py writes and reads
+       nothing: it pays with a few integer instructions, every C / 8 steps, which overlap 512
+       multiply-adds a thread. So im2win is a rung to learn from, not the one that is launched. Its
+       idea pays where the gathering cannot be hidden: with three channels, of which implicit.py
+       takes number by number, it is a fifth to two fifths faster (docs/log/kernels.md has the
+       paper's layers; the launcher has narrow.py for those); and
+       in shared memory: the box with a halo in levels/ is a window that overlaps its neighbours,
+       written nowhere else. Of a strided convolution's input gradient 1 - 1/stride² of the products
+       are with the zeros; v2 has none of them.
 LAUNCH
     the transform: one thread a number (v1) or four (v2), 256 a block. The products: as implicit.py's, the same tiles
     and parts, chosen in the same way, at most 128 registers a thread (ptxas, sm_80 and sm_90a), no spills; 16-byte
@@ -45,6 +49,7 @@ SOURCE
 READ NEXT
     kernels/conv2d/narrow.py, for when the tiles would be nearly empty.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +87,8 @@ from ...kernels.problem import Problem, single
 BLOCK = 256  # threads
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def columns_of(outputs, kernel, stride):
     """Columns of x that a row of `outputs` pixels sees."""
@@ -94,17 +100,22 @@ def im2win_forward_reference(x, kernel, stride=1, pad=None):
     padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     ho, wo = ((n - kernel) // stride + 1 for n in padded.shape[1:3])
     columns = columns_of(wo, kernel, stride)
-    rows = [padded[:, u:u + stride * ho:stride, :columns] for u in range(kernel)]
+    rows = [padded[:, u : u + stride * ho : stride, :columns] for u in range(kernel)]
     return np.stack(rows, axis=3)
 
 
 def windows_reference(win, stride):
-    """All windows (B, Ho, Wo, kernel·kernel·C) of a transformed image: a view, in which neighbours share memory."""
+    """All windows (B, Ho, Wo, kernel·kernel·C) of a transformed image: a view, in which neighbours
+    share memory."""
     b, ho, columns, kernel, c = win.shape
     size, shift = win.itemsize, stride * kernel * c
     row = columns * kernel * c
-    return np.lib.stride_tricks.as_strided(win, (b, ho, (columns - kernel) // stride + 1, kernel * kernel * c),
-                                           (ho * row * size, row * size, shift * size, size), writeable=False)
+    return np.lib.stride_tricks.as_strided(
+        win,
+        (b, ho, (columns - kernel) // stride + 1, kernel * kernel * c),
+        (ho * row * size, row * size, shift * size, size),
+        writeable=False,
+    )
 
 
 def filters_reference(weight):
@@ -119,13 +130,14 @@ def spread_reference(dy, shape, stride):
     return spread
 
 
-# The transform --------------------------------------------------------------------------------------------------------
-# Neighbouring threads write neighbours, and read neighbours as far as the channels go. Each pixel of x is read for up
-# to kernel rows of win: the caches serve all but the first.
+# The transform ------------------------------------------------------------------------------------
+# Neighbouring threads write neighbours, and read neighbours as far as the channels go. Each pixel
+# of x is read for up to kernel rows of win: the caches serve all but the first.
+
 
 class Layout(NamedTuple):
-    """The layout of a transform: x (·, H, W, C) and win (·, Ho, columns, size, C); `spread`: from one pixel of x to the
-    next in the image that is transformed, between them zeros."""
+    """The layout of a transform: x (·, H, W, C) and win (·, Ho, columns, size, C); `spread`: from
+    one pixel of x to the next in the image that is transformed, between them zeros."""
 
     H: int
     W: int
@@ -180,13 +192,14 @@ def im2win_forward_kernel_v2(x, win, layout):
         store4(win, n, v0, v1, v2, v3)
 
 
-# Forward --------------------------------------------------------------------------------------------------------------
-# conv2d_forward_kernel_v3 of implicit.py with one change: a pixel's row of the matrix is in memory. A thread finds
-# where it begins, once, and then walks along it.
+# Forward ------------------------------------------------------------------------------------------
+# conv2d_forward_kernel_v3 of implicit.py with one change: a pixel's row of the matrix is in memory.
+# A thread finds where it begins, once, and then walks along it.
+
 
 class Windows(NamedTuple):
-    """The layout of windows: Wo in a row of win, which has `columns` columns of `length` numbers; from window to window
-    `stride` columns; K numbers in each."""
+    """The layout of windows: Wo in a row of win, which has `columns` columns of `length` numbers;
+    from window to window `stride` columns; K numbers in each."""
 
     Wo: int
     columns: int
@@ -210,10 +223,12 @@ def conv2d_forward_kernel_v7(win, filters, bias, y, windows, pixels, N, part_ste
     first_step = int32(cuda.blockIdx.z * part_steps)
     steps = int32(min(part_steps, (windows.K + STEP - 1) // STEP - first_step))
 
-    # what this thread fetches: numbers at … at + 3 of window `place` of the tile, and of filter `place`
+    # what this thread fetches: numbers at … at + 3 of window `place` of the tile, and of filter
+    # `place`
     place, at = t >> 1, int32(first_step * STEP + (t & 1) * 4)
     to = int32((t & 1) * 4 * ROW + place)
-    last = int32(pixels - 1)  # windows and filters beyond the last repeat it: their outputs are never written
+    # windows and filters beyond the last repeat it: their outputs are never written
+    last = int32(pixels - 1)
     mine = window_start(min(first_pixel + place, last), windows)
     mine_2 = mine
     if TWO_ROUNDS:
@@ -223,7 +238,8 @@ def conv2d_forward_kernel_v7(win, filters, bias, y, windows, pixels, N, part_ste
     row, column = first_output(t)
     accumulators = no_products()
     step = int32(0)
-    while step <= steps:  # one round more than steps: round 0 only fetches, the last only multiplies
+    # one round more than steps: round 0 only fetches, the last only multiplies
+    while step <= steps:
         left = int32(windows.K - at)
         inside = step < steps and left > 0
         a = fetch(win, int32(mine + at), inside, left, BY_FOUR)
@@ -234,7 +250,9 @@ def conv2d_forward_kernel_v7(win, filters, bias, y, windows, pixels, N, part_ste
 
         stage = int32(step & 1)
         if step > 0:
-            accumulators = multiply(accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW)
+            accumulators = multiply(
+                accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW
+            )
         stage = int32(1 - stage)
         scatter(tile_a, stage * STAGE + to, a)
         scatter(tile_b, stage * STAGE + to, b)
@@ -244,32 +262,57 @@ def conv2d_forward_kernel_v7(win, filters, bias, y, windows, pixels, N, part_ste
         step = int32(step + 1)
         at = int32(at + STEP)
 
-    write_outputs(y, bias, first_pixel + row, int32(first_channel + column), pixels, N, accumulators, has_bias)
+    write_outputs(
+        y, bias, first_pixel + row, int32(first_channel + column), pixels, N, accumulators, has_bias
+    )
 
 
-# Weight gradient ------------------------------------------------------------------------------------------------------
-# As in implicit.py pixels are the inner dimension, eight neighbours of a line a step, and a thread keeps its columns.
-# A line's windows follow one another, and so do the lines, whichever image they are of: nothing else to know.
-# Columns are counted C4 a tap, C rounded up to whole fours, and a tap is (v, u) here; dweight has (u, v).
+# Weight gradient ----------------------------------------------------------------------------------
+# As in implicit.py pixels are the inner dimension, eight neighbours of a line a step, and a thread
+# keeps its columns. A line's windows follow one another, and so do the lines, whichever image they
+# are of: nothing else to know. Columns are counted C4 a tap, C rounded up to whole fours, and a tap
+# is (v, u) here; dweight has (u, v).
+
 
 @cuda.jit(device=True)
 def write_taps(partial, start, column, channels, K, C, C4, size, s0, s1, s2, s3):
-    """A thread's four columns from `column` on of eight channels, to their place in the order of dweight."""
+    """A thread's four columns from `column` on of eight channels, to their place in the order of
+    dweight."""
     tap, c = divide(column, C4)
     v, u = divide(tap, size)
     left = int32(C - c if tap < size * size else 0)
-    write_columns(partial, start + (u * size + v) * C + c, K, channels, left, s0, s1, s2, s3, BY_FOUR)
+    write_columns(
+        partial, start + (u * size + v) * C + c, K, channels, left, s0, s1, s2, s3, BY_FOUR
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_gradient(partial, column, channel, K, C, C4, N, size, rows):
-    """The epilogue of a thread's 8 × 8 outputs, from `column` and `channel` on, into its part's partial results."""
+    """The epilogue of a thread's 8 × 8 outputs, from `column` and `channel` on, into its part's
+    partial results."""
     start = (cuda.blockIdx.z * N + channel) * K
-    write_taps(partial, start, column, N - channel, K, C, C4, size, rows[0], rows[1], rows[2], rows[3])
-    write_taps(partial, start, int32(column + 16), N - channel, K, C, C4, size, rows[4], rows[5], rows[6], rows[7])
+    write_taps(
+        partial, start, column, N - channel, K, C, C4, size, rows[0], rows[1], rows[2], rows[3]
+    )
+    write_taps(
+        partial,
+        start,
+        int32(column + 16),
+        N - channel,
+        K,
+        C,
+        C4,
+        size,
+        rows[4],
+        rows[5],
+        rows[6],
+        rows[7],
+    )
 
 
-def conv2d_weight_gradient_kernel_v7(dy, win, partial, windows, C, C4, N, size, all_steps, part_steps):
+def conv2d_weight_gradient_kernel_v7(
+    dy, win, partial, windows, C, C4, N, size, all_steps, part_steps
+):
     """BY_FOUR needs C and N to be multiples of 4."""
     tile_a = cuda.shared.array(SHARED, float32)
     tile_b = cuda.shared.array(SHARED, float32)
@@ -286,7 +329,8 @@ def conv2d_weight_gradient_kernel_v7(dy, win, partial, windows, C, C4, N, size, 
     win_at = int32(line * windows.columns * windows.length + j * shift)
     dy_at = int32((line * windows.Wo + j) * N)
 
-    # what this thread fetches: four columns of pixel k (and of pixel k + 4), four channels of pixel q
+    # what this thread fetches: four columns of pixel k (and of pixel k + 4), four channels of pixel
+    # q
     k, mine = t >> 5, int32((t & 31) * 4)
     to_a = int32(k * ROW + mine)
     tap, c = divide(int32(first_column + mine), C4)
@@ -296,7 +340,8 @@ def conv2d_weight_gradient_kernel_v7(dy, win, partial, windows, C, C4, N, size, 
     to_b = int32(q * ROW + mine)
     channel = int32(first_channel + mine)
     if BY_FOUR:
-        channel = int32(min(channel, N - 4))  # channels beyond the last repeat it: they are never written
+        # channels beyond the last repeat it: they are never written
+        channel = int32(min(channel, N - 4))
     dy_offset = int32(q * N + channel)
 
     row, column = first_output(t)
@@ -304,15 +349,26 @@ def conv2d_weight_gradient_kernel_v7(dy, win, partial, windows, C, C4, N, size, 
     step = int32(0)
     while step <= steps:  # one round more than steps, as in the forward
         more = step < steps
-        a = fetch(win, int32(win_at + offset), more and left > 0 and j + k < windows.Wo, left, BY_FOUR)
-        b = fetch(dy, int32(dy_at + dy_offset), more and j + q < windows.Wo, int32(N - channel), BY_FOUR)
+        a = fetch(
+            win, int32(win_at + offset), more and left > 0 and j + k < windows.Wo, left, BY_FOUR
+        )
+        b = fetch(
+            dy, int32(dy_at + dy_offset), more and j + q < windows.Wo, int32(N - channel), BY_FOUR
+        )
         if TWO_ROUNDS:
-            a_2 = fetch(win, int32(win_at + offset + 4 * shift), more and left > 0 and j + k + 4 < windows.Wo, left,
-                        BY_FOUR)
+            a_2 = fetch(
+                win,
+                int32(win_at + offset + 4 * shift),
+                more and left > 0 and j + k + 4 < windows.Wo,
+                left,
+                BY_FOUR,
+            )
 
         stage = int32(step & 1)
         if step > 0:
-            accumulators = multiply(accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW)
+            accumulators = multiply(
+                accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW
+            )
         stage = int32(1 - stage)
         store4(tile_a, stage * STAGE + to_a, a[0], a[1], a[2], a[3])
         store4(tile_b, stage * STAGE + to_b, b[0], b[1], b[2], b[3])
@@ -329,16 +385,32 @@ def conv2d_weight_gradient_kernel_v7(dy, win, partial, windows, C, C4, N, size, 
             dy_at = int32(dy_at + (windows.Wo - j) * N)
             j = int32(0)
 
-    write_gradient(partial, int32(first_column + row), int32(first_channel + column), windows.K, C, C4, N, size,
-                   accumulators)
+    write_gradient(
+        partial,
+        int32(first_column + row),
+        int32(first_channel + column),
+        windows.K,
+        C,
+        C4,
+        N,
+        size,
+        accumulators,
+    )
 
 
 conv2d_forward_kernels_v7, conv2d_weight_gradient_kernels_v7 = (
-    {(n, four): specialise(kernel, name=f"{kernel.__name__}_{n}{'' if four else '_by_one'}", TILE_N=n, BY_FOUR=four)
-     for n, four in VARIANTS} for kernel in (conv2d_forward_kernel_v7, conv2d_weight_gradient_kernel_v7))
+    {
+        (n, four): specialise(
+            kernel, name=f"{kernel.__name__}_{n}{'' if four else '_by_one'}", TILE_N=n, BY_FOUR=four
+        )
+        for n, four in VARIANTS
+    }
+    for kernel in (conv2d_forward_kernel_v7, conv2d_weight_gradient_kernel_v7)
+)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def _transform(x, outputs, kernel, stride, pad, spread=1, version=None):
     """win, a new array, for `outputs` (Ho, Wo) pixels of x (B, H, W, C), spread with zeros."""
@@ -346,25 +418,35 @@ def _transform(x, outputs, kernel, stride, pad, spread=1, version=None):
     columns = columns_of(wo, kernel, stride)
     shape = b, ho, columns, kernel, c
     if max(x.size, b * ho * columns * kernel * c) >= 2**31:
-        raise TooManyElementsError(f"im2win of {tuple(x.shape)} has too many elements for 32-bit indices: split the "
-                                   "batch")
+        raise TooManyElementsError(
+            f"im2win of {tuple(x.shape)} has too many elements for 32-bit indices: split the batch"
+        )
     if version is None:
         version = 2 if _lacks_fours(x) is None else 1
     win = empty(shape, like=x)
     threads = win.size if version == 1 else win.size // 4
-    launch(im2win_forward_kernel_v1 if version == 1 else im2win_forward_kernel_v2, -(-threads // BLOCK), BLOCK,
-           x.reshape(-1), win.reshape(-1), Layout(h, w, c, ho, columns, kernel, stride, pad, spread))
+    launch(
+        im2win_forward_kernel_v1 if version == 1 else im2win_forward_kernel_v2,
+        -(-threads // BLOCK),
+        BLOCK,
+        x.reshape(-1),
+        win.reshape(-1),
+        Layout(h, w, c, ho, columns, kernel, stride, pad, spread),
+    )
     return win
 
 
 def filters(weight):
-    """The weight in the order of a window: im2win of an image that is one window, for each output channel."""
+    """The weight in the order of a window: im2win of an image that is one window, for each output
+    channel."""
     return _transform(weight, (1, 1), weight.shape[1], 1, 0)
 
 
 def _windows(win, stride):
     _, _, columns, kernel, c = win.shape
-    return Windows((columns - kernel) // stride + 1, columns, kernel * c, stride, kernel * kernel * c)
+    return Windows(
+        (columns - kernel) // stride + 1, columns, kernel * c, stride, kernel * kernel * c
+    )
 
 
 def _multiply(win, weight, bias, y, stride):
@@ -373,17 +455,31 @@ def _multiply(win, weight, bias, y, stride):
     pixels, by_four = y.size // n, c % 4 == 0
     tile_n = tile_width(n) if by_four else 64
     grid = -(-pixels // TILE_M), -(-n // tile_n)
-    parts, part_steps = cut(-(-nominal_extent(pixels) // TILE_M) * grid[1], 2 * tile_n, -(-windows.K // STEP))
+    parts, part_steps = cut(
+        -(-nominal_extent(pixels) // TILE_M) * grid[1], 2 * tile_n, -(-windows.K // STEP)
+    )
     out = y if parts == 1 else empty((parts, y.size), like=y)
-    launch(conv2d_forward_kernels_v7[tile_n, by_four], (*grid, parts), 2 * tile_n, win.reshape(-1),
-           filters(weight).reshape(-1), weight.reshape(-1) if bias is None else bias, out.reshape(-1), windows, pixels,
-           n, part_steps, int(bias is not None))
+    launch(
+        conv2d_forward_kernels_v7[tile_n, by_four],
+        (*grid, parts),
+        2 * tile_n,
+        win.reshape(-1),
+        filters(weight).reshape(-1),
+        weight.reshape(-1) if bias is None else bias,
+        out.reshape(-1),
+        windows,
+        pixels,
+        n,
+        part_steps,
+        int(bias is not None),
+    )
     if parts > 1:
         add_parts(out, y, accumulate=False)
 
 
 def forward(x, weight, bias, y, stride):
-    """y = conv2d(x, weight) + bias, for arrays that the launcher has checked; so are those of the two below."""
+    """y = conv2d(x, weight) + bias, for arrays that the launcher has checked; so are those of the
+    two below."""
     kernel = weight.shape[1]
     _multiply(_transform(x, y.shape[1:3], kernel, stride, kernel // 2), weight, bias, y, stride)
     return y
@@ -407,24 +503,47 @@ def weight_gradient(dy, x, dweight, stride, accumulate=True):
     steps = b * ho * -(-wo // STEP)
     parts, part_steps = cut(grid[0] * grid[1], 2 * tile_n, steps)
     partial = empty((parts, dweight.size), like=dy)
-    launch(conv2d_weight_gradient_kernels_v7[tile_n, by_four], (*grid, parts), 2 * tile_n, dy.reshape(-1),
-           win.reshape(-1), partial.reshape(-1), _windows(win, stride), c, c4, n, kernel, steps, part_steps)
+    launch(
+        conv2d_weight_gradient_kernels_v7[tile_n, by_four],
+        (*grid, parts),
+        2 * tile_n,
+        dy.reshape(-1),
+        win.reshape(-1),
+        partial.reshape(-1),
+        _windows(win, stride),
+        c,
+        c4,
+        n,
+        kernel,
+        steps,
+        part_steps,
+    )
     add_parts(partial, dweight, accumulate=accumulate)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def im2win_bytes(B, H, W, C, kernel, stride=1):
     """Bytes of the transformed image."""
-    return 4 * B * output_size(H, stride) * columns_of(output_size(W, stride), kernel, stride) * kernel * C
+    return (
+        4
+        * B
+        * output_size(H, stride)
+        * columns_of(output_size(W, stride), kernel, stride)
+        * kernel
+        * C
+    )
 
 
 def im2win_forward_cost(B, H, W, C, kernel, stride=1):
-    """(bytes, FLOPs): x is read once from memory (the caches serve its neighbours' reads), win is written."""
+    """(bytes, FLOPs): x is read once from memory (the caches serve its neighbours' reads), win is
+    written."""
     return 4 * B * H * W * C + im2win_bytes(B, H, W, C, kernel, stride), 0
 
 
-# Operation ------------------------------------------------------------------------------------------------------------
+# Operation ----------------------------------------------------------------------------------------
+
 
 def _lacks_fours(x):
     """None if four channels can be moved at a time."""
@@ -433,11 +552,18 @@ def _lacks_fours(x):
     return lacks_multiple(4, x.shape[-1], "channels")
 
 
-@operation(reference=lambda x, kernel, stride=1: im2win_forward_reference(x, kernel, stride), cost=im2win_forward_cost,
-           exact_bytes=True, versions=[Version("naive"), Version("vectorised", fits=_lacks_fours)],
-           problems=[Problem(x=single(1, 4, 5, 4), kernel=3, stride=2),
-                     Problem(x=single(32, 64, 64, 64), kernel=3, measured=True)])
+@operation(
+    reference=lambda x, kernel, stride=1: im2win_forward_reference(x, kernel, stride),
+    cost=im2win_forward_cost,
+    exact_bytes=True,
+    versions=[Version("naive"), Version("vectorised", fits=_lacks_fours)],
+    problems=[
+        Problem(x=single(1, 4, 5, 4), kernel=3, stride=2),
+        Problem(x=single(32, 64, 64, 64), kernel=3, measured=True),
+    ],
+)
 def im2win_forward(x, kernel, stride=1, version=None):
-    """The windows of x (B, H, W, C) along each output row (B, Ho, columns, kernel, C), as a new array."""
+    """The windows of x (B, H, W, C) along each output row (B, Ho, columns, kernel, C), as a new
+    array."""
     outputs = [output_size(n, stride) for n in x.shape[1:3]]
     return _transform(x, outputs, kernel, stride, kernel // 2, version=version.number)

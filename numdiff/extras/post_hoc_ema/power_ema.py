@@ -1,9 +1,10 @@
-"""Averages of the weights with power-function profiles, from which one of any width can be put together afterwards.
+"""Averages of the weights with power-function profiles, from which one of any width can be put
+together afterwards.
 
-An exponential average decays at one rate, which must be chosen before the training. A power function's average weighs
-the past in proportion to the training's length, so that its profile has one shape at any time: the weights of step s
-count at step t by (s / t)^γ. Kept for two widths and stored now and then, such averages are a basis for all others
-(combine.py).
+An exponential average decays at one rate, which must be chosen before the training. A power
+function's average weighs the past in proportion to the training's length, so that its profile has
+one shape at any time: the weights of step s count at step t by (s / t)^γ. Kept for two widths and
+stored now and then, such averages are a basis for all others (combine.py).
 
 MATHEMATICS
     ema_k = ema_k + (1 - β_k) · (weight - ema_k),   β_k = (1 - 1/t)^(γ_k + 1),   t = 1, 2, … counts the updates
@@ -29,6 +30,7 @@ SOURCE
 READ NEXT
     combine.py, which makes an average of another width of these.
 """
+
 import math
 
 import numpy as np
@@ -39,14 +41,17 @@ from ...kernels.operation import lacks_multiple, naive_and_vectorised, operation
 from ...kernels.problem import Problem, integers, numbers, single
 
 BLOCK = 256  # threads
-CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
+# elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
+CHUNK = 32768
 NARROWEST, WIDEST = 0.005, 0.28  # widths: γ of 198 and of 0.1; at 0.2887 all steps weigh the same
 
 
-# Widths ---------------------------------------------------------------------------------------------------------------
+# Widths -------------------------------------------------------------------------------------------
+
 
 def gamma_of(std):
-    """γ of a relative width: the largest root of σ²·(γ + 2)²·(γ + 3) = γ + 1 (the paper's algorithm 2)."""
+    """γ of a relative width: the largest root of σ²·(γ + 2)²·(γ + 3) = γ + 1 (the paper's algorithm
+    2)."""
     t = std**-2
     return float(np.roots([1, 7, 16 - t, 12 - t]).real.max())
 
@@ -57,18 +62,24 @@ def std_of(gamma):
 
 
 def exponents_of(stds):
-    """γ + 1 of each of some widths, float32 (K,); a `UsageError` for what is none, and for one that is there twice."""
+    """γ + 1 of each of some widths, float32 (K,); a `UsageError` for what is none, and for one that
+    is there twice."""
     for std in stds:
         if not NARROWEST <= std <= WIDEST:
-            raise UsageError(f"a width of averaged weights is a share of the training from {NARROWEST} to {WIDEST}, "
-                             f"and not {std:g}.")
+            raise UsageError(
+                f"a width of averaged weights is a share of the training from {NARROWEST} to {WIDEST}, "
+                f"and not {std:g}."
+            )
         if [f"{other:g}" for other in stds].count(f"{std:g}") > 1:
-            raise UsageError(f"ema_std {','.join(f'{each:g}' for each in stds)} has the width {std:g} twice: give it "
-                             "once.")
+            raise UsageError(
+                f"ema_std {','.join(f'{each:g}' for each in stds)} has the width {std:g} twice: give it "
+                "once."
+            )
     return np.array([gamma_of(std) + 1 for std in stds], np.float32)
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def power_ema_update_reference(ema, weight, updates, gradient_norm, exponents):
     if not math.isfinite(gradient_norm[0]):
@@ -78,13 +89,14 @@ def power_ema_update_reference(ema, weight, updates, gradient_norm, exponents):
     for average, exponent in zip(ema, exponents, strict=True):
         rest = 1.0 if t <= 1 else -math.expm1(float(exponent) * math.log1p(-1 / t))
         for i in range(0, weight.size, CHUNK):
-            e, w = average[i:i + CHUNK], weight[i:i + CHUNK]
-            s = np.subtract(w, e, out=scratch[:e.size])
+            e, w = average[i : i + CHUNK], weight[i : i + CHUNK]
+            s = np.subtract(w, e, out=scratch[: e.size])
             s *= rest
             e += s
 
 
-# Device function ------------------------------------------------------------------------------------------------------
+# Device function ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def rest_of_power(updates, exponent):
@@ -95,7 +107,8 @@ def rest_of_power(updates, exponent):
     return -math.expm1(exponent * math.log1p(float32(-1) / t))
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def power_ema_update_kernel_v1(ema, weight, updates, gradient_norm, exponents):
@@ -109,7 +122,8 @@ def power_ema_update_kernel_v1(ema, weight, updates, gradient_norm, exponents):
             ema[j] = e + r * (w - e)
 
 
-# v2: one thread four elements -----------------------------------------------------------------------------------------
+# v2: one thread four elements ---------------------------------------------------------------------
+
 
 @cuda.jit
 def power_ema_update_kernel_v2(ema, weight, updates, gradient_norm, exponents):
@@ -120,39 +134,77 @@ def power_ema_update_kernel_v2(ema, weight, updates, gradient_norm, exponents):
             r = rest_of_power(updates, exponents[k])
             j = k * weight.size + i
             e0, e1, e2, e3 = load4(ema, j)
-            store4(ema, j, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
+            store4(
+                ema,
+                j,
+                e0 + r * (w0 - e0),
+                e1 + r * (w1 - e1),
+                e2 + r * (w2 - e2),
+                e3 + r * (w3 - e3),
+            )
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def power_ema_update_cost(n, k):
     """n: numbers in all averages; k: how many averages."""
     return 8 * n + 4 * (n // k), 3 * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(ema, weight, exponents):
     k, n = ema.shape
     if weight.shape != (n,) or exponents.shape != (k,):
-        raise ValueError(f"ema {ema.shape} must have a row like weight {weight.shape} for each of the exponents "
-                         f"{exponents.shape}")
+        raise ValueError(
+            f"ema {ema.shape} must have a row like weight {weight.shape} for each of the exponents "
+            f"{exponents.shape}"
+        )
 
 
-SMALL = {"updates": integers([3], np.uint32), "gradient_norm": numbers([4.0]),
-         "exponents": numbers(exponents_of((0.05, 0.1)))}
+SMALL = {
+    "updates": integers([3], np.uint32),
+    "gradient_norm": numbers([4.0]),
+    "exponents": numbers(exponents_of((0.05, 0.1))),
+}
 PARAMETERS = 20_494_272  # of the UNet, for the benchmark
 
 
-@operation(reference=power_ema_update_reference, cost=power_ema_update_cost, exact_bytes=True, check=_check,
-           versions=naive_and_vectorised(power_ema_update_kernel_v1, power_ema_update_kernel_v2,
-                                         lambda weight: lacks_multiple(4, weight.size)),
-           problems=[Problem(ema=single(2, 24), weight=single(24), **SMALL),
-                     Problem(ema=single(2, 7), weight=single(7), **SMALL),
-                     Problem(ema=single(2, PARAMETERS), weight=single(PARAMETERS), updates=integers([7], np.uint32),
-                             gradient_norm=single(1), exponents=single(2), measured=True)],
-           writes=("ema",))
+@operation(
+    reference=power_ema_update_reference,
+    cost=power_ema_update_cost,
+    exact_bytes=True,
+    check=_check,
+    versions=naive_and_vectorised(
+        power_ema_update_kernel_v1,
+        power_ema_update_kernel_v2,
+        lambda weight: lacks_multiple(4, weight.size),
+    ),
+    problems=[
+        Problem(ema=single(2, 24), weight=single(24), **SMALL),
+        Problem(ema=single(2, 7), weight=single(7), **SMALL),
+        Problem(
+            ema=single(2, PARAMETERS),
+            weight=single(PARAMETERS),
+            updates=integers([7], np.uint32),
+            gradient_norm=single(1),
+            exponents=single(2),
+            measured=True,
+        ),
+    ],
+    writes=("ema",),
+)
 def power_ema_update(ema, weight, updates, gradient_norm, exponents, version=None):
     """Moves each row of `ema` (K, n) towards `weight` (n,), in place."""
-    launch(version.kernel, -(-weight.size // (version.width * BLOCK)), BLOCK, ema.reshape(-1), weight, updates,
-           gradient_norm, exponents)
+    launch(
+        version.kernel,
+        -(-weight.size // (version.width * BLOCK)),
+        BLOCK,
+        ema.reshape(-1),
+        weight,
+        updates,
+        gradient_norm,
+        exponents,
+    )

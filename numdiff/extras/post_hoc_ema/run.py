@@ -1,4 +1,5 @@
 """A run with --ema-std: what its checkpoints say of the averages, and when these are stored."""
+
 import pathlib
 
 from ...device import download
@@ -25,8 +26,10 @@ class PostHocEma(RunExtension):
         size = 4 * parameters * len(stds)
         often = "every step" if every == 1 else f"every {every:,} steps"
         widths = f"width{'s' * (len(stds) > 1)} {', '.join(f'{std:g}' for std in stds)}"
-        return (f"; also of the {widths}, stored {often} in {size / 1e6:,.3g} MB, "
-                f"{-(-self.options.steps // every) * size / 1e9:,.3g} GB in all")
+        return (
+            f"; also of the {widths}, stored {often} in {size / 1e6:,.3g} MB, "
+            f"{-(-self.options.steps // every) * size / 1e9:,.3g} GB in all"
+        )
 
     def meta(self):
         return {"ema_std": list(self.options.ema_std)}
@@ -35,10 +38,13 @@ class PostHocEma(RunExtension):
         return -(-self.options.steps // self.options.ema_snapshots)
 
     def store(self, run_dir, trainer, averages, meta):
-        """Where a run has been made longer, and its snapshots too many, those that are not on the new, wider grid go.
+        """Where a run has been made longer, and its snapshots too many, those that are not on the
+        new, wider grid go.
         """
         path = pathlib.Path(run_dir, f"averages-{trainer.step:08d}.h5")
-        save_checkpoint(path, averages, {**meta, "updates": int(download(trainer.optimizer.updates)[0])})
+        save_checkpoint(
+            path, averages, {**meta, "updates": int(download(trainer.optimizer.updates)[0])}
+        )
         snapshots, every = list_snapshots(run_dir), self.every()
         if len(snapshots) > self.options.ema_snapshots + 1:
             for step, path in snapshots[:-1]:

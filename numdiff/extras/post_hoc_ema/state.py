@@ -1,4 +1,5 @@
 """What an optimizer keeps for --ema-std: an average of the weights for each width."""
+
 import numpy as np
 
 from ...device import upload, zeros
@@ -15,7 +16,8 @@ def buffer_of(std):
 
 
 class PowerAverages:
-    """The averages of an optimizer's settings.ema_std; flat: a rank's part of the weights, float32 (n,).
+    """The averages of an optimizer's settings.ema_std; flat: a rank's part of the weights, float32
+    (n,).
 
     Attribute averages: float32 (K, n)
     """
@@ -23,9 +25,14 @@ class PowerAverages:
     def __init__(self, settings, flat):
         exponents, count = exponents_of(settings.ema_std), len(settings.ema_std)
         if count * flat.size > MAX_AVERAGED:
-            raise UsageError(f"averages of {count} widths have more numbers than kernels can count: keep fewer.")
+            raise UsageError(
+                f"averages of {count} widths have more numbers than kernels can count: keep fewer."
+            )
         self.stds = tuple(settings.ema_std)
-        self.averages, self.exponents = zeros((count, flat.size), np.float32, flat), upload(exponents, flat)
+        self.averages, self.exponents = (
+            zeros((count, flat.size), np.float32, flat),
+            upload(exponents, flat),
+        )
 
     def update(self, weights, updates, gradient_norm):
         """After an update of the weights, float32 (n,); updates, gradient_norm: the optimizer's."""
@@ -33,4 +40,6 @@ class PowerAverages:
 
     def arrays(self):
         """{name in a checkpoint: float32 (n,)}"""
-        return {buffer_of(std): self.averages[k:k + 1].reshape(-1) for k, std in enumerate(self.stds)}
+        return {
+            buffer_of(std): self.averages[k : k + 1].reshape(-1) for k, std in enumerate(self.stds)
+        }

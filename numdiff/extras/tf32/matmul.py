@@ -4,10 +4,12 @@ WHAT IS NEW, AND WHY IT PAYS
     tf32 is float32 with 10 of its 23 mantissa bits. mma.m16n8k8 multiplies 16 × 8 by 8 × 8 of it, 1024 multiply-adds
         an instruction of a warp where rung 4 has 32, and sums in float32. PyTorch's
         convolutions do the same by default.
-    Memory holds float32, and so do the tiles; each number is rounded to the nearest tf32 when a warp has it in a
-        register. A tensor core by itself truncates: then all numbers would err towards zero, by up to twice as much.
-    A warp owns 64 × 64 outputs, 128 accumulators a thread: for each k it loads 64 + 64 numbers for 4096 products. With
-        64 × 32, as in float16, the loads from shared memory would take as long as the products.
+    Memory holds float32, and so do the tiles; each number is rounded to the nearest tf32 when a
+        warp has it in a register. A tensor core by itself truncates: then all numbers would err
+        towards zero, by up to twice as much.
+    A warp owns 64 × 64 outputs, 128 accumulators a thread: for each k it loads 64 + 64 numbers for
+        4096 products. With 64 × 32, as in float16, the loads from shared memory would take as long
+        as the products.
 TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
     A step brings 16 of k. Lane l = 4·g + x holds, of an operand's sixteen rows (of A, or columns of B), the two
     neighbours 2g and 2g + 1, at k = x and x + 4. A product does not care which row is called which; the result's rows
@@ -40,6 +42,7 @@ SOURCE
 READ NEXT
     conv2d/, which gathers a convolution's tiles and multiplies them with the functions here.
 """
+
 import functools
 import itertools
 from typing import NamedTuple
@@ -53,7 +56,15 @@ from ...device.requires import requires, supports
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ...kernels.batch_invariance import nominal_extent
-from ...kernels.matmul.operands import Epilogue, Shape, Strides, first_output, length_of, start_of_c, starts_of
+from ...kernels.matmul.operands import (
+    Epilogue,
+    Shape,
+    Strides,
+    first_output,
+    length_of,
+    start_of_c,
+    starts_of,
+)
 from ...kernels.matmul.problems import layout_of, product
 from ...kernels.matmul.split_half import add_partials
 from ...kernels.problem import Problem, replaced, single
@@ -64,44 +75,54 @@ BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks 
 ROW = BK * 4
 STAGES = 3
 PENDING = STAGES - 2  # groups that may be in flight while a tile is multiplied
-TILES = {(128, 128): (64, 64), (128, 64): (64, 32), (64, 64): (32, 32)}  # tile of C -> its warps' tiles: four warps
+# tile of C -> its warps' tiles: four warps
+TILES = {(128, 128): (64, 64), (128, 64): (64, 32), (64, 64): (32, 32)}
 THREADS = 128
 
-# Of each kernel, here and in conv2d/: the tile of C and that of a warp, whether the operands are transposed
-# (contiguous along m or n)
+# Of each kernel, here and in conv2d/: the tile of C and that of a warp, whether the operands are
+# transposed (contiguous along m or n)
 TILE_M, TILE_N, WARP_M, WARP_N, A_ACROSS, B_ACROSS = (Constant() for _ in range(6))
 WARPS_N = Constant(lambda TILE_N, WARP_N: TILE_N // WARP_N)  # warps side by side
 FRAGMENTS = Constant(lambda WARP_M: WARP_M // 16)  # of 16 rows, of a warp
 PAIRS = Constant(lambda WARP_N: WARP_N // 16)  # of fragments of 8 columns: 2 or 4
 ACCUMULATORS = Constant(lambda WARP_M, WARP_N: WARP_M * WARP_N // 32)  # of a thread
-A_BYTES, B_BYTES = Constant(lambda TILE_M: TILE_M * ROW), Constant(lambda TILE_N: TILE_N * ROW)  # of a stage
+# of a stage
+A_BYTES, B_BYTES = Constant(lambda TILE_M: TILE_M * ROW), Constant(lambda TILE_N: TILE_N * ROW)
 B_FIRST = Constant(lambda TILE_M: STAGES * TILE_M * ROW)  # all stages of A, then those of B
 
-# ns of an H100's multiprocessor for 64 of K, and for the epilogue, from the bytes and instructions above
+# ns of an H100's multiprocessor for 64 of K, and for the epilogue, from the bytes and instructions
+# above
 TIMES = {(128, 128): (1300.0, 1200.0), (128, 64): (850.0, 600.0), (64, 64): (550.0, 300.0)}
 START, SECOND_PASS = 3000.0, 3000.0  # ns of a launch
 NS_PER_BYTE = 1 / 2500  # of partial sums
 SHORTEST_SLICE = 256  # of K
 
 
-# Whether it is requested ----------------------------------------------------------------------------------------------
+# Whether it is requested --------------------------------------------------------------------------
+
 
 def switched_on(backend):
-    """Whether this device computes products of float32 in tf32: its switch is on, and it has the instructions."""
+    """Whether this device computes products of float32 in tf32: its switch is on, and it has the
+    instructions."""
     return bool(getattr(backend, "tf32", False)) and supports(backend, KERNELS)
 
 
 def chosen(version, backend, wide):
-    """Whether a product goes to this rung: forced by its version, or by the device's switch where it can be."""
+    """Whether a product goes to this rung: forced by its version, or by the device's switch where
+    it can be."""
     if version == VERSION and not wide:
-        raise ValueError(f"version {label('matmul', VERSION, 'float32')} in float32 moves 16 bytes at a time: extents "
-                         "and distances along the operands' rows must be multiples of 4; use version=3, or None for "
-                         "the fastest that does it")
-    return version == VERSION or (version is None and wide and switched_on(backend)
-                                  and capped("matmul", VERSION) == VERSION)
+        raise ValueError(
+            f"version {label('matmul', VERSION, 'float32')} in float32 moves 16 bytes at a time: extents "
+            "and distances along the operands' rows must be multiples of 4; use version=3, or None for "
+            "the fastest that does it"
+        )
+    return version == VERSION or (
+        version is None and wide and switched_on(backend) and capped("matmul", VERSION) == VERSION
+    )
 
 
-# Tiles in shared memory -----------------------------------------------------------------------------------------------
+# Tiles in shared memory ---------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def row_at(place):
@@ -123,16 +144,21 @@ def place_across(k, chunk, row_bytes):
 
 @cuda.jit(device=True, forceinline=True)
 def my_copies(t, start, first, extent, distance, rows, across):
-    """This thread's copies of an operand's tile: (element of the first copy, its byte in the tile, what is left of the
-    extent from there on, its k).
+    """This thread's copies of an operand's tile: (element of the first copy, its byte in the tile,
+    what is left of the extent from there on, its k).
 
-    start: element where the matrix begins; first: row of the tile's first, of `extent`; distance: from row to row in
-    memory, or across, from k to k
+    start: element where the matrix begins; first: row of the tile's first, of `extent`; distance:
+    from row to row in memory, or across, from k to k
     """
     if across:
         k, chunk = int32(t // (rows // 4)), int32(t % (rows // 4))
         row = int32(first + 4 * chunk)
-        return start + int32(k * distance + row), place_across(k, chunk, rows * 4), int32(extent - row), k
+        return (
+            start + int32(k * distance + row),
+            place_across(k, chunk, rows * 4),
+            int32(extent - row),
+            k,
+        )
     place, chunk = int32(t // 4), int32(t % 4)
     row, k = int32(first + row_at(place)), int32(4 * chunk)
     return start + int32(row * distance + k), place_along_k(place, chunk), int32(extent - row), k
@@ -144,24 +170,31 @@ def fetch_tile(to, x, at, distance, left, k_left, rows, across):
 
     to: address of the first; left, k_left: of the extent and of K, from the first one's place on
     """
-    apart = THREADS * 4 // rows if across else THREADS // 4  # rows from copy to copy: their swizzle is the same
+    # rows from copy to copy: their swizzle is the same
+    apart = THREADS * 4 // rows if across else THREADS // 4
     row_bytes = rows * 4 if across else ROW
     for i in range(rows * BK // 4 // THREADS):
         inside = left > 0 and i * apart < k_left if across else k_left > 0 and i * apart < left
-        cp_async_16_zfill(to + int32(i * apart * row_bytes), x, at + int32(i * apart * distance),
-                          int32(16) if inside else int32(0))
+        cp_async_16_zfill(
+            to + int32(i * apart * row_bytes),
+            x,
+            at + int32(i * apart * distance),
+            int32(16) if inside else int32(0),
+        )
 
 
-# Fragments ------------------------------------------------------------------------------------------------------------
+# Fragments ----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def nearest(word):
-    """A float32, as a word, rounded to the nearest tf32 (ties to even; the last 4096th below a power of two to one of
-    the two nearest; an infinity becomes a NaN).
+    """A float32, as a word, rounded to the nearest tf32 (ties to even; the last 4096th below a
+    power of two to one of the two nearest; an infinity becomes a NaN).
 
-    8193·x, rounded, has lost the last 13 bits of x, and less 8192·x it is x without them. Two multiply-adds, of which a
-    multiprocessor does 128 a clock. cvt.rna.tf32 is compiled to a comparison and an addition under a predicate, half as
-    fast, and adds two moves if fragments come from pairs.
+    8193·x, rounded, has lost the last 13 bits of x, and less 8192·x it is x without them. Two
+    multiply-adds, of which a multiprocessor does 128 a clock. cvt.rna.tf32 is compiled to a
+    comparison and an addition under a predicate, half as fast, and adds two moves if fragments come
+    from pairs.
     """
     x = float_of(word)
     return word_of(cuda.fma(x, float32(-8192), cuda.fma(x, float32(8192), x)))
@@ -174,16 +207,23 @@ def rounded(w0, w1, w2, w3):
 
 @cuda.jit(device=True, forceinline=True)
 def pair_at(tile, row, step, rows, lane):
-    """Byte of a lane's pair of neighbours in a tile across: rows row + 2g and the next, k = 8 · step + x."""
-    return int32(tile + place_across(8 * step + lane % 4, (row >> 2) + (lane >> 3), rows * 4) + (lane >> 2 & 1) * 8)
+    """Byte of a lane's pair of neighbours in a tile across: rows row + 2g and the next, k = 8 ·
+    step + x."""
+    return int32(
+        tile
+        + place_across(8 * step + lane % 4, (row >> 2) + (lane >> 3), rows * 4)
+        + (lane >> 2 & 1) * 8
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_left(shared, base, tile, row, step, across, rows, lane):
-    """The fragment of A at `row` of a tile (its byte in `shared`, whose address is base) and k 8 · step …"""
+    """The fragment of A at `row` of a tile (its byte in `shared`, whose address is base) and k 8 ·
+    step …"""
     if across:
         at = pair_at(tile, row, step, rows, lane)
-        low, high = load_words2(shared, at), load_words2(shared, at + 16 * rows)  # x and x + 4: the same swizzle
+        # x and x + 4: the same swizzle
+        low, high = load_words2(shared, at), load_words2(shared, at + 16 * rows)
         return rounded(low[0], low[1], high[0], high[1])
     w = ldmatrix_x4(base + tile + place_along_k(row + lane % 16, 2 * step + lane // 16))
     return rounded(w[0], w[1], w[2], w[3])
@@ -191,12 +231,15 @@ def load_left(shared, base, tile, row, step, across, rows, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def load_right(shared, base, tile, column, step, across, columns, lane):
-    """Two fragments of B in four words: the even ones of the 16 columns at `column`, and the odd ones."""
+    """Two fragments of B in four words: the even ones of the 16 columns at `column`, and the odd
+    ones."""
     if across:
         at = pair_at(tile, column, step, columns, lane)
         low, high = load_words2(shared, at), load_words2(shared, at + 16 * columns)
         return rounded(low[0], high[0], low[1], high[1])
-    w = ldmatrix_x4(base + tile + place_along_k(column + lane % 8 + lane // 16 * 8, 2 * step + lane // 8 % 2))
+    w = ldmatrix_x4(
+        base + tile + place_along_k(column + lane % 8 + lane // 16 * 8, 2 * step + lane // 8 % 2)
+    )
     return rounded(w[0], w[1], w[2], w[3])
 
 
@@ -237,16 +280,19 @@ def multiply_step(accumulators, shared, base, a_tile, b_tile, row, column, step,
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_tiles(accumulators, shared, base, stage, row, column, lane):
-    """accumulators += the warp's part, from `row` and `column` on, of one tile of A times one of B: BK of k.
+    """accumulators += the warp's part, from `row` and `column` on, of one tile of A times one of B:
+    BK of k.
 
-    accumulators[8 · (PAIRS · i + j) …] are those of fragment i of 16 rows and pair j of fragments, 16 columns
+    accumulators[8 · (PAIRS · i + j) …] are those of fragment i of 16 rows and pair j of fragments,
+    16 columns
     """
     a_tile, b_tile = int32(stage * A_BYTES), int32(B_FIRST + stage * B_BYTES)
     multiply_step(accumulators, shared, base, a_tile, b_tile, row, column, 0, lane)
     multiply_step(accumulators, shared, base, a_tile, b_tile, row, column, 1, lane)
 
 
-# Epilogue -------------------------------------------------------------------------------------------------------------
+# Epilogue -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def write_four(c, i, v0, v1, v2, v3, n, exists, bias, added, epilogue):
@@ -267,15 +313,38 @@ def write_four(c, i, v0, v1, v2, v3, n, exists, bias, added, epilogue):
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(c, start, c_row, accumulators, i, row, column, shape, bias, added, epilogue):
-    """Fragments 16 · i … of a lane, from its `row` and `column` on: two rows, four neighbours of each pair."""
+    """Fragments 16 · i … of a lane, from its `row` and `column` on: two rows, four neighbours of
+    each pair."""
     m = int32(row + 16 * i)
     for j in range(PAIRS):
         s, n = 8 * (PAIRS * i + j), int32(column + 16 * j)
         at = start + m * c_row + n
-        write_four(c, at, accumulators[s], accumulators[s + 4], accumulators[s + 1], accumulators[s + 5], n,
-                   m < shape.M and n < shape.N, bias, added, epilogue)
-        write_four(c, at + c_row, accumulators[s + 2], accumulators[s + 6], accumulators[s + 3], accumulators[s + 7], n,
-                   m + 1 < shape.M and n < shape.N, bias, added, epilogue)
+        write_four(
+            c,
+            at,
+            accumulators[s],
+            accumulators[s + 4],
+            accumulators[s + 1],
+            accumulators[s + 5],
+            n,
+            m < shape.M and n < shape.N,
+            bias,
+            added,
+            epilogue,
+        )
+        write_four(
+            c,
+            at + c_row,
+            accumulators[s + 2],
+            accumulators[s + 6],
+            accumulators[s + 3],
+            accumulators[s + 7],
+            n,
+            m + 1 < shape.M and n < shape.N,
+            bias,
+            added,
+            epilogue,
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -289,11 +358,13 @@ def write_outputs(c, start, c_row, accumulators, row, column, shape, bias, added
         write_rows(c, start, c_row, accumulators, 3, row, column, shape, bias, added, epilogue)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 class Copies(NamedTuple):
-    """Of an operand's tiles, what a thread copies: the address in the first stage, the distance in memory from copy to
-    copy, what is left of the extent and of K from the first copy on, and how far it is in memory from step to step."""
+    """Of an operand's tiles, what a thread copies: the address in the first stage, the distance in
+    memory from copy to copy, what is left of the extent and of K from the first copy on, and how
+    far it is in memory from step to step."""
 
     to: int
     distance: int
@@ -304,18 +375,35 @@ class Copies(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_tiles(a, b, a_at, b_at, of_a, of_b, stage, passed):
-    """Start this thread's copies of the tiles of a step, after `passed` of k, into a stage; they are a group."""
-    fetch_tile(of_a.to + stage * A_BYTES, a, a_at, of_a.distance, of_a.left, int32(of_a.k_left - passed), TILE_M,
-               A_ACROSS)
-    fetch_tile(of_b.to + stage * B_BYTES, b, b_at, of_b.distance, of_b.left, int32(of_b.k_left - passed), TILE_N,
-               B_ACROSS)
+    """Start this thread's copies of the tiles of a step, after `passed` of k, into a stage; they
+    are a group."""
+    fetch_tile(
+        of_a.to + stage * A_BYTES,
+        a,
+        a_at,
+        of_a.distance,
+        of_a.left,
+        int32(of_a.k_left - passed),
+        TILE_M,
+        A_ACROSS,
+    )
+    fetch_tile(
+        of_b.to + stage * B_BYTES,
+        b,
+        b_at,
+        of_b.distance,
+        of_b.left,
+        int32(of_b.k_left - passed),
+        TILE_N,
+        B_ACROSS,
+    )
     cp_async_commit()
 
 
 @requires("8.0")
 def gemm_tf32(a, b, c, bias, added, shape, strides, epilogue):
-    """c = alpha · a·b + bias + added: the kernel's arguments are those of operands.py. added: an array with c's
-    strides, or c itself, read only if epilogue.accumulate."""
+    """c = alpha · a·b + bias + added: the kernel's arguments are those of operands.py. added: an
+    array with c's strides, or c itself, read only if epilogue.accumulate."""
     tiles = cuda.shared.array(0, "uint8", alignment=128)
     base = shared_address(tiles)
     t = int32(cuda.threadIdx.x)
@@ -330,11 +418,26 @@ def gemm_tf32(a, b, c, bias, added, shape, strides, epilogue):
 
     a_distance = strides.a_k if A_ACROSS else strides.a_row
     b_distance = strides.b_k if B_ACROSS else strides.b_column
-    a_at, a_to, a_left, a_k = my_copies(t, a_start, first_row, shape.M, a_distance, TILE_M, A_ACROSS)
-    b_at, b_to, b_left, b_k = my_copies(t, b_start, first_column, shape.N, b_distance, TILE_N, B_ACROSS)
-    of_a = Copies(a_to + base, a_distance, a_left, int32(k_end - a_k), int32(BK * a_distance if A_ACROSS else BK))
-    of_b = Copies(b_to + base + B_FIRST, b_distance, b_left, int32(k_end - b_k),
-                  int32(BK * b_distance if B_ACROSS else BK))
+    a_at, a_to, a_left, a_k = my_copies(
+        t, a_start, first_row, shape.M, a_distance, TILE_M, A_ACROSS
+    )
+    b_at, b_to, b_left, b_k = my_copies(
+        t, b_start, first_column, shape.N, b_distance, TILE_N, B_ACROSS
+    )
+    of_a = Copies(
+        a_to + base,
+        a_distance,
+        a_left,
+        int32(k_end - a_k),
+        int32(BK * a_distance if A_ACROSS else BK),
+    )
+    of_b = Copies(
+        b_to + base + B_FIRST,
+        b_distance,
+        b_left,
+        int32(k_end - b_k),
+        int32(BK * b_distance if B_ACROSS else BK),
+    )
     for s in range(STAGES - 1):
         fetch_tiles(a, b, a_at, b_at, of_a, of_b, s, s * BK)
         a_at, b_at = a_at + of_a.step, b_at + of_b.step
@@ -351,22 +454,47 @@ def gemm_tf32(a, b, c, bias, added, shape, strides, epilogue):
             stage = int32(0)
         k = int32(k + BK)
 
-    row, column = int32(first_row + warp_row + lane // 4 * 2), int32(first_column + warp_column + lane % 4 * 4)
-    write_outputs(c, start_of_c(strides), strides.c_row, accumulators, row, column, shape, bias, added, epilogue)
+    row, column = (
+        int32(first_row + warp_row + lane // 4 * 2),
+        int32(first_column + warp_column + lane % 4 * 4),
+    )
+    write_outputs(
+        c,
+        start_of_c(strides),
+        strides.c_row,
+        accumulators,
+        row,
+        column,
+        shape,
+        bias,
+        added,
+        epilogue,
+    )
 
 
 def make_kernel(tile, a_across, b_across):
     """The kernel for one tile and one case of transposes (across: contiguous along m or n)."""
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
-    return specialise(gemm_tf32, name=f"gemm_tf32_{tile[0]}x{tile[1]}_{case}", launch_bounds=(THREADS, 2),
-                      TILE_M=tile[0], TILE_N=tile[1], WARP_M=TILES[tile][0], WARP_N=TILES[tile][1], A_ACROSS=a_across,
-                      B_ACROSS=b_across)
+    return specialise(
+        gemm_tf32,
+        name=f"gemm_tf32_{tile[0]}x{tile[1]}_{case}",
+        launch_bounds=(THREADS, 2),
+        TILE_M=tile[0],
+        TILE_N=tile[1],
+        WARP_M=TILES[tile][0],
+        WARP_N=TILES[tile][1],
+        A_ACROSS=a_across,
+        B_ACROSS=b_across,
+    )
 
 
-KERNELS = Variants(itertools.product(TILES, (False, True), (False, True)), lambda key: make_kernel(*key))
+KERNELS = Variants(
+    itertools.product(TILES, (False, True), (False, True)), lambda key: make_kernel(*key)
+)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def shared_bytes(tile):
     return STAGES * (tile[0] + tile[1]) * ROW
@@ -380,7 +508,10 @@ def choose(batch, M, N, K, can_split, multiprocessors):
         tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
         splits = {1}
         if can_split:
-            splits |= {max(1, min(turns * multiprocessors // tiles_of_c, K // SHORTEST_SLICE)) for turns in range(1, 9)}
+            splits |= {
+                max(1, min(turns * multiprocessors // tiles_of_c, K // SHORTEST_SLICE))
+                for turns in range(1, 9)
+            }
         for slices in sorted(splits):
             length = slice_of(K, slices)
             slices = -(-K // length)
@@ -399,48 +530,106 @@ def slice_of(K, slices):
 
 
 def multiply(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual):
-    """As `launcher.matmul_strided`: c = or += alpha · a·b + bias, or + residual, which has c's strides."""
+    """As `launcher.matmul_strided`: c = or += alpha · a·b + bias, or + residual, which has c's
+    strides."""
     array = c.array
     if residual is not None and residual.offset % 16:
         copy_into(array, residual)
         residual, accumulate = None, True
-    flat_c = array.reshape(-1)[c.start:]
+    flat_c = array.reshape(-1)[c.start :]
     images = bool(a.outer)
-    batch, rows = (nominal_extent(outer) * inner, M) if images else (outer * inner, nominal_extent(M))
+    batch, rows = (
+        (nominal_extent(outer) * inner, M) if images else (outer * inner, nominal_extent(M))
+    )
     whole = batch == 1 and c.row == N and flat_c.size == M * N
     tile, slices = choose(batch, rows, N, K, whole, multiprocessors_of(array))
-    flat_a, flat_b = (m.array.reshape(-1)[m.start:] for m in (a, b))
+    flat_a, flat_b = (m.array.reshape(-1)[m.start :] for m in (a, b))
     biases = flat_a if bias is None else bias
     a_across, b_across = a.column != 1, b.row != 1
     kernel, tiles = KERNELS[tile, a_across, b_across], -(-M // tile[0]) * -(-N // tile[1])
     if slices == 1:
         added = flat_c if residual is None else residual.reshape(-1)
-        launch(kernel, (tiles, inner, outer), THREADS, flat_a, flat_b, flat_c, biases, added, Shape(M, N, K, K),
-               Strides(a.row, a.column, b.row, b.column, c.row, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner),
-               Epilogue(float(alpha), int(bias is not None), int(accumulate or residual is not None)),
-               shared=shared_bytes(tile))
+        launch(
+            kernel,
+            (tiles, inner, outer),
+            THREADS,
+            flat_a,
+            flat_b,
+            flat_c,
+            biases,
+            added,
+            Shape(M, N, K, K),
+            Strides(
+                a.row,
+                a.column,
+                b.row,
+                b.column,
+                c.row,
+                a.outer,
+                a.inner,
+                b.outer,
+                b.inner,
+                c.outer,
+                c.inner,
+            ),
+            Epilogue(float(alpha), int(bias is not None), int(accumulate or residual is not None)),
+            shared=shared_bytes(tile),
+        )
         return
     length = slice_of(K, slices)
     partial = empty((slices * M * N,), np.float32, like=array)
-    launch(kernel, (tiles, slices, 1), THREADS, flat_a, flat_b, partial, biases, partial,
-           Shape(M, N, length, K - (slices - 1) * length),
-           Strides(a.row, a.column, b.row, b.column, N, 0, length * a.column, 0, length * b.row, 0, M * N),
-           Epilogue(1.0, 0, 0), shared=shared_bytes(tile))
+    launch(
+        kernel,
+        (tiles, slices, 1),
+        THREADS,
+        flat_a,
+        flat_b,
+        partial,
+        biases,
+        partial,
+        Shape(M, N, length, K - (slices - 1) * length),
+        Strides(
+            a.row, a.column, b.row, b.column, N, 0, length * a.column, 0, length * b.row, 0, M * N
+        ),
+        Epilogue(1.0, 0, 0),
+        shared=shared_bytes(tile),
+    )
     if residual is not None:
         copy_into(array, residual)
-    add_partials(partial, flat_c.reshape(M, N), slices, biases, float(alpha), int(bias is not None),
-                 accumulate or residual is not None)
+    add_partials(
+        partial,
+        flat_c.reshape(M, N),
+        slices,
+        biases,
+        float(alpha),
+        int(bias is not None),
+        accumulate or residual is not None,
+    )
 
 
-# Problems -------------------------------------------------------------------------------------------------------------
+# Problems -----------------------------------------------------------------------------------------
+
 
 def problems():
-    """[Problem] of matmul_forward: each tile and order, a sum in slices, a large one for the benchmark."""
-    for tile, transpose_a, across, slices in (*((*key, 1) for key in KERNELS), ((64, 64), True, True, 2)):
-        label = f"tf32, {layout_of(transpose_a, not across)}, tile {tile}{', in slices' * (slices > 1)}"
-        yield product(label, *((16, 12, 8) if slices == 1 else (20, 12, 40)), transpose_a, not across,
-                       versions=("tf32",), tolerance=5e-4,  # operands are rounded to 10 mantissa bits
-                       fast=slices > 1 or (tile, transpose_a, across) == ((128, 128), False, False),
-                       within=functools.partial(replaced, __name__, choose=lambda *_, c=(tile, slices): c))
+    """[Problem] of matmul_forward: each tile and order, a sum in slices, a large one for the
+    benchmark."""
+    for tile, transpose_a, across, slices in (
+        *((*key, 1) for key in KERNELS),
+        ((64, 64), True, True, 2),
+    ):
+        label = (
+            f"tf32, {layout_of(transpose_a, not across)}, tile {tile}{', in slices' * (slices > 1)}"
+        )
+        yield product(
+            label,
+            *((16, 12, 8) if slices == 1 else (20, 12, 40)),
+            transpose_a,
+            not across,
+            # operands are rounded to 10 mantissa bits
+            versions=("tf32",),
+            tolerance=5e-4,
+            fast=slices > 1 or (tile, transpose_a, across) == ((128, 128), False, False),
+            within=functools.partial(replaced, __name__, choose=lambda *_, c=(tile, slices): c),
+        )
     large = single(8192, 8192)
     yield Problem(a=large, b=large, measured=True, versions=("tf32",), precision="tf32")

@@ -1,4 +1,5 @@
-"""Attention without the T × T matrix: FlashAttention forward and backward. Read the files in this order.
+"""Attention without the T × T matrix: FlashAttention forward and backward. Read the files in this
+order.
 
     unfused.py             three operations in a row, with the T × T matrix; what all others are held against
     reference.py       what is computed, how the backward does without the probabilities, and what it costs
@@ -38,6 +39,7 @@ SOURCE
 READ NEXT
     reference.py
 """
+
 from .launcher import (
     HEAD_SIZES,
     WIDE_HEADS,
@@ -53,6 +55,16 @@ from .reference import (
 )
 from .unfused import attention_backward, attention_forward
 
-__all__ = ["HEAD_SIZES", "WIDE_HEADS", "attention_backward", "attention_forward", "flash_attention_backward",
-           "flash_attention_backward_cost", "flash_attention_backward_reference", "flash_attention_forward",
-           "flash_attention_forward_cost", "flash_attention_forward_reference", "flash_attention_supports"]
+__all__ = [
+    "HEAD_SIZES",
+    "WIDE_HEADS",
+    "attention_backward",
+    "attention_forward",
+    "flash_attention_backward",
+    "flash_attention_backward_cost",
+    "flash_attention_backward_reference",
+    "flash_attention_forward",
+    "flash_attention_forward_cost",
+    "flash_attention_forward_reference",
+    "flash_attention_supports",
+]

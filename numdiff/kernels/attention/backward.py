@@ -13,7 +13,8 @@ THE ROUND of a block, for 64 keys and 64 queries, a warp 16 queries
     P and dS go to shared memory; a barrier, for the next two sum over queries, and those are other warps'
     dv += Pᵀ·dy and dk += dSᵀ·q: rows are positions of keys (patches.py), a warp 16 of them, a thread 4 × HS / 8
     dq += dS·k: a warp's own 16 queries, a thread 4 × HS / 8
-    Of each product 12 loads of 16 bytes feed 128 multiply-adds (HS 32: 8 feed 64, in the last three).
+    Of each product 12 loads of 16 bytes feed 128 multiply-adds (HS 32: 8 feed 64, in the last
+    three).
 LAUNCH
     grid (chunks, heads, B), 128 threads. Dynamic shared memory, KiB: k, v, q, dy, P, dS, L and D, for HS 32, 64, 72:
     70.5, 102.5, 110.5.
@@ -25,6 +26,7 @@ SOURCE
 READ NEXT
     fragments.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -61,9 +63,9 @@ LARGEST_CHUNKS = 16
 
 
 class Problem(NamedTuple):
-    """qkv is (images, T, width); k of a head is `part` after its q, and its v as far after that. dq of (chunk of
-    keys, image, token, head) has the stride `dq_row` by tokens and `dq_head` by heads; a chunk is `chunk_tiles`
-    tiles."""
+    """qkv is (images, T, width); k of a head is `part` after its q, and its v as far after that. dq
+    of (chunk of keys, image, token, head) has the stride `dq_row` by tokens and `dq_head` by heads;
+    a chunk is `chunk_tiles` tiles."""
 
     T: int
     width: int
@@ -87,13 +89,18 @@ class Head(NamedTuple):
 @cuda.jit(device=True, forceinline=True)
 def head_of(problem, HS):
     head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-    return Head(image * problem.T * problem.width + head * problem.head_step, (image * problem.T * heads + head) * HS,
-                int32(heads * HS), (image * heads + head) * problem.T)
+    return Head(
+        image * problem.T * problem.width + head * problem.head_step,
+        (image * problem.T * heads + head) * HS,
+        int32(heads * HS),
+        (image * heads + head) * problem.T,
+    )
 
 
 @cuda.jit
 def row_sums_kernel_v2(dy, y, D, rows, T, heads, HS):
-    """row_sums_kernel_v1 of simple.py with eight threads a row: they read 128 neighbouring bytes at a time."""
+    """row_sums_kernel_v1 of simple.py with eight threads a row: they read 128 neighbouring bytes at
+    a time."""
     row = cuda.blockIdx.x * SUM_ROWS + cuda.threadIdx.x // SUM_LANES
     lane = cuda.threadIdx.x % SUM_LANES
     total = float32(0)
@@ -112,35 +119,56 @@ def row_sums_kernel_v2(dy, y, D, rows, T, heads, HS):
 
 @cuda.jit(device=True)
 def add_dots(left, right, shared, a_at, b_at, step):
-    """Four columns' share of 4 × 8 dot products: of rows 0 … 3 with rows 0, 8 … and 32, 40 … from where one stands."""
+    """Four columns' share of 4 × 8 dot products: of rows 0 … 3 with rows 0, 8 … and 32, 40 … from
+    where one stands."""
     a = load_rows(shared, a_at, step)
-    return (dots(left, a, load_rows(shared, b_at, 8 * step)),
-            dots(right, a, load_rows(shared, b_at + 32 * step, 8 * step)))
+    return (
+        dots(left, a, load_rows(shared, b_at, 8 * step)),
+        dots(right, a, load_rows(shared, b_at + 32 * step, 8 * step)),
+    )
 
 
 @cuda.jit(device=True)
 def probability_row(s, c, L):
-    """2^(c·s − L). It is at most 1, but for rounding, and for keys that do not exist, which have to stay finite."""
+    """2^(c·s − L). It is at most 1, but for rounding, and for keys that do not exist, which have to
+    stay finite."""
     zero = float32(0)
-    return (math.exp2(min(c * s[0] - L, zero)), math.exp2(min(c * s[1] - L, zero)),
-            math.exp2(min(c * s[2] - L, zero)), math.exp2(min(c * s[3] - L, zero)))
+    return (
+        math.exp2(min(c * s[0] - L, zero)),
+        math.exp2(min(c * s[1] - L, zero)),
+        math.exp2(min(c * s[2] - L, zero)),
+        math.exp2(min(c * s[3] - L, zero)),
+    )
 
 
 @cuda.jit(device=True)
 def probabilities(s, c, L):
-    return (probability_row(s[0], c, L[0]), probability_row(s[1], c, L[1]), probability_row(s[2], c, L[2]),
-            probability_row(s[3], c, L[3]))
+    return (
+        probability_row(s[0], c, L[0]),
+        probability_row(s[1], c, L[1]),
+        probability_row(s[2], c, L[2]),
+        probability_row(s[3], c, L[3]),
+    )
 
 
 @cuda.jit(device=True)
 def score_gradient_row(p, dp, mean):
-    return p[0] * (dp[0] - mean), p[1] * (dp[1] - mean), p[2] * (dp[2] - mean), p[3] * (dp[3] - mean)
+    return (
+        p[0] * (dp[0] - mean),
+        p[1] * (dp[1] - mean),
+        p[2] * (dp[2] - mean),
+        p[3] * (dp[3] - mean),
+    )
 
 
 @cuda.jit(device=True)
 def score_gradients(p, dp, D):
-    return (score_gradient_row(p[0], dp[0], D[0]), score_gradient_row(p[1], dp[1], D[1]),
-            score_gradient_row(p[2], dp[2], D[2]), score_gradient_row(p[3], dp[3], D[3]))
+    return (
+        score_gradient_row(p[0], dp[0], D[0]),
+        score_gradient_row(p[1], dp[1], D[1]),
+        score_gradient_row(p[2], dp[2], D[2]),
+        score_gradient_row(p[3], dp[3], D[3]),
+    )
 
 
 @cuda.jit(device=True)
@@ -191,7 +219,7 @@ def shared_floats(HS):
     return 2 * (KEYS + QUERIES) * (HS + PAD) + 2 * QUERIES * SCORE_ROW + 2 * QUERIES
 
 
-# The kernel's parts ---------------------------------------------------------------------------------------------------
+# The kernel's parts -------------------------------------------------------------------------------
 
 HS = Constant()  # channels of a head
 ROW = Constant(lambda HS: HS + PAD)
@@ -201,14 +229,16 @@ G = Constant(lambda Q, ROW: Q + QUERIES * ROW)  # dy
 P = Constant(lambda G, ROW: G + QUERIES * ROW)
 DS = Constant(lambda P: P + QUERIES * SCORE_ROW)
 NUMBERS = Constant(lambda DS: DS + QUERIES * SCORE_ROW)  # L of each query, then D of each
-STEP = Constant(lambda HS: 4 if HS == 32 else 8)  # columns a turn of the loop over them: 8 if the registers suffice
+# columns a turn of the loop over them: 8 if the registers suffice
+STEP = Constant(lambda HS: 4 if HS == 32 else 8)
 RIGHT = Constant(lambda HS: HS >= 64)  # a thread owns columns 32 + 4x … too
 NINTH = Constant(lambda HS: HS == 72)  # and column 64 + x
 
 
 class Place(NamedTuple):
-    """A thread's: its first query in the tile, which is also its first position of a key; the key at that position (the
-    next are 8 further on); its x; and where in shared memory are its first query, its first key, its rows of P and dS.
+    """A thread's: its first query in the tile, which is also its first position of a key; the key
+    at that position (the next are 8 further on); its x; and where in shared memory are its first
+    query, its first key, its rows of P and dS.
     """
 
     row: int
@@ -225,8 +255,15 @@ def place_of(t):
     lane_y, lane_x = lane_place(t % WARP)
     row = int32(t // WARP * 16 + 4 * lane_y)
     key = int32(t // 64 * 32 + t // WARP % 2 * 4 + lane_y)
-    return Place(row, key, lane_x, int32(Q + row * ROW), int32(lane_x * ROW), int32(P + row * SCORE_ROW),
-                 int32(DS + row * SCORE_ROW))
+    return Place(
+        row,
+        key,
+        lane_x,
+        int32(Q + row * ROW),
+        int32(lane_x * ROW),
+        int32(P + row * SCORE_ROW),
+        int32(DS + row * SCORE_ROW),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -238,11 +275,14 @@ def nothing_yet():
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_queries(qkv, dy, logsumexp, D, head, problem, query, t):
-    """A tile of queries, from `query` on, starts loading into registers: q, dy, and one of their L and D."""
+    """A tile of queries, from `query` on, starts loading into registers: q, dy, and one of their L
+    and D."""
     exist = problem.T - query
-    return (fetch_tile(qkv, head.start + query * problem.width, problem.width, exist, t, HS, THREADS),
-            fetch_tile(dy, head.dy_start + query * head.dy_step, head.dy_step, exist, t, HS, THREADS),
-            fetch_row(logsumexp, D, head.numbers_start + query, exist, t))
+    return (
+        fetch_tile(qkv, head.start + query * problem.width, problem.width, exist, t, HS, THREADS),
+        fetch_tile(dy, head.dy_start + query * head.dy_step, head.dy_step, exist, t, HS, THREADS),
+        fetch_row(logsumexp, D, head.numbers_start + query, exist, t),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -259,24 +299,38 @@ def store_keys(shared, qkv, head, problem, first_key, t):
     """A tile of keys, from `first_key` on, into shared memory: k and v."""
     one, exist = float32(1), problem.T - first_key
     at = head.start + problem.part + first_key * problem.width
-    store_tile(shared, 0, fetch_tile(qkv, at, problem.width, exist, t, HS, THREADS), one, t, HS, THREADS)
-    store_tile(shared, V, fetch_tile(qkv, at + problem.part, problem.width, exist, t, HS, THREADS), one, t, HS, THREADS)
+    store_tile(
+        shared, 0, fetch_tile(qkv, at, problem.width, exist, t, HS, THREADS), one, t, HS, THREADS
+    )
+    store_tile(
+        shared,
+        V,
+        fetch_tile(qkv, at + problem.part, problem.width, exist, t, HS, THREADS),
+        one,
+        t,
+        HS,
+        THREADS,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def product(shared, a_at, b_at):
-    """4 × 8 of a product of two tiles, all HS columns of it: scores, or their gradients before the softmax's."""
+    """4 × 8 of a product of two tiles, all HS columns of it: scores, or their gradients before the
+    softmax's."""
     left, right = zero_patch(), zero_patch()
     for d in range(0, HS, STEP):
         left, right = add_dots(left, right, shared, int32(a_at + d), int32(b_at + d), ROW)
         if STEP > 4:
-            left, right = add_dots(left, right, shared, int32(a_at + d + 4), int32(b_at + d + 4), ROW)
+            left, right = add_dots(
+                left, right, shared, int32(a_at + d + 4), int32(b_at + d + 4), ROW
+            )
     return left, right
 
 
 @cuda.jit(device=True, forceinline=True)
 def store_scores(shared, me, c):
-    """P and dS of 4 × 8: the thread's queries, keys x, x + 8 … of the tile's first 32 and of its last."""
+    """P and dS of 4 × 8: the thread's queries, keys x, x + 8 … of the tile's first 32 and of its
+    last."""
     s, s_right = product(shared, me.q, me.k)
     dp, dp_right = product(shared, me.q + G - Q, me.k + V)
     L, mean = load4(shared, NUMBERS + me.row), load4(shared, NUMBERS + QUERIES + me.row)
@@ -342,14 +396,17 @@ def add_to(x, at, step, exist, o, f, fresh, lane_x):
         add_column(x, at + 64 - 3 * lane_x, step, exist, o[2], f, fresh)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 def flash_attention_backward_kernel_v2(dy, qkv, logsumexp, D, dqkv, dq, problem):
     shared = cuda.shared.array(0, float32)
     t = int32(cuda.threadIdx.x)
     chunk, T, scale = cuda.blockIdx.x, problem.T, problem.scale
     head = head_of(problem, HS)
-    dq_start = (chunk * cuda.gridDim.z + cuda.blockIdx.z) * T * problem.dq_row + cuda.blockIdx.y * problem.dq_head
+    dq_start = (
+        chunk * cuda.gridDim.z + cuda.blockIdx.z
+    ) * T * problem.dq_row + cuda.blockIdx.y * problem.dq_head
     me = place_of(t)
     q_next, dy_next, number_next = fetch_queries(qkv, dy, logsumexp, D, head, problem, int32(0), t)
     first_key = int32(chunk * problem.chunk_tiles * KEYS)
@@ -369,14 +426,17 @@ def flash_attention_backward_kernel_v2(dy, qkv, logsumexp, D, dqkv, dq, problem)
             # the next queries start loading; after the last, the first, for the next tile of keys
             ahead = int32(first + QUERIES)
             query = int32(ahead if ahead < T else 0)
-            q_next, dy_next, number_next = fetch_queries(qkv, dy, logsumexp, D, head, problem, query, t)
+            q_next, dy_next, number_next = fetch_queries(
+                qkv, dy, logsumexp, D, head, problem, query, t
+            )
             dk, dv = add_keys(dk, dv, shared, me)
             at = dq_start + (first + me.row) * problem.dq_row + 4 * me.x
             exist = int32(T - first - me.row)
             add_to(dq, at, problem.dq_row, exist, sum_queries(shared, me), scale, fresh, me.x)
             first = ahead
 
-        exist = int32((T - first_key - me.key + 7) // 8)  # of this thread's four keys, which are 8 apart
+        # of this thread's four keys, which are 8 apart
+        exist = int32((T - first_key - me.key + 7) // 8)
         at = head.start + problem.part + (first_key + me.key) * problem.width + 4 * me.x
         add_to(dqkv, at, 8 * problem.width, exist, dk, scale, True, me.x)
         add_to(dqkv, at + problem.part, 8 * problem.width, exist, dv, float32(1), True, me.x)
@@ -392,7 +452,8 @@ def make_backward(HS):
 
 @cuda.jit
 def add_chunks_kernel(partial, dqkv, count, chunks, width, head_step, heads, HS):
-    """dq of dqkv = the sum over chunks of partial (chunks, B, T, heads, HS); a thread has four of B·T·C = count."""
+    """dq of dqkv = the sum over chunks of partial (chunks, B, T, heads, HS); a thread has four of
+    B·T·C = count."""
     i = cuda.grid(1) * 4
     if i < count:
         a, b, c, d = load4(partial, i)

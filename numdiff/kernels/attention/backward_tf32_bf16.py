@@ -1,4 +1,5 @@
-"""Flash attention backward, rung 4: float32, all five products on the tensor cores, two mma for one.
+"""Flash attention backward, rung 4: float32, all five products on the tensor cores, two mma for
+one.
 
 WHAT IS NEW, AND WHY IT PAYS
     backward_half.py with the products of tf32_bf16.py. A warp has 16 keys, a block 64, and queries pass by in tiles of
@@ -8,8 +9,8 @@ WHAT IS NEW, AND WHY IT PAYS
     barriers and waiting. So a multiprocessor gets three small blocks (four for HS 32), which are seldom at the same
     point. That takes at most 168 registers (128) and one stage of q and dy: the next tile travels while dq is
     computed, and so does the dq that is added to.
-    dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of each eight in columns
-    x and x + 4, the order in which k is read (tf32_bf16.py).
+    dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of
+    each eight in columns x and x + 4, the order in which k is read (tf32_bf16.py).
     k and v are split again for every tile: their fragments would take all registers.
 LAUNCH
     grid (chunks, heads, B), 4 warps. Dynamic shared memory, KiB: k and v; q, dy, L and D; dS: for HS 32, 64, 72:
@@ -21,6 +22,7 @@ SOURCE
 READ NEXT
     launcher.py
 """
+
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, int64, load4
@@ -72,7 +74,7 @@ def shared_bytes(HS):
     return 2 * KEYS * pitch_of(HS) + QUERIES * (2 * pitch_of(HS) + NUMBERS + DS_PITCH)
 
 
-# The kernel's parts ---------------------------------------------------------------------------------------------------
+# The kernel's parts -------------------------------------------------------------------------------
 
 HS = Constant()  # channels of a head
 PITCH = Constant(lambda HS: pitch_of(HS))
@@ -89,8 +91,8 @@ DQ = Constant(lambda COLUMNS, NINTH: COLUMNS * 4 + (4 if NINTH else 0))
 
 
 class Registers(NamedTuple):
-    """A lane's: S, then P, and dP, then dS, of a tile of queries; dk, dv; what a tile adds to dv, dk, and then dq; and
-    the dq that it is added to."""
+    """A lane's: S, then P, and dP, then dS, of a tile of queries; dk, dv; what a tile adds to dv,
+    dk, and then dq; and the dq that it is added to."""
 
     s: object
     ds: object
@@ -105,17 +107,39 @@ def fetch_keys(k_tile, qkv, head, problem, first_key, t):
     """Start the copies of a tile of keys, from `first_key` on: k and v."""
     exist, at = int32(problem.T - first_key), head.start + problem.part + first_key * problem.width
     fetch_rows(k_tile, PITCH, qkv, at, problem.width, exist, KEYS, HS, t, THREADS)
-    fetch_rows(k_tile + V, PITCH, qkv, at + problem.part, problem.width, exist, KEYS, HS, t, THREADS)
+    fetch_rows(
+        k_tile + V, PITCH, qkv, at + problem.part, problem.width, exist, KEYS, HS, t, THREADS
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, first, t):
     """Start the copies of a tile of queries, from `first` on: q, dy, then L and D."""
     exist = problem.T - first
-    fetch_rows(k_tile + Q, PITCH, qkv, head.start + first * problem.width, problem.width, exist, QUERIES, HS, t,
-               THREADS)
-    fetch_rows(k_tile + G, PITCH, dy, head.dy_start + first * head.dy_step, head.dy_step, exist, QUERIES, HS, t,
-               THREADS)
+    fetch_rows(
+        k_tile + Q,
+        PITCH,
+        qkv,
+        head.start + first * problem.width,
+        problem.width,
+        exist,
+        QUERIES,
+        HS,
+        t,
+        THREADS,
+    )
+    fetch_rows(
+        k_tile + G,
+        PITCH,
+        dy,
+        head.dy_start + first * head.dy_step,
+        head.dy_step,
+        exist,
+        QUERIES,
+        HS,
+        t,
+        THREADS,
+    )
     fetch_numbers(k_tile + ROW_NUMBERS, logsumexp, D, head.numbers_start + first, exist, t)
     cp_async_commit()
 
@@ -126,8 +150,14 @@ def multiply_tiles(s, keys, queries, t):
     t_now = opaque_thread(t)
     lane, warp = int32(t_now % WARP), int32(t_now // WARP)
     clear(s, SCORES)
-    multiply_rows(s, N, keys + int32(warp * ROWS * PITCH + by_row(lane, PITCH)),
-                  queries + int32(by_chunk(lane, PITCH)), PITCH, HS)
+    multiply_rows(
+        s,
+        N,
+        keys + int32(warp * ROWS * PITCH + by_row(lane, PITCH)),
+        queries + int32(by_chunk(lane, PITCH)),
+        PITCH,
+        HS,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -153,11 +183,17 @@ def store_ds(shared, to, ds, first):
 
 @cuda.jit(device=True, forceinline=True)
 def add_keys(r, shared, k_tile, place, at_numbers, t):
-    """dk += dSᵀ·q for the warp's keys and a tile of queries, after `add_values`; dS goes to shared memory."""
+    """dk += dSᵀ·q for the warp's keys and a tile of queries, after `add_values`; dS goes to shared
+    memory."""
     multiply_tiles(r.ds, k_tile + V, k_tile + G, t)
     clear(r.tile, TOTALS)
     t_ds = opaque_thread(t)  # dS: query 2x of the tile, and the column of key l / 4 of the warp
-    to = int64(DS + t_ds % 4 * 2 * DS_PITCH + t_ds // WARP * ROWS * 4 + (t_ds // 8 % 4 + t_ds // 4 % 2 * 4) * 4)
+    to = int64(
+        DS
+        + t_ds % 4 * 2 * DS_PITCH
+        + t_ds // WARP * ROWS * 4
+        + (t_ds // 8 % 4 + t_ds // 4 % 2 * 4) * 4
+    )
     for n in range(N):
         score_gradients(r.ds, 4 * n, r.s, load_words4(shared, at_numbers + n * 8 * NUMBERS))
         store_ds(shared, to + n * 8 * DS_PITCH, r.ds, 4 * n)
@@ -180,13 +216,24 @@ def write_dq(dq, at, exists, r, first, N, f, lane):
     old = r.old
     for i in range(first, first + 4 * N, 4):
         v = four_neighbours(r.tile, i, lane)
-        write_four(dq, at + 2 * i, (f * v[0] + old[i], f * v[1] + old[i + 1], f * v[2] + old[i + 2],
-                                    f * v[3] + old[i + 3]), float32(1), exists)
+        write_four(
+            dq,
+            at + 2 * i,
+            (
+                f * v[0] + old[i],
+                f * v[1] + old[i + 1],
+                f * v[2] + old[i + 2],
+                f * v[3] + old[i + 3],
+            ),
+            float32(1),
+            exists,
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_ds(r, shared, k_tile, exist, lane, group, side, last):
-    """dS·k for the warp's 16 queries and its part of the columns, summed over the keys of a tile that exist."""
+    """dS·k for the warp's 16 queries and its part of the columns, summed over the keys of a tile
+    that exist."""
     ds_rows = k_tile + int32(DS + by_row(lane, DS_PITCH) + group * (16 * DS_PITCH))
     k_at = int64(lane_place(lane, PITCH) + side * (COLUMNS * 32))
     clear(r.tile, DQ)
@@ -226,12 +273,17 @@ def write_keys(r, dqkv, head, problem, first_key, t):
     """The epilogue of a tile of keys: the warp's rows of dk and dv."""
     t_end = opaque_thread(t)
     lane, key = int32(t_end % WARP), int32(first_key + t_end // WARP * ROWS)
-    at, exist, one = head.start + problem.part + key * problem.width, int32(problem.T - key), float32(1)
+    at, exist, one = (
+        head.start + problem.part + key * problem.width,
+        int32(problem.T - key),
+        float32(1),
+    )
     write_rows(dqkv, at, problem.width, exist, r.dk, C, problem.scale, problem.scale, lane)
     write_rows(dqkv, at + problem.part, problem.width, exist, r.dv, C, one, one, lane)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem):
@@ -240,12 +292,19 @@ def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem)
     t = int32(cuda.threadIdx.x)
     chunk, T = cuda.blockIdx.x, problem.T
     head = head_of(problem, HS)
-    dq_start = (chunk * cuda.gridDim.z + cuda.blockIdx.z) * T * problem.dq_row + cuda.blockIdx.y * problem.dq_head
+    dq_start = (
+        chunk * cuda.gridDim.z + cuda.blockIdx.z
+    ) * T * problem.dq_row + cuda.blockIdx.y * problem.dq_head
     c = float32(problem.scale * LOG2_E)
     place = int64(lane_place(int32(t % WARP), PITCH))
-    r = Registers(cuda.local.array(SCORES, "float32"), cuda.local.array(SCORES, "float32"),
-                  cuda.local.array(TOTALS, "float32"), cuda.local.array(TOTALS, "float32"),
-                  cuda.local.array(TOTALS, "float32"), cuda.local.array(DQ, "float32"))
+    r = Registers(
+        cuda.local.array(SCORES, "float32"),
+        cuda.local.array(SCORES, "float32"),
+        cuda.local.array(TOTALS, "float32"),
+        cuda.local.array(TOTALS, "float32"),
+        cuda.local.array(TOTALS, "float32"),
+        cuda.local.array(DQ, "float32"),
+    )
     turn = int32(0)
     first_key = int32(chunk * problem.chunk_tiles * KEYS)
     while turn < problem.chunk_tiles and first_key < T:

@@ -4,12 +4,13 @@ WHAT IS NEW, AND WHY IT PAYS
     A warp owns 32 queries, a thread 8 of them (4y … 4y+3 and 16+4y …). Of a tile of 64 keys the thread computes 8 × 8
     scores, of the outputs 8 × 4, 8 × 8 or 8 × 9 (patches.py). 16 loads of 16 bytes feed 256 multiply-adds (HS 32: 12
     feed 128, in the outputs), where rung 1 needs two loads for each.
-    The online softmax is done once a tile, not once a key: the maximum of a row's 64 scores is found by its 8 threads
-    (8 scores each, then three shuffles), then one correction of l and o, then 64 exponentials. Each thread sums its own
-    share of l to the end, and only then the 8 shares are added: a correction is the same for all of them.
-    The next tiles of k and v are in flight from memory, into registers, while the outputs are computed.
-    Exponentials are powers of two, which the hardware has: q is multiplied by log₂e / √HS as it is loaded.
-    Scores reach the second product through shared memory, but only threads of one warp share them: no barrier.
+    The online softmax is done once a tile, not once a key: the maximum of a row's 64 scores is
+    found by its 8 threads (8 scores each, then three shuffles), then one correction of l and o,
+    then 64 exponentials. Each thread sums its own share of l to the end, and only then the 8 shares
+    are added: a correction is the same for all of them. The next tiles of k and v are in flight
+    from memory, into registers, while the outputs are computed. Exponentials are powers of two,
+    which the hardware has: q is multiplied by log₂e / √HS as it is loaded. Scores reach the second
+    product through shared memory, but only threads of one warp share them: no barrier.
 LAUNCH
     grid (ceil(T / queries), heads, B); a block is 4 warps for 128 queries, or 2 for 64, if those fit T better. Dynamic
     shared memory, KiB: q, k, v and scores, for HS 32, 64, 72: 70, 102, 110 (4 warps) and 44, 68, 74.5 (2 warps).
@@ -20,6 +21,7 @@ SOURCE
 READ NEXT
     backward.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -54,33 +56,51 @@ WARP_QUERIES = 32
 
 @cuda.jit(device=True)
 def add_scores(scores, shared, q_at, k_at, step):
-    """Four columns' share of 8 × 8 scores: queries 0 … 3 and 16 …, keys 0, 8 … and 32, 40 … from where one stands."""
+    """Four columns' share of 8 × 8 scores: queries 0 … 3 and 16 …, keys 0, 8 … and 32, 40 … from
+    where one stands."""
     s, s_right, s_16, s_16_right = scores
     a = load_rows(shared, q_at, step)
     a_16 = load_rows(shared, q_at + 16 * step, step)
     b = load_rows(shared, k_at, 8 * step)
     b_right = load_rows(shared, k_at + 32 * step, 8 * step)
-    return dots(s, a, b), dots(s_right, a, b_right), dots(s_16, a_16, b), dots(s_16_right, a_16, b_right)
+    return (
+        dots(s, a, b),
+        dots(s_right, a, b_right),
+        dots(s_16, a_16, b),
+        dots(s_16_right, a_16, b_right),
+    )
 
 
 @cuda.jit(device=True)
 def hide_row(s, exist):
-    return (s[0] if exist > 0 else LOWEST, s[1] if exist > 8 else LOWEST, s[2] if exist > 16 else LOWEST,
-            s[3] if exist > 24 else LOWEST)
+    return (
+        s[0] if exist > 0 else LOWEST,
+        s[1] if exist > 8 else LOWEST,
+        s[2] if exist > 16 else LOWEST,
+        s[3] if exist > 24 else LOWEST,
+    )
 
 
 @cuda.jit(device=True)
 def hide(s, exist):
-    """Scores of keys that do not exist become so low that nothing is left of them: the patch's keys are 8 apart."""
-    return hide_row(s[0], exist), hide_row(s[1], exist), hide_row(s[2], exist), hide_row(s[3], exist)
+    """Scores of keys that do not exist become so low that nothing is left of them: the patch's keys
+    are 8 apart."""
+    return (
+        hide_row(s[0], exist),
+        hide_row(s[1], exist),
+        hide_row(s[2], exist),
+        hide_row(s[3], exist),
+    )
 
 
 @cuda.jit(device=True)
 def largest_of_row(m, left, right):
-    """The largest of m and a row's scores in all eight threads that share the row: those whose lanes differ in bits 1,
-    2 and 3."""
-    m = max(max(m, max(max(left[0], left[1]), max(left[2], left[3]))),
-            max(max(right[0], right[1]), max(right[2], right[3])))
+    """The largest of m and a row's scores in all eight threads that share the row: those whose
+    lanes differ in bits 1, 2 and 3."""
+    m = max(
+        max(m, max(max(left[0], left[1]), max(left[2], left[3]))),
+        max(max(right[0], right[1]), max(right[2], right[3])),
+    )
     m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 2))
     m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 4))
     return max(m, cuda.shfl_xor_sync(FULL_MASK, m, 8))
@@ -88,8 +108,12 @@ def largest_of_row(m, left, right):
 
 @cuda.jit(device=True)
 def largest(m, left, right):
-    return (largest_of_row(m[0], left[0], right[0]), largest_of_row(m[1], left[1], right[1]),
-            largest_of_row(m[2], left[2], right[2]), largest_of_row(m[3], left[3], right[3]))
+    return (
+        largest_of_row(m[0], left[0], right[0]),
+        largest_of_row(m[1], left[1], right[1]),
+        largest_of_row(m[2], left[2], right[2]),
+        largest_of_row(m[3], left[3], right[3]),
+    )
 
 
 @cuda.jit(device=True)
@@ -106,19 +130,31 @@ def powers(s, m):
 @cuda.jit(device=True)
 def shrinkage(old, new):
     """The factor for everything measured against the old maxima."""
-    return (math.exp2(old[0] - new[0]), math.exp2(old[1] - new[1]), math.exp2(old[2] - new[2]),
-            math.exp2(old[3] - new[3]))
+    return (
+        math.exp2(old[0] - new[0]),
+        math.exp2(old[1] - new[1]),
+        math.exp2(old[2] - new[2]),
+        math.exp2(old[3] - new[3]),
+    )
 
 
 @cuda.jit(device=True)
 def sum_of_row(l, left, right):
-    return l + ((left[0] + left[1]) + (left[2] + left[3])) + ((right[0] + right[1]) + (right[2] + right[3]))
+    return (
+        l
+        + ((left[0] + left[1]) + (left[2] + left[3]))
+        + ((right[0] + right[1]) + (right[2] + right[3]))
+    )
 
 
 @cuda.jit(device=True)
 def sums(l, left, right):
-    return (sum_of_row(l[0], left[0], right[0]), sum_of_row(l[1], left[1], right[1]),
-            sum_of_row(l[2], left[2], right[2]), sum_of_row(l[3], left[3], right[3]))
+    return (
+        sum_of_row(l[0], left[0], right[0]),
+        sum_of_row(l[1], left[1], right[1]),
+        sum_of_row(l[2], left[2], right[2]),
+        sum_of_row(l[3], left[3], right[3]),
+    )
 
 
 @cuda.jit(device=True)
@@ -167,29 +203,42 @@ def write_column(y, at, step, exist, o):
 
 @cuda.jit(device=True)
 def write_logsumexp(logsumexp, at, exist, m, l):
-    write_column(logsumexp, at, 1, exist, (LN_2 * (m[0] + math.log2(l[0])), LN_2 * (m[1] + math.log2(l[1])),
-                                           LN_2 * (m[2] + math.log2(l[2])), LN_2 * (m[3] + math.log2(l[3]))))
+    write_column(
+        logsumexp,
+        at,
+        1,
+        exist,
+        (
+            LN_2 * (m[0] + math.log2(l[0])),
+            LN_2 * (m[1] + math.log2(l[1])),
+            LN_2 * (m[2] + math.log2(l[2])),
+            LN_2 * (m[3] + math.log2(l[3])),
+        ),
+    )
 
 
-# The kernel's parts ---------------------------------------------------------------------------------------------------
+# The kernel's parts -------------------------------------------------------------------------------
 
 HS = Constant()  # channels of a head
 WARPS = Constant()  # of a block: 4 or 2
 THREADS = Constant(lambda WARPS: WARP * WARPS)
 QUERIES = Constant(lambda WARPS: WARP_QUERIES * WARPS)
 ROW = Constant(lambda HS: HS + PAD)
-K = Constant(lambda QUERIES, ROW: QUERIES * ROW)  # where the tiles start in shared memory; q's is the first
+# where the tiles start in shared memory; q's is the first
+K = Constant(lambda QUERIES, ROW: QUERIES * ROW)
 V = Constant(lambda K, ROW: K + KEYS * ROW)
 P = Constant(lambda V, ROW: V + KEYS * ROW)
-STEP = Constant(lambda HS: 4 if HS == 32 else 8)  # columns a turn of the loop over them: 8 if the registers suffice
+# columns a turn of the loop over them: 8 if the registers suffice
+STEP = Constant(lambda HS: 4 if HS == 32 else 8)
 RIGHT = Constant(lambda HS: HS >= 64)  # a thread owns columns 32 + 4x … too
 NINTH = Constant(lambda HS: HS == 72)  # and column 64 + x
-EARLY = Constant(lambda WARPS: WARPS == 4)  # tiles are fetched a round ahead; 64 threads lack the registers for that
+# tiles are fetched a round ahead; 64 threads lack the registers for that
+EARLY = Constant(lambda WARPS: WARPS == 4)
 
 
 class Place(NamedTuple):
-    """A thread's: its first query in the tile (the fifth: row + 16), its x, and where in shared memory are its first
-    query, its first key, its first columns of v, and its row of scores."""
+    """A thread's: its first query in the tile (the fifth: row + 16), its x, and where in shared
+    memory are its first query, its first key, its first columns of v, and its row of scores."""
 
     row: int
     x: int
@@ -203,8 +252,14 @@ class Place(NamedTuple):
 def place_of(t):
     lane_y, lane_x = lane_place(t % WARP)
     row = int32(t // WARP * WARP_QUERIES + 4 * lane_y)
-    return Place(row, lane_x, int32(row * ROW), int32(K + lane_x * ROW), int32(V + 4 * lane_x),
-                 int32(P + row * SCORE_ROW))
+    return Place(
+        row,
+        lane_x,
+        int32(row * ROW),
+        int32(K + lane_x * ROW),
+        int32(V + 4 * lane_x),
+        int32(P + row * SCORE_ROW),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -218,8 +273,8 @@ def store_queries(shared, qkv, start, width, scale, first_query, T, t):
 
 @cuda.jit(device=True, forceinline=True)
 def scores_of(shared, me, first, T):
-    """8 × 8 scores: rows `row` and `row + 16`, keys x, x + 8 … of the tile's first 32, and of its last. The tile begins
-    with key `first`; scores of keys from T on are hidden."""
+    """8 × 8 scores: rows `row` and `row + 16`, keys x, x + 8 … of the tile's first 32, and of its
+    last. The tile begins with key `first`; scores of keys from T on are hidden."""
     scores = zero_patch(), zero_patch(), zero_patch(), zero_patch()
     for d in range(0, HS, STEP):
         d = int32(d)
@@ -236,7 +291,8 @@ def scores_of(shared, me, first, T):
 
 @cuda.jit(device=True, forceinline=True)
 def online_softmax(m, m_16, l, l_16, scores):
-    """(maxima, the thread's share of their sums, 2^(scores − maxima), what the outputs so far are multiplied by)."""
+    """(maxima, the thread's share of their sums, 2^(scores − maxima), what the outputs so far are
+    multiplied by)."""
     s, s_right, s_16, s_16_right = scores
     higher, higher_16 = largest(m, s, s_right), largest(m_16, s_16, s_16_right)
     shrink, shrink_16 = shrinkage(m, higher), shrinkage(m_16, higher_16)
@@ -270,7 +326,8 @@ def shrink_outputs(outputs, shrink, shrink_16):
 
 @cuda.jit(device=True)
 def add_outputs(outputs, shared, p_at, v_at, lane_x, g):
-    """Add the products of four positions of the scores, 4g … 4g + 3, to a thread's 8 × HS / 8 outputs."""
+    """Add the products of four positions of the scores, 4g … 4g + 3, to a thread's 8 × HS / 8
+    outputs."""
     o, o_right, ninth, o_16, o_16_right, ninth_16 = outputs
     v_at = int32(v_at + key_row(g) * ROW)
     a = load_rows(shared, p_at, SCORE_ROW)
@@ -297,7 +354,8 @@ def add_values(outputs, shared, me):
 
 @cuda.jit(device=True, forceinline=True)
 def write_outputs(y, at, step, exist, outputs, f, f_16, lane_x):
-    """Outputs, their rows times f and f_16, to rows of y that are `step` apart, as far as they exist."""
+    """Outputs, their rows times f and f_16, to rows of y that are `step` apart, as far as they
+    exist."""
     o, o_right, ninth, o_16, o_16_right, ninth_16 = outputs
     write_rows(y, at, step, exist, o, f)
     write_rows(y, at + 16 * step, step, exist - 16, o_16, f_16)
@@ -310,7 +368,8 @@ def write_outputs(y, at, step, exist, outputs, f, f_16, lane_x):
         write_column(y, at + 16 * step, step, exist - 16, multiply_fours(ninth_16, f_16))
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 def flash_attention_forward_kernel_v2(qkv, y, logsumexp, T, width, head_step, part, scale):
     shared = cuda.shared.array(0, float32)
@@ -336,8 +395,24 @@ def flash_attention_forward_kernel_v2(qkv, y, logsumexp, T, width, head_step, pa
             store_tile(shared, V, v_next, one, t, HS, THREADS)
         else:
             at = start + part + first * width
-            store_tile(shared, K, fetch_tile(qkv, at, width, T - first, t, HS, THREADS), one, t, HS, THREADS)
-            store_tile(shared, V, fetch_tile(qkv, at + part, width, T - first, t, HS, THREADS), one, t, HS, THREADS)
+            store_tile(
+                shared,
+                K,
+                fetch_tile(qkv, at, width, T - first, t, HS, THREADS),
+                one,
+                t,
+                HS,
+                THREADS,
+            )
+            store_tile(
+                shared,
+                V,
+                fetch_tile(qkv, at + part, width, T - first, t, HS, THREADS),
+                one,
+                t,
+                HS,
+                THREADS,
+            )
         cuda.syncthreads()
         scores = scores_of(shared, me, first, T)
         (m, m_16), (l, l_16), scores, (shrink, shrink_16) = online_softmax(m, m_16, l, l_16, scores)
@@ -360,7 +435,9 @@ def flash_attention_forward_kernel_v2(qkv, y, logsumexp, T, width, head_step, pa
         write_logsumexp(logsumexp, at + 16, exist - 16, m_16, l_16)
     l, l_16 = inverses(l), inverses(l_16)
     step = heads * HS
-    write_outputs(y, (image * T + query) * step + head * HS + 4 * me.x, step, exist, outputs, l, l_16, me.x)
+    write_outputs(
+        y, (image * T + query) * step + head * HS + 4 * me.x, step, exist, outputs, l, l_16, me.x
+    )
 
 
 def shared_floats(HS, warps):
@@ -371,5 +448,8 @@ def shared_floats(HS, warps):
 
 def make_forward(HS, warps):
     """The kernel for one head size and 32 · warps queries a block."""
-    blocks = (3 if HS == 32 else 2) * 4 // warps  # on a multiprocessor: at most 168, or 255, registers a thread
-    return specialise(flash_attention_forward_kernel_v2, launch_bounds=(WARP * warps, blocks), HS=HS, WARPS=warps)
+    # on a multiprocessor: at most 168, or 255, registers a thread
+    blocks = (3 if HS == 32 else 2) * 4 // warps
+    return specialise(
+        flash_attention_forward_kernel_v2, launch_bounds=(WARP * warps, blocks), HS=HS, WARPS=warps
+    )

@@ -20,6 +20,7 @@ SOURCE
 READ NEXT
     backward_half.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -63,8 +64,8 @@ def hide_keys(s, M, N, exist, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def largest_of_row(s, N, first, m):
-    """The largest of m and a row's scores in all four lanes that share the row: s[first], s[first + 1], and so on every
-    4."""
+    """The largest of m and a row's scores in all four lanes that share the row: s[first], s[first +
+    1], and so on every 4."""
     for n in range(N):
         m = max(m, max(s[first + 4 * n], s[first + 4 * n + 1]))
     m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 1))
@@ -90,12 +91,15 @@ def sum_of_row(l):
 
 @cuda.jit(device=True, forceinline=True)
 def online_softmax(s, o, largest, l, shrink, M, N, C, c):
-    """The scores of M · 16 queries and a tile of keys become probabilities, and what was summed is corrected.
+    """The scores of M · 16 queries and a tile of keys become probabilities, and what was summed is
+    corrected.
 
-    largest, l: for each of a lane's 2·M queries the maximum so far, and the lane's share of the sum; shrink: for words
+    largest, l: for each of a lane's 2·M queries the maximum so far, and the lane's share of the
+    sum; shrink: for words
     N, C: fragments of scores, and of outputs, side by side
 
-    After the first tiles maxima seldom grow: where none of the warp's has, every factor is 1 and nothing is multiplied.
+    After the first tiles maxima seldom grow: where none of the warp's has, every factor is 1 and
+    nothing is multiplied.
     """
     grows = False
     for m in range(M):
@@ -111,10 +115,15 @@ def online_softmax(s, o, largest, l, shrink, M, N, C, c):
                 l[2 * m + half] *= shrink[2 * m + half]
                 for n in range(C):
                     at = (m * C + n) * 4 + 2 * half
-                    o[at], o[at + 1] = o[at] * shrink[2 * m + half], o[at + 1] * shrink[2 * m + half]
+                    o[at], o[at + 1] = (
+                        o[at] * shrink[2 * m + half],
+                        o[at + 1] * shrink[2 * m + half],
+                    )
     for m in range(M):
         for half in range(2):
-            l[2 * m + half] += exponentials(s, N, 4 * N * m + 2 * half, c, c * largest[2 * m + half])
+            l[2 * m + half] += exponentials(
+                s, N, 4 * N * m + 2 * half, c, c * largest[2 * m + half]
+            )
 
 
 def keys_of(HS):
@@ -127,7 +136,7 @@ def shared_bytes(HS, M):
     return (16 * M * WARPS + 4 * keys_of(HS)) * pitch_of(HS)
 
 
-# The kernel's parts ---------------------------------------------------------------------------------------------------
+# The kernel's parts -------------------------------------------------------------------------------
 
 HS = Constant()  # channels of a head
 M = Constant()  # fragments of 16 queries of a warp
@@ -138,7 +147,8 @@ KEEP_Q = Constant(lambda HS: HS <= 72)  # whether q's fragments stay in register
 ROWS = Constant(lambda M: 16 * M)  # queries of a warp
 QUERIES = Constant(lambda M: 16 * M * WARPS)
 C = Constant(lambda HS: HS // 8)  # fragments of outputs side by side
-LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4) if HS <= 72 else M * 4)  # words of q in a lane
+# words of q in a lane
+LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4) if HS <= 72 else M * 4)
 SCORES, OUTPUTS = Constant(lambda M, N: M * N * 4), Constant(lambda HS, M: M * HS // 2)
 WORDS, PAIRS = Constant(lambda M: M * 4), Constant(lambda M: M * 2)
 STAGE = Constant(lambda KEYS, PITCH: 2 * KEYS * PITCH)  # bytes of k, then v
@@ -146,7 +156,8 @@ STAGES = Constant(lambda QUERIES, PITCH: QUERIES * PITCH)  # where they begin: a
 
 
 class Registers(NamedTuple):
-    """A lane's: fragments of q; S; the outputs; packed probabilities; maxima and sums of its queries, and factors."""
+    """A lane's: fragments of q; S; the outputs; packed probabilities; maxima and sums of its
+    queries, and factors."""
 
     q: object
     s: object
@@ -159,11 +170,23 @@ class Registers(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_keys(stage, qkv, start, part, width, first, T, t):
-    """Start the copies of a tile of keys, from `first` on, to an address: k and v, which begin `part` and twice that
-    after `start`."""
-    fetch_rows(stage, PITCH, qkv, start + part + first * width, width, T - first, KEYS, HS, t, THREADS)
-    fetch_rows(stage + KEYS * PITCH, PITCH, qkv, start + 2 * part + first * width, width, T - first, KEYS, HS, t,
-               THREADS)
+    """Start the copies of a tile of keys, from `first` on, to an address: k and v, which begin
+    `part` and twice that after `start`."""
+    fetch_rows(
+        stage, PITCH, qkv, start + part + first * width, width, T - first, KEYS, HS, t, THREADS
+    )
+    fetch_rows(
+        stage + KEYS * PITCH,
+        PITCH,
+        qkv,
+        start + 2 * part + first * width,
+        width,
+        T - first,
+        KEYS,
+        HS,
+        t,
+        THREADS,
+    )
     cp_async_commit()
 
 
@@ -179,7 +202,16 @@ def multiply_queries(r, q_rows, k_tile, row_place, chunk_place):
         for step in range(HS // 16):
             load_left(r.q, q_rows + int32(step * 32), M, PITCH, 16)
             for n in range(0, N, 2):
-                multiply_rows(r.s, n, N, r.q, k_tile + int32(n * 8 * PITCH + step * 32) + chunk_place, row_place, M, 16)
+                multiply_rows(
+                    r.s,
+                    n,
+                    N,
+                    r.q,
+                    k_tile + int32(n * 8 * PITCH + step * 32) + chunk_place,
+                    row_place,
+                    M,
+                    16,
+                )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -193,7 +225,8 @@ def add_values(r, v_tile):
 
 @cuda.jit(device=True, forceinline=True)
 def write_outputs(r, shared, y, logsumexp, first_query, T, scale, t):
-    """The epilogue: q's rows in shared memory, which no other warp reads, hold the warp's outputs before the store."""
+    """The epilogue: q's rows in shared memory, which no other warp reads, hold the warp's outputs
+    before the store."""
     head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
     lane, warp = int32(t % WARP), int32(t // WARP)
     patch = int32(warp * ROWS * PITCH)
@@ -201,18 +234,31 @@ def write_outputs(r, shared, y, logsumexp, first_query, T, scale, t):
     rows_start = (image * heads + head) * T
     for m in range(M):
         above, below = sum_of_row(r.l[2 * m]), sum_of_row(r.l[2 * m + 1])
-        stash(shared, int32(patch + m * 16 * PITCH), PITCH, r.o, m, C, float32(1) / above, float32(1) / below, lane)
+        stash(
+            shared,
+            int32(patch + m * 16 * PITCH),
+            PITCH,
+            r.o,
+            m,
+            C,
+            float32(1) / above,
+            float32(1) / below,
+            lane,
+        )
         query = int32(row + 16 * m + lane // 4)
         if lane % 4 == 0 and query < T:
             logsumexp[rows_start + query] = scale * r.largest[2 * m] + LN_2 * math.log2(above)
         if lane % 4 == 0 and query + 8 < T:
-            logsumexp[rows_start + query + 8] = scale * r.largest[2 * m + 1] + LN_2 * math.log2(below)
+            logsumexp[rows_start + query + 8] = scale * r.largest[2 * m + 1] + LN_2 * math.log2(
+                below
+            )
     cuda.syncwarp()
     at = ((image * T + row) * heads + head) * HS
     copy_out(shared, patch, PITCH, y, at, int32(heads * HS), int32(T - row), ROWS, HS, lane)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, part, scale):
@@ -221,14 +267,31 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
     t = int32(cuda.threadIdx.x)
     lane, warp = int32(t % WARP), int32(t // WARP)
     first_query = int32(cuda.blockIdx.x * QUERIES)
-    start = cuda.blockIdx.z * T * width + cuda.blockIdx.y * head_step  # of the head's q; its k is `part` further on
-    fetch_rows(q_tile, PITCH, qkv, start + first_query * width, width, T - first_query, QUERIES, HS, t, THREADS)
+    # of the head's q; its k is `part` further on
+    start = cuda.blockIdx.z * T * width + cuda.blockIdx.y * head_step
+    fetch_rows(
+        q_tile,
+        PITCH,
+        qkv,
+        start + first_query * width,
+        width,
+        T - first_query,
+        QUERIES,
+        HS,
+        t,
+        THREADS,
+    )
     fetch_keys(q_tile + STAGES, qkv, start, part, width, int32(0), T, t)
 
-    r = Registers(cuda.local.array(LEFT, "uint32"), cuda.local.array(SCORES, "float32"),
-                  cuda.local.array(OUTPUTS, "float32"), cuda.local.array(WORDS, "uint32"),
-                  cuda.local.array(PAIRS, "float32"), cuda.local.array(PAIRS, "float32"),
-                  cuda.local.array(PAIRS, "float32"))
+    r = Registers(
+        cuda.local.array(LEFT, "uint32"),
+        cuda.local.array(SCORES, "float32"),
+        cuda.local.array(OUTPUTS, "float32"),
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(PAIRS, "float32"),
+        cuda.local.array(PAIRS, "float32"),
+        cuda.local.array(PAIRS, "float32"),
+    )
     clear(r.o, OUTPUTS)
     for i in range(PAIRS):
         r.largest[i], r.l[i] = LOWEST, float32(0)
@@ -241,7 +304,16 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
         cuda.syncthreads()  # so are all parts, and the other stage is no longer read
         ahead = int32(first + KEYS)
         if ahead < T:
-            fetch_keys(q_tile + int32(2 * STAGES + STAGE - stage), qkv, start, part, width, ahead, T, opaque(t))
+            fetch_keys(
+                q_tile + int32(2 * STAGES + STAGE - stage),
+                qkv,
+                start,
+                part,
+                width,
+                ahead,
+                T,
+                opaque(t),
+            )
         if first_query + warp * ROWS < T:  # the warp has queries
             q_rows = q_tile + int32(warp * ROWS * PITCH + row_place)
             if KEEP_Q and first == 0:
@@ -261,6 +333,12 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
 
 def make_forward(HS, M):
     """The kernel for one head size and M fragments of 16 queries a warp."""
-    blocks = 2 if M == 2 or HS > 72 else 3  # on a multiprocessor: at most 255, or 168, registers a thread
-    return specialise(flash_attention_forward_kernel_v3, launch_bounds=(THREADS, blocks), HS=HS, M=M,
-                      name=f"flash_attention_forward_kernel_v3_{HS}_{16 * M * WARPS}")
+    # on a multiprocessor: at most 255, or 168, registers a thread
+    blocks = 2 if M == 2 or HS > 72 else 3
+    return specialise(
+        flash_attention_forward_kernel_v3,
+        launch_bounds=(THREADS, blocks),
+        HS=HS,
+        M=M,
+        name=f"flash_attention_forward_kernel_v3_{HS}_{16 * M * WARPS}",
+    )

@@ -7,14 +7,15 @@ WHAT IS NEW, AND WHY IT PAYS
     One thread, of a warpgroup that otherwise does nothing, loads q, k and v by TMA (hopper_tiles.py): for the next
     tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, this kernel is
     limited by memory, which therefore must never be idle.
-    Each of two consumers has 64 queries. While one computes a softmax, the other multiplies. Within a consumer, too,
-    the two overlap: the scores of the next keys and the outputs of those before are issued together, and the next
-    softmax begins while the outputs are still being computed.
-A UNIT is 128 queries of a head, which see k and v in tiles of 128 tokens. A block takes every gridDim-th unit.
-LAUNCH
-    grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: four stages of k and v, two of q; for HS
-    32, 64, 72: 80, 160, 182. Compiled for 168 registers a thread, of which the producer keeps 40 and the consumers get
-    232.
+    Each of two consumers has 64 queries. While one computes a softmax, the other multiplies. Within
+    a consumer, too, the two overlap: the scores of the next keys and the outputs of those before
+    are issued together, and the next softmax begins while the outputs are still being computed.
+A UNIT is 128 queries of a head, which see k and v in tiles of 128 tokens. A block takes every
+gridDim-th unit. LAUNCH
+    grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: four stages of k and
+    v, two of q; for HS
+    32, 64, 72: 80, 160, 182. Compiled for 168 registers a thread, of which the producer keeps 40
+    and the consumers get 232.
 NEEDS
     sm_90a; qkv and y at multiples of 16 bytes.
 ACCURACY
@@ -26,6 +27,7 @@ SOURCE
 READ NEXT
     backward_hopper/
 """
+
 import math
 from typing import NamedTuple
 
@@ -48,7 +50,13 @@ from ...device.pipeline import (
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import store_word
-from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
+from ...device.tma import (
+    fence_proxy_async,
+    tma_prefetch,
+    tma_store_commit,
+    tma_store_wait_0,
+    tma_store_wait_read_0,
+)
 from ...device.wgmma import (
     make_setmaxnreg,
     make_wgmma,
@@ -85,13 +93,19 @@ STAGES, BUFFERS = 4, 2  # of k and v, of q
 BARRIERS = 2 * (STAGES + BUFFERS)
 
 wgmma_scores = make_wgmma(KEYS)
-wgmma_values_8, wgmma_values_32, wgmma_values_64 = (make_wgmma_a_registers(n, transpose_b=True) for n in (8, 32, 64))
-wait_scores, wait_scores_1 = make_wgmma_wait(KEYS, pin=False), make_wgmma_wait(KEYS, pending=1, pin=False)
+wgmma_values_8, wgmma_values_32, wgmma_values_64 = (
+    make_wgmma_a_registers(n, transpose_b=True) for n in (8, 32, 64)
+)
+wait_scores, wait_scores_1 = (
+    make_wgmma_wait(KEYS, pin=False),
+    make_wgmma_wait(KEYS, pending=1, pin=False),
+)
 wait_8, wait_32, wait_64 = (make_wgmma_wait(n, pin=False) for n in (8, 32, 64))
 producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
 
 
-# Products -------------------------------------------------------------------------------------------------------------
+# Products -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rows(HS, s, q, q_ninth, k, k_ninth, zeros):
@@ -133,13 +147,18 @@ def wait_for_outputs(HS, o, o_ninth):
         wait_8(o_ninth)
 
 
-# Softmax --------------------------------------------------------------------------------------------------------------
+# Softmax ------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def probabilities(s, largest, l, c):
-    """A thread's scores of two queries become 2^(c·(s − m)); returns what rescales the outputs so far, of each."""
+    """A thread's scores of two queries become 2^(c·(s − m)); returns what rescales the outputs so
+    far, of each."""
     new_0, new_1 = largest_of_row(s, N, 0, largest[0]), largest_of_row(s, N, 2, largest[1])
-    rescale_0, rescale_1 = power_of_two(c * largest[0] - c * new_0), power_of_two(c * largest[1] - c * new_1)
+    rescale_0, rescale_1 = (
+        power_of_two(c * largest[0] - c * new_0),
+        power_of_two(c * largest[1] - c * new_1),
+    )
     l[0] = l[0] * rescale_0 + exponentials(s, N, 0, c, c * new_0)
     l[1] = l[1] * rescale_1 + exponentials(s, N, 2, c, c * new_1)
     largest[0], largest[1] = new_0, new_1
@@ -159,7 +178,8 @@ def scale_rows(o, columns, f_0, f_1):
         o[4 * j + 2], o[4 * j + 3] = o[4 * j + 2] * f_1, o[4 * j + 3] * f_1
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(unit, tiles, heads):
@@ -171,12 +191,16 @@ def place_of(unit, tiles, heads):
 
 def shared_bytes(HS):
     """Stages of k and v, two buffers of q, and the zeros behind a ninth part."""
-    return STAGES * 2 * tile_bytes(HS, KEYS) + BUFFERS * tile_bytes(HS, QUERIES) + (CHUNK * KEYS if HS == 72 else 0)
+    return (
+        STAGES * 2 * tile_bytes(HS, KEYS)
+        + BUFFERS * tile_bytes(HS, QUERIES)
+        + (CHUNK * KEYS if HS == 72 else 0)
+    )
 
 
 class Problem(NamedTuple):
-    """T: tokens; head_step: columns from a head to the next; part: from q's to k's, and on to v's; tiles: of queries;
-    units: of all heads and images."""
+    """T: tokens; head_step: columns from a head to the next; part: from q's to k's, and on to v's;
+    tiles: of queries; units: of all heads and images."""
 
     T: int
     heads: int
@@ -188,8 +212,8 @@ class Problem(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """A consumer thread's registers: scores, outputs, those of a ninth part, P packed; of two queries the largest
-    score, l."""
+    """A consumer thread's registers: scores, outputs, those of a ninth part, P packed; of two
+    queries the largest score, l."""
 
     s: object
     o: object
@@ -200,18 +224,27 @@ class Registers(NamedTuple):
 
 
 HS = Constant()  # the head size
-ROW, COLUMNS, OUTPUTS = Constant(row_bytes), Constant(lambda HS: min(HS, 64)), Constant(lambda HS: min(HS, 64) // 2)
-TILE, Q_TILE = Constant(lambda HS: tile_bytes(HS, KEYS)), Constant(lambda HS: tile_bytes(HS, QUERIES))
+ROW, COLUMNS, OUTPUTS = (
+    Constant(row_bytes),
+    Constant(lambda HS: min(HS, 64)),
+    Constant(lambda HS: min(HS, 64) // 2),
+)
+TILE, Q_TILE = (
+    Constant(lambda HS: tile_bytes(HS, KEYS)),
+    Constant(lambda HS: tile_bytes(HS, QUERIES)),
+)
 STAGE = Constant(lambda TILE: 2 * TILE)  # k, then v
 Q_FIRST = Constant(lambda STAGE: STAGES * STAGE)  # bytes from the start of shared memory
 ZEROS = Constant(lambda Q_FIRST, Q_TILE: Q_FIRST + BUFFERS * Q_TILE)
-NINTH, Q_NINTH = Constant(lambda ROW: KEYS * ROW), Constant(lambda ROW: QUERIES * ROW)  # within a tile
+# within a tile
+NINTH, Q_NINTH = Constant(lambda ROW: KEYS * ROW), Constant(lambda ROW: QUERIES * ROW)
 ZERO_WORDS = CHUNK * KEYS // 4
 
 
 @cuda.jit(device=True, forceinline=True)
 def set_up(shared, keys, queries, map_q, map_y):
-    """All threads: barriers, and the zeros behind ninth parts. A stage is filled by one, and read by two consumers."""
+    """All threads: barriers, and the zeros behind ninth parts. A stage is filled by one, and read
+    by two consumers."""
     t = int32(cuda.threadIdx.x)
     if t == 0:
         init_ring(keys, 1, 2)
@@ -229,9 +262,11 @@ def set_up(shared, keys, queries, map_q, map_y):
 
 @cuda.jit(device=True, forceinline=True)
 def produce(map_q, map_q_ninth, keys, queries, p):
-    """The producer, one thread: loads the queries of each unit and all tiles of keys and values by TMA.
+    """The producer, one thread: loads the queries of each unit and all tiles of keys and values by
+    TMA.
 
-    It waits for a stage until both consumers have released it: so it is up to four tiles, and one unit, ahead.
+    It waits for a stage until both consumers have released it: so it is up to four tiles, and one
+    unit, ahead.
     """
     stage, parity = producer_start()
     buffer, q_parity = producer_start()
@@ -240,14 +275,33 @@ def produce(map_q, map_q_ninth, keys, queries, p):
         image, head, tile = place_of(unit, p.tiles, p.heads)
         column = int32(head * p.head_step)
         full = producer_acquire(queries, buffer, q_parity, Q_TILE)
-        fetch_tile(HS, QUERIES, stage_at(queries, buffer), map_q, map_q_ninth, full, column, int32(tile * QUERIES),
-                   image)
+        fetch_tile(
+            HS,
+            QUERIES,
+            stage_at(queries, buffer),
+            map_q,
+            map_q_ninth,
+            full,
+            column,
+            int32(tile * QUERIES),
+            image,
+        )
         buffer, q_parity = advance(queries, buffer, q_parity)
         first = int32(0)
         while first < p.T:
             full, k = producer_acquire(keys, stage, parity, STAGE), stage_at(keys, stage)
             fetch_tile(HS, KEYS, k, map_q, map_q_ninth, full, int32(column + p.part), first, image)
-            fetch_tile(HS, KEYS, k + uint32(TILE), map_q, map_q_ninth, full, int32(column + 2 * p.part), first, image)
+            fetch_tile(
+                HS,
+                KEYS,
+                k + uint32(TILE),
+                map_q,
+                map_q_ninth,
+                full,
+                int32(column + 2 * p.part),
+                first,
+                image,
+            )
             stage, parity = advance(keys, stage, parity)
             first = int32(first + KEYS)
         unit = int32(unit + cuda.gridDim.x)
@@ -268,8 +322,9 @@ def first_scores(r, q, q_ninth, k, zeros, T, c):
 
 @cuda.jit(device=True, forceinline=True)
 def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
-    """One round of the main loop. It computes the scores of a tile at k, of whose keys `left` exist, and meanwhile the
-    outputs of the tile before, whose P is packed and whose values are at v. Returns what rescales the outputs.
+    """One round of the main loop. It computes the scores of a tile at k, of whose keys `left`
+    exist, and meanwhile the outputs of the tile before, whose P is packed and whose values are at
+    v. Returns what rescales the outputs.
 
     ahead, ahead_parity: the stage after this one, which is waited for here if it has keys
     """
@@ -290,7 +345,8 @@ def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
 
 @cuda.jit(device=True, forceinline=True)
 def last_outputs(r, k, logsumexp, query, rows_at, p):
-    """The outputs of the unit's last tile, at k, and log l of the thread's queries; returns the sums of their rows."""
+    """The outputs of the unit's last tile, at k, and log l of the thread's queries; returns the
+    sums of their rows."""
     lane = int32(cuda.threadIdx.x & 31)
     wgmma_fence()
     add_values(HS, r.o, r.o_ninth, r.words, k + uint32(TILE), k + uint32(TILE + NINTH))
@@ -308,20 +364,24 @@ def last_outputs(r, k, logsumexp, query, rows_at, p):
 def write_outputs(shared, base, r, maps, q_at, q_ninth_at, above, below, column, row, image, T):
     """The epilogue: y of a consumer's 64 queries, by way of their rows of q, which are free by now.
 
-    All threads of the consumer call it; its first starts the store by TMA, and waits until q has been read.
+    All threads of the consumer call it; its first starts the store by TMA, and waits until q has
+    been read.
     """
     stash(HS, shared, q_at, q_ninth_at, r.o, r.o_ninth, float32(1) / above, float32(1) / below)
     fence_proxy_async()
     bar_sync(uint32(int32(cuda.threadIdx.x) >> 7), uint32(128))
     if int32(cuda.threadIdx.x) & 127 == 0 and row < T:
-        write_tile(HS, base + uint32(q_at), base + uint32(q_ninth_at), maps[0], maps[1], column, row, image)
+        write_tile(
+            HS, base + uint32(q_at), base + uint32(q_ninth_at), maps[0], maps[1], column, row, image
+        )
         tma_store_commit()
         tma_store_wait_read_0()
 
 
 @cuda.jit(device=True, forceinline=True)
 def consume(shared, base, r, maps, logsumexp, keys, queries, p):
-    """A consumer, 128 threads: 64 queries of each unit. It waits for q and for tiles, and releases them when read."""
+    """A consumer, 128 threads: 64 queries of each unit. It waits for q and for tiles, and releases
+    them when read."""
     t = int32(cuda.threadIdx.x)
     consumer, thread, lane = int32((t >> 7) - 1), int32(t & 127), int32(t & 31)
     elected, zeros, c = thread == 0, base + uint32(ZEROS), float32(p.scale * LOG2_E)
@@ -349,8 +409,9 @@ def consume(shared, base, r, maps, logsumexp, keys, queries, p):
                 consumer_wait(keys, stage, parity)
             k = stage_at(keys, stage)
             ahead, ahead_parity = advance(keys, stage, parity)
-            rescale_0, rescale_1 = add_tile(r, q, q_ninth, k, v, zeros, int32(p.T - first), c, keys, ahead,
-                                            ahead_parity)
+            rescale_0, rescale_1 = add_tile(
+                r, q, q_ninth, k, v, zeros, int32(p.T - first), c, keys, ahead, ahead_parity
+            )
             first = int32(first + KEYS)
             if elected:
                 consumer_release(keys, v_stage)
@@ -364,7 +425,9 @@ def consume(shared, base, r, maps, logsumexp, keys, queries, p):
         if elected:
             consumer_release(keys, stage)
         stage, parity = advance(keys, stage, parity)
-        write_outputs(shared, base, r, maps, q_at, q_ninth_at, above, below, int32(head * HS), row, image, p.T)
+        write_outputs(
+            shared, base, r, maps, q_at, q_ninth_at, above, below, int32(head * HS), row, image, p.T
+        )
         if elected:
             consumer_release(queries, buffer)
         buffer, q_parity = advance(queries, buffer, q_parity)
@@ -375,12 +438,15 @@ def consume(shared, base, r, maps, logsumexp, keys, queries, p):
 
 @requires("9.0a")
 def forward(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, p):
-    """y, and logsumexp (B, heads, T), of qkv; map_q: of qkv, map_y: of y, as `maps_of` makes them; p: a `Problem`."""
+    """y, and logsumexp (B, heads, T), of qkv; map_q: of qkv, map_y: of y, as `maps_of` makes them;
+    p: a `Problem`."""
     shared = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
     base, first_barrier = smem_u32(shared), smem_u32(barriers)
     keys = make_ring(base, STAGE, STAGES, first_barrier)
-    queries = make_ring(base + uint32(Q_FIRST), Q_TILE, BUFFERS, barrier_at(first_barrier, 2 * STAGES))
+    queries = make_ring(
+        base + uint32(Q_FIRST), Q_TILE, BUFFERS, barrier_at(first_barrier, 2 * STAGES)
+    )
     set_up(shared, keys, queries, map_q, map_y)
     if int32(cuda.threadIdx.x) >> 7 == 0:
         producer_registers()
@@ -388,14 +454,26 @@ def forward(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, p):
             produce(map_q, map_q_ninth, keys, queries, p)
     else:
         consumer_registers()
-        r = Registers(cuda.local.array(SCORES, "float32"), cuda.local.array(OUTPUTS, "float32"),
-                      cuda.local.array(4, "float32"), cuda.local.array(WORDS, "uint32"),
-                      cuda.local.array(2, "float32"), cuda.local.array(2, "float32"))
+        r = Registers(
+            cuda.local.array(SCORES, "float32"),
+            cuda.local.array(OUTPUTS, "float32"),
+            cuda.local.array(4, "float32"),
+            cuda.local.array(WORDS, "uint32"),
+            cuda.local.array(2, "float32"),
+            cuda.local.array(2, "float32"),
+        )
         consume(shared, base, r, (map_y, map_y_ninth), logsumexp, keys, queries, p)
 
 
-forward_kernels_v5 = Variants((32, 64, 72), lambda size: specialise(
-    forward, name=f"flash_attention_forward_kernel_v5_{size}", launch_bounds=(THREADS, 1), HS=size))
+forward_kernels_v5 = Variants(
+    (32, 64, 72),
+    lambda size: specialise(
+        forward,
+        name=f"flash_attention_forward_kernel_v5_{size}",
+        launch_bounds=(THREADS, 1),
+        HS=size,
+    ),
+)
 
 
 def launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessors):
@@ -404,6 +482,13 @@ def launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessor
     tiles = -(-T // QUERIES)
     units = B * heads * tiles
     kernel = in_bfloat16(forward_kernels_v5[HS], qkv.dtype)
-    launch(kernel, min(units, multiprocessors), THREADS, *maps_of(qkv, HS, QUERIES),
-           *maps_of(y, HS, ROWS), logsumexp.reshape(-1),
-           Problem(T, heads, head_step, part, tiles, units, 1 / math.sqrt(HS)), shared=shared_bytes(HS))
+    launch(
+        kernel,
+        min(units, multiprocessors),
+        THREADS,
+        *maps_of(qkv, HS, QUERIES),
+        *maps_of(y, HS, ROWS),
+        logsumexp.reshape(-1),
+        Problem(T, heads, head_step, part, tiles, units, 1 / math.sqrt(HS)),
+        shared=shared_bytes(HS),
+    )

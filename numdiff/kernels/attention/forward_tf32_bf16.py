@@ -14,6 +14,7 @@ SOURCE
 READ NEXT
     backward_tf32_bf16.py
 """
+
 import math
 
 from ...device import cuda, float32, int32, int64, opaque
@@ -48,7 +49,7 @@ def shared_bytes(HS):
     return (QUERIES + 2 * KEYS) * pitch_of(HS)
 
 
-# The kernel's parts ---------------------------------------------------------------------------------------------------
+# The kernel's parts -------------------------------------------------------------------------------
 
 HS = Constant()  # channels of a head
 PITCH = Constant(lambda HS: pitch_of(HS))
@@ -60,7 +61,8 @@ V = Constant(lambda K, PITCH: K + KEYS * PITCH)
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_tile(tile, qkv, start, width, first, T, t):
-    """Start the copies of a tile of keys, from `first` on, to an address: k, or v, whichever begins at `start`."""
+    """Start the copies of a tile of keys, from `first` on, to an address: k, or v, whichever begins
+    at `start`."""
     fetch_rows(tile, PITCH, qkv, start + first * width, width, T - first, KEYS, HS, t, THREADS)
     cp_async_commit()
 
@@ -87,11 +89,21 @@ def write_outputs(y, logsumexp, o, largest, l, first_query, T, scale, t):
         logsumexp[rows_start + query] = scale * largest[0] + LN_2 * math.log2(above)
     if lane % 4 == 0 and query + 8 < T:
         logsumexp[rows_start + query + 8] = scale * largest[1] + LN_2 * math.log2(below)
-    write_rows(y, ((image * T + row) * heads + head) * HS, int32(heads * HS), int32(T - row), o, C, float32(1) / above,
-               float32(1) / below, lane)
+    write_rows(
+        y,
+        ((image * T + row) * heads + head) * HS,
+        int32(heads * HS),
+        int32(T - row),
+        o,
+        C,
+        float32(1) / above,
+        float32(1) / below,
+        lane,
+    )
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def flash_attention_forward_kernel_v4(qkv, y, logsumexp, T, width, head_step, part, scale):
@@ -100,9 +112,21 @@ def flash_attention_forward_kernel_v4(qkv, y, logsumexp, T, width, head_step, pa
     t = int32(cuda.threadIdx.x)
     lane, warp = int32(t % WARP), int32(t // WARP)
     first_query = int32(cuda.blockIdx.x * QUERIES)
-    start = cuda.blockIdx.z * T * width + cuda.blockIdx.y * head_step  # of the head's q; its k is `part` further on
+    # of the head's q; its k is `part` further on
+    start = cuda.blockIdx.z * T * width + cuda.blockIdx.y * head_step
     k_start, v_start = start + part, start + 2 * part
-    fetch_rows(q_tile, PITCH, qkv, start + first_query * width, width, T - first_query, QUERIES, HS, t, THREADS)
+    fetch_rows(
+        q_tile,
+        PITCH,
+        qkv,
+        start + first_query * width,
+        width,
+        T - first_query,
+        QUERIES,
+        HS,
+        t,
+        THREADS,
+    )
     fetch_tile(q_tile + K, qkv, k_start, width, int32(0), T, t)
 
     s = cuda.local.array(SCORES, "float32")

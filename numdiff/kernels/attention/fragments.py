@@ -1,4 +1,5 @@
-"""Tiles of float16 for the tensor cores: how they come into shared memory, leave it, and go back to memory.
+"""Tiles of float16 for the tensor cores: how they come into shared memory, leave it, and go back to
+memory.
 
 A TILE
     has a row of HS numbers for each token, and 16 bytes or more after it, so that a row begins an odd number of chunks
@@ -16,6 +17,7 @@ SOURCE
 READ NEXT
     forward_half.py
 """
+
 from ...device import cuda, float32, int32, int64, store4, uint32
 from ...device.async_copy import cp_async_16, cp_async_16_zfill
 from ...device.limits import FULL_MASK, WARP
@@ -41,11 +43,13 @@ def pitch_of(HS):
     return CHUNK * (HS // HALVES | 1)
 
 
-# Into shared memory ---------------------------------------------------------------------------------------------------
+# Into shared memory -------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
-    """Start this thread's copies of `rows` rows from x[start], `step` apart; zeros for rows from `exist` on.
+    """Start this thread's copies of `rows` rows from x[start], `step` apart; zeros for rows from
+    `exist` on.
 
     A thread takes the same chunk of every apart-th row; chunk 8 of HS 72 comes after the others.
     """
@@ -59,15 +63,22 @@ def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
             cp_async_16(to + uint32(i * apart * pitch), x, at + i * apart_step)
     else:
         for i in range(rows // apart):
-            cp_async_16_zfill(to + uint32(i * apart * pitch), x, at + i * apart_step,
-                              uint32(CHUNK) if row + i * apart < exist else uint32(0))
+            cp_async_16_zfill(
+                to + uint32(i * apart * pitch),
+                x,
+                at + i * apart_step,
+                uint32(CHUNK) if row + i * apart < exist else uint32(0),
+            )
     if HS % 16:
         for i in range((rows + threads - 1) // threads):
             row = int32(t + i * threads)
             if row < rows:
-                cp_async_16_zfill(tile + int32(row * pitch + chunks * CHUNK), x,
-                                  start + int32(row * step + chunks * HALVES),
-                                  int32(CHUNK) if row < exist else int32(0))
+                cp_async_16_zfill(
+                    tile + int32(row * pitch + chunks * CHUNK),
+                    x,
+                    start + int32(row * step + chunks * HALVES),
+                    int32(CHUNK) if row < exist else int32(0),
+                )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -80,13 +91,15 @@ def by_chunk(lane, pitch):
     return int32((lane % 8 + lane // 16 * 8) * pitch + lane // 8 % 2 * CHUNK)
 
 
-# Products -------------------------------------------------------------------------------------------------------------
-# M fragments of 16 rows each on the left. Accumulators and fragments are local arrays: every index is a constant
-# once the loops are unrolled, so they stay in registers.
+# Products -----------------------------------------------------------------------------------------
+# M fragments of 16 rows each on the left. Accumulators and fragments are local arrays: every index
+# is a constant once the loops are unrolled, so they stay in registers.
+
 
 @cuda.jit(device=True, forceinline=True)
 def load_left(fragments, tile, M, pitch, HS):
-    """The left side of a product along HS: M fragments of every 16 columns, then two words for the last 8 of 72.
+    """The left side of a product along HS: M fragments of every 16 columns, then two words for the
+    last 8 of 72.
 
     tile: address of the first row, and the lane's `by_row`
     """
@@ -95,7 +108,12 @@ def load_left(fragments, tile, M, pitch, HS):
         for s in range(STEPS):
             a = ldmatrix_x4(tile + int32(m * 16 * pitch + s * 32))
             at = (m * STEPS + s) * 4
-            fragments[at], fragments[at + 1], fragments[at + 2], fragments[at + 3] = a[0], a[1], a[2], a[3]
+            fragments[at], fragments[at + 1], fragments[at + 2], fragments[at + 3] = (
+                a[0],
+                a[1],
+                a[2],
+                a[3],
+            )
         if HS % 16:
             a2 = ldmatrix_x2(tile + int32(m * 16 * pitch + STEPS * 32))
             fragments[M * STEPS * 4 + 2 * m], fragments[M * STEPS * 4 + 2 * m + 1] = a2[0], a2[1]
@@ -103,9 +121,11 @@ def load_left(fragments, tile, M, pitch, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rows(accumulators, n, N, fragments, rows_chunk, rows_row, M, HS):
-    """accumulators[m, n … n + 1] += left · (16 rows of a tile)ᵀ, summed over HS; each m has N fragments.
+    """accumulators[m, n … n + 1] += left · (16 rows of a tile)ᵀ, summed over HS; each m has N
+    fragments.
 
-    rows_chunk, rows_row: address of the first of the rows, and the lane's `by_chunk`, or its `by_row`
+    rows_chunk, rows_row: address of the first of the rows, and the lane's `by_chunk`, or its
+    `by_row`
     """
     STEPS = HS // 16
     for s in range(STEPS):
@@ -125,7 +145,8 @@ def multiply_rows(accumulators, n, N, fragments, rows_chunk, rows_row, M, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_tiles(accumulators, N, tile, rows_chunk, rows_row, M, pitch, HS):
-    """`multiply_rows` with a left side that is loaded as it is needed; tile: as `load_left` takes it."""
+    """`multiply_rows` with a left side that is loaded as it is needed; tile: as `load_left` takes
+    it."""
     STEPS = HS // 16
     for s in range(STEPS):
         b = ldmatrix_x4(rows_chunk + int32(s * 32))
@@ -143,7 +164,8 @@ def multiply_tiles(accumulators, N, tile, rows_chunk, rows_row, M, pitch, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def add_products(accumulators, words, rows_row, M, HS):
-    """accumulators[m] += words[4·m …] · (16 rows of a tile): HS columns, the rows are what is summed over.
+    """accumulators[m] += words[4·m …] · (16 rows of a tile): HS columns, the rows are what is
+    summed over.
 
     rows_row: address of the first of the rows, and the lane's `by_row`
     """
@@ -163,7 +185,8 @@ def add_products(accumulators, words, rows_row, M, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def pack(words, m, accumulators, first):
-    """Two neighbouring fragments of accumulators, from accumulators[first], as the left side of the next product."""
+    """Two neighbouring fragments of accumulators, from accumulators[first], as the left side of the
+    next product."""
     words[4 * m] = pack_half2(accumulators[first], accumulators[first + 1])
     words[4 * m + 1] = pack_half2(accumulators[first + 2], accumulators[first + 3])
     words[4 * m + 2] = pack_half2(accumulators[first + 4], accumulators[first + 5])
@@ -176,22 +199,28 @@ def clear(accumulators, count):
         accumulators[i] = float32(0)
 
 
-# Out of registers -----------------------------------------------------------------------------------------------------
+# Out of registers ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def stash(shared, patch, pitch, accumulators, m, N, f, f_below, lane):
-    """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), as float16 into shared memory."""
+    """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), as float16 into
+    shared memory."""
     at = int32(patch + lane // 4 * pitch + lane % 4 * 4)
     for n in range(N):
         s = (m * N + n) * 4
         store_word(shared, at + n * CHUNK, pack_half2(f * accumulators[s], f * accumulators[s + 1]))
-        store_word(shared, at + 8 * pitch + n * CHUNK,
-                   pack_half2(f_below * accumulators[s + 2], f_below * accumulators[s + 3]))
+        store_word(
+            shared,
+            at + 8 * pitch + n * CHUNK,
+            pack_half2(f_below * accumulators[s + 2], f_below * accumulators[s + 3]),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
 def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
-    """Copy the warp's stash, 16 bytes a lane, into rows from out[at], `step` apart, as far as they exist."""
+    """Copy the warp's stash, 16 bytes a lane, into rows from out[at], `step` apart, as far as they
+    exist."""
     chunks = int32(HS // HALVES)
     exist = min(int32(exist), int32(rows))
     for i in range((rows * chunks + WARP - 1) // WARP):
@@ -203,9 +232,14 @@ def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def four_neighbours(accumulators, first, lane):
-    """A fragment's accumulators, exchanged by pairs of lanes: even lanes get columns 4·(l % 4 / 2) … of row l / 4, odd
-    ones those of the row 8 below."""
-    s0, s1, s2, s3 = (accumulators[first], accumulators[first + 1], accumulators[first + 2], accumulators[first + 3])
+    """A fragment's accumulators, exchanged by pairs of lanes: even lanes get columns 4·(l % 4 / 2)
+    … of row l / 4, odd ones those of the row 8 below."""
+    s0, s1, s2, s3 = (
+        accumulators[first],
+        accumulators[first + 1],
+        accumulators[first + 2],
+        accumulators[first + 3],
+    )
     even = lane & 1 == 0
     got0 = cuda.shfl_xor_sync(FULL_MASK, s2 if even else s0, 1)
     got1 = cuda.shfl_xor_sync(FULL_MASK, s3 if even else s1, 1)

@@ -9,12 +9,14 @@ EITHER WAY ROUND
     One descriptor serves both kinds of products, those that sum over HS (q·kᵀ) and those with HS columns (P·v):
         along HS    16 numbers further are 32 bytes further
         along rows  16 rows further are 16 rows' bytes further; `transposed` in `make_wgmma`
-    A sum over HS 72 ends with the ninth chunk and a tenth one of zeros, which is stored once for all tiles of a block.
+    A sum over HS 72 ends with the ninth chunk and a tenth one of zeros, which is stored once for
+    all tiles of a block.
 SOURCE
     PTX ISA, section 9.7.15.5 (matrices in shared memory); ../../emulator/wgmma_layouts.py.
 READ NEXT
     forward_hopper.py
 """
+
 import numpy as np
 
 from ...device import cuda, int32, opaque, uint32
@@ -48,11 +50,18 @@ def maps_of(x, HS, rows):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_tile(HS, rows, tile, map_x, map_ninth, barrier, column, token, image):
-    """Load the rows from `token` on, and the columns from `column` on, of an image; they count `tile_bytes`."""
+    """Load the rows from `token` on, and the columns from `column` on, of an image; they count
+    `tile_bytes`."""
     tma_load_3d(tile, map_x, barrier, uint32(column), uint32(token), uint32(image))
     if HS == 72:
-        tma_load_3d(tile + uint32(rows * 128), map_ninth, barrier, uint32(column + NINTH_AT), uint32(token),
-                    uint32(image))
+        tma_load_3d(
+            tile + uint32(rows * 128),
+            map_ninth,
+            barrier,
+            uint32(column + NINTH_AT),
+            uint32(token),
+            uint32(image),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -65,7 +74,8 @@ def write_tile(HS, tile, ninth, map_y, map_ninth, column, token, image):
 
 @cuda.jit(device=True, forceinline=True)
 def place_in_tile(HS, tile, row, chunk):
-    """Byte of a chunk of a row in a tile's first part; tile: a multiple of 1024, row: from there on."""
+    """Byte of a chunk of a row in a tile's first part; tile: a multiple of 1024, row: from there
+    on."""
     if HS == 32:
         return int32(tile + row * 64 + ((chunk ^ (row >> 1 & 3)) << 4))
     return int32(tile + row * 128 + ((chunk ^ (row & 7)) << 4))
@@ -73,23 +83,35 @@ def place_in_tile(HS, tile, row, chunk):
 
 @cuda.jit(device=True, forceinline=True)
 def stash(HS, shared, tile, ninth, accumulators, accumulators_ninth, f_0, f_1):
-    """A warpgroup's 64 rows as float16 into a tile: a thread's first row times f_0, the one eight below times f_1."""
+    """A warpgroup's 64 rows as float16 into a tile: a thread's first row times f_0, the one eight
+    below times f_1."""
     thread = int32(opaque(int32(cuda.threadIdx.x)) & 127)
     lane = thread & 31
     row = int32((thread >> 5) * 16 + (lane >> 2))
     column = int32((lane & 3) * 4)
     for j in range(min(HS, 64) // 8):
-        store_word(shared, place_in_tile(HS, tile, row, j) + column,
-                   pack_half2(accumulators[4 * j] * f_0, accumulators[4 * j + 1] * f_0))
-        store_word(shared, place_in_tile(HS, tile, row + 8, j) + column,
-                   pack_half2(accumulators[4 * j + 2] * f_1, accumulators[4 * j + 3] * f_1))
+        store_word(
+            shared,
+            place_in_tile(HS, tile, row, j) + column,
+            pack_half2(accumulators[4 * j] * f_0, accumulators[4 * j + 1] * f_0),
+        )
+        store_word(
+            shared,
+            place_in_tile(HS, tile, row + 8, j) + column,
+            pack_half2(accumulators[4 * j + 2] * f_1, accumulators[4 * j + 3] * f_1),
+        )
     if HS == 72:
         at = int32(ninth + row * CHUNK + column)
         store_word(shared, at, pack_half2(accumulators_ninth[0] * f_0, accumulators_ninth[1] * f_0))
-        store_word(shared, at + 8 * CHUNK, pack_half2(accumulators_ninth[2] * f_1, accumulators_ninth[3] * f_1))
+        store_word(
+            shared,
+            at + 8 * CHUNK,
+            pack_half2(accumulators_ninth[2] * f_1, accumulators_ninth[3] * f_1),
+        )
 
 
-# Descriptors ----------------------------------------------------------------------------------------------------------
+# Descriptors --------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def matrix_at(HS, tile):
@@ -102,7 +124,9 @@ def matrix_at(HS, tile):
 @cuda.jit(device=True, forceinline=True)
 def ninth_along(ninth, zeros):
     """The descriptor of 16 columns to sum over: the ninth chunk, and the one of zeros behind it."""
-    return (u64((ninth & ADDRESS) >> UNIT) | u64((zeros - ninth) >> UNIT) << u64(16) | GROUP << u64(32))
+    return (
+        u64((ninth & ADDRESS) >> UNIT) | u64((zeros - ninth) >> UNIT) << u64(16) | GROUP << u64(32)
+    )
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -2,8 +2,8 @@
 
 THE CHOICES
     version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: 4 from sm_80 on, else 2.
-               Each only where a block may have the shared memory; the last resort is 1. unfused.py computes the
-               head sizes that have no kernels here
+               Each only where a block may have the shared memory; the last resort is 1. unfused.py
+               computes the head sizes that have no kernels here
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
                64 or 256 keys, 128 for heads of 128, version 5 of 256
@@ -14,6 +14,7 @@ SOURCE
 READ NEXT
     ../transformer/adaln.py, what stands around attention in a DiT's block.
 """
+
 import functools
 import itertools
 import math
@@ -52,21 +53,35 @@ from .reference import (
 from .unfused import check
 
 HEAD_SIZES = 32, 64, 72
-WIDE_HEADS = 128,  # of version 3 alone
-SMALL_BLOCK = 1.2  # time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
+WIDE_HEADS = (128,)  # of version 3 alone
+# time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
+SMALL_BLOCK = 1.2
 FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128 rows and more
-CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written separately, and read to be added
+# tiles' worth of work that a chunk costs: its dq is written separately, and read to be added
+CHUNK = 0.1
 
-simple_kernels = {(HS, name): kernel for HS in HEAD_SIZES
-                  for name, kernel in zip(("forward", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
-forward_kernels_v2 = Variants(itertools.product(HEAD_SIZES, (4, 2)), lambda key: forward.make_forward(*key))
+simple_kernels = {
+    (HS, name): kernel
+    for HS in HEAD_SIZES
+    for name, kernel in zip(("forward", "dq", "dkv"), simple.make_kernels(HS), strict=True)
+}
+forward_kernels_v2 = Variants(
+    itertools.product(HEAD_SIZES, (4, 2)), lambda key: forward.make_forward(*key)
+)
 backward_kernels_v2 = Variants(HEAD_SIZES, backward.make_backward)
-forward_kernels_v3 = Variants(itertools.product(HEAD_SIZES + WIDE_HEADS, (1, 2)),
-                              lambda key: forward_half.make_forward(*key))
-HALF_TILES = (1, 4), (2, 4), (1, 8), (2, 8)  # fragments of keys a warp, and warps, of version 3's backward
-backward_kernels_v3 = Variants([*((HS, *tile) for HS in HEAD_SIZES for tile in ((1, 4), (2, 4), (2, 8))),
-                                (128, 1, 4), (128, 1, 8)],
-                               lambda key: backward_half.make_backward(*key))
+forward_kernels_v3 = Variants(
+    itertools.product(HEAD_SIZES + WIDE_HEADS, (1, 2)), lambda key: forward_half.make_forward(*key)
+)
+# fragments of keys a warp, and warps, of version 3's backward
+HALF_TILES = (1, 4), (2, 4), (1, 8), (2, 8)
+backward_kernels_v3 = Variants(
+    [
+        *((HS, *tile) for HS in HEAD_SIZES for tile in ((1, 4), (2, 4), (2, 8))),
+        (128, 1, 4),
+        (128, 1, 8),
+    ],
+    lambda key: backward_half.make_backward(*key),
+)
 forward_kernels_v4 = Variants(HEAD_SIZES, forward_tf32_bf16.make_forward)
 backward_kernels_v4 = Variants(HEAD_SIZES, backward_tf32_bf16.make_backward)
 
@@ -78,27 +93,36 @@ def layout(qkv, heads, order):
 
 
 def idling(warps):
-    """How much longer work takes with too few warps to hide each other's waits; registers leave room for eight."""
+    """How much longer work takes with too few warps to hide each other's waits; registers leave
+    room for eight."""
     return 1 + 4 / min(warps, 8)
 
 
 def choose_warps(HS, batch, T, multiprocessors, limit):
     """4 or 2 warps a block of the forward, or None if neither finds the shared memory."""
+
     def rows(warps):
         queries = forward.WARP_QUERIES * warps
         blocks = -(-batch * -(-T // queries) // multiprocessors)
         return blocks * queries * idling(blocks * warps) * (1 if warps == 4 else SMALL_BLOCK)
 
-    return min((warps for warps in (4, 2) if 4 * forward.shared_floats(HS, warps) <= limit), key=rows, default=None)
+    return min(
+        (warps for warps in (4, 2) if 4 * forward.shared_floats(HS, warps) <= limit),
+        key=rows,
+        default=None,
+    )
 
 
 def choose_chunks(batch, T, multiprocessors, keys=KEYS, warps=backward.WARPS):
-    """(chunks of keys, tiles a chunk) of the backward, for blocks of `warps` warps that take `keys` keys at a time."""
+    """(chunks of keys, tiles a chunk) of the backward, for blocks of `warps` warps that take `keys`
+    keys at a time."""
     tiles = -(-T // keys)
 
     def rounds(chunks):
         blocks = -(-batch * chunks // multiprocessors)
-        return blocks * idling(blocks * warps) * (-(-tiles // chunks) + (CHUNK if chunks > 1 else 0))
+        return (
+            blocks * idling(blocks * warps) * (-(-tiles // chunks) + (CHUNK if chunks > 1 else 0))
+        )
 
     chunks = min(range(1, min(tiles, backward.LARGEST_CHUNKS) + 1), key=rounds)
     chunk_tiles = -(-tiles // chunks)
@@ -107,6 +131,7 @@ def choose_chunks(batch, T, multiprocessors, keys=KEYS, warps=backward.WARPS):
 
 def choose_queries(batch, T, multiprocessors):
     """128 or 64 queries a block of version 3's forward."""
+
     def rows(queries):
         blocks = -(-batch * -(-T // queries) // multiprocessors)
         return blocks * queries * idling(blocks * 4) * (1 if queries == 128 else SMALL_BLOCK)
@@ -115,13 +140,18 @@ def choose_queries(batch, T, multiprocessors):
 
 
 def choose_tile(HS, T, limit):
-    """(fragments of keys a warp, warps) of a block of version 3's backward; None if neither finds the shared memory."""
-    fit = [shape for shape in HALF_TILES if (HS, *shape) in backward_kernels_v3
-           and backward_half.shared_bytes(HS, *shape) <= limit]
+    """(fragments of keys a warp, warps) of a block of version 3's backward; None if neither finds
+    the shared memory."""
+    fit = [
+        shape
+        for shape in HALF_TILES
+        if (HS, *shape) in backward_kernels_v3 and backward_half.shared_bytes(HS, *shape) <= limit
+    ]
     return None if not fit else fit[0] if T <= KEYS else fit[-1]
 
 
-# Which version runs ---------------------------------------------------------------------------------------------------
+# Which version runs -------------------------------------------------------------------------------
+
 
 def _head_size(qkv, heads):
     return qkv.shape[2] // (3 * heads)
@@ -134,7 +164,9 @@ def _lacks_small_heads(HS):
 def _lacks_memory(HS, nbytes, limit):
     if nbytes <= limit:
         return None
-    return f"needs more shared memory for heads of {HS} channels than a block may have on this device"
+    return (
+        f"needs more shared memory for heads of {HS} channels than a block may have on this device"
+    )
 
 
 def _register_tiled_lacks(HS, limit):
@@ -151,25 +183,38 @@ def _tf32_bf16_lacks(HS, limit):
 
 def _versions(*arrays):
     """[Version] of a direction, which have the same needs. arrays: names of its arrays but qkv"""
+
     def fitting(lacks):
         def fits(qkv, heads, *others):
             if any(a.offset % 16 for a in (qkv, *others)):
                 return "moves 16 bytes at a time, and an array starts in between"
             return lacks(_head_size(qkv, heads), shared_limit(qkv))
+
         return {"of": ("qkv", "heads", *arrays), "fits": fits, "ladder": "flash_attention"}
 
     single, halves = ("float32",), tuple(HALVES)
-    return [Version("naive", fits=lambda qkv, heads: _lacks_small_heads(_head_size(qkv, heads)),
-                    ladder="flash_attention"),
-            Version("register-tiled", dtypes=single, **fitting(_register_tiled_lacks)),
-            Version("mma", dtypes=halves, requires="8.0", **fitting(_mma_lacks)),
-            Version("tf32-bf16", dtypes=single, requires="8.0", **fitting(_tf32_bf16_lacks)),
-            Version("hopper", dtypes=halves, requires="9.0a", **fitting(lambda HS, limit: _lacks_small_heads(HS)),
-                    pays=lambda qkv: qkv.shape[1] > FEW_TOKENS)]
+    return [
+        Version(
+            "naive",
+            fits=lambda qkv, heads: _lacks_small_heads(_head_size(qkv, heads)),
+            ladder="flash_attention",
+        ),
+        Version("register-tiled", dtypes=single, **fitting(_register_tiled_lacks)),
+        Version("mma", dtypes=halves, requires="8.0", **fitting(_mma_lacks)),
+        Version("tf32-bf16", dtypes=single, requires="8.0", **fitting(_tf32_bf16_lacks)),
+        Version(
+            "hopper",
+            dtypes=halves,
+            requires="9.0a",
+            **fitting(lambda HS, limit: _lacks_small_heads(HS)),
+            pays=lambda qkv: qkv.shape[1] > FEW_TOKENS,
+        ),
+    ]
 
 
 def flash_attention_supports(qkv, heads):
-    """Whether the fast kernels, forward and backward, run on this array (B, T, 3C); NumPy's always does."""
+    """Whether the fast kernels, forward and backward, run on this array (B, T, 3C); NumPy's always
+    does."""
     if capped("flash_attention", 1) == 0:
         return False
     if not is_device(qkv):
@@ -188,16 +233,24 @@ def _check(arrays, heads, order):
         return
     B, T, width = qkv.shape
     HS = width // (3 * heads)
-    if not (is_half(qkv.dtype) or qkv.dtype == np.float32) or any(a.dtype != qkv.dtype for a in arrays[:3]) \
-            or any(a.dtype != np.float32 for a in arrays[3:]):
-        raise ValueError("on a GPU, flash attention takes qkv, dy and y all float32, float16 or bfloat16, and "
-                         f"logsumexp float32, not {', '.join(str(a.dtype) for a in arrays)}; use cast_forward first")
+    if (
+        not (is_half(qkv.dtype) or qkv.dtype == np.float32)
+        or any(a.dtype != qkv.dtype for a in arrays[:3])
+        or any(a.dtype != np.float32 for a in arrays[3:])
+    ):
+        raise ValueError(
+            "on a GPU, flash attention takes qkv, dy and y all float32, float16 or bfloat16, and "
+            f"logsumexp float32, not {', '.join(str(a.dtype) for a in arrays)}; use cast_forward first"
+        )
     if HS not in HEAD_SIZES and not flash_attention_supports(qkv, heads):
-        raise ValueError("flash attention has kernels for heads of 32, 64 and 72 channels, and in 16 bits from "
-                         f"capability 8.0 on of 128, not {HS}; use attention_forward and attention_backward")
+        raise ValueError(
+            "flash attention has kernels for heads of 32, 64 and 72 channels, and in 16 bits from "
+            f"capability 8.0 on of 128, not {HS}; use attention_forward and attention_backward"
+        )
     if max(B, heads) > MAX_BLOCKS_YZ or T * width >= MAX_ELEMENTS:
-        raise TooManyElementsError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the "
-                                   "batch")
+        raise TooManyElementsError(
+            f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the batch"
+        )
 
 
 def _check_forward(qkv, heads, order):
@@ -207,46 +260,96 @@ def _check_forward(qkv, heads, order):
 def _check_backward(dy, qkv, y, logsumexp, heads, order):
     check(qkv, heads, order)
     B, T, width = qkv.shape
-    if tuple(dy.shape) != (B, T, width // 3) or dy.shape != y.shape or tuple(logsumexp.shape) != (B, heads, T):
-        raise ValueError(f"dy {dy.shape}, y {y.shape} and logsumexp {logsumexp.shape} do not belong to qkv {qkv.shape} "
-                         f"with {heads} heads; pass what flash_attention_forward gave")
+    if (
+        tuple(dy.shape) != (B, T, width // 3)
+        or dy.shape != y.shape
+        or tuple(logsumexp.shape) != (B, heads, T)
+    ):
+        raise ValueError(
+            f"dy {dy.shape}, y {y.shape} and logsumexp {logsumexp.shape} do not belong to qkv {qkv.shape} "
+            f"with {heads} heads; pass what flash_attention_forward gave"
+        )
     _check((qkv, dy, y, logsumexp), heads, order)
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
-@operation(reference=flash_attention_forward_reference, check=_check_forward, versions=_versions(),
-           cost=lambda qkv, heads: flash_attention_forward_cost(*qkv.shape[:2], qkv.shape[2] // 3, heads),
-           problems=functools.partial(problems, False))
+
+@operation(
+    reference=flash_attention_forward_reference,
+    check=_check_forward,
+    versions=_versions(),
+    cost=lambda qkv, heads: flash_attention_forward_cost(*qkv.shape[:2], qkv.shape[2] // 3, heads),
+    problems=functools.partial(problems, False),
+)
 def flash_attention_forward(qkv, heads, order="legacy", version=None):
-    """(y (B, T, C), logsumexp (B, heads, T)) of qkv (B, T, 3C); y is of qkv's type, logsumexp float32 on a GPU."""
+    """(y (B, T, C), logsumexp (B, heads, T)) of qkv (B, T, 3C); y is of qkv's type, logsumexp
+    float32 on a GPU."""
     B, T, width = qkv.shape
     HS, head_step, part = layout(qkv, heads, order)
     multiprocessors = multiprocessors_of(qkv)
-    y, logsumexp = empty((B, T, width // 3), qkv.dtype, like=qkv), empty((B, heads, T), np.float32, like=qkv)
+    y, logsumexp = (
+        empty((B, T, width // 3), qkv.dtype, like=qkv),
+        empty((B, heads, T), np.float32, like=qkv),
+    )
     if version.name == "hopper":
-        forward_hopper.launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessors)
+        forward_hopper.launch_forward(
+            qkv, y, logsumexp, heads, HS, head_step, part, multiprocessors
+        )
         return y, logsumexp
-    arguments = (qkv.reshape(-1), y.reshape(-1), logsumexp.reshape(-1), T, width, head_step, part, 1 / math.sqrt(HS))
+    arguments = (
+        qkv.reshape(-1),
+        y.reshape(-1),
+        logsumexp.reshape(-1),
+        T,
+        width,
+        head_step,
+        part,
+        1 / math.sqrt(HS),
+    )
     if version.name == "naive":
-        queries, threads, kernel, nbytes = simple.ROWS, simple.ROWS, simple_kernels[HS, "forward"], 0
+        queries, threads, kernel, nbytes = (
+            simple.ROWS,
+            simple.ROWS,
+            simple_kernels[HS, "forward"],
+            0,
+        )
     elif version.name == "register-tiled":
         warps = choose_warps(HS, nominal_extent(B) * heads, T, multiprocessors, shared_limit(qkv))
-        queries, threads, kernel = forward.WARP_QUERIES * warps, WARP * warps, forward_kernels_v2[HS, warps]
+        queries, threads, kernel = (
+            forward.WARP_QUERIES * warps,
+            WARP * warps,
+            forward_kernels_v2[HS, warps],
+        )
         nbytes = 4 * forward.shared_floats(HS, warps)
     elif version.name == "mma":
         queries = choose_queries(nominal_extent(B) * heads, T, multiprocessors)
         M = queries // 64
-        threads, kernel, nbytes = forward_half.THREADS, forward_kernels_v3[HS, M], forward_half.shared_bytes(HS, M)
+        threads, kernel, nbytes = (
+            forward_half.THREADS,
+            forward_kernels_v3[HS, M],
+            forward_half.shared_bytes(HS, M),
+        )
     else:
-        queries, threads, kernel = forward_tf32_bf16.QUERIES, forward_tf32_bf16.THREADS, forward_kernels_v4[HS]
+        queries, threads, kernel = (
+            forward_tf32_bf16.QUERIES,
+            forward_tf32_bf16.THREADS,
+            forward_kernels_v4[HS],
+        )
         nbytes = forward_tf32_bf16.shared_bytes(HS)
-    launch(in_bfloat16(kernel, qkv.dtype), (-(-T // queries), heads, B), threads, *arguments, shared=nbytes)
+    launch(
+        in_bfloat16(kernel, qkv.dtype),
+        (-(-T // queries), heads, B),
+        threads,
+        *arguments,
+        shared=nbytes,
+    )
     return y, logsumexp
 
 
 def place_of_dq(dqkv, chunks, apart, heads, HS, head_step):
-    """The destination of a kernel's dq, and elements there from a token to the next, and from a head to the next.
+    """The destination of a kernel's dq, and elements there from a token to the next, and from a
+    head to the next.
 
     That is dqkv itself, or, for separate partial sums, a float32 array (chunks, B, T, heads, HS).
     """
@@ -260,13 +363,28 @@ def add_chunks(dq, dqkv, chunks, heads, HS, head_step, kernel=backward.add_chunk
     """The chunks' sums, added in their order, become dqkv's dq."""
     B, T, width = dqkv.shape
     size = B * T * heads * HS
-    launch(kernel, -(-size // (4 * backward.THREADS)), backward.THREADS, dq, dqkv.reshape(-1), size, chunks, width,
-           head_step, heads, HS)
+    launch(
+        kernel,
+        -(-size // (4 * backward.THREADS)),
+        backward.THREADS,
+        dq,
+        dqkv.reshape(-1),
+        size,
+        chunks,
+        width,
+        head_step,
+        heads,
+        HS,
+    )
 
 
-@operation(reference=flash_attention_backward_reference, check=_check_backward,
-           versions=_versions("dy", "y", "logsumexp"), problems=functools.partial(problems, True),
-           cost=lambda qkv, heads: flash_attention_backward_cost(*qkv.shape[:2], qkv.shape[2] // 3, heads))
+@operation(
+    reference=flash_attention_backward_reference,
+    check=_check_backward,
+    versions=_versions("dy", "y", "logsumexp"),
+    problems=functools.partial(problems, True),
+    cost=lambda qkv, heads: flash_attention_backward_cost(*qkv.shape[:2], qkv.shape[2] // 3, heads),
+)
 def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", version=None):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave."""
     B, T, width = qkv.shape
@@ -275,12 +393,30 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
     rows, scale = B * T * heads, 1 / math.sqrt(HS)
     dqkv = empty(qkv.shape, qkv.dtype, like=qkv)
     if version.name == "hopper":
-        chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), backward_hopper.KEYS,
-                                            backward_hopper.CONSUMERS // WARP)
+        chunks, chunk_tiles = choose_chunks(
+            B * heads,
+            T,
+            multiprocessors_of(qkv),
+            backward_hopper.KEYS,
+            backward_hopper.CONSUMERS // WARP,
+        )
         apart = chunks * chunk_tiles > 1
         dq = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
-        backward_hopper.launch_backward(dy, qkv, y, logsumexp, dqkv, *dq, heads, HS, head_step, part, chunks,
-                                        chunk_tiles, multiprocessors_of(qkv))
+        backward_hopper.launch_backward(
+            dy,
+            qkv,
+            y,
+            logsumexp,
+            dqkv,
+            *dq,
+            heads,
+            HS,
+            head_step,
+            part,
+            chunks,
+            chunk_tiles,
+            multiprocessors_of(qkv),
+        )
         if apart:
             add_chunks(dq[0], dqkv, chunks, heads, HS, head_step)
         return dqkv
@@ -289,30 +425,77 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
     arrays = flat_dy, qkv.reshape(-1), logsumexp.reshape(-1), flat_D, flat_dqkv
     if version.name == "naive":
         grid = -(-T // simple.ROWS), heads, B
-        launch(simple.row_sums_kernel_v1, -(-rows // simple.ROWS), simple.ROWS, flat_dy, flat_y, flat_D, rows, T, heads,
-               HS)
+        launch(
+            simple.row_sums_kernel_v1,
+            -(-rows // simple.ROWS),
+            simple.ROWS,
+            flat_dy,
+            flat_y,
+            flat_D,
+            rows,
+            T,
+            heads,
+            HS,
+        )
         for name in ("dq", "dkv"):
-            launch(simple_kernels[HS, name], grid, simple.ROWS, *arrays, T, width, head_step, part, scale)
+            launch(
+                simple_kernels[HS, name],
+                grid,
+                simple.ROWS,
+                *arrays,
+                T,
+                width,
+                head_step,
+                part,
+                scale,
+            )
         return dqkv
     if version.name == "register-tiled":
-        keys, warps, kernel, nbytes = KEYS, backward.WARPS, backward_kernels_v2[HS], 4 * backward.shared_floats(HS)
+        keys, warps, kernel, nbytes = (
+            KEYS,
+            backward.WARPS,
+            backward_kernels_v2[HS],
+            4 * backward.shared_floats(HS),
+        )
     elif mma:
         M, warps = choose_tile(HS, T, shared_limit(qkv))
         keys, kernel = 16 * M * warps, backward_kernels_v3[HS, M, warps]
         nbytes = backward_half.shared_bytes(HS, M, warps)
     else:
-        keys, warps, kernel = backward_tf32_bf16.KEYS, backward_tf32_bf16.WARPS, backward_kernels_v4[HS]
+        keys, warps, kernel = (
+            backward_tf32_bf16.KEYS,
+            backward_tf32_bf16.WARPS,
+            backward_kernels_v4[HS],
+        )
         nbytes = backward_tf32_bf16.shared_bytes(HS)
     chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), keys, warps)
     own_sums = mma and chunks == 1  # one block has all keys of a head, and makes its D on the way
     if not own_sums:
-        launch(backward.row_sums_kernel_v2, -(-rows // backward.SUM_ROWS), backward.THREADS, flat_dy, flat_y, flat_D,
-               rows, T, heads, HS)
+        launch(
+            backward.row_sums_kernel_v2,
+            -(-rows // backward.SUM_ROWS),
+            backward.THREADS,
+            flat_dy,
+            flat_y,
+            flat_D,
+            rows,
+            T,
+            heads,
+            HS,
+        )
     apart = chunks > 1 or mma and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
     dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
     problem = backward.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
-    launch(in_bfloat16(kernel, qkv.dtype), (chunks, heads, B), WARP * warps, *arrays, dq, problem,
-           *((flat_y, int(own_sums), int(apart), scale * LOG2_E) if mma else ()), shared=nbytes)
+    launch(
+        in_bfloat16(kernel, qkv.dtype),
+        (chunks, heads, B),
+        WARP * warps,
+        *arrays,
+        dq,
+        problem,
+        *((flat_y, int(own_sums), int(apart), scale * LOG2_E) if mma else ()),
+        shared=nbytes,
+    )
     if apart:
         kernel = backward_half.add_partials_kernel if mma else backward.add_chunks_kernel
         add_chunks(dq, dqkv, chunks, heads, HS, head_step, in_bfloat16(kernel, dqkv.dtype))

@@ -1,11 +1,13 @@
-"""The operations of a warp's threads on tiles in shared memory: patches of 4 × 4 numbers in registers.
+"""The operations of a warp's threads on tiles in shared memory: patches of 4 × 4 numbers in
+registers.
 
 THE PATCH
     Four rows of four sums, a tuple of four tuples: 16 registers. Every product of the attention comes down to one of
     two steps, both over four values of the inner index, so that all that is read comes 16 bytes at a time:
         dots       s_ij += Σ_d a_id b_jd     a and b are rows: each 16-byte load brings four d of a row
         combine    o_ic += Σ_p a_ip b_pc     b_p is a row of which the thread owns four columns c
-    So no tile is ever transposed: where a product needs the transpose of a matrix, it uses the other step.
+    So no tile is ever transposed: where a product needs the transpose of a matrix, it uses the
+    other step.
 THE WARP
     32 threads as 4 × 8, (y, x). Along rows a thread owns 4y … 4y+3. Along a head's columns it owns 4x … 4x+3, then
     32+4x … 32+4x+3 where HS is 64 or 72, and 64+x where HS is 72. Which keys it owns, `dots` leaves free to choose: x,
@@ -27,6 +29,7 @@ SOURCE
 READ NEXT
     forward.py
 """
+
 from ...device import cuda, float32, int32, load4, store4, uint32
 
 KEYS = 64  # keys of a tile
@@ -47,7 +50,8 @@ def zero_patch():
     return row, row, row, row
 
 
-# The two steps --------------------------------------------------------------------------------------------------------
+# The two steps ------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def dot(s, a, b):
@@ -57,7 +61,12 @@ def dot(s, a, b):
 @cuda.jit(device=True)
 def load_rows(shared, at, step):
     """Four numbers of each of four rows, `step` apart."""
-    return (load4(shared, at), load4(shared, at + step), load4(shared, at + 2 * step), load4(shared, at + 3 * step))
+    return (
+        load4(shared, at),
+        load4(shared, at + step),
+        load4(shared, at + 2 * step),
+        load4(shared, at + 3 * step),
+    )
 
 
 @cuda.jit(device=True)
@@ -68,37 +77,56 @@ def dots_of_row(s, a, b):
 @cuda.jit(device=True)
 def dots(s, a, b):
     """s_ij + Σ_d a_id b_jd over four d; a and b are four rows each."""
-    return (dots_of_row(s[0], a[0], b), dots_of_row(s[1], a[1], b), dots_of_row(s[2], a[2], b),
-            dots_of_row(s[3], a[3], b))
+    return (
+        dots_of_row(s[0], a[0], b),
+        dots_of_row(s[1], a[1], b),
+        dots_of_row(s[2], a[2], b),
+        dots_of_row(s[3], a[3], b),
+    )
 
 
 @cuda.jit(device=True)
 def combine_row(o, a, b):
-    return (o[0] + a[0] * b[0][0] + a[1] * b[1][0] + a[2] * b[2][0] + a[3] * b[3][0],
-            o[1] + a[0] * b[0][1] + a[1] * b[1][1] + a[2] * b[2][1] + a[3] * b[3][1],
-            o[2] + a[0] * b[0][2] + a[1] * b[1][2] + a[2] * b[2][2] + a[3] * b[3][2],
-            o[3] + a[0] * b[0][3] + a[1] * b[1][3] + a[2] * b[2][3] + a[3] * b[3][3])
+    return (
+        o[0] + a[0] * b[0][0] + a[1] * b[1][0] + a[2] * b[2][0] + a[3] * b[3][0],
+        o[1] + a[0] * b[0][1] + a[1] * b[1][1] + a[2] * b[2][1] + a[3] * b[3][1],
+        o[2] + a[0] * b[0][2] + a[1] * b[1][2] + a[2] * b[2][2] + a[3] * b[3][2],
+        o[3] + a[0] * b[0][3] + a[1] * b[1][3] + a[2] * b[2][3] + a[3] * b[3][3],
+    )
 
 
 @cuda.jit(device=True)
 def combine(o, a, b):
     """o_ic + Σ_p a_ip b_pc over four p; a is four rows of four p, b four p of four columns."""
-    return (combine_row(o[0], a[0], b), combine_row(o[1], a[1], b), combine_row(o[2], a[2], b),
-            combine_row(o[3], a[3], b))
+    return (
+        combine_row(o[0], a[0], b),
+        combine_row(o[1], a[1], b),
+        combine_row(o[2], a[2], b),
+        combine_row(o[3], a[3], b),
+    )
 
 
 @cuda.jit(device=True)
 def transpose(a):
     """Costs nothing: the registers get other names."""
-    return ((a[0][0], a[1][0], a[2][0], a[3][0]), (a[0][1], a[1][1], a[2][1], a[3][1]),
-            (a[0][2], a[1][2], a[2][2], a[3][2]), (a[0][3], a[1][3], a[2][3], a[3][3]))
+    return (
+        (a[0][0], a[1][0], a[2][0], a[3][0]),
+        (a[0][1], a[1][1], a[2][1], a[3][1]),
+        (a[0][2], a[1][2], a[2][2], a[3][2]),
+        (a[0][3], a[1][3], a[2][3], a[3][3]),
+    )
 
 
 @cuda.jit(device=True)
 def load_column(shared, at, step):
     """One number of each of four rows, `step` apart (unsigned: no test for an index from the end)."""
     at = uint32(at)
-    return shared[at], shared[uint32(at + step)], shared[uint32(at + 2 * step)], shared[uint32(at + 3 * step)]
+    return (
+        shared[at],
+        shared[uint32(at + step)],
+        shared[uint32(at + 2 * step)],
+        shared[uint32(at + 3 * step)],
+    )
 
 
 @cuda.jit(device=True)
@@ -109,11 +137,13 @@ def combine_column(o, a, b):
 
 @cuda.jit(device=True)
 def key_row(g):
-    """The key of position 4g of a row of scores; positions 4g + 1 … 4g + 3 belong to those 8, 16 and 24 further on."""
+    """The key of position 4g of a row of scores; positions 4g + 1 … 4g + 3 belong to those 8, 16
+    and 24 further on."""
     return int32(g // 8 * 32 + g % 8)
 
 
-# Scores ---------------------------------------------------------------------------------------------------------------
+# Scores -------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def store_rows(shared, at, step, s):
@@ -127,10 +157,12 @@ def store_rows(shared, at, step, s):
 @cuda.jit(device=True)
 def scale_rows(s, f):
     """Row i of a patch times f_i."""
-    return ((f[0] * s[0][0], f[0] * s[0][1], f[0] * s[0][2], f[0] * s[0][3]),
-            (f[1] * s[1][0], f[1] * s[1][1], f[1] * s[1][2], f[1] * s[1][3]),
-            (f[2] * s[2][0], f[2] * s[2][1], f[2] * s[2][2], f[2] * s[2][3]),
-            (f[3] * s[3][0], f[3] * s[3][1], f[3] * s[3][2], f[3] * s[3][3]))
+    return (
+        (f[0] * s[0][0], f[0] * s[0][1], f[0] * s[0][2], f[0] * s[0][3]),
+        (f[1] * s[1][0], f[1] * s[1][1], f[1] * s[1][2], f[1] * s[1][3]),
+        (f[2] * s[2][0], f[2] * s[2][1], f[2] * s[2][2], f[2] * s[2][3]),
+        (f[3] * s[3][0], f[3] * s[3][1], f[3] * s[3][2], f[3] * s[3][3]),
+    )
 
 
 @cuda.jit(device=True)
@@ -144,8 +176,10 @@ def store_row(y, at, s, f):
     store4(y, at, f * s[0], f * s[1], f * s[2], f * s[3])
 
 
-# Tiles from memory ----------------------------------------------------------------------------------------------------
-# Fetching and storing are two functions, for what is fetched can wait in registers while the tile before it is used.
+# Tiles from memory --------------------------------------------------------------------------------
+# Fetching and storing are two functions, for what is fetched can wait in registers while the tile
+# before it is used.
+
 
 @cuda.jit(device=True)
 def fetch(x, at, exists):
@@ -158,16 +192,23 @@ def fetch(x, at, exists):
 
 @cuda.jit(device=True)
 def fetch_patch(x, at, step, exist, apart):
-    """Four numbers of each of four rows `apart` rows from each other; zeros for rows from `exist` on."""
+    """Four numbers of each of four rows `apart` rows from each other; zeros for rows from `exist`
+    on."""
     step = int32(step * apart)
-    return (fetch(x, at, exist > 0), fetch(x, at + step, exist > apart),
-            fetch(x, at + int32(2 * step), exist > 2 * apart), fetch(x, at + int32(3 * step), exist > 3 * apart))
+    return (
+        fetch(x, at, exist > 0),
+        fetch(x, at + step, exist > apart),
+        fetch(x, at + int32(2 * step), exist > 2 * apart),
+        fetch(x, at + int32(3 * step), exist > 3 * apart),
+    )
 
 
-# HS and threads are constants in the kernel that calls: compiled into it, these functions hold only what is needed for
-# them. (They are no closures over HS, for Numba finds nothing in its cache on disk that closes over other functions.)
-# A thread takes the same four columns of every apart-th row of a tile of 64, so its addresses are one base and constant
-# steps; neighbouring threads take neighbouring fours, so a warp reads whole lines. Columns 64 … 71 come last.
+# HS and threads are constants in the kernel that calls: compiled into it, these functions hold only
+# what is needed for them. (They are no closures over HS, for Numba finds nothing in its cache on
+# disk that closes over other functions.) A thread takes the same four columns of every apart-th row
+# of a tile of 64, so its addresses are one base and constant steps; neighbouring threads take
+# neighbouring fours, so a warp reads whole lines. Columns 64 … 71 come last.
+
 
 @cuda.jit(device=True)
 def tile_lanes(HS):

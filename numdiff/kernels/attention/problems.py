@@ -1,7 +1,7 @@
 """Problems of flash attention, both directions: small ones for each kernel, and those of models.
 
-How the work is divided depends on the shape and the device, and small shapes get few of the ways. So each problem is
-solved with a division that is given.
+How the work is divided depends on the shape and the device, and small shapes get few of the ways.
+So each problem is solved with a division that is given.
 
 SHAPES
     as in reference.py
@@ -10,6 +10,7 @@ SOURCE
 READ NEXT
     launcher.py, whose records have them.
 """
+
 import functools
 
 import numpy as np
@@ -28,52 +29,122 @@ def _arguments(backward, B, T, HS, heads, order, array):
     width, layer = heads * HS, {"heads": heads, "order": order}
     if not backward:
         return {"qkv": array(B, T, 3 * width), **layer}
-    return {"dy": array(B, T, width), "qkv": array(B, T, 3 * width), "y": array(B, T, width),
-            "logsumexp": positive(B, heads, T), **layer}
+    return {
+        "dy": array(B, T, width),
+        "qkv": array(B, T, 3 * width),
+        "y": array(B, T, width),
+        "logsumexp": positive(B, heads, T),
+        **layer,
+    }
 
 
-def _problem(backward, HS, *versions, T=3, heads=1, order="legacy", warps=4, chunks=(1, 1), queries=64, tile=(1, 4),
-             multiprocessors=None, array=single, **more):
+def _problem(
+    backward,
+    HS,
+    *versions,
+    T=3,
+    heads=1,
+    order="legacy",
+    warps=4,
+    chunks=(1, 1),
+    queries=64,
+    tile=(1, 4),
+    multiprocessors=None,
+    array=single,
+    **more,
+):
     """warps, chunks, queries, tile: what the launcher's functions of these names choose."""
     if backward:
         how = f"{16 * tile[0] * tile[1]} keys, " * (array is half) + f"chunks {chunks}"
         more["derived"] = functools.partial(_derived, heads, order)
     else:
         how = f"{queries} queries" if array is half else f"{warps} warps"
-    given = {"choose_warps": warps, "choose_chunks": chunks, "choose_queries": queries, "choose_tile": tile}
+    given = {
+        "choose_warps": warps,
+        "choose_chunks": chunks,
+        "choose_queries": queries,
+        "choose_tile": tile,
+    }
     if multiprocessors:
         given["multiprocessors_of"] = multiprocessors
-    within = functools.partial(replaced, f"{__package__}.launcher", **{
-        name: lambda *_, value=value: value for name, value in given.items()})
-    return Problem(f"{'float16, ' * (array is half)}{order}, HS {HS}, T {T}, {how}", versions=versions, within=within,
-                   **_arguments(backward, 1, T, HS, heads, order, array), **more)
+    within = functools.partial(
+        replaced,
+        f"{__package__}.launcher",
+        **{name: lambda *_, value=value: value for name, value in given.items()},
+    )
+    return Problem(
+        f"{'float16, ' * (array is half)}{order}, HS {HS}, T {T}, {how}",
+        versions=versions,
+        within=within,
+        **_arguments(backward, 1, T, HS, heads, order, array),
+        **more,
+    )
 
 
 def problems(backward):
     """[Problem] of a direction."""
-    of, of_half = functools.partial(_problem, backward), functools.partial(_problem, backward, array=half)
+    of, of_half = (
+        functools.partial(_problem, backward),
+        functools.partial(_problem, backward, array=half),
+    )
     found = []
     for HS, heads, order in ((32, 2, "new"), (64, 1, "legacy"), (72, 1, "new")):
         last = HS == 72  # which has a tail: a size that is no multiple of 16
-        found += [of(HS, "naive", "register-tiled", "tf32-bf16", heads=heads, order=order,
-                     fast=last and (backward or ("register-tiled",))),
-                  of_half(HS, "naive", "mma", "hopper", heads=heads, order=order, multiprocessors=1,
-                          fast=("mma", "hopper") if last and backward else ("hopper",) if last else ("naive",) * (
-                              HS == 32), bfloat16="exhaustive" if HS == (32 if backward else 64) else False),
-                  of_half(HS, "mma", queries=128, tile=(2, 8), fast=last and backward)]
-        found.append(of_half(HS, "mma", tile=(2, 4)) if backward else of(HS, "register-tiled", T=2, warps=2, fast=last))
-    found += [of_half(128, "mma"), of_half(128, "mma", queries=128, tile=(1, 8)),
-              # two tiles of keys, two blocks of queries
-              of(32, "register-tiled", T=66, warps=2, chunks=(2, 1)),
-              # a block adds to its own dq
-              of(32, *("register-tiled",) * backward, "tf32-bf16", T=65, chunks=(1, 2))]
+        found += [
+            of(
+                HS,
+                "naive",
+                "register-tiled",
+                "tf32-bf16",
+                heads=heads,
+                order=order,
+                fast=last and (backward or ("register-tiled",)),
+            ),
+            of_half(
+                HS,
+                "naive",
+                "mma",
+                "hopper",
+                heads=heads,
+                order=order,
+                multiprocessors=1,
+                fast=("mma", "hopper")
+                if last and backward
+                else ("hopper",)
+                if last
+                else ("naive",) * (HS == 32),
+                bfloat16="exhaustive" if HS == (32 if backward else 64) else False,
+            ),
+            of_half(HS, "mma", queries=128, tile=(2, 8), fast=last and backward),
+        ]
+        found.append(
+            of_half(HS, "mma", tile=(2, 4))
+            if backward
+            else of(HS, "register-tiled", T=2, warps=2, fast=last)
+        )
+    found += [
+        of_half(128, "mma"),
+        of_half(128, "mma", queries=128, tile=(1, 8)),
+        # two tiles of keys, two blocks of queries
+        of(32, "register-tiled", T=66, warps=2, chunks=(2, 1)),
+        # a block adds to its own dq
+        of(32, *("register-tiled",) * backward, "tf32-bf16", T=65, chunks=(1, 2)),
+    ]
     if backward:
         found += [of_half(32, "mma", T=65, chunks=chunks) for chunks in ((2, 1), (1, 2))]
     else:
-        found += [of_half(32, "mma", T=65, queries=128),
-                  of_half(32, "hopper", T=130),  # two tiles of queries, and of keys
-                  # one block with more tiles than stages; that of a backward with two units is above
-                  of_half(32, "hopper", T=2, heads=5, multiprocessors=1)]
-    for shape, heads, array, order in (((64, 256), 12, half, "new"), ((8, 1024), 8, single, "legacy")):
-        found.append(Problem(measured=True, **_arguments(backward, *shape, 64, heads, order, array)))
+        found += [
+            of_half(32, "mma", T=65, queries=128),
+            of_half(32, "hopper", T=130),  # two tiles of queries, and of keys
+            # one block with more tiles than stages; that of a backward with two units is
+            # above
+            of_half(32, "hopper", T=2, heads=5, multiprocessors=1),
+        ]
+    for shape, heads, array, order in (
+        ((64, 256), 12, half, "new"),
+        ((8, 1024), 8, single, "legacy"),
+    ):
+        found.append(
+            Problem(measured=True, **_arguments(backward, *shape, 64, heads, order, array))
+        )
     return found

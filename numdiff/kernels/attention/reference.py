@@ -4,9 +4,10 @@ MATHEMATICS, for each image and head, q k v y dy (T, HS), rows i over queries, c
     forward    S_ij = q_i·k_j / √HS        L_i = ln Σ_j e^S_ij        P_ij = e^(S_ij − L_i)        y_i = Σ_j P_ij v_j
     backward   dv_j = Σ_i P_ij dy_i        dP_ij = dy_i·v_j           dS_ij = P_ij (dP_ij − D_i)
                dq_i = Σ_j dS_ij k_j / √HS                             dk_j = Σ_i dS_ij q_i / √HS
-    The softmax's gradient needs D_i = Σ_j P_ij dP_ij, a sum over all keys. But Σ_j P_ij (dy_i·v_j) = dy_i·Σ_j P_ij v_j
-    = dy_i·y_i: it is a dot product of two rows that are there already. And L_i, one number a row (`logsumexp`), is all
-    that has to be kept of the T × T probabilities: with it any P_ij can be computed again from q_i and k_j alone.
+    The softmax's gradient needs D_i = Σ_j P_ij dP_ij, a sum over all keys. But Σ_j P_ij (dy_i·v_j)
+    = dy_i·Σ_j P_ij v_j = dy_i·y_i: it is a dot product of two rows that are there already. And L_i,
+    one number a row (`logsumexp`), is all that has to be kept of the T × T probabilities: with it
+    any P_ij can be computed again from q_i and k_j alone.
 THE ONLINE SOFTMAX
     Keys come in tiles. After some of them a row has m, the largest S so far, l = Σ e^(S − m) and o = Σ e^(S − m) v. A
     tile that raises the maximum to m' first multiplies l and o by e^(m − m'). In the end y = o / l and L = m + ln l.
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     simple.py, the first kernels.
 """
+
 import math
 
 import numpy as np
@@ -27,7 +29,8 @@ from ...device import over_batch
 from ...dtypes import in_single
 from .unfused import merge_heads, split_heads
 
-MAX_SCORES = 1 << 17  # scores in a working set: 256 KiB of float32, half of a small core's own cache
+# scores in a working set: 256 KiB of float32, half of a small core's own cache
+MAX_SCORES = 1 << 17
 
 
 def pieces(part, heads, T):
@@ -35,8 +38,16 @@ def pieces(part, heads, T):
     images = max(1, MAX_SCORES // (heads * T * T))
     some = max(1, min(heads, MAX_SCORES // (T * T)))
     rows = max(1, min(T, MAX_SCORES // T))
-    return [(slice(b, min(b + images, part.stop)), slice(h, min(h + some, heads)), slice(t, min(t + rows, T)))
-            for b in range(part.start, part.stop, images) for h in range(0, heads, some) for t in range(0, T, rows)]
+    return [
+        (
+            slice(b, min(b + images, part.stop)),
+            slice(h, min(h + some, heads)),
+            slice(t, min(t + rows, T)),
+        )
+        for b in range(part.start, part.stop, images)
+        for h in range(0, heads, some)
+        for t in range(0, T, rows)
+    ]
 
 
 @in_single(1)
@@ -66,14 +77,21 @@ def flash_attention_backward_reference(dy, qkv, y, logsumexp, heads, order="lega
     dqkv = np.empty_like(qkv)
     q, k, v = split_heads(qkv, heads, order)
     dq, dk, dv = split_heads(dqkv, heads, order)
-    y, dy, scale = merge_heads(y, heads), merge_heads(dy, heads), qkv.dtype.type(1 / math.sqrt(q.shape[-1]))
+    y, dy, scale = (
+        merge_heads(y, heads),
+        merge_heads(dy, heads),
+        qkv.dtype.type(1 / math.sqrt(q.shape[-1])),
+    )
 
     def work(part):
         for b, h, t in pieces(part, heads, T):
-            # one column more in each operand, and the products are S − L and dP − D: two passes over the scores less
+            # one column more in each operand, and the products are S − L and dP − D: two passes
+            # over the scores less
             sq, g = q[b, h, t] * scale, dy[b, h, t]
             D = np.einsum("...d,...d->...", g, y[b, h, t])
-            p = np.matmul(with_column(sq, -logsumexp[b, h, t]), with_column(k[b, h], 1).swapaxes(-1, -2))
+            p = np.matmul(
+                with_column(sq, -logsumexp[b, h, t]), with_column(k[b, h], 1).swapaxes(-1, -2)
+            )
             np.exp(p, out=p)
             add_keys(dv[b, h], np.matmul(p.swapaxes(-1, -2), g), t)
             ds = np.matmul(with_column(g, -D), with_column(v[b, h], 1).swapaxes(-1, -2))
@@ -106,5 +124,6 @@ def flash_attention_forward_cost(B, T, C, heads):
 
 
 def flash_attention_backward_cost(B, T, C, heads):
-    """qkv, y, dy and logsumexp read, dqkv written; five products: the scores again, dP, dv, dk and dq."""
+    """qkv, y, dy and logsumexp read, dqkv written; five products: the scores again, dP, dv, dk and
+    dq."""
     return 4 * (8 * B * T * C + B * heads * T), 10 * B * T * T * C

@@ -1,4 +1,5 @@
-"""Flash attention, rung 1: one thread owns one row, and tiles of the other side pass by in shared memory.
+"""Flash attention, rung 1: one thread owns one row, and tiles of the other side pass by in shared
+memory.
 
 WHAT IT DOES
     Forward: a thread keeps one query's q and o, with its running maximum m and sum l (the online softmax of
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     patches.py: how to hold rows in registers.
 """
+
 import math
 
 from ...device import cuda, float32
@@ -29,7 +31,8 @@ LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf 
 
 @cuda.jit(device=True)
 def load_rows(tile, x, start, step, first, T, HS):
-    """tile = rows first … first + ROWS − 1 of a matrix whose row t is at start + t·step; zeros beyond row T."""
+    """tile = rows first … first + ROWS − 1 of a matrix whose row t is at start + t·step; zeros
+    beyond row T."""
     for i in range(cuda.threadIdx.x, ROWS * HS, ROWS):
         t = first + i // HS
         tile[i] = float32(x[start + t * step + i % HS]) if t < T else float32(0)
@@ -64,7 +67,8 @@ def row_sums_kernel_v1(dy, y, D, rows, T, heads, HS):
 
 
 def make_kernels(HS):
-    """(forward, dq, dkv) for one head size: the rows that a thread keeps are arrays of constant length."""
+    """(forward, dq, dkv) for one head size: the rows that a thread keeps are arrays of constant
+    length."""
     SIZE = ROWS * HS
 
     def forward_kernel_v1(qkv, y, logsumexp, T, width, head_step, part, scale):

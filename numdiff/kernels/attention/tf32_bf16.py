@@ -4,20 +4,21 @@ WHAT IT DOES
     A tensor core multiplies tf32: float32 with 10 mantissa bits instead of 23. But x = h + l, where h is x cut off to
     10 mantissa bits, as the tensor core itself does it, and l what is left, below 2⁻¹⁰ of x. Then
         a·b = h_a·h_b + (l_a·b + a·l_b) − l_a·l_b
-    of which the last is below 2⁻²⁰ of the first and is left out. For the two in the middle bfloat16 is enough: 7
-    mantissa bits, with the range of float32. Their rounding costs some 2⁻¹⁹ of a product, now up, now down.
-    An mma of bfloat16 is 16 deep and takes as long as one of tf32 that is 8 deep. So l and x of eight columns of the
-    left side are side by side in one fragment, x and l of the right side in another, and one mma does both: two mma
-    stand for what the other units do in 32 instructions, where tf32 alone (3×TF32) takes three.
+    of which the last is below 2⁻²⁰ of the first and is left out. For the two in the middle bfloat16
+    is enough: 7 mantissa bits, with the range of float32. Their rounding costs some 2⁻¹⁹ of a
+    product, now up, now down. An mma of bfloat16 is 16 deep and takes as long as one of tf32 that
+    is 8 deep. So l and x of eight columns of the left side are side by side in one fragment, x and
+    l of the right side in another, and one mma does both: two mma stand for what the other units do
+    in 32 instructions, where tf32 alone (3×TF32) takes three.
 FRAGMENTS OF 32 BITS
     A row of a tile has HS + 4 numbers, an odd number of chunks of 16 bytes. Along a row ldmatrix serves numbers of 32
     bits as it serves pairs of 16: the addresses `by_row` and `by_chunk` of fragments.py. It cannot turn them round; so
     a tile that is summed over its rows is read number by number (`lane_place`), rows 2x and 2x + 1 (x = l % 4, l the
     lane) of every eight: the 32 lanes then meet 32 banks.
-    These are also the columns of which a lane has the accumulators of an m16n8. A product does not care which row is
-    called which, as long as both sides agree: with rows 2x and 2x + 1 as its k = x and x + 4, a fragment is the left
-    side of the next product as it is (`left_of_accumulators`). Likewise k = x and x + 4 of tf32, which a lane has, are
-    neighbours in a word of bfloat16.
+    These are also the columns of which a lane has the accumulators of an m16n8. A product does not
+    care which row is called which, as long as both sides agree: with rows 2x and 2x + 1 as its k =
+    x and x + 4, a fragment is the left side of the next product as it is (`left_of_accumulators`).
+    Likewise k = x and x + 4 of tf32, which a lane has, are neighbours in a word of bfloat16.
 ROUNDING
     A tensor core cuts its sums off instead of rounding them. Over thousands of terms that adds up to more than float32
     may lose; so it sums tile by tile, and the tiles' sums are added outside (`add_accumulators`), rounded.
@@ -29,6 +30,7 @@ SOURCE
 READ NEXT
     forward_tf32_bf16.py
 """
+
 from ...device import cuda, int32, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill
 from ...device.bfloat16 import mma_m16n8k16_bf16, pack_bfloat2
@@ -46,7 +48,8 @@ def pitch_of(HS):
 
 @cuda.jit(device=True, forceinline=True)
 def opaque_thread(t):
-    """`opaque` without a sign: divisions by powers of two are then one instruction each, and not six."""
+    """`opaque` without a sign: divisions by powers of two are then one instruction each, and not
+    six."""
     return uint32(opaque(t))
 
 
@@ -60,20 +63,28 @@ def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
     to = tile + int32(row * pitch + chunk * CHUNK)
     at = start + int32(row * step + chunk * FLOATS)
     for i in range(rows // apart):
-        cp_async_16_zfill(to + int32(i * apart * pitch), x, at + int32(i * apart * step),
-                          int32(CHUNK) if int32(row + i * apart) < exist else int32(0))
+        cp_async_16_zfill(
+            to + int32(i * apart * pitch),
+            x,
+            at + int32(i * apart * step),
+            int32(CHUNK) if int32(row + i * apart) < exist else int32(0),
+        )
     if HS % 32:
         for i in range((2 * rows + threads - 1) // threads):
             row, chunk = int32((t + i * threads) // 2), int32(chunks + t % 2)
             if row < rows:
-                cp_async_16_zfill(tile + int32(row * pitch + chunk * CHUNK), x,
-                                  start + int32(row * step + chunk * FLOATS),
-                                  int32(CHUNK) if row < exist else int32(0))
+                cp_async_16_zfill(
+                    tile + int32(row * pitch + chunk * CHUNK),
+                    x,
+                    start + int32(row * step + chunk * FLOATS),
+                    int32(CHUNK) if row < exist else int32(0),
+                )
 
 
 @cuda.jit(device=True, forceinline=True)
 def lane_place(lane, pitch):
-    """Byte, from the start of eight rows, of row 2x and the lane's column of a fragment of eight columns."""
+    """Byte, from the start of eight rows, of row 2x and the lane's column of a fragment of eight
+    columns."""
     return lane % 4 * 2 * pitch + lane // 4 * 4
 
 
@@ -86,9 +97,15 @@ def low(x):
 @cuda.jit(device=True, forceinline=True)
 def split_left(x0, x1, x2, x3):
     """A left side's four numbers as a fragment of tf32 and one of bfloat16: l, then x."""
-    return ((word_of(x0), word_of(x1), word_of(x2), word_of(x3)),
-            (pack_bfloat2(low(x0), low(x2)), pack_bfloat2(low(x1), low(x3)),
-             pack_bfloat2(x0, x2), pack_bfloat2(x1, x3)))
+    return (
+        (word_of(x0), word_of(x1), word_of(x2), word_of(x3)),
+        (
+            pack_bfloat2(low(x0), low(x2)),
+            pack_bfloat2(low(x1), low(x3)),
+            pack_bfloat2(x0, x2),
+            pack_bfloat2(x1, x3),
+        ),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -100,14 +117,20 @@ def split_right(x0, x1):
 @cuda.jit(device=True, forceinline=True)
 def multiply(accumulators, i, a, a_both, b, b_both):
     """accumulators[i … i + 3] += left · right, of eight columns and rows."""
-    accumulators[i], accumulators[i + 1], accumulators[i + 2], accumulators[i + 3] = mma_m16n8k16_bf16(
-        a_both, b_both, (accumulators[i], accumulators[i + 1], accumulators[i + 2], accumulators[i + 3]))
+    accumulators[i], accumulators[i + 1], accumulators[i + 2], accumulators[i + 3] = (
+        mma_m16n8k16_bf16(
+            a_both,
+            b_both,
+            (accumulators[i], accumulators[i + 1], accumulators[i + 2], accumulators[i + 3]),
+        )
+    )
     mma_m16n8k8_tf32_into(accumulators, i, a, b)
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_left(address):
-    """16 rows and 8 columns of a tile, from address (with the lane's `by_row`), as `split_left` gives them."""
+    """16 rows and 8 columns of a tile, from address (with the lane's `by_row`), as `split_left`
+    gives them."""
     w = ldmatrix_x4(address)
     return split_left(float_of(w[0]), float_of(w[1]), float_of(w[2]), float_of(w[3]))
 
@@ -115,16 +138,24 @@ def load_left(address):
 @cuda.jit(device=True, forceinline=True)
 def left_of_accumulators(accumulators, first):
     """A fragment of accumulators as a left side: its columns 2x and 2x + 1 are k = x and x + 4."""
-    return split_left(accumulators[first], accumulators[first + 2], accumulators[first + 1], accumulators[first + 3])
+    return split_left(
+        accumulators[first],
+        accumulators[first + 2],
+        accumulators[first + 1],
+        accumulators[first + 3],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rows(accumulators, N, left, right, pitch, HS):
-    """accumulators[0 … N − 1] += 16 rows of a tile · (8·N rows of another)ᵀ, summed over HS columns.
+    """accumulators[0 … N − 1] += 16 rows of a tile · (8·N rows of another)ᵀ, summed over HS
+    columns.
 
-    left: address of the first row, and the lane's `by_row`; right: the same, and the lane's `by_chunk`
+    left: address of the first row, and the lane's `by_row`; right: the same, and the lane's
+    `by_chunk`
     """
-    TURN = 3 if HS == 72 else 4  # fragments of the left side between two jumps, so that many loads are under way
+    # fragments of the left side between two jumps, so that many loads are under way
+    TURN = 3 if HS == 72 else 4
     for turn in range(0, HS // 8, TURN):
         for s in range(turn, turn + TURN):
             a, a_both = load_left(left + int32(s * 32))
@@ -138,12 +169,16 @@ def multiply_rows(accumulators, N, left, right, pitch, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def add_products(accumulators, first, N, a, a_both, shared, at, pitch):
-    """accumulators[first … first + N − 1] += left · (8 rows of a tile): 8·N columns, the rows are what is summed over.
+    """accumulators[first … first + N − 1] += left · (8 rows of a tile): 8·N columns, the rows are
+    what is summed over.
 
     at: byte of the first row and column in shared memory, and the lane's `lane_place`
     """
     for n in range(N):
-        x0, x1 = float_of(load_word(shared, at + n * 32)), float_of(load_word(shared, at + (n * 32 + pitch)))
+        x0, x1 = (
+            float_of(load_word(shared, at + n * 32)),
+            float_of(load_word(shared, at + (n * 32 + pitch))),
+        )
         b, b_both = split_right(x0, x1)
         multiply(accumulators, 4 * (first + n), a, a_both, b, b_both)
 
@@ -157,7 +192,8 @@ def add_accumulators(total, accumulators, count):
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(out, at, step, exist, accumulators, N, f, f_below, lane):
-    """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), to out[at], rows `step` apart."""
+    """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), to out[at], rows
+    `step` apart."""
     row = int32(lane // 4 + lane % 2 * 8)
     at += int32(row * step + lane % 4 // 2 * 4)
     if lane % 2:

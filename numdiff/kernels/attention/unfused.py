@@ -23,6 +23,7 @@ SOURCE
 READ NEXT
     reference.py, where one number a row is kept instead of T probabilities.
 """
+
 import functools
 import math
 
@@ -33,12 +34,19 @@ from ...dtypes import in_single
 from ..matmul import Matrices, matmul_strided
 from ..operation import operation
 from ..problem import Problem, single
-from ..softmax import softmax_backward, softmax_backward_reference, softmax_forward, softmax_forward_reference
+from ..softmax import (
+    softmax_backward,
+    softmax_backward_reference,
+    softmax_forward,
+    softmax_forward_reference,
+)
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def split_heads(qkv, heads, order):
-    """Views of q, k and v as (B, heads, T, HS) in a packed NumPy array (B, T, 3C); nothing is copied."""
+    """Views of q, k and v as (B, heads, T, HS) in a packed NumPy array (B, T, 3C); nothing is
+    copied."""
     B, T, width = qkv.shape
     HS = width // (3 * heads)
     if order == "legacy":
@@ -56,7 +64,10 @@ def merge_heads(y, heads):
 def attention_forward_reference(qkv, heads, order="legacy"):
     B, T, width = qkv.shape
     q, k, v = split_heads(qkv, heads, order)
-    y, probabilities = np.empty((B, T, width // 3), qkv.dtype), np.empty((B, heads, T, T), qkv.dtype)
+    y, probabilities = (
+        np.empty((B, T, width // 3), qkv.dtype),
+        np.empty((B, heads, T, T), qkv.dtype),
+    )
 
     def images(i):
         scores = np.matmul(q[i], k[i].swapaxes(-1, -2), out=probabilities[i])
@@ -86,7 +97,8 @@ def attention_backward_reference(dy, qkv, probabilities, heads, order="legacy"):
     return dqkv
 
 
-# Where the matrices are -----------------------------------------------------------------------------------------------
+# Where the matrices are ---------------------------------------------------------------------------
+
 
 def qkv_matrices(qkv, heads, order):
     """q, k and v as `Matrices` (T, HS): outer batch the images, inner batch the heads."""
@@ -108,10 +120,12 @@ def square_matrices(p):
     return Matrices(p, T, 1, outer=heads * T * T, inner=T * T)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def attention_forward_cost(B, T, C, heads):
-    """(bytes, FLOPs): qkv read, y written, the probabilities written, rewritten by the softmax and read back."""
+    """(bytes, FLOPs): qkv read, y written, the probabilities written, rewritten by the softmax and
+    read back."""
     return 4 * (4 * B * T * C + 4 * B * heads * T * T), 4 * B * T * T * C + 5 * B * heads * T * T
 
 
@@ -120,7 +134,8 @@ def attention_backward_cost(B, T, C, heads):
     return 4 * (8 * B * T * C + 7 * B * heads * T * T), 8 * B * T * T * C + 5 * B * heads * T * T
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def check(qkv, heads, order):
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
@@ -134,13 +149,21 @@ SMALL = {"qkv": single(1, 5, 24), "heads": 2}
 
 
 def _probabilities(made, order):
-    _, probabilities = attention_forward_reference(made["qkv"].astype(np.float64), SMALL["heads"], order)
+    _, probabilities = attention_forward_reference(
+        made["qkv"].astype(np.float64), SMALL["heads"], order
+    )
     return {"probabilities": probabilities.astype(np.float32)}
 
 
-@operation(reference=attention_forward_reference, cost=attention_forward_cost, check=check,
-           problems=[*(Problem(order, fast=order == "legacy", **SMALL, order=order) for order in ORDERS),
-                     Problem(qkv=single(32, 256, 3 * 192), heads=6, measured=True)])
+@operation(
+    reference=attention_forward_reference,
+    cost=attention_forward_cost,
+    check=check,
+    problems=[
+        *(Problem(order, fast=order == "legacy", **SMALL, order=order) for order in ORDERS),
+        Problem(qkv=single(32, 256, 3 * 192), heads=6, measured=True),
+    ],
+)
 def attention_forward(qkv, heads, order="legacy"):
     """(y (B, T, C), probabilities (B, heads, T, T)) of qkv (B, T, 3C)."""
     B, T, width = qkv.shape
@@ -154,12 +177,32 @@ def attention_forward(qkv, heads, order="legacy"):
     return y, probabilities
 
 
-@operation(reference=attention_backward_reference, cost=attention_backward_cost, check=check,
-           problems=[*(Problem(order, fast=order == "legacy", dy=single(1, 5, 8), probabilities=single(1, 2, 5, 5),
-                               derived=functools.partial(_probabilities, order=order), **SMALL, order=order)
-                       for order in ORDERS),
-                     Problem(dy=single(32, 256, 192), qkv=single(32, 256, 3 * 192),
-                             probabilities=single(32, 6, 256, 256), heads=6, measured=True)])
+@operation(
+    reference=attention_backward_reference,
+    cost=attention_backward_cost,
+    check=check,
+    problems=[
+        *(
+            Problem(
+                order,
+                fast=order == "legacy",
+                dy=single(1, 5, 8),
+                probabilities=single(1, 2, 5, 5),
+                derived=functools.partial(_probabilities, order=order),
+                **SMALL,
+                order=order,
+            )
+            for order in ORDERS
+        ),
+        Problem(
+            dy=single(32, 256, 192),
+            qkv=single(32, 256, 3 * 192),
+            probabilities=single(32, 6, 256, 256),
+            heads=6,
+            measured=True,
+        ),
+    ],
+)
 def attention_backward(dy, qkv, probabilities, heads, order="legacy"):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave."""
     B, T, width = qkv.shape

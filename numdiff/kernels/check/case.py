@@ -1,4 +1,5 @@
 """A case of the check, and how to write one in a few lines."""
+
 from dataclasses import dataclass
 
 TOLERANCE = 1e-5  # relative error in the 2-norm against float64
@@ -10,11 +11,14 @@ BFLOAT16_TOLERANCE = 8e-3  # to 7 mantissa bits
 class Case:
     """One operation on one small problem.
 
-    name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on
-        some device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
+    name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays,
+        from the inputs `a` on some device (an object with their names); versions: to be forced one
+        by one (None: what the launcher chooses)
     label: which problem, where there are several
-    bfloat16: bfloat16_cases (bfloat16.py) repeats it in that type; "exhaustive": for the exhaustive tests
-    fast: the quick tests run it; otherwise only the exhaustive ones do; or a list of the versions that they run
+    bfloat16: bfloat16_cases (bfloat16.py) repeats it in that type; "exhaustive": for the exhaustive
+    tests
+    fast: the quick tests run it; otherwise only the exhaustive ones do; or a list of the versions
+    that they run
     once: tests run it in one thread order; only_compiled: they compile it and do not run it
     """
 

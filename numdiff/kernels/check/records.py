@@ -1,4 +1,5 @@
 """The cases of an operation's record: its problems, but for those of a model's size."""
+
 import contextlib
 import functools
 
@@ -14,14 +15,30 @@ H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
 def cases_of(record):
     """[Case] of an `Operation`."""
-    return [Case(record.name, problem.make, functools.partial(_run, record, problem), _versions(record, problem),
-                 problem.allowed, problem.label, _fast(record, problem), problem.bfloat16,
-                 problem.once, problem.only_compiled)
-            for problem in record.problems if not problem.measured]
+    return [
+        Case(
+            record.name,
+            problem.make,
+            functools.partial(_run, record, problem),
+            _versions(record, problem),
+            problem.allowed,
+            problem.label,
+            _fast(record, problem),
+            problem.bfloat16,
+            problem.once,
+            problem.only_compiled,
+        )
+        for problem in record.problems
+        if not problem.measured
+    ]
 
 
 def _fast(record, problem):
-    return problem.fast if isinstance(problem.fast, bool) else [record.version(name).number for name in problem.fast]
+    return (
+        problem.fast
+        if isinstance(problem.fast, bool)
+        else [record.version(name).number for name in problem.fast]
+    )
 
 
 def _versions(record, problem):
@@ -31,14 +48,20 @@ def _versions(record, problem):
     if problem.versions is not None:
         return tuple(record.version(name).number for name in problem.versions) or (None,)
     backend, made = Planned(H200), problem.make(np.random.default_rng(0))
-    values = _values(record, problem, {name: empty(a.shape, a.dtype, backend) for name, a in made.items()})
-    return tuple(version.number for version in record.fitting(first_on_device(values.values()), values))
+    values = _values(
+        record, problem, {name: empty(a.shape, a.dtype, backend) for name, a in made.items()}
+    )
+    return tuple(
+        version.number for version in record.fitting(first_on_device(values.values()), values)
+    )
 
 
 def _values(record, problem, arrays):
     """{parameter: value} of the problem's call with these arrays."""
-    return record.values((), {name: value for name, value in problem.bound(arrays).items()
-                              if name in record.parameters})
+    return record.values(
+        (),
+        {name: value for name, value in problem.bound(arrays).items() if name in record.parameters},
+    )
 
 
 def _run(record, problem, inputs, version):

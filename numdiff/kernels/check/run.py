@@ -1,4 +1,5 @@
 """Running cases on a device, and judging what comes out."""
+
 import functools
 import re
 import time
@@ -20,11 +21,15 @@ from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
 from .records import cases_of
 
-ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
-FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a version, after which the check continues
-# in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
-# approximate instruction; a call of a function that was not inlined
-FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
+# in which the emulator's threads take turns; the first two always
+ORDERS = ("forward", "shuffled", "reversed")
+# of a version, after which the check continues
+FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError
+# in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas
+# may join to one; an approximate instruction; a call of a function that was not inlined
+FUSED = re.compile(
+    r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL
+)
 CASES = [case for record in all_operations() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 
@@ -34,16 +39,24 @@ def cases_named(names):
     known = sorted({case.name for case in CASES})
     for name in names:
         if not any(k == name or k.startswith(name + "_") for k in known):
-            raise UsageError(f"there is no operation {name!r}{near_miss(name, known)}: use some of "
-                             f"{', '.join(known)}.")
-    return [c for c in CASES if not names or any(c.name == n or c.name.startswith(n + "_") for n in names)]
+            raise UsageError(
+                f"there is no operation {name!r}{near_miss(name, known)}: use some of "
+                f"{', '.join(known)}."
+            )
+    return [
+        c
+        for c in CASES
+        if not names or any(c.name == n or c.name.startswith(n + "_") for n in names)
+    ]
 
 
-# Running them ---------------------------------------------------------------------------------------------------------
+# Running them -------------------------------------------------------------------------------------
+
 
 @dataclass
 class Outcome:
-    """The outcome of a case's version on a device. error: relative, the largest of its results; fault: text or None."""
+    """The outcome of a case's version on a device. error: relative, the largest of its results;
+    fault: text or None."""
 
     case: Case
     version: int | None
@@ -56,7 +69,12 @@ class Outcome:
 
     @property
     def passed(self):
-        return not self.lacking and self.fault is None and self.same and self.error <= self.case.tolerance
+        return (
+            not self.lacking
+            and self.fault is None
+            and self.same
+            and self.error <= self.case.tolerance
+        )
 
     @property
     def name(self):
@@ -79,28 +97,41 @@ def _type_of(inputs):
 
 def dtype_of(case):
     """The type of a case's operands on a device; None if names of its versions do not depend on it."""
-    return _type_of(case.inputs) if FOR.keys() & NAMES.get(operation_of(case.name), {}).keys() else None
+    return (
+        _type_of(case.inputs)
+        if FOR.keys() & NAMES.get(operation_of(case.name), {}).keys()
+        else None
+    )
 
 
 def _is_wanted(case, each, version):
     """Whether to run the version `each` of a case; version: a number, a name, or None for all.
 
-    each: None if the case itself says what runs, such as one tile of a Hopper kernel: it counts as a version with a
-    name that its type has.
+    each: None if the case itself says what runs, such as one tile of a Hopper kernel: it counts as
+    a version with a name that its type has.
     """
     if version is None or each == version:
         return True
     names = NAMES.get(operation_of(case.name), {})
     if not isinstance(version, str):
-        return each is None and any(_is_wanted(case, None, name) for name, number in names.items() if number == version)
-    return version in names and each in (None, names[version]) and (
-        name_of(case.name, names[version], dtype_of(case)) == version)
+        return each is None and any(
+            _is_wanted(case, None, name) for name, number in names.items() if number == version
+        )
+    return (
+        version in names
+        and each in (None, names[version])
+        and (name_of(case.name, names[version], dtype_of(case)) == version)
+    )
 
 
 def _on_device(arrays, backend):
     """The inputs on a device: float64 becomes float32."""
-    return Arrays({name: upload(a.astype(np.float32) if a.dtype == np.float64 else a, backend)
-                   for name, a in arrays.items()})
+    return Arrays(
+        {
+            name: upload(a.astype(np.float32) if a.dtype == np.float64 else a, backend)
+            for name, a in arrays.items()
+        }
+    )
 
 
 def run_once(case, version, backend):
@@ -112,7 +143,10 @@ def run_once(case, version, backend):
 
 def reference(case):
     """The results in float64 by NumPy, from inputs rounded to float32 as those of a device are."""
-    arrays = {name: a.astype(np.float32) if a.dtype == np.float64 else a.copy() for name, a in _inputs(case).items()}
+    arrays = {
+        name: a.astype(np.float32) if a.dtype == np.float64 else a.copy()
+        for name, a in _inputs(case).items()
+    }
     for name, a in arrays.items():
         if is_half(a.dtype) or a.dtype == np.float32:
             arrays[name] = a.astype(np.float64)
@@ -129,16 +163,20 @@ def relative_error(got, want):
 
 
 def check_case(case, version, device, orders=ORDERS[:2], seed=0):
-    """Run one version of a case on a device ("emulator", "cuda", "ptx", "cpu") and judge it: an `Outcome`."""
+    """Run one version of a case on a device ("emulator", "cuda", "ptx", "cpu") and judge it: an
+    `Outcome`."""
     backend, outcome, start = get_backend(device), Outcome(case, version), time.perf_counter()
     runs = []
     try:
-        for order in orders if device == "emulator" else ORDERS[:1 if device == "ptx" else 2]:
+        for order in orders if device == "emulator" else ORDERS[: 1 if device == "ptx" else 2]:
             if device == "emulator":
                 backend.machine.order, backend.machine.seed = order, seed
             runs.append(run_once(case, None if device == "cpu" else version, backend))
     except (*FAULTS, NumdiffError) as error:
-        outcome.fault, outcome.lacking = str(error), device == "cuda" and lacks(backend, case, version)
+        outcome.fault, outcome.lacking = (
+            str(error),
+            device == "cuda" and lacks(backend, case, version),
+        )
         if not (outcome.lacking or isinstance(error, FAULTS)):
             raise
     finally:
@@ -146,15 +184,21 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
             backend.machine.order = "forward"
     if outcome.fault is None and device != "ptx":
         outcome.results = runs[0]
-        outcome.same = all(a.tobytes() == b.tobytes() for other in runs[1:]
-                           for a, b in zip(runs[0], other, strict=True))
-        outcome.error = max(relative_error(a, b) for a, b in zip(runs[0], reference(case), strict=True))
+        outcome.same = all(
+            a.tobytes() == b.tobytes()
+            for other in runs[1:]
+            for a, b in zip(runs[0], other, strict=True)
+        )
+        outcome.error = max(
+            relative_error(a, b) for a, b in zip(runs[0], reference(case), strict=True)
+        )
     outcome.seconds = time.perf_counter() - start
     return outcome
 
 
 def lacks(backend, case, version):
-    """Whether a version of a case launches kernels on a Hopper that the backend's compute capability does not run."""
+    """Whether a version of a case launches kernels on a Hopper that the backend's compute
+    capability does not run."""
     hopper = Planned(cards_with((9, 0))[0])
     run_once(case, version, hopper)
     known = kernels_by_name()
@@ -164,9 +208,10 @@ def lacks(backend, case, version):
 def check(names=(), device="emulator", orders=None, seed=None, version=None, against=None):
     """Check the operations of these names (all for none), one `Outcome` after the other.
 
-    orders: how many of `ORDERS` the emulator tries (2); seed: of the shuffled one (0); version: only cases of this one,
-    a number or a name; against: the device that results will be compared with. A `UsageError` where none of the
-    operations has the version, and for what the device does not have
+    orders: how many of `ORDERS` the emulator tries (2); seed: of the shuffled one (0); version:
+    only cases of this one, a number or a name; against: the device that results will be compared
+    with. A `UsageError` where none of the operations has the version, and for what the device does
+    not have
     """
     cases = cases_named(names)
     _check_device(device, orders, seed, version, against)
@@ -174,22 +219,37 @@ def check(names=(), device="emulator", orders=None, seed=None, version=None, aga
     for case in cases:
         for each in case.versions if device != "cpu" else (None,):
             if _is_wanted(case, each, version):
-                yield check_case(case, each, device, ORDERS[:orders or 2], seed or 0)
+                yield check_case(case, each, device, ORDERS[: orders or 2], seed or 0)
 
 
 def _check_device(device, orders, seed, version, against):
     """Raise a `UsageError` for an option that says nothing on this device."""
     for option, value, fits, why in (
-            ("--orders", orders, device == "emulator", f"is of the emulator, and not of --device {device}"),
-            ("--seed", seed, device == "emulator", f"is of the emulator, and not of --device {device}"),
-            ("--seed", seed, orders != 1, "is of the shuffled order, which --orders 1 leaves out"),
-            ("--version", version, device != "cpu", "is of kernels, and --device cpu runs the references alone"),
-            ("--against", against, device != "ptx", "compares results, and --device ptx only compiles")):
+        (
+            "--orders",
+            orders,
+            device == "emulator",
+            f"is of the emulator, and not of --device {device}",
+        ),
+        ("--seed", seed, device == "emulator", f"is of the emulator, and not of --device {device}"),
+        ("--seed", seed, orders != 1, "is of the shuffled order, which --orders 1 leaves out"),
+        (
+            "--version",
+            version,
+            device != "cpu",
+            "is of kernels, and --device cpu runs the references alone",
+        ),
+        ("--against", against, device != "ptx", "compares results, and --device ptx only compiles"),
+    ):
         if value is not None and not fits:
             raise UsageError(f"{option} {value} {why}: leave it out.")
     reason = why_no_gpu() if "cuda" in (device, against) else None
     if reason:
-        option, remedy = ("--against", "leave it out") if against == "cuda" else ("--device", "use --device emulator")
+        option, remedy = (
+            ("--against", "leave it out")
+            if against == "cuda"
+            else ("--device", "use --device emulator")
+        )
         raise UsageError(f"{option} cuda: no GPU can be used ({reason}); {remedy}.")
 
 
@@ -198,10 +258,16 @@ def _check_version(cases, version):
     runs = [(case, each) for case in cases for each in case.versions if each is not None]
     if version is None or any(_is_wanted(case, each, version) for case, each in runs):
         return
-    known = {name for case, each in runs for name in NAMES.get(operation_of(case.name), {})
-             if _is_wanted(case, each, name)}
-    raise UsageError(f"none of these operations has a version {version}: "
-                     + (f"use {', '.join(sorted(known))} or a number." if known else "leave out --version."))
+    known = {
+        name
+        for case, each in runs
+        for name in NAMES.get(operation_of(case.name), {})
+        if _is_wanted(case, each, name)
+    }
+    raise UsageError(
+        f"none of these operations has a version {version}: "
+        + (f"use {', '.join(sorted(known))} or a number." if known else "leave out --version.")
+    )
 
 
 def counts_of(case, version):
@@ -219,24 +285,38 @@ def trace_of(case, version):
 
 
 def run_version(operation, wanted, problem=None, filmed=False):
-    """(`Outcome`, `Film` or None) of one run of an operation's version in the emulator, on one of its problems.
+    """(`Outcome`, `Film` or None) of one run of an operation's version in the emulator, on one of
+    its problems.
 
-    wanted: the version's name or number; problem: its label, None for the first. A `UsageError` for what there is not
+    wanted: the version's name or number; problem: its label, None for the first. A `UsageError` for
+    what there is not
     """
     cases = [case for case in CASES if case.name == operation] or cases_named([operation])
     wanted = int(wanted) if str(wanted).isdecimal() else wanted
     _check_version(cases, wanted)
-    runs = [(case, each) for case in cases for each in case.versions if each is not None
-            and _is_wanted(case, each, wanted) and problem in (None, case.label)]
+    runs = [
+        (case, each)
+        for case in cases
+        for each in case.versions
+        if each is not None and _is_wanted(case, each, wanted) and problem in (None, case.label)
+    ]
     if not runs:
-        labels = [case.label for case in cases if any(_is_wanted(case, each, wanted) for each in case.versions)]
-        raise UsageError(f"--problem {problem}: {operation} {wanted} has the problems {'; '.join(labels)}.")
+        labels = [
+            case.label
+            for case in cases
+            if any(_is_wanted(case, each, wanted) for each in case.versions)
+        ]
+        raise UsageError(
+            f"--problem {problem}: {operation} {wanted} has the problems {'; '.join(labels)}."
+        )
     (case, version), film, start = runs[0], Film() if filmed else None, time.perf_counter()
     outcome = Outcome(case, version)
     backend = EmulatorDevice(film=film, on_fault="collect")
     try:
         outcome.results = run_once(case, version, backend)
-        outcome.error = max(relative_error(a, b) for a, b in zip(outcome.results, reference(case), strict=True))
+        outcome.error = max(
+            relative_error(a, b) for a, b in zip(outcome.results, reference(case), strict=True)
+        )
     except FAULTS as error:
         outcome.fault = str(error)
     outcome.fault = "\n".join(map(str, backend.machine.faults)) or outcome.fault
@@ -245,22 +325,26 @@ def run_version(operation, wanted, problem=None, filmed=False):
 
 
 def compare_devices(case, version, first="emulator", second="cuda"):
-    """(whether two devices give the same bits, their largest difference relative to the result's 2-norm)."""
+    """(whether two devices give the same bits, their largest difference relative to the result's
+    2-norm)."""
     a, b = (run_once(case, version, get_backend(d)) for d in (first, second))
     same = all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
     return same, max(relative_error(x, y) for x, y in zip(a, b, strict=True))
 
 
 def fused_kernels(case, version):
-    """Which of a case's kernels have fused multiply-adds or a float32 function of NVIDIA's in their sm_90a code.
+    """Which of a case's kernels have fused multiply-adds or a float32 function of NVIDIA's in their
+    sm_90a code.
 
-    The emulator rounds after each operation and takes functions from the C library; these kernels may differ from it in
-    their last bits, all others must not.
+    The emulator rounds after each operation and takes functions from the C library; these kernels
+    may differ from it in their last bits, all others must not.
     """
     backend = get_backend("ptx")
     del backend.launched[:]
     run_once(case, version, backend)
-    return sorted({key[1] for key in backend.launched if key[3][0] == 9 and FUSED.search(backend.texts[key])})
+    return sorted(
+        {key[1] for key in backend.launched if key[3][0] == 9 and FUSED.search(backend.texts[key])}
+    )
 
 
 def all_kernels():
@@ -270,6 +354,7 @@ def all_kernels():
         for value in vars(module).values():
             for kernel in value.values() if isinstance(value, dict) else [value]:
                 options = getattr(kernel, "targetoptions", {"device": True})
-                if not (options.get("device") or options.get("nogil")):  # nor a loop for the host (`on_host`)
+                # nor a loop for the host (`on_host`)
+                if not (options.get("device") or options.get("nogil")):
                     found.add((kernel.py_func.__module__, kernel.py_func.__name__))
     return found

@@ -1,4 +1,5 @@
-"""Convolution: as a matrix product of shifted pixels, from im2col to Hopper. Read the files in this order.
+"""Convolution: as a matrix product of shifted pixels, from im2col to Hopper. Read the files in this
+order.
 
     direct.py            the mathematics and the reference; v1 straight from the formula, v2 by im2col and matmul
     im2col.py            the shifted pixels written out as rows of a matrix, and the way back
@@ -22,6 +23,7 @@
 READ NEXT
     direct.py
 """
+
 from .direct import (
     conv2d_backward_cost,
     conv2d_backward_reference,
@@ -38,6 +40,16 @@ from .launcher import (
     conv2d_weight_gradient,
 )
 
-__all__ = ["channel_statistics", "conv2d_backward", "conv2d_backward_cost", "conv2d_backward_reference",
-           "conv2d_forward", "conv2d_forward_cost", "conv2d_forward_reference", "conv2d_input_gradient",
-           "conv2d_input_gradient_cost", "conv2d_weight_gradient", "conv2d_weight_gradient_cost"]
+__all__ = [
+    "channel_statistics",
+    "conv2d_backward",
+    "conv2d_backward_cost",
+    "conv2d_backward_reference",
+    "conv2d_forward",
+    "conv2d_forward_cost",
+    "conv2d_forward_reference",
+    "conv2d_input_gradient",
+    "conv2d_input_gradient_cost",
+    "conv2d_weight_gradient",
+    "conv2d_weight_gradient_cost",
+]

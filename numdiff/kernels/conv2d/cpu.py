@@ -17,6 +17,7 @@ SOURCE
 READ NEXT
     winograd.py.
 """
+
 import numpy as np
 
 from ...device import over_batch
@@ -28,34 +29,43 @@ from .winograd import winograd_forward, winograd_supports, winograd_weight_gradi
 from .winograd_rows import winograd_rows_forward
 
 LEAST_ROWS = 256  # of a product, where `batch_invariant` cuts the batch
-CACHE = 1 << 20  # bytes of rows that are multiplied at a time: they should stay in a core's own cache
+# bytes of rows that are multiplied at a time: they should stay in a core's own cache
+CACHE = 1 << 20
 
 
 def tap_rows(x, kernel, stride):
-    """(H + 2·pad, B, Wo, kernel·C): entry [h, b, j] is what row h of padded image b shows to the window at column j."""
+    """(H + 2·pad, B, Wo, kernel·C): entry [h, b, j] is what row h of padded image b shows to the
+    window at column j."""
     b, h, w, c = x.shape
     pad = kernel // 2
     padded = np.zeros((h + 2 * pad, b, w + 2 * pad, c), x.dtype)
-    padded[pad:pad + h, :, pad:pad + w] = x.transpose(1, 0, 2, 3)
+    padded[pad : pad + h, :, pad : pad + w] = x.transpose(1, 0, 2, 3)
     row, image, column, channel = padded.strides
     shape = (h + 2 * pad, b, output_size(w, stride), kernel * c)
     strides = row, image, stride * column, channel
-    return np.ascontiguousarray(np.ndarray(shape, x.dtype, padded, strides=strides))  # `as_strided`, without its 40 µs
+    # `as_strided`, without its 40 µs
+    return np.ascontiguousarray(np.ndarray(shape, x.dtype, padded, strides=strides))
 
 
 def cache_sized(x, kernel, share):
-    """The slice `share` cut into slices whose images have CACHE bytes of tap rows at most (but one image at least)."""
+    """The slice `share` cut into slices whose images have CACHE bytes of tap rows at most (but one
+    image at least)."""
     images = max(1, CACHE // (kernel * x[:1].nbytes))
     return [slice(i, min(i + images, share.stop)) for i in range(share.start, share.stop, images)]
 
 
 def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=None):
     if is_half(x.dtype):
-        wide = conv2d_forward_cpu(x.astype(np.float32), weight.astype(np.float32), bias, stride, channel,
-                                        residual)
+        wide = conv2d_forward_cpu(
+            x.astype(np.float32), weight.astype(np.float32), bias, stride, channel, residual
+        )
         return wide.astype(x.dtype)
     if winograd_supports(x, weight, stride):
-        forward = winograd_rows_forward if is_batch_invariant() and not rows_are_alike() else winograd_forward
+        forward = (
+            winograd_rows_forward
+            if is_batch_invariant() and not rows_are_alike()
+            else winograd_forward
+        )
         return forward(x, weight, bias, channel, residual)
     n, kernel, _, c = weight.shape
     b, ho, wo = len(x), output_size(x.shape[1], stride), output_size(x.shape[2], stride)
@@ -65,15 +75,18 @@ def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=No
     size = blocks(ho * wo, LEAST_ROWS)
 
     def convolve(share):
-        for part in ([slice(k * size, min((k + 1) * size, b)) for k in range(share.start, share.stop)] if size else
-                     cache_sized(x, kernel, share)):
+        for part in (
+            [slice(k * size, min((k + 1) * size, b)) for k in range(share.start, share.stop)]
+            if size
+            else cache_sized(x, kernel, share)
+        ):
             rows = tap_rows(filled(x[part], size) if size else x[part], kernel, stride)
-            total = rows[0:stride * ho:stride].reshape(-1, kernel * c) @ taps[0]
+            total = rows[0 : stride * ho : stride].reshape(-1, kernel * c) @ taps[0]
             for r in range(1, kernel):
-                total += rows[r:r + stride * ho:stride].reshape(-1, kernel * c) @ taps[r]
+                total += rows[r : r + stride * ho : stride].reshape(-1, kernel * c) @ taps[r]
             if bias is not None:
                 total += bias
-            y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)[:part.stop - part.start]
+            y[part] = total.reshape(ho, -1, wo, n).transpose(1, 0, 2, 3)[: part.stop - part.start]
             if channel is not None:  # here, while the part is still in the core's cache
                 y[part] += channel[part, None, None]
             if residual is not None:
@@ -85,8 +98,9 @@ def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=No
 
 def conv2d_backward_cpu(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True):
     if is_half(x.dtype):
-        dx = conv2d_backward_cpu(*(a.astype(np.float32) for a in (dy, x, weight)), dweight, dbias, stride,
-                                       need_dx)
+        dx = conv2d_backward_cpu(
+            *(a.astype(np.float32) for a in (dy, x, weight)), dweight, dbias, stride, need_dx
+        )
         return dx.astype(x.dtype) if need_dx else None
     n, kernel, _, c = weight.shape
     ho = dy.shape[1]
@@ -97,7 +111,7 @@ def conv2d_backward_cpu(dy, x, weight, dweight, dbias=None, stride=1, need_dx=Tr
             rows = tap_rows(x[part], kernel, stride)
             transposed = dy[part].transpose(1, 0, 2, 3).reshape(-1, n).T
             for r in range(kernel):
-                dtaps[r] += transposed @ rows[r:r + stride * ho:stride].reshape(-1, kernel * c)
+                dtaps[r] += transposed @ rows[r : r + stride * ho : stride].reshape(-1, kernel * c)
         return dtaps.transpose(1, 0, 2).reshape(dweight.shape)
 
     if dweight is None:
@@ -111,7 +125,8 @@ def conv2d_backward_cpu(dy, x, weight, dweight, dbias=None, stride=1, need_dx=Tr
         column_sum(dy, dbias)
     if not need_dx:
         return None
-    if stride > 1:  # a strided convolution is one of stride 1, of whose pixels the others are thrown away
+    # a strided convolution is one of stride 1, of whose pixels the others are thrown away
+    if stride > 1:
         spread = np.zeros((*x.shape[:3], n), dy.dtype)
         spread[:, ::stride, ::stride] = dy
         dy = spread

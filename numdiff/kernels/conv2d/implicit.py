@@ -30,6 +30,7 @@ SOURCE
 READ NEXT
     implicit_weight_gradient.py
 """
+
 from typing import NamedTuple
 
 from ...device import cuda, empty, float32, int32, launch
@@ -60,12 +61,13 @@ from .tiles import (
 LARGEST_KERNEL = 15  # a window's rows and columns are kept as 16 bits each
 
 
-# The window of a pixel ------------------------------------------------------------------------------------------------
+# The window of a pixel ----------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def window(pixel, pixels, H, W, C, Ho, Wo, kernel, stride):
-    """The start of an output pixel's window in x (perhaps before it), and which of its rows (bits 0 …) and columns
-    (bits 16 …) are inside the image. A pixel beyond the last sees nothing."""
+    """The start of an output pixel's window in x (perhaps before it), and which of its rows (bits 0
+    …) and columns (bits 16 …) are inside the image. A pixel beyond the last sees nothing."""
     image, rest = divide(pixel, int32(Ho * Wo))
     i, j = divide(rest, Wo)
     top = int32(i * stride - kernel // 2)
@@ -86,8 +88,8 @@ def sees(seen, r, s):
 
 
 class Step(NamedTuple):
-    """The position of all threads: at tap (r, s), channels c … c + 7, and so far into a window of x, and into a
-    weight."""
+    """The position of all threads: at tap (r, s), channels c … c + 7, and so far into a window of
+    x, and into a weight."""
 
     r: int
     s: int
@@ -97,8 +99,8 @@ class Step(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A pixel that a thread fetches: where its window starts in x, its taps inside the image (`window`), and whether
-    the step's tap is one of these."""
+    """A pixel that a thread fetches: where its window starts in x, its taps inside the image
+    (`window`), and whether the step's tap is one of these."""
 
     start: int
     taps: int
@@ -141,11 +143,15 @@ def next_step(at, mine, mine_2, g):
         inside = sees(mine.taps, r, s)
         if TWO_ROUNDS:
             inside_2 = sees(mine_2.taps, r, s)
-    return (Step(r, s, c, x_at, weight_at), Seen(mine.start, mine.taps, inside),
-            Seen(mine_2.start, mine_2.taps, inside_2))
+    return (
+        Step(r, s, c, x_at, weight_at),
+        Seen(mine.start, mine.taps, inside),
+        Seen(mine_2.start, mine_2.taps, inside_2),
+    )
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 def conv2d_forward_kernel_v3(x, weight, bias, y, g, pixels, part_steps, has_bias):
     """g: a `Geometry`; BY_FOUR needs C to be a multiple of 8: whole steps, 16-byte loads."""
@@ -155,20 +161,23 @@ def conv2d_forward_kernel_v3(x, weight, bias, y, g, pixels, part_steps, has_bias
     first_pixel, first_channel = int32(cuda.blockIdx.x * TILE_M), int32(cuda.blockIdx.y * TILE_N)
     steps, at = first_step(g, part_steps)
 
-    # what this thread fetches: channels c + k … c + k + 3 of pixel `place` of the tile, and of weight row `place`
+    # what this thread fetches: channels c + k … c + k + 3 of pixel `place` of the tile, and of
+    # weight row `place`
     place, k = t >> 1, int32((t & 1) * 4)
     to = int32(k * ROW + place)
     mine = look(int32(first_pixel + place), pixels, k, at, g)
     mine_2 = mine
     if TWO_ROUNDS:
         mine_2 = look(int32(first_pixel + place + TILE_N), pixels, k, at, g)
-    n = min(first_channel + place, g.N - 1)  # rows beyond the last repeat it: their outputs are never written
+    # rows beyond the last repeat it: their outputs are never written
+    n = min(first_channel + place, g.N - 1)
     weight_start = int32(n * g.size * g.size * g.C + k)
 
     row, column = first_output(t)
     accumulators = no_products()
     step = int32(0)
-    while step <= steps:  # one round more than steps: round 0 only fetches, the last only multiplies
+    # one round more than steps: round 0 only fetches, the last only multiplies
+    while step <= steps:
         more = step < steps
         left = int32(g.C - at.c - k)
         a = fetch(x, int32(mine.start + at.x_at), mine.inside and more, left, BY_FOUR)
@@ -179,7 +188,9 @@ def conv2d_forward_kernel_v3(x, weight, bias, y, g, pixels, part_steps, has_bias
 
         stage = int32(step & 1)
         if step > 0:
-            accumulators = multiply(accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW)
+            accumulators = multiply(
+                accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW
+            )
         stage = int32(1 - stage)
         scatter(tile_a, stage * STAGE + to, a)
         scatter(tile_b, stage * STAGE + to, b)
@@ -189,12 +200,27 @@ def conv2d_forward_kernel_v3(x, weight, bias, y, g, pixels, part_steps, has_bias
         step = int32(step + 1)
         at, mine, mine_2 = next_step(at, mine, mine_2, g)
 
-    write_outputs(y, bias, first_pixel + row, int32(first_channel + column), pixels, g.N, accumulators, has_bias)
+    write_outputs(
+        y,
+        bias,
+        first_pixel + row,
+        int32(first_channel + column),
+        pixels,
+        g.N,
+        accumulators,
+        has_bias,
+    )
 
 
 conv2d_forward_kernels_v3 = {
-    (n, four): specialise(conv2d_forward_kernel_v3, name=f"conv2d_forward_kernel_v3_{n}{'' if four else '_by_one'}",
-                          TILE_N=n, BY_FOUR=four) for n, four in VARIANTS}
+    (n, four): specialise(
+        conv2d_forward_kernel_v3,
+        name=f"conv2d_forward_kernel_v3_{n}{'' if four else '_by_one'}",
+        TILE_N=n,
+        BY_FOUR=four,
+    )
+    for n, four in VARIANTS
+}
 
 
 def implicit_forward(x, weight, bias, y, stride):
@@ -203,16 +229,28 @@ def implicit_forward(x, weight, bias, y, stride):
     n, kernel = weight.shape[:2]
     b, ho, wo, _ = y.shape
     if kernel > LARGEST_KERNEL:
-        raise ValueError(f"version 3 (implicit-gemm) takes kernels up to {LARGEST_KERNEL} pixels wide, not {kernel}; "
-                         "use version=2")
+        raise ValueError(
+            f"version 3 (implicit-gemm) takes kernels up to {LARGEST_KERNEL} pixels wide, not {kernel}; "
+            "use version=2"
+        )
     tile_n, by_four = (tile_width(n), True) if c % STEP == 0 else (64, False)
     grid = -(-b * ho * wo // TILE_M), -(-n // tile_n)
     threads = 2 * tile_n
     blocks = -(-nominal_extent(b * ho * wo) // TILE_M) * grid[1]
     parts, part_steps = cut(blocks, threads, kernel * kernel * -(-c // STEP))
     out = y if parts == 1 else empty((parts, y.size), like=y)
-    launch(conv2d_forward_kernels_v3[tile_n, by_four], (*grid, parts), threads, x.reshape(-1), weight.reshape(-1),
-           weight.reshape(-1) if bias is None else bias, out.reshape(-1), Geometry(h, w, c, ho, wo, n, kernel, stride),
-           b * ho * wo, part_steps, int(bias is not None))
+    launch(
+        conv2d_forward_kernels_v3[tile_n, by_four],
+        (*grid, parts),
+        threads,
+        x.reshape(-1),
+        weight.reshape(-1),
+        weight.reshape(-1) if bias is None else bias,
+        out.reshape(-1),
+        Geometry(h, w, c, ho, wo, n, kernel, stride),
+        b * ho * wo,
+        part_steps,
+        int(bias is not None),
+    )
     if parts > 1:
         add_parts(out, y, accumulate=False)

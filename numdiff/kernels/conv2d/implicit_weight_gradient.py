@@ -1,4 +1,5 @@
-"""The weight gradient as an implicit GEMM: pixels are the inner dimension, columns of col are gathered while loading.
+"""The weight gradient as an implicit GEMM: pixels are the inner dimension, columns of col are
+gathered while loading.
 
 MATHEMATICS
     dweight[n, k] += Σ_p dy[p, n] · col[p, k]       as in implicit.py; k = (r, s, c): tap and channel
@@ -15,6 +16,7 @@ READ NEXT
     narrow.py, for when the tiles would
     be nearly empty.
 """
+
 from ...device import cuda, empty, float32, int32, launch, store4
 from ...device.specialise import specialise
 from ..common import divide
@@ -41,8 +43,9 @@ from .tiles import (
 
 @cuda.jit(device=True)
 def column_source(column, W, C, C4, kernel):
-    """What a column of col reads: rows and columns from the window's middle to its tap, that distance as an index into
-    x with its channel included, and the channels left from there on (0 beyond the last column)."""
+    """What a column of col reads: rows and columns from the window's middle to its tap, that
+    distance as an index into x with its channel included, and the channels left from there on (0
+    beyond the last column)."""
     tap, c = divide(column, C4)
     r, s = divide(tap, kernel)
     dr, ds = int32(r - kernel // 2), int32(s - kernel // 2)
@@ -51,18 +54,43 @@ def column_source(column, W, C, C4, kernel):
 
 @cuda.jit(device=True, forceinline=True)
 def write_gradient(partial, column, channel, C, C4, N, kernel, rows):
-    """The epilogue of a thread's 8 × 8 outputs, from `column` and `channel` on, into its part's partial results."""
+    """The epilogue of a thread's 8 × 8 outputs, from `column` and `channel` on, into its part's
+    partial results."""
     K = kernel * kernel * C
     start = (cuda.blockIdx.z * N + channel) * K
     tap, c = divide(column, C4)
     left = int32(C - c if tap < kernel * kernel else 0)
-    write_columns(partial, start + tap * C + c, K, N - channel, left, rows[0], rows[1], rows[2], rows[3], BY_FOUR)
+    write_columns(
+        partial,
+        start + tap * C + c,
+        K,
+        N - channel,
+        left,
+        rows[0],
+        rows[1],
+        rows[2],
+        rows[3],
+        BY_FOUR,
+    )
     tap, c = divide(int32(column + 16), C4)
     left = int32(C - c if tap < kernel * kernel else 0)
-    write_columns(partial, start + tap * C + c, K, N - channel, left, rows[4], rows[5], rows[6], rows[7], BY_FOUR)
+    write_columns(
+        partial,
+        start + tap * C + c,
+        K,
+        N - channel,
+        left,
+        rows[4],
+        rows[5],
+        rows[6],
+        rows[7],
+        BY_FOUR,
+    )
 
 
-def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, kernel, stride, all_steps, part_steps):
+def conv2d_weight_gradient_kernel_v3(
+    dy, x, partial, H, W, C, C4, Ho, Wo, N, kernel, stride, all_steps, part_steps
+):
     """BY_FOUR needs C and N to be multiples of 4."""
     tile_a = cuda.shared.array(SHARED, float32)
     tile_b = cuda.shared.array(SHARED, float32)
@@ -70,7 +98,8 @@ def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, ker
     first_column = int32(cuda.blockIdx.x * TILE_M)
     first_channel = int32(cuda.blockIdx.y * TILE_N)
 
-    # where all threads are: eight pixels of a line (one row of one image) of dy; (h, w) is the first's place in x
+    # where all threads are: eight pixels of a line (one row of one image) of dy; (h, w) is the
+    # first's place in x
     first_step = int32(cuda.blockIdx.z * part_steps)
     steps = int32(min(part_steps, all_steps - first_step))
     line_steps = int32((Wo + STEP - 1) // STEP)
@@ -80,7 +109,8 @@ def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, ker
     x_at = int32(((image * H + h) * W + w) * C)
     dy_at = int32((line * Wo + chunk * STEP) * N)
 
-    # what this thread fetches: four columns of pixel k (and of pixel k + 4), four channels of pixel q
+    # what this thread fetches: four columns of pixel k (and of pixel k + 4), four channels of pixel
+    # q
     k, mine = t >> 5, int32((t & 31) * 4)
     to_a = int32(k * ROW + mine)
     dr, ds, offset, left = column_source(int32(first_column + mine), W, C, C4, kernel)
@@ -93,7 +123,8 @@ def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, ker
     to_b = int32(q * ROW + mine)
     channel = int32(first_channel + mine)
     if BY_FOUR:
-        channel = int32(min(channel, N - 4))  # channels beyond the last repeat it: they are never written
+        # channels beyond the last repeat it: they are never written
+        channel = int32(min(channel, N - 4))
     dy_left = int32(N - channel)
     dy_offset = int32(q * N + channel)
     dy_limit = int32((Wo - q) * stride)
@@ -103,16 +134,29 @@ def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, ker
     step = int32(0)
     while step <= steps:  # one round more than steps, as in the forward
         more = step < steps
-        a = fetch(x, int32(x_at + offset), more and w < limit and within(h + dr, w + ds, H, W), left, BY_FOUR)
+        a = fetch(
+            x,
+            int32(x_at + offset),
+            more and w < limit and within(h + dr, w + ds, H, W),
+            left,
+            BY_FOUR,
+        )
         b = fetch(dy, int32(dy_at + dy_offset), more and w < dy_limit, dy_left, BY_FOUR)
         if TWO_ROUNDS:
             w_2 = int32(w + 4 * stride)
-            a_2 = fetch(x, int32(x_at + offset + 4 * stride * C),
-                        more and w_2 < limit and within(h + dr, w_2 + ds, H, W), left, BY_FOUR)
+            a_2 = fetch(
+                x,
+                int32(x_at + offset + 4 * stride * C),
+                more and w_2 < limit and within(h + dr, w_2 + ds, H, W),
+                left,
+                BY_FOUR,
+            )
 
         stage = int32(step & 1)
         if step > 0:
-            accumulators = multiply(accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW)
+            accumulators = multiply(
+                accumulators, tile_a, stage * STAGE + row, tile_b, stage * STAGE + column, ROW, ROW
+            )
 
         stage = int32(1 - stage)
         store4(tile_a, stage * STAGE + to_a, a[0], a[1], a[2], a[3])
@@ -134,13 +178,27 @@ def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, ker
                 x_at = int32(x_at + (H - h) * W * C)
                 h = int32(0)
 
-    write_gradient(partial, int32(first_column + row), int32(first_channel + column), C, C4, N, kernel, accumulators)
+    write_gradient(
+        partial,
+        int32(first_column + row),
+        int32(first_channel + column),
+        C,
+        C4,
+        N,
+        kernel,
+        accumulators,
+    )
 
 
 conv2d_weight_gradient_kernels_v3 = {
-    (n, four): specialise(conv2d_weight_gradient_kernel_v3,
-                          name=f"conv2d_weight_gradient_kernel_v3_{n}{'' if four else '_by_one'}",
-                          TILE_N=n, BY_FOUR=four) for n, four in VARIANTS}
+    (n, four): specialise(
+        conv2d_weight_gradient_kernel_v3,
+        name=f"conv2d_weight_gradient_kernel_v3_{n}{'' if four else '_by_one'}",
+        TILE_N=n,
+        BY_FOUR=four,
+    )
+    for n, four in VARIANTS
+}
 
 
 def implicit_weight_gradient(dy, x, dweight, stride, accumulate=True):
@@ -155,6 +213,23 @@ def implicit_weight_gradient(dy, x, dweight, stride, accumulate=True):
     steps = b * ho * -(-wo // STEP)
     parts, part_steps = cut(grid[0] * grid[1], threads, steps)
     partial = empty((parts, dweight.size), like=dy)
-    launch(conv2d_weight_gradient_kernels_v3[tile_n, by_four], (*grid, parts), threads, dy.reshape(-1), x.reshape(-1),
-           partial.reshape(-1), h, w, c, c4, ho, wo, n, kernel, stride, steps, part_steps)
+    launch(
+        conv2d_weight_gradient_kernels_v3[tile_n, by_four],
+        (*grid, parts),
+        threads,
+        dy.reshape(-1),
+        x.reshape(-1),
+        partial.reshape(-1),
+        h,
+        w,
+        c,
+        c4,
+        ho,
+        wo,
+        n,
+        kernel,
+        stride,
+        steps,
+        part_steps,
+    )
     add_parts(partial, dweight, accumulate=accumulate)

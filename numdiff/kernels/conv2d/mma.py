@@ -1,4 +1,5 @@
-"""Convolution on the tensor cores of any GPU from sm_80 on: implicit GEMM by mma.sync, ldmatrix and cp.async.
+"""Convolution on the tensor cores of any GPU from sm_80 on: implicit GEMM by mma.sync, ldmatrix and
+cp.async.
 
 MATHEMATICS
     as in implicit.py, whose matrix col is gathered here, too, without being written:
@@ -26,10 +27,17 @@ SOURCE
 READ NEXT
     mma_halo.py, which takes all 3 × 3 taps of stride 1.
 """
+
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
-from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, cp_async_wait_all, shared_address
+from ...device.async_copy import (
+    cp_async_16_zfill,
+    cp_async_commit,
+    cp_async_wait,
+    cp_async_wait_all,
+    shared_address,
+)
 from ...device.half import in_bfloat16
 from ...device.requires import requires, supports
 from ...device.tensor_core import (
@@ -67,11 +75,13 @@ GRADIENT_SHARED = STAGES * GRADIENT_STAGE
 THREADS_WANTED = 132 * 4 * THREADS  # in the gradient's grid
 
 
-# Forward --------------------------------------------------------------------------------------------------------------
+# Forward ------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def place_in(row, chunk):
-    """Byte of a 16-byte chunk of a row of 64 bytes: swizzled, so that eight rows' chunks are in different banks."""
+    """Byte of a 16-byte chunk of a row of 64 bytes: swizzled, so that eight rows' chunks are in
+    different banks."""
     return uint32(row * 64 + (chunk ^ ((row >> 1) & 3)) * 16)
 
 
@@ -104,7 +114,8 @@ def fetch_weight(to, weight, n, N, K, k, inside):
 
 @cuda.jit(device=True, forceinline=True)
 def stash_pair(results, row, column, low, high, pixel, n, pixels, N, per_image, addends, added):
-    """Two neighbouring channels of a pixel, with all that is added to them, into the block's results."""
+    """Two neighbouring channels of a pixel, with all that is added to them, into the block's
+    results."""
     if pixel < pixels and n < N:
         if added.bias:
             low += addends.bias[n]
@@ -133,7 +144,8 @@ def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, ad
     chunks_a_tap = divide(C + BK - 1, BK)[0]
     steps = int32(size * size * chunks_a_tap)
 
-    # what this thread fetches: chunk `chunk` of pixels mine, mine + 32, … and of weight rows mine and mine + 32
+    # what this thread fetches: chunk `chunk` of pixels mine, mine + 32, … and of weight rows mine
+    # and mine + 32
     mine, chunk = t >> 2, t & 3
     at_0 = window(int32(first_pixel + mine), pixels, Ho, Wo, stride, pad)
     at_1 = window(int32(first_pixel + mine + 32), pixels, Ho, Wo, stride, pad)
@@ -177,7 +189,10 @@ def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, ad
                 b_0 = ldmatrix_x4(b_at + place_in(b_row, b_chunk))
                 b_1 = ldmatrix_x4(b_at + place_in(int32(b_row + 16), b_chunk))
                 for m in range(4):
-                    a = ldmatrix_x4(a_at + place_in(int32(row + m * 16 + (lane & 15)), int32(half * 2 + (lane >> 4))))
+                    a = ldmatrix_x4(
+                        a_at
+                        + place_in(int32(row + m * 16 + (lane & 15)), int32(half * 2 + (lane >> 4)))
+                    )
                     mma_m16n8k16_into(accumulators, m * 16, a, (b_0[0], b_0[1]))
                     mma_m16n8k16_into(accumulators, m * 16 + 4, a, (b_0[2], b_0[3]))
                     mma_m16n8k16_into(accumulators, m * 16 + 8, a, (b_1[0], b_1[1]))
@@ -189,12 +204,39 @@ def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, ad
     per_image = int32(Ho * Wo)
     for m in range(4):
         for j in range(4):
-            out_row, out_column = int32(row + m * 16 + (lane >> 2)), int32(column + j * 8 + (lane & 3) * 2)
+            out_row, out_column = (
+                int32(row + m * 16 + (lane >> 2)),
+                int32(column + j * 8 + (lane & 3) * 2),
+            )
             pixel, n, k = int32(first_pixel + out_row), int32(first_n + out_column), m * 16 + j * 4
-            stash_pair(tiles, out_row, out_column, accumulators[k], accumulators[k + 1], pixel, n, pixels, N, per_image,
-                       addends, added)
-            stash_pair(tiles, int32(out_row + 8), out_column, accumulators[k + 2], accumulators[k + 3],
-                       int32(pixel + 8), n, pixels, N, per_image, addends, added)
+            stash_pair(
+                tiles,
+                out_row,
+                out_column,
+                accumulators[k],
+                accumulators[k + 1],
+                pixel,
+                n,
+                pixels,
+                N,
+                per_image,
+                addends,
+                added,
+            )
+            stash_pair(
+                tiles,
+                int32(out_row + 8),
+                out_column,
+                accumulators[k + 2],
+                accumulators[k + 3],
+                int32(pixel + 8),
+                n,
+                pixels,
+                N,
+                per_image,
+                addends,
+                added,
+            )
     cuda.syncthreads()
     for k in range(8):
         out_row, n = int32(k * 16 + (t >> 3)), int32(first_n + (t & 7) * 8)
@@ -203,8 +245,10 @@ def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, ad
             store_words4(y, (first_pixel + out_row) * N + n, a, b, c_2, d)
 
 
-# Weight gradient ------------------------------------------------------------------------------------------------------
-# The inner dimension of both tiles, the pixels, runs across: ldmatrix transposes them while loading to registers.
+# Weight gradient ----------------------------------------------------------------------------------
+# The inner dimension of both tiles, the pixels, runs across: ldmatrix transposes them while loading
+# to registers.
+
 
 @cuda.jit(device=True, forceinline=True)
 def place_of_pixel(pixel, chunk):
@@ -214,7 +258,8 @@ def place_of_pixel(pixel, chunk):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_both(to, dy, x, pixel, last, n, r, s, c, pad, geometry):
-    """Start the copies of eight channels of dy at a pixel, and of those of x that it sees through a tap."""
+    """Start the copies of eight channels of dy at a pixel, and of those of x that it sees through a
+    tap."""
     H, W, C, Ho, Wo, N, _, stride = geometry
     exists = pixel < last
     image, rest = divide(pixel if exists else int32(0), int32(Ho * Wo))
@@ -223,8 +268,12 @@ def fetch_both(to, dy, x, pixel, last, n, r, s, c, pad, geometry):
     dy_inside = exists and n < N
     cp_async_16_zfill(to, dy, pixel * N + n if dy_inside else 0, uint32(16 if dy_inside else 0))
     inside = exists and c < C and within(h, w, H, W)
-    cp_async_16_zfill(to + uint32(STEP * 128), x, ((image * H + h) * W + w) * C + c if inside else 0,
-                      uint32(16 if inside else 0))
+    cp_async_16_zfill(
+        to + uint32(STEP * 128),
+        x,
+        ((image * H + h) * W + w) * C + c if inside else 0,
+        uint32(16 if inside else 0),
+    )
 
 
 @requires("8.0")
@@ -267,13 +316,18 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, geometry, pixels, part_pixe
             a_at = base + uint32(step % STAGES * GRADIENT_STAGE)
             b_at = a_at + uint32(STEP * 128)
             for half in range(2):
-                # of dy: matrices (k 0…7, n 0…7), (k 0…7, n 8…15), (k 8…15, n 0…7), …; of x: those along k first
+                # of dy: matrices (k 0…7, n 0…7), (k 0…7, n 8…15), (k 8…15, n 0…7), …; of x: those
+                # along k first
                 a_pixel = int32(half * 16 + (lane & 7) + ((lane >> 4) << 3))
                 b_pixel = int32(half * 16 + (lane & 15))
                 b_0 = ldmatrix_x4_trans(b_at + place_of_pixel(b_pixel, int32(c_row + (lane >> 4))))
-                b_1 = ldmatrix_x4_trans(b_at + place_of_pixel(b_pixel, int32(c_row + 2 + (lane >> 4))))
+                b_1 = ldmatrix_x4_trans(
+                    b_at + place_of_pixel(b_pixel, int32(c_row + 2 + (lane >> 4)))
+                )
                 for m in range(2):
-                    a = ldmatrix_x4_trans(a_at + place_of_pixel(a_pixel, int32(row + m * 2 + ((lane >> 3) & 1))))
+                    a = ldmatrix_x4_trans(
+                        a_at + place_of_pixel(a_pixel, int32(row + m * 2 + ((lane >> 3) & 1)))
+                    )
                     mma_m16n8k16_into(accumulators, m * 16, a, (b_0[0], b_0[1]))
                     mma_m16n8k16_into(accumulators, m * 16 + 4, a, (b_0[2], b_0[3]))
                     mma_m16n8k16_into(accumulators, m * 16 + 8, a, (b_1[0], b_1[1]))
@@ -286,15 +340,22 @@ def conv2d_weight_gradient_kernel_v4(dy, x, partial, geometry, pixels, part_pixe
                 n_out = int32(first_n + row * 8 + m * 16 + (lane >> 2) + (k >> 1) * 8)
                 c_out = int32(first_c + c_row * 8 + j * 8 + (lane & 3) * 2 + (k & 1))
                 if n_out < N and c_out < C:
-                    partial[((cuda.blockIdx.z * N + n_out) * taps + tap) * C + c_out] = accumulators[m * 16 + j * 4 + k]
+                    partial[((cuda.blockIdx.z * N + n_out) * taps + tap) * C + c_out] = (
+                        accumulators[m * 16 + j * 4 + k]
+                    )
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def mma_supports(x, weight):
     """Whether this rung takes these operands."""
-    return (is_half(x.dtype) and supports(x, conv2d_forward_kernel_v4) and weight.shape[0] % 8 == 0
-            and weight.shape[3] % 8 == 0)
+    return (
+        is_half(x.dtype)
+        and supports(x, conv2d_forward_kernel_v4)
+        and weight.shape[0] % 8 == 0
+        and weight.shape[3] % 8 == 0
+    )
 
 
 def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=1):
@@ -305,12 +366,23 @@ def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=
     b, ho, wo, n = y.shape
     nothing = no_numbers(x.backend)
     kernel = in_bfloat16(conv2d_forward_kernel_v4, x.dtype)
-    launch(kernel, (-(-b * ho * wo // TILE_M), -(-n // TILE_N)), THREADS, x.reshape(-1),
-           weight.reshape(-1),
-           Addends(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
-                   x.reshape(-1) if residual is None else residual.reshape(-1)),
-           y.reshape(-1), Geometry(h, w, c, ho, wo, n, weight.shape[1], stride), spread, b * ho * wo,
-           Added(int(bias is not None), int(channel is not None), int(residual is not None)))
+    launch(
+        kernel,
+        (-(-b * ho * wo // TILE_M), -(-n // TILE_N)),
+        THREADS,
+        x.reshape(-1),
+        weight.reshape(-1),
+        Addends(
+            nothing if bias is None else bias,
+            nothing if channel is None else channel.reshape(-1),
+            x.reshape(-1) if residual is None else residual.reshape(-1),
+        ),
+        y.reshape(-1),
+        Geometry(h, w, c, ho, wo, n, weight.shape[1], stride),
+        spread,
+        b * ho * wo,
+        Added(int(bias is not None), int(channel is not None), int(residual is not None)),
+    )
     return y
 
 
@@ -320,9 +392,16 @@ def mma_input_gradient(dy, weight, dx, stride, residual=None):
     if size == 3 and stride == 1:
         return halo_forward(dy, weight, None, dx, residual=residual, flipped=True)
     flipped = empty((c, size, size, n), weight.dtype, like=weight)
-    launch(flip_weight_kernel, (-(-c // TRANSPOSE), -(-n // TRANSPOSE), size * size), (TRANSPOSE, 8),
-           weight.reshape(-1),
-           flipped.reshape(-1), n, c, size * size)
+    launch(
+        flip_weight_kernel,
+        (-(-c // TRANSPOSE), -(-n // TRANSPOSE), size * size),
+        (TRANSPOSE, 8),
+        weight.reshape(-1),
+        flipped.reshape(-1),
+        n,
+        c,
+        size * size,
+    )
     return mma_forward(dy, flipped, None, dx, 1, residual=residual, spread=stride)
 
 
@@ -338,10 +417,21 @@ def mma_weight_gradient(dy, x, dweight, stride, accumulate=True, dbias=None):
     size, pixels = dweight.shape[1], b * ho * wo
     grid = size * size * -(-c // TILE), -(-n // TILE)
     steps = -(-pixels // STEP)
-    part_steps = -(-steps // max(1, min(THREADS_WANTED // (THREADS * grid[0] * grid[1]), steps // 8)))
+    part_steps = -(
+        -steps // max(1, min(THREADS_WANTED // (THREADS * grid[0] * grid[1]), steps // 8))
+    )
     parts = -(-steps // part_steps)
     partial = empty((parts, dweight.size), np.float32, like=dy)
     kernel = in_bfloat16(conv2d_weight_gradient_kernel_v4, x.dtype)
-    launch(kernel, (*grid, parts), THREADS, dy.reshape(-1), x.reshape(-1),
-           partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * STEP)
+    launch(
+        kernel,
+        (*grid, parts),
+        THREADS,
+        dy.reshape(-1),
+        x.reshape(-1),
+        partial.reshape(-1),
+        Geometry(h, w, c, ho, wo, n, size, stride),
+        pixels,
+        part_steps * STEP,
+    )
     add_parts(partial, dweight, accumulate=accumulate)

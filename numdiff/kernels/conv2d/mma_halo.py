@@ -1,4 +1,5 @@
-"""3 × 3 convolution on the tensor cores of any GPU from sm_80 on: one tile of pixels serves all nine taps.
+"""3 × 3 convolution on the tensor cores of any GPU from sm_80 on: one tile of pixels serves all
+nine taps.
 
 MATHEMATICS
     as in mma.py, for 3 × 3 taps and stride 1: the forward, and the input gradient, which is the forward over dy with
@@ -8,16 +9,19 @@ SHAPES
     as in mma.py; C and N multiples of 8, any image size
 WHAT IS NEW, AND WHY IT PAYS
     A block has 256 output pixels × 64 channels. mma.py loads each pixel from global memory once for each tap: nine
-        times. Here 32 channels of the pixels and of the border around them (18 × 18 pixels for 16 × 16) come once; all
-        nine taps read them from shared memory at shifted addresses.
-    A warp has four rows of 16 pixels × 64 channels: 128 accumulators a lane. For one column of taps it loads six rows,
-        of which tap r multiplies rows r … r + 3. So 6 + 12 ldmatrix feed 96 mma (mma.py: 18 feed 48), and shared memory
-        is read at half of its rate when the tensor cores run at theirs.
-    Weights travel through a ring of three stages, three taps of 32 channels each: one barrier for 192 mma of a warp.
-    Two blocks stay on a multiprocessor and take tile after tile. The next tile's pixels and weights arrive while the
+        times. Here 32 channels of the pixels and of the border around them (18 × 18 pixels for 16 ×
+        16) come once; all nine taps read them from shared memory at shifted addresses.
+    A warp has four rows of 16 pixels × 64 channels: 128 accumulators a lane. For one column of taps
+        it loads six rows, of which tap r multiplies rows r … r + 3. So 6 + 12 ldmatrix feed 96 mma
+        (mma.py: 18 feed 48), and shared memory is read at half of its rate when the tensor cores
+        run at theirs.
+    Weights travel through a ring of three stages, three taps of 32 channels each: one barrier for
+    192 mma of a warp. Two blocks stay on a multiprocessor and take tile after tile. The next tile's
+    pixels and weights arrive while the
         last channels of one are multiplied and its results are written.
-    Addresses are computed once a tile, into a table in shared memory, and in 32 bits: with 64-bit products for every
-        copy a block executed 1,010 instructions for 192 mma of a warp, and the kernel took 1.5 times as long.
+    Addresses are computed once a tile, into a table in shared memory, and in 32 bits: with 64-bit
+        products for every copy a block executed 1,010 instructions for 192 mma of a warp, and the
+        kernel took 1.5 times as long.
 TILES
     The image is cut into segments of SEG columns and ROWS rows. Four warps take one segment of 16 × 16 pixels, or, for
     images of 8 columns, four segments of 8 × 8, of any images: 16 pixels of a fragment are then 8 of two segments.
@@ -35,6 +39,7 @@ SOURCE
 READ NEXT
     mma_halo_gradient.py
 """
+
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, int64, launch, opaque, uint32
@@ -67,15 +72,18 @@ TAP = TILE_N * KC * 2  # bytes of one tap's weights
 STAGE = 3 * TAP  # of a stage of the ring: a column of taps
 STAGES = 3
 PENDING = STAGES - 2  # groups of copies in flight when a step begins
-OUT_PITCH = TILE_N * 2 + 16  # bytes from one pixel's results to the next: a warp's writes meet all banks
+# bytes from one pixel's results to the next: a warp's writes meet all banks
+OUT_PITCH = TILE_N * 2 + 16
 BLOCKS = 2  # on a multiprocessor
 PASS = THREADS // 4  # pixels whose chunks one pass of all threads fetches
 
-# Of each kernel: columns of a segment (16, 8), fragments of 16 pixels a warp (4, 2), whether the weight is flipped
+# Of each kernel: columns of a segment (16, 8), fragments of 16 pixels a warp (4, 2), whether the
+# weight is flipped
 SEG, FRAGS, FLIPPED = Constant(), Constant(), Constant()
 ROWS = Constant(lambda SEG, FRAGS: 16 if (SEG, FRAGS) == (16, 4) else 8)  # of a segment
 SEGMENTS = Constant(lambda SEG, FRAGS, ROWS: WARPS * FRAGS // ROWS * (16 // SEG))
-PITCH = Constant(lambda SEG, SEGMENTS: SEGMENTS * (SEG + 2))  # pixels of a row of the halo tile; even
+# pixels of a row of the halo tile; even
+PITCH = Constant(lambda SEG, SEGMENTS: SEGMENTS * (SEG + 2))
 HALO = Constant(lambda ROWS, PITCH: (ROWS + 2) * PITCH)  # pixels
 HALO_BYTES = Constant(lambda HALO: HALO * KC * 2)
 ROW_BYTES = Constant(lambda PITCH: PITCH * KC * 2)
@@ -83,13 +91,15 @@ HALF_PASSES = Constant(lambda HALO: -(-HALO // (2 * PASS)))  # a chunk comes in 
 RING = Constant(lambda HALO_BYTES: -(-2 * HALO_BYTES // 128) * 128)  # where the weights begin
 TABLES = Constant(lambda RING: RING + STAGES * STAGE)  # where the halo's two tables begin
 TABLE_BYTES = Constant(lambda HALO: 4 * HALO)
-PATCH = Constant(lambda FRAGS: FRAGS // 2)  # fragments of a warp's results that are in shared memory at once
+# fragments of a warp's results that are in shared memory at once
+PATCH = Constant(lambda FRAGS: FRAGS // 2)
 A_WORDS = Constant(lambda FRAGS: 4 * (FRAGS + 2))
 ACCUMULATORS = Constant(lambda FRAGS: 32 * FRAGS)
 
 
 class Image(NamedTuple):
-    """x (·, H, W, C), y (·, H, W, N); segments of an image down and across, and of all images; tiles."""
+    """x (·, H, W, C), y (·, H, W, N); segments of an image down and across, and of all images;
+    tiles."""
 
     H: int
     W: int
@@ -107,11 +117,13 @@ def shared_bytes(seg, frags):
     return -(-2 * halo * KC * 2 // 128) * 128 + STAGES * STAGE + 8 * halo
 
 
-# Into shared memory ---------------------------------------------------------------------------------------------------
+# Into shared memory -------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def origin(tile, which, image):
-    """(image, row, column) of the first pixel of a tile's segment; one that does not exist begins below its image."""
+    """(image, row, column) of the first pixel of a tile's segment; one that does not exist begins
+    below its image."""
     segment = int32(tile * SEGMENTS + (which if SEGMENTS > 1 else 0))
     number, rest = divide(segment, int32(image.bands * image.across))
     band, column = divide(rest, image.across)
@@ -120,8 +132,8 @@ def origin(tile, which, image):
 
 @cuda.jit(device=True, forceinline=True)
 def write_table(tiles, table, tile, image, t):
-    """For each pixel of a halo tile a word: where it is in x, in eights of channels, plus 1 (0: outside the image);
-    in the two low bits its swizzle."""
+    """For each pixel of a halo tile a word: where it is in x, in eights of channels, plus 1 (0:
+    outside the image); in the two low bits its swizzle."""
     for i in range((HALO + THREADS - 1) // THREADS):
         p = int32(t + i * THREADS)
         row, column = divide(p, int32(PITCH))
@@ -131,7 +143,9 @@ def write_table(tiles, table, tile, image, t):
         inside = (h >= 0) & (h < image.H) & (w >= 0) & (w < image.W)
         at = int32(((number * image.H + h) * image.W + w) * (image.C >> 3) + 1)
         if p < HALO:
-            store_word(tiles, int32(table + 4 * p), uint32((at if inside else 0) << 2 | column >> 1 & 3))
+            store_word(
+                tiles, int32(table + 4 * p), uint32((at if inside else 0) << 2 | column >> 1 & 3)
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -145,28 +159,39 @@ def fetch_halo(tiles, table, halo, x, part, c0, C, t):
         if (i + 1) * PASS + HALF_PASSES * PASS <= HALO or first + i * PASS < HALO:
             word = load_word(tiles, table + 4 * PASS * i)
             at = int32(word >> uint32(2))
-            place = halo + uint32(2 * KC * PASS * i) + (uint32(chunk) ^ word & uint32(3)) * uint32(16)
-            cp_async_16_zfill(place, x, int32(8 * at + c), uint32(16) if (at != 0) & exists else uint32(0))
+            place = (
+                halo + uint32(2 * KC * PASS * i) + (uint32(chunk) ^ word & uint32(3)) * uint32(16)
+            )
+            cp_async_16_zfill(
+                place, x, int32(8 * at + c), uint32(16) if (at != 0) & exists else uint32(0)
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_weights(stage, weight, image, first_n, c0, s, t):
     """Start the copies of the weights of taps (0 … 2, s), from input channel c0 on.
 
-    Rows of 64 bytes, one an output channel; FLIPPED: rows of 128, one an input channel of the flipped weight.
+    Rows of 64 bytes, one an output channel; FLIPPED: rows of 128, one an input channel of the
+    flipped weight.
     """
     C, N = image.C, image.N
     if FLIPPED:
         chunk, row = t & 7, t >> 3
         n, k = int32(first_n + 8 * chunk), int32(c0 + row)
-        to, at = stage + uint32(row * 128 + ((chunk ^ row & 7) << 4)), int32((k * 9 + 8 - s) * N + n)
+        to, at = (
+            stage + uint32(row * 128 + ((chunk ^ row & 7) << 4)),
+            int32((k * 9 + 8 - s) * N + n),
+        )
         size = uint32(16) if (n < N) & (k < C) else uint32(0)
         size_2 = uint32(16) if (n < N) & (k + 16 < C) else uint32(0)
         far, tap = int32(144 * N), int32(-3 * N)
     else:
         chunk, row = t & 3, t >> 2
         n, c = int32(first_n + row), int32(c0 + 8 * chunk)
-        to, at = stage + uint32(row * 64 + ((chunk ^ row >> 1 & 3) << 4)), int32((n * 9 + s) * C + c)
+        to, at = (
+            stage + uint32(row * 64 + ((chunk ^ row >> 1 & 3) << 4)),
+            int32((n * 9 + s) * C + c),
+        )
         size = uint32(16) if (n < N) & (c < C) else uint32(0)
         size_2 = uint32(16) if (n + 32 < N) & (c < C) else uint32(0)
         far, tap = int32(288 * C), int32(3 * C)
@@ -175,7 +200,8 @@ def fetch_weights(stage, weight, image, first_n, c0, s, t):
         cp_async_16_zfill(to + uint32(r * TAP + 2048), weight, int32(at + r * tap + far), size_2)
 
 
-# Products -------------------------------------------------------------------------------------------------------------
+# Products -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def place_of_pixels(warp, lane, s):
@@ -183,7 +209,9 @@ def place_of_pixels(warp, lane, s):
     first = int32(warp * FRAGS)
     column = int32(first // ROWS * 16 + (lane & 15))
     column = int32(column + column // SEG * 2 + s)
-    return uint32(first % ROWS * ROW_BYTES + column * (2 * KC) + ((lane >> 4 ^ column >> 1 & 3) << 4))
+    return uint32(
+        first % ROWS * ROW_BYTES + column * (2 * KC) + ((lane >> 4 ^ column >> 1 & 3) << 4)
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -226,11 +254,13 @@ def multiply_column(accumulators, a, pixels, weights, half):
     multiply_tap(accumulators, a, weights, half, 2)
 
 
-# Epilogue -------------------------------------------------------------------------------------------------------------
+# Epilogue -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def add_to_channels(accumulators, j, vectors, added, images, N, n):
-    """Add bias and channel vectors to eight channels; one that is absent is read as the zeros of `no_numbers`.
+    """Add bias and channel vectors to eight channels; one that is absent is read as the zeros of
+    `no_numbers`.
 
     images: of a fragment's two halves
     """
@@ -245,7 +275,10 @@ def add_to_channels(accumulators, j, vectors, added, images, N, n):
     for m in range(FRAGS):
         k = 32 * m + 4 * j
         accumulators[k], accumulators[k + 1] = accumulators[k] + e0, accumulators[k + 1] + e1
-        accumulators[k + 2], accumulators[k + 3] = accumulators[k + 2] + f0, accumulators[k + 3] + f1
+        accumulators[k + 2], accumulators[k + 3] = (
+            accumulators[k + 2] + f0,
+            accumulators[k + 3] + f1,
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -254,7 +287,10 @@ def add_vectors(accumulators, vectors, added, image, tile, first_n, t):
     lane, N = t & 31, image.N
     segment = int32(tile * SEGMENTS + (t >> 5) * FRAGS // ROWS * (16 // SEG))
     last, per_image = int32(image.segments - 1), int32(image.bands * image.across)
-    above, below = divide(min(segment, last), per_image)[0], divide(min(int32(segment + 1), last), per_image)[0]
+    above, below = (
+        divide(min(segment, last), per_image)[0],
+        divide(min(int32(segment + 1), last), per_image)[0],
+    )
     images, n = (above, below), int32(first_n + (lane & 3) * 2)
     # not in a loop: accumulators stay in registers only under constant indices
     add_to_channels(accumulators, 0, vectors, added, images, N, n)
@@ -285,12 +321,15 @@ def stash(tiles, patch, accumulators, first, residual, lane):
         for j in range(8):
             k, to = 32 * (first + m) + 4 * j, at + m * 16 * OUT_PITCH + j * 16
             stash_pair(tiles, to, accumulators[k], accumulators[k + 1], residual)
-            stash_pair(tiles, to + 8 * OUT_PITCH, accumulators[k + 2], accumulators[k + 3], residual)
+            stash_pair(
+                tiles, to + 8 * OUT_PITCH, accumulators[k + 2], accumulators[k + 3], residual
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
 def move_results(tiles, patch, array, first, image, tile, first_n, t, loads):
-    """Copy PATCH fragments of the warp between its patch and y, or an array like it, 16 bytes a lane.
+    """Copy PATCH fragments of the warp between its patch and y, or an array like it, 16 bytes a
+    lane.
 
     loads: from the array into the patch, zeros where nothing is; else from the patch
     """
@@ -300,7 +339,10 @@ def move_results(tiles, patch, array, first, image, tile, first_n, t, loads):
     for q in range(4):
         number, h, w = origin(tile, int32(fragment // ROWS * (16 // SEG) + 4 * q // SEG), image)
         h, w = int32(h + fragment % ROWS + first), int32(w + 4 * q % SEG + (lane >> 3))
-        at, step = int64(int32(((number * image.H + h) * image.W + w) * image.N + n)), int32(image.W * image.N)
+        at, step = (
+            int64(int32(((number * image.H + h) * image.W + w) * image.N + n)),
+            int32(image.W * image.N),
+        )
         exists = (w < image.W) & (n < image.N)
         for m in range(PATCH):
             to, index = place + (16 * m + 4 * q) * OUT_PITCH, at + m * step
@@ -315,7 +357,8 @@ def move_results(tiles, patch, array, first, image, tile, first_n, t, loads):
 
 @cuda.jit(device=True, forceinline=True)
 def write_results(tiles, region, accumulators, first, residual, added, y, image, tile, first_n, t):
-    """PATCH fragments of the warp's results into y, by way of its patch; region: where the warps' patches begin."""
+    """PATCH fragments of the warp's results into y, by way of its patch; region: where the warps'
+    patches begin."""
     patch = int32(region + (t >> 5) * (PATCH * 16 * OUT_PITCH))
     if added.residual:
         move_results(tiles, patch, residual, first, image, tile, first_n, t, True)
@@ -328,7 +371,8 @@ def write_results(tiles, region, accumulators, first, residual, added, y, image,
     cuda.syncwarp()
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def convolve_halo(x, weight, addends, y, image, added):
@@ -358,18 +402,34 @@ def convolve_halo(x, weight, addends, y, image, added):
         s, c0 = int32(0), int32(0)
         for _ in range(steps):
             cp_async_wait(PENDING)  # this thread's copies for the step have arrived
-            cuda.syncthreads()  # so have all others', and the stage of the step before is no longer read
+            # so have all others', and the stage of the step before is no longer read
+            cuda.syncthreads()
             t = opaque(t)
             last = c0 + KC >= C  # the chunk after the tile's last is the next tile's first
             c_next = int32(0 if last else c0 + KC)
             other = int32(HALO_BYTES - halo)
             if s < 2 and (not last or tile + stride < image.tiles):
-                fetch_halo(tiles, int32(2 * TABLES + TABLE_BYTES - table if last else table), base + uint32(other), x,
-                           s, c_next, C, t)
+                fetch_halo(
+                    tiles,
+                    int32(2 * TABLES + TABLE_BYTES - table if last else table),
+                    base + uint32(other),
+                    x,
+                    s,
+                    c_next,
+                    C,
+                    t,
+                )
             elif s == 2 and last:
                 write_table(tiles, table, int32(tile + 2 * stride), image, t)
-            fetch_weights(base + uint32(RING) + ahead, weight, image, first_n, int32(c0 if s == 0 else c_next),
-                          int32(2 if s == 0 else s - 1), t)
+            fetch_weights(
+                base + uint32(RING) + ahead,
+                weight,
+                image,
+                first_n,
+                int32(c0 if s == 0 else c_next),
+                int32(2 if s == 0 else s - 1),
+                t,
+            )
             cp_async_commit()
             pixels = base + uint32(halo) + place_of_pixels(t >> 5, t & 31, s)
             weights = base + uint32(RING) + stage + place_of_weights(t & 31)
@@ -388,20 +448,31 @@ def convolve_halo(x, weight, addends, y, image, added):
             add_vectors(accumulators, addends, added, image, tile, first_n, t)
         region, residual = int32(HALO_BYTES - halo), addends.residual
         write_results(tiles, region, accumulators, 0, residual, added, y, image, tile, first_n, t)
-        write_results(tiles, region, accumulators, PATCH, residual, added, y, image, tile, first_n, t)
+        write_results(
+            tiles, region, accumulators, PATCH, residual, added, y, image, tile, first_n, t
+        )
         tile = int32(tile + stride)
 
 
 def make_kernel(seg, frags, flipped):
-    return specialise(convolve_halo, launch_bounds=(THREADS, 2), SEG=seg, FRAGS=frags, FLIPPED=flipped,
-                      name=f"conv2d_forward_kernel_v4_halo_{seg}_{frags}{'_flipped' if flipped else ''}")
+    return specialise(
+        convolve_halo,
+        launch_bounds=(THREADS, 2),
+        SEG=seg,
+        FRAGS=frags,
+        FLIPPED=flipped,
+        name=f"conv2d_forward_kernel_v4_halo_{seg}_{frags}{'_flipped' if flipped else ''}",
+    )
 
 
-KERNELS = Variants([(seg, frags, flipped) for seg in (16, 8) for frags in (4, 2) for flipped in (False, True)],
-                   lambda key: make_kernel(*key))
+KERNELS = Variants(
+    [(seg, frags, flipped) for seg in (16, 8) for frags in (4, 2) for flipped in (False, True)],
+    lambda key: make_kernel(*key),
+)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def choose_tile(b, h, w, n, multiprocessors):
     """(SEG, FRAGS): the tile that ends soonest."""
@@ -412,7 +483,8 @@ def choose_tile(b, h, w, n, multiprocessors):
             segments = WARPS * frags // rows * 16 // seg
             tiles = -(-b * -(-h // rows) * -(-w // seg) // segments)
             blocks = tiles * -(-n // TILE_N)
-            rounds = -(-blocks // multiprocessors)  # two blocks share a multiprocessor's tensor cores
+            # two blocks share a multiprocessor's tensor cores
+            rounds = -(-blocks // multiprocessors)
             estimate = rounds * (frags + 0.5) * (1.0 if rounds > 1 else 1.3)
             if best is None or estimate < best[0]:
                 best = estimate, seg, frags
@@ -420,7 +492,8 @@ def choose_tile(b, h, w, n, multiprocessors):
 
 
 def halo_forward(x, weight, bias, y, channel=None, residual=None, flipped=False, only=None):
-    """y = conv2d(x, weight) + …, or, flipped, the convolution with the flipped weight (weight (C, 3, 3, N)).
+    """y = conv2d(x, weight) + …, or, flipped, the convolution with the flipped weight (weight (C,
+    3, 3, N)).
 
     only: (SEG, FRAGS)
     """
@@ -434,11 +507,20 @@ def halo_forward(x, weight, bias, y, channel=None, residual=None, flipped=False,
     columns = -(-n // TILE_N)
     turns = -(-tiles // max(1, BLOCKS * multiprocessors_of(x) // columns))
     nothing = no_numbers(x.backend)
-    launch(in_bfloat16(KERNELS[seg, frags, flipped], x.dtype), (-(-tiles // turns), columns), THREADS, x.reshape(-1),
-           weight.reshape(-1),
-           Addends(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1),
-                   x.reshape(-1) if residual is None else residual.reshape(-1)),
-           y.reshape(-1), Image(h, w, c, n, bands, across, segments, tiles),
-           Added(int(bias is not None), int(channel is not None), int(residual is not None)),
-           shared=shared_bytes(seg, frags))
+    launch(
+        in_bfloat16(KERNELS[seg, frags, flipped], x.dtype),
+        (-(-tiles // turns), columns),
+        THREADS,
+        x.reshape(-1),
+        weight.reshape(-1),
+        Addends(
+            nothing if bias is None else bias,
+            nothing if channel is None else channel.reshape(-1),
+            x.reshape(-1) if residual is None else residual.reshape(-1),
+        ),
+        y.reshape(-1),
+        Image(h, w, c, n, bands, across, segments, tiles),
+        Added(int(bias is not None), int(channel is not None), int(residual is not None)),
+        shared=shared_bytes(seg, frags),
+    )
     return y

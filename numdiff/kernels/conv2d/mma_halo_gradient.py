@@ -1,4 +1,5 @@
-"""Weight gradient of a 3 × 3 convolution on the tensor cores of any GPU from sm_80 on: nine taps from one tile.
+"""Weight gradient of a 3 × 3 convolution on the tensor cores of any GPU from sm_80 on: nine taps
+from one tile.
 
 MATHEMATICS
     dweight[n, r, s, c] += Σ_p dy[p, n] · x[p + (r, s), c]: a product whose inner dimension is the pixels
@@ -8,9 +9,10 @@ SHAPES
 WHAT IS NEW, AND WHY IT PAYS
     mma.py has a block for each tap, and each loads dy and x again. Here a block has all nine taps of 64 × 64 channels:
         dy and x, with a border of one pixel, come to shared memory once.
-    12 warps: warp (s, q) has taps (0 … 2, s) of 16 channels of x and all 64 of dy, 96 accumulators a lane. It walks
-        down the rows of its tile. Row h of dy meets rows h - 1, h and h + 1 of x, and the fragments of the last two
-        stay in registers for the next row: 4 + 1 ldmatrix feed 24 mma.
+    12 warps: warp (s, q) has taps (0 … 2, s) of 16 channels of x and all 64 of dy, 96 accumulators
+        a lane. It walks down the rows of its tile. Row h of dy meets rows h - 1, h and h + 1 of x,
+        and the fragments of the last two stay in registers for the next row: 4 + 1 ldmatrix feed 24
+        mma.
 TILES
     8 rows of 16 pixels; 16 pixels are one segment of an image, or, for images of 8 columns, two segments of 8 of any
     images (as in mma_halo.py). The tiles of all images are shared among as many parts as fill a GPU; a part's sums
@@ -25,18 +27,31 @@ SOURCE
 READ NEXT
     hopper/, where nothing is gathered any more.
 """
+
 import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, int64, launch, opaque, uint32
-from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, cp_async_wait_all, shared_address
+from ...device.async_copy import (
+    cp_async_16_zfill,
+    cp_async_commit,
+    cp_async_wait,
+    cp_async_wait_all,
+    shared_address,
+)
 from ...device.half import in_bfloat16
 from ...device.limits import multiprocessors_of, shared_limit
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
-from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16_into, ones_half2, store_words2, word_of
+from ...device.tensor_core import (
+    ldmatrix_x4_trans,
+    mma_m16n8k16_into,
+    ones_half2,
+    store_words2,
+    word_of,
+)
 from ..batch_invariance import nominal_extent
 from ..common import divide, no_numbers
 from ..reduce import column_sum
@@ -50,7 +65,8 @@ PASS = THREADS // 8  # pixels whose chunks one pass of all threads fetches
 DY_BYTES = ROWS * 16 * TILE * 2
 FRAGMENTS = 4  # of 16 channels of dy
 
-# Of each kernel: columns of a segment (16, 8); stages of tiles; whether it also sums dy over the pixels
+# Of each kernel: columns of a segment (16, 8); stages of tiles; whether it also sums dy over the
+# pixels
 SEG, STAGES, SUMS = Constant(), Constant(), Constant()
 ACCUMULATORS = Constant(lambda SUMS: 100 if SUMS else 96)
 SEGMENTS = Constant(lambda SEG: 16 // SEG)
@@ -64,7 +80,8 @@ ROW_BYTES = Constant(lambda PITCH: PITCH * TILE * 2)
 
 
 class Parts(NamedTuple):
-    """x (·, H, W, C), dy (·, H, W, N); segments of an image down and across, and of all images; tiles of a part."""
+    """x (·, H, W, C), dy (·, H, W, N); segments of an image down and across, and of all images;
+    tiles of a part."""
 
     H: int
     W: int
@@ -80,11 +97,13 @@ def stage_bytes(seg):
     return (ROWS + 2) * 16 // seg * (seg + 2) * TILE * 2 + DY_BYTES
 
 
-# Into shared memory ---------------------------------------------------------------------------------------------------
+# Into shared memory -------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def origin(segment, image):
-    """(image, row, column) of a segment's first pixel; one that does not exist begins far below its image."""
+    """(image, row, column) of a segment's first pixel; one that does not exist begins far below its
+    image."""
     number, rest = divide(segment, int32(image.bands * image.across))
     band, column = divide(rest, image.across)
     return number, int32(band * ROWS if segment < image.segments else 1 << 20), int32(column * SEG)
@@ -99,7 +118,8 @@ def origins(tile, image):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_pixels(stage, x, at, image, first_c, t):
-    """Start the copies of a tile's x, with its border: chunk c of a pixel is stored at c ^ (column % 8)."""
+    """Start the copies of a tile's x, with its border: chunk c of a pixel is stored at c ^ (column
+    % 8)."""
     chunk, first = t & 7, t >> 3
     c = int32(first_c + 8 * chunk)
     for i in range(X_PASSES):
@@ -114,8 +134,12 @@ def fetch_pixels(stage, x, at, image, first_c, t):
         inside = (h >= 0) & (h < image.H) & (w >= 0) & (w < image.W) & (c < image.C)
         index = int32(((number * image.H + h) * image.W + w) * image.C + c)
         if (i + 1) * PASS <= HALO or p < HALO:
-            cp_async_16_zfill(stage + uint32(p * 128 + ((chunk ^ column & 7) << 4)), x, index,
-                              uint32(16) if inside else uint32(0))
+            cp_async_16_zfill(
+                stage + uint32(p * 128 + ((chunk ^ column & 7) << 4)),
+                x,
+                index,
+                uint32(16) if inside else uint32(0),
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -135,11 +159,16 @@ def fetch_gradients(stage, dy, at, image, first_n, t):
         inside = (h < image.H) & (w < image.W) & (n < image.N)
         index = int32(((number * image.H + h) * image.W + w) * image.N + n)
         if (i + 1) * PASS <= ROWS * 16 or p < ROWS * 16:
-            cp_async_16_zfill(stage + uint32(X_BYTES + p * 128 + ((chunk ^ column & 7) << 4)), dy, index,
-                              uint32(16) if inside else uint32(0))
+            cp_async_16_zfill(
+                stage + uint32(X_BYTES + p * 128 + ((chunk ^ column & 7) << 4)),
+                dy,
+                index,
+                uint32(16) if inside else uint32(0),
+            )
 
 
-# Products -------------------------------------------------------------------------------------------------------------
+# Products -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def load_row(b, k, x_at, h):
@@ -150,7 +179,8 @@ def load_row(b, k, x_at, h):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_row(accumulators, b, x_at, dy_at, mine, h):
-    """accumulators += row h of dy times rows h, h + 1 and h + 2 of x's tile, the last of which is loaded here.
+    """accumulators += row h of dy times rows h, h + 1 and h + 2 of x's tile, the last of which is
+    loaded here.
 
     SUMS: a product with ones sums the pixels of 16 channels of dy, which are at `mine`.
     """
@@ -188,8 +218,10 @@ def places(t):
     s, quarter = warp >> 2, warp & 3
     column = int32((lane & 15) + (lane & 15) // SEG * 2 + s)
     pixel = int32((lane & 7) + (lane >> 4 << 3))
-    return (uint32(column * 128 + ((2 * quarter + (lane >> 4) ^ column & 7) << 4)),
-            uint32(X_BYTES + pixel * 128 + ((lane >> 3 & 1 ^ pixel & 7) << 4)))
+    return (
+        uint32(column * 128 + ((2 * quarter + (lane >> 4) ^ column & 7) << 4)),
+        uint32(X_BYTES + pixel * 128 + ((lane >> 3 & 1 ^ pixel & 7) << 4)),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -204,10 +236,16 @@ def write_tap(partial, accumulators, r, tap, image, first_n, first_c, part, lane
             if (n + 16 * m < image.N) & (c + 8 * j < image.C):
                 store_words2(partial, index, word_of(accumulators[k]), word_of(accumulators[k + 1]))
             if (n + 16 * m + 8 < image.N) & (c + 8 * j < image.C):
-                store_words2(partial, index + step, word_of(accumulators[k + 2]), word_of(accumulators[k + 3]))
+                store_words2(
+                    partial,
+                    index + step,
+                    word_of(accumulators[k + 2]),
+                    word_of(accumulators[k + 3]),
+                )
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def sum_halo(dy, x, partial, partial_sums, image):
@@ -216,7 +254,9 @@ def sum_halo(dy, x, partial, partial_sums, image):
     t = int32(cuda.threadIdx.x)
     first_c, first_n = int32(cuda.blockIdx.x * TILE), int32(cuda.blockIdx.y * TILE)
     tile = int32(cuda.blockIdx.z * image.tiles)
-    end = int32(min(int32(tile + image.tiles), divide(image.segments + SEGMENTS - 1, int32(SEGMENTS))[0]))
+    end = int32(
+        min(int32(tile + image.tiles), divide(image.segments + SEGMENTS - 1, int32(SEGMENTS))[0])
+    )
 
     b = cuda.local.array(12, "uint32")
     accumulators = cuda.local.array(ACCUMULATORS, "float32")
@@ -231,7 +271,8 @@ def sum_halo(dy, x, partial, partial_sums, image):
     stage, ahead = uint32(0), uint32((STAGES - 1) * STAGE)
     while tile < end:
         cp_async_wait(PENDING)  # this thread's copies of the tile have arrived
-        cuda.syncthreads()  # so have all others', and the stage of the tile before is no longer read
+        # so have all others', and the stage of the tile before is no longer read
+        cuda.syncthreads()
         later = int32(tile + STAGES - 1)
         if later < end:
             t, at = opaque(t), origins(later, image)
@@ -263,17 +304,25 @@ def sum_halo(dy, x, partial, partial_sums, image):
 
 
 def make_kernel(seg, stages, sums):
-    return specialise(sum_halo, launch_bounds=(THREADS, 1), SEG=seg, STAGES=stages, SUMS=sums,
-                      name=f"conv2d_weight_gradient_kernel_v4_halo_{seg}_{stages}{'_sums' if sums else ''}")
+    return specialise(
+        sum_halo,
+        launch_bounds=(THREADS, 1),
+        SEG=seg,
+        STAGES=stages,
+        SUMS=sums,
+        name=f"conv2d_weight_gradient_kernel_v4_halo_{seg}_{stages}{'_sums' if sums else ''}",
+    )
 
 
 KERNELS = Variants(itertools.product((16, 8), (3, 2), (False, True)), lambda key: make_kernel(*key))
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Launcher -----------------------------------------------------------------------------------------
+
 
 def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None):
-    """dweight += …, or = …, and dbias +=, for arrays that launcher.py has checked. only: (SEG, STAGES)"""
+    """dweight += …, or = …, and dbias +=, for arrays that launcher.py has checked. only: (SEG,
+    STAGES)"""
     b, h, w, c = x.shape
     n = dy.shape[3]
     padded = {seg: -(-w // seg) * seg for seg in (16, 8)}
@@ -287,10 +336,20 @@ def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None)
     part_tiles = -(-tiles // parts)
     parts = -(-tiles // part_tiles)
     partial = empty((parts * dweight.size,), np.float32, like=dy)
-    partial_sums = no_numbers(dy.backend) if dbias is None else empty((parts * n,), np.float32, like=dy)
-    launch(in_bfloat16(KERNELS[seg, stages, dbias is not None], x.dtype), (-(-c // TILE), -(-n // TILE), parts),
-           THREADS, dy.reshape(-1), x.reshape(-1), partial, partial_sums,
-           Parts(h, w, c, n, bands, across, b * bands * across, part_tiles), shared=stages * stage_bytes(seg))
+    partial_sums = (
+        no_numbers(dy.backend) if dbias is None else empty((parts * n,), np.float32, like=dy)
+    )
+    launch(
+        in_bfloat16(KERNELS[seg, stages, dbias is not None], x.dtype),
+        (-(-c // TILE), -(-n // TILE), parts),
+        THREADS,
+        dy.reshape(-1),
+        x.reshape(-1),
+        partial,
+        partial_sums,
+        Parts(h, w, c, n, bands, across, b * bands * across, part_tiles),
+        shared=stages * stage_bytes(seg),
+    )
     sums = [Sum(partial, parts, dweight.reshape(-1), accumulate)]
     if dbias is not None and dbias.offset % 16 == 0:
         sums.append(Sum(partial_sums, parts, dbias, True))

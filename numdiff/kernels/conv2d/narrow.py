@@ -9,8 +9,8 @@ VERSIONS
     v3 implicit-gemm: of launcher.py, for these shapes. Forward: one thread a pixel, four output channels. Each number
     of x it loads feeds four products; the weights are the same for all threads, one broadcast from the cache for a
     warp.
-    Weight gradient: one thread a column k = (r, s, c) of col, four output channels, over a part of the image rows. A
-    warp reads 32 neighbouring channels of x; here dy is the same for all threads.
+    Weight gradient: one thread a column k = (r, s, c) of col, four output channels, over a part of
+    the image rows. A warp reads 32 neighbouring channels of x; here dy is the same for all threads.
 LAUNCH
     forward: grid (pixels / 128, C_out / 4), weight gradient: grid (K / 128, C_out / 4, parts); 128 threads. No shared
     memory: the caches hold what neighbours share.
@@ -24,6 +24,7 @@ SOURCE
 READ NEXT
     attention/unfused.py.
 """
+
 from ...device import cuda, empty, float32, int32, launch
 from ..common import divide
 from .direct import Geometry
@@ -31,10 +32,12 @@ from .tiles import add_parts, fetch, within
 
 NARROW = 8  # output channels up to which these kernels run
 BLOCK = 128  # threads
-THREADS_WANTED = 1 << 18  # in the weight gradient's grid: light threads, 2048 fit on a multiprocessor
+# in the weight gradient's grid: light threads, 2048 fit on a multiprocessor
+THREADS_WANTED = 1 << 18
 
 
-# Forward: one thread a pixel, four output channels --------------------------------------------------------------------
+# Forward: one thread a pixel, four output channels ------------------------------------------------
+
 
 @cuda.jit(device=True)
 def dot4(total, a, b):
@@ -50,7 +53,12 @@ def conv2d_narrow_forward_kernel(x, weight, bias, y, geometry, pixels, has_bias,
         i, j = divide(rest, Wo)
         n = cuda.blockIdx.y * 4
         K = kernel * kernel * C
-        row_0, row_1, row_2, row_3 = n * K, min(n + 1, N - 1) * K, min(n + 2, N - 1) * K, min(n + 3, N - 1) * K
+        row_0, row_1, row_2, row_3 = (
+            n * K,
+            min(n + 1, N - 1) * K,
+            min(n + 2, N - 1) * K,
+            min(n + 3, N - 1) * K,
+        )
         t0 = t1 = t2 = t3 = float32(0)
         for r in range(kernel):
             h = int32(i * stride + r - kernel // 2)
@@ -80,10 +88,13 @@ def write_narrow(out, at, distance, n, N, t0, t1, t2, t3, bias, has_bias):
         out[at + 3 * distance] = t3 + bias[n + 3] if has_bias else t3
 
 
-# Weight gradient: one thread a column of col, four output channels ----------------------------------------------------
+# Weight gradient: one thread a column of col, four output channels --------------------------------
+
 
 @cuda.jit
-def conv2d_narrow_weight_gradient_kernel(dy, x, partial, H, W, C, Ho, Wo, N, kernel, stride, lines, part_lines):
+def conv2d_narrow_weight_gradient_kernel(
+    dy, x, partial, H, W, C, Ho, Wo, N, kernel, stride, lines, part_lines
+):
     K = kernel * kernel * C
     k = int32(cuda.grid(1))
     if k < K:
@@ -109,16 +120,27 @@ def conv2d_narrow_weight_gradient_kernel(dy, x, partial, H, W, C, Ho, Wo, N, ker
         write_narrow(partial, (cuda.blockIdx.z * N + n) * K + k, K, n, N, t0, t1, t2, t3, dy, False)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def narrow_forward(x, weight, bias, y, stride):
     """y = conv2d(x, weight) + bias, for arrays that launcher.py has checked."""
     _, h, w, c = x.shape
     n, kernel = weight.shape[:2]
     b, ho, wo, _ = y.shape
-    launch(conv2d_narrow_forward_kernel, (-(-b * ho * wo // BLOCK), -(-n // 4)), BLOCK, x.reshape(-1),
-           weight.reshape(-1), weight.reshape(-1) if bias is None else bias, y.reshape(-1),
-           Geometry(h, w, c, ho, wo, n, kernel, stride), b * ho * wo, int(bias is not None), int(c % 4 == 0))
+    launch(
+        conv2d_narrow_forward_kernel,
+        (-(-b * ho * wo // BLOCK), -(-n // 4)),
+        BLOCK,
+        x.reshape(-1),
+        weight.reshape(-1),
+        weight.reshape(-1) if bias is None else bias,
+        y.reshape(-1),
+        Geometry(h, w, c, ho, wo, n, kernel, stride),
+        b * ho * wo,
+        int(bias is not None),
+        int(c % 4 == 0),
+    )
 
 
 def narrow_weight_gradient(dy, x, dweight, stride, accumulate=True):
@@ -130,6 +152,22 @@ def narrow_weight_gradient(dy, x, dweight, stride, accumulate=True):
     part_lines = -(-b * ho // max(1, min(b * ho, THREADS_WANTED // (grid[0] * grid[1] * BLOCK))))
     parts = -(-b * ho // part_lines)
     partial = empty((parts, dweight.size), like=dy)
-    launch(conv2d_narrow_weight_gradient_kernel, (*grid, parts), BLOCK, dy.reshape(-1), x.reshape(-1),
-           partial.reshape(-1), h, w, c, ho, wo, n, kernel, stride, b * ho, part_lines)
+    launch(
+        conv2d_narrow_weight_gradient_kernel,
+        (*grid, parts),
+        BLOCK,
+        dy.reshape(-1),
+        x.reshape(-1),
+        partial.reshape(-1),
+        h,
+        w,
+        c,
+        ho,
+        wo,
+        n,
+        kernel,
+        stride,
+        b * ho,
+        part_lines,
+    )
     add_parts(partial, dweight, accumulate=accumulate)

@@ -1,4 +1,5 @@
-"""Winograd's convolution on the CPU engine: 16 products instead of 36 for four pixels of a 3 × 3 convolution.
+"""Winograd's convolution on the CPU engine: 16 products instead of 36 for four pixels of a 3 × 3
+convolution.
 
 MATHEMATICS
     In one dimension two outputs of three taps g, y0 = d0·g0 + d1·g1 + d2·g2 and y1 = d1·g0 + d2·g1 + d3·g2, take four
@@ -35,6 +36,7 @@ SOURCE
 READ NEXT
     winograd_rows.py.
 """
+
 import numpy as np
 
 from ...device import on_host, over_batch, workers
@@ -43,21 +45,30 @@ from ..batch_invariance import is_batch_invariant, kept, nominal_extent
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors
 MIN_CHANNELS = 16  # on each side: below, the additions cost more than the products they save
-MIN_PIXELS = 256  # of the batch: below, the weight's transformation costs more than the products save
+# of the batch: below, the weight's transformation costs more than the products save
+MIN_PIXELS = 256
 ROWS = 128  # tiles of a product, if IMAGES images or fewer have that many
-IMAGES = 4  # of a slice, at most: a batch is cut into slices, and the last is computed as if it were full
+# of a slice, at most: a batch is cut into slices, and the last is computed as if it were full
+IMAGES = 4
 MAX_ROWS = 256  # tiles of a product: larger images are cut
 
 
 def winograd_supports(x, weight, stride):
     """Whether this convolution is computed here. Not in float64, which results are compared with."""
     n, kernel, _, c = weight.shape
-    return (kernel == 3 and stride == 1 and min(n, c) >= MIN_CHANNELS and x.dtype == np.float32
-            and nominal_extent(x.size // c) >= MIN_PIXELS)
+    return (
+        kernel == 3
+        and stride == 1
+        and min(n, c) >= MIN_CHANNELS
+        and x.dtype == np.float32
+        and nominal_extent(x.size // c) >= MIN_PIXELS
+    )
 
 
-# Transforms, compiled for the host: a tile stays in the core's first cache, and no thread waits for another -----------
-# Tiles are numbered by image, row and column; those of a slice are (4, 4, images, rows, width, channels).
+# Transforms, compiled for the host: a tile stays in the core's first cache, and no thread waits for
+# Tiles are numbered by image, row and column; those of a slice are (4, 4, images, rows, width,
+# channels).
+
 
 @on_host
 def input_tiles(x, first, row, tiles):
@@ -93,11 +104,11 @@ def input_tiles(x, first, row, tiles):
 
 @on_host
 def output_pixels(m, bias, channel, residual, first, row, start, y):
-    """y = Aᵀ·m·A of the tiles from this image and row on, the addends with it. m: the products of a slice, for the
-    channels from `start` on
+    """y = Aᵀ·m·A of the tiles from this image and row on, the addends with it. m: the products of a
+    slice, for the channels from `start` on
 
-    bias (1, N), channel (B, N) and residual, like y (B, H, W, N), are empty where there are none. Row 1 of Aᵀ's columns
-    is (1, 1): what is added to m[1, 1] is added to all pixels of a tile.
+    bias (1, N), channel (B, N) and residual, like y (B, H, W, N), are empty where there are none.
+    Row 1 of Aᵀ's columns is (1, 1): what is added to m[1, 1] is added to all pixels of a tile.
     """
     b, h, w, _ = y.shape
     images, rows, width, channels = m.shape[2:]
@@ -124,13 +135,15 @@ def output_pixels(m, bias, channel, residual, first, row, start, y):
                             z[2 * j + 1, k] = half[p, 1, k] - half[p, 2, k] - half[p, 3, k]
                     for q in range(min(2, w - 2 * j) if len(residual) else 0):
                         for k in range(channels):
-                            z[2 * j + q, k] += residual[first + image, 2 * (row + i) + p, 2 * j + q, start + k]
+                            z[2 * j + q, k] += residual[
+                                first + image, 2 * (row + i) + p, 2 * j + q, start + k
+                            ]
 
 
 @on_host
 def gradient_tiles(dy, first, row, start, tiles):
-    """A·dY·Aᵀ of the tiles from this image and row on, of the channels from `start` on; of images and pixels that are
-    not there: zeros."""
+    """A·dY·Aᵀ of the tiles from this image and row on, of the channels from `start` on; of images
+    and pixels that are not there: zeros."""
     b, h, w, _ = dy.shape
     images, rows, width, channels = tiles.shape[2:]
     d, half = np.zeros((2, 2, channels), np.float32), np.empty((2, 4, channels), np.float32)
@@ -141,7 +154,11 @@ def gradient_tiles(dy, first, row, start, tiles):
                     for q in range(2):
                         inside = first + image < b and 2 * (row + i) + p < h and 2 * j + q < w
                         for k in range(channels):
-                            d[p, q, k] = dy[first + image, 2 * (row + i) + p, 2 * j + q, start + k] if inside else 0
+                            d[p, q, k] = (
+                                dy[first + image, 2 * (row + i) + p, 2 * j + q, start + k]
+                                if inside
+                                else 0
+                            )
                 for p in range(2):
                     for k in range(channels):
                         half[p, 0, k] = d[p, 0, k]
@@ -157,8 +174,8 @@ def gradient_tiles(dy, first, row, start, tiles):
 
 
 class Slices:
-    """How the tiles of images are split: `images` images at a time, and of their tiles as many rows as fit a core's
-    cache.
+    """How the tiles of images are split: `images` images at a time, and of their tiles as many rows
+    as fit a core's cache.
 
     Attributes: height, width (of an image, in tiles); starts: [(first row, rows)]
     """
@@ -177,11 +194,12 @@ class Slices:
         """(4, 4, images, rows, width, channels), at the start of the buffer."""
         channels = len(buffer) // self.numbers
         shape = 4, 4, self.images, rows, self.width, channels
-        return buffer[:16 * self.images * rows * self.width * channels].reshape(shape)
+        return buffer[: 16 * self.images * rows * self.width * channels].reshape(shape)
 
 
 def images_of_a_slice(tiles):
-    """How many images of `tiles` tiles a product has: with `batch_invariant` its rows must be a multiple of 16."""
+    """How many images of `tiles` tiles a product has: with `batch_invariant` its rows must be a
+    multiple of 16."""
     return max(16 // tiles, min(IMAGES, ROWS // tiles)) if ROWS % tiles == 0 else 1
 
 
@@ -197,8 +215,9 @@ def single_rows(array):
 
 
 def shares_channels(tiles, channels):
-    """Whether the cores share the outputs' channels instead of the images: where there are fewer tiles than channels,
-    so that a product takes more time to lay out its weights than to multiply."""
+    """Whether the cores share the outputs' channels instead of the images: where there are fewer
+    tiles than channels, so that a product takes more time to lay out its weights than to multiply.
+    """
     return workers() > 1 and tiles < channels
 
 
@@ -224,13 +243,19 @@ def winograd_forward(x, weight, bias=None, channel=None, residual=None):
                 output_pixels(m, bias, channel, residual, k, row, start, y[:last])
 
     if not fixed and shares_channels(b * tiles_of_image, n):
-        over_batch(lambda some: convolve(0, b, min(size, b), some.start, factors_of(weight[some])), n, 3 * y.size)
+        over_batch(
+            lambda some: convolve(0, b, min(size, b), some.start, factors_of(weight[some])),
+            n,
+            3 * y.size,
+        )
         return y
     factors = kept(factors_of, weight)
 
     def some_images(share):
         images = size if fixed else min(size, share.stop - share.start)
-        first, last = (size * share.start, min(size * share.stop, b)) if fixed else (share.start, share.stop)
+        first, last = (
+            (size * share.start, min(size * share.stop, b)) if fixed else (share.start, share.stop)
+        )
         convolve(first, last, images, 0, factors)
 
     over_batch(some_images, -(-b // size) if fixed else b, 3 * y.size)
@@ -252,11 +277,15 @@ def winograd_weight_gradient(dy, x, dweight):
         for k in range(some.start, some.stop, images):
             for row, rows in slices.starts:
                 tiles, gradients = slices.tiles(d, rows), slices.tiles(products, rows)
-                input_tiles(x[:some.stop], k, row, tiles)
-                gradient_tiles(dy[:some.stop], k, row, channels.start, gradients)
-                part = np.matmul(gradients.reshape(16, -1, count).swapaxes(1, 2), tiles.reshape(16, -1, c))
+                input_tiles(x[: some.stop], k, row, tiles)
+                gradient_tiles(dy[: some.stop], k, row, channels.start, gradients)
+                part = np.matmul(
+                    gradients.reshape(16, -1, count).swapaxes(1, 2), tiles.reshape(16, -1, c)
+                )
                 total = part if total is None else np.add(total, part, out=total)
-        return (G_ROWS_AND_COLUMNS.T @ total.reshape(16, -1)).reshape(9, count, c).transpose(1, 0, 2)
+        return (
+            (G_ROWS_AND_COLUMNS.T @ total.reshape(16, -1)).reshape(9, count, c).transpose(1, 0, 2)
+        )
 
     def add(channels):
         dweight[channels] += gradient(slice(0, b), channels).reshape(dweight[channels].shape)

@@ -1,10 +1,11 @@
-"""Winograd's convolution for rows alone, image by image: for sampling where BLAS gives equal rows no equal bits.
+"""Winograd's convolution for rows alone, image by image: for sampling where BLAS gives equal rows
+no equal bits.
 
 MATHEMATICS
     As in winograd.py, two rows of outputs take four products instead of six,
         Y = Aᵀ·[Σ_s,c (G·g)_s,c · (Bᵀ·d)_s,c],   s the three taps of a row, c the channels
-    and within a row the taps are summed as cpu.py does it, as one run of 3·C numbers. The products are half as many
-    and three times as long: (tiles, 3·C_in) · (3·C_in, C_out).
+    and within a row the taps are summed as cpu.py does it, as one run of 3·C numbers. The products
+    are half as many and three times as long: (tiles, 3·C_in) · (3·C_in, C_out).
 SHAPES
     as in winograd.py. A tile is two rows and one column.
 DETERMINISM
@@ -20,6 +21,7 @@ SOURCE
 READ NEXT
     implicit.py.
 """
+
 import numpy as np
 
 from ...device import over_batch
@@ -38,25 +40,29 @@ def differences(d0, d1, d2, d3, out):
 
 
 class Runs:
-    """The runs of an image's tiles, slice by slice. Attributes: rows (of tiles in a slice), starts (the first ones)."""
+    """The runs of an image's tiles, slice by slice. Attributes: rows (of tiles in a slice), starts
+    (the first ones)."""
 
     def __init__(self, h, w, c, dtype):
         height = (h + 1) // 2
         slices = -(-height // max(1, MAX_NUMBERS // (4 * w * 3 * c)))
         self.rows = -(-height // slices)
-        self.starts = [min(k * self.rows, height - self.rows) for k in range(slices)]  # the last may compute some again
+        # the last may compute some again
+        self.starts = [min(k * self.rows, height - self.rows) for k in range(slices)]
         self.padded = np.zeros((2 * height + 2, w + 2, c), dtype)
         self.tiles = np.empty((4, self.rows, w + 2, c), dtype)
-        self.windows = np.ndarray((4, self.rows, w, 3 * c), dtype, self.tiles, strides=self.tiles.strides)
+        self.windows = np.ndarray(
+            (4, self.rows, w, 3 * c), dtype, self.tiles, strides=self.tiles.strides
+        )
         self.runs = np.empty(self.windows.shape, dtype)
 
     def load(self, image):
         h, w, _ = image.shape
-        self.padded[1:h + 1, 1:w + 1] = image
+        self.padded[1 : h + 1, 1 : w + 1] = image
 
     def of(self, start):
         """(4, tiles, 3 · C): Bᵀ·d of the slice whose first tile this is."""
-        d = self.padded[2 * start:2 * (start + self.rows) + 2]
+        d = self.padded[2 * start : 2 * (start + self.rows) + 2]
         differences(d[:-2:2], d[1:-2:2], d[2::2], d[3::2], self.tiles)
         self.runs[...] = self.windows
         return self.runs.reshape(4, -1, self.runs.shape[-1])
@@ -84,11 +90,12 @@ def winograd_rows_forward(x, weight, bias=None, channel=None, residual=None):
                 for addend in (bias, channel if channel is None else channel[k]):
                     if addend is not None:
                         m[1] += addend  # Aᵀ's column (1, 1): it is added to both rows
-                even, odd = (y[k, 2 * start + i:2 * (start + image.rows):2] for i in (0, 1))
+                even, odd = (y[k, 2 * start + i : 2 * (start + image.rows) : 2] for i in (0, 1))
                 m[0] += m[1]
                 np.add(m[0], m[2], out=even)
                 m[1] -= m[2]
-                np.subtract(m[1, :len(odd)], m[3, :len(odd)], out=odd)  # an odd height has one row less of these
+                # an odd height has one row less of these
+                np.subtract(m[1, : len(odd)], m[3, : len(odd)], out=odd)
             if residual is not None:  # here, while the image is still in the core's cache
                 y[k] += residual[k]
 

@@ -1,4 +1,5 @@
-"""What diffusion needs besides a model: noise in, samples out, the loss. Read the files in this order.
+"""What diffusion needs besides a model: noise in, samples out, the loss. Read the files in this
+order.
 
     images.py         bytes to numbers between -1 and 1, and back
     q_sample.py       noise added to images, as much as the timestep says

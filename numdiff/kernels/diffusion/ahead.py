@@ -1,10 +1,11 @@
 """What the steps of a sampler need from their timesteps, made for many steps at a time.
 
-A model sees a step's timestep and its images' classes through a small network that knows nothing of the image: the
-conditioning. For the 32 rows of one step each of its products, one for every block of the model, takes a few
-microseconds, in which it only reads its weights. For the rows of fifty steps together it takes little longer. So a
-sampler computes the conditioning of many steps ahead, and each step takes its own. Only the device knows which step
-that is, because a recorded step is replayed.
+A model sees a step's timestep and its images' classes through a small network that knows nothing of
+the image: the conditioning. For the 32 rows of one step each of its products, one for every block
+of the model, takes a few microseconds, in which it only reads its weights. For the rows of fifty
+steps together it takes little longer. So a sampler computes the conditioning of many steps ahead,
+and each step takes its own. Only the device knows which step that is, because a recorded step is
+replayed.
 
 MATHEMATICS
     timesteps ahead   begin = step; t[k · R + r] = table[step + k, 0]        of R rows a step, the K steps to come; past
@@ -28,6 +29,7 @@ SOURCE
 READ NEXT
     sampler.py.
 """
+
 import numpy as np
 
 from ...device import cuda, is_device, launch, load4, store4, uint32, with_dtype
@@ -38,7 +40,8 @@ from ..problem import Problem, filled, half, integers, numbers, single
 BLOCK = 256  # threads
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def timesteps_ahead_reference(table, step, begin, t, rows):
     begin[...] = step
@@ -47,14 +50,15 @@ def timesteps_ahead_reference(table, step, begin, t, rows):
 
 
 def place_reference(ahead, source, offset):
-    ahead[:, offset:offset + source.shape[1]] = source
+    ahead[:, offset : offset + source.shape[1]] = source
 
 
 def take_reference(ahead, step, begin, row):
     row[...] = ahead[step[0] - uint32(1) - begin[0]]
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def timesteps_ahead_kernel_v1(table, step, begin, t, rows, width, last):
@@ -92,11 +96,14 @@ def place_kernel_v2(ahead, source, offset, n, m):
 def take_kernel_v2(ahead, step, begin, row):
     i = cuda.grid(1) * 4
     if i < row.size:
-        x0, x1, x2, x3 = load4(ahead, (step[0] - uint32(1) - begin[0]) * uint32(row.size) + uint32(i))
+        x0, x1, x2, x3 = load4(
+            ahead, (step[0] - uint32(1) - begin[0]) * uint32(row.size) + uint32(i)
+        )
         store4(row, i, x0, x1, x2, x3)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def timesteps_ahead_cost(count, steps):
     """(bytes, FLOPs) for `count` timesteps of `steps` steps."""
@@ -111,7 +118,8 @@ def take_cost(n, itemsize=4):
     return 2 * n * itemsize + 8, 0
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _lacks_vectors(*bytes_between):
     """What v2 needs and a call lacks; None if rows and places are multiples of 16 bytes."""
@@ -122,65 +130,146 @@ def _lacks_vectors(*bytes_between):
 
 def _check_timesteps(table, t, rows):
     if table.dtype != np.uint32 or (is_device(t) and t.dtype != np.float32) or len(t) % rows:
-        raise ValueError(f"table {table.dtype} must be uint32, and t {t.dtype}{tuple(t.shape)} float32, {rows} a step")
+        raise ValueError(
+            f"table {table.dtype} must be uint32, and t {t.dtype}{tuple(t.shape)} float32, {rows} a step"
+        )
 
 
-@operation(reference=timesteps_ahead_reference, cost=timesteps_ahead_cost, check=_check_timesteps,
-           problems=[Problem(table=filled((4, 3), lambda rng: rng.standard_normal((4, 3)).astype(np.float32).view(
-               np.uint32), np.uint32), step=integers([2], np.uint32), begin=integers([0], np.uint32),
-               t=numbers(np.zeros(15)), rows=3)],
-           writes=("begin", "t"))
+@operation(
+    reference=timesteps_ahead_reference,
+    cost=timesteps_ahead_cost,
+    check=_check_timesteps,
+    problems=[
+        Problem(
+            table=filled(
+                (4, 3),
+                lambda rng: rng.standard_normal((4, 3)).astype(np.float32).view(np.uint32),
+                np.uint32,
+            ),
+            step=integers([2], np.uint32),
+            begin=integers([0], np.uint32),
+            t=numbers(np.zeros(15)),
+            rows=3,
+        )
+    ],
+    writes=("begin", "t"),
+)
 def timesteps_ahead(table, step, begin, t, rows):
-    """Writes begin = step, and into t the timesteps of the table's rows from `step` on, each `rows` times."""
-    launch(timesteps_ahead_kernel_v1, -(-len(t) // BLOCK), BLOCK, with_dtype(table, np.float32).reshape(-1), step,
-           begin, t, rows, table.shape[1], len(table) - 1)
+    """Writes begin = step, and into t the timesteps of the table's rows from `step` on, each `rows`
+    times."""
+    launch(
+        timesteps_ahead_kernel_v1,
+        -(-len(t) // BLOCK),
+        BLOCK,
+        with_dtype(table, np.float32).reshape(-1),
+        step,
+        begin,
+        t,
+        rows,
+        table.shape[1],
+        len(table) - 1,
+    )
 
 
 def _check_place(ahead, source, offset):
     (steps, n), m = ahead.shape, source.shape[1]
-    if len(source) != steps or not 0 <= offset <= n - m or ahead.dtype != source.dtype or steps * n >= 2**31:
-        raise ValueError(f"source {source.dtype}{tuple(source.shape)} does not go to {offset} of {ahead.dtype}"
-                         f"{tuple(ahead.shape)}")
+    if (
+        len(source) != steps
+        or not 0 <= offset <= n - m
+        or ahead.dtype != source.dtype
+        or steps * n >= 2**31
+    ):
+        raise ValueError(
+            f"source {source.dtype}{tuple(source.shape)} does not go to {offset} of {ahead.dtype}"
+            f"{tuple(ahead.shape)}"
+        )
 
 
 STEPS, WIDTH = 50, 12 * 8 * 6 * 768  # a sampler's, of eight images of a DiT-B, for the benchmark
 
 
-@operation(reference=place_reference, cost=place_cost, check=_check_place,
-           versions=naive_and_vectorised(place_kernel_v1, place_kernel_v2, lambda ahead, source, offset: _lacks_vectors(
-               *(n * ahead.dtype.itemsize for n in (ahead.shape[1], source.shape[1], offset)))),
-           problems=[Problem("rows of 16 bytes", ahead=single(5, 20), source=single(5, 8), offset=12),
-                     Problem("odd", ahead=single(5, 10), source=single(5, 3), offset=7),
-                     Problem("float16", ahead=half(4, 24), source=half(4, 16), offset=8),
-                     Problem(ahead=half(STEPS, WIDTH), source=half(STEPS, WIDTH // 12), offset=0,
-                             moved=place_cost(STEPS, WIDTH // 12, 2)[0], measured=True)],
-           writes=("ahead",))
+@operation(
+    reference=place_reference,
+    cost=place_cost,
+    check=_check_place,
+    versions=naive_and_vectorised(
+        place_kernel_v1,
+        place_kernel_v2,
+        lambda ahead, source, offset: _lacks_vectors(
+            *(n * ahead.dtype.itemsize for n in (ahead.shape[1], source.shape[1], offset))
+        ),
+    ),
+    problems=[
+        Problem("rows of 16 bytes", ahead=single(5, 20), source=single(5, 8), offset=12),
+        Problem("odd", ahead=single(5, 10), source=single(5, 3), offset=7),
+        Problem("float16", ahead=half(4, 24), source=half(4, 16), offset=8),
+        Problem(
+            ahead=half(STEPS, WIDTH),
+            source=half(STEPS, WIDTH // 12),
+            offset=0,
+            moved=place_cost(STEPS, WIDTH // 12, 2)[0],
+            measured=True,
+        ),
+    ],
+    writes=("ahead",),
+)
 def place(ahead, source, offset, version=None):
     """ahead[:, offset:offset + m] = source (K, m), in place."""
     (steps, n), m, size = ahead.shape, source.shape[1], ahead.dtype.itemsize
     if version.name == "naive":
-        launch(version.kernel, -(-steps * m // BLOCK), BLOCK, ahead.reshape(-1), source.reshape(-1), offset, n, m)
+        launch(
+            version.kernel,
+            -(-steps * m // BLOCK),
+            BLOCK,
+            ahead.reshape(-1),
+            source.reshape(-1),
+            offset,
+            n,
+            m,
+        )
         return
-    ahead, source, offset, n, m = as_words(ahead), as_words(source), offset * size // 4, n * size // 4, m * size // 4
+    ahead, source, offset, n, m = (
+        as_words(ahead),
+        as_words(source),
+        offset * size // 4,
+        n * size // 4,
+        m * size // 4,
+    )
     launch(version.kernel, -(-source.size // 4 // BLOCK), BLOCK, ahead, source, offset, n, m)
 
 
 def _check_take(ahead, row):
     if ahead.shape[1:] != row.shape or ahead.dtype != row.dtype or ahead.size >= 2**31:
-        raise ValueError(f"a row {row.dtype}{tuple(row.shape)} is none of {ahead.dtype}{tuple(ahead.shape)}")
+        raise ValueError(
+            f"a row {row.dtype}{tuple(row.shape)} is none of {ahead.dtype}{tuple(ahead.shape)}"
+        )
 
 
 AT = {"step": integers([9], np.uint32), "begin": integers([6], np.uint32)}
 
 
-@operation(reference=take_reference, cost=take_cost, check=_check_take,
-           versions=naive_and_vectorised(take_kernel_v1, take_kernel_v2, lambda row: _lacks_vectors(row.nbytes)),
-           problems=[Problem("rows of 16 bytes", ahead=single(5, 20), **AT, row=single(20)),
-                     Problem("odd", ahead=single(5, 10), **AT, row=single(10)),
-                     Problem("float16", ahead=half(4, 24), **AT, row=half(24)),
-                     Problem(ahead=half(STEPS, WIDTH), step=integers([7], np.uint32), begin=integers([0], np.uint32),
-                             row=half(WIDTH), moved=take_cost(WIDTH, 2)[0], measured=True)],
-           writes=("row",))
+@operation(
+    reference=take_reference,
+    cost=take_cost,
+    check=_check_take,
+    versions=naive_and_vectorised(
+        take_kernel_v1, take_kernel_v2, lambda row: _lacks_vectors(row.nbytes)
+    ),
+    problems=[
+        Problem("rows of 16 bytes", ahead=single(5, 20), **AT, row=single(20)),
+        Problem("odd", ahead=single(5, 10), **AT, row=single(10)),
+        Problem("float16", ahead=half(4, 24), **AT, row=half(24)),
+        Problem(
+            ahead=half(STEPS, WIDTH),
+            step=integers([7], np.uint32),
+            begin=integers([0], np.uint32),
+            row=half(WIDTH),
+            moved=take_cost(WIDTH, 2)[0],
+            measured=True,
+        ),
+    ],
+    writes=("row",),
+)
 def take(ahead, step, begin, row, version=None):
     """row = ahead[step - 1 - begin], in place."""
     if version.name == "naive":

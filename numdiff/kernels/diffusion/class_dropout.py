@@ -1,4 +1,5 @@
-"""Class dropout: in training, some images lose their class, so that one model learns with and without it.
+"""Class dropout: in training, some images lose their class, so that one model learns with and
+without it.
 
 MATHEMATICS
     y[b] = null where u_b < p, else label[b];   u_b uniform in [0, 1), counted as in random.py
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     numdiff/nn/dit.py.
 """
+
 import numpy as np
 
 from ...device import cuda, empty_like, int32, launch, uint32
@@ -33,29 +35,41 @@ PURPOSE_CLASS_DROPOUT = 8  # in addition to the purposes of random.py
 
 
 def class_dropout_forward_reference(labels, probability, null_class, seed, step, samples):
-    threshold = uint32(round(probability * 2 ** 24))
-    dropped = random_elements_reference(lambda words: words >> DROP_BITS < threshold, np.bool_, (len(labels), 1), seed,
-                                        PURPOSE_CLASS_DROPOUT, step, samples)[:, 0]
+    threshold = uint32(round(probability * 2**24))
+    dropped = random_elements_reference(
+        lambda words: words >> DROP_BITS < threshold,
+        np.bool_,
+        (len(labels), 1),
+        seed,
+        PURPOSE_CLASS_DROPOUT,
+        step,
+        samples,
+    )[:, 0]
     return np.where(dropped, np.int32(null_class), labels)
 
 
-# v1: one thread a label -----------------------------------------------------------------------------------------------
+# v1: one thread a label ---------------------------------------------------------------------------
+
 
 @cuda.jit
-def class_dropout_forward_kernel_v1(labels, y, threshold, null_class, seed_low, seed_high, purpose, step, samples):
+def class_dropout_forward_kernel_v1(
+    labels, y, threshold, null_class, seed_low, seed_high, purpose, step, samples
+):
     b = cuda.grid(1)
     if b < y.size:
         word, _, _, _ = philox4x32(uint32(0), samples[b], step[0], seed_high, seed_low, purpose)
         y[b] = int32(null_class) if (word >> DROP_BITS) < threshold else labels[b]
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def class_dropout_forward_cost(batch):
     return 12 * batch, 0
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(labels, probability, step, samples):
     if labels.ndim != 1 or labels.dtype != np.int32:
@@ -64,16 +78,41 @@ def _check(labels, probability, step, samples):
     check_probability(probability)
 
 
-@operation(reference=class_dropout_forward_reference, cost=class_dropout_forward_cost, check=_check,
-           problems=[Problem(labels=integers(np.arange(7)), probability=0.4, null_class=7, seed=SEED, **counters(7)),
-                     Problem(labels=filled((64,), lambda rng: rng.integers(0, 1000, 64), np.int32), probability=0.1,
-                             null_class=1000, seed=1, step=integers([7], np.uint32),
-                             samples=integers(np.arange(64), np.uint32), measured=True)])
+@operation(
+    reference=class_dropout_forward_reference,
+    cost=class_dropout_forward_cost,
+    check=_check,
+    problems=[
+        Problem(
+            labels=integers(np.arange(7)), probability=0.4, null_class=7, seed=SEED, **counters(7)
+        ),
+        Problem(
+            labels=filled((64,), lambda rng: rng.integers(0, 1000, 64), np.int32),
+            probability=0.1,
+            null_class=1000,
+            seed=1,
+            step=integers([7], np.uint32),
+            samples=integers(np.arange(64), np.uint32),
+            measured=True,
+        ),
+    ],
+)
 def class_dropout_forward(labels, probability, null_class, seed, step, samples):
     """labels int32 (B,), each replaced by `null_class` with this probability, as a new array."""
     y = empty_like(labels)
     low, high = seed_words(seed)
-    launch(class_dropout_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, labels, y,
-           uint32(round(probability * 2 ** 24)), int32(null_class), low, high, uint32(PURPOSE_CLASS_DROPOUT), step,
-           samples)
+    launch(
+        class_dropout_forward_kernel_v1,
+        -(-y.size // BLOCK),
+        BLOCK,
+        labels,
+        y,
+        uint32(round(probability * 2**24)),
+        int32(null_class),
+        low,
+        high,
+        uint32(PURPOSE_CLASS_DROPOUT),
+        step,
+        samples,
+    )
     return y

@@ -1,4 +1,5 @@
-"""From stored bytes to a training image: normalise and, where asked, mirror; and from an image to bytes.
+"""From stored bytes to a training image: normalise and, where asked, mirror; and from an image to
+bytes.
 
 MATHEMATICS
     y[b, h, w, c] = x[b, h, w', c] / 127.5 - 1,  w' = W - 1 - w where flip[b] is not 0, else w.     No gradient: data.
@@ -7,8 +8,9 @@ SHAPES
     x (B, H, W, C) uint8, flip (B,) int32 or None → y (B, H, W, C) float32 in [-1, 1]; x float32 → pixels uint8
 VERSIONS
     v1 naive: one thread an element.
-    v2 vectorised: one thread four neighbouring elements of one image row, stored at once; the four bytes are read
-       singly, since mirroring reverses the order of pixels but not of the channels inside one.
+    v2 vectorised: one thread four neighbouring elements of one image row, stored at once; the four
+       bytes are read singly, since mirroring reverses the order of pixels but not of the channels
+       inside one.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM
@@ -20,6 +22,7 @@ SOURCE
 READ NEXT
     q_sample.py, which adds the noise.
 """
+
 import math
 
 import numpy as np
@@ -30,7 +33,8 @@ from ..problem import Problem, filled, integers, single
 
 BLOCK = 256  # threads
 HALF_RANGE = np.float32(127.5)
-TO_WHOLE = np.float32(2**23)  # where neighbouring float32 are one apart: adding it rounds, taking it away is exact
+# where neighbouring float32 are one apart: adding it rounds, taking it away is exact
+TO_WHOLE = np.float32(2**23)
 
 
 def images_forward_reference(images, flip=None):
@@ -49,7 +53,8 @@ def pixels_forward_reference(x):
     return np.clip(np.rint(y, out=y), 0, 255, out=y).astype(np.uint8)
 
 
-# Device function ------------------------------------------------------------------------------------------------------
+# Device function ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def normalised(x, row, offset, mirror, width, channels):
@@ -61,13 +66,15 @@ def normalised(x, row, offset, mirror, width, channels):
     return float32(x[row + w * channels + c]) / HALF_RANGE - float32(1)
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def images_forward_kernel_v1(x, flip, y, height, width, channels):
     i = cuda.grid(1)
     if i < y.size:
-        length = uint32(width * channels)  # of an image row; unsigned throughout, so that no index becomes a float
+        # of an image row; unsigned throughout, so that no index becomes a float
+        length = uint32(width * channels)
         r = uint32(uint32(i) // length)
         mirror = flip[r // height] != 0
         y[i] = normalised(x, r * length, uint32(i) - r * length, mirror, width, channels)
@@ -81,7 +88,8 @@ def pixels_forward_kernel_v1(x, y):
         y[i] = np.uint8(value + TO_WHOLE - TO_WHOLE)
 
 
-# v2: four elements of a row -------------------------------------------------------------------------------------------
+# v2: four elements of a row -----------------------------------------------------------------------
+
 
 @cuda.jit
 def images_forward_kernel_v2(x, flip, y, height, width, channels):
@@ -92,13 +100,18 @@ def images_forward_kernel_v2(x, flip, y, height, width, channels):
         row = r * length
         o = uint32(i) - row
         mirror = flip[r // height] != 0
-        store4(y, i, normalised(x, row, o, mirror, width, channels),
-               normalised(x, row, o + uint32(1), mirror, width, channels),
-               normalised(x, row, o + uint32(2), mirror, width, channels),
-               normalised(x, row, o + uint32(3), mirror, width, channels))
+        store4(
+            y,
+            i,
+            normalised(x, row, o, mirror, width, channels),
+            normalised(x, row, o + uint32(1), mirror, width, channels),
+            normalised(x, row, o + uint32(2), mirror, width, channels),
+            normalised(x, row, o + uint32(3), mirror, width, channels),
+        )
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def images_forward_cost(shape):
     n = math.prod(shape)
@@ -109,39 +122,70 @@ def pixels_forward_cost(n):
     return 5 * n, 2 * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(images, flip):
     if images.ndim != 4 or images.dtype != np.uint8:
-        raise ValueError(f"images must be uint8 of shape (B, H, W, C), got {images.dtype}{tuple(images.shape)}")
+        raise ValueError(
+            f"images must be uint8 of shape (B, H, W, C), got {images.dtype}{tuple(images.shape)}"
+        )
     if flip is not None and (flip.shape != (images.shape[0],) or flip.dtype != np.int32):
-        raise ValueError(f"flip must be int32 of shape ({images.shape[0]},), got {flip.dtype}{tuple(flip.shape)}")
+        raise ValueError(
+            f"flip must be int32 of shape ({images.shape[0]},), got {flip.dtype}{tuple(flip.shape)}"
+        )
 
 
 def _pictures(*shape):
     return filled(shape, lambda rng: rng.integers(0, 256, shape), np.uint8)
 
 
-@operation(reference=images_forward_reference, cost=images_forward_cost, check=_check,
-           versions=naive_and_vectorised(images_forward_kernel_v1, images_forward_kernel_v2, lambda images: (
-               lacks_multiple(4, images.shape[2] * images.shape[3], "bytes of a row"))),
-           problems=[Problem(images=_pictures(2, 3, 4, 3), flip=integers([0, 1])),
-                     Problem(images=_pictures(3, 4, 4, 1)),
-                     Problem(images=_pictures(2, 3, 7, 3), flip=integers([1, 0])),
-                     Problem(images=_pictures(32, 64, 64, 3),
-                             flip=filled((32,), lambda rng: rng.integers(0, 2, 32), np.int32), measured=True)])
+@operation(
+    reference=images_forward_reference,
+    cost=images_forward_cost,
+    check=_check,
+    versions=naive_and_vectorised(
+        images_forward_kernel_v1,
+        images_forward_kernel_v2,
+        lambda images: lacks_multiple(4, images.shape[2] * images.shape[3], "bytes of a row"),
+    ),
+    problems=[
+        Problem(images=_pictures(2, 3, 4, 3), flip=integers([0, 1])),
+        Problem(images=_pictures(3, 4, 4, 1)),
+        Problem(images=_pictures(2, 3, 7, 3), flip=integers([1, 0])),
+        Problem(
+            images=_pictures(32, 64, 64, 3),
+            flip=filled((32,), lambda rng: rng.integers(0, 2, 32), np.int32),
+            measured=True,
+        ),
+    ],
+)
 def images_forward(images, flip=None, version=None):
-    """uint8 images (B, H, W, C) → float32 in [-1, 1], mirrored left to right where flip[b] is not 0."""
+    """uint8 images (B, H, W, C) → float32 in [-1, 1], mirrored left to right where flip[b] is not
+    0."""
     batch, height, width, channels = images.shape
     if flip is None:
         flip = zeros((batch,), np.int32, like=images)
     y = empty(images.shape, np.float32, like=images)
-    launch(version.kernel, -(-y.size // (version.width * BLOCK)), BLOCK, images.reshape(-1), flip, y.reshape(-1),
-           uint32(height), uint32(width), uint32(channels))
+    launch(
+        version.kernel,
+        -(-y.size // (version.width * BLOCK)),
+        BLOCK,
+        images.reshape(-1),
+        flip,
+        y.reshape(-1),
+        uint32(height),
+        uint32(width),
+        uint32(channels),
+    )
     return y
 
 
-@operation(reference=pixels_forward_reference, cost=pixels_forward_cost, problems=[Problem(x=single(2, 3, 4, 3))])
+@operation(
+    reference=pixels_forward_reference,
+    cost=pixels_forward_cost,
+    problems=[Problem(x=single(2, 3, 4, 3))],
+)
 def pixels_forward(x):
     """float32 images, clipped to [-1, 1], as uint8 of the same shape."""
     if x.dtype != np.float32:

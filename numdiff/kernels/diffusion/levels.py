@@ -1,4 +1,5 @@
-"""Noise levels without whole timesteps: each image draws its own, and the factors that a training step needs.
+"""Noise levels without whole timesteps: each image draws its own, and the factors that a training
+step needs.
 
 MATHEMATICS
     An image at a level is x_t = a · x_0 + s · eps, its noise σ = s / a. What is drawn is u = log σ:
@@ -6,15 +7,16 @@ MATHEMATICS
     and u + log(shift) after that, which turns t into shift · t / (1 + (shift - 1) · t). The paths:
         linear    t = σ / (1 + σ),  a = 1 - t,  s = t;                            the model sees t · scale
         edm       c_in = 1 / √(σ² + σ_data²),  a = c_in,  s = c_in · σ;           the model sees log(σ) / 4
-    What can be predicted, as p · x_0 + q · eps, and its turn D = q · a - s · p, by which an error of x_0 follows from
-    one of the answer: δx_0 = -(s / D) · δanswer.
+    What can be predicted, as p · x_0 + q · eps, and its turn D = q · a - s · p, by which an error
+    of x_0 follows from one of the answer: δx_0 = -(s / D) · δanswer.
         eps       0, 1               D = a
         x_0       1, 0               D = -s
         v         -s, a              D = a² + s²
         flow      -1, 1              D = a + s
         edm       s / σ_data, -σ_data · a       D = -1 / σ_data             the network F of EDM's preconditioning
-    A loss that measures L where P is predicted weighs the answer's error by k = |D_L| / max(|D_P|, 0.05); min-SNR-γ,
-    the error of x_0 times √min(a²/s², γ), by k = min(a, √γ · s) / |D_P|; plain: k = 1.
+    A loss that measures L where P is predicted weighs the answer's error by k = |D_L| / max(|D_P|,
+    0.05); min-SNR-γ, the error of x_0 times √min(a²/s², γ), by k = min(a, √γ · s) / |D_P|; plain: k
+    = 1.
 SHAPES
     step (1,), samples (B,) uint32 → levels (6, B) float32: a, s, what the model sees, k · p, k · q, k; rows (B,) int32:
     0 … B-1, where an image's numbers are in each of the six
@@ -33,6 +35,7 @@ SOURCE
 READ NEXT
     vlb.py, for whole timesteps: a loss that needs tables of a schedule.
 """
+
 import math
 from typing import NamedTuple
 
@@ -42,7 +45,13 @@ from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.philox import philox4x32
 from ..operation import operation
 from ..problem import PURPOSE, SEED, Problem, counters, integers
-from ..random import check_counters, normal_pair, random_elements_reference, random_normal_reference, seed_words
+from ..random import (
+    check_counters,
+    normal_pair,
+    random_elements_reference,
+    random_normal_reference,
+    seed_words,
+)
 
 BLOCK = 256  # threads
 PATHS = LINEAR, EDM = 0, 1
@@ -50,20 +59,29 @@ PREDICTIONS = "eps", "x_0", "v", "flow", "edm"  # their places are the kernel's 
 PLAIN, MIN_SNR = -1, -2  # instead of a prediction that the loss measures
 MIN_TURN = np.float32(0.05)  # JiT's, for t
 TINY = np.float32(1e-30)
-HALF_BITS, HALF_UNIT = np.uint32(9), np.float32(2.0 ** -23)  # 23 bits and a half: never 0 nor 1 in float32
+# 23 bits and a half: never 0 nor 1 in float32
+HALF_BITS, HALF_UNIT = np.uint32(9), np.float32(2.0**-23)
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def target_reference(prediction, a, s, sigma_data=0.5):
     """(p, q) of a prediction, by name, at levels a, s."""
-    return {"eps": (0 * a, 1 + 0 * a), "x_0": (1 + 0 * a, 0 * a), "v": (-s, a), "flow": (0 * a - 1, 1 + 0 * a),
-            "edm": (s / sigma_data, -sigma_data * a)}[prediction]
+    return {
+        "eps": (0 * a, 1 + 0 * a),
+        "x_0": (1 + 0 * a, 0 * a),
+        "v": (-s, a),
+        "flow": (0 * a - 1, 1 + 0 * a),
+        "edm": (s / sigma_data, -sigma_data * a),
+    }[prediction]
 
 
 def turn_reference(prediction, a, s, sigma_data=0.5):
     """D = q · a - s · p, without the rounding of where it is simple."""
-    return {"eps": a, "x_0": -s, "v": a * a + s * s, "flow": a + s, "edm": 0 * a - 1 / sigma_data}[prediction]
+    return {"eps": a, "x_0": -s, "v": a * a + s * s, "flow": a + s, "edm": 0 * a - 1 / sigma_data}[
+        prediction
+    ]
 
 
 def weight_reference(prediction, loss, a, s, sigma_data=0.5, gamma=0.0):
@@ -90,19 +108,43 @@ def log_sigma_reference(seed, purpose, step, samples, normal, mean, std, shift):
     """u of each sample, float64 (B,)."""
     shape = len(samples), 1
     if normal:
-        u = mean + std * random_normal_reference(shape, seed, purpose, step, samples)[:, 0].astype(np.float64)
+        u = mean + std * random_normal_reference(shape, seed, purpose, step, samples)[:, 0].astype(
+            np.float64
+        )
     else:
-        t = random_elements_reference(lambda words: ((words >> HALF_BITS) + np.float64(0.5)) * 2.0**-23, np.float64,
-                                      shape, seed, purpose, step, samples)[:, 0]
+        t = random_elements_reference(
+            lambda words: ((words >> HALF_BITS) + np.float64(0.5)) * 2.0**-23,
+            np.float64,
+            shape,
+            seed,
+            purpose,
+            step,
+            samples,
+        )[:, 0]
         u = np.log(t / (1 - t))
     return u + math.log(shift)
 
 
-def levels_forward_reference(seed, purpose, step, samples, path, prediction, loss=PLAIN, normal=False, mean=0.0,
-                             std=1.0, shift=1.0, scale=1.0, sigma_data=0.5, gamma=0.0):
+def levels_forward_reference(
+    seed,
+    purpose,
+    step,
+    samples,
+    path,
+    prediction,
+    loss=PLAIN,
+    normal=False,
+    mean=0.0,
+    std=1.0,
+    shift=1.0,
+    scale=1.0,
+    sigma_data=0.5,
+    gamma=0.0,
+):
     u = log_sigma_reference(seed, purpose, step, samples, normal, mean, std, shift)
-    return numbers_reference(u, path, prediction, loss, scale, sigma_data, gamma).astype(np.float32), np.arange(
-        len(samples), dtype=np.int32)
+    return numbers_reference(u, path, prediction, loss, scale, sigma_data, gamma).astype(
+        np.float32
+    ), np.arange(len(samples), dtype=np.int32)
 
 
 def numbers_reference(u, path, prediction, loss=PLAIN, scale=1.0, sigma_data=0.5, gamma=0.0):
@@ -113,7 +155,8 @@ def numbers_reference(u, path, prediction, loss=PLAIN, scale=1.0, sigma_data=0.5
     return np.stack([a, s, seen, k * p, k * q, k])
 
 
-# Device functions -----------------------------------------------------------------------------------------------------
+# Device functions ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def target_of(prediction, a, s, sigma_data):
@@ -145,7 +188,8 @@ def turn_of(prediction, a, s, sigma_data):
     return turn
 
 
-# v1: one thread an image ----------------------------------------------------------------------------------------------
+# v1: one thread an image --------------------------------------------------------------------------
+
 
 class Draw(NamedTuple):
     """How a level is drawn: u normal with mean and std, or t uniform; shift: of σ."""
@@ -157,7 +201,8 @@ class Draw(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """What is predicted on which path and what the loss measures; scale: of t, as the model sees it."""
+    """What is predicted on which path and what the loss measures; scale: of t, as the model sees
+    it."""
 
     path: int
     prediction: int
@@ -191,21 +236,27 @@ def levels_forward_kernel_v1(levels, rows, seed_low, seed_high, purpose, step, s
         p, q = target_of(aim.prediction, a, s, aim.sigma_data)
         k = float32(1)
         if aim.loss == MIN_SNR:
-            k = min(a, aim.root_gamma * s) / max(turn_of(aim.prediction, a, s, aim.sigma_data), TINY)
+            k = min(a, aim.root_gamma * s) / max(
+                turn_of(aim.prediction, a, s, aim.sigma_data), TINY
+            )
         elif aim.loss != PLAIN:
-            k = turn_of(aim.loss, a, s, aim.sigma_data) / max(turn_of(aim.prediction, a, s, aim.sigma_data), MIN_TURN)
+            k = turn_of(aim.loss, a, s, aim.sigma_data) / max(
+                turn_of(aim.prediction, a, s, aim.sigma_data), MIN_TURN
+            )
         levels[0, b], levels[1, b], levels[2, b] = a, s, seen
         levels[3, b], levels[4, b], levels[5, b] = k * p, k * q, k
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def levels_forward_cost(n):
     """(bytes, FLOPs) for n images: the samples read, six numbers and a row written."""
     return 32 * n, 60 * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(step, samples):
     check_counters(step, samples, samples.shape[0])
@@ -214,28 +265,75 @@ def _check(step, samples):
 KEY = {"seed": SEED, "purpose": PURPOSE, **counters(5)}
 
 
-@operation(reference=levels_forward_reference, cost=levels_forward_cost, check=_check,
-           problems=[Problem("uniform", **KEY, path=LINEAR, prediction="flow", shift=3.0),
-                     Problem("logit-normal", **KEY, path=LINEAR, prediction="x_0", loss="flow", normal=True),
-                     Problem("edm", **KEY, path=EDM, prediction="edm", normal=True, mean=-1.2, std=1.2),
-                     Problem("min-snr", **KEY, path=LINEAR, prediction="v", loss=MIN_SNR, gamma=5.0),
-                     Problem("eps", **KEY, path=EDM, prediction="eps", loss="edm", normal=True),
-                     Problem(seed=1, purpose=PURPOSE, step=integers([7], np.uint32),
-                             samples=integers(np.arange(32), np.uint32), path=LINEAR, prediction="flow", normal=True,
-                             measured=True)])
-def levels_forward(seed, purpose, step, samples, path, prediction, loss=PLAIN, normal=False, mean=0.0, std=1.0,
-                   shift=1.0, scale=1.0, sigma_data=0.5, gamma=0.0):
+@operation(
+    reference=levels_forward_reference,
+    cost=levels_forward_cost,
+    check=_check,
+    problems=[
+        Problem("uniform", **KEY, path=LINEAR, prediction="flow", shift=3.0),
+        Problem("logit-normal", **KEY, path=LINEAR, prediction="x_0", loss="flow", normal=True),
+        Problem("edm", **KEY, path=EDM, prediction="edm", normal=True, mean=-1.2, std=1.2),
+        Problem("min-snr", **KEY, path=LINEAR, prediction="v", loss=MIN_SNR, gamma=5.0),
+        Problem("eps", **KEY, path=EDM, prediction="eps", loss="edm", normal=True),
+        Problem(
+            seed=1,
+            purpose=PURPOSE,
+            step=integers([7], np.uint32),
+            samples=integers(np.arange(32), np.uint32),
+            path=LINEAR,
+            prediction="flow",
+            normal=True,
+            measured=True,
+        ),
+    ],
+)
+def levels_forward(
+    seed,
+    purpose,
+    step,
+    samples,
+    path,
+    prediction,
+    loss=PLAIN,
+    normal=False,
+    mean=0.0,
+    std=1.0,
+    shift=1.0,
+    scale=1.0,
+    sigma_data=0.5,
+    gamma=0.0,
+):
     """(levels, rows) of the samples of a step.
 
-    path: LINEAR or EDM; prediction: of PREDICTIONS; loss: another of them, PLAIN or MIN_SNR with its gamma
-    normal: whether u is normal, with mean and std, and not t uniform; shift: of σ; scale: of t, as the model sees it
+    path: LINEAR or EDM; prediction: of PREDICTIONS; loss: another of them, PLAIN or MIN_SNR with
+    its gamma
+    normal: whether u is normal, with mean and std, and not t uniform; shift: of σ; scale: of t, as
+    the model sees it
     """
     levels = empty((6, samples.shape[0]), np.float32, like=samples)
     rows = empty(samples.shape, np.int32, like=samples)
     low, high = seed_words(seed)
     draw = Draw(int(normal), float(mean), float(std), float(shift))
-    aim = Aim(int(path), PREDICTIONS.index(prediction), PREDICTIONS.index(loss) if loss in PREDICTIONS else int(loss),
-              float(scale), float(sigma_data), math.sqrt(gamma))
-    launch(levels_forward_kernel_v1, -(-rows.size // BLOCK), BLOCK, levels, rows, low, high, uint32(purpose), step,
-           samples, draw, aim)
+    aim = Aim(
+        int(path),
+        PREDICTIONS.index(prediction),
+        PREDICTIONS.index(loss) if loss in PREDICTIONS else int(loss),
+        float(scale),
+        float(sigma_data),
+        math.sqrt(gamma),
+    )
+    launch(
+        levels_forward_kernel_v1,
+        -(-rows.size // BLOCK),
+        BLOCK,
+        levels,
+        rows,
+        low,
+        high,
+        uint32(purpose),
+        step,
+        samples,
+        draw,
+        aim,
+    )
     return levels, rows

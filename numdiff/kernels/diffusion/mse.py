@@ -3,8 +3,9 @@
 MATHEMATICS
     loss = 1/n · Σ (prediction - target)²                  over the n elements of the target
     dprediction = dloss · scale · 2/n · (prediction - target)
-    scale: known to the host, e.g. 1 / (number of microbatches); dloss: what arrives on the tape, e.g. a loss scale
-    A model that also predicts a variance has more channels than the target: they take no part, their gradient is zero.
+    scale: known to the host, e.g. 1 / (number of microbatches); dloss: what arrives on the tape,
+    e.g. a loss scale A model that also predicts a variance has more channels than the target: they
+    take no part, their gradient is zero.
 SHAPES
     prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ..., Cp); dloss (1,)
 VERSIONS
@@ -22,6 +23,7 @@ SOURCE
 READ NEXT
     optimizer/zero_ranges.py, before gradients are added up, and optimizer/grad_norm.py, once they are there.
 """
+
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
@@ -29,24 +31,28 @@ from ..operation import Version, operation
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
 from ..problem import Problem, single
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
 
-@np.errstate(over="ignore", invalid="ignore")  # the reader of the loss notices that it is not finite
+
+# the reader of the loss notices that it is not finite
+@np.errstate(over="ignore", invalid="ignore")
 def mse_forward_reference(prediction, target):
-    difference = prediction[..., :target.shape[-1]] - target
+    difference = prediction[..., : target.shape[-1]] - target
     difference *= difference
-    return np.array([difference.mean()], difference.dtype)  # NumPy sums in pairs: exact enough in float32
+    # NumPy sums in pairs: exact enough in float32
+    return np.array([difference.mean()], difference.dtype)
 
 
 def mse_backward_reference(prediction, target, scale=1.0, dloss=None):
     dprediction = np.zeros_like(prediction)
-    used = dprediction[..., :target.shape[-1]]
-    np.subtract(prediction[..., :target.shape[-1]], target, out=used)
+    used = dprediction[..., : target.shape[-1]]
+    np.subtract(prediction[..., : target.shape[-1]], target, out=used)
     used *= (1.0 if dloss is None else float(dloss[0])) * scale * 2.0 / target.size
     return dprediction
 
 
-# v1: one element a step -----------------------------------------------------------------------------------------------
+# v1: one element a step ---------------------------------------------------------------------------
+
 
 @cuda.jit
 def mse_forward_kernel_v1(prediction, target, partials, channels, channels_p):
@@ -84,7 +90,8 @@ def mse_backward_kernel_v1(prediction, target, dloss, dprediction, factor, chann
         dprediction[i] = gradient
 
 
-# v2: equal channels, four elements a step -----------------------------------------------------------------------------
+# v2: equal channels, four elements a step ---------------------------------------------------------
+
 
 @cuda.jit
 def mse_forward_kernel_v2(prediction, target, partials):
@@ -108,10 +115,18 @@ def mse_backward_kernel_v2(prediction, target, dloss, dprediction, factor):
         factor *= dloss[0]
         p0, p1, p2, p3 = load4(prediction, i)
         x0, x1, x2, x3 = load4(target, i)
-        store4(dprediction, i, factor * (p0 - x0), factor * (p1 - x1), factor * (p2 - x2), factor * (p3 - x3))
+        store4(
+            dprediction,
+            i,
+            factor * (p0 - x0),
+            factor * (p1 - x1),
+            factor * (p2 - x2),
+            factor * (p3 - x3),
+        )
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def mse_forward_cost(n):
     return 8 * n, 3 * n
@@ -121,12 +136,15 @@ def mse_backward_cost(n):
     return 12 * n, 2 * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(prediction, target):
     if prediction.shape[:-1] != target.shape[:-1] or prediction.shape[-1] < target.shape[-1]:
-        raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
-                         "or that shape with more channels")
+        raise ValueError(
+            f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
+            "or that shape with more channels"
+        )
 
 
 def _lacks_fours(prediction, target):
@@ -137,41 +155,82 @@ def _lacks_fours(prediction, target):
 
 
 def _problems(**more):
-    return [Problem(prediction=single(*shape, C), target=single(*shape, channels), **more)
-            for shape, C, channels in (((2, 4, 4), 4, 4), ((2, 4, 4), 4, 3), ((3, 5), 7, 7), ((5, 16, 16), 8, 4))]
+    return [
+        Problem(prediction=single(*shape, C), target=single(*shape, channels), **more)
+        for shape, C, channels in (
+            ((2, 4, 4), 4, 4),
+            ((2, 4, 4), 4, 3),
+            ((3, 5), 7, 7),
+            ((5, 16, 16), 8, 4),
+        )
+    ]
 
 
 IMAGES = {"prediction": single(32, 64, 64, 3), "target": single(32, 64, 64, 3), "measured": True}
 
 
-@operation(reference=mse_forward_reference, cost=mse_forward_cost, check=_check,
-           versions=[Version("naive", mse_forward_kernel_v1),
-                     Version("vectorised", mse_forward_kernel_v2, fits=_lacks_fours)],
-           problems=[*_problems(), Problem(**IMAGES)])
+@operation(
+    reference=mse_forward_reference,
+    cost=mse_forward_cost,
+    check=_check,
+    versions=[
+        Version("naive", mse_forward_kernel_v1),
+        Version("vectorised", mse_forward_kernel_v2, fits=_lacks_fours),
+    ],
+    problems=[*_problems(), Problem(**IMAGES)],
+)
 def mse_forward(prediction, target, version=None):
     """The mean squared error over the target's elements, as an array (1,)."""
     n = target.size
     partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=target)
     loss = empty((1,), np.float32, like=target)
-    channels = (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
-    launch(version.kernel, partials.size, BLOCK, prediction.reshape(-1), target.reshape(-1), partials, *channels)
+    channels = (
+        (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
+    )
+    launch(
+        version.kernel,
+        partials.size,
+        BLOCK,
+        prediction.reshape(-1),
+        target.reshape(-1),
+        partials,
+        *channels,
+    )
     launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / n, loss)
     return loss
 
 
-@operation(reference=mse_backward_reference, cost=mse_backward_cost, check=_check,
-           versions=[Version("naive", mse_backward_kernel_v1, width=1),
-                     Version("vectorised", mse_backward_kernel_v2, width=4, fits=_lacks_fours)],
-           problems=[*_problems(scale=0.25, dloss=single(1)), Problem(**IMAGES)])
+@operation(
+    reference=mse_backward_reference,
+    cost=mse_backward_cost,
+    check=_check,
+    versions=[
+        Version("naive", mse_backward_kernel_v1, width=1),
+        Version("vectorised", mse_backward_kernel_v2, width=4, fits=_lacks_fours),
+    ],
+    problems=[*_problems(scale=0.25, dloss=single(1)), Problem(**IMAGES)],
+)
 def mse_backward(prediction, target, scale=1.0, dloss=None, version=None):
-    """dprediction = dloss · scale · 2/n · (prediction - target); zero in channels that the target does not have.
+    """dprediction = dloss · scale · 2/n · (prediction - target); zero in channels that the target
+    does not have.
 
     dloss: array (1,), the gradient that arrives at the loss (None: one)
     """
     dprediction = empty_like(prediction)
     if dloss is None:
         dloss = upload(np.ones(1, np.float32), prediction)
-    channels = (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
-    launch(version.kernel, -(-dprediction.size // (version.width * BLOCK)), BLOCK, prediction.reshape(-1),
-           target.reshape(-1), dloss, dprediction.reshape(-1), scale * 2.0 / target.size, *channels)
+    channels = (
+        (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
+    )
+    launch(
+        version.kernel,
+        -(-dprediction.size // (version.width * BLOCK)),
+        BLOCK,
+        prediction.reshape(-1),
+        target.reshape(-1),
+        dloss,
+        dprediction.reshape(-1),
+        scale * 2.0 / target.size,
+        *channels,
+    )
     return dprediction

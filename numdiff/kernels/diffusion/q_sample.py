@@ -1,4 +1,5 @@
-"""The forward diffusion process: noise an image to a timestep, the velocity that a model may predict, a weight.
+"""The forward diffusion process: noise an image to a timestep, the velocity that a model may
+predict, a weight.
 
 MATHEMATICS
     x_t = √ᾱ_t · x_0 + √(1 - ᾱ_t) · eps
@@ -9,8 +10,8 @@ SHAPES
     x_0, eps (B, ...) float32; t (B,) int32, one timestep an image; tables √ᾱ, √(1 - ᾱ), w (T,) float32
 VERSIONS
     v1 naive: one thread an element.
-    v2 vectorised: one thread four elements of one sample, by 16-byte loads and stores; they share the division that
-       finds it.
+    v2 vectorised: one thread four elements of one sample, by 16-byte loads and stores; they share
+       the division that finds it.
 LAUNCH, DETERMINISM
     as fuse/
 COST
@@ -20,6 +21,7 @@ SOURCE
 READ NEXT
     mse.py, which compares the model's answer with eps or v.
 """
+
 import math
 from typing import NamedTuple
 
@@ -37,16 +39,23 @@ def per_sample(table, t, ndim):
     return table[t].reshape((-1,) + (1,) * (ndim - 1))
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single()
 def q_sample_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
-    return per_sample(sqrt_alpha_bar, t, x_0.ndim) * x_0 + per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * eps
+    return (
+        per_sample(sqrt_alpha_bar, t, x_0.ndim) * x_0
+        + per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * eps
+    )
 
 
 @in_single()
 def velocity_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
-    return per_sample(sqrt_alpha_bar, t, x_0.ndim) * eps - per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * x_0
+    return (
+        per_sample(sqrt_alpha_bar, t, x_0.ndim) * eps
+        - per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * x_0
+    )
 
 
 @in_single()
@@ -54,7 +63,8 @@ def weigh_forward_reference(x, t, weight):
     return per_sample(weight, t, x.ndim) * x
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 class Tables(NamedTuple):
     """Two values for each timestep, and the timesteps t (B,) of samples of `count` elements."""
@@ -67,7 +77,8 @@ class Tables(NamedTuple):
 
 @cuda.jit(device=True)
 def at_step(tables, i):
-    step = tables.t[uint32(i) // tables.count]  # of sample b; a sample has `count` elements (uint32)
+    # of sample b; a sample has `count` elements (uint32)
+    step = tables.t[uint32(i) // tables.count]
     return tables.first[step], tables.second[step]
 
 
@@ -78,8 +89,13 @@ def at_step_4(tables, i):
     return pair, pair, pair, pair
 
 
-AT_STEP = Place("Tables", loads={1: at_step, 4: at_step_4}, numpy=lambda tables, shape: tuple(
-    per_sample(table, tables.t, len(shape)) for table in tables[:2]))
+AT_STEP = Place(
+    "Tables",
+    loads={1: at_step, 4: at_step_4},
+    numpy=lambda tables, shape: tuple(
+        per_sample(table, tables.t, len(shape)) for table in tables[:2]
+    ),
+)
 
 
 def q_sampled(x_0, level, eps):
@@ -94,12 +110,15 @@ def weighed(x, level):
     return level[0] * x
 
 
-Q_SAMPLE, VELOCITY = (fuse(EACH, Operation(function, AT_STEP, EACH), EACH, name=name, module=__name__)
-                      for function, name in ((q_sampled, "q_sample"), (velocity, "velocity")))
+Q_SAMPLE, VELOCITY = (
+    fuse(EACH, Operation(function, AT_STEP, EACH), EACH, name=name, module=__name__)
+    for function, name in ((q_sampled, "q_sample"), (velocity, "velocity"))
+)
 WEIGH = fuse(EACH, Operation(weighed, AT_STEP), EACH, name="weigh", module=__name__)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def q_sample_forward_cost(n):
     return 12 * n, 3 * n
@@ -113,13 +132,16 @@ def weigh_forward_cost(n):
     return 8 * n, n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
     if x_0.shape != eps.shape:
         raise ValueError(f"x_0 {tuple(x_0.shape)} and eps {tuple(eps.shape)} differ in shape")
     if t.shape != (x_0.shape[0],) or t.dtype != "int32":
-        raise ValueError(f"t must be one int32 for each of {x_0.shape[0]} samples, got {t.dtype}{tuple(t.shape)}")
+        raise ValueError(
+            f"t must be one int32 for each of {x_0.shape[0]} samples, got {t.dtype}{tuple(t.shape)}"
+        )
     if sqrt_alpha_bar.ndim != 1 or sqrt_alpha_bar.shape != sqrt_one_minus_alpha_bar.shape:
         raise ValueError("the two tables must be rows of one length, one value a timestep")
 
@@ -129,37 +151,64 @@ def _tables(x, t, first, second):
 
 
 def _problem(shape, steps, arrays, tables, **more):
-    """A problem of timesteps below `steps`; arrays, tables: names of the arguments of this shape, and of tables."""
+    """A problem of timesteps below `steps`; arrays, tables: names of the arguments of this shape,
+    and of tables."""
     B = shape[0]
-    return Problem(**dict.fromkeys(arrays, single(*shape)), **dict.fromkeys(tables, single(steps)),
-                   t=filled((B,), lambda rng: rng.integers(0, steps, B), np.int32), **more)
+    return Problem(
+        **dict.fromkeys(arrays, single(*shape)),
+        **dict.fromkeys(tables, single(steps)),
+        t=filled((B,), lambda rng: rng.integers(0, steps, B), np.int32),
+        **more,
+    )
 
 
 def _problems(arrays, tables, measured):
     """The problems of an operation: three small ones, and whether one is measured."""
     found = [_problem(shape, 10, arrays, tables) for shape in ((2, 3, 4), (3, 5, 7), (5, 3, 3, 2))]
-    return found + ([_problem((32, 64, 64, 3), 1000, arrays, tables, measured=True)] if measured else [])
+    return found + (
+        [_problem((32, 64, 64, 3), 1000, arrays, tables, measured=True)] if measured else []
+    )
 
 
 BOTH, TABLES = ("x_0", "eps"), ("sqrt_alpha_bar", "sqrt_one_minus_alpha_bar")
 
 
-@operation(reference=q_sample_forward_reference, cost=q_sample_forward_cost, check=_check,
-           versions=Q_SAMPLE.versions(of="x_0"), problems=_problems(BOTH, TABLES, True))
+@operation(
+    reference=q_sample_forward_reference,
+    cost=q_sample_forward_cost,
+    check=_check,
+    versions=Q_SAMPLE.versions(of="x_0"),
+    problems=_problems(BOTH, TABLES, True),
+)
 def q_sample_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """x_t of every sample at its own timestep t[b]."""
-    return Q_SAMPLE.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version.number)
+    return Q_SAMPLE.forward(
+        x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version.number
+    )
 
 
-@operation(reference=velocity_forward_reference, cost=velocity_forward_cost, check=_check,
-           versions=VELOCITY.versions(of="x_0"), problems=_problems(BOTH, TABLES, False))
+@operation(
+    reference=velocity_forward_reference,
+    cost=velocity_forward_cost,
+    check=_check,
+    versions=VELOCITY.versions(of="x_0"),
+    problems=_problems(BOTH, TABLES, False),
+)
 def velocity_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """The v target of every sample at its own timestep t[b]."""
-    return VELOCITY.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version.number)
+    return VELOCITY.forward(
+        x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version.number
+    )
 
 
-@operation(reference=weigh_forward_reference, cost=weigh_forward_cost, versions=WEIGH.versions(),
-           check=lambda x, t, weight: _check(x, x, t, weight, weight), problems=_problems(["x"], ["weight"], True))
+@operation(
+    reference=weigh_forward_reference,
+    cost=weigh_forward_cost,
+    versions=WEIGH.versions(),
+    check=lambda x, t, weight: _check(x, x, t, weight, weight),
+    problems=_problems(["x"], ["weight"], True),
+)
 def weigh_forward(x, t, weight, version=None):
-    """Every sample of x (B, ...) times the weight of its own timestep t[b]; of dy, it is the gradient."""
+    """Every sample of x (B, ...) times the weight of its own timestep t[b]; of dy, it is the
+    gradient."""
     return WEIGH.forward(x, _tables(x, t, weight, weight), version=version.number)

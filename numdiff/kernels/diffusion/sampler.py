@@ -18,7 +18,8 @@ SHAPES
     Python floats, of which such an array is made. scale: a Python float, as it is the same in all steps
 VERSIONS
     v1 naive: one thread an element.
-    v2 vectorised: combine, estimate_x_0 and model_input, one thread four elements, by 16-byte loads and stores.
+    v2 vectorised: combine, estimate_x_0 and model_input, one thread four elements, by 16-byte loads
+    and stores.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM
@@ -33,18 +34,31 @@ SOURCE
 READ NEXT
     numdiff/diffusion/samplers.py, where these steps become a sampler.
 """
+
 import math
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
+from ...device import (
+    cuda,
+    empty,
+    empty_like,
+    float32,
+    is_device,
+    launch,
+    load4,
+    store4,
+    uint32,
+    upload,
+)
 from ..operation import naive_and_vectorised, operation
 from ..problem import Problem, filled, single
 
 BLOCK = 256  # threads
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def weighted_sum_reference(weights, x, u=None, v=None):
     y = weights[0] * x
@@ -56,7 +70,7 @@ def weighted_sum_reference(weights, x, u=None, v=None):
 
 def estimate_x_0_reference(x, prediction, weights, clip=True):
     a, b = weights[:2]
-    y = b * prediction[..., :x.shape[-1]]
+    y = b * prediction[..., : x.shape[-1]]
     if a:
         y += a * x
     return np.clip(y, -1, 1, out=y) if clip else y
@@ -72,7 +86,7 @@ def guide_reference(conditional, unconditional, scale, channels):
 def learned_step_reference(x, x_0, prediction, noise, weights):
     a, b, low, high = weights[:4]
     channels = x.shape[-1]
-    fraction = (prediction[..., channels:2 * channels] + 1) / 2
+    fraction = (prediction[..., channels : 2 * channels] + 1) / 2
     return a * x + b * x_0 + np.exp((low + fraction * (high - low)) / 2) * noise
 
 
@@ -85,7 +99,8 @@ def model_input_reference(x, numbers, copies=1):
     return np.concatenate([a * x] * copies), np.full(copies * len(x), t, x.dtype)
 
 
-# Device function ------------------------------------------------------------------------------------------------------
+# Device function ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def x_0_of(x, p, a, b, clip):
@@ -95,7 +110,8 @@ def x_0_of(x, p, a, b, clip):
     return y
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def combine_kernel_v1(y, terms, weights, x, u, v):
@@ -160,7 +176,8 @@ def model_input_kernel_v1(y, t, x, numbers, copies):
         t[i] = numbers[0]
 
 
-# v2: four elements a thread -------------------------------------------------------------------------------------------
+# v2: four elements a thread -----------------------------------------------------------------------
+
 
 @cuda.jit
 def combine_kernel_v2(y, terms, weights, x, u, v):
@@ -187,8 +204,14 @@ def estimate_x_0_kernel_v2(y, x, prediction, weights, channels, channels_p, clip
         a, b = weights[0], weights[1]
         x0, x1, x2, x3 = load4(x, i)
         p0, p1, p2, p3 = load4(prediction, i)
-        store4(y, i, x_0_of(x0, p0, a, b, clip), x_0_of(x1, p1, a, b, clip), x_0_of(x2, p2, a, b, clip),
-               x_0_of(x3, p3, a, b, clip))
+        store4(
+            y,
+            i,
+            x_0_of(x0, p0, a, b, clip),
+            x_0_of(x1, p1, a, b, clip),
+            x_0_of(x2, p2, a, b, clip),
+            x_0_of(x3, p3, a, b, clip),
+        )
 
 
 @cuda.jit
@@ -205,7 +228,8 @@ def model_input_kernel_v2(y, t, x, numbers, copies):
         t[thread] = numbers[0]
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def weighted_sum_cost(n, terms=3):
     return 4 * n * (terms + 1), n * (2 * terms - 1)
@@ -231,7 +255,8 @@ def model_input_cost(n, copies=1):
     return 4 * n * (1 + copies), n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check_shapes(shape, **others):
     for name, array in others.items():
@@ -241,8 +266,10 @@ def _check_shapes(shape, **others):
 
 def _check_prediction(x, prediction, parts=1):
     if prediction.shape[:-1] != x.shape[:-1] or prediction.shape[-1] < parts * x.shape[-1]:
-        raise ValueError(f"prediction {tuple(prediction.shape)} must have the shape of x {tuple(x.shape)}, with at "
-                         f"least {parts} × {x.shape[-1]} channels")
+        raise ValueError(
+            f"prediction {tuple(prediction.shape)} must have the shape of x {tuple(x.shape)}, with at "
+            f"least {parts} × {x.shape[-1]} channels"
+        )
 
 
 def on_engine(numbers, like):
@@ -260,48 +287,94 @@ def _launch_elementwise(kernel, width, y, *args):
 
 
 def _check_terms(x, u, v):
-    _check_shapes(x.shape, **{name: array for name, array in (("u", u), ("v", v)) if array is not None})
+    _check_shapes(
+        x.shape, **{name: array for name, array in (("u", u), ("v", v)) if array is not None}
+    )
 
 
 X = single(2, 3, 4)
 
 
-@operation(reference=weighted_sum_reference, cost=weighted_sum_cost, check=_check_terms,
-           versions=naive_and_vectorised(combine_kernel_v1, combine_kernel_v2),
-           problems=[Problem("1 term", weights=[0.3], x=X), Problem("2 terms", weights=[0.3, -1.2], x=X, u=X),
-                     Problem("3 terms", weights=[0.3, -1.2, 0.7], x=X, u=X, v=X),
-                     Problem("odd", weights=[0.3, -1.2], x=single(3, 5, 7), u=single(3, 5, 7))])
+@operation(
+    reference=weighted_sum_reference,
+    cost=weighted_sum_cost,
+    check=_check_terms,
+    versions=naive_and_vectorised(combine_kernel_v1, combine_kernel_v2),
+    problems=[
+        Problem("1 term", weights=[0.3], x=X),
+        Problem("2 terms", weights=[0.3, -1.2], x=X, u=X),
+        Problem("3 terms", weights=[0.3, -1.2, 0.7], x=X, u=X, v=X),
+        Problem("odd", weights=[0.3, -1.2], x=single(3, 5, 7), u=single(3, 5, 7)),
+    ],
+)
 def weighted_sum(weights, x, u=None, v=None, version=None):
     """weights[0] · x + weights[1] · u + weights[2] · v, arrays of one shape, as a new array.
 
     weights: at least as many numbers as arrays: floats, or float32 on the engine
     """
     arrays = [array for array in (x, u, v) if array is not None]
-    return _launch_elementwise(version.kernel, version.width, empty_like(x), len(arrays), on_engine(weights, x),
-                               *arrays, *[x] * (3 - len(arrays)))
+    return _launch_elementwise(
+        version.kernel,
+        version.width,
+        empty_like(x),
+        len(arrays),
+        on_engine(weights, x),
+        *arrays,
+        *[x] * (3 - len(arrays)),
+    )
 
 
 def combine(*terms):
-    """Σ scalar · array over one to three pairs (scalar, array), as a new array; the arrays have one shape."""
+    """Σ scalar · array over one to three pairs (scalar, array), as a new array; the arrays have one
+    shape."""
     if not 1 <= len(terms) <= 3:
-        raise ValueError(f"combine takes one to three pairs of a scalar and an array, got {len(terms)}")
+        raise ValueError(
+            f"combine takes one to three pairs of a scalar and an array, got {len(terms)}"
+        )
     return weighted_sum([scalar for scalar, _ in terms], *(array for _, array in terms))
 
 
-@operation(reference=estimate_x_0_reference, cost=estimate_x_0_cost,
-           check=lambda x, prediction: _check_prediction(x, prediction),
-           versions=naive_and_vectorised(estimate_x_0_kernel_v1, estimate_x_0_kernel_v2, lambda x, prediction: (
-               f"needs equal shapes of a multiple of 4 elements, not {x.shape} and {prediction.shape}"
-               if x.size % 4 or prediction.shape != x.shape else None)),
-           problems=[Problem("clipped", x=X, prediction=X, weights=(1.3, -0.8)),
-                     Problem("not clipped", x=X, prediction=X, weights=(1.3, -0.8), clip=False),
-                     Problem("of more channels", x=single(3, 5, 7), prediction=single(3, 5, 10), weights=(0.7, -1.9)),
-                     Problem(x=single(32, 64, 64, 3), prediction=single(32, 64, 64, 3), weights=(1.3, -0.8),
-                             measured=True)])
+@operation(
+    reference=estimate_x_0_reference,
+    cost=estimate_x_0_cost,
+    check=lambda x, prediction: _check_prediction(x, prediction),
+    versions=naive_and_vectorised(
+        estimate_x_0_kernel_v1,
+        estimate_x_0_kernel_v2,
+        lambda x, prediction: (
+            f"needs equal shapes of a multiple of 4 elements, not {x.shape} and {prediction.shape}"
+            if x.size % 4 or prediction.shape != x.shape
+            else None
+        ),
+    ),
+    problems=[
+        Problem("clipped", x=X, prediction=X, weights=(1.3, -0.8)),
+        Problem("not clipped", x=X, prediction=X, weights=(1.3, -0.8), clip=False),
+        Problem(
+            "of more channels", x=single(3, 5, 7), prediction=single(3, 5, 10), weights=(0.7, -1.9)
+        ),
+        Problem(
+            x=single(32, 64, 64, 3),
+            prediction=single(32, 64, 64, 3),
+            weights=(1.3, -0.8),
+            measured=True,
+        ),
+    ],
+)
 def estimate_x_0(x, prediction, weights, clip=True, version=None):
-    """a · x + b · prediction over x's channels, clipped to [-1, 1] if asked, as a new array like x; weights: a, b."""
-    return _launch_elementwise(version.kernel, version.width, empty_like(x), x, prediction, on_engine(weights, x),
-                               uint32(x.shape[-1]), uint32(prediction.shape[-1]), int(clip))
+    """a · x + b · prediction over x's channels, clipped to [-1, 1] if asked, as a new array like x;
+    weights: a, b."""
+    return _launch_elementwise(
+        version.kernel,
+        version.width,
+        empty_like(x),
+        x,
+        prediction,
+        on_engine(weights, x),
+        uint32(x.shape[-1]),
+        uint32(prediction.shape[-1]),
+        int(clip),
+    )
 
 
 def _check_guide(conditional, unconditional, channels):
@@ -310,12 +383,25 @@ def _check_guide(conditional, unconditional, channels):
         raise ValueError(f"channels must be 1 to {conditional.shape[-1]}, got {channels}")
 
 
-@operation(reference=guide_reference, cost=guide_cost, check=_check_guide,
-           problems=[Problem(conditional=X, unconditional=X, scale=2.5, channels=3)])
+@operation(
+    reference=guide_reference,
+    cost=guide_cost,
+    check=_check_guide,
+    problems=[Problem(conditional=X, unconditional=X, scale=2.5, channels=3)],
+)
 def guide(conditional, unconditional, scale, channels):
-    """unconditional + scale · (conditional - unconditional) in the first `channels` channels, else conditional."""
-    return _launch_elementwise(guide_kernel_v1, 1, empty_like(conditional), conditional, unconditional, float(scale),
-                               uint32(channels), uint32(conditional.shape[-1]))
+    """unconditional + scale · (conditional - unconditional) in the first `channels` channels, else
+    conditional."""
+    return _launch_elementwise(
+        guide_kernel_v1,
+        1,
+        empty_like(conditional),
+        conditional,
+        unconditional,
+        float(scale),
+        uint32(channels),
+        uint32(conditional.shape[-1]),
+    )
 
 
 def _check_learned(x, x_0, prediction, noise):
@@ -323,37 +409,74 @@ def _check_learned(x, x_0, prediction, noise):
     _check_prediction(x, prediction, 2)
 
 
-@operation(reference=learned_step_reference, cost=learned_step_cost, check=_check_learned,
-           problems=[Problem(x=X, x_0=X, prediction=single(2, 3, 8), noise=X, weights=(0.9, 0.2, -3.0, -1.0))])
+@operation(
+    reference=learned_step_reference,
+    cost=learned_step_cost,
+    check=_check_learned,
+    problems=[
+        Problem(x=X, x_0=X, prediction=single(2, 3, 8), noise=X, weights=(0.9, 0.2, -3.0, -1.0))
+    ],
+)
 def learned_step(x, x_0, prediction, noise, weights):
-    """a · x + b · x_0 + noise of the variance that prediction's second C channels choose, as a new array.
+    """a · x + b · x_0 + noise of the variance that prediction's second C channels choose, as a new
+    array.
 
     weights: a, b, low, high
     """
-    return _launch_elementwise(learned_step_kernel_v1, 1, empty_like(x), x, x_0, prediction, noise,
-                               on_engine(weights, x), uint32(x.shape[-1]), uint32(prediction.shape[-1]))
+    return _launch_elementwise(
+        learned_step_kernel_v1,
+        1,
+        empty_like(x),
+        x,
+        x_0,
+        prediction,
+        noise,
+        on_engine(weights, x),
+        uint32(x.shape[-1]),
+        uint32(prediction.shape[-1]),
+    )
 
 
-@operation(reference=blend_reference, cost=blend_cost,
-           check=lambda mask, known, x: _check_shapes(x.shape, mask=mask, known=known),
-           problems=[Problem(mask=filled((2, 3, 4), lambda rng: rng.integers(0, 2, (2, 3, 4))), known=X, x=X)])
+@operation(
+    reference=blend_reference,
+    cost=blend_cost,
+    check=lambda mask, known, x: _check_shapes(x.shape, mask=mask, known=known),
+    problems=[
+        Problem(mask=filled((2, 3, 4), lambda rng: rng.integers(0, 2, (2, 3, 4))), known=X, x=X)
+    ],
+)
 def blend(mask, known, x):
     """known where mask is 1, x where it is 0, as a new array."""
     return _launch_elementwise(blend_kernel_v1, 1, empty_like(x), mask, known, x)
 
 
-@operation(reference=model_input_reference, cost=model_input_cost,
-           versions=naive_and_vectorised(model_input_kernel_v1, model_input_kernel_v2),
-           problems=[Problem("1 copy", x=X, numbers=single(2)), Problem("2 copies", x=X, numbers=single(2), copies=2),
-                     Problem("odd", x=single(3, 5, 7), numbers=single(2), copies=2),
-                     Problem(x=single(32, 64, 64, 3), numbers=single(32), measured=True)])
+@operation(
+    reference=model_input_reference,
+    cost=model_input_cost,
+    versions=naive_and_vectorised(model_input_kernel_v1, model_input_kernel_v2),
+    problems=[
+        Problem("1 copy", x=X, numbers=single(2)),
+        Problem("2 copies", x=X, numbers=single(2), copies=2),
+        Problem("odd", x=single(3, 5, 7), numbers=single(2), copies=2),
+        Problem(x=single(32, 64, 64, 3), numbers=single(32), measured=True),
+    ],
+)
 def model_input(x, numbers, copies=1, version=None):
-    """(a · x, `copies` times over: (copies · B, ...); t for each sample of that: float32 (copies · B,)), as new arrays.
+    """(a · x, `copies` times over: (copies · B, ...); t for each sample of that: float32 (copies ·
+    B,)), as new arrays.
 
     numbers: t, a
     """
     y, t = (empty((copies * x.shape[0], *more), np.float32, like=x) for more in (x.shape[1:], ()))
     threads = x.size // version.width
-    launch(version.kernel, -(-max(threads, t.size) // BLOCK), BLOCK, y.reshape(-1), t, x.reshape(-1),
-           on_engine(numbers, x), int(copies))
+    launch(
+        version.kernel,
+        -(-max(threads, t.size) // BLOCK),
+        BLOCK,
+        y.reshape(-1),
+        t,
+        x.reshape(-1),
+        on_engine(numbers, x),
+        int(copies),
+    )
     return y, t

@@ -4,9 +4,9 @@ MATHEMATICS
     The prediction has 2C channels: an estimate p of the target (noise, velocity or image) and v, which places the log
     variance between the two extremes that a reverse step can have:
         log σ² = low_t + f · width_t,   f = (v + 1)/2,   low_t = log β̃_t,   low_t + width_t = log β_t
-    The bound's term at timestep t > 0 is the divergence of two Gaussians, the true posterior of variance β̃_t and the
-    model's. Their means differ by k_t · (p - target), with k_t a number of the schedule, so with d that difference and
-    u = f · width_t
+    The bound's term at timestep t > 0 is the divergence of two Gaussians, the true posterior of
+    variance β̃_t and the model's. Their means differ by k_t · (p - target), with k_t a number of
+    the schedule, so with d that difference and u = f · width_t
         term = ½ · (u + e^-u - 1 + d² · e^-(low_t + u))                  dterm/du = ½ · (1 - e^-u - d² · e^-(low_t + u))
     At t = 0 it is the probability that the Gaussian gives to the pixel's bin of width 2/255, its edges open at ±1:
         term = -log(Φ((d + 1/255)/σ) - Φ((d - 1/255)/σ))                  Φ(z) = ½ · (1 + tanh √(2/π)·(z + 0.044715 z³))
@@ -33,6 +33,7 @@ SOURCE
 READ NEXT
     numdiff/diffusion/process.py, which makes the tables.
 """
+
 import math
 
 import numpy as np
@@ -44,13 +45,15 @@ from ..problem import Problem, filled, single
 from .mse import sum_partials_kernel
 from .q_sample import per_sample
 
-SLOPE, CUBIC = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)  # Φ(z) = 1 / (1 + e^-slope·(z + cubic·z³))
+# Φ(z) = 1 / (1 + e^-slope·(z + cubic·z³))
+SLOPE, CUBIC = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)
 HALF_BIN = np.float32(1 / 255)
 EDGE = np.float32(0.999)  # beyond it a pixel is 0 or 255, whose bin has no other side
 SMALLEST = np.float32(1e-12)  # probability, so that its logarithm is finite
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def _phi(z):
     """(Φ, Φ') of the logistic form, which keeps its relative accuracy in the left tail."""
@@ -62,13 +65,16 @@ def _phi(z):
 def _pixel_term(d, log_variance, x_0):
     """(-log P(bin), its derivative in the log variance) of the first timestep."""
     inverse = np.exp(-0.5 * log_variance)
-    d = np.where(x_0 < -EDGE, d, np.where(x_0 > EDGE, -d, -np.abs(d)))  # the bin's side towards -∞, by symmetry
+    # the bin's side towards -∞, by symmetry
+    d = np.where(x_0 < -EDGE, d, np.where(x_0 > EDGE, -d, -np.abs(d)))
     upper, lower = inverse * (d + HALF_BIN), inverse * (d - HALF_BIN)
     (p, dp), (q, dq) = _phi(upper), _phi(lower)
     edge = np.abs(x_0) > EDGE
     mass = np.where(edge, p, p - q)
     slope = np.where(edge, dp * upper, dp * upper - dq * lower) * -0.5
-    return -np.log(np.maximum(mass, SMALLEST)), np.where(mass > SMALLEST, -slope / np.maximum(mass, SMALLEST), 0)
+    return -np.log(np.maximum(mass, SMALLEST)), np.where(
+        mass > SMALLEST, -slope / np.maximum(mass, SMALLEST), 0
+    )
 
 
 def vlb_terms_reference(prediction, target, x_0, t, k, low, width):
@@ -94,7 +100,9 @@ def hybrid_loss_forward_reference(prediction, target, x_0, t, k, low, width, wei
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None):
+def hybrid_loss_backward_reference(
+    prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None
+):
     error, _, slope = vlb_terms_reference(prediction, target, x_0, t, k, low, width)
     arrives = 1.0 if dloss is None else float(dloss[0])
     error *= arrives * scale * 2.0 / target.size
@@ -102,7 +110,8 @@ def hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, we
     return np.concatenate((error, slope), axis=-1)
 
 
-# Device functions: the bound's term of one element --------------------------------------------------------------------
+# Device functions: the bound's term of one element ------------------------------------------------
+
 
 @cuda.jit(device=True)
 def phi(z):
@@ -116,7 +125,8 @@ def phi_slope(z, p):
 
 @cuda.jit(device=True)
 def towards_left(d, x_0):
-    """The same bin seen from the side where Φ is small and accurate; the open edge points towards -∞."""
+    """The same bin seen from the side where Φ is small and accurate; the open edge points towards
+    -∞."""
     y = -abs(d)
     if x_0 < -EDGE:
         y = d
@@ -165,26 +175,43 @@ def bound_slope(error, v, x_0, t, k, low, width):
     return slope * float32(0.5) * width
 
 
-# v1: one element a step -----------------------------------------------------------------------------------------------
+# v1: one element a step ---------------------------------------------------------------------------
+
 
 @cuda.jit
-def hybrid_loss_forward_kernel_v1(prediction, target, x_0, t, k, low, width, partials, weight, count, channels):
+def hybrid_loss_forward_kernel_v1(
+    prediction, target, x_0, t, k, low, width, partials, weight, count, channels
+):
     total = float32(0)
     for i in range(cuda.grid(1), target.size, cuda.gridsize(1)):
         pixel = uint32(i) // channels  # its channel c is the rest
         j = pixel * channels + uint32(i)  # 2 · pixel · channels + c
         step = t[uint32(i) // count]
         error = prediction[j] - target[i]
-        total += error * error + weight * bound_term(error, prediction[j + channels], x_0[i], step, k[step], low[step],
-                                                     width[step])
+        total += error * error + weight * bound_term(
+            error, prediction[j + channels], x_0[i], step, k[step], low[step], width[step]
+        )
     total = block_sum(total)
     if cuda.threadIdx.x == 0:
         partials[cuda.blockIdx.x] = total
 
 
 @cuda.jit
-def hybrid_loss_backward_kernel_v1(prediction, target, x_0, t, k, low, width, dloss, dprediction, factor_p, factor_v,
-                                   count, channels):
+def hybrid_loss_backward_kernel_v1(
+    prediction,
+    target,
+    x_0,
+    t,
+    k,
+    low,
+    width,
+    dloss,
+    dprediction,
+    factor_p,
+    factor_v,
+    count,
+    channels,
+):
     i = cuda.grid(1)
     if i < target.size:
         factor_p, factor_v = dloss[0] * factor_p, dloss[0] * factor_v
@@ -193,14 +220,18 @@ def hybrid_loss_backward_kernel_v1(prediction, target, x_0, t, k, low, width, dl
         step = t[uint32(i) // count]
         error = prediction[j] - target[i]
         dprediction[j] = factor_p * error
-        dprediction[j + channels] = factor_v * bound_slope(error, prediction[j + channels], x_0[i], step, k[step],
-                                                           low[step], width[step])
+        dprediction[j + channels] = factor_v * bound_slope(
+            error, prediction[j + channels], x_0[i], step, k[step], low[step], width[step]
+        )
 
 
-# v2: four channels of a pixel -----------------------------------------------------------------------------------------
+# v2: four channels of a pixel ---------------------------------------------------------------------
+
 
 @cuda.jit
-def hybrid_loss_forward_kernel_v2(prediction, target, x_0, t, k, low, width, partials, weight, count, channels):
+def hybrid_loss_forward_kernel_v2(
+    prediction, target, x_0, t, k, low, width, partials, weight, count, channels
+):
     total = float32(0)
     for i in range(cuda.grid(1) * 4, target.size, cuda.gridsize(1) * 4):
         pixel = uint32(i) // channels
@@ -213,16 +244,31 @@ def hybrid_loss_forward_kernel_v2(prediction, target, x_0, t, k, low, width, par
         x0, x1, x2, x3 = load4(x_0, i)
         p0, p1, p2, p3 = p0 - y0, p1 - y1, p2 - y2, p3 - y3
         total += (p0 * p0 + p1 * p1) + (p2 * p2 + p3 * p3)
-        total += weight * ((bound_term(p0, v0, x0, step, a, b, w) + bound_term(p1, v1, x1, step, a, b, w))
-                           + (bound_term(p2, v2, x2, step, a, b, w) + bound_term(p3, v3, x3, step, a, b, w)))
+        total += weight * (
+            (bound_term(p0, v0, x0, step, a, b, w) + bound_term(p1, v1, x1, step, a, b, w))
+            + (bound_term(p2, v2, x2, step, a, b, w) + bound_term(p3, v3, x3, step, a, b, w))
+        )
     total = block_sum(total)
     if cuda.threadIdx.x == 0:
         partials[cuda.blockIdx.x] = total
 
 
 @cuda.jit
-def hybrid_loss_backward_kernel_v2(prediction, target, x_0, t, k, low, width, dloss, dprediction, factor_p, factor_v,
-                                   count, channels):
+def hybrid_loss_backward_kernel_v2(
+    prediction,
+    target,
+    x_0,
+    t,
+    k,
+    low,
+    width,
+    dloss,
+    dprediction,
+    factor_p,
+    factor_v,
+    count,
+    channels,
+):
     i = cuda.grid(1) * 4
     if i < target.size:
         factor_p, factor_v = dloss[0] * factor_p, dloss[0] * factor_v
@@ -236,12 +282,18 @@ def hybrid_loss_backward_kernel_v2(prediction, target, x_0, t, k, low, width, dl
         x0, x1, x2, x3 = load4(x_0, i)
         p0, p1, p2, p3 = p0 - y0, p1 - y1, p2 - y2, p3 - y3
         store4(dprediction, j, factor_p * p0, factor_p * p1, factor_p * p2, factor_p * p3)
-        store4(dprediction, j + channels,
-               factor_v * bound_slope(p0, v0, x0, step, a, b, w), factor_v * bound_slope(p1, v1, x1, step, a, b, w),
-               factor_v * bound_slope(p2, v2, x2, step, a, b, w), factor_v * bound_slope(p3, v3, x3, step, a, b, w))
+        store4(
+            dprediction,
+            j + channels,
+            factor_v * bound_slope(p0, v0, x0, step, a, b, w),
+            factor_v * bound_slope(p1, v1, x1, step, a, b, w),
+            factor_v * bound_slope(p2, v2, x2, step, a, b, w),
+            factor_v * bound_slope(p3, v3, x3, step, a, b, w),
+        )
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def hybrid_loss_forward_cost(n):
     """(bytes, FLOPs) for a target of n elements; an exponential counted as one."""
@@ -252,71 +304,141 @@ def hybrid_loss_backward_cost(n):
     return 24 * n, 16 * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(prediction, target, x_0, t, k, low, width):
     C, tables = target.shape[-1], (k, low, width)
     if prediction.shape != (*target.shape[:-1], 2 * C) or x_0.shape != target.shape:
-        raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
-                         f"but twice its channels, and x_0 {tuple(x_0.shape)} that shape itself")
+        raise ValueError(
+            f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
+            f"but twice its channels, and x_0 {tuple(x_0.shape)} that shape itself"
+        )
     if t.shape != target.shape[:1] or t.dtype != np.int32:
-        raise ValueError(f"t must be one int32 for each of {target.shape[0]} samples, got {t.dtype}{tuple(t.shape)}")
+        raise ValueError(
+            f"t must be one int32 for each of {target.shape[0]} samples, got {t.dtype}{tuple(t.shape)}"
+        )
     if any(table.ndim != 1 or table.shape != tables[0].shape for table in tables):
         raise ValueError("the tables must be rows of one length, one value a timestep")
 
 
 def _two_versions(naive, vectorised):
-    return naive_and_vectorised(naive, vectorised, lambda target: lacks_multiple(4, target.shape[-1], "channels"))
+    return naive_and_vectorised(
+        naive, vectorised, lambda target: lacks_multiple(4, target.shape[-1], "channels")
+    )
 
 
 def _made(C):
-    """A function of a generator: pixels at both edges of the range and within, the first timestep and later ones."""
+    """A function of a generator: pixels at both edges of the range and within, the first timestep
+    and later ones."""
+
     def inputs(rng):
         shape = 3, 2, 2, C
         target, error, v = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
         noise = np.linspace(0.01, 0.95, 10)  # 1 - alpha_bar
         beta = 1 - (1 - noise) / (1 - np.append(0.0, noise[:-1]))
         low = np.log(beta * np.append(noise[0], noise[:-1]) / noise)
-        return {"prediction": np.concatenate((target + np.float32(0.3) * error, v), axis=-1), "target": target,
-                "x_0": np.clip(1.5 * rng.standard_normal(shape), -1, 1), "t": np.array([0, 4, 9], np.int32),
-                "k": beta / np.sqrt(noise), "low": low, "width": np.log(beta) - low + 0.1}
+        return {
+            "prediction": np.concatenate((target + np.float32(0.3) * error, v), axis=-1),
+            "target": target,
+            "x_0": np.clip(1.5 * rng.standard_normal(shape), -1, 1),
+            "t": np.array([0, 4, 9], np.int32),
+            "k": beta / np.sqrt(noise),
+            "low": low,
+            "width": np.log(beta) - low + 0.1,
+        }
+
     return inputs
 
 
 LATENTS, TABLE = single(64, 32, 32, 4), single(1000)
-MEASURED = {"prediction": single(64, 32, 32, 8), "target": LATENTS, "x_0": LATENTS,
-            "t": filled((64,), lambda rng: rng.integers(0, 1000, 64), np.int32), "k": TABLE, "low": TABLE,
-            "width": TABLE, "weight": 1.44, "measured": True}
+MEASURED = {
+    "prediction": single(64, 32, 32, 8),
+    "target": LATENTS,
+    "x_0": LATENTS,
+    "t": filled((64,), lambda rng: rng.integers(0, 1000, 64), np.int32),
+    "k": TABLE,
+    "low": TABLE,
+    "width": TABLE,
+    "weight": 1.44,
+    "measured": True,
+}
 
 
-@operation(reference=hybrid_loss_forward_reference, cost=hybrid_loss_forward_cost, check=_check,
-           versions=_two_versions(hybrid_loss_forward_kernel_v1, hybrid_loss_forward_kernel_v2),
-           problems=[*(Problem(f"{C} channels", inputs=_made(C), weight=1.4, tolerance=5e-5) for C in (3, 4)),
-                     Problem(**MEASURED)])
+@operation(
+    reference=hybrid_loss_forward_reference,
+    cost=hybrid_loss_forward_cost,
+    check=_check,
+    versions=_two_versions(hybrid_loss_forward_kernel_v1, hybrid_loss_forward_kernel_v2),
+    problems=[
+        *(Problem(f"{C} channels", inputs=_made(C), weight=1.4, tolerance=5e-5) for C in (3, 4)),
+        Problem(**MEASURED),
+    ],
+)
 def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, version=None):
     """Mean squared error + weight · mean of the bound's terms, as an array (1,)."""
     partials = empty((min(MAX_BLOCKS, -(-target.size // (4 * BLOCK))),), np.float32, like=target)
     loss = empty((1,), np.float32, like=target)
-    launch(version.kernel, partials.size, BLOCK, prediction.reshape(-1), target.reshape(-1), x_0.reshape(-1), t, k, low,
-           width, partials, float(weight), uint32(math.prod(target.shape[1:])), uint32(target.shape[-1]))
+    launch(
+        version.kernel,
+        partials.size,
+        BLOCK,
+        prediction.reshape(-1),
+        target.reshape(-1),
+        x_0.reshape(-1),
+        t,
+        k,
+        low,
+        width,
+        partials,
+        float(weight),
+        uint32(math.prod(target.shape[1:])),
+        uint32(target.shape[-1]),
+    )
     launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / target.size, loss)
     return loss
 
 
-@operation(reference=hybrid_loss_backward_reference, cost=hybrid_loss_backward_cost, check=_check,
-           versions=_two_versions(hybrid_loss_backward_kernel_v1, hybrid_loss_backward_kernel_v2),
-           problems=[*(Problem(f"{C} channels", inputs=_made(C), weight=1.4, scale=0.5, tolerance=1e-4)
-                       for C in (3, 4)), Problem(**MEASURED)])
-def hybrid_loss_backward(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None, version=None):
-    """dprediction: the squared error's gradient in the first C channels, the bound's in the others, times `scale`.
+@operation(
+    reference=hybrid_loss_backward_reference,
+    cost=hybrid_loss_backward_cost,
+    check=_check,
+    versions=_two_versions(hybrid_loss_backward_kernel_v1, hybrid_loss_backward_kernel_v2),
+    problems=[
+        *(
+            Problem(f"{C} channels", inputs=_made(C), weight=1.4, scale=0.5, tolerance=1e-4)
+            for C in (3, 4)
+        ),
+        Problem(**MEASURED),
+    ],
+)
+def hybrid_loss_backward(
+    prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None, version=None
+):
+    """dprediction: the squared error's gradient in the first C channels, the bound's in the others,
+    times `scale`.
 
     dloss: array (1,), the gradient that arrives at the loss (None: one)
     """
     dprediction = empty_like(prediction)
     if dloss is None:
         dloss = upload(np.ones(1, np.float32), prediction)
-    launch(version.kernel, -(-target.size // (version.width * BLOCK)), BLOCK, prediction.reshape(-1),
-           target.reshape(-1), x_0.reshape(-1), t, k, low, width, dloss, dprediction.reshape(-1),
-           scale * 2.0 / target.size, scale * weight / target.size, uint32(math.prod(target.shape[1:])),
-           uint32(target.shape[-1]))
+    launch(
+        version.kernel,
+        -(-target.size // (version.width * BLOCK)),
+        BLOCK,
+        prediction.reshape(-1),
+        target.reshape(-1),
+        x_0.reshape(-1),
+        t,
+        k,
+        low,
+        width,
+        dloss,
+        dprediction.reshape(-1),
+        scale * 2.0 / target.size,
+        scale * weight / target.size,
+        uint32(math.prod(target.shape[1:])),
+        uint32(target.shape[-1]),
+    )
     return dprediction

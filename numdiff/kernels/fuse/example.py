@@ -1,7 +1,8 @@
-"""A chain with an operand at each place, as an operation: scale and shift, SiLU, then a gate and a residual.
+"""A chain with an operand at each place, as an operation: scale and shift, SiLU, then a gate and a
+residual.
 
-No model uses it. The check and the tests run it, and so every text that fuse/ writes: with sums per sample, with a sum
-per channel, and with neighbours of each width.
+No model uses it. The check and the tests run it, and so every text that fuse/ writes: with sums per
+sample, with a sum per channel, and with neighbours of each width.
 
 MATHEMATICS
     y = silu(x · (1 + scale[b]) + shift[c]) + gate[b] · h
@@ -16,6 +17,7 @@ SOURCE
 READ NEXT
     ../bias.py, then ../transformer/bias_gelu.py: chains of one operation and of two.
 """
+
 import numpy as np
 
 from ...dtypes import in_single
@@ -27,13 +29,20 @@ from ..transformer.gate import gated, gated_dgate, gated_dh
 from .chain import VERSIONS, WIDTHS, fuse
 from .operations import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation
 
-CHAIN = fuse(EACH, Operation(scaled, PER_SAMPLE, PER_CHANNEL, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED),
-             Operation(silu, x=silu_gradient),
-             Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate), EACH, name="fused",
-             module=__name__, widths=WIDTHS)
+CHAIN = fuse(
+    EACH,
+    Operation(scaled, PER_SAMPLE, PER_CHANNEL, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED),
+    Operation(silu, x=silu_gradient),
+    Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate),
+    EACH,
+    name="fused",
+    module=__name__,
+    widths=WIDTHS,
+)
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single()
 def fused_forward_reference(x, scale, shift, h, gate):
@@ -46,36 +55,64 @@ def fused_backward_reference(dy, x, scale, shift, h, gate):
     z = x * (1 + scale[:, None]) + shift
     s = 1 / (1 + np.exp(-z))
     dz = dy * s * (1 + z * (1 - s))
-    return (dz * (1 + scale[:, None]), (dz * x).sum(1), dz.sum((0, 1)), dy * gate[:, None], (dy * h).sum(1))
+    return (
+        dz * (1 + scale[:, None]),
+        (dz * x).sum(1),
+        dz.sum((0, 1)),
+        dy * gate[:, None],
+        (dy * h).sum(1),
+    )
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _versions():
     """All of a chain's, in each type."""
-    return [Version(name, number=number, requires="8.0" if width == 8 else None, of=("x",),
-                    fits=lambda x, width=width: lacks_multiple(width, x.shape[-1], "channels"))
-            for (name, number), width in zip(VERSIONS.items(), WIDTHS, strict=True)]
+    return [
+        Version(
+            name,
+            number=number,
+            requires="8.0" if width == 8 else None,
+            of=("x",),
+            fits=lambda x, width=width: lacks_multiple(width, x.shape[-1], "channels"),
+        )
+        for (name, number), width in zip(VERSIONS.items(), WIDTHS, strict=True)
+    ]
 
 
 def _problems(backward):
-    """…the last, of which only the backward has more than others: two chunks of rows, the second of three."""
+    """…the last, of which only the backward has more than others: two chunks of rows, the second of
+    three."""
     found = []
-    for (B, P, C), array, more in (((2, 3, 5), single, {}), ((2, 3, 8), single, {}),
-                                   ((2, 3, 16), half, {"versions": ("eight",), "bfloat16": True}),
-                                   ((1, 2051, 4), single, {"versions": ("vectorised",)}))[:4 if backward else 3]:
-        given = {"x": array(B, P, C), "scale": array(B, C), "shift": array(C), "h": array(B, P, C), "gate": array(B, C)}
+    for (B, P, C), array, more in (
+        ((2, 3, 5), single, {}),
+        ((2, 3, 8), single, {}),
+        ((2, 3, 16), half, {"versions": ("eight",), "bfloat16": True}),
+        ((1, 2051, 4), single, {"versions": ("vectorised",)}),
+    )[: 4 if backward else 3]:
+        given = {
+            "x": array(B, P, C),
+            "scale": array(B, C),
+            "shift": array(C),
+            "h": array(B, P, C),
+            "gate": array(B, C),
+        }
         found.append(Problem(**({"dy": array(B, P, C)} if backward else {}), **given, **more))
     return found
 
 
-@operation(reference=fused_forward_reference, versions=_versions(), problems=_problems(backward=False))
+@operation(
+    reference=fused_forward_reference, versions=_versions(), problems=_problems(backward=False)
+)
 def fused_forward(x, scale, shift, h, gate, version=None):
     """y, a new array."""
     return CHAIN.forward(x, scale, shift, h, gate, version=version.number)
 
 
-@operation(reference=fused_backward_reference, versions=_versions(), problems=_problems(backward=True))
+@operation(
+    reference=fused_backward_reference, versions=_versions(), problems=_problems(backward=True)
+)
 def fused_backward(dy, x, scale, shift, h, gate, version=None):
     """(dx, dscale, dshift, dh, dgate), new arrays."""
     return tuple(CHAIN.backward(dy, x, scale, shift, h, gate, version=version.number))

@@ -20,6 +20,7 @@
 READ NEXT
     reference.py
 """
+
 from .launcher import groupnorm_backward, groupnorm_forward
 from .reference import (
     groupnorm_backward_cost,
@@ -28,5 +29,11 @@ from .reference import (
     groupnorm_forward_reference,
 )
 
-__all__ = ["groupnorm_backward", "groupnorm_backward_cost", "groupnorm_backward_reference", "groupnorm_forward",
-           "groupnorm_forward_cost", "groupnorm_forward_reference"]
+__all__ = [
+    "groupnorm_backward",
+    "groupnorm_backward_cost",
+    "groupnorm_backward_reference",
+    "groupnorm_forward",
+    "groupnorm_forward_cost",
+    "groupnorm_forward_reference",
+]

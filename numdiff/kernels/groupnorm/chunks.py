@@ -1,4 +1,5 @@
-"""GroupNorm v2: one block for each chunk of pixels, with all their channels, and small kernels that join the chunks.
+"""GroupNorm v2: one block for each chunk of pixels, with all their channels, and small kernels that
+join the chunks.
 
 MATHEMATICS, SHAPES
     as in reference.py; C a multiple of 4
@@ -6,10 +7,12 @@ WHAT IS NEW
     A thread keeps four neighbouring channels, so what depends on the channel alone (mean, rstd, weight, bias) is loaded
     once for all its pixels, and a warp reads up to 512 neighbouring bytes. A channel's statistics in a chunk are a mean
     and a sum of squares about that mean; any two such pairs join without cancellation, because
-        Σ (x - mean)² over everything = Σ over the parts of [their own sum of squares + count · (their mean - mean)²].
+        Σ (x - mean)² over everything = Σ over the parts of [their own sum of squares + count ·
+        (their mean - mean)²].
 VERSIONS
     v2 chunked: blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide.
-       Statistics of chunks are joined by a small kernel in between; x is read twice, y written once.
+       Statistics of chunks are joined by a small kernel in between; x is read twice, y written
+       once.
 LAUNCH
     grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB; between its passes grid (G, B), 64 threads
 DETERMINISM
@@ -21,6 +24,7 @@ SOURCE
 READ NEXT
     one_pass.py, which reads x once.
 """
+
 import math
 from typing import Any, NamedTuple
 
@@ -46,7 +50,8 @@ class Vectors(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """P pixels, C channels, `width` a group; a block has `chunk` pixels, `lanes` times four channels side by side."""
+    """P pixels, C channels, `width` a group; a block has `chunk` pixels, `lanes` times four
+    channels side by side."""
 
     P: int
     C: int
@@ -57,17 +62,22 @@ class Cut(NamedTuple):
 
 @cuda.jit(device=True)
 def load_groups(values, first, c, width):
-    """The values of the groups that channels c to c + 3 belong to; the sample's own begin at `first`."""
-    return (values[first + c // width], values[first + (c + 1) // width], values[first + (c + 2) // width],
-            values[first + (c + 3) // width])
+    """The values of the groups that channels c to c + 3 belong to; the sample's own begin at
+    `first`."""
+    return (
+        values[first + c // width],
+        values[first + (c + 1) // width],
+        values[first + (c + 2) // width],
+        values[first + (c + 3) // width],
+    )
 
 
 @cuda.jit(device=True)
 def mean_and_squares(first, count, s, q):
     """Mean and Σ (x - mean)² of `count` values from s = Σ (x - first) and q = Σ (x - first)².
 
-    `first` is one of the values, therefore (first - mean)² ≤ Σ (x - mean)² and q is at most (1 + count) times the
-    result. So the subtraction cannot cancel more than that, for any mean.
+    `first` is one of the values, therefore (first - mean)² ≤ Σ (x - mean)² and q is at most (1 +
+    count) times the result. So the subtraction cannot cancel more than that, for any mean.
     """
     return first + s / count, max(q - s * s / count, float32(0))
 
@@ -103,7 +113,12 @@ def groupnorm_chunk_kernel_v2(x, chunk_mean, chunk_squares, P, C, lanes, chunk):
         m1, q1 = mean_and_squares(f1, count, s1, q1)
         m2, q2 = mean_and_squares(f2, count, s2, q2)
         m3, q3 = mean_and_squares(f3, count, s3, q3)
-    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = count * m0, count * m1, count * m2, count * m3
+    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = (
+        count * m0,
+        count * m1,
+        count * m2,
+        count * m3,
+    )
     tree_sum(tile, 4, t, lanes, rows)
     lane, pixels = t % lanes, float32(end - start)
     a0, a1, a2, a3 = tile[lane], tile[BLOCK + lane], tile[2 * BLOCK + lane], tile[3 * BLOCK + lane]
@@ -121,14 +136,17 @@ def groupnorm_chunk_kernel_v2(x, chunk_mean, chunk_squares, P, C, lanes, chunk):
 
 
 @cuda.jit
-def groupnorm_join_kernel_v2(chunk_mean, chunk_squares, mean, rstd, P, C, width, chunk, chunks, eps):
+def groupnorm_join_kernel_v2(
+    chunk_mean, chunk_squares, mean, rstd, P, C, width, chunk, chunks, eps
+):
     """A group's mean and rstd from the statistics of its channels in all chunks."""
     tile = cuda.shared.array(SMALL_BLOCK, float32)
     t = cuda.threadIdx.x
     group, b = cuda.blockIdx.x, cuda.blockIdx.y
     m = float32(P * width)
     total = float32(0)
-    for e in range(t, chunks * width, SMALL_BLOCK):  # chunk e // width, channel e % width of the group
+    # chunk e // width, channel e % width of the group
+    for e in range(t, chunks * width, SMALL_BLOCK):
         pixels = float32(min(chunk, P - e // width * chunk))
         total += pixels * chunk_mean[(b * chunks + e // width) * C + group * width + e % width]
     tile[t] = total
@@ -149,7 +167,9 @@ def groupnorm_join_kernel_v2(chunk_mean, chunk_squares, mean, rstd, P, C, width,
 
 
 @cuda.jit
-def groupnorm_normalise_kernel_v2(x, weight, bias, mean, rstd, y, P, C, width, lanes, chunk, activate):
+def groupnorm_normalise_kernel_v2(
+    x, weight, bias, mean, rstd, y, P, C, width, lanes, chunk, activate
+):
     t = cuda.threadIdx.x
     rows = BLOCK // lanes
     row, b = t // lanes, cuda.blockIdx.z
@@ -163,8 +183,14 @@ def groupnorm_normalise_kernel_v2(x, weight, bias, mean, rstd, y, P, C, width, l
         for p in range(start + row, min(start + chunk, P), rows):
             i = (b * P + p) * C + c
             x0, x1, x2, x3 = load4(x, i)
-            store4(y, i, affine((x0 - m0) * r0, w0, v0, activate), affine((x1 - m1) * r1, w1, v1, activate),
-                   affine((x2 - m2) * r2, w2, v2, activate), affine((x3 - m3) * r3, w3, v3, activate))
+            store4(
+                y,
+                i,
+                affine((x0 - m0) * r0, w0, v0, activate),
+                affine((x1 - m1) * r1, w1, v1, activate),
+                affine((x2 - m2) * r2, w2, v2, activate),
+                affine((x3 - m3) * r3, w3, v3, activate),
+            )
 
 
 @cuda.jit
@@ -189,8 +215,14 @@ def groupnorm_gradient_sums_kernel_v2(dy, x, vectors, partial, cut, activate):
             x0, x1, x2, x3 = load4(x, i)
             d0, d1, d2, d3 = load4(dy, i)
             x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
-            d0, d1 = affine_gradient(d0, x0, w0, v0, activate), affine_gradient(d1, x1, w1, v1, activate)
-            d2, d3 = affine_gradient(d2, x2, w2, v2, activate), affine_gradient(d3, x3, w3, v3, activate)
+            d0, d1 = (
+                affine_gradient(d0, x0, w0, v0, activate),
+                affine_gradient(d1, x1, w1, v1, activate),
+            )
+            d2, d3 = (
+                affine_gradient(d2, x2, w2, v2, activate),
+                affine_gradient(d3, x3, w3, v3, activate),
+            )
             a0 += d0 * x0
             a1 += d1 * x1
             a2 += d2 * x2
@@ -200,14 +232,26 @@ def groupnorm_gradient_sums_kernel_v2(dy, x, vectors, partial, cut, activate):
             s2 += d2
             s3 += d3
     tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = a0, a1, a2, a3
-    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = s0, s1, s2, s3
+    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = (
+        s0,
+        s1,
+        s2,
+        s3,
+    )
     tree_sum(tile, 8, t, lanes, rows)
     if row == 0 and c < C:
         chunks = cuda.gridDim.x
         i = (b * chunks + cuda.blockIdx.x) * C + c
         store4(partial, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
         i += cuda.gridDim.z * chunks * C
-        store4(partial, i, tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t])
+        store4(
+            partial,
+            i,
+            tile[4 * BLOCK + t],
+            tile[5 * BLOCK + t],
+            tile[6 * BLOCK + t],
+            tile[7 * BLOCK + t],
+        )
 
 
 @cuda.jit
@@ -255,8 +299,14 @@ def groupnorm_backward_kernel_v2(dy, x, vectors, averages, residual, dx, cut, ac
             x0, x1, x2, x3 = load4(x, i)
             d0, d1, d2, d3 = load4(dy, i)
             x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
-            d0, d1 = affine_gradient(d0, x0, w0, v0, activate), affine_gradient(d1, x1, w1, v1, activate)
-            d2, d3 = affine_gradient(d2, x2, w2, v2, activate), affine_gradient(d3, x3, w3, v3, activate)
+            d0, d1 = (
+                affine_gradient(d0, x0, w0, v0, activate),
+                affine_gradient(d1, x1, w1, v1, activate),
+            )
+            d2, d3 = (
+                affine_gradient(d2, x2, w2, v2, activate),
+                affine_gradient(d3, x3, w3, v3, activate),
+            )
             d0, d1 = r0 * (d0 * w0 - h0 - x0 * k0), r1 * (d1 * w1 - h1 - x1 * k1)
             d2, d3 = r2 * (d2 * w2 - h2 - x2 * k2), r3 * (d3 * w3 - h3 - x3 * k3)
             if adds:
@@ -269,26 +319,101 @@ def chunks_forward(x, weight, bias, y, mean, rstd, P, groups, eps, activate):
     """y, mean (B, G) and rstd of x (B, ..., C), P pixels, for arrays that launcher.py has checked."""
     B, C = x.shape[0], x.shape[-1]
     lanes, tiles, chunk, chunks = cut(nominal_extent(B), P, C, 4)
-    chunk_mean, chunk_squares = empty(B * chunks * C, np.float32, like=x), empty(B * chunks * C, np.float32, like=x)
+    chunk_mean, chunk_squares = (
+        empty(B * chunks * C, np.float32, like=x),
+        empty(B * chunks * C, np.float32, like=x),
+    )
     x, mean, rstd = x.reshape(-1), mean.reshape(-1), rstd.reshape(-1)
-    launch(groupnorm_chunk_kernel_v2, (chunks, tiles, B), BLOCK, x, chunk_mean, chunk_squares, P, C, lanes, chunk)
-    launch(groupnorm_join_kernel_v2, (groups, B), SMALL_BLOCK, chunk_mean, chunk_squares, mean, rstd, P, C, C // groups,
-           chunk, chunks, eps)
-    launch(groupnorm_normalise_kernel_v2, (chunks, tiles, B), BLOCK, x, weight, bias, mean, rstd, y.reshape(-1), P, C,
-           C // groups, lanes, chunk, int(activate))
+    launch(
+        groupnorm_chunk_kernel_v2,
+        (chunks, tiles, B),
+        BLOCK,
+        x,
+        chunk_mean,
+        chunk_squares,
+        P,
+        C,
+        lanes,
+        chunk,
+    )
+    launch(
+        groupnorm_join_kernel_v2,
+        (groups, B),
+        SMALL_BLOCK,
+        chunk_mean,
+        chunk_squares,
+        mean,
+        rstd,
+        P,
+        C,
+        C // groups,
+        chunk,
+        chunks,
+        eps,
+    )
+    launch(
+        groupnorm_normalise_kernel_v2,
+        (chunks, tiles, B),
+        BLOCK,
+        x,
+        weight,
+        bias,
+        mean,
+        rstd,
+        y.reshape(-1),
+        P,
+        C,
+        C // groups,
+        lanes,
+        chunk,
+        int(activate),
+    )
 
 
 def chunks_backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, groups, activate):
-    """dx, and the channel sums (2, B, C) of g · xhat and g. residual: None, or like dx, which is added to it"""
+    """dx, and the channel sums (2, B, C) of g · xhat and g. residual: None, or like dx, which is
+    added to it"""
     B, C = x.shape[0], x.shape[-1]
     width = C // groups
-    common = dy.reshape(-1), x.reshape(-1), Vectors(weight, bias, mean.reshape(-1), rstd.reshape(-1))
+    common = (
+        dy.reshape(-1),
+        x.reshape(-1),
+        Vectors(weight, bias, mean.reshape(-1), rstd.reshape(-1)),
+    )
     lanes, tiles, chunk, chunks = cut(B, P, C, 4)
     parts = Cut(P, C, width, lanes, chunk)
     partial, averages = (empty(2 * B * n, np.float32, like=x) for n in (chunks * C, groups))
-    launch(groupnorm_gradient_sums_kernel_v2, (chunks, tiles, B), BLOCK, *common, partial, parts, int(activate))
-    launch(groupnorm_gradient_join_kernel_v2, (groups, B), SMALL_BLOCK, partial, weight, sums.reshape(-1), averages, P,
-           C, width, chunks)
-    launch(groupnorm_backward_kernel_v2, (chunks, tiles, B), BLOCK, *common, averages,
-           (x if residual is None else residual).reshape(-1),  # not read without
-           dx.reshape(-1), parts, int(activate), int(residual is not None))
+    launch(
+        groupnorm_gradient_sums_kernel_v2,
+        (chunks, tiles, B),
+        BLOCK,
+        *common,
+        partial,
+        parts,
+        int(activate),
+    )
+    launch(
+        groupnorm_gradient_join_kernel_v2,
+        (groups, B),
+        SMALL_BLOCK,
+        partial,
+        weight,
+        sums.reshape(-1),
+        averages,
+        P,
+        C,
+        width,
+        chunks,
+    )
+    launch(
+        groupnorm_backward_kernel_v2,
+        (chunks, tiles, B),
+        BLOCK,
+        *common,
+        averages,
+        (x if residual is None else residual).reshape(-1),  # not read without
+        dx.reshape(-1),
+        parts,
+        int(activate),
+        int(residual is not None),
+    )

@@ -4,8 +4,8 @@ MATHEMATICS, SHAPES
     as in reference.py
 VERSIONS
     v1 block-per-group: two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is
-       only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches
-       again.
+       only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest
+       another block fetches again.
 LAUNCH
     grid (G, B), 256 threads, 1 KiB of shared memory; backward 2 KiB
 DETERMINISM
@@ -17,6 +17,7 @@ SOURCE
 READ NEXT
     chunks.py, whose blocks read whole sectors.
 """
+
 import math
 
 from ...device import cuda, float32, launch
@@ -26,7 +27,8 @@ from ..reduce import BLOCK, tree_sum
 BLOCK2 = 2 * BLOCK  # shared elements where a thread brings two sums
 
 
-# The arithmetic of one element ----------------------------------------------------------------------------------------
+# The arithmetic of one element --------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def affine(xhat, weight, bias, activate):
@@ -40,7 +42,8 @@ def affine_gradient(dy, xhat, weight, bias, activate):
     return silu_gradient(dy, xhat * weight + bias) if activate else dy
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def groupnorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, P, C, width, eps, activate):
@@ -72,7 +75,9 @@ def groupnorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, P, C, width, eps
 
 
 @cuda.jit
-def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, C, width, activate, adds):
+def groupnorm_backward_kernel_v1(
+    dy, x, weight, bias, mean, rstd, residual, dx, sums, P, C, width, activate, adds
+):
     """dx, and the channel sums (2, B, C) of g · xhat and g."""
     tile = cuda.shared.array(BLOCK2, float32)
     t = cuda.threadIdx.x
@@ -109,13 +114,45 @@ def groupnorm_backward_kernel_v1(dy, x, weight, bias, mean, rstd, residual, dx, 
 def groups_forward(x, weight, bias, y, mean, rstd, P, groups, eps, activate):
     """y, mean (B, G) and rstd of x (B, ..., C), P pixels, for arrays that launcher.py has checked."""
     B, C = x.shape[0], x.shape[-1]
-    launch(groupnorm_forward_kernel_v1, (groups, B), BLOCK, x.reshape(-1), weight, bias, y.reshape(-1),
-           mean.reshape(-1), rstd.reshape(-1), P, C, C // groups, eps, int(activate))
+    launch(
+        groupnorm_forward_kernel_v1,
+        (groups, B),
+        BLOCK,
+        x.reshape(-1),
+        weight,
+        bias,
+        y.reshape(-1),
+        mean.reshape(-1),
+        rstd.reshape(-1),
+        P,
+        C,
+        C // groups,
+        eps,
+        int(activate),
+    )
 
 
 def groups_backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, groups, activate):
-    """dx, and the channel sums (2, B, C) of g · xhat and g. residual: None, or like dx, which is added to it"""
+    """dx, and the channel sums (2, B, C) of g · xhat and g. residual: None, or like dx, which is
+    added to it"""
     B, C = x.shape[0], x.shape[-1]
-    launch(groupnorm_backward_kernel_v1, (groups, B), BLOCK, dy.reshape(-1), x.reshape(-1), weight, bias,
-           mean.reshape(-1), rstd.reshape(-1), (x if residual is None else residual).reshape(-1),  # not read without
-           dx.reshape(-1), sums.reshape(-1), P, C, C // groups, int(activate), int(residual is not None))
+    launch(
+        groupnorm_backward_kernel_v1,
+        (groups, B),
+        BLOCK,
+        dy.reshape(-1),
+        x.reshape(-1),
+        weight,
+        bias,
+        # not read without
+        mean.reshape(-1),
+        rstd.reshape(-1),
+        (x if residual is None else residual).reshape(-1),
+        dx.reshape(-1),
+        sums.reshape(-1),
+        P,
+        C,
+        C // groups,
+        int(activate),
+        int(residual is not None),
+    )

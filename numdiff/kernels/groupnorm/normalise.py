@@ -12,9 +12,9 @@ STATISTICS
     then their variances. All chunks have the same number of pixels, which drops out:
         mean of a group = average of its chunks' means
         variance        = average of (a chunk's variance + (its mean - mean)²)
-    The first chunk's mean is subtracted before numbers are summed, so that one sweep is enough and little cancels (as
-    in rung 2). An upsampled image, each pixel four times, has the statistics of the small one. Each part of a `Pair`
-    has statistics of its own.
+    The first chunk's mean is subtracted before numbers are summed, so that one sweep is enough and
+    little cancels (as in rung 2). An upsampled image, each pixel four times, has the statistics of
+    the small one. Each part of a `Pair` has statistics of its own.
 LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
     Dynamic shared memory: two floats for each thread, channel and group.
@@ -30,6 +30,7 @@ SOURCE
 READ NEXT
     conv2d/hopper/, which leaves the statistics.
 """
+
 import math
 from typing import NamedTuple
 
@@ -46,15 +47,19 @@ from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, s
 
 THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
-SHAPES = (512, 8), (256, 4)  # threads at most, turns: pixels of a thread. The first if it makes enough blocks
+# threads at most, turns: pixels of a thread. The first if it makes enough blocks
+SHAPES = (512, 8), (256, 4)
 BLOCKS_A_MULTIPROCESSOR = 1.9
-PAIRS_A_THREAD = 4  # eight channels are four pairs: a quarter of the rows of threads adds the statistics of each
+# eight channels are four pairs: a quarter of the rows of threads adds the statistics of each
+PAIRS_A_THREAD = 4
 
 
 def channel_statistics_reference(y):
     """The statistics (B, chunks, 2, C / 2) of y (B, H, W, C), H and W multiples of 8."""
     B, H, W, C = y.shape
-    chunks = y.reshape(B, H // CHUNK, CHUNK, W // CHUNK, CHUNK, C // 2, 2).transpose(0, 1, 3, 5, 2, 4, 6)
+    chunks = y.reshape(B, H // CHUNK, CHUNK, W // CHUNK, CHUNK, C // 2, 2).transpose(
+        0, 1, 3, 5, 2, 4, 6
+    )
     chunks = chunks.reshape(B, -1, C // 2, 2 * CHUNK**2)
     return np.stack((chunks.mean(-1), chunks.var(-1)), axis=2)
 
@@ -69,8 +74,8 @@ def normalise8(y, at, value, scales, shifts, activate):
 
 
 class StreamCut(NamedTuple):
-    """chunks, chunks_2: statistics of a sample of x's parts; pixels: of a block; team: lanes that join a group's
-    statistics, a power of two."""
+    """chunks, chunks_2: statistics of a sample of x's parts; pixels: of a block; team: lanes that
+    join a group's statistics, a power of two."""
 
     chunks: int
     chunks_2: int
@@ -79,8 +84,8 @@ class StreamCut(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The places in `sums` (registers are short) of weight and bias, and of the groups' means and rstd: behind two
-    numbers of each thread."""
+    """The places in `sums` (registers are short) of weight and bias, and of the groups' means and
+    rstd: behind two numbers of each thread."""
 
     weights: int
     biases: int
@@ -90,17 +95,23 @@ class Places(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def known_mean(known, b, pair, seam, pairs, chunks, chunks_2):
-    """The mean of a pair of channels over the first chunk of sample b; the first array has `seam` of all pairs."""
+    """The mean of a pair of channels over the first chunk of sample b; the first array has `seam`
+    of all pairs."""
     after = int32(pair - seam)
-    return known.a[2 * b * chunks * seam + pair] if after < 0 else known.b[2 * b * chunks_2 * (pairs - seam) + after]
+    return (
+        known.a[2 * b * chunks * seam + pair]
+        if after < 0
+        else known.b[2 * b * chunks_2 * (pairs - seam) + after]
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def sum_chunks(part, at, turn, columns, n, slices, chunks, origin):
-    """The sums of d, and of d² + variance, of one pair of channels in every `slices`-th chunk from the n-th on; d: a
-    chunk's mean minus `origin`.
+    """The sums of d, and of d² + variance, of one pair of channels in every `slices`-th chunk from
+    the n-th on; d: a chunk's mean minus `origin`.
 
-    part: the statistics (B, chunks, 2, columns), at: of the n-th chunk's mean; `turn` elements further is the next
+    part: the statistics (B, chunks, 2, columns), at: of the n-th chunk's mean; `turn` elements
+    further is the next
     """
     total, squares = float32(0), float32(0)
     while n + 3 * slices < chunks:  # four at once, as each load has a long latency
@@ -121,8 +132,10 @@ def sum_chunks(part, at, turn, columns, n, slices, chunks, origin):
 
 @cuda.jit(device=True, forceinline=True)
 def join_groups(sums, places, t, lane, warp, threads, groups, count, team, eps):
-    """The groups' means and rstd, to `places`, from what the `count` threads of each brought: `team` lanes add it."""
-    of_warp, group = int32(warp * divide(WARP, team)[0]), divide(t, team)[0]  # the first group of a warp; a lane's
+    """The groups' means and rstd, to `places`, from what the `count` threads of each brought:
+    `team` lanes add it."""
+    # the first group of a warp; a lane's
+    of_warp, group = int32(warp * divide(WARP, team)[0]), divide(t, team)[0]
     while of_warp < groups:
         total, squares, e = float32(0), float32(0), int32(lane & (team - 1))
         while e < count and group < groups:
@@ -132,8 +145,13 @@ def join_groups(sums, places, t, lane, warp, threads, groups, count, team, eps):
         total, squares = lanes_sum(total, team), lanes_sum(squares, team)
         if lane & (team - 1) == 0 and group < groups:
             sums[places.averages + group] += total
-            sums[places.roots + group] = float32(1) / math.sqrt(max(squares - total * total, float32(0)) + eps)
-        of_warp, group = int32(of_warp + divide(threads, team)[0]), int32(group + divide(threads, team)[0])
+            sums[places.roots + group] = float32(1) / math.sqrt(
+                max(squares - total * total, float32(0)) + eps
+            )
+        of_warp, group = (
+            int32(of_warp + divide(threads, team)[0]),
+            int32(group + divide(threads, team)[0]),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -153,7 +171,8 @@ def load_affine(sums, places, c, width, scales, shifts):
 
 @cuda.jit(device=True, forceinline=True)
 def stream(x, y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate):
-    """The epilogue: write y of this thread's next four pixels, already loading; load the next, advance."""
+    """The epilogue: write y of this thread's next four pixels, already loading; load the next,
+    advance."""
     value = cuda.local.array(VECTOR, float32)
     words_0, words_1, words_2, words_3 = words
     while p < end:
@@ -174,25 +193,38 @@ def stream(x, y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, acti
 
 @cuda.jit(launch_bounds=(THREADS, 2))
 def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cut, eps, activate):
-    """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array; known: the statistics of its parts."""
+    """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array; known: the statistics of its
+    parts."""
     sums = cuda.shared.array(0, float32, alignment=16)
     scales = cuda.local.array(VECTOR, float32)
     shifts = cuda.local.array(VECTOR, float32)
-    words = (cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
-             cuda.local.array(WORDS, uint32))
+    words = (
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+    )
     P, C, seam, width = shape
     lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
     row, b, threads = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y), int32(lanes * rows)
     t = int32(row * lanes + cuda.threadIdx.x)
     lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
     c, groups = int32(VECTOR * cuda.threadIdx.x), divide(C, width)[0]
-    places = Places(int32(2 * threads), int32(2 * threads + C), int32(2 * threads + C + C),
-                    int32(2 * threads + C + C + groups))
-    p, end = int32(cuda.blockIdx.x * cut.pixels + row), int32(min((cuda.blockIdx.x + 1) * cut.pixels, P))
+    places = Places(
+        int32(2 * threads),
+        int32(2 * threads + C),
+        int32(2 * threads + C + C),
+        int32(2 * threads + C + C + groups),
+    )
+    p, end = (
+        int32(cuda.blockIdx.x * cut.pixels + row),
+        int32(min((cuda.blockIdx.x + 1) * cut.pixels, P)),
+    )
     beyond, i, step = locate(c, p, b, P, C, seam, rows)
     ask(one_of(beyond, x.a, x.b), p, end, rows, i, step, words)
 
-    # of one pair of channels, every `slices`-th chunk's statistics, less the mean of the group's first
+    # of one pair of channels, every `slices`-th chunk's statistics, less the mean of the group's
+    # first
     slices = rows // PAIRS_A_THREAD
     half = int32(width >> 1)
     first, pair = divide(t, C >> 1)
@@ -205,7 +237,10 @@ def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cu
     own_weight, own_bias = weight[min(t, C - 1)], bias[min(t, C - 1)]
     total, squares = sum_chunks(part, at, turn, columns, first, slices, chunks, origin)
     share = float32(1) / (float32(chunks) * float32(half))
-    sums[pair * slices + first], sums[threads + pair * slices + first] = total * share, squares * share
+    sums[pair * slices + first], sums[threads + pair * slices + first] = (
+        total * share,
+        squares * share,
+    )
     if first == 0 and in_group == 0:
         sums[places.averages + group] = origin
     n = t
@@ -222,15 +257,33 @@ def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cu
     c = opaque(c)  # what follows from it is computed again: kept, it would take ten registers
     beyond, i, step = locate(c, p, b, P, C, seam, rows)
     _, i_y, step_y = locate(c, p, b, P, C, C, rows)
-    stream(one_of(beyond, x.a, x.b), y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate)
+    stream(
+        one_of(beyond, x.a, x.b),
+        y,
+        words,
+        p,
+        end,
+        rows,
+        i,
+        step,
+        i_y,
+        step_y,
+        scales,
+        shifts,
+        activate,
+    )
     if cuda.blockIdx.x == 0:
         n = t
         while n < groups:
-            mean[b * groups + n], rstd[b * groups + n] = sums[places.averages + n], sums[places.roots + n]
+            mean[b * groups + n], rstd[b * groups + n] = (
+                sums[places.averages + n],
+                sums[places.roots + n],
+            )
             n += threads
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Launcher -----------------------------------------------------------------------------------------
+
 
 def block_shape(B, P, C, multiprocessors):
     """(rows, turns) of a block's threads, or None if C / 8 of them make no block of whole warps."""
@@ -246,13 +299,20 @@ def block_shape(B, P, C, multiprocessors):
 
 
 def normalise_supports(x, groups, statistics):
-    """Whether rung 4 takes an array, or a `Pair`, with its statistics, of a `Pair` a tuple; None: it has none."""
+    """Whether rung 4 takes an array, or a `Pair`, with its statistics, of a `Pair` a tuple; None:
+    it has none."""
     first, _, seam = parts_of(x)
     B, C = x.shape[0], x.shape[-1]
     given = statistics if isinstance(x, Pair) else (statistics,)
-    return (given is not None and None not in given and is_half(x.dtype) and C % VECTOR == seam % VECTOR == 0
-            and C // groups % 2 == 0 and x.size < B << 31
-            and block_shape(B, x.size // (B * C), C, first.backend.multiprocessors) is not None)
+    return (
+        given is not None
+        and None not in given
+        and is_half(x.dtype)
+        and C % VECTOR == seam % VECTOR == 0
+        and C // groups % 2 == 0
+        and x.size < B << 31
+        and block_shape(B, x.size // (B * C), C, first.backend.multiprocessors) is not None
+    )
 
 
 def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
@@ -261,12 +321,27 @@ def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
     known, known_2 = statistics if isinstance(x, Pair) else (statistics, statistics)
     P = x.size // (B * C)
     y = empty(x.shape, x.dtype, like=first)
-    mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
+    mean, rstd = (
+        empty((B, groups), np.float32, like=first),
+        empty((B, groups), np.float32, like=first),
+    )
     rows, turns = block_shape(nominal_extent(B), P, C, first.backend.multiprocessors)
     team = min(WARP, 1 << (rows // PAIRS_A_THREAD * (C // groups // 2) - 1).bit_length())
-    launch(groupnorm_forward_kernel_v4, (-(-P // (rows * turns)), B), (C // VECTOR, rows),
-           Pair(first.reshape(-1), second.reshape(-1)), Pair(known.reshape(-1), known_2.reshape(-1)), weight, bias,
-           y.reshape(-1), mean.reshape(-1), rstd.reshape(-1), Shape(P, C, seam, C // groups),
-           StreamCut(known.shape[1], known_2.shape[1], rows * turns, team), float(eps), int(silu),
-           shared=8 * (C // VECTOR * rows + C + groups))
+    launch(
+        groupnorm_forward_kernel_v4,
+        (-(-P // (rows * turns)), B),
+        (C // VECTOR, rows),
+        Pair(first.reshape(-1), second.reshape(-1)),
+        Pair(known.reshape(-1), known_2.reshape(-1)),
+        weight,
+        bias,
+        y.reshape(-1),
+        mean.reshape(-1),
+        rstd.reshape(-1),
+        Shape(P, C, seam, C // groups),
+        StreamCut(known.shape[1], known_2.shape[1], rows * turns, team),
+        float(eps),
+        int(silu),
+        shared=8 * (C // VECTOR * rows + C + groups),
+    )
     return y, mean, rstd

@@ -42,6 +42,7 @@ SOURCE
 READ NEXT
     one_pass_backward.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -76,7 +77,8 @@ class Cut(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread's place: number t of its block's `threads`, in a row of `lanes` of its `rows`; row: its first pixel."""
+    """A thread's place: number t of its block's `threads`, in a row of `lanes` of its `rows`; row:
+    its first pixel."""
 
     t: int
     row: int
@@ -92,7 +94,8 @@ def this_thread():
     return Thread(int32(row * lanes + cuda.threadIdx.x), row, lanes, rows, threads)
 
 
-# A block's sums -------------------------------------------------------------------------------------------------------
+# A block's sums -----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def pick(values, first, groups, into):
@@ -102,22 +105,29 @@ def pick(values, first, groups, into):
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(me):
-    """The place of a thread's sums among the `rows` of a channel: threads of a warp then use different banks."""
+    """The place of a thread's sums among the `rows` of a channel: threads of a warp then use
+    different banks."""
     apart = divide(int32(WARP), me.lanes)[0]
     return divide(int32(me.row + int32(cuda.threadIdx.x) * max(int32(1), apart)), me.rows)[1]
 
 
 @cuda.jit(device=True, forceinline=True)
 def put(sums, first, rows, place, values):
-    """A thread's sums of its channels; a channel has `rows` places, one for each thread that shares it."""
+    """A thread's sums of its channels; a channel has `rows` places, one for each thread that shares
+    it."""
     for k in range(VECTOR):
         sums[first + k * rows + place] = values[k]
 
 
 @cuda.jit(device=True, forceinline=True)
 def group_averages(sums, me, averages, groups, width, m, eps, roots):
-    """averages[group] from the threads' sums; with `roots` 1 / √(average + eps). All threads call it."""
-    lane, warp, warps = int32(me.t & (WARP - 1)), int32(me.t >> WARP_BITS), int32(me.threads >> WARP_BITS)
+    """averages[group] from the threads' sums; with `roots` 1 / √(average + eps). All threads call
+    it."""
+    lane, warp, warps = (
+        int32(me.t & (WARP - 1)),
+        int32(me.t >> WARP_BITS),
+        int32(me.threads >> WARP_BITS),
+    )
     cuda.syncthreads()  # all have brought their sums
     group, count = int32(warp), int32(width * me.rows)
     while group < groups:
@@ -134,8 +144,10 @@ def group_averages(sums, me, averages, groups, width, m, eps, roots):
     cuda.syncthreads()
 
 
-# The sweeps of a thread -----------------------------------------------------------------------------------------------
-# `kept` sees the same memory as `sums`, from element `ring` on: one turn of all threads after the other, `held` pixels.
+# The sweeps of a thread ---------------------------------------------------------------------------
+# `kept` sees the same memory as `sums`, from element `ring` on: one turn of all threads after the
+# other, `held` pixels.
+
 
 @cuda.jit(device=True, forceinline=True)
 def copy_ahead(kept, part_x, cut, me, walk):
@@ -163,9 +175,9 @@ def add_away(total, squares, origin, value):
 
 @cuda.jit(device=True, forceinline=True)
 def add_channels(total, squares, origin, kept, part_x, cut, me, walk, p, i):
-    """This thread's sums of x - origin and of its square, channel by channel, first over the pixels from p on that have
-    no room, then over those in shared memory, as they come. It waits for its own copies alone: it reads what it asked
-    for itself."""
+    """This thread's sums of x - origin and of its square, channel by channel, first over the pixels
+    from p on that have no room, then over those in shared memory, as they come. It waits for its
+    own copies alone: it reads what it asked for itself."""
     value = cuda.local.array(VECTOR, float32)
     clear(total)
     clear(squares)
@@ -186,7 +198,8 @@ def add_channels(total, squares, origin, kept, part_x, cut, me, walk, p, i):
 
 @cuda.jit(device=True, forceinline=True)
 def about_own_mean(away, squares, origin, whole, n):
-    """From a thread's sums over n pixels: whole = Σx, squares = Σ(x - its mean)², away = its mean - origin."""
+    """From a thread's sums over n pixels: whole = Σx, squares = Σ(x - its mean)², away = its mean -
+    origin."""
     share = float32(1) / max(n, float32(1))
     for k in range(VECTOR):
         total = away[k]
@@ -216,7 +229,8 @@ def normalise(y, i, value, affine, activate):
 
 @cuda.jit(device=True, forceinline=True)
 def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, rest, rest_at, activate):
-    """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's pixels."""
+    """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's
+    pixels."""
     value = cuda.local.array(VECTOR, float32)
     p, at = me.row, walk.own
     while p < cut.held:
@@ -230,12 +244,14 @@ def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, rest, 
         p, i, i_y = int32(p + me.rows), i + walk.step, i_y + step_y
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
 def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
-    """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array (B, P, C); shape: a `Shape`, cut: a `Cut`."""
+    """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array (B, P, C); shape: a `Shape`,
+    cut: a `Cut`."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total = cuda.local.array(VECTOR, float32)
@@ -249,7 +265,8 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     me = this_thread()
     in_tile = int32(VECTOR * cuda.threadIdx.x)
     c, b = int32(cuda.blockIdx.x * int32(VECTOR * me.lanes) + in_tile), int32(cuda.blockIdx.y)
-    beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)  # of this thread, in its part of x
+    # of this thread, in its part of x
+    beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)
     part_x = one_of(beyond, x.a, x.b)
     walk = Walk(P, first, step, int32(cut.ring + VECTOR * me.t), int32(VECTOR * me.threads))
     averages = int32(VECTOR * me.threads)  # of the groups: what follows the threads' sums
@@ -259,7 +276,8 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     if me.row < P:
         load8_into(part_x, first, origin)
     place, m = place_of(me), float32(P * width)
-    n = float32(divide(int32(max(P - me.row, 0) + me.rows - 1), me.rows)[0])  # pixels of this thread
+    # pixels of this thread
+    n = float32(divide(int32(max(P - me.row, 0) + me.rows - 1), me.rows)[0])
 
     add_channels(total, squares, origin, kept, part_x, cut, me, walk, rest, rest_at)
     about_own_mean(total, squares, origin, means, n)
@@ -268,7 +286,8 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     find_groups(in_tile, width, group)
     pick(sums, averages, group, means)
     about_group_mean(squares, means, origin, total, n)
-    load8_into(weight, c, scales)  # here, since registers are short before and threads wait for each other next
+    # here, since registers are short before and threads wait for each other next
+    load8_into(weight, c, scales)
     load8_into(bias, c, shifts)
     put(sums, in_tile * me.rows, me.rows, place, squares)
     group_averages(sums, me, averages + cut.groups, cut.groups, width, m, eps, True)
@@ -276,8 +295,20 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
         scales[k] *= sums[averages + cut.groups + group[k]]
 
     _, i_y, step_y = locate(c, me.row, b, P, C, C, me.rows)
-    write_normalised(y, i_y, step_y, Affine(means, scales, shifts), kept, part_x, cut, me, walk, rest, rest_at,
-                     activate)
+    write_normalised(
+        y,
+        i_y,
+        step_y,
+        Affine(means, scales, shifts),
+        kept,
+        part_x,
+        cut,
+        me,
+        walk,
+        rest,
+        rest_at,
+        activate,
+    )
     own = me.t
     while own < cut.groups:
         to = (b * cuda.gridDim.x + cuda.blockIdx.x) * cut.groups + own

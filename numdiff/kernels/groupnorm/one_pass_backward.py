@@ -1,11 +1,12 @@
-"""GroupNorm's backward, rung 3: x and dy are kept in shared memory, and the last block adds the parameters' gradients.
+"""GroupNorm's backward, rung 3: x and dy are kept in shared memory, and the last block adds the
+parameters' gradients.
 
 WHAT IS NEW, AND WHY IT PAYS
     as in one_pass.py: one launch instead of five, and nothing is read twice that has room.
     A multiprocessor starts only 16 special functions in a cycle, an eighth of its multiply-adds, so SiLU' is computed
     once: g = dy · SiLU' takes dy's place.
-    Pixels that have no room are prefetched into the L2 cache at the start; in the last sweep they take the places of
-    those that are done.
+    Pixels that have no room are prefetched into the L2 cache at the start; in the last sweep they
+    take the places of those that are done.
 PARAMETER GRADIENTS
     A block leaves the sums of its channels in memory and counts itself. The last of the B blocks that share channels
     adds them up over the samples, in the order of the samples, whichever block is last: no second launch, and the same
@@ -28,6 +29,7 @@ SOURCE
 READ NEXT
     warp_sums.py, for the kernels that 16 bits take where they fit.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +72,8 @@ class BackwardCut(NamedTuple):
 
 
 class Left(NamedTuple):
-    """The first pixel of a thread that has no room in shared memory: its number, and its elements of x and dy."""
+    """The first pixel of a thread that has no room in shared memory: its number, and its elements
+    of x and dy."""
 
     p: int
     i: int
@@ -78,33 +81,42 @@ class Left(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What follows the threads' sums in `sums`: those of channels, the groups' averages, whether the block is last."""
+    """What follows the threads' sums in `sums`: those of channels, the groups' averages, whether
+    the block is last."""
 
     channels: int
     averages: int
     last: int
 
 
-# The first sweep: g and its sums --------------------------------------------------------------------------------------
+# The first sweep: g and its sums ------------------------------------------------------------------
 # In `kept` a turn of x is followed by the same turn of dy, which makes way for g.
+
 
 @cuda.jit(device=True, forceinline=True)
 def copy_both_ahead(kept, arrays, cut, me, walk):
-    """As `copy_ahead`, for x and dy. Returns what is `Left`, and the place behind this thread's last pixel."""
+    """As `copy_ahead`, for x and dy. Returns what is `Left`, and the place behind this thread's
+    last pixel."""
     p, at, i, i_dy = me.row, walk.own, walk.first, walk.first_dy
     for part in range(PARTS):
         end = int32(min((part + 1) * cut.share, cut.held))
         while p < end:
             copy8(kept, at, arrays.x, i)
             copy8(kept, at + walk.half, arrays.dy, i_dy)
-            p, at, i, i_dy = int32(p + me.rows), int32(at + walk.turn), i + walk.step, i_dy + walk.step_dy
+            p, at, i, i_dy = (
+                int32(p + me.rows),
+                int32(at + walk.turn),
+                i + walk.step,
+                i_dy + walk.step_dy,
+            )
         cp_async_commit()
     return Left(p, i, i_dy), at
 
 
 @cuda.jit(device=True, forceinline=True)
 def prefetch_to_l2(arrays, me, walk, left, adds):
-    """Prefetch into the L2 cache what will be loaded late: pixels that shared memory has no room for, the residual."""
+    """Prefetch into the L2 cache what will be loaded late: pixels that shared memory has no room
+    for, the residual."""
     p, i, i_dy = left
     while p < walk.P:
         prefetch_l2(arrays.x, i)
@@ -119,7 +131,8 @@ def prefetch_to_l2(arrays, me, walk, left, adds):
 
 @cuda.jit(device=True, forceinline=True)
 def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, activate):
-    """This thread's sums of g · (x - mean) and g, channel by channel. In shared memory g takes dy's place."""
+    """This thread's sums of g · (x - mean) and g, channel by channel. In shared memory g takes dy's
+    place."""
     value = cuda.local.array(VECTOR, float32)
     d = cuda.local.array(VECTOR, float32)
     means, scales, shifts = affine
@@ -147,18 +160,30 @@ def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, 
             p, at = int32(p + me.rows), int32(at + walk.turn)
 
 
-# Sums of channels, averages of groups ---------------------------------------------------------------------------------
+# Sums of channels, averages of groups -------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def sum_channels(sums, places, totals, weight, rstd, me, team_bits, tile, statistics, width, C):
-    """The threads' sums become those of channels: to totals[b], and times the weight to sums[places.channels …].
+    """The threads' sums become those of channels: to totals[b], and times the weight to
+    sums[places.channels …].
 
-    A team of 2 ** team_bits threads adds a channel's, four at a time. All have brought theirs when it is called.
+    A team of 2 ** team_bits threads adds a channel's, four at a time. All have brought theirs when
+    it is called.
     """
-    first_channel, b, B = int32(cuda.blockIdx.x * tile), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+    first_channel, b, B = (
+        int32(cuda.blockIdx.x * tile),
+        int32(cuda.blockIdx.y),
+        int32(cuda.gridDim.y),
+    )
     team = int32(1 << team_bits)
-    n, of_team, turns = int32(me.t >> team_bits), int32(me.t & (team - 1)), int32(me.rows >> (team_bits + 2))
-    start = divide(int32(4 * (me.t & (WARP - 1))), me.rows)[1]  # the channels of a warp start apart: all banks
+    n, of_team, turns = (
+        int32(me.t >> team_bits),
+        int32(me.t & (team - 1)),
+        int32(me.rows >> (team_bits + 2)),
+    )
+    # the channels of a warp start apart: all banks
+    start = divide(int32(4 * (me.t & (WARP - 1))), me.rows)[1]
     while n < 2 * tile:
         channel = int32(n if n < tile else n - tile)
         w, r = weight[first_channel + channel], rstd[statistics + divide(channel, width)[0]]
@@ -179,7 +204,8 @@ def sum_channels(sums, places, totals, weight, rstd, me, team_bits, tile, statis
 
 @cuda.jit(device=True, forceinline=True)
 def average_groups(sums, places, rstd, me, groups, statistics, width, per_element):
-    """The groups' averages of h · xhat, then those of h, times rstd: their channels follow each other, too."""
+    """The groups' averages of h · xhat, then those of h, times rstd: their channels follow each
+    other, too."""
     n = me.t
     while n < 2 * groups:
         r, total = rstd[statistics + (n if n < groups else n - groups)], float32(0)
@@ -191,11 +217,15 @@ def average_groups(sums, places, rstd, me, groups, statistics, width, per_elemen
     cuda.syncthreads()
 
 
-# The last sweep: dx ---------------------------------------------------------------------------------------------------
+# The last sweep: dx -------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
-def write_gradients(arrays, before, kept, affine, averages, cut, me, walk, own_end, left, activate, adds):
-    """The epilogue: dx of all this thread's pixels. What had no room comes where those lay that are done."""
+def write_gradients(
+    arrays, before, kept, affine, averages, cut, me, walk, own_end, left, activate, adds
+):
+    """The epilogue: dx of all this thread's pixels. What had no room comes where those lay that are
+    done."""
     value = cuda.local.array(VECTOR, float32)
     d = cuda.local.array(VECTOR, float32)
     means, scales, shifts = affine
@@ -210,14 +240,19 @@ def write_gradients(arrays, before, kept, affine, averages, cut, me, walk, own_e
         if rest < walk.P:  # what had no room comes where this was
             copy8(kept, at, arrays.x, rest_at)
             copy8(kept, at + walk.half, arrays.dy, rest_dy)
-            rest, rest_at, rest_dy = int32(rest + me.rows), rest_at + walk.step, rest_dy + walk.step_dy
+            rest, rest_at, rest_dy = (
+                int32(rest + me.rows),
+                rest_at + walk.step,
+                rest_dy + walk.step_dy,
+            )
         if p < cut.held:
             for k in range(VECTOR):
                 value[k] -= means[k]
         else:
             gradient8(kept, value, d, means, scales, shifts, activate)
         for k in range(VECTOR):
-            d[k] = d[k] * scales[k] - average_h[k] - value[k] * average_hx[k]  # rstd is in all three
+            # rstd is in all three
+            d[k] = d[k] * scales[k] - average_h[k] - value[k] * average_hx[k]
         if adds:
             add8(arrays.dx, before, d)
             if p + me.rows < walk.P:
@@ -228,11 +263,13 @@ def write_gradients(arrays, before, kept, affine, averages, cut, me, walk, own_e
             at = walk.own
 
 
-# The last block: dweight and dbias ------------------------------------------------------------------------------------
+# The last block: dweight and dbias ----------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def count_block(sums, last, counters, B):
-    """One thread's: count this block among the B of its tile; sums[last] says whether it is the last of them."""
+    """One thread's: count this block among the B of its tile; sums[last] says whether it is the
+    last of them."""
     fence()  # a block that sees this count also sees what this block has written
     before_me = cuda.atomic.inc(counters, cuda.blockIdx.x, uint32(B - 1))
     fence()  # nothing that is read from here on is older than the count
@@ -241,7 +278,8 @@ def count_block(sums, last, counters, B):
 
 @cuda.jit(device=True, forceinline=True)
 def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
-    """The gradients of `tile` channels: dweight and dbias += the sums over the samples of `totals` (2, B, C)."""
+    """The gradients of `tile` channels: dweight and dbias += the sums over the samples of `totals`
+    (2, B, C)."""
     part = cuda.local.array(VECTOR, float32)
     columns = int32(2 * tile)
     parts = max(int32(1), divide(threads, columns)[0])  # threads that share a column
@@ -256,7 +294,9 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
         while b + 7 * parts < B:  # eight loads in flight at once, as each has a long latency
             for k in range(VECTOR):
                 part[k] = totals[at + k * turn]
-            total += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]))
+            total += ((part[0] + part[1]) + (part[2] + part[3])) + (
+                (part[4] + part[5]) + (part[6] + part[7])
+            )
             b, at = int32(b + 8 * parts), int32(at + 8 * turn)
         while b < B:
             total += totals[at]
@@ -276,16 +316,32 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
         n += threads
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 @cuda.jit(launch_bounds=THREADS)
-def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape,
-                                 cut, activate, adds):
+def groupnorm_backward_kernel_v3(
+    dy,
+    x,
+    weight,
+    bias,
+    statistics,
+    residual,
+    dx,
+    totals,
+    parameters,
+    counters,
+    shape,
+    cut,
+    activate,
+    adds,
+):
     """dx (B, P, C), and the gradients of weight and bias added to.
 
-    x, residual, dx: `Pair`s; statistics: mean and rstd (B, G); totals: for the sums of g · xhat and g of each sample,
-    (2, B, C); parameters: dweight and dbias (C,); shape: a `Shape`, cut: a `BackwardCut`
+    x, residual, dx: `Pair`s; statistics: mean and rstd (B, G); totals: for the sums of g · xhat and
+    g of each sample, (2, B, C); parameters: dweight and dbias (C,); shape: a `Shape`, cut: a
+    `BackwardCut`
     """
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
@@ -301,12 +357,22 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, 
     in_tile, tile = int32(VECTOR * cuda.threadIdx.x), int32(VECTOR * me.lanes)
     first_channel = int32(cuda.blockIdx.x * tile)
     c, b, B = int32(first_channel + in_tile), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-    beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)  # of this thread, in its parts of x and dx
+    # of this thread, in its parts of x and dx
+    beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)
     _, first_dy, step_dy = locate(c, me.row, b, P, C, C, me.rows)
-    arrays = Arrays(one_of(beyond, x.a, x.b), dy, one_of(beyond, residual.a, residual.b), one_of(beyond, dx.a, dx.b))
+    arrays = Arrays(
+        one_of(beyond, x.a, x.b),
+        dy,
+        one_of(beyond, residual.a, residual.b),
+        one_of(beyond, dx.a, dx.b),
+    )
     half = int32(VECTOR * me.threads)
-    walk = BackwardWalk(P, first, step, first_dy, step_dy, int32(cut.ring + VECTOR * me.t), int32(2 * half), half)
-    places = Sums(int32(2 * half), int32(2 * half + 2 * tile), int32(2 * half + 2 * tile + 2 * cut.groups))
+    walk = BackwardWalk(
+        P, first, step, first_dy, step_dy, int32(cut.ring + VECTOR * me.t), int32(2 * half), half
+    )
+    places = Sums(
+        int32(2 * half), int32(2 * half + 2 * tile), int32(2 * half + 2 * tile + 2 * cut.groups)
+    )
 
     left, own_end = copy_both_ahead(kept, arrays, cut, me, walk)
     load8_into(weight, c, scales)
@@ -327,14 +393,29 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, 
     put(sums, half + in_tile * me.rows, me.rows, place, total_g)
     cuda.syncthreads()
     sum_channels(sums, places, totals, weight, rstd, me, cut.team_bits, tile, of_block, width, C)
-    average_groups(sums, places, rstd, me, cut.groups, of_block, width, float32(1) / float32(P * width))
+    average_groups(
+        sums, places, rstd, me, cut.groups, of_block, width, float32(1) / float32(P * width)
+    )
     if me.t == me.threads - 1:  # while the others continue
         count_block(sums, places.last, counters, B)
     find_groups(in_tile, width, group)  # again: kept, it would take eight registers
     pick(sums, places.averages, group, total_gx)
     pick(sums, places.averages + cut.groups, group, total_g)
 
-    write_gradients(arrays, before, kept, affine, (total_gx, total_g), cut, me, walk, own_end, left, activate, adds)
+    write_gradients(
+        arrays,
+        before,
+        kept,
+        affine,
+        (total_gx, total_g),
+        cut,
+        me,
+        walk,
+        own_end,
+        left,
+        activate,
+        adds,
+    )
     cuda.syncthreads()
     if sums[places.last] == float32(1):
         add_samples(totals, sums, dweight, dbias, first_channel, tile, C, B, me.t, me.threads)

@@ -1,4 +1,5 @@
-"""GroupNorm's backward in one pass, 16 bits, by parts of 16 or 32 channels: one barrier, and copies a few turns ahead.
+"""GroupNorm's backward in one pass, 16 bits, by parts of 16 or 32 channels: one barrier, and copies
+a few turns ahead.
 
 WHAT IS NEW, AND WHY IT PAYS
     In the one-pass backward for any tile (one_pass_backward.py) memory is idle half of the time. Here:
@@ -8,22 +9,25 @@ WHAT IS NEW, AND WHY IT PAYS
     of 32 in those of two (clusters.py), and that eighth is kept in registers (`near` turns of a thread, at most two):
     nothing is read twice, and nothing is loaded late. Shared memory is short then, so two warps share a place for their
     sums (`folded`), one after the other.
-    Copies are issued AHEAD turns ahead, one turn's with each turn that is worked on. Were all issued at once, a warp
-    would have to issue its last copy before its first sum, and stall wherever no more may be in flight.
-    Eight SiLU' side by side. A special function takes dozens of cycles; one channel after the other, as ptxas arranges
-    them when registers are few, a turn takes 8 times the latency from x to g. `through_silu8` takes each step for all
-    eight: a thread has 128 registers for that, since a block has at most 16 warps.
-    No block-level completion counter. The sums of a sample go to memory, and another launch adds up the samples', in a
-    training step together with other layers' gradients (second_pass.py). Were it done here, the last block would end
-    after all the
+    Copies are issued AHEAD turns ahead, one turn's with each turn that is worked on. Were all
+    issued at once, a warp would have to issue its last copy before its first sum, and stall
+    wherever no more may be in flight. Eight SiLU' side by side. A special function takes dozens of
+    cycles; one channel after the other, as ptxas arranges them when registers are few, a turn takes
+    8 times the latency from x to g. `through_silu8` takes each step for all
+    eight: a thread has 128 registers for that, since a block has at most 16 warps. No block-level
+    completion counter. The sums of a sample go to memory, and another launch adds up the samples',
+    in a training step together with other layers' gradients (second_pass.py). Were it done here,
+    the last block would end after all the
     others: a fence, the count, and two loads, one after the other.
-    The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then loaded four turns at
-    a time. An input that three operations read (a UNet's skip: the next block's norm and shortcut, and a block on the
-    way up) has two residuals: `groupnorm_backward_half_two` adds them to each other as they arrive, rounded, as a
-    kernel of their own would.
-    The mean is part of the shift: z = x · scale + shift, and the sums are of g · x, from which a thread takes away mean
-    · Σg once it has seen its pixels, a few dozen. The error, 2⁻²⁴ of x, is far below the 2⁻¹¹ of float16 itself.
-    dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
+    The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then
+    loaded four turns at a time. An input that three operations read (a UNet's skip: the next
+    block's norm and shortcut, and a block on the way up) has two residuals:
+    `groupnorm_backward_half_two` adds them to each other as they arrive, rounded, as a kernel of
+    their own would.
+    The mean is part of the shift: z = x · scale + shift, and the sums are of g · x, from which a
+    thread takes away mean · Σg once it has seen its pixels, a few dozen. The error, 2⁻²⁴ of x, is
+    far below the 2⁻¹¹ of float16 itself. dx is two products: g · scale + (x · slope + offset),
+    where slope and offset contain both averages and the mean.
 LAUNCH
     grid (C / tile, B, blocks of a cluster); a block has parts · team warps: warp w has part w % parts, and of each turn
     the PIXELS pixels number w // parts. Dynamic shared memory: 8 bytes for each warp and channel of a part, half of it
@@ -34,6 +38,7 @@ DETERMINISM, ACCURACY, COST, SOURCE
 READ NEXT
     clusters.py.
 """
+
 from itertools import product
 from typing import NamedTuple
 
@@ -79,10 +84,11 @@ TWO = Constant()  # whether there are two residuals: the second takes the place 
 class HalfCut(NamedTuple):
     """How a block is cut.
 
-    parts: of the tile, PART channels each; rows: pixels of a turn, PIXELS for each warp of a part; ring: element at
-    which pixels start in shared memory; near: turns that registers keep (if any, P is a multiple of rows); folded: 1
-    where two warps share a place for their sums, else 0; groups: of a sample; sample, bias: in totals, elements from a
-    sample's sums to the next one's, and from weight's to bias's
+    parts: of the tile, PART channels each; rows: pixels of a turn, PIXELS for each warp of a part;
+    ring: element at which pixels start in shared memory; near: turns that registers keep (if any, P
+    is a multiple of rows); folded: 1 where two warps share a place for their sums, else 0; groups:
+    of a sample; sample, bias: in totals, elements from a sample's sums to the next one's, and from
+    weight's to bias's
     """
 
     parts: int
@@ -96,7 +102,8 @@ class HalfCut(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A thread's next pixel to be copied: its number, its place in shared memory, its elements of x and dy."""
+    """A thread's next pixel to be copied: its number, its place in shared memory, its elements of x
+    and dy."""
 
     p: int
     at: int
@@ -105,7 +112,8 @@ class Ahead(NamedTuple):
 
 
 class Pixel(NamedTuple):
-    """A thread's next pixel to be written: its number, its place in shared memory, its element of dx."""
+    """A thread's next pixel to be written: its number, its place in shared memory, its element of
+    dx."""
 
     p: int
     at: int
@@ -123,7 +131,8 @@ class Near(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def ask(residual, p, P, rows, i, step, before):
-    """Load the residual of a thread's next four pixels, all at once, so that ptxas waits once for all four."""
+    """Load the residual of a thread's next four pixels, all at once, so that ptxas waits once for
+    all four."""
     before_0, before_1, before_2, before_3 = before
     if p < P:
         fetch8(residual, i, before_0)
@@ -145,14 +154,18 @@ def add_words(array, words, more, number):
 
 @cuda.jit(device=True, forceinline=True)
 def ask_both(residual, pair, p, P, rows, i, step, before):
-    """`ask`; where there are two residuals, the sum with the second, pair.b, for which the thread has to wait.
+    """`ask`; where there are two residuals, the sum with the second, pair.b, for which the thread
+    has to wait.
 
     Two pixels at a time: registers are short.
     """
     ask(residual, p, P, rows, i, step, before)
     if TWO:
-        number, more_0, more_1 = (cuda.local.array(VECTOR, float32), cuda.local.array(WORDS, uint32),
-                                  cuda.local.array(WORDS, uint32))
+        number, more_0, more_1 = (
+            cuda.local.array(VECTOR, float32),
+            cuda.local.array(WORDS, uint32),
+            cuda.local.array(WORDS, uint32),
+        )
         before_0, before_1, before_2, before_3 = before
         if p < P:
             fetch8(pair.b, i, more_0)
@@ -198,7 +211,8 @@ def ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)
     load8_into(weight, c, affine.scales)
     load8_into(bias, c, affine.shifts)
     group, before = divide(c, width)
-    at, left = uint32(of_sample + group), int32(width - before)  # channels of this group from here on
+    # channels of this group from here on
+    at, left = uint32(of_sample + group), int32(width - before)
     for k in range(VECTOR):
         affine.means[k], rstds[k] = mean[at], rstd[at]
         left = int32(left - 1)
@@ -214,30 +228,41 @@ def join_affine(affine, rstds):
         affine.shifts[k] -= affine.means[k] * affine.scales[k]
 
 
-# The kernel's parts ---------------------------------------------------------------------------------------------------
+# The kernel's parts -------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def copy_next(kept, x, dy, ahead, cut, walk):
-    """Start the copies of x and dy of this thread's next pixel, if there is one, as a cp.async group of their own."""
+    """Start the copies of x and dy of this thread's next pixel, if there is one, as a cp.async
+    group of their own."""
     if ahead.p < walk.P:
         copy8(kept, ahead.at, x, ahead.i)
         copy8(kept, ahead.at + walk.half, dy, ahead.i_dy)
     cp_async_commit()
-    return Ahead(int32(ahead.p + cut.rows), int32(ahead.at + walk.turn), int64(ahead.i + walk.step),
-                 int64(ahead.i_dy + walk.step_dy))
+    return Ahead(
+        int32(ahead.p + cut.rows),
+        int32(ahead.at + walk.turn),
+        int64(ahead.i + walk.step),
+        int64(ahead.i_dy + walk.step_dy),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def ask_for_pixels(kept, near, x, dy, cut, me, walk):
-    """Load x and dy of the `cut.near` turns in registers, and start the copies of the first AHEAD turns in `kept`."""
+    """Load x and dy of the `cut.near` turns in registers, and start the copies of the first AHEAD
+    turns in `kept`."""
     if cut.near > 0:
         fetch8(x, walk.first, near.x_0)
         fetch8(dy, walk.first_dy, near.d_0)
     if cut.near > 1:
         fetch8(x, walk.first + walk.step, near.x_1)
         fetch8(dy, walk.first_dy + walk.step_dy, near.d_1)
-    ahead = Ahead(int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step),
-                  int64(walk.first_dy + cut.near * walk.step_dy))
+    ahead = Ahead(
+        int32(me.row + cut.near * cut.rows),
+        walk.own,
+        int64(walk.first + cut.near * walk.step),
+        int64(walk.first_dy + cut.near * walk.step_dy),
+    )
     for _ in range(opaque(AHEAD)):  # a loop, past which ptxas moves no load
         ahead = copy_next(kept, x, dy, ahead, cut, walk)
     return ahead
@@ -245,7 +270,8 @@ def ask_for_pixels(kept, near, x, dy, cut, me, walk):
 
 @cuda.jit(device=True, forceinline=True)
 def prefetch_to_l2(residual, cut, me, walk):
-    """Prefetch the residual of this thread's pixels into the L2 cache, from which the epilogue will load it."""
+    """Prefetch the residual of this thread's pixels into the L2 cache, from which the epilogue will
+    load it."""
     p, i = me.row, walk.first
     while p < walk.P:
         prefetch_l2(residual, i)
@@ -266,7 +292,8 @@ def add_near(total_gx, total_g, kept, x_words, d_words, affine, activate):
 
 @cuda.jit(device=True, forceinline=True)
 def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, walk, activate):
-    """This thread's sums of g · (x - mean) and g, channel by channel, over its pixels as they come. g takes dy's place.
+    """This thread's sums of g · (x - mean) and g, channel by channel, over its pixels as they come.
+    g takes dy's place.
 
     It waits only for its own copies, as it reads only what it copied itself.
     """
@@ -295,9 +322,11 @@ def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, 
 
 @cuda.jit(device=True, forceinline=True)
 def averages_of_group(sums, gx, g, weight, rstd, cut, me, width, count):
-    """(the average of h · xhat, times rstd², that of h, times rstd) over the group of a lane's channel.
+    """(the average of h · xhat, times rstd², that of h, times rstd) over the group of a lane's
+    channel.
 
-    gx, g: the channel's sums of g · xhat and of g; count: elements of a group. All threads of the block call it.
+    gx, g: the channel's sums of g · xhat and of g; count: elements of a group. All threads of the
+    block call it.
     """
     gx, g = sums_of_group(sums, (gx * weight, g * weight), cut, me, width)
     each = rstd * reciprocal(float32(count))
@@ -328,12 +357,16 @@ def finish_near(dx, kept, i, x_words, d_words, before, factors, adds):
 
 @cuda.jit(device=True, forceinline=True)
 def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, walk, adds):
-    """The epilogue: dx of this thread's pixels, four at a time; the residual of each four is loaded before their turn.
+    """The epilogue: dx of this thread's pixels, four at a time; the residual of each four is loaded
+    before their turn.
 
-    before: the residual of the first four, which the caller has loaded; factors: scales, slopes, offsets of `finish8`
+    before: the residual of the first four, which the caller has loaded; factors: scales, slopes,
+    offsets of `finish8`
     """
     before_0, before_1, before_2, before_3 = before
-    pixel = Pixel(int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step))
+    pixel = Pixel(
+        int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step)
+    )
     while pixel.p < walk.P:
         pixel = finish_next(dx, kept, pixel, before_0, factors, cut, walk, adds)
         pixel = finish_next(dx, kept, pixel, before_1, factors, cut, walk, adds)
@@ -343,43 +376,61 @@ def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, wa
             ask_both(residual, pair, pixel.p, walk.P, cut.rows, pixel.i, walk.step, before)
     if cut.near > 0:
         if adds:
-            ask_both(residual, pair, me.row, cut.near * cut.rows, cut.rows, walk.first, walk.step, before)
+            ask_both(
+                residual, pair, me.row, cut.near * cut.rows, cut.rows, walk.first, walk.step, before
+            )
         finish_near(dx, kept, walk.first, near.x_0, near.d_0, before_0, factors, adds)
     if cut.near > 1:
         finish_near(dx, kept, walk.first + walk.step, near.x_1, near.d_1, before_1, factors, adds)
 
 
 @requires("8.0")
-def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, cut, activate, adds):
+def backward_half(
+    dy, x, weight, bias, statistics, residual, dx, totals, shape, cut, activate, adds
+):
     """dx (B, P, C), and for each sample the sums of g · xhat and g: totals (B, 2, C) or (2, B, C).
 
-    dy (B, P, C); x, residual, dx: `Pair`s, with `TWO` residual.b is the second of two; weight, bias (C,) and
-    statistics, mean and rstd (B, G): float32; shape: a `Shape`, its P the pixels of a block; cut: a `HalfCut`
+    dy (B, P, C); x, residual, dx: `Pair`s, with `TWO` residual.b is the second of two; weight, bias
+    (C,) and statistics, mean and rstd (B, G): float32; shape: a `Shape`, its P the pixels of a
+    block; cut: a `HalfCut`
     """
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total_gx = cuda.local.array(VECTOR, float32)
     total_g = cuda.local.array(VECTOR, float32)
-    affine = Affine(cuda.local.array(VECTOR, float32), cuda.local.array(VECTOR, float32),
-                    cuda.local.array(VECTOR, float32))
+    affine = Affine(
+        cuda.local.array(VECTOR, float32),
+        cuda.local.array(VECTOR, float32),
+        cuda.local.array(VECTOR, float32),
+    )
     rstds = cuda.local.array(VECTOR, float32)
-    near = Near(cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
-                cuda.local.array(WORDS, uint32))
-    before = (cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
-              cuda.local.array(WORDS, uint32))
+    near = Near(
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+    )
+    before = (
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+        cuda.local.array(WORDS, uint32),
+    )
     (mean, rstd), (P, C, seam, width) = statistics, shape
     me, threads = this_lane(cut), LANES * cut.rows * cut.parts
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
     c, b = int32(first_channel + me.in_part), int32(cuda.blockIdx.y)
     beyond, first, step = locate_in_pair(c, me.row, b, P, C, seam, cut.rows)
     _, first_dy, step_dy = locate_in_pair(c, me.row, b, P, C, C, cut.rows)
-    half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
+    # in `kept`: from x to dy, to the next pixel
+    half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)
     own = int32(cut.ring + VECTOR * int32(cuda.threadIdx.x))
     walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
     x_, residual_ = one_of(beyond, x.a, x.b), one_of(beyond, residual.a, residual.b)
 
     of_sample = int32(b * cut.groups)  # the first of its groups
-    ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)  # first: every pixel needs these
+    # first: every pixel needs these
+    ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)
     channel = int32(first_channel + me.channel)  # whose sums this lane will get
     own_weight, own_rstd = weight[channel], rstd[of_sample + divide(channel, width)[0]]
     ahead = ask_for_pixels(kept, near, x_, dy, cut, me, walk)
@@ -391,26 +442,58 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
             if TWO:
                 prefetch_to_l2(residual.b, cut, me, walk)
         kept_from = int32(cut.near * cut.rows)
-        ask_both(residual_, residual, int32(me.row + kept_from), P, cut.rows, first + cut.near * step, step, before)
+        ask_both(
+            residual_,
+            residual,
+            int32(me.row + kept_from),
+            P,
+            cut.rows,
+            first + cut.near * step,
+            step,
+            before,
+        )
     gx, g = sums_of_warps(sums, total_gx, total_g, cut, me)
     if CLUSTERS:
         gx, g = sums_of_cluster(sums, (gx, g), cut, me)
     gx *= own_rstd  # xhat = (x - mean) · rstd
-    if me.warp < cut.parts and has_own_channel(me) and cuda.blockIdx.z == 0:  # one block of a cluster writes
+    # one block of a cluster writes
+    if me.warp < cut.parts and has_own_channel(me) and cuda.blockIdx.z == 0:
         at = b * cut.sample + channel
         totals[at], totals[at + cut.bias] = gx, g
     pixels = int32(P * cuda.gridDim.z) if CLUSTERS else P
-    slope, offset = averages_of_group(sums, gx, g, own_weight, own_rstd, cut, me, width, pixels * width)
+    slope, offset = averages_of_group(
+        sums, gx, g, own_weight, own_rstd, cut, me, width, pixels * width
+    )
     for k in range(VECTOR):
         of_k = cuda.shfl_sync(FULL_MASK, slope, me.in_part + k)
         total_gx[k] = -of_k
         total_g[k] = affine.means[k] * of_k - cuda.shfl_sync(FULL_MASK, offset, me.in_part + k)
-    write_gradients(one_of(beyond, dx.a, dx.b), residual_, residual, before, kept, near,
-                    (affine.scales, total_gx, total_g), cut, me, walk, adds)
+    write_gradients(
+        one_of(beyond, dx.a, dx.b),
+        residual_,
+        residual,
+        before,
+        kept,
+        near,
+        (affine.scales, total_gx, total_g),
+        cut,
+        me,
+        walk,
+        adds,
+    )
     if CLUSTERS:
         cluster_sync_relaxed()  # no block exits while another may read its sums
 
 
-BACKWARD_HALF = Variants(product(CHANNELS, (False, True)), lambda key: specialise(
-    backward_half, name=f"groupnorm_backward_half_{key[0]}{'_two' if key[1] else ''}", launch_bounds=MAX_THREADS,
-    PART=key[0], CLUSTERS=False, TWO=key[1]))  # by channels of a warp, and whether there are two residuals
+BACKWARD_HALF = Variants(
+    product(CHANNELS, (False, True)),
+    lambda key: specialise(
+        backward_half,
+        name=f"groupnorm_backward_half_{key[0]}{'_two' if key[1] else ''}",
+        launch_bounds=MAX_THREADS,
+        # by channels of a warp, and whether there are two residuals
+        PART=key[0],
+        CLUSTERS=False,
+        TWO=key[1],
+    ),
+)

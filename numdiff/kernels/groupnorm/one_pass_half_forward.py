@@ -1,4 +1,5 @@
-"""GroupNorm's forward in one pass, 16 bits: sums joined by shuffles, one barrier, and pixels of 64 bytes.
+"""GroupNorm's forward in one pass, 16 bits: sums joined by shuffles, one barrier, and pixels of 64
+bytes.
 
 WHAT IS NEW, AND WHY IT PAYS
     The one-pass forward for any tile (one_pass.py) joins its sums twice, through 32 bytes of shared memory a thread and
@@ -24,6 +25,7 @@ SOURCE
 READ NEXT
     one_pass_half.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -57,9 +59,9 @@ AHEAD = 6  # turns whose copies are in flight: 48 KiB for a multiprocessor with 
 class ForwardCut(NamedTuple):
     """How a block is cut.
 
-    parts: of the tile, PART channels each; rows: pixels of a turn, PIXELS for each warp of a part; origins: where in
-    the sums the first pixel is kept; ring: element at which pixels start in shared memory; folded: 0, each warp has a
-    place for its sums; groups: of a sample
+    parts: of the tile, PART channels each; rows: pixels of a turn, PIXELS for each warp of a part;
+    origins: where in the sums the first pixel is kept; ring: element at which pixels start in
+    shared memory; folded: 0, each warp has a place for its sums; groups: of a sample
     """
 
     parts: int
@@ -97,7 +99,8 @@ def begin_copies(kept, x, cut, me, walk):
 
 @cuda.jit(device=True, forceinline=True)
 def add_pixels(squares, total, origin, kept, x, ahead, cut, me, walk):
-    """This thread's sums of (x - origin)² and x - origin, channel by channel, over its pixels as they come."""
+    """This thread's sums of (x - origin)² and x - origin, channel by channel, over its pixels as
+    they come."""
     value = cuda.local.array(VECTOR, float32)
     clear(squares)
     clear(total)
@@ -123,7 +126,8 @@ def leave_origin(sums, origin, cut, me):
 def statistics_of_group(sums, squares, total, cut, me, width, n, eps):
     """(mean, 1 / √(variance + eps)) of the group of a lane's channel.
 
-    squares, total: that channel's Σ(x - origin)² and Σ(x - origin) over n pixels. All threads of the block call it.
+    squares, total: that channel's Σ(x - origin)² and Σ(x - origin) over n pixels. All threads of
+    the block call it.
     """
     own = total / n
     squares = max(squares - total * own, float32(0))  # now about the channel's mean
@@ -145,7 +149,8 @@ def statistics_of_group(sums, squares, total, cut, me, width, n, eps):
 
 @cuda.jit(device=True, forceinline=True)
 def write_pixels(y, kept, i, step, affine, cut, me, walk, activate):
-    """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's pixels."""
+    """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's
+    pixels."""
     value = cuda.local.array(VECTOR, float32)
     p, at = me.row, walk.own
     while p < walk.P:
@@ -165,19 +170,25 @@ def forward_half(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
     total = cuda.local.array(VECTOR, float32)
     squares = cuda.local.array(VECTOR, float32)
     origin = cuda.local.array(VECTOR, float32)
-    affine = Affine(cuda.local.array(VECTOR, float32), cuda.local.array(VECTOR, float32),
-                    cuda.local.array(VECTOR, float32))
+    affine = Affine(
+        cuda.local.array(VECTOR, float32),
+        cuda.local.array(VECTOR, float32),
+        cuda.local.array(VECTOR, float32),
+    )
     P, C, seam, width = shape
     me, threads = this_lane(cut), LANES * cut.rows * cut.parts
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
     c, b = int32(first_channel + me.in_part), int32(cuda.blockIdx.y)
     beyond, first, step = locate_pixels(c, me.row, b, P, C, seam, cut.rows)
-    walk = Walk(P, first, step, int32(cut.ring + VECTOR * int32(cuda.threadIdx.x)), int32(VECTOR * threads))
+    walk = Walk(
+        P, first, step, int32(cut.ring + VECTOR * int32(cuda.threadIdx.x)), int32(VECTOR * threads)
+    )
     x_ = one_of(beyond, x.a, x.b)
 
     ahead = begin_copies(kept, x_, cut, me, walk)
     pixels = int32(P * cuda.gridDim.z) if CLUSTERS else P
-    load8_into(x_, locate(c, int32(0), b, pixels, C, seam, cut.rows)[1], origin)  # the sample's first pixel
+    # the sample's first pixel
+    load8_into(x_, locate(c, int32(0), b, pixels, C, seam, cut.rows)[1], origin)
     add_pixels(squares, total, origin, kept, x_, ahead, cut, me, walk)
     load8_into(weight, c, affine.scales)
     load8_into(bias, c, affine.shifts)
@@ -199,5 +210,13 @@ def forward_half(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
         cluster_sync_relaxed()  # no block exits while another may read its sums
 
 
-FORWARD_HALF = Variants(CHANNELS, lambda part: specialise(
-    forward_half, name=f"groupnorm_forward_half_{part}", launch_bounds=MAX_THREADS, PART=part, CLUSTERS=False))
+FORWARD_HALF = Variants(
+    CHANNELS,
+    lambda part: specialise(
+        forward_half,
+        name=f"groupnorm_forward_half_{part}",
+        launch_bounds=MAX_THREADS,
+        PART=part,
+        CLUSTERS=False,
+    ),
+)

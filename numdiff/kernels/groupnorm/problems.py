@@ -1,7 +1,8 @@
 """Problems of GroupNorm, both directions: small ones for each kernel, and a UNet's.
 
-Version 3 chooses a plan for a shape: what is kept in shared memory, in registers, and by how many blocks of a cluster.
-Small shapes get few of the plans, so some problems are solved within a plan that is given.
+Version 3 chooses a plan for a shape: what is kept in shared memory, in registers, and by how many
+blocks of a cluster. Small shapes get few of the plans, so some problems are solved within a plan
+that is given.
 
 SHAPES
     as in reference.py
@@ -10,6 +11,7 @@ SOURCE
 READ NEXT
     launcher.py, whose records have them.
 """
+
 import contextlib
 import functools
 import math
@@ -41,23 +43,40 @@ def planned(make):
 
 def forward_problem(label, shape, groups, silu=True, array=half, **more):
     C = shape[-1]
-    return Problem(label, x=array(*shape), weight=single(C), bias=single(C), groups=groups, silu=silu, **more)
+    return Problem(
+        label, x=array(*shape), weight=single(C), bias=single(C), groups=groups, silu=silu, **more
+    )
 
 
 def backward_problem(label, shape, groups, silu=True, array=half, residuals=1, **more):
     """residuals: 0 to 2 gradients from other branches."""
     C, pixels = shape[-1], array(*shape)
     statistic = shape[0], groups
-    return Problem(label, dy=pixels, x=pixels, weight=single(C), bias=single(C), mean=single(*statistic),
-                   rstd=positive(*statistic), dweight=single(C), dbias=single(C), groups=groups, silu=silu,
-                   residual=pixels if residuals > 0 else None, second=pixels if residuals > 1 else None,
-                   derived=functools.partial(statistics_of, groups), **more)
+    return Problem(
+        label,
+        dy=pixels,
+        x=pixels,
+        weight=single(C),
+        bias=single(C),
+        mean=single(*statistic),
+        rstd=positive(*statistic),
+        dweight=single(C),
+        dbias=single(C),
+        groups=groups,
+        silu=silu,
+        residual=pixels if residuals > 0 else None,
+        second=pixels if residuals > 1 else None,
+        derived=functools.partial(statistics_of, groups),
+        **more,
+    )
 
 
 def statistics_of(groups, arrays):
     """mean and rstd of a problem's x, or of the two arrays of a `Pair`."""
     x = np.concatenate((arrays["x.0"], arrays["x.1"]), axis=-1) if "x.0" in arrays else arrays["x"]
-    _, mean, rstd = groupnorm_forward_reference(x.astype(np.float32), arrays["weight"], arrays["bias"], groups)
+    _, mean, rstd = groupnorm_forward_reference(
+        x.astype(np.float32), arrays["weight"], arrays["bias"], groups
+    )
     return {"mean": mean, "rstd": rstd}
 
 
@@ -66,19 +85,36 @@ def each_version():
     for silu in (False, True):
         label = "silu" if silu else "plain"
         yield False, forward_problem(label, (1, 3, 3, 16), 4, silu, single, **UP_TO_ONE_PASS)
-        yield True, backward_problem(label, (2, 3, 3, 16), 4, silu, single, residuals=int(silu), **UP_TO_ONE_PASS)
+        yield (
+            True,
+            backward_problem(
+                label, (2, 3, 3, 16), 4, silu, single, residuals=int(silu), **UP_TO_ONE_PASS
+            ),
+        )
 
 
 def of_little_shared_memory():
     """Version 3 has to read again what does not fit."""
     for backward, make in ((False, forward_problem), (True, backward_problem)):
-        plan = functools.partial(make_plan, 1, 70, 8, 4, 2, backward, 8, 32, 3900 if backward else 2000, HOPPER)
-        yield backward, make("float16, reads again", (1, 70, 8), 2, bfloat16=True,
-                             within=functools.partial(planned, plan), **ONE_PASS)
+        plan = functools.partial(
+            make_plan, 1, 70, 8, 4, 2, backward, 8, 32, 3900 if backward else 2000, HOPPER
+        )
+        yield (
+            backward,
+            make(
+                "float16, reads again",
+                (1, 70, 8),
+                2,
+                bfloat16=True,
+                within=functools.partial(planned, plan),
+                **ONE_PASS,
+            ),
+        )
 
 
 def half_plan(shape, groups, backward, part, team, cluster, near):
-    """Of version 3 by parts of 16 or 32 channels: `near` iterations' pixels in registers, `cluster` blocks."""
+    """Of version 3 by parts of 16 or 32 channels: `near` iterations' pixels in registers, `cluster`
+    blocks."""
     B, P, C = shape
     sizes, limit = (B, P, C, C // groups, backward, part, team), 1 << 17
     if near:
@@ -92,16 +128,23 @@ def half_plan(shape, groups, backward, part, team, cluster, near):
 def in_half(backward, shape, groups, part, team, silu, cluster=1, near=0, residuals=None):
     """A problem of version 3 in 16 bits within such a plan."""
     count = math.lcm(shape[2] // groups, part) // part
-    label = (f"float16, {count} times {'sixteen' if part == 16 else 'thirty-two'} channels"
-             f"{f', {cluster} blocks a cluster' * (cluster > 1)}{f', {near} turns in registers' * (near > 0)}"
-             f"{', two residuals' * (residuals == 2)}")
+    label = (
+        f"float16, {count} times {'sixteen' if part == 16 else 'thirty-two'} channels"
+        f"{f', {cluster} blocks a cluster' * (cluster > 1)}{f', {near} turns in registers' * (near > 0)}"
+        f"{', two residuals' * (residuals == 2)}"
+    )
     plan = functools.partial(half_plan, shape, groups, backward, part, team, cluster, near)
-    more = {"within": functools.partial(planned, plan), "bfloat16": label == "float16, 1 times sixteen channels",
-            "fast": not (backward and cluster == 4), **ONE_PASS}
+    more = {
+        "within": functools.partial(planned, plan),
+        "bfloat16": label == "float16, 1 times sixteen channels",
+        "fast": not (backward and cluster == 4),
+        **ONE_PASS,
+    }
     if not backward:
         return False, forward_problem(label, shape, groups, silu, **more)
-    return True, backward_problem(label, shape, groups, silu, residuals=int(silu) if residuals is None else residuals,
-                                  **more)
+    return True, backward_problem(
+        label, shape, groups, silu, residuals=int(silu) if residuals is None else residuals, **more
+    )
 
 
 def each_plan():
@@ -126,31 +169,70 @@ def of_two_arrays():
     pair, vector = Pair(half(2, 9, 16), half(2, 9, 8)), single(24)
     given = {"weight": vector, "bias": vector, "groups": 2, "silu": True, **ONE_PASS}
     yield False, Problem("float16, two arrays", x=pair, **given)
-    yield True, Problem("float16, two arrays", dy=half(2, 9, 24), x=pair, mean=single(2, 2), rstd=positive(2, 2),
-                        dweight=vector, dbias=vector, residual=pair, derived=functools.partial(statistics_of, 2),
-                        **given)
+    yield (
+        True,
+        Problem(
+            "float16, two arrays",
+            dy=half(2, 9, 24),
+            x=pair,
+            mean=single(2, 2),
+            rstd=positive(2, 2),
+            dweight=vector,
+            dbias=vector,
+            residual=pair,
+            derived=functools.partial(statistics_of, 2),
+            **given,
+        ),
+    )
 
 
 def of_known_statistics():
     """Of one array; of two, the first an image of which each pixel was taken four times."""
+
     def inputs(rng, two):
-        image, x_2 = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 8, 8, 16), (2, 16, 16, 8)))
+        image, x_2 = (
+            rng.standard_normal(shape).astype(np.float16)
+            for shape in ((2, 8, 8, 16), (2, 16, 16, 8))
+        )
         known, known_2 = (channel_statistics_reference(a.astype(np.float32)) for a in (image, x_2))
         if not two:
             return {"x": image, "statistics": known}
-        return {"x.0": image.repeat(2, axis=1).repeat(2, axis=2), "x.1": x_2, "statistics.0": known,
-                "statistics.1": known_2}
+        return {
+            "x.0": image.repeat(2, axis=1).repeat(2, axis=2),
+            "x.1": x_2,
+            "statistics.0": known,
+            "statistics.1": known_2,
+        }
 
     def known(H, W, C):
         return single(*channel_statistics_reference(np.zeros((2, H, W, C), np.float32)).shape)
 
     more = {"groups": 4, "versions": ("known-statistics",), "bfloat16": True}
-    yield False, Problem("known statistics, float16", x=half(2, 8, 8, 16), weight=single(16), bias=single(16),
-                         statistics=known(8, 8, 16), inputs=functools.partial(inputs, two=False), **more)
-    yield False, Problem("known statistics, float16, two arrays", x=Pair(half(2, 16, 16, 16), half(2, 16, 16, 8)),
-                         weight=single(24), bias=single(24), silu=True,
-                         statistics=(known(8, 8, 16), known(16, 16, 8)), inputs=functools.partial(inputs, two=True),
-                         **more)
+    yield (
+        False,
+        Problem(
+            "known statistics, float16",
+            x=half(2, 8, 8, 16),
+            weight=single(16),
+            bias=single(16),
+            statistics=known(8, 8, 16),
+            inputs=functools.partial(inputs, two=False),
+            **more,
+        ),
+    )
+    yield (
+        False,
+        Problem(
+            "known statistics, float16, two arrays",
+            x=Pair(half(2, 16, 16, 16), half(2, 16, 16, 8)),
+            weight=single(24),
+            bias=single(24),
+            silu=True,
+            statistics=(known(8, 8, 16), known(16, 16, 8)),
+            inputs=functools.partial(inputs, two=True),
+            **more,
+        ),
+    )
 
 
 def of_a_model():
@@ -159,13 +241,32 @@ def of_a_model():
     later = {"versions": ("chunked", "one-pass")}
     yield False, forward_problem(None, shape, 32, **UP_TO_ONE_PASS, **measured)
     yield False, forward_problem(None, shape, 32, array=single, **later, **measured)
-    yield False, forward_problem(None, shape, 32, statistics=single(32, 64 * 64 // 64, 2, 64 // 2),
-                                 note="statistics known", versions=("known-statistics",), **measured)
+    yield (
+        False,
+        forward_problem(
+            None,
+            shape,
+            32,
+            statistics=single(32, 64 * 64 // 64, 2, 64 // 2),
+            note="statistics known",
+            versions=("known-statistics",),
+            **measured,
+        ),
+    )
     yield True, backward_problem(None, shape, 32, residuals=0, **UP_TO_ONE_PASS, **measured)
     yield True, backward_problem(None, shape, 32, array=single, residuals=0, **later, **measured)
 
 
 def problems(backward):
     """[Problem] of a direction."""
-    groups = each_version, of_little_shared_memory, each_plan, of_two_arrays, of_known_statistics, of_a_model
-    return [problem for group in groups for is_backward, problem in group() if is_backward == backward]
+    groups = (
+        each_version,
+        of_little_shared_memory,
+        each_plan,
+        of_two_arrays,
+        of_known_statistics,
+        of_a_model,
+    )
+    return [
+        problem for group in groups for is_backward, problem in group() if is_backward == backward
+    ]

@@ -1,10 +1,12 @@
-"""Parts of GroupNorm's one-pass kernels, whose threads take eight neighbouring channels: 16 or 32 bytes of a pixel.
+"""Parts of GroupNorm's one-pass kernels, whose threads take eight neighbouring channels: 16 or 32
+bytes of a pixel.
 
 Loads, stores and copies of eight are in ../../device/eight.py.
 
 SOURCE
     one_pass.py; PTX ISA, section 9.7.3 (ex2.approx.ftz.f32, rcp.approx.ftz.f32, tanh.approx.f32).
 """
+
 import math
 from typing import NamedTuple
 
@@ -16,15 +18,18 @@ from ..common import divide
 WARP, WARP_BITS = 32, 5  # threads; t >> 5 is t // 32 without a division
 VECTOR = 8  # channels of a thread
 WORDS = 8  # that eight float32 take; float16 use the first four
-THREADS = 512  # at most: 16 warps hide a multiprocessor's latencies where its shared memory is filled by one block
+# at most: 16 warps hide a multiprocessor's latencies where its shared memory is filled by one block
+THREADS = 512
 PARTS = 4  # groups of copies: the sums begin when the first group has arrived
 LOG2_E = float32(math.log2(math.e))
 
 
-# What kernels are given, and pass on ----------------------------------------------------------------------------------
+# What kernels are given, and pass on --------------------------------------------------------------
+
 
 class Shape(NamedTuple):
-    """Of an array (B, P, C) that is read from two, of which the first has `seam` channels. width: channels a group"""
+    """Of an array (B, P, C) that is read from two, of which the first has `seam` channels. width:
+    channels a group"""
 
     P: int
     C: int
@@ -33,8 +38,8 @@ class Shape(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How a thread walks over its pixels, P in all: in x from element `first` on, `step` elements at a time; in shared
-    memory from element `own` on, `turn` at a time."""
+    """How a thread walks over its pixels, P in all: in x from element `first` on, `step` elements
+    at a time; in shared memory from element `own` on, `turn` at a time."""
 
     P: int
     first: int
@@ -57,7 +62,8 @@ class BackwardWalk(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """In global memory; x, residual and dx: the one of the two arrays that has the thread's channels."""
+    """In global memory; x, residual and dx: the one of the two arrays that has the thread's
+    channels."""
 
     x: object
     dy: object
@@ -73,7 +79,8 @@ class Affine(NamedTuple):
     shifts: object
 
 
-# Device functions -----------------------------------------------------------------------------------------------------
+# Device functions ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def sigmoid(z):
@@ -82,7 +89,8 @@ def sigmoid(z):
 
 @cuda.jit(device=True, forceinline=True)
 def silu8(like, z):
-    """z becomes SiLU(z), which will be stored in an array like this one: for 16 bits by tanh, see `through_silu8`."""
+    """z becomes SiLU(z), which will be stored in an array like this one: for 16 bits by tanh, see
+    `through_silu8`."""
     if has_16_bits(like):
         for k in range(VECTOR):
             h = float32(0.5) * z[k]
@@ -100,11 +108,16 @@ def clear(values):
 
 @cuda.jit(device=True, forceinline=True)
 def locate(c, pixel, b, P, C, seam, rows):
-    """Channel c of a pixel of sample b in two arrays that are read as one, of which the first has `seam` of C channels:
-    (negative if it is in the first one, for `one_of`; its element there; how far from it the pixel `rows` later is)."""
+    """Channel c of a pixel of sample b in two arrays that are read as one, of which the first has
+    `seam` of C channels: (negative if it is in the first one, for `one_of`; its element there; how
+    far from it the pixel `rows` later is)."""
     beyond = int32(c - seam)
     channels, channel = (int32(seam), c) if beyond < 0 else (int32(C - seam), beyond)
-    return beyond, int64(b) * int32(P * channels) + int32(pixel * channels + channel), int32(rows * channels)
+    return (
+        beyond,
+        int64(b) * int32(P * channels) + int32(pixel * channels + channel),
+        int32(rows * channels),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -138,10 +151,11 @@ def accumulate(value, d, total_gx, total_g):
 
 @cuda.jit(device=True, forceinline=True)
 def through_silu8(like, x, d, scales, shifts, activate):
-    """d becomes the gradient of z = x · scale + shift. All eight take each step together: none waits for the others.
+    """d becomes the gradient of z = x · scale + shift. All eight take each step together: none
+    waits for the others.
 
-    like: an array of d's type. For 16 bits 1 / (1 + e⁻ᶻ) is tanh(z / 2) / 2 + 1 / 2: one special function instead of
-    two, with an error of 2⁻¹² at most.
+    like: an array of d's type. For 16 bits 1 / (1 + e⁻ᶻ) is tanh(z / 2) / 2 + 1 / 2: one special
+    function instead of two, with an error of 2⁻¹² at most.
     """
     if activate:
         z, s = cuda.local.array(VECTOR, float32), cuda.local.array(VECTOR, float32)

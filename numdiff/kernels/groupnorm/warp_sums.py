@@ -1,23 +1,28 @@
-"""Parts of GroupNorm's 16-bit kernels: warps that have a part of a tile's channels, and how their sums are joined.
+"""Parts of GroupNorm's 16-bit kernels: warps that have a part of a tile's channels, and how their
+sums are joined.
 
-A warp has PART neighbouring channels, eight a thread. A turn of a warp is PIXELS pixels, of the LANES threads of each:
+A warp has PART neighbouring channels, eight a thread. A turn of a warp is PIXELS pixels, of the
+LANES threads of each:
 
     PART = 16      2 threads a pixel, 16 pixels a turn: 32 bytes of each, one sector of memory
     PART = 32      4 threads a pixel, 8 pixels a turn: 64 bytes of each. The L2 cache finds two sectors by one tag and
                    has half as many to look up, which is what limits reading by sectors
 
-A tile is one part, or as many as make whole groups; a part has a team of warps, each with its pixels of a turn.
+A tile is one part, or as many as make whole groups; a part has a team of warps, each with its
+pixels of a turn.
 
-Every thread brings two sums for each of its eight channels. In a warp the threads of one channel exchange halves of
-their sums, 4 + 2 + 1 shuffles for each of the two, until each lane has both sums of one channel: channel lane & (PART -
-1) of the part, once they are in shared memory. There each warp adds up those of all warps for itself, so one barrier is
-enough; where blocks of a cluster share the pixels, those of all blocks, one exchange later.
+Every thread brings two sums for each of its eight channels. In a warp the threads of one channel
+exchange halves of their sums, 4 + 2 + 1 shuffles for each of the two, until each lane has both sums
+of one channel: channel lane & (PART - 1) of the part, once they are in shared memory. There each
+warp adds up those of all warps for itself, so one barrier is enough; where blocks of a cluster
+share the pixels, those of all blocks, one exchange later.
 
 SOURCE
     one_pass.py
 READ NEXT
     one_pass_half_forward.py
 """
+
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, opaque, uint32
@@ -39,8 +44,9 @@ MAX_THREADS = 512  # with 128 registers each a multiprocessor has room for 16 wa
 
 
 class Lane(NamedTuple):
-    """A thread's place: its lane, its warp of the block's `warps`, which part of the tile that has, its first pixel,
-    the first of its eight channels in the part, and the channel of the part whose sums it gets."""
+    """A thread's place: its lane, its warp of the block's `warps`, which part of the tile that has,
+    its first pixel, the first of its eight channels in the part, and the channel of the part whose
+    sums it gets."""
 
     lane: int
     warp: int
@@ -56,7 +62,10 @@ def this_lane(cut):
     t, team = int32(cuda.threadIdx.x), int32(cut.rows >> PIXEL_BITS)  # warps of a part
     lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
     of_team, part = divide(warp, cut.parts)
-    row, in_part = int32((of_team << PIXEL_BITS) + (lane >> LANE_BITS)), int32(VECTOR * (lane & (LANES - 1)))
+    row, in_part = (
+        int32((of_team << PIXEL_BITS) + (lane >> LANE_BITS)),
+        int32(VECTOR * (lane & (LANES - 1))),
+    )
     return Lane(lane, warp, int32(team * cut.parts), part, row, in_part, int32(lane & (PART - 1)))
 
 
@@ -66,12 +75,15 @@ def locate_pixels(c, row, b, P, C, seam, rows):
     if not CLUSTERS:
         return locate(c, row, b, P, C, seam, rows)
     mine = opaque(P)  # so that nothing of this is kept
-    return locate(c, int32(row + mine * cuda.blockIdx.z), b, int32(mine * cuda.gridDim.z), C, seam, rows)
+    return locate(
+        c, int32(row + mine * cuda.blockIdx.z), b, int32(mine * cuda.gridDim.z), C, seam, rows
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def halve(values, count, bit, lane):
-    """values[0 … count/2 - 1] = the half of `values` that this lane keeps (by its `bit`), plus its partner's."""
+    """values[0 … count/2 - 1] = the half of `values` that this lane keeps (by its `bit`), plus its
+    partner's."""
     side, half = -int32(lane & bit), count // 2
     for k in range(half):
         mine = by_sign(side, values[k], values[half + k])
@@ -105,7 +117,8 @@ def put_pair(sums, at, pair, me):
 
 @cuda.jit(device=True, forceinline=True)
 def places_of(cut, me):
-    """How many warps have a place for their sums: all, or half of them, if memory is short (`cut.folded`)."""
+    """How many warps have a place for their sums: all, or half of them, if memory is short
+    (`cut.folded`)."""
     return int32(me.warps >> cut.folded)
 
 
@@ -117,12 +130,14 @@ def columns_of(cut, me):
 
 @cuda.jit(device=True, forceinline=True)
 def sums_of_warps(sums, first, second, cut, me):
-    """Both sums of channel `me.channel` of this warp's part over all its warps, from each thread's eight.
+    """Both sums of channel `me.channel` of this warp's part over all its warps, from each thread's
+    eight.
 
     All threads of the block call it.
     """
     places = places_of(cut, me)
-    channel = int32(VECTOR * (me.lane & (LANES - 1)) + ((me.lane >> LANE_BITS) & (VECTOR - 1)))  # that warp_sum leaves
+    # that warp_sum leaves
+    channel = int32(VECTOR * (me.lane & (LANES - 1)) + ((me.lane >> LANE_BITS) & (VECTOR - 1)))
     a, b = warp_sum(first, me.lane), warp_sum(second, me.lane)
     shares = me.warp >= places
     at = int32(2 * (PART * (me.warp - places if shares else me.warp) + channel))
@@ -136,7 +151,11 @@ def sums_of_warps(sums, first, second, cut, me):
         put_pair(sums, at, (a, b), me)
     cuda.syncthreads()
     a, b = float32(0), float32(0)
-    i, end, next_ = int32(2 * (PART * me.part + me.channel)), int32(2 * PART * places), int32(2 * PART * cut.parts)
+    i, end, next_ = (
+        int32(2 * (PART * me.part + me.channel)),
+        int32(2 * PART * places),
+        int32(2 * PART * cut.parts),
+    )
     while i + 3 * next_ < end:  # four at once: none waits for the others
         j, k, n = int32(i + next_), int32(i + 2 * next_), int32(i + 3 * next_)
         a += (sums[i] + sums[j]) + (sums[k] + sums[n])
@@ -150,8 +169,9 @@ def sums_of_warps(sums, first, second, cut, me):
 
 @cuda.jit(device=True, forceinline=True)
 def sums_of_cluster(sums, pair, cut, me):
-    """As `sums_of_warps`, over all blocks of the cluster, in the order of their rank: each part's first warp leaves its
-    block's sums for all to read. No block may end before all have read: `cluster_sync_relaxed` at the kernel's end.
+    """As `sums_of_warps`, over all blocks of the cluster, in the order of their rank: each part's
+    first warp leaves its block's sums for all to read. No block may end before all have read:
+    `cluster_sync_relaxed` at the kernel's end.
     """
     mine = int32(columns_of(cut, me) + 2 * PART * (me.part + (cut.parts if cut.parts > 1 else 0)))
     if me.warp < cut.parts:
@@ -185,7 +205,8 @@ def sums_of_group(sums, pair, cut, me, width):
 
 @cuda.jit(device=True, forceinline=True)
 def leave_columns(sums, pair, cut, me, width):
-    """Leave two numbers of each channel of the tile in shared memory: where those of the group of `me.channel` are."""
+    """Leave two numbers of each channel of the tile in shared memory: where those of the group of
+    `me.channel` are."""
     columns, channel = columns_of(cut, me), int32(PART * me.part + me.channel)
     if me.warp < cut.parts:
         put_pair(sums, columns + 2 * channel, pair, me)

@@ -32,6 +32,7 @@ SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
 """
+
 from .activations import (
     activation_supports,
     gelu_supports,
@@ -62,13 +63,36 @@ from .pair import matmul_pair_backward, matmul_pair_forward, matmul_pair_gradien
 from .reference import matmul_forward_cost, matmul_forward_reference
 from .symmetric import matmul_symmetric
 
-__all__ = ["Gated", "Matrices", "activation_supports", "fp8_supports", "gelu_supports", "matmul_backward",
-           "matmul_forward", "matmul_forward_cost", "matmul_forward_reference", "matmul_fp8_forward",
-           "matmul_fp8_forward_cost",
-           "matmul_fp8_gelu_backward", "matmul_fp8_gelu_forward", "matmul_fp8_gelu_forward_cost",
-           "matmul_fp8_gradient", "matmul_fp8_gradient_cost",
-           "matmul_fp8_swiglu_backward", "matmul_fp8_swiglu_forward", "matmul_fp8_swiglu_forward_cost",
-           "matmul_gate_forward", "matmul_gelu_backward", "matmul_gelu_forward",
-           "matmul_layer_scale_forward", "matmul_pair_backward", "matmul_pair_forward", "matmul_pair_gradient",
-           "matmul_strided", "matmul_swiglu_backward", "matmul_swiglu_forward", "matmul_symmetric",
-           "pair_supports"]
+__all__ = [
+    "Gated",
+    "Matrices",
+    "activation_supports",
+    "fp8_supports",
+    "gelu_supports",
+    "matmul_backward",
+    "matmul_forward",
+    "matmul_forward_cost",
+    "matmul_forward_reference",
+    "matmul_fp8_forward",
+    "matmul_fp8_forward_cost",
+    "matmul_fp8_gelu_backward",
+    "matmul_fp8_gelu_forward",
+    "matmul_fp8_gelu_forward_cost",
+    "matmul_fp8_gradient",
+    "matmul_fp8_gradient_cost",
+    "matmul_fp8_swiglu_backward",
+    "matmul_fp8_swiglu_forward",
+    "matmul_fp8_swiglu_forward_cost",
+    "matmul_gate_forward",
+    "matmul_gelu_backward",
+    "matmul_gelu_forward",
+    "matmul_layer_scale_forward",
+    "matmul_pair_backward",
+    "matmul_pair_forward",
+    "matmul_pair_gradient",
+    "matmul_strided",
+    "matmul_swiglu_backward",
+    "matmul_swiglu_forward",
+    "matmul_symmetric",
+    "pair_supports",
+]

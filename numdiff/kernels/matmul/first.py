@@ -1,4 +1,5 @@
-"""Matmul, rung 0: the product with which every course begins, and the exchange of two letters that makes it fast.
+"""Matmul, rung 0: the product with which every course begins, and the exchange of two letters that
+makes it fast.
 
 MATHEMATICS
     C[m, n] = Σ_k A[m, k] · B[k, n]
@@ -6,8 +7,8 @@ SHAPES
     A (M, K), B (K, N), C (M, N): float32, stored row by row
 VERSIONS
     v1  uncoalesced: `row, column = cuda.grid(2)`. Thread x is the one whose number runs fastest: the 32 threads of a
-        warp are 32 rows of C in one column. At each k they read 32 elements of A that are K apart, in 32 different
-        lines of memory, and for one number of B.
+        warp are 32 rows of C in one column. At each k they read 32 elements of A that are K apart,
+        in 32 different lines of memory, and for one number of B.
     v2  coalesced: `column, row = cuda.grid(2)`. The 32 threads are 32 columns of a row: they read one element of A,
         which all of them get, and for 32 neighbours of B, one line of 128 bytes. They write one line, too.
     The arithmetic is the same, and so are its bits.
@@ -26,6 +27,7 @@ SOURCE
 READ NEXT
     naive.py, v2 for all layouts and batches: the first rung of the ladder that the models climb.
 """
+
 from ...device import cuda, empty, float32, launch
 from ..operation import Version, operation
 from ..problem import Problem, single
@@ -67,10 +69,19 @@ def _check(a, b):
         raise ValueError(f"a {a.shape} needs b ({a.shape[1]}, N), not {b.shape}")
 
 
-@operation(reference=matmul_first_forward_reference, cost=matmul_first_forward_cost, check=_check,
-           versions=[Version("uncoalesced", matmul_first_kernel_v1), Version("coalesced", matmul_first_kernel_v2)],
-           problems=[Problem("", a=single(35, 6), b=single(6, 37)),
-                     Problem(a=single(2048, 2048), b=single(2048, 2048), measured=True)])
+@operation(
+    reference=matmul_first_forward_reference,
+    cost=matmul_first_forward_cost,
+    check=_check,
+    versions=[
+        Version("uncoalesced", matmul_first_kernel_v1),
+        Version("coalesced", matmul_first_kernel_v2),
+    ],
+    problems=[
+        Problem("", a=single(35, 6), b=single(6, 37)),
+        Problem(a=single(2048, 2048), b=single(2048, 2048), measured=True),
+    ],
+)
 def matmul_first_forward(a, b, version=None):
     """A·B as a new array (M, N): a (M, K), b (K, N), float32."""
     (M, K), N = a.shape, b.shape[1]

@@ -1,7 +1,8 @@
 """Problems of the products of E4M3: small ones for each kernel, and a DiT's.
 
-The width of a tile follows from the extents, and small ones get the narrowest. So each is solved with a width that is
-given. The records are those of hopper_fp8.py, which reads this file: its kernels are named through `sys.modules`.
+The width of a tile follows from the extents, and small ones get the narrowest. So each is solved
+with a width that is given. The records are those of hopper_fp8.py, which reads this file: its
+kernels are named through `sys.modules`.
 
 SHAPES
     as in hopper_fp8.py
@@ -10,6 +11,7 @@ SOURCE
 READ NEXT
     ../linear_fp8.py
 """
+
 import functools
 import sys
 
@@ -27,13 +29,16 @@ ROWS = B * T
 
 def _bytes(*shape):
     """Normal numbers as E4M3."""
-    return filled(shape, lambda rng: np.resize(bits_of(rng.standard_normal(min(POOL, int(np.prod(shape))))), shape),
-                  np.uint8)
+    return filled(
+        shape,
+        lambda rng: np.resize(bits_of(rng.standard_normal(min(POOL, int(np.prod(shape))))), shape),
+        np.uint8,
+    )
 
 
 def _columns(width, activation):
-    """Columns of a small result: each 64 have an epilogue of their own; a tile of SwiGLU's forward has half as many of
-    each half."""
+    """Columns of a small result: each 64 have an epilogue of their own; a tile of SwiGLU's forward
+    has half as many of each half."""
     return (width // 2 if activation == "swiglu" else width) - 24
 
 
@@ -41,26 +46,47 @@ def _of_width(width):
     return functools.partial(replaced, FP8, choose_width=lambda *_: width)
 
 
-# Small ones -----------------------------------------------------------------------------------------------------------
+# Small ones ---------------------------------------------------------------------------------------
+
 
 def _product(width, promoted, activation, M=8, K=16, **more):
     N, backward = _columns(width, activation), activation.endswith("_gradient")
     columns = 2 * N if "swiglu" in activation else N  # of u
     rows = columns if activation == "swiglu" else N
-    given = {"u" if backward else "residual": half(M, columns)} if backward or not activation else {}
+    given = (
+        {"u" if backward else "residual": half(M, columns)} if backward or not activation else {}
+    )
     given |= {} if backward else {"bias": single(rows)}
-    return Problem(f"e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{f', K {K}' * (K > 16)}",
-                   a=_bytes(M, K), b=_bytes(rows, K), scale_a=numbers([0.25]), scale_b=numbers([0.5]),
-                   promoted=promoted, tolerance=1e-3, within=_of_width(width), **given, **more)
+    return Problem(
+        f"e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{f', K {K}' * (K > 16)}",
+        a=_bytes(M, K),
+        b=_bytes(rows, K),
+        scale_a=numbers([0.25]),
+        scale_b=numbers([0.5]),
+        promoted=promoted,
+        tolerance=1e-3,
+        within=_of_width(width),
+        **given,
+        **more,
+    )
 
 
 def products(activation=""):
     """[Problem] of the product with this epilogue, a small one for each of its kernels."""
-    found = [_product(*key, fast=key in ((128, True, "swiglu"), (64, True, "swiglu_gradient")),
-                      only_compiled=key[2] in ("gelu", "gelu_gradient") and key[1] == (key[0] in (64, 192)))
-             for key in sys.modules[FP8].FP8_KERNELS if key[2] == activation]
+    found = [
+        _product(
+            *key,
+            fast=key in ((128, True, "swiglu"), (64, True, "swiglu_gradient")),
+            only_compiled=key[2] in ("gelu", "gelu_gradient") and key[1] == (key[0] in (64, 192)),
+        )
+        for key in sys.modules[FP8].FP8_KERNELS
+        if key[2] == activation
+    ]
     if not activation:  # the others have one tile, and fewer steps than stages
-        found += [_product(64, False, "", M=136, fast=False), _product(64, True, "", K=9 * sys.modules[FP8].STEP + 16)]
+        found += [
+            _product(64, False, "", M=136, fast=False),
+            _product(64, True, "", K=9 * sys.modules[FP8].STEP + 16),
+        ]
     return found
 
 
@@ -72,46 +98,85 @@ def _rounded(function, scale_c, amax, history, unit, **given):
 
 
 def _rounding(function, width, promoted, activation, M=8, K=16, **more):
-    """float32 and float64 sums round to the same bytes: of whole numbers, and right of GELU's minimum, as a zero on
-    its left may have either sign."""
+    """float32 and float64 sums round to the same bytes: of whole numbers, and right of GELU's
+    minimum, as a zero on its left may have either sign."""
     N = width - 16
 
     def whole(*shape):
         return filled(shape, lambda rng: bits_of(rng.integers(-2, 3, shape)), np.uint8)
 
-    given = {"bias": filled((N,), lambda rng: rng.choice([40, 99], N))} if activation == "gelu" else {
-        "u": filled((M, N), lambda rng: rng.choice([12, 20], (M, N)), np.float16)}
-    return Problem(f"e4m3 to e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}", a=whole(M, K),
-                   b=whole(N, K), scale_a=numbers([1]), scale_b=numbers([1]), promoted=promoted,
-                   scale_c=numbers([0.25]), amax=numbers(np.zeros(PARTIALS), np.uint32),
-                   history=numbers(np.zeros((1, HISTORY))), unit=numbers([1]), tolerance=1e-3,
-                   call=functools.partial(_rounded, function), within=_of_width(width), **given, **more)
+    given = (
+        {"bias": filled((N,), lambda rng: rng.choice([40, 99], N))}
+        if activation == "gelu"
+        else {"u": filled((M, N), lambda rng: rng.choice([12, 20], (M, N)), np.float16)}
+    )
+    return Problem(
+        f"e4m3 to e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}",
+        a=whole(M, K),
+        b=whole(N, K),
+        scale_a=numbers([1]),
+        scale_b=numbers([1]),
+        promoted=promoted,
+        scale_c=numbers([0.25]),
+        amax=numbers(np.zeros(PARTIALS), np.uint32),
+        history=numbers(np.zeros((1, HISTORY))),
+        unit=numbers([1]),
+        tolerance=1e-3,
+        call=functools.partial(_rounded, function),
+        within=_of_width(width),
+        **given,
+        **more,
+    )
 
 
 def roundings(function, activation):
     """[Problem] of GELU or its derivative as bytes. function: the operation"""
     widest = 64 if activation == "gelu" else 128
-    return [*(_rounding(function, *key, fast=False, only_compiled=key[1] == (key[0] not in (64, 192)))
-              for key in sys.modules[FP8].EIGHT_KERNELS if key[2] == activation),
-            _rounding(function, widest, True, activation, M=136)]
+    return [
+        *(
+            _rounding(function, *key, fast=False, only_compiled=key[1] == (key[0] not in (64, 192)))
+            for key in sys.modules[FP8].EIGHT_KERNELS
+            if key[2] == activation
+        ),
+        _rounding(function, widest, True, activation, M=136),
+    ]
 
 
 def gradients():
     """[Problem] of matmul_fp8_gradient."""
+
     def small(width, M=8, K=16, slices=1, **more):
-        label = f"e4m3, tile {width}{', two tiles' * (M > 128)}{f', {slices} slices' * (slices > 1)}"
-        return Problem(label, a=_bytes(M, K), b=_bytes(width - 24, K), scale_a=numbers([0.25]), scale_b=numbers([0.5]),
-                       out=single(M, width - 24), accumulate=slices == 1,
-                       tolerance=5e-4,  # of 128 summed products tensor cores keep about 14 bits
-                       within=functools.partial(replaced, FP8, choose_slices=lambda *_: (width, slices)), **more)
+        label = (
+            f"e4m3, tile {width}{', two tiles' * (M > 128)}{f', {slices} slices' * (slices > 1)}"
+        )
+        return Problem(
+            label,
+            a=_bytes(M, K),
+            b=_bytes(width - 24, K),
+            scale_a=numbers([0.25]),
+            scale_b=numbers([0.5]),
+            out=single(M, width - 24),
+            accumulate=slices == 1,
+            tolerance=5e-4,  # of 128 summed products tensor cores keep about 14 bits
+            within=functools.partial(replaced, FP8, choose_slices=lambda *_: (width, slices)),
+            **more,
+        )
 
-    return [*(small(width, fast=False) for width in sys.modules[FP8].FP8_GRADIENT_KERNELS),
-            small(64, M=136, K=3 * sys.modules[FP8].STEP + 16, slices=2),
-            # the weight of a DiT-B/2's fc1: dyᵀ and xᵀ
-            Problem(a=_bytes(4 * D, ROWS), b=_bytes(D, ROWS), out=single(4 * D, D), accumulate=False, **MEASURED)]
+    return [
+        *(small(width, fast=False) for width in sys.modules[FP8].FP8_GRADIENT_KERNELS),
+        small(64, M=136, K=3 * sys.modules[FP8].STEP + 16, slices=2),
+        # the weight of a DiT-B/2's fc1: dyᵀ and xᵀ
+        Problem(
+            a=_bytes(4 * D, ROWS),
+            b=_bytes(D, ROWS),
+            out=single(4 * D, D),
+            accumulate=False,
+            **MEASURED,
+        ),
+    ]
 
 
-# Of a model's size ----------------------------------------------------------------------------------------------------
+# Of a model's size --------------------------------------------------------------------------------
 
 MEASURED = {"scale_a": single(1), "scale_b": single(1), "precision": "fp8", "measured": True}
 
@@ -123,7 +188,10 @@ def squares():
 
 
 def layers(**given):
-    """[Problem] of a DiT-B/2's fc1 with GELU: its forward, or its output's gradient. given: bias or u"""
+    """[Problem] of a DiT-B/2's fc1 with GELU: its forward, or its output's gradient. given: bias or
+    u"""
     amax = numbers(np.zeros(PARTIALS), np.uint32)
-    return [Problem(a=_bytes(ROWS, D), b=_bytes(4 * D, D), **given, **MEASURED, note=note, into=into)
-            for note, into in (("to float16", None), ("to E4M3", [single(1), amax]))]
+    return [
+        Problem(a=_bytes(ROWS, D), b=_bytes(4 * D, D), **given, **MEASURED, note=note, into=into)
+        for note, into in (("to float16", None), ("to E4M3", [single(1), amax]))
+    ]

@@ -19,6 +19,7 @@ SOURCE
 READ NEXT
     ../linear_gradients.py, which launches it.
 """
+
 import functools
 import itertools
 from typing import NamedTuple
@@ -40,15 +41,20 @@ from .hopper.row_sums import WRITE_ROW_SUMS
 from .split_half import unused
 
 WIDTHS = 256, 192, 128  # of tiles
-GROUP_KERNELS = Variants(WIDTHS, lambda BN: kernel_for(BN, True, True, False, grouped=True, module=__name__))
+GROUP_KERNELS = Variants(
+    WIDTHS, lambda BN: kernel_for(BN, True, True, False, grouped=True, module=__name__)
+)
 SHORTEST = 8  # steps of a slice, of BK = 64 each
 OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # measured over estimated time: docs/log/kernels.md
-MOST_CUT = 1 / 8  # of the tiles: where more are cut, launches took up to half as long again as estimated
-COUNTERS = 4 * MULTIPROCESSORS  # at least: two for each tile that is cut, of which there are fewer than multiprocessors
+# of the tiles: where more are cut, launches took up to half as long again as estimated
+MOST_CUT = 1 / 8
+# at least: two for each tile that is cut, of which there are fewer than multiprocessors
+COUNTERS = 4 * MULTIPROCESSORS
 
 
 class Product(NamedTuple):
-    """c (M, N) float32 = or += aᵀ · b for a (K, M), b (K, N); row_sums (M,) float32 += a summed over K, or None."""
+    """c (M, N) float32 = or += aᵀ · b for a (K, M), b (K, N); row_sums (M,) float32 += a summed
+    over K, or None."""
 
     a: object
     b: object
@@ -56,7 +62,8 @@ class Product(NamedTuple):
     row_sums: object
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Launcher -----------------------------------------------------------------------------------------
+
 
 def tiles_of(sizes, width):
     """[(rows, columns)]: how many tiles each product of these sizes (M, N) has."""
@@ -65,13 +72,16 @@ def tiles_of(sizes, width):
 
 @functools.lru_cache(maxsize=4096)
 def choose(sizes, K, multiprocessors):
-    """(width of tiles, `Cut`, ns) with the lowest estimate for products of these sizes (M, N); few tiles are cut."""
+    """(width of tiles, `Cut`, ns) with the lowest estimate for products of these sizes (M, N); few
+    tiles are cut."""
     choices = []
     for width, splits in itertools.product(WIDTHS, (False, True)):
         tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width))
         made = cut(tiles, -(-K // BK), multiprocessors, SHORTEST, splits)
         if tiles - made.whole <= MOST_CUT * tiles:
-            choices.append((width, made, OF_ESTIMATE[width] * estimate(sizes, K, multiprocessors, width, made)))
+            choices.append(
+                (width, made, OF_ESTIMATE[width] * estimate(sizes, K, multiprocessors, width, made))
+            )
     return min(choices, key=lambda found: found[2])
 
 
@@ -80,7 +90,8 @@ def estimate(sizes, K, multiprocessors, width, made):
     tiles, k_tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width)), -(-K // BK)
     step, epilogue = HALF_TILES[6][BM, width]
     ns = HALF_START + -(-made.whole // multiprocessors) * (k_tiles * step + epilogue)
-    if made.whole < tiles:  # a share has two parts, or three; then as long as a second pass without its launch
+    # a share has two parts, or three; then as long as a second pass without its launch
+    if made.whole < tiles:
         ns += longest(made) * step + 2 * epilogue + HALF_SECOND_PASS / 2
         ns += NS_PER_BYTE * 4 * count_parts(made, tiles) * BM * width
     return ns
@@ -95,23 +106,37 @@ def group_of(sizes, K, width, made):
     """(`Group`, how many float32 the row sums take)."""
     tiles = tiles_of(sizes, width)
     starts = [0, *itertools.accumulate(rows * columns for rows, columns in tiles)]
-    sums = [0, *itertools.accumulate(made.parts * columns * M for (M, _), (_, columns) in zip(
-        sizes, tiles, strict=True))]
+    sums = [
+        0,
+        *itertools.accumulate(
+            made.parts * columns * M for (M, _), (_, columns) in zip(sizes, tiles, strict=True)
+        ),
+    ]
     count = len(sizes)
-    return Group(four([M for M, _ in sizes], 0), four([N for _, N in sizes], 0), four([m for m, _ in tiles], 0),
-                 four([n for _, n in tiles], 1), four(starts[:count], NEVER), four(sums[:count], 0), -(-K // BK),
-                 starts[count], *made[:-1]), sums[-1]
+    return Group(
+        four([M for M, _ in sizes], 0),
+        four([N for _, N in sizes], 0),
+        four([m for m, _ in tiles], 0),
+        four([n for _, n in tiles], 1),
+        four(starts[:count], NEVER),
+        four(sums[:count], 0),
+        -(-K // BK),
+        starts[count],
+        *made[:-1],
+    ), sums[-1]
 
 
 @kept
 def counters(backend):
-    """For each half of a tile that is cut, how many of its parts have been stored; every launch leaves zeros."""
+    """For each half of a tile that is cut, how many of its parts have been stored; every launch
+    leaves zeros."""
     with lasting(backend):
         return upload(np.zeros(max(COUNTERS, 2 * backend.multiprocessors), np.uint32), backend)
 
 
 def launch_group(products, accumulate):
-    """Launch up to four `Product`s of matrices of one dtype and one K; accumulate: whether to add to c."""
+    """Launch up to four `Product`s of matrices of one dtype and one K; accumulate: whether to add
+    to c."""
     first, sizes = products[0].a, tuple(tuple(p.c.shape) for p in products)
     width, made, _ = choose(sizes, len(first), first.backend.multiprocessors)
     group, size = group_of(sizes, len(first), width, made)
@@ -119,12 +144,30 @@ def launch_group(products, accumulate):
     rest = group.tiles - group.whole
     parts = empty((rest * group.parts * BM * width,), np.float32, like=first) if rest else nothing
     sums = empty((size,), np.float32, like=first) if summed else nothing
-    a, b = ([map_of(x, False, width) for x in xs] for xs in zip(*((p.a, p.b) for p in products), strict=True))
-    launch(in_bfloat16(GROUP_KERNELS[width], first.dtype), made.blocks, THREADS,
-           Maps(four(a, a[0]), four(b, a[0]), a[0], a[0], a[0]),
-           Arrays(four([p.c.reshape(-1) for p in products], nothing), parts, counters(first.backend), sums), group,
-           Epilogue(1.0, 0, 0, int(accumulate), WRITE_ROW_SUMS * summed, 0.0), shared=shared_bytes(width))
+    a, b = (
+        [map_of(x, False, width) for x in xs]
+        for xs in zip(*((p.a, p.b) for p in products), strict=True)
+    )
+    launch(
+        in_bfloat16(GROUP_KERNELS[width], first.dtype),
+        made.blocks,
+        THREADS,
+        Maps(four(a, a[0]), four(b, a[0]), a[0], a[0], a[0]),
+        Arrays(
+            four([p.c.reshape(-1) for p in products], nothing), parts, counters(first.backend), sums
+        ),
+        group,
+        Epilogue(1.0, 0, 0, int(accumulate), WRITE_ROW_SUMS * summed, 0.0),
+        shared=shared_bytes(width),
+    )
     if summed:
         given = zip(products, group.sums, group.tiles_n, group.M, strict=False)
-        add_parts([Sum(sums[start:start + count * M], count, p.row_sums, True) for p, start, columns, M in given
-                   for count in [group.parts * columns] if p.row_sums is not None], waits=True)
+        add_parts(
+            [
+                Sum(sums[start : start + count * M], count, p.row_sums, True)
+                for p, start, columns, M in given
+                for count in [group.parts * columns]
+                if p.row_sums is not None
+            ],
+            waits=True,
+        )

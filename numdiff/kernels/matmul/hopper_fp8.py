@@ -1,4 +1,5 @@
-"""Matmul in E4M3, the top rung: Hopper's wgmma on floats of 8 bits, with twice float16's peak (sm_90a).
+"""Matmul in E4M3, the top rung: Hopper's wgmma on floats of 8 bits, with twice float16's peak
+(sm_90a).
 
 MATHEMATICS
     C = scale_a · scale_b · A·Bᵀ + bias + residual, or what hopper/'s epilogues make of the product: GELU, SwiGLU,
@@ -8,17 +9,19 @@ SHAPES
     float16; a weight's gradient (M, N) float32
 WHAT IS NEW, AND WHY IT PAYS
     Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which float16's adds up 16, and a
-        row of 128 bytes is 128 of k. So a stage of the pipeline, its tensor maps, descriptors and barriers are those
-        of hopper/, byte for byte: the kernels here are its text with two other constants, FP8 and PROMOTED.
-    Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ (quantise/ writes
-        both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ (quantise/both.py). Its sum is split
-        over blocks as hopper/work.py splits, in float32.
-    PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K of thousands. Every
-        128 of k, one stage, the accumulators start again from zero, and a float32 addition takes them into sums of
-        full precision. The additions of one consumer overlap the products of the other.
-        `promoted=False` leaves the sum to the tensor cores, as in hopper/.
-    SCALES are on the device and are read by the kernel: the host knows none, so a training step can be replayed.
-        They multiply the sums before the epilogue, which therefore is float16's.
+        row of 128 bytes is 128 of k. So a stage of the pipeline, its tensor maps, descriptors and
+        barriers are those of hopper/, byte for byte: the kernels here are its text with two other
+        constants, FP8 and PROMOTED.
+    Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ
+        (quantise/ writes both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ
+        (quantise/both.py). Its sum is split over blocks as hopper/work.py splits, in float32.
+    PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K
+        of thousands. Every 128 of k, one stage, the accumulators start again from zero, and a
+        float32 addition takes them into sums of full precision. The additions of one consumer
+        overlap the products of the other. `promoted=False` leaves the sum to the tensor cores, as
+        in hopper/.
+    SCALES are on the device and are read by the kernel: the host knows none, so a training step can
+        be replayed. They multiply the sums before the epilogue, which therefore is float16's.
 WHAT REMAINS
     With promotion a thread holds two sets of accumulators, so a tile has at most 192 columns, and the L2 cache, from
     which 128 + BN rows of 128 bytes come for each stage, limits the kernel sooner than float16's. Blocks of a cluster
@@ -37,6 +40,7 @@ SOURCE
 READ NEXT
     ../quantise/, which makes A, B and their scales.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +85,8 @@ class Fp8Arrays(NamedTuple):
 
 
 class EightArrays(NamedTuple):
-    """`Fp8Arrays` where the result is bytes, too, with its scale and the place of its largest magnitudes."""
+    """`Fp8Arrays` where the result is bytes, too, with its scale and the place of its largest
+    magnitudes."""
 
     c: object
     bias: object
@@ -99,36 +104,57 @@ def widths_of(promoted, activation=""):
 
 
 FP8_KERNELS = Variants(
-    [(BN, promoted, activation) for promoted in WIDTHS for activation in ACTIVATIONS
-     for BN in widths_of(promoted, activation)],
-    lambda key: kernel_for(key[0], False, False, True, key[2], fp8=True, promoted=key[1], module=__name__))
+    [
+        (BN, promoted, activation)
+        for promoted in WIDTHS
+        for activation in ACTIVATIONS
+        for BN in widths_of(promoted, activation)
+    ],
+    lambda key: kernel_for(
+        key[0], False, False, True, key[2], fp8=True, promoted=key[1], module=__name__
+    ),
+)
 
 
 EIGHT_KERNELS = Variants(
-    [(BN, promoted, activation) for promoted in WIDTHS for activation in ("gelu", "gelu_gradient")
-     for BN in WIDTHS[promoted]],
-    lambda key: kernel_for(key[0], False, False, True, key[2], fp8=True, promoted=key[1], eight=True,
-                           module=__name__))
-FP8_GRADIENT_KERNELS = Variants(WIDTHS[True], lambda BN: kernel_for(BN, False, False, False, fp8=True, promoted=True,
-                                                                    module=__name__))
+    [
+        (BN, promoted, activation)
+        for promoted in WIDTHS
+        for activation in ("gelu", "gelu_gradient")
+        for BN in WIDTHS[promoted]
+    ],
+    lambda key: kernel_for(
+        key[0], False, False, True, key[2], fp8=True, promoted=key[1], eight=True, module=__name__
+    ),
+)
+FP8_GRADIENT_KERNELS = Variants(
+    WIDTHS[True],
+    lambda BN: kernel_for(BN, False, False, False, fp8=True, promoted=True, module=__name__),
+)
 
 
 def choose_width(M, N, K, multiprocessors, promoted, activation):
     """The width of a tile with the lowest estimate."""
+
     def estimate(width):
         columns = width // 2 if activation == "swiglu" else width
         rounds = -(-(-(-M // BM) * -(-N // columns)) // multiprocessors)
         return rounds * (-(-K // STEP) * NS_OF_ROW * (BM + width) + NS_OF_COLUMN * width)
+
     return min(widths_of(promoted, activation), key=estimate)
 
 
 def choose_slices(M, N, K, multiprocessors):
-    """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes float16's time."""
-    (_, width), slices, _ = choose_half(6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True])
+    """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes
+    float16's time."""
+    (_, width), slices, _ = choose_half(
+        6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True]
+    )
     return width, slices
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def product_reference(a, b, scale_a, scale_b):
     """float32 (M, N): products of what the bytes stand for."""
@@ -150,7 +176,9 @@ def _rounded(x, into):
     return x if into is None else quantise_forward(x, *into)
 
 
-def matmul_fp8_gelu_forward_reference(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None):
+def matmul_fp8_gelu_forward_reference(
+    a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None
+):
     u = matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias)
     return u, _rounded(gelu_forward(u), into)
 
@@ -159,7 +187,9 @@ def matmul_fp8_gelu_backward_reference(a, b, scale_a, scale_b, u, promoted=True,
     return _rounded(gelu_backward(matmul_fp8_forward_reference(a, b, scale_a, scale_b), u), into)
 
 
-def matmul_fp8_swiglu_forward_reference(a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True):
+def matmul_fp8_swiglu_forward_reference(
+    a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True
+):
     u = matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias)
     return u, swiglu_forward(u)
 
@@ -173,7 +203,8 @@ def matmul_fp8_gradient_reference(a, b, scale_a, scale_b, out, accumulate=True):
     out[...] = out + found if accumulate else found
 
 
-# Costs ----------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
+
 
 def matmul_fp8_forward_cost(M, N, K):
     """(bytes, FLOPs): both operands read, a byte each, the float16 result written."""
@@ -197,10 +228,12 @@ def matmul_fp8_swiglu_forward_cost(M, N, K):
     return moved + M * N, flops
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Launcher -----------------------------------------------------------------------------------------
+
 
 def fp8_supports(device):
-    """Whether the device of an array, a backend or a capability multiplies E4M3; NumPy does, by the reference."""
+    """Whether the device of an array, a backend or a capability multiplies E4M3; NumPy does, by the
+    reference."""
     return isinstance(device, np.ndarray) or device is None or supports(device, FP8_KERNELS)
 
 
@@ -208,15 +241,21 @@ def _check(a, b, bias=None, halves=1):
     """halves: 2 where the rows of b are those of both halves of u"""
     K, N = a.shape[1], len(b) // halves
     if b.shape != (halves * N, K) or a.dtype != np.uint8 or b.dtype != np.uint8:
-        raise ValueError(f"a {a.dtype} {a.shape} and b {b.dtype} {b.shape} must be bytes, (M, K) and (N, K)")
+        raise ValueError(
+            f"a {a.dtype} {a.shape} and b {b.dtype} {b.shape} must be bytes, (M, K) and (N, K)"
+        )
     if bias is not None and tuple(bias.shape) != (len(b),):
         raise ValueError(f"bias has shape {bias.shape}, the product needs ({len(b)},)")
     if not is_device(a):
         return
     if not fp8_supports(a):
-        raise NumdiffError("products of E4M3 need a GPU of compute capability 9.0, a Hopper: use float16 on others.")
+        raise NumdiffError(
+            "products of E4M3 need a GPU of compute capability 9.0, a Hopper: use float16 on others."
+        )
     if K % 16 or N % 8:
-        raise ValueError(f"TMA moves 16 bytes at a time: K {K} must be a multiple of 16, and N {N} one of 8")
+        raise ValueError(
+            f"TMA moves 16 bytes at a time: K {K} must be a multiple of 16, and N {N} one of 8"
+        )
 
 
 def _check_forward(a, b, bias, residual):
@@ -231,8 +270,24 @@ def _check_gradient(a, b, out):
         raise ValueError(f"out is {out.dtype} {out.shape}, the product float32 {(len(a), len(b))}")
 
 
-def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", other=None, keeps_u=True, into=None):
-    """As `launch_hopper`, of one product and without slices; N: columns of A·Bᵀ, or of each of its halves.
+def _launch(
+    a,
+    b,
+    c,
+    M,
+    N,
+    K,
+    scales,
+    bias,
+    residual,
+    promoted,
+    activation="",
+    other=None,
+    keeps_u=True,
+    into=None,
+):
+    """As `launch_hopper`, of one product and without slices; N: columns of A·Bᵀ, or of each of its
+    halves.
 
     into: (scale, amax) of what GELU or its derivative gives, where that is bytes
     """
@@ -247,15 +302,28 @@ def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", o
         rows = 16 if activation == "gelu_gradient" else BOX  # of bytes
         map_c = map_of_halves(c) if activation == "swiglu" and keeps_u else map_of_result(c, rows)
     nothing, tiles_m, tiles_n, steps = unused(a), -(-M // BM), -(-N // columns), -(-K // STEP)
-    written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
-    arrays = (nothing, nothing if bias is None else bias, nothing if residual is None else residual, nothing, *scales)
+    written = int(
+        keeps_u and not activation.endswith("gradient") if activation else residual is not None
+    )
+    arrays = (
+        nothing,
+        nothing if bias is None else bias,
+        nothing if residual is None else residual,
+        nothing,
+        *scales,
+    )
     arrays = Fp8Arrays(*arrays) if into is None else EightArrays(*arrays, *into)
     kernels = FP8_KERNELS if into is None else EIGHT_KERNELS
-    launch(kernels[width, promoted, activation], min(tiles_m * tiles_n, multiprocessors), THREADS,
-           Maps(map_a, map_b, map_c, map_d, map_a), arrays,
-           Work(M, N, max(N, K) + width, steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
-           Epilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
-           shared=shared_bytes(width, activation == "swiglu_gradient"))
+    launch(
+        kernels[width, promoted, activation],
+        min(tiles_m * tiles_n, multiprocessors),
+        THREADS,
+        Maps(map_a, map_b, map_c, map_d, map_a),
+        arrays,
+        Work(M, N, max(N, K) + width, steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
+        Epilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
+        shared=shared_bytes(width, activation == "swiglu_gradient"),
+    )
 
 
 def map_of_result(x, rows=BOX):
@@ -263,10 +331,15 @@ def map_of_result(x, rows=BOX):
     return tensor_map(x, (BOX, rows), 64) if x.dtype == np.uint8 else tensor_map(x, (BOX, BOX))
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
-@operation(reference=matmul_fp8_forward_reference, cost=matmul_fp8_forward_cost, check=_check_forward,
-           problems=lambda: [*problems.products(), *problems.squares()])
+
+@operation(
+    reference=matmul_fp8_forward_reference,
+    cost=matmul_fp8_forward_cost,
+    check=_check_forward,
+    problems=lambda: [*problems.products(), *problems.squares()],
+)
 def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promoted=True):
     """scale_a · scale_b · a·bᵀ + bias + residual as a new float16 array (M, N).
 
@@ -278,61 +351,122 @@ def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promote
     return c
 
 
-@operation(reference=matmul_fp8_gelu_forward_reference, cost=matmul_fp8_gelu_forward_cost,
-           check=lambda a, b, bias: _check(a, b, bias),
-           problems=lambda: [*problems.products("gelu"), *problems.roundings(matmul_fp8_gelu_forward, "gelu"),
-                             *problems.layers(bias=single(4 * problems.D))])
+@operation(
+    reference=matmul_fp8_gelu_forward_reference,
+    cost=matmul_fp8_gelu_forward_cost,
+    check=lambda a, b, bias: _check(a, b, bias),
+    problems=lambda: [
+        *problems.products("gelu"),
+        *problems.roundings(matmul_fp8_gelu_forward, "gelu"),
+        *problems.layers(bias=single(4 * problems.D)),
+    ],
+)
 def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None):
     """(u, GELU(u)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias.
 
     keeps_u: False if no backward needs u, which is then None
-    into: (scale, amax) as of `quantise_forward`, which GELU(u) then has gone through; N is a multiple of 16
+    into: (scale, amax) as of `quantise_forward`, which GELU(u) then has gone through; N is a
+    multiple of 16
     """
     (M, K), N = a.shape, len(b)
     y = empty((M, N), np.float16 if into is None else np.uint8, like=a)
     u = empty((M, N), np.float16, like=a) if keeps_u else None
-    _launch(a, b, y if u is None else u, M, N, K, (scale_a, scale_b), bias, None, promoted, "gelu", y, keeps_u, into)
+    _launch(
+        a,
+        b,
+        y if u is None else u,
+        M,
+        N,
+        K,
+        (scale_a, scale_b),
+        bias,
+        None,
+        promoted,
+        "gelu",
+        y,
+        keeps_u,
+        into,
+    )
     return u, y
 
 
-@operation(reference=matmul_fp8_gelu_backward_reference, cost=matmul_fp8_gelu_forward_cost,
-           check=lambda a, b: _check(a, b),
-           problems=lambda: [*problems.products("gelu_gradient"),
-                             *problems.roundings(matmul_fp8_gelu_backward, "gelu_gradient"),
-                             *problems.layers(u=half(problems.ROWS, 4 * problems.D))])
+@operation(
+    reference=matmul_fp8_gelu_backward_reference,
+    cost=matmul_fp8_gelu_forward_cost,
+    check=lambda a, b: _check(a, b),
+    problems=lambda: [
+        *problems.products("gelu_gradient"),
+        *problems.roundings(matmul_fp8_gelu_backward, "gelu_gradient"),
+        *problems.layers(u=half(problems.ROWS, 4 * problems.D)),
+    ],
+)
 def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None):
     """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array; into as above."""
     (M, K), N = a.shape, len(b)
     c = empty((M, N), np.float16 if into is None else np.uint8, like=a)
-    _launch(a, b, c, M, N, K, (scale_a, scale_b), None, None, promoted, "gelu_gradient", u, into=into)
+    _launch(
+        a, b, c, M, N, K, (scale_a, scale_b), None, None, promoted, "gelu_gradient", u, into=into
+    )
     return c
 
 
-@operation(reference=matmul_fp8_swiglu_forward_reference, cost=matmul_fp8_swiglu_forward_cost,
-           check=lambda a, b, bias: _check(a, b, bias, 2), problems=lambda: problems.products("swiglu"))
+@operation(
+    reference=matmul_fp8_swiglu_forward_reference,
+    cost=matmul_fp8_swiglu_forward_cost,
+    check=lambda a, b, bias: _check(a, b, bias, 2),
+    problems=lambda: problems.products("swiglu"),
+)
 def matmul_fp8_swiglu_forward(a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True):
-    """(u (M, 2 · H), SwiGLU(u) (M, H)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias, b (2 · H, K)."""
+    """(u (M, 2 · H), SwiGLU(u) (M, H)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias,
+    b (2 · H, K)."""
     (M, K), H = a.shape, len(b) // 2
-    h, u = empty((M, H), np.float16, like=a), empty((M, 2 * H), np.float16, like=a) if keeps_u else None
-    _launch(a, b, h if u is None else u, M, H, K, (scale_a, scale_b), bias, None, promoted, "swiglu", h, keeps_u)
+    h, u = (
+        empty((M, H), np.float16, like=a),
+        empty((M, 2 * H), np.float16, like=a) if keeps_u else None,
+    )
+    _launch(
+        a,
+        b,
+        h if u is None else u,
+        M,
+        H,
+        K,
+        (scale_a, scale_b),
+        bias,
+        None,
+        promoted,
+        "swiglu",
+        h,
+        keeps_u,
+    )
     return u, h
 
 
-@operation(reference=matmul_fp8_swiglu_backward_reference, cost=matmul_fp8_swiglu_forward_cost,
-           check=lambda a, b: _check(a, b), problems=lambda: problems.products("swiglu_gradient"))
+@operation(
+    reference=matmul_fp8_swiglu_backward_reference,
+    cost=matmul_fp8_swiglu_forward_cost,
+    check=lambda a, b: _check(a, b),
+    problems=lambda: problems.products("swiglu_gradient"),
+)
 def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
-    """du (M, 2 · H) as a new float16 array: SwiGLU's backward of dh = scale_a · scale_b · a·bᵀ (M, H) at u."""
+    """du (M, 2 · H) as a new float16 array: SwiGLU's backward of dh = scale_a · scale_b · a·bᵀ (M,
+    H) at u."""
     (M, K), H = a.shape, len(b)
     du = empty((M, 2 * H), np.float16, like=a)
     _launch(a, b, du, M, H, K, (scale_a, scale_b), None, None, promoted, "swiglu_gradient", u)
     return du
 
 
-@operation(reference=matmul_fp8_gradient_reference, cost=matmul_fp8_gradient_cost, check=_check_gradient,
-           writes=("out",), problems=problems.gradients)
+@operation(
+    reference=matmul_fp8_gradient_reference,
+    cost=matmul_fp8_gradient_cost,
+    check=_check_gradient,
+    writes=("out",),
+    problems=problems.gradients,
+)
 def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
-    """out (M, N) float32 += scale_a · scale_b · a·bᵀ; a (M, K), b (N, K): dyᵀ and xᵀ of a layer whose weight's gradient
-    this is. Always promoted, as the sum is over thousands of rows.
+    """out (M, N) float32 += scale_a · scale_b · a·bᵀ; a (M, K), b (N, K): dyᵀ and xᵀ of a layer
+    whose weight's gradient this is. Always promoted, as the sum is over thousands of rows.
 
     accumulate: False: out is written, whatever it held
     """
@@ -344,10 +478,15 @@ def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
     units, nothing = slices * tiles_m * tiles_n, unused(a)
     target = out.reshape(-1) if slices == 1 else empty((slices * M * N,), np.float32, like=a)
     map_a = tensor_map(a, (STEP, BM))
-    launch(FP8_GRADIENT_KERNELS[width], min(units, multiprocessors), THREADS,
-           Maps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
-           Fp8Arrays(target, nothing, nothing, nothing, scale_a, scale_b),
-           Work(M, N, max(N, K) + width, steps, length, tiles_m, tiles_n, units, alone),
-           Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0), shared=shared_bytes(width))
+    launch(
+        FP8_GRADIENT_KERNELS[width],
+        min(units, multiprocessors),
+        THREADS,
+        Maps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
+        Fp8Arrays(target, nothing, nothing, nothing, scale_a, scale_b),
+        Work(M, N, max(N, K) + width, steps, length, tiles_m, tiles_n, units, alone),
+        Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0),
+        shared=shared_bytes(width),
+    )
     if slices > 1:
         add_partials(target, out, slices, nothing, 1.0, 0, accumulate)

@@ -2,23 +2,28 @@
 
 WHAT IS NEW, AND WHY IT PAYS
     mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 2,048 multiply-adds where rung 4 spends 64
-        instructions of 32 (one a lane). Accumulators stay float32, operands are float16: half the bytes as well.
-    ldmatrix: loads the fragments that mma.sync needs and spreads them over the lanes as it needs them; `.trans`
-        transposes an operand that is contiguous along m or n. So no case of transposes needs a copy.
-    cp.async in STAGES stages: tiles go from global to shared memory without passing through registers, some of them in
-        flight while one is multiplied.
-    Large warp tiles: a warp of 64 × 64 loads 4 + 4 fragments of A and B for 32 mma; warps of 32 × 32 load twice as many
-        for the same products. Shared memory moves 128 bytes a cycle, which limited smaller warp tiles.
-    Fragments of the next 16 of k are loaded while those of the last 16 are multiplied: two sets of registers.
-    A persistent grid: a block processes one tile after the other, and the copies for the next tile are in flight during
+        instructions of 32 (one a lane). Accumulators stay float32, operands are float16: half the
+        bytes as well.
+    ldmatrix: loads the fragments that mma.sync needs and spreads them over the lanes as it needs
+        them; `.trans` transposes an operand that is contiguous along m or n. So no case of
+        transposes needs a copy.
+    cp.async in STAGES stages: tiles go from global to shared memory without passing through
+        registers, some of them in flight while one is multiplied.
+    Large warp tiles: a warp of 64 × 64 loads 4 + 4 fragments of A and B for 32 mma; warps of 32 ×
+        32 load twice as many for the same products. Shared memory moves 128 bytes a cycle, which
+        limited smaller warp tiles.
+    Fragments of the next 16 of k are loaded while those of the last 16 are multiplied: two sets of
+    registers. A persistent grid: a block processes one tile after the other, and the copies for the
+    next tile are in flight during
         an epilogue.
-A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's 64 × 64; 64 × 64
-    with four warps of 32 × 32 where C is small. TILES says how far each steps along K, and how many stages: what fits
-    into the 99 KiB of sm_86, sm_89 and sm_120.
+A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's
+    64 × 64; 64 × 64 with four warps of 32 × 32 where C is small. TILES says how far each steps
+    along K, and how many stages: what fits into the 99 KiB of sm_86, sm_89 and sm_120.
 TILES IN SHARED MEMORY, their swizzles, and why B's columns are spread: ../../device/tiles.py
 EPILOGUE
-    mma_epilogues.py. A lane has eight neighbouring columns of a row: it loads and writes 16 bytes, without going
-    through shared memory. A slice of a split K writes its partial sums, and split_half.py adds them up.
+    mma_epilogues.py. A lane has eight neighbouring columns of a row: it loads and writes 16 bytes,
+    without going through shared memory. A slice of a split K writes its partial sums, and
+    split_half.py adds them up.
 LAUNCH
     as many blocks as fit on all multiprocessors at once, or as there are units; 256 or 128 threads; 48 to 96 KiB of
     shared memory.
@@ -32,6 +37,7 @@ SOURCE
 READ NEXT
     mma_layout.py; hopper/, where TMA and instructions up to 128 times as large take over.
 """
+
 import itertools
 from typing import NamedTuple
 
@@ -103,8 +109,9 @@ from .split_half import add_partials, unused
 
 
 class Unit(NamedTuple):
-    """What a block multiplies: of which matrix of a batch, or product of a group; the first row and column; k from
-    where to where; which slice, or where a group's partial sums go, -1 if they are the result; the product's extents.
+    """What a block multiplies: of which matrix of a batch, or product of a group; the first row and
+    column; k from where to where; which slice, or where a group's partial sums go, -1 if they are
+    the result; the product's extents.
     """
 
     matrix: int
@@ -118,8 +125,9 @@ class Unit(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """The position of a thread's copies: the unit and its k; the elements of A and B that are copied next; its first
-    row of A and of B (of an operand across, the k where its column ends: 0 beyond the last column); extents."""
+    """The position of a thread's copies: the unit and its k; the elements of A and B that are
+    copied next; its first row of A and of B (of an operand across, the k where its column ends: 0
+    beyond the last column); extents."""
 
     unit: int
     matrix: int
@@ -134,7 +142,8 @@ class Ahead(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """16 of k for a warp: 64 rows of A, 64 columns of B; of a small warp tile only the first halves are used."""
+    """16 of k for a warp: 64 rows of A, 64 columns of B; of a small warp tile only the first halves
+    are used."""
 
     a0: tuple
     a1: tuple
@@ -146,7 +155,8 @@ class Fragments(NamedTuple):
     b3: tuple
 
 
-# Units ----------------------------------------------------------------------------------------------------------------
+# Units --------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def quotient(a, b, inverse):
@@ -180,8 +190,16 @@ def unit_of(number, work):
     k_end = int32(min(int32(k + work.slice_length), int32(work.K)))
     if number >= work.units:
         k_end = k
-    return Unit(matrix, int32(int32(first + row) * TILE_M), int32(column * TILE_N), k, k_end, part, int32(work.M),
-                int32(work.N))
+    return Unit(
+        matrix,
+        int32(int32(first + row) * TILE_M),
+        int32(column * TILE_N),
+        k,
+        k_end,
+        part,
+        int32(work.M),
+        int32(work.N),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -190,21 +208,33 @@ def unit_in_table(number, work):
     if number < work.units:
         matrix, row, column, k = load_words4(work.table, number * FIELDS)
         k_end, part, M, N = load_words4(work.table, number * FIELDS + 4)
-    return Unit(int32(matrix), int32(row), int32(column), int32(k), int32(k_end), int32(part), int32(M), int32(N))
+    return Unit(
+        int32(matrix),
+        int32(row),
+        int32(column),
+        int32(k),
+        int32(k_end),
+        int32(part),
+        int32(M),
+        int32(N),
+    )
 
 
-# From global to shared memory -----------------------------------------------------------------------------------------
+# From global to shared memory ---------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
-    """(element of a thread's first chunk at k, what `Ahead` has as a_first) of an operand with `extent` rows in the
-    tile's direction."""
+    """(element of a thread's first chunk at k, what `Ahead` has as a_first) of an operand with
+    `extent` rows in the tile's direction."""
     chunks = row_bytes // 16
     row, chunk = int32(t // chunks), int32(t % chunks)
     start = int64(0) if GROUPED else int64(matrix) * extent * K
     if across:
         column = int32(first + 8 * chunk)
-        return start + int64(int32(k + row)) * extent + column, int32(k_end if column < extent else 0)
+        return start + int64(int32(k + row)) * extent + column, int32(
+            k_end if column < extent else 0
+        )
     return start + int64(int32(first + row)) * K + int32(k + 8 * chunk), int32(first + row)
 
 
@@ -212,10 +242,24 @@ def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
 def ahead_at(number, work, t):
     """A thread's `Ahead` at the start of a unit."""
     unit = unit_of(number, work)
-    a_at, a_first = start_of(unit.matrix, unit.row, unit.k, unit.k_end, unit.M, work.K, A_ACROSS, A_ROW, t)
-    b_at, b_first = start_of(unit.matrix, unit.column, unit.k, unit.k_end, unit.N, work.K, B_ACROSS, B_ROW, t)
-    return Ahead(int32(number), unit.matrix, unit.k, unit.k_end, int64(a_at), int64(b_at), a_first, b_first, unit.M,
-                 unit.N)
+    a_at, a_first = start_of(
+        unit.matrix, unit.row, unit.k, unit.k_end, unit.M, work.K, A_ACROSS, A_ROW, t
+    )
+    b_at, b_first = start_of(
+        unit.matrix, unit.column, unit.k, unit.k_end, unit.N, work.K, B_ACROSS, B_ROW, t
+    )
+    return Ahead(
+        int32(number),
+        unit.matrix,
+        unit.k,
+        unit.k_end,
+        int64(a_at),
+        int64(b_at),
+        a_first,
+        b_first,
+        unit.M,
+        unit.N,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -223,26 +267,44 @@ def advance(ahead, work, t):
     """One step along K, or to the next unit."""
     k = int32(ahead.k + BK)
     if k < ahead.k_end:
-        return Ahead(ahead.unit, ahead.matrix, k, ahead.k_end,
-                     int64(ahead.a_at + int64(BK) * (ahead.M if A_ACROSS else 1)),
-                     int64(ahead.b_at + int64(BK) * (ahead.N if B_ACROSS else 1)), ahead.a_first, ahead.b_first,
-                     ahead.M, ahead.N)
+        return Ahead(
+            ahead.unit,
+            ahead.matrix,
+            k,
+            ahead.k_end,
+            int64(ahead.a_at + int64(BK) * (ahead.M if A_ACROSS else 1)),
+            int64(ahead.b_at + int64(BK) * (ahead.N if B_ACROSS else 1)),
+            ahead.a_first,
+            ahead.b_first,
+            ahead.M,
+            ahead.N,
+        )
     return ahead_at(int32(ahead.unit + int32(cuda.gridDim.x)), work, t)
 
 
 @cuda.jit(device=True, forceinline=True)
-def fetch_operand(x, tile, at, first, k, k_end, extent, K, across, spread, row_bytes, rows, copies, t):
-    """Start this thread's copies of an operand's tile, `rows` rows from one to the next; zeros beyond the ends."""
+def fetch_operand(
+    x, tile, at, first, k, k_end, extent, K, across, spread, row_bytes, rows, copies, t
+):
+    """Start this thread's copies of an operand's tile, `rows` rows from one to the next; zeros
+    beyond the ends."""
     chunks = row_bytes // 16
     row, chunk = int32(t // chunks), int32(t % chunks)
     for i in range(copies):
         if across:
             inside = int32(k + row + i * rows) < first
-            place, index = place_across(row, chunk, row_bytes) + i * rows * row_bytes, at + int64(i * rows) * extent
+            place, index = (
+                place_across(row, chunk, row_bytes) + i * rows * row_bytes,
+                at + int64(i * rows) * extent,
+            )
         else:
             inside = int32(first + i * rows) < extent and int32(k + 8 * chunk) < k_end
             near = int32(row + i * rows % 32)  # 32 rows further the swizzle is the same
-            place = place_spread(near, chunk, row_bytes) if spread else place_along_k(near, chunk, row_bytes)
+            place = (
+                place_spread(near, chunk, row_bytes)
+                if spread
+                else place_along_k(near, chunk, row_bytes)
+            )
             place, index = place + i * rows // 32 * 32 * row_bytes, at + int64(i * rows) * K
         cp_async_16_zfill(uint32(tile + place), x, index, uint32(16) if inside else uint32(0))
 
@@ -253,22 +315,59 @@ def fetch(a, b, stage, ahead, work, t):
     left, right = a, b
     if GROUPED:
         left, right = array_of(ahead.matrix, a), array_of(ahead.matrix, b)
-    fetch_operand(left, stage, ahead.a_at, ahead.a_first, ahead.k, ahead.k_end, ahead.M, work.K, A_ACROSS, False,
-                  A_ROW, A_PASS, A_COPIES, t)
-    fetch_operand(right, int32(stage + A_BYTES), ahead.b_at, ahead.b_first, ahead.k, ahead.k_end, ahead.N, work.K,
-                  B_ACROSS, True, B_ROW, B_PASS, B_COPIES, t)
+    fetch_operand(
+        left,
+        stage,
+        ahead.a_at,
+        ahead.a_first,
+        ahead.k,
+        ahead.k_end,
+        ahead.M,
+        work.K,
+        A_ACROSS,
+        False,
+        A_ROW,
+        A_PASS,
+        A_COPIES,
+        t,
+    )
+    fetch_operand(
+        right,
+        int32(stage + A_BYTES),
+        ahead.b_at,
+        ahead.b_first,
+        ahead.k,
+        ahead.k_end,
+        ahead.N,
+        work.K,
+        B_ACROSS,
+        True,
+        B_ROW,
+        B_PASS,
+        B_COPIES,
+        t,
+    )
     cp_async_commit()
 
 
-# From shared memory to registers --------------------------------------------------------------------------------------
+# From shared memory to registers ------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def load_a(stage, step, i, warp_row, lane):
     """The fragment of A's rows 16 · i …"""
     if A_ACROSS:
-        return fragment(uint32(opaque(int32(stage + a_across(int32(warp_row + 16 * i), lane, A_ROW)))
-                               + step * 16 * A_ROW), True)
-    return fragment(uint32(opaque(int32(stage + a_along_k(warp_row, step, lane, A_ROW))) + i * 16 * A_ROW), False)
+        return fragment(
+            uint32(
+                opaque(int32(stage + a_across(int32(warp_row + 16 * i), lane, A_ROW)))
+                + step * 16 * A_ROW
+            ),
+            True,
+        )
+    return fragment(
+        uint32(opaque(int32(stage + a_along_k(warp_row, step, lane, A_ROW))) + i * 16 * A_ROW),
+        False,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -276,10 +375,20 @@ def load_b(stage, step, j, warp_column, lane):
     """Two fragments of B: columns 16 · j …, or of the spread 32 columns 16."""
     tile = int32(stage + A_BYTES)
     if B_ACROSS:
-        return fragment(uint32(opaque(int32(tile + b_across(int32(warp_column + 16 * j), lane, B_ROW)))
-                               + step * 16 * B_ROW), True)
-    return fragment(uint32(opaque(int32(tile + b_spread(warp_column, j % 2, step, lane, B_ROW)))
-                           + j // 2 * 32 * B_ROW), False)
+        return fragment(
+            uint32(
+                opaque(int32(tile + b_across(int32(warp_column + 16 * j), lane, B_ROW)))
+                + step * 16 * B_ROW
+            ),
+            True,
+        )
+    return fragment(
+        uint32(
+            opaque(int32(tile + b_spread(warp_column, j % 2, step, lane, B_ROW)))
+            + j // 2 * 32 * B_ROW
+        ),
+        False,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -300,7 +409,8 @@ def load_fragments(stage, step, warp_row, warp_column, lane):
     return Fragments(a0, a1, a2, a3, b0, b1, b2, b3)
 
 
-# Products -------------------------------------------------------------------------------------------------------------
+# Products -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_rows(sums, first, a, f):
@@ -328,11 +438,15 @@ def multiply(sums, f):
 
 @cuda.jit(device=True, forceinline=True)
 def prefetch_other(other, unit, t):
-    """Have what the epilogue reads brought into the L2 cache while the tile is multiplied: 64 elements each time."""
+    """Have what the epilogue reads brought into the L2 cache while the tile is multiplied: 64
+    elements each time."""
     if END != PLAIN and END != GELU:
         for i in range(PREFETCHES):
             e = int32(t + i * THREADS)
-            row, column = int32(unit.row + e // (TILE_N // 64)), int32(unit.column + e % (TILE_N // 64) * 64)
+            row, column = (
+                int32(unit.row + e // (TILE_N // 64)),
+                int32(unit.column + e % (TILE_N // 64) * 64),
+            )
             if row < unit.M and column < unit.N:
                 prefetch_l2(other, (int64(unit.matrix) * unit.M + row) * unit.N + column)
 
@@ -346,11 +460,18 @@ def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
         c = array_of(int32(PRODUCTS) if partial else unit.matrix, arrays.c)
         place = Place(int64(0), int32(unit.row + row), int32(unit.column + column), unit.M, unit.N)
         if partial:  # whole tiles of their own
-            place = Place(int64(unit.part) * (TILE_M * TILE_N), row, column, int32(TILE_M), int32(TILE_N))
+            place = Place(
+                int64(unit.part) * (TILE_M * TILE_N), row, column, int32(TILE_M), int32(TILE_N)
+            )
         given, adds = Arrays(c, arrays.bias, c), not partial
     else:
-        place = Place(int64(int32(unit.matrix + unit.part)) * unit.M * unit.N, int32(unit.row + row),
-                      int32(unit.column + column), unit.M, unit.N)
+        place = Place(
+            int64(int32(unit.matrix + unit.part)) * unit.M * unit.N,
+            int32(unit.row + row),
+            int32(unit.column + column),
+            unit.M,
+            unit.N,
+        )
         given, adds = arrays, True
     biases = load_biases(given.bias, place, epilogue)
     finish_rows(sums, 0, place, given, biases, epilogue, adds, lane)
@@ -360,7 +481,8 @@ def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
         finish_rows(sums, 3, place, given, biases, epilogue, adds, lane)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def gemm_mma(a, b, arrays, work, epilogue):
@@ -386,7 +508,8 @@ def gemm_mma(a, b, arrays, work, epilogue):
             sums[i] = float32(0)
         k = unit.k
         while k < unit.k_end:
-            refilled = int32(stage - STAGE_BYTES if stage > 0 else LAST_STAGE)  # its last reads precede the barrier
+            # its last reads precede the barrier
+            refilled = int32(stage - STAGE_BYTES if stage > 0 else LAST_STAGE)
             g = load_fragments(int32(tiles + stage), 1, warp_row, warp_column, lane)
             fetch(a, b, int32(tiles + refilled), ahead, work, t)
             multiply(sums, f)
@@ -409,42 +532,72 @@ def gemm_mma(a, b, arrays, work, epilogue):
 
 
 def make_kernel(tile, a_across, b_across, end, grouped=False, module=__name__):
-    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one epilogue.
+    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one
+    epilogue.
 
     module: name of the module that keeps it
     """
     shape = "x".join(map(str, (*tile, TILES[tile].k, TILES[tile].stages)))
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
-    return specialise(gemm_mma, name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}{'_group' * grouped}", launch_bounds=(
-        threads_of(tile), TILES[tile].blocks), TILE_M=tile[0], TILE_N=tile[1], A_ACROSS=a_across, B_ACROSS=b_across,
-                      END=end, GROUPED=grouped, module=module)
+    return specialise(
+        gemm_mma,
+        name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}{'_group' * grouped}",
+        launch_bounds=(threads_of(tile), TILES[tile].blocks),
+        TILE_M=tile[0],
+        TILE_N=tile[1],
+        A_ACROSS=a_across,
+        B_ACROSS=b_across,
+        END=end,
+        GROUPED=grouped,
+        module=module,
+    )
 
 
-KERNELS = Variants(itertools.product(TILES, (False, True), (False, True), (PLAIN, ADDING)),
-                   lambda key: make_kernel(*key))
-ACTIVATION_KERNELS = Variants(itertools.product(ACTIVATION_TILES, ACTIVATIONS), lambda key: make_kernel(
-    key[0], False, key[1] != "gelu", ACTIVATIONS[key[1]]))
+KERNELS = Variants(
+    itertools.product(TILES, (False, True), (False, True), (PLAIN, ADDING)),
+    lambda key: make_kernel(*key),
+)
+ACTIVATION_KERNELS = Variants(
+    itertools.product(ACTIVATION_TILES, ACTIVATIONS),
+    lambda key: make_kernel(key[0], False, key[1] != "gelu", ACTIVATIONS[key[1]]),
+)
 
 
 def launch_mma(a, b, c, tile, slices=1, fused=Fused()):  # noqa: B008 - never changed
     """As `launch_hopper`; several slices of K only for one matrix, also of 16 bits. tile: of TILES"""
     (rows, K), (_, N) = a.extents, b.extents
-    work, residual, accumulate = work_of(a.count, rows, N, K, tile, slices), fused.residual, fused.accumulate
+    work, residual, accumulate = (
+        work_of(a.count, rows, N, K, tile, slices),
+        fused.residual,
+        fused.accumulate,
+    )
     slices, nothing = work.slices, unused(a.array)
-    biases, end = nothing if fused.bias is None else fused.bias, (float(fused.alpha), int(fused.bias is not None))
+    biases, end = (
+        nothing if fused.bias is None else fused.bias,
+        (float(fused.alpha), int(fused.bias is not None)),
+    )
     if slices > 1 and residual is not None:
         if residual is not c.array:
             copy_into(c.array, residual)
         residual, accumulate = None, True
-    target = empty((slices * rows * N,), np.float32, like=a.array) if slices > 1 else c.array.reshape(-1)
+    target = (
+        empty((slices * rows * N,), np.float32, like=a.array) if slices > 1 else c.array.reshape(-1)
+    )
     other = residual if residual is not None else c.array if accumulate and slices == 1 else None
     if fused.activation:
         kernel, other = ACTIVATION_KERNELS[tile, fused.activation], fused.other
     else:
         kernel = KERNELS[tile, a.transposed, not b.transposed, PLAIN if other is None else ADDING]
-    launch(in_bfloat16(kernel, a.array.dtype), min(work.units, a.array.backend.multiprocessors * TILES[tile].blocks),
-           threads_of(tile), a.array.reshape(-1), b.array.reshape(-1),
-           Arrays(target, biases, target if other is None else other.reshape(-1)), work,
-           Epilogue(*(end if slices == 1 else (1.0, 0)), int(fused.keeps_u)), shared=shared_bytes(tile))
+    launch(
+        in_bfloat16(kernel, a.array.dtype),
+        min(work.units, a.array.backend.multiprocessors * TILES[tile].blocks),
+        threads_of(tile),
+        a.array.reshape(-1),
+        b.array.reshape(-1),
+        Arrays(target, biases, target if other is None else other.reshape(-1)),
+        work,
+        Epilogue(*(end if slices == 1 else (1.0, 0)), int(fused.keeps_u)),
+        shared=shared_bytes(tile),
+    )
     if slices > 1:
         add_partials(target, c.array, slices, biases, *end, accumulate)

@@ -1,7 +1,8 @@
 """Epilogues of rung 5: what becomes of the accumulators.
 
-A lane has eight neighbouring columns of each of its rows, twice where a warp has 64 columns (../../device/tiles.py,
-SPREAD COLUMNS). So whatever an epilogue reads or writes moves in 16 bytes of float16, four lanes 64 neighbouring bytes.
+A lane has eight neighbouring columns of each of its rows, twice where a warp has 64 columns
+(../../device/tiles.py, SPREAD COLUMNS). So whatever an epilogue reads or writes moves in 16 bytes
+of float16, four lanes 64 neighbouring bytes.
 
     plain           alpha · sum + bias; float16, bfloat16 or float32
     adding          the same + a residual, or + what c holds
@@ -11,6 +12,7 @@ SPREAD COLUMNS). So whatever an epilogue reads or writes moves in 16 bytes of fl
 READ NEXT
     mma_group.py
 """
+
 from ...device import cuda, float32, int32, int64, uint32
 from ...device.eight import load8, store8
 from ...device.tiles import eight_of_four
@@ -22,8 +24,16 @@ from .mma_layout import ADDING, B_ACROSS, COLUMNS, END, GELU, GELU_AGAIN_GRADIEN
 def eight_of(x, n):
     """Eight neighbours of an array that need not be aligned."""
     n = uint32(n)  # of an index that may be negative Numba makes two
-    return (x[n], x[n + uint32(1)], x[n + uint32(2)], x[n + uint32(3)], x[n + uint32(4)], x[n + uint32(5)],
-            x[n + uint32(6)], x[n + uint32(7)])
+    return (
+        x[n],
+        x[n + uint32(1)],
+        x[n + uint32(2)],
+        x[n + uint32(3)],
+        x[n + uint32(4)],
+        x[n + uint32(5)],
+        x[n + uint32(6)],
+        x[n + uint32(7)],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -42,30 +52,72 @@ def load_biases(bias, place, epilogue):
 @cuda.jit(device=True, forceinline=True)
 def add(v, w):
     """The sums of eight and eight numbers."""
-    return v[0] + w[0], v[1] + w[1], v[2] + w[2], v[3] + w[3], v[4] + w[4], v[5] + w[5], v[6] + w[6], v[7] + w[7]
+    return (
+        v[0] + w[0],
+        v[1] + w[1],
+        v[2] + w[2],
+        v[3] + w[3],
+        v[4] + w[4],
+        v[5] + w[5],
+        v[6] + w[6],
+        v[7] + w[7],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def scale_and_add(alpha, v, w):
-    return (alpha * v[0] + w[0], alpha * v[1] + w[1], alpha * v[2] + w[2], alpha * v[3] + w[3], alpha * v[4] + w[4],
-            alpha * v[5] + w[5], alpha * v[6] + w[6], alpha * v[7] + w[7])
+    return (
+        alpha * v[0] + w[0],
+        alpha * v[1] + w[1],
+        alpha * v[2] + w[2],
+        alpha * v[3] + w[3],
+        alpha * v[4] + w[4],
+        alpha * v[5] + w[5],
+        alpha * v[6] + w[6],
+        alpha * v[7] + w[7],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def multiply(v, w):
-    return v[0] * w[0], v[1] * w[1], v[2] * w[2], v[3] * w[3], v[4] * w[4], v[5] * w[5], v[6] * w[6], v[7] * w[7]
+    return (
+        v[0] * w[0],
+        v[1] * w[1],
+        v[2] * w[2],
+        v[3] * w[3],
+        v[4] * w[4],
+        v[5] * w[5],
+        v[6] * w[6],
+        v[7] * w[7],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def gelu_of_eight(v):
-    return (fast_gelu(v[0]), fast_gelu(v[1]), fast_gelu(v[2]), fast_gelu(v[3]), fast_gelu(v[4]), fast_gelu(v[5]),
-            fast_gelu(v[6]), fast_gelu(v[7]))
+    return (
+        fast_gelu(v[0]),
+        fast_gelu(v[1]),
+        fast_gelu(v[2]),
+        fast_gelu(v[3]),
+        fast_gelu(v[4]),
+        fast_gelu(v[5]),
+        fast_gelu(v[6]),
+        fast_gelu(v[7]),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def gelu_gradients(u):
-    return (fast_gelu_gradient(u[0]), fast_gelu_gradient(u[1]), fast_gelu_gradient(u[2]), fast_gelu_gradient(u[3]),
-            fast_gelu_gradient(u[4]), fast_gelu_gradient(u[5]), fast_gelu_gradient(u[6]), fast_gelu_gradient(u[7]))
+    return (
+        fast_gelu_gradient(u[0]),
+        fast_gelu_gradient(u[1]),
+        fast_gelu_gradient(u[2]),
+        fast_gelu_gradient(u[3]),
+        fast_gelu_gradient(u[4]),
+        fast_gelu_gradient(u[5]),
+        fast_gelu_gradient(u[6]),
+        fast_gelu_gradient(u[7]),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -139,4 +191,6 @@ def finish_rows(sums, i, place, arrays, biases, epilogue, adds, lane):
     finish_eight(sums, s + 2, below, first and lower, r2, biases[0], arrays, epilogue, lane)
     if COLUMNS > 32:
         finish_eight(sums, s + 16, at + 32, second and upper, r1, biases[1], arrays, epilogue, lane)
-        finish_eight(sums, s + 18, below + 32, second and lower, r3, biases[1], arrays, epilogue, lane)
+        finish_eight(
+            sums, s + 18, below + 32, second and lower, r3, biases[1], arrays, epilogue, lane
+        )

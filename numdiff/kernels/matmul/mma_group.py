@@ -1,4 +1,5 @@
-"""Gradients of weights by rung 5: up to four products Aᵀ·B of one K in one launch, cut only where they fill no round.
+"""Gradients of weights by rung 5: up to four products Aᵀ·B of one K in one launch, cut only where
+they fill no round.
 
     C_p (M_p, N_p) = or += A_pᵀ · B_p        A_p (K, M_p), B_p (K, N_p), 16 bits; C_p float32
     row_sums_p (M_p,) += A_p summed over K
@@ -22,6 +23,7 @@ SOURCE
 READ NEXT
     split_half.py
 """
+
 import functools
 import itertools
 from typing import NamedTuple
@@ -37,7 +39,18 @@ from . import choice
 from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
 from .mma import make_kernel
 from .mma_epilogues import add, load_where
-from .mma_layout import ADDING, FIELDS, PLAIN, PRODUCTS, TILES, Arrays, Epilogue, Group, shared_bytes, threads_of
+from .mma_layout import (
+    ADDING,
+    FIELDS,
+    PLAIN,
+    PRODUCTS,
+    TILES,
+    Arrays,
+    Epilogue,
+    Group,
+    shared_bytes,
+    threads_of,
+)
 from .split_half import unused
 
 TILE = 128, 256
@@ -50,13 +63,14 @@ SUM_LANES = SUM_COLUMNS // 8  # threads of a row, eight columns each
 SUM_STEP = ADD_BLOCK // SUM_LANES  # rows that a block's threads read at once
 SUM_SHARED = SUM_STEP * SUM_COLUMNS
 ADDED = 8 * ADD_BLOCK  # outputs of a block that adds up parts
-GROUP_KERNELS = Variants((PLAIN, ADDING), lambda end: make_kernel(
-    TILE, True, True, end, grouped=True, module=__name__))
+GROUP_KERNELS = Variants(
+    (PLAIN, ADDING), lambda end: make_kernel(TILE, True, True, end, grouped=True, module=__name__)
+)
 
 
 class Schedule(NamedTuple):
-    """Arrays of FIELDS int32 for each unit, in the order of their numbers, and for each tile that is cut: product, row,
-    column, first part, count of parts, M, N, 0; how many parts there are."""
+    """Arrays of FIELDS int32 for each unit, in the order of their numbers, and for each tile that
+    is cut: product, row, column, first part, count of parts, M, N, 0; how many parts there are."""
 
     units: np.ndarray
     tiles: np.ndarray
@@ -67,8 +81,12 @@ class Schedule(NamedTuple):
 def schedule(sizes, K, blocks, shortest):
     """The `Schedule` of products of these sizes (M, N) on `blocks` blocks; shortest: see `snap`."""
     steps = -(-K // STEP)
-    tiles = [(p, row, column, M, N) for p, (M, N) in enumerate(sizes)
-             for row in range(0, M, TILE[0]) for column in range(0, N, TILE[1])]
+    tiles = [
+        (p, row, column, M, N)
+        for p, (M, N) in enumerate(sizes)
+        for row in range(0, M, TILE[0])
+        for column in range(0, N, TILE[1])
+    ]
     whole = len(tiles) // blocks * blocks
     dealt = [[] for _ in range(blocks)]  # of each block
     for i, (p, row, column, M, N) in enumerate(tiles[:whole]):
@@ -78,8 +96,11 @@ def schedule(sizes, K, blocks, shortest):
     ends = [snap(total * b // blocks, steps, shortest) for b in range(blocks + 1)]
     for i, (p, row, column, M, N) in enumerate(rest):
         first, last = i * steps, (i + 1) * steps
-        shares = [(b, max(ends[b], first) - first, min(ends[b + 1], last) - first) for b in range(blocks)
-                  if ends[b] < last and ends[b + 1] > first]
+        shares = [
+            (b, max(ends[b], first) - first, min(ends[b + 1], last) - first)
+            for b in range(blocks)
+            if ends[b] < last and ends[b + 1] > first
+        ]
         shares = [share for share in shares if share[1] < share[2]]
         for b, begin, end in shares:
             part = -1 if len(shares) == 1 else parts
@@ -89,12 +110,13 @@ def schedule(sizes, K, blocks, shortest):
             cut.append((p, row, column, parts - len(shares), len(shares), M, N, 0))
     units = np.zeros((max(map(len, dealt)), blocks, FIELDS), np.int32)
     for b, given in enumerate(dealt):
-        units[:len(given), b] = np.reshape(given, (-1, FIELDS))
+        units[: len(given), b] = np.reshape(given, (-1, FIELDS))
     return Schedule(units.reshape(-1), np.reshape(np.array(cut, np.int32), -1), parts)
 
 
 def snap(step, steps, shortest):
-    """A place in a line of tiles of `steps` steps, moved to a tile's end where that is fewer than `shortest` away."""
+    """A place in a line of tiles of `steps` steps, moved to a tile's end where that is fewer than
+    `shortest` away."""
     near = (step + steps // 2) // steps * steps
     return near if abs(near - step) < shortest else step
 
@@ -120,7 +142,9 @@ def tables(backend, *key):
     """The units and the cut tiles of a `Schedule` on a device."""
     made = schedule(*key)
     with lasting(backend):
-        return upload(made.units, backend), upload(made.tiles if made.parts else np.zeros(FIELDS, np.int32), backend)
+        return upload(made.units, backend), upload(
+            made.tiles if made.parts else np.zeros(FIELDS, np.int32), backend
+        )
 
 
 def four(items):
@@ -137,11 +161,27 @@ def launch_group(products, accumulate):
     parts = empty((made.parts * SIZE,), np.float32, like=first) if made.parts else unused(first)
     a, b, c = (four([x.reshape(-1) for x in xs]) for xs in zip(*products, strict=True))
     kernel = in_bfloat16(GROUP_KERNELS[ADDING if accumulate else PLAIN], first.dtype)
-    launch(kernel, blocks, threads_of(TILE), a, b, Arrays((*c, parts), parts, parts),
-           Group(units, K, len(made.units) // FIELDS), Epilogue(1.0, 0, 0), shared=shared_bytes(TILE))
+    launch(
+        kernel,
+        blocks,
+        threads_of(TILE),
+        a,
+        b,
+        Arrays((*c, parts), parts, parts),
+        Group(units, K, len(made.units) // FIELDS),
+        Epilogue(1.0, 0, 0),
+        shared=shared_bytes(TILE),
+    )
     if made.parts:
-        launch(add_tiles_kernel, len(made.tiles) // FIELDS * (SIZE // ADDED), ADD_BLOCK, parts, tiles, c,
-               int(accumulate))
+        launch(
+            add_tiles_kernel,
+            len(made.tiles) // FIELDS * (SIZE // ADDED),
+            ADD_BLOCK,
+            parts,
+            tiles,
+            c,
+            int(accumulate),
+        )
 
 
 @cuda.jit
@@ -162,19 +202,37 @@ def add_tiles_kernel(parts, tiles, targets, accumulate):
         store8(target, at, total)
 
 
-# Row sums -------------------------------------------------------------------------------------------------------------
+# Row sums -----------------------------------------------------------------------------------------
+
 
 def launch_row_sums(pairs):
-    """row_sums (M,) float32 += the sums of a's (K, M) columns, for up to PRODUCTS pairs (a, row_sums) of one K."""
+    """row_sums (M,) float32 += the sums of a's (K, M) columns, for up to PRODUCTS pairs (a,
+    row_sums) of one K."""
     K, widths = len(pairs[0][0]), [len(sums) for _, sums in pairs]
     chunks, missing = -(-K // SUM_ROWS), PRODUCTS - len(pairs)
     tiles = [0, *itertools.accumulate(-(-M // SUM_COLUMNS) for M in widths)]
     starts = [0, *itertools.accumulate(chunks * M for M in widths)]
     parts = empty((starts[-1],), np.float32, like=pairs[0][0])
-    launch(column_parts_kernel, (tiles[-1], chunks), ADD_BLOCK, four([a.reshape(-1) for a, _ in pairs]), parts, K,
-           Columns((*widths, *[0] * missing), (*tiles[:-1], *[tiles[-1]] * missing), (*starts[:-1], *[0] * missing)))
-    add_parts([Sum(parts[start:start + chunks * M], chunks, sums, True)
-               for (_, sums), start, M in zip(pairs, starts, widths, strict=False)], waits=True)
+    launch(
+        column_parts_kernel,
+        (tiles[-1], chunks),
+        ADD_BLOCK,
+        four([a.reshape(-1) for a, _ in pairs]),
+        parts,
+        K,
+        Columns(
+            (*widths, *[0] * missing),
+            (*tiles[:-1], *[tiles[-1]] * missing),
+            (*starts[:-1], *[0] * missing),
+        ),
+    )
+    add_parts(
+        [
+            Sum(parts[start : start + chunks * M], chunks, sums, True)
+            for (_, sums), start, M in zip(pairs, starts, widths, strict=False)
+        ],
+        waits=True,
+    )
 
 
 class Columns(NamedTuple):
@@ -194,7 +252,8 @@ def of_product(product, numbers):
 
 @cuda.jit
 def column_parts_kernel(xs, parts, K, columns):
-    """The sums of SUM_ROWS rows of one product: each thread has eight columns, of four rows at a time."""
+    """The sums of SUM_ROWS rows of one product: each thread has eight columns, of four rows at a
+    time."""
     tile = cuda.shared.array(SUM_SHARED, float32)
     t, number = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
     product = int32(0)
@@ -221,4 +280,6 @@ def column_parts_kernel(xs, parts, K, columns):
         s = tile[t]
         for i in range(1, SUM_STEP):
             s += tile[i * SUM_COLUMNS + t]
-        parts[int64(of_product(product, columns.start)) + int64(cuda.blockIdx.y) * M + column + t] = s
+        parts[
+            int64(of_product(product, columns.start)) + int64(cuda.blockIdx.y) * M + column + t
+        ] = s

@@ -3,22 +3,26 @@
 READ NEXT
     mma_epilogues.py
 """
+
 from typing import NamedTuple
 
 import numpy as np
 
 from ...device.specialise import Constant
 
-PLAIN, ADDING, GELU, GELU_GRADIENT, GELU_AGAIN_GRADIENT = range(5)  # what becomes of the accumulators
+# what becomes of the accumulators
+PLAIN, ADDING, GELU, GELU_GRADIENT, GELU_AGAIN_GRADIENT = range(5)
 END_NAMES = "plain", "adding", "gelu", "gelu_gradient", "gelu_again_gradient"
 ACTIVATIONS = {name: END_NAMES.index(name) for name in END_NAMES[GELU:]}
 FIELDS = 8  # of a unit in a table
 PRODUCTS = 4  # of a group, at most
-GROUP = 8  # rows of tiles that share a sweep over the columns, so that operands stay in the L2 cache
+# rows of tiles that share a sweep over the columns, so that operands stay in the L2 cache
+GROUP = 8
 
 
 class Tile(NamedTuple):
-    """How a block works on its tile of C: warps along m and n, a step along K, stages, blocks of a multiprocessor."""
+    """How a block works on its tile of C: warps along m and n, a step along K, stages, blocks of a
+    multiprocessor."""
 
     warps_m: int
     warps_n: int
@@ -27,11 +31,16 @@ class Tile(NamedTuple):
     blocks: int
 
 
-TILES = {(128, 256): Tile(2, 4, 32, 4, 1), (128, 128): Tile(2, 2, 32, 3, 2), (64, 64): Tile(2, 2, 32, 3, 4)}
+TILES = {
+    (128, 256): Tile(2, 4, 32, 4, 1),
+    (128, 128): Tile(2, 2, 32, 3, 2),
+    (64, 64): Tile(2, 2, 32, 3, 4),
+}
 
 ACTIVATION_TILES = (128, 256), (128, 128)
 
-# Of each kernel: the tile of C, the case of transposes (across: contiguous along m or n), the epilogue
+# Of each kernel: the tile of C, the case of transposes (across: contiguous along m or n), the
+# epilogue
 TILE_M, TILE_N, A_ACROSS, B_ACROSS, END = Constant(), Constant(), Constant(), Constant(), Constant()
 GROUPED = Constant()  # whether units come from a table: mma_group.py
 THREADS = Constant(lambda TILE_M, TILE_N: threads_of((TILE_M, TILE_N)))
@@ -43,11 +52,14 @@ ROWS = Constant(lambda TILE_M, TILE_N: TILE_M // TILES[TILE_M, TILE_N].warps_m) 
 COLUMNS = Constant(lambda TILE_M, TILE_N: TILE_N // TILES[TILE_M, TILE_N].warps_n)
 SUMS = Constant(lambda ROWS, COLUMNS: ROWS * COLUMNS // 32)  # accumulators of a thread
 ROW_SUMS = Constant(lambda COLUMNS: COLUMNS // 2)  # … for 16 rows
-A_ROW = Constant(lambda TILE_M, BK, A_ACROSS: 2 * (TILE_M if A_ACROSS else BK))  # bytes of a row of A's tile
+# bytes of a row of A's tile
+A_ROW = Constant(lambda TILE_M, BK, A_ACROSS: 2 * (TILE_M if A_ACROSS else BK))
 B_ROW = Constant(lambda TILE_N, BK, B_ACROSS: 2 * (TILE_N if B_ACROSS else BK))
-A_PASS = Constant(lambda TILE_M, TILE_N, A_ROW: threads_of((TILE_M, TILE_N)) * 16 // A_ROW)  # rows copied at once
+# rows copied at once
+A_PASS = Constant(lambda TILE_M, TILE_N, A_ROW: threads_of((TILE_M, TILE_N)) * 16 // A_ROW)
 B_PASS = Constant(lambda TILE_M, TILE_N, B_ROW: threads_of((TILE_M, TILE_N)) * 16 // B_ROW)
-A_COPIES = Constant(lambda TILE_M, TILE_N, BK: TILE_M * BK // 8 // threads_of((TILE_M, TILE_N)))  # of a thread
+# of a thread
+A_COPIES = Constant(lambda TILE_M, TILE_N, BK: TILE_M * BK // 8 // threads_of((TILE_M, TILE_N)))
 B_COPIES = Constant(lambda TILE_M, TILE_N, BK: TILE_N * BK // 8 // threads_of((TILE_M, TILE_N)))
 A_BYTES = Constant(lambda TILE_M, BK: TILE_M * BK * 2)
 STAGE_BYTES = Constant(lambda TILE_M, TILE_N, BK: (TILE_M + TILE_N) * BK * 2)
@@ -58,7 +70,8 @@ PENDING = Constant(lambda STAGES: STAGES - 2)  # groups in flight while a tile i
 class Work(NamedTuple):
     """The product and its units: tiles of C, for each slice of K and each matrix of a batch.
 
-    parts: slices of all matrices; tiles: of one matrix; group: tiles of GROUP rows; inverse_…: 2³² / that, rounded down
+    parts: slices of all matrices; tiles: of one matrix; group: tiles of GROUP rows; inverse_…: 2³²
+    / that, rounded down
     """
 
     M: int
@@ -84,8 +97,9 @@ class Group(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """c: the result, or partial sums of slices; bias (N,) float32; other, like c: what is added (a residual, or c
-    itself), GELU(c), or the u of GELU'(u). With GROUPED c are the products' results and the parts of tiles."""
+    """c: the result, or partial sums of slices; bias (N,) float32; other, like c: what is added (a
+    residual, or c itself), GELU(c), or the u of GELU'(u). With GROUPED c are the products' results
+    and the parts of tiles."""
 
     c: object
     bias: object
@@ -101,7 +115,8 @@ class Epilogue(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of a lane's outputs: the start of C, the lane's first row and column in it; C's extents."""
+    """The place of a lane's outputs: the start of C, the lane's first row and column in it; C's
+    extents."""
 
     start: int
     row: int
@@ -117,8 +132,20 @@ def work_of(batch, M, N, K, tile, slices):
     slices = -(-K // length)
     tiles_m, tiles_n = -(-M // tile[0]), -(-N // tile[1])
     tiles, group = tiles_m * tiles_n, GROUP * tiles_n
-    return Work(M, N, K, tiles_m, tiles, group, slices, batch * slices, length, batch * slices * tiles,
-                inverse(tiles), inverse(group))
+    return Work(
+        M,
+        N,
+        K,
+        tiles_m,
+        tiles,
+        group,
+        slices,
+        batch * slices,
+        length,
+        batch * slices * tiles,
+        inverse(tiles),
+        inverse(group),
+    )
 
 
 def inverse(n):

@@ -19,6 +19,7 @@ SOURCE
 READ NEXT
     tiled.py, where a block fetches each number once for all its threads.
 """
+
 from ...device import cuda, float32
 from .operands import first_output, length_of, start_of_c, starts_of, write_output
 
@@ -36,4 +37,6 @@ def matmul_forward_kernel_v1(a, b, c, bias, shape, strides, epilogue):
         total = float32(0)
         for k in range(length):
             total += a[a_start + k * strides.a_k] * b[b_start + k * strides.b_k]
-        write_output(c, start_of_c(strides) + row * strides.c_row + column, total, column, bias, epilogue)
+        write_output(
+            c, start_of_c(strides) + row * strides.c_row + column, total, column, bias, epilogue
+        )

@@ -1,9 +1,9 @@
 """The operand arguments of every rung: the strides of its matrices.
 
-A GEMM never needs to copy its operands into shape. It receives, for each operand, the stride in elements from one row
-to the next and from one column to the next. A transpose swaps the two. A batch adds two strides: from one image to the
-next (outer) and, within it, from one head to the next (inner). So attention multiplies slices of a packed qkv array in
-place.
+A GEMM never needs to copy its operands into shape. It receives, for each operand, the stride in
+elements from one row to the next and from one column to the next. A transpose swaps the two. A
+batch adds two strides: from one image to the next (outer) and, within it, from one head to the next
+(inner). So attention multiplies slices of a packed qkv array in place.
 
 ARGUMENTS OF EVERY KERNEL
     a, b, c    flat float32 arrays that start at the first matrix
@@ -18,6 +18,7 @@ GRID OF EVERY KERNEL
 SOURCE
     the leading dimensions of the BLAS: Dongarra et al. 1990, "A Set of Level 3 BLAS", ACM TOMS 16.
 """
+
 from typing import Any, NamedTuple
 
 from ...device import cuda, int32
@@ -40,7 +41,8 @@ class Matrices(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """c is (M, N), and K is summed over; in the batch's last matrix over K_last ≤ K (see split_k.py)."""
+    """c is (M, N), and K is summed over; in the batch's last matrix over K_last ≤ K (see
+    split_k.py)."""
 
     M: int
     N: int
@@ -51,8 +53,8 @@ class Shape(NamedTuple):
 class Strides(NamedTuple):
     """Distances in elements: of one matrix, then the two of the batch for each operand.
 
-    Element (m, k) of A is at m·a_row + k·a_k, one of which is usually 1; element (k, n) of B at k·b_k + n·b_column;
-    element (m, n) of C at m·c_row + n.
+    Element (m, k) of A is at m·a_row + k·a_k, one of which is usually 1; element (k, n) of B at
+    k·b_k + n·b_column; element (m, n) of C at m·c_row + n.
     """
 
     a_row: int
@@ -80,7 +82,10 @@ class Epilogue(NamedTuple):
 def starts_of(strides):
     """(where A begins, where B begins) of this block's matrices in the batch."""
     inner, outer = cuda.blockIdx.y, cuda.blockIdx.z
-    return outer * strides.a_outer + inner * strides.a_inner, outer * strides.b_outer + inner * strides.b_inner
+    return (
+        outer * strides.a_outer + inner * strides.a_inner,
+        outer * strides.b_outer + inner * strides.b_inner,
+    )
 
 
 @cuda.jit(device=True)
@@ -97,7 +102,8 @@ def length_of(shape):
 
 @cuda.jit(device=True)
 def first_output(N, tile_m, tile_n):
-    """(row, column) of a block's first output. Blocks that run side by side share rows of A, the larger operand."""
+    """(row, column) of a block's first output. Blocks that run side by side share rows of A, the
+    larger operand."""
     tiles_n = (N + tile_n - 1) // tile_n
     tile = cuda.blockIdx.x
     return int32(tile // tiles_n * tile_m), int32(tile % tiles_n * tile_n)

@@ -1,7 +1,8 @@
-"""Problems of matmul and of the products with what follows them in the same kernel: small ones for each kernel.
+"""Problems of matmul and of the products with what follows them in the same kernel: small ones for
+each kernel.
 
-The choice of a tile depends on the extents, and small ones get few of the tiles. So most problems are solved with a
-tile that is given.
+The choice of a tile depends on the extents, and small ones get few of the tiles. So most problems
+are solved with a tile that is given.
 
 SHAPES
     as in reference.py, activations.py, symmetric.py and ../linear.py
@@ -10,6 +11,7 @@ SOURCE
 READ NEXT
     activations.py, whose records have them.
 """
+
 import contextlib
 import functools
 
@@ -29,10 +31,14 @@ LAUNCHER = f"{__package__}.launcher"
 
 @contextlib.contextmanager
 def with_tile(tile, rung, parts=1, pairs=False):
-    """Context: rung 5 or 6 has this tile, the sum over K in `parts` parts, and blocks alone or in pairs."""
+    """Context: rung 5 or 6 has this tile, the sum over K in `parts` parts, and blocks alone or in
+    pairs."""
     before = choice.choose_half, choice.PAIRS
-    choice.choose_half = lambda wanted, *given: (before[0](wanted, *given) if wanted != rung else
-                                                 (tile if rung == 5 else (BM, tile), parts, 0.0))
+    choice.choose_half = lambda wanted, *given: (
+        before[0](wanted, *given)
+        if wanted != rung
+        else (tile if rung == 5 else (BM, tile), parts, 0.0)
+    )
     choice.PAIRS = pairs
     try:
         yield
@@ -40,12 +46,18 @@ def with_tile(tile, rung, parts=1, pairs=False):
         choice.choose_half, choice.PAIRS = before
 
 
-# Float32 --------------------------------------------------------------------------------------------------------------
+# Float32 ------------------------------------------------------------------------------------------
+
 
 def product(label, M, N, K, transpose_a=False, transpose_b=False, array=single, batch=(), **more):
-    return Problem(label, a=array(*batch, *((K, M) if transpose_a else (M, K))),
-                   b=array(*batch, *((N, K) if transpose_b else (K, N))), transpose_a=transpose_a,
-                   transpose_b=transpose_b, **more)
+    return Problem(
+        label,
+        a=array(*batch, *((K, M) if transpose_a else (M, K))),
+        b=array(*batch, *((N, K) if transpose_b else (K, N))),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        **more,
+    )
 
 
 def layout_of(transpose_a, transpose_b):
@@ -57,37 +69,75 @@ def _of_float32():
     """Rungs 1 to 4: each order of the operands that a model has, extents that are odd, each tile."""
     ladder = "naive", "tiled", "register-tiled", "vectorised"
     for transposes in ((False, False), (False, True), (True, False)):
-        yield product("".join("nt"[t] for t in transposes), 20, 24, 12, *transposes, bias=single(24), alpha=0.5,
-                       versions=ladder, fast=transposes[0])
+        yield product(
+            "".join("nt"[t] for t in transposes),
+            20,
+            24,
+            12,
+            *transposes,
+            bias=single(24),
+            alpha=0.5,
+            versions=ladder,
+            fast=transposes[0],
+        )
     yield product("batch, odd", 5, 9, 7, batch=(3,), versions=ladder[:3], fast=False)
     # each tile is written over what others may still read
     yield product("several tiles of K", 20, 24, 40, versions=ladder[1:3])
     for tile in vectorised.TILES:
-        yield product(f"tile {tile[0]}×{tile[1]}", 68, 68, 8, versions=ladder[3:], fast=tile[0] == tile[1],
-                       within=functools.partial(replaced, vectorised.__name__, TILES=(tile,)))
-    yield product("split K", 8, 4, 44, versions=ladder[2:], within=functools.partial(
-        replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)))
+        yield product(
+            f"tile {tile[0]}×{tile[1]}",
+            68,
+            68,
+            8,
+            versions=ladder[3:],
+            fast=tile[0] == tile[1],
+            within=functools.partial(replaced, vectorised.__name__, TILES=(tile,)),
+        )
+    yield product(
+        "split K",
+        8,
+        4,
+        44,
+        versions=ladder[2:],
+        within=functools.partial(replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)),
+    )
 
 
 def _of_extensions():
     """Those of products of extensions (launcher.py)."""
-    return [problem for module in extensions.available("matmul").values() for problem in module.problems()]
+    return [
+        problem
+        for module in extensions.available("matmul").values()
+        for problem in module.problems()
+    ]
 
 
-# Float16 --------------------------------------------------------------------------------------------------------------
+# Float16 ------------------------------------------------------------------------------------------
 
 RUNGS = {5: ("mma",), 6: ("hopper",)}
 
 
-def _in_tile(key, rung, M=8, N=8, K=8, parts=1, pairs=False, added=False, alpha=1.0, words="", **more):
+def _in_tile(
+    key, rung, M=8, N=8, K=8, parts=1, pairs=False, added=False, alpha=1.0, words="", **more
+):
     """key: tile, whether a is contiguous along m and b along n, whether the result is float16."""
     tile, transpose_a, across, is_half = key
     label = f"float16, {layout_of(transpose_a, not across)}, tile {tile}, float{16 if is_half else 32}{words}"
     more |= {"residual": half(M, N)} if added else {}
     more |= {} if is_half else {"out_dtype": np.float32}
     more |= {"alpha": alpha} if alpha != 1 else {}
-    return product(label, M, N, K, transpose_a, not across, half, versions=RUNGS[rung],
-                    within=functools.partial(with_tile, tile, rung, parts, pairs), **more)
+    return product(
+        label,
+        M,
+        N,
+        K,
+        transpose_a,
+        not across,
+        half,
+        versions=RUNGS[rung],
+        within=functools.partial(with_tile, tile, rung, parts, pairs),
+        **more,
+    )
 
 
 def _by_mma():
@@ -95,12 +145,26 @@ def _by_mma():
     narrowest, K = min(TILES), 8 * TILES[64, 64].k + 8
     for tile, transpose_a, across in dict.fromkeys(key[:3] for key in mma.KERNELS):
         key, is_first = (tile, transpose_a, across, True), not (transpose_a or across)
-        yield _in_tile(key, 5, bfloat16=is_first and tile == narrowest, fast=False,
-                       only_compiled=not is_first and tile != max(TILES))
+        yield _in_tile(
+            key,
+            5,
+            bfloat16=is_first and tile == narrowest,
+            fast=False,
+            only_compiled=not is_first and tile != max(TILES),
+        )
         yield _in_tile(key, 5, added=True, words=", with a residual", fast=tile == narrowest)
-    yield _in_tile((narrowest, False, False, False), 5, K=K, parts=9, alpha=0.5, words=", in 9 parts, times 0.5")
+    yield _in_tile(
+        (narrowest, False, False, False),
+        5,
+        K=K,
+        parts=9,
+        alpha=0.5,
+        words=", in 9 parts, times 0.5",
+    )
     # one rounding, of the sum of all parts and a residual
-    yield _in_tile((narrowest, False, False, True), 5, K=200, parts=2, added=True, words=", in parts, residual")
+    yield _in_tile(
+        (narrowest, False, False, True), 5, K=200, parts=2, added=True, words=", in parts, residual"
+    )
 
 
 def _by_hopper():
@@ -108,44 +172,121 @@ def _by_hopper():
     for key in kernel.KERNELS:
         tile, transpose_a, across, is_half = key
         is_first = not (transpose_a or across)
-        yield _in_tile(key, 6, bfloat16=is_first and tile == 64, fast=key == (128, False, True, True),
-                       only_compiled=not is_first and is_half == (tile in (64, 192)))
-    yield _in_tile((64, False, False, False), 6, K=72, parts=2, alpha=0.5, words=", in parts, times 0.5")
+        yield _in_tile(
+            key,
+            6,
+            bfloat16=is_first and tile == 64,
+            fast=key == (128, False, True, True),
+            only_compiled=not is_first and is_half == (tile in (64, 192)),
+        )
+    yield _in_tile(
+        (64, False, False, False), 6, K=72, parts=2, alpha=0.5, words=", in parts, times 0.5"
+    )
     for key in kernel.PAIR_KERNELS:
         yield _in_tile(key, 6, M=136, pairs=True, words=", pairs", fast=False)
-    yield _in_tile((256, False, False, True), 6, M=264, K=4 * BK + 8, pairs=True,  # stages are used again
-                   words=", pairs, three rows of tiles")
-    run = (256, False, True), (192, True, False), (128, False, False), (64, True, True)  # each tile, each order
+    # stages are used again
+    yield _in_tile(
+        (256, False, False, True),
+        6,
+        M=264,
+        K=4 * BK + 8,
+        pairs=True,
+        words=", pairs, three rows of tiles",
+    )
+    # each tile, each order
+    run = (256, False, True), (192, True, False), (128, False, False), (64, True, True)
     for key in kernel.BATCH_KERNELS:
         tile, transpose_a, across = key
-        yield product(f"float16, a batch, {layout_of(transpose_a, not across)}, tile {tile}", 128, 8, 64, transpose_a,
-                       not across, half, (2,), residual=half(2, 128, 8), versions=RUNGS[6], fast=tile == 64,
-                       only_compiled=key not in run, within=functools.partial(with_tile, tile, 6))
+        yield product(
+            f"float16, a batch, {layout_of(transpose_a, not across)}, tile {tile}",
+            128,
+            8,
+            64,
+            transpose_a,
+            not across,
+            half,
+            (2,),
+            residual=half(2, 128, 8),
+            versions=RUNGS[6],
+            fast=tile == 64,
+            only_compiled=key not in run,
+            within=functools.partial(with_tile, tile, 6),
+        )
 
 
 def _row_sums():
     """A weight's gradient with its bias's: sums of one part, two and nine."""
-    for rung, tile, short, long in (5, min(TILES), 200, 8 * TILES[64, 64].k + 8), (6, 64, 72, 8 * BK + 8):
+    for rung, tile, short, long in (
+        (5, min(TILES), 200, 8 * TILES[64, 64].k + 8),
+        (6, 64, 72, 8 * BK + 8),
+    ):
         for parts, K in (1, long), (2, short), (9, long):
-            yield product(f"float16, row sums, rung {rung}, {parts} parts", 8, 8, K, True, False, half,
-                           row_sums=single(8), out_dtype=np.float32, versions=RUNGS[rung], bfloat16=parts == 1,
-                           fast=parts == 7 - rung, within=functools.partial(with_tile, tile, rung, parts))
+            yield product(
+                f"float16, row sums, rung {rung}, {parts} parts",
+                8,
+                8,
+                K,
+                True,
+                False,
+                half,
+                row_sums=single(8),
+                out_dtype=np.float32,
+                versions=RUNGS[rung],
+                bfloat16=parts == 1,
+                fast=parts == 7 - rung,
+                within=functools.partial(with_tile, tile, rung, parts),
+            )
 
 
 def matmul_problems():
     """[Problem] of matmul_forward: small ones, and square ones for the ladder."""
     square, large = (2048, 2048), (8192, 8192)
-    return [*_of_float32(), *_of_extensions(), *_by_mma(), *_by_hopper(), *_row_sums(),
-            # extents that no tensor core takes
-            product("float16, a·bᵀ, K of 12", 5, 3, 12, False, True, half, versions=("tiled",), bfloat16=True),
-            Problem(a=single(*square), b=single(*square), measured=True,
-                    versions=("naive", "tiled", "register-tiled", "vectorised")),
-            Problem(a=half(*large), b=half(*large), transpose_b=True, measured=True, versions=("mma", "hopper"))]
+    return [
+        *_of_float32(),
+        *_of_extensions(),
+        *_by_mma(),
+        *_by_hopper(),
+        *_row_sums(),
+        # extents that no tensor core takes
+        product(
+            "float16, a·bᵀ, K of 12",
+            5,
+            3,
+            12,
+            False,
+            True,
+            half,
+            versions=("tiled",),
+            bfloat16=True,
+        ),
+        Problem(
+            a=single(*square),
+            b=single(*square),
+            measured=True,
+            versions=("naive", "tiled", "register-tiled", "vectorised"),
+        ),
+        Problem(
+            a=half(*large),
+            b=half(*large),
+            transpose_b=True,
+            measured=True,
+            versions=("mma", "hopper"),
+        ),
+    ]
 
 
 def backward_problems():
     """[Problem] of matmul_backward."""
-    return [Problem(dc=single(4, 6), a=single(5, 4), b=single(6, 5), transpose_a=True, transpose_b=True, versions=())]
+    return [
+        Problem(
+            dc=single(4, 6),
+            a=single(5, 4),
+            b=single(6, 5),
+            transpose_a=True,
+            transpose_b=True,
+            versions=(),
+        )
+    ]
 
 
 def strided_problems():
@@ -155,11 +296,23 @@ def strided_problems():
     left = Matrices(single(B, T, row), row, 1, outer=T * row, inner=2 * HS)
     right = left._replace(array=single(B, T, row), start=HS).T
     target = Matrices(single(B, heads, T, T), T, 1, outer=heads * T * T, inner=T * T)
-    return [Problem(a=left, b=right, c=target, M=T, N=T, K=HS, outer=B, inner=heads,
-                    versions=("naive", "tiled", "register-tiled", "vectorised"))]
+    return [
+        Problem(
+            a=left,
+            b=right,
+            c=target,
+            M=T,
+            N=T,
+            K=HS,
+            outer=B,
+            inner=heads,
+            versions=("naive", "tiled", "register-tiled", "vectorised"),
+        )
+    ]
 
 
-# Epilogues ------------------------------------------------------------------------------------------------------------
+# Epilogues ----------------------------------------------------------------------------------------
+
 
 @contextlib.contextmanager
 def _with_epilogue(tile, rung, pairs):
@@ -169,28 +322,42 @@ def _with_epilogue(tile, rung, pairs):
 
 def _every_epilogue():
     """Yields (epilogue, tile, rung, whether blocks are in pairs) of each kernel."""
-    for rung, pairs, keys in ((6, False, kernel.ACTIVATION_KERNELS), (6, True, kernel.PAIR_ACTIVATION_KERNELS),
-                              (5, False, mma.ACTIVATION_KERNELS)):
+    for rung, pairs, keys in (
+        (6, False, kernel.ACTIVATION_KERNELS),
+        (6, True, kernel.PAIR_ACTIVATION_KERNELS),
+        (5, False, mma.ACTIVATION_KERNELS),
+    ):
         for tile, epilogue in keys:
             if epilogue != "gate":
                 yield epilogue, tile, rung, pairs
 
 
-# {epilogue: tiles} that the quick tests run: of each one of 64 columns or of several times 64, and of rung 5 one
-QUICK = {"gelu": (128, (128, 128)), "gelu_gradient": (128, (128, 128)), "gelu_again_gradient": (192, (128, 128)),
-         "swiglu": (256,), "swiglu_gradient": (128,), "layer_scale": (256,)}
+# {epilogue: tiles} that the quick tests run: of each one of 64 columns or of several times 64, and
+# of rung 5 one
+QUICK = {
+    "gelu": (128, (128, 128)),
+    "gelu_gradient": (128, (128, 128)),
+    "gelu_again_gradient": (192, (128, 128)),
+    "swiglu": (256,),
+    "swiglu_gradient": (128,),
+    "layer_scale": (256,),
+}
 
 
 def activation_problems(name, backward=False):
     """[Problem] of matmul_{name}_forward, or of its backward."""
-    return [_activation_problem(*key) for key in _every_epilogue()
-            if key[0].removesuffix("_gradient").removesuffix("_again") == name
-            and key[0].endswith("_gradient") == backward]
+    return [
+        _activation_problem(*key)
+        for key in _every_epilogue()
+        if key[0].removesuffix("_gradient").removesuffix("_again") == name
+        and key[0].endswith("_gradient") == backward
+    ]
 
 
 def _activation_problem(epilogue, tile, rung, pairs):
     name, again = epilogue.removesuffix("_gradient"), "_again" in epilogue
-    # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
+    # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of
+    # each half
     width = tile if rung == 6 else tile[1]
     N = (width if epilogue != "swiglu" else width // 2) - 24
     columns = 2 * N if "swiglu" in name else N  # of u
@@ -200,40 +367,74 @@ def _activation_problem(epilogue, tile, rung, pairs):
     if epilogue != name:
         arguments |= {"u": u, **({"again": True} if again else {})}
     else:
-        arguments |= {"bias": vector, **({"scale": vector, "residual": u} if name == "layer_scale" else {})}
+        arguments |= {
+            "bias": vector,
+            **({"scale": vector, "residual": u} if name == "layer_scale" else {}),
+        }
     narrowest = not pairs and tile == (128 if epilogue == "swiglu" else 64)
-    return Problem(f"float16, {'again, ' * again}tile {tile}{', pairs' * pairs}", bfloat16=narrowest,
-                   fast=not pairs and tile in QUICK[epilogue], only_compiled=pairs and tile == 192 and "gelu" in name,
-                   within=functools.partial(_with_epilogue, tile, rung, pairs), **arguments)
+    return Problem(
+        f"float16, {'again, ' * again}tile {tile}{', pairs' * pairs}",
+        bfloat16=narrowest,
+        fast=not pairs and tile in QUICK[epilogue],
+        only_compiled=pairs and tile == 192 and "gelu" in name,
+        within=functools.partial(_with_epilogue, tile, rung, pairs),
+        **arguments,
+    )
 
 
 def gate_problems():
     """[Problem] of linear_gate_forward."""
-    return [Problem(f"float16, tile {tile}", x=half(1, 16, 8), weight=half(tile - 24, 8), bias=single(tile - 24),
-                    residual=half(1, 16, tile - 24), gate=half(1, tile - 24), fast=tile == 64, bfloat16=tile == 64,
-                    within=functools.partial(with_tile, tile, 6))
-            for tile, epilogue in kernel.ACTIVATION_KERNELS if epilogue == "gate"]
+    return [
+        Problem(
+            f"float16, tile {tile}",
+            x=half(1, 16, 8),
+            weight=half(tile - 24, 8),
+            bias=single(tile - 24),
+            residual=half(1, 16, tile - 24),
+            gate=half(1, tile - 24),
+            fast=tile == 64,
+            bfloat16=tile == 64,
+            within=functools.partial(with_tile, tile, 6),
+        )
+        for tile, epilogue in kernel.ACTIVATION_KERNELS
+        if epilogue == "gate"
+    ]
 
 
-# Symmetric ------------------------------------------------------------------------------------------------------------
+# Symmetric ----------------------------------------------------------------------------------------
+
 
 def _symmetric_problem(call, width, transpose_a, N, batch=1, K=64, fast=True):
-    """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""
+    """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of
+    tiles."""
+
     def residual(rng):
         numbers = rng.standard_normal((batch, N, N))
         return numbers + numbers.swapaxes(1, 2)
 
     x = half(batch, K, N) if transpose_a else half(batch, N, K)
-    return Problem(f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}",
-                   x=x, residual=filled((batch, N, N), residual, np.float16), fast=fast, call=call,
-                   transpose=transpose_a,
-                   within=functools.partial(replaced, f"{__package__}.symmetric", choose_symmetric=lambda *_: width))
+    return Problem(
+        f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}",
+        x=x,
+        residual=filled((batch, N, N), residual, np.float16),
+        fast=fast,
+        call=call,
+        transpose=transpose_a,
+        within=functools.partial(
+            replaced, f"{__package__}.symmetric", choose_symmetric=lambda *_: width
+        ),
+    )
 
 
 def symmetric_problems(call):
-    """[Problem] of matmul_symmetric. call: the product of x with itself, from x, residual and transpose"""
+    """[Problem] of matmul_symmetric. call: the product of x with itself, from x, residual and
+    transpose"""
     found = []
     for width, transpose_a, _ in kernel.SYMMETRIC_KERNELS:
         N, batch = (128, 1) if width != 128 else (256, 1) if transpose_a else (128, 2)
-        found.append(_symmetric_problem(call, width, transpose_a, N, batch, fast=transpose_a == (width == 128)))
+        found.append(
+            _symmetric_problem(
+                call, width, transpose_a, N, batch, fast=transpose_a == (width == 128)
+            )
+        )
     return [*found, _symmetric_problem(call, None, False, 24, K=8)]

@@ -14,21 +14,40 @@ SOURCE
 READ NEXT
     naive.py, the first kernel.
 """
+
 import numpy as np
 
 from ...dtypes import working_type
 from ..reduce import column_sum
 
 
-def matmul_forward_reference(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None,
-                             accumulate=False, residual=None, out_dtype=None, row_sums=None):
+def matmul_forward_reference(
+    a,
+    b,
+    transpose_a=False,
+    transpose_b=False,
+    bias=None,
+    alpha=1.0,
+    out=None,
+    accumulate=False,
+    residual=None,
+    out_dtype=None,
+    row_sums=None,
+):
     """Operands of 16 bits are multiplied in float32, and the result is rounded once."""
     if row_sums is not None:
         column_sum(a.astype(row_sums.dtype, copy=False), row_sums)
     working, dtype = working_type(a.dtype), a.dtype if out_dtype is None else out_dtype
-    left, right = (np.swapaxes(x, -1, -2) if transpose else x for x, transpose in ((a, transpose_a), (b, transpose_b)))
+    left, right = (
+        np.swapaxes(x, -1, -2) if transpose else x
+        for x, transpose in ((a, transpose_a), (b, transpose_b))
+    )
     in_place = out is not None and out.dtype == working and not accumulate and residual is None
-    c = np.matmul(left.astype(working, copy=False), right.astype(working, copy=False), out=out if in_place else None)
+    c = np.matmul(
+        left.astype(working, copy=False),
+        right.astype(working, copy=False),
+        out=out if in_place else None,
+    )
     if alpha != 1.0:
         c *= c.dtype.type(alpha)
     if bias is not None:
@@ -43,5 +62,6 @@ def matmul_forward_reference(a, b, transpose_a=False, transpose_b=False, bias=No
 
 
 def matmul_forward_cost(batch, M, N, K):
-    """(bytes, FLOPs): each operand read once and the result written once; a multiply and an add for every (m, n, k)."""
+    """(bytes, FLOPs): each operand read once and the result written once; a multiply and an add for
+    every (m, n, k)."""
     return 4 * batch * (M * K + K * N + M * N), 2 * batch * M * N * K

@@ -25,6 +25,7 @@ SOURCE
 READ NEXT
     vectorised.py, the fast one.
 """
+
 from ...device import cuda, float32, int32
 from .operands import first_output, length_of, start_of_c, starts_of, write_output
 
@@ -38,7 +39,8 @@ PADDED = TILE + 1  # a tile written along k then spreads over the banks of share
 
 @cuda.jit(device=True)
 def tile_position(e, along_k):
-    """(row, k) of element e of a tile, counted along the axis whose elements are neighbours in memory."""
+    """(row, k) of element e of a tile, counted along the axis whose elements are neighbours in
+    memory."""
     if along_k:
         return int32(e // STEP), int32(e % STEP)
     return int32(e % TILE), int32(e // TILE)
@@ -55,12 +57,18 @@ def fetch(x, start, r, k, row_distance, k_distance, rows, length):
 @cuda.jit(device=True)
 def add_row(accumulators, a, b0, b1, b2, b3):
     """One row of an outer product, onto that row's four accumulators."""
-    return (accumulators[0] + a * b0, accumulators[1] + a * b1, accumulators[2] + a * b2, accumulators[3] + a * b3)
+    return (
+        accumulators[0] + a * b0,
+        accumulators[1] + a * b1,
+        accumulators[2] + a * b2,
+        accumulators[3] + a * b3,
+    )
 
 
 @cuda.jit(device=True)
 def multiply(accumulators, tile_a, tile_b, x, y):
-    """Four rows of accumulators plus the products of two tiles: STEP outer products of 4 by 4 elements."""
+    """Four rows of accumulators plus the products of two tiles: STEP outer products of 4 by 4
+    elements."""
     row0, row1, row2, row3 = accumulators
     for k in range(STEP):
         b0 = tile_b[k, x]
@@ -83,14 +91,19 @@ def write_row(c, start, row, column, shape, accumulators, bias, epilogue):
         if column + SIDE < shape.N:
             write_output(c, start + column + SIDE, accumulators[1], column + SIDE, bias, epilogue)
         if column + 2 * SIDE < shape.N:
-            write_output(c, start + column + 2 * SIDE, accumulators[2], column + 2 * SIDE, bias, epilogue)
+            write_output(
+                c, start + column + 2 * SIDE, accumulators[2], column + 2 * SIDE, bias, epilogue
+            )
         if column + 3 * SIDE < shape.N:
-            write_output(c, start + column + 3 * SIDE, accumulators[3], column + 3 * SIDE, bias, epilogue)
+            write_output(
+                c, start + column + 3 * SIDE, accumulators[3], column + 3 * SIDE, bias, epilogue
+            )
 
 
 @cuda.jit
 def matmul_forward_kernel_v3(a, b, c, bias, shape, strides, epilogue):
-    tile_a = cuda.shared.array((STEP, PADDED), float32)  # [k][row]: what a thread reads for one k is in one row
+    # [k][row]: what a thread reads for one k is in one row
+    tile_a = cuda.shared.array((STEP, PADDED), float32)
     tile_b = cuda.shared.array((STEP, PADDED), float32)  # [k][column]
     t = cuda.threadIdx.x
     x, y = int32(t % SIDE), int32(t // SIDE)
@@ -103,9 +116,13 @@ def matmul_forward_kernel_v3(a, b, c, bias, shape, strides, epilogue):
     for k0 in range(0, length, STEP):
         for i in range(FETCHES):
             r, k = tile_position(t + i * THREADS, strides.a_k == 1)
-            tile_a[k, r] = fetch(a, a_start, first_row + r, k0 + k, strides.a_row, strides.a_k, shape.M, length)
+            tile_a[k, r] = fetch(
+                a, a_start, first_row + r, k0 + k, strides.a_row, strides.a_k, shape.M, length
+            )
             r, k = tile_position(t + i * THREADS, strides.b_k == 1)
-            tile_b[k, r] = fetch(b, b_start, first_column + r, k0 + k, strides.b_column, strides.b_k, shape.N, length)
+            tile_b[k, r] = fetch(
+                b, b_start, first_column + r, k0 + k, strides.b_column, strides.b_k, shape.N, length
+            )
         cuda.syncthreads()
         accumulators = multiply(accumulators, tile_a, tile_b, x, y)
         cuda.syncthreads()
@@ -114,5 +131,9 @@ def matmul_forward_kernel_v3(a, b, c, bias, shape, strides, epilogue):
     start = start_of_c(strides) + row * c_row
     write_row(c, start, row, column, shape, accumulators[0], bias, epilogue)
     write_row(c, start + SIDE * c_row, row + SIDE, column, shape, accumulators[1], bias, epilogue)
-    write_row(c, start + 2 * SIDE * c_row, row + 2 * SIDE, column, shape, accumulators[2], bias, epilogue)
-    write_row(c, start + 3 * SIDE * c_row, row + 3 * SIDE, column, shape, accumulators[3], bias, epilogue)
+    write_row(
+        c, start + 2 * SIDE * c_row, row + 2 * SIDE, column, shape, accumulators[2], bias, epilogue
+    )
+    write_row(
+        c, start + 3 * SIDE * c_row, row + 3 * SIDE, column, shape, accumulators[3], bias, epilogue
+    )

@@ -1,4 +1,5 @@
-"""Sums of 16-bit products in several slices: how a kernel writes float32 results, and the pass that adds slices up.
+"""Sums of 16-bit products in several slices: how a kernel writes float32 results, and the pass that
+adds slices up.
 
 DETERMINISM
     slices are added in their order.
@@ -7,6 +8,7 @@ SOURCE
 READ NEXT
     hopper/
 """
+
 import numpy as np
 
 from ...device import DeviceArray, cuda, float32, int32, launch, load4
@@ -18,7 +20,8 @@ from .vectorised import write_four
 
 PARTIALS_BLOCK = 256
 PLANES = 4 * PARTIALS_BLOCK  # shared elements: four planes
-MANY_PARTIALS = 8  # slices from which the warps of a block share them: one thread's loads would come one by one
+# slices from which the warps of a block share them: one thread's loads would come one by one
+MANY_PARTIALS = 8
 
 
 def unused(x):
@@ -28,9 +31,9 @@ def unused(x):
 
 @cuda.jit(device=True, forceinline=True)
 def write_fragment(c, start, a0, a1, a2, a3, row, column, lane, shape, bias, epilogue):
-    """A fragment's four accumulators as float32. A lane has two elements of `row` and two of the row 8 below. It
-    exchanges one pair with its neighbour, so that even lanes write 16 bytes of `row`, and odd ones 16 bytes of the row
-    below.
+    """A fragment's four accumulators as float32. A lane has two elements of `row` and two of the
+    row 8 below. It exchanges one pair with its neighbour, so that even lanes write 16 bytes of
+    `row`, and odd ones 16 bytes of the row below.
 
     row: of the lane; column: where the fragment's 8 columns begin; shape: has M and N
     """
@@ -46,7 +49,8 @@ def write_fragment(c, start, a0, a1, a2, a3, row, column, lane, shape, bias, epi
         write_four(c, start + row * shape.N + n, v0, v1, v2, v3, n, shape.N, bias, epilogue)
 
 
-# The second pass of a split sum ---------------------------------------------------------------------------------------
+# The second pass of a split sum -------------------------------------------------------------------
+
 
 @cuda.jit
 def add_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
@@ -62,7 +66,8 @@ def add_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
 
 @cuda.jit
 def add_many_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
-    """The same for small results of many slices: the eight warps of a block share them, for the same 128 outputs.
+    """The same for small results of many slices: the eight warps of a block share them, for the
+    same 128 outputs.
 
     Warp w adds slices w, w + 8, …; then the first adds up the warps' sums, in their order.
     """
@@ -85,18 +90,28 @@ def add_many_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
 
 
 def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None, row_parts=0):
-    """c = or += alpha · the sum of `slices` partial results + bias, rounded once where c has 16 bits; row_sums += that
-    of its `row_parts`, which come after the others."""
+    """c = or += alpha · the sum of `slices` partial results + bias, rounded once where c has 16
+    bits; row_sums += that of its `row_parts`, which come after the others."""
     sums = []
     if alpha == 1 and not has_bias and not is_half(c.dtype):
-        sums.append(Sum(partial[:slices * c.size], slices, c, accumulate))
+        sums.append(Sum(partial[: slices * c.size], slices, c, accumulate))
     else:
         kernel, outputs = add_partials_kernel, 4 * PARTIALS_BLOCK
         if slices >= MANY_PARTIALS:
             kernel, outputs = add_many_partials_kernel, 4 * 32
-        launch(kernel, -(-c.size // outputs), PARTIALS_BLOCK, partial, c.reshape(-1), bias, slices, c.size,
-               c.shape[-1], Epilogue(alpha, has_bias, int(accumulate)))
+        launch(
+            kernel,
+            -(-c.size // outputs),
+            PARTIALS_BLOCK,
+            partial,
+            c.reshape(-1),
+            bias,
+            slices,
+            c.size,
+            c.shape[-1],
+            Epilogue(alpha, has_bias, int(accumulate)),
+        )
     if row_sums is not None:
-        sums.append(Sum(partial[slices * c.size:], row_parts, row_sums, True))
+        sums.append(Sum(partial[slices * c.size :], row_parts, row_sums, True))
     if sums:
         add_parts(sums)

@@ -17,11 +17,13 @@ COST
 READ NEXT
     choice.py, which decides how many slices pay.
 """
+
 from ...device import cuda, float32
 from .operands import write_output
 
 OUTPUTS = 32  # a warp's width: its loads from one slice are neighbours
-SHARES = 8  # warps of a block, each with every 8th slice: eight loads in flight for an output instead of one
+# warps of a block, each with every 8th slice: eight loads in flight for an output instead of one
+SHARES = 8
 
 
 @cuda.jit

@@ -2,12 +2,13 @@
 
     C = alpha · A·B + residual + diagonal · I        what a step of Newton and Schulz is made of
 
-Which products are symmetric, and how one half becomes both: hopper/symmetric_epilogue.py. Muon's are
-(../optimizer/newton_schulz.py).
+Which products are symmetric, and how one half becomes both: hopper/symmetric_epilogue.py. Muon's
+are (../optimizer/newton_schulz.py).
 
 SOURCE
     reference.py.
 """
+
 import functools
 
 from ...device import cuda, empty, float32, launch
@@ -29,7 +30,8 @@ DIAGONAL_BLOCK = 128
 
 @cuda.jit
 def add_diagonal_kernel(c, n, value):
-    """c (count, n, n): value is added where row == column; a thread for each, a row of blocks for each matrix."""
+    """c (count, n, n): value is added where row == column; a thread for each, a row of blocks for
+    each matrix."""
     i = cuda.grid(1)
     if i < n:
         at = (cuda.blockIdx.y * n + i) * n + i
@@ -38,28 +40,39 @@ def add_diagonal_kernel(c, n, value):
 
 def _symmetric_in_one(a, b, residual, N, K):
     """True where rung 6 computes one half."""
-    return (is_half(a.dtype) and a.dtype == b.dtype and supports(a, KERNELS) and capped("matmul", 6) == 6
-            and takes_batch(N, K, a.dtype) and by_eight((a, b, residual), (N, K)))
+    return (
+        is_half(a.dtype)
+        and a.dtype == b.dtype
+        and supports(a, KERNELS)
+        and capped("matmul", 6) == 6
+        and takes_batch(N, K, a.dtype)
+        and by_eight((a, b, residual), (N, K))
+    )
 
 
 def _check(a, b, transpose_a, transpose_b, residual):
     (N, K), batch = (a.shape[:0:-1] if transpose_a else a.shape[1:]), a.shape[0]
     if a.ndim != 3 or tuple(b.shape) != ((batch, N, K) if transpose_b else (batch, K, N)):
-        raise ValueError(f"a {a.shape} and b {b.shape} must be batches of matrices whose products are symmetric; check "
-                         "transpose_a and transpose_b")
+        raise ValueError(
+            f"a {a.shape} and b {b.shape} must be batches of matrices whose products are symmetric; check "
+            "transpose_a and transpose_b"
+        )
     if residual is not None and tuple(residual.shape) != (batch, N, N):
         raise ValueError(f"residual has shape {residual.shape}, the product has {(batch, N, N)}")
 
 
-def matmul_symmetric_reference(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diagonal=0.0, residual=None):
+def matmul_symmetric_reference(
+    a, b, transpose_a=False, transpose_b=False, alpha=1.0, diagonal=0.0, residual=None
+):
     N, batch = a.shape[-1 if transpose_a else 1], a.shape[0]
     working = working_type(a.dtype)
     left = a.astype(working, copy=False)
-    right = left if b is a else b.astype(working, copy=False)  # NumPy computes one half of x·xᵀ, too
+    # NumPy computes one half of x·xᵀ, too
+    right = left if b is a else b.astype(working, copy=False)
     c = matmul_forward_reference(left, right, transpose_a, transpose_b, None, alpha)
     if residual is not None:
         c += residual
-    c.reshape(batch, -1)[:, ::N + 1] += c.dtype.type(diagonal)
+    c.reshape(batch, -1)[:, :: N + 1] += c.dtype.type(diagonal)
     return c.astype(a.dtype, copy=False)
 
 
@@ -67,26 +80,44 @@ def _with_itself(x, residual, transpose):
     return matmul_symmetric(x, x, transpose, not transpose, 0.5, -1.5, residual)
 
 
-@operation(reference=matmul_symmetric_reference, check=_check,
-           problems=functools.partial(symmetric_problems, _with_itself))
-def matmul_symmetric(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diagonal=0.0, residual=None):
-    """alpha · A·B + residual + diagonal · I of products that are symmetric, as a new array (batch, N, N).
+@operation(
+    reference=matmul_symmetric_reference,
+    check=_check,
+    problems=functools.partial(symmetric_problems, _with_itself),
+)
+def matmul_symmetric(
+    a, b, transpose_a=False, transpose_b=False, alpha=1.0, diagonal=0.0, residual=None
+):
+    """alpha · A·B + residual + diagonal · I of products that are symmetric, as a new array (batch,
+    N, N).
 
-    a (batch, N, K), or (batch, K, N) with transpose_a; b (batch, K, N), or (batch, N, K) with transpose_b; residual
-    (batch, N, N), symmetric. That A·B is, is not checked: X·Xᵀ, or A·B of symmetric matrices that commute. On Hopper
-    only one half is computed, in float16 or bfloat16 where 128 divides N and 64 divides K; elsewhere all of it, and the
-    diagonal by a separate pass.
+    a (batch, N, K), or (batch, K, N) with transpose_a; b (batch, K, N), or (batch, N, K) with
+    transpose_b; residual (batch, N, N), symmetric. That A·B is, is not checked: X·Xᵀ, or A·B of
+    symmetric matrices that commute. On Hopper only one half is computed, in float16 or bfloat16
+    where 128 divides N and 64 divides K; elsewhere all of it, and the diagonal by a separate pass.
     """
     (N, K), batch = (a.shape[:0:-1] if transpose_a else a.shape[1:]), a.shape[0]
     if _symmetric_in_one(a, b, residual, N, K):
         c = empty((batch, N, N), a.dtype, like=a)
         width = choose_symmetric(nominal_extent(batch), N, K, a.backend.multiprocessors)
-        operands = [Operand(x.reshape(-1, x.shape[-1]), transposed, batch)
-                    for x, transposed in ((a, transpose_a), (b, transpose_b), (c, False))]
-        launch_hopper(*operands, Tiling(width), Fused(None, residual, alpha, symmetric=True, diagonal=diagonal))
+        operands = [
+            Operand(x.reshape(-1, x.shape[-1]), transposed, batch)
+            for x, transposed in ((a, transpose_a), (b, transpose_b), (c, False))
+        ]
+        launch_hopper(
+            *operands,
+            Tiling(width),
+            Fused(None, residual, alpha, symmetric=True, diagonal=diagonal),
+        )
         return c
     c = matmul_forward(a, b, transpose_a, transpose_b, alpha=alpha, residual=residual)
     if diagonal:
-        launch(add_diagonal_kernel, (-(-N // DIAGONAL_BLOCK), batch), DIAGONAL_BLOCK, c.reshape(-1), N,
-               float32(diagonal))
+        launch(
+            add_diagonal_kernel,
+            (-(-N // DIAGONAL_BLOCK), batch),
+            DIAGONAL_BLOCK,
+            c.reshape(-1),
+            N,
+            float32(diagonal),
+        )
     return c

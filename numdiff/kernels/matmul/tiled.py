@@ -22,10 +22,13 @@ DETERMINISM
 READ NEXT
     register_tiles.py, where a thread computes more than one output.
 """
+
 from ...device import cuda, float32
 from .operands import first_output, length_of, start_of_c, starts_of, write_output
 
-TILE = 16  # outputs along each side of a block, and elements of K a step: one element of each tile for each thread
+# outputs along each side of a block, and elements of K a step: one element of each tile for each
+# thread
+TILE = 16
 PADDED = TILE + 1  # a tile written along its columns then spreads over the banks of shared memory
 
 
@@ -39,7 +42,8 @@ def matmul_forward_kernel_v2(a, b, c, bias, shape, strides, epilogue):
     a_start, b_start = starts_of(strides)
     length = length_of(shape)
 
-    # which element of each tile this thread fetches: x runs along the axis whose elements are neighbours in memory
+    # which element of each tile this thread fetches: x runs along the axis whose elements are
+    # neighbours in memory
     if strides.a_k == 1:
         a_r, a_kk = y, x
     else:
@@ -53,11 +57,15 @@ def matmul_forward_kernel_v2(a, b, c, bias, shape, strides, epilogue):
     for k0 in range(0, length, TILE):
         value = float32(0)
         if first_row + a_r < M and k0 + a_kk < length:
-            value = float32(a[a_start + (first_row + a_r) * strides.a_row + (k0 + a_kk) * strides.a_k])
+            value = float32(
+                a[a_start + (first_row + a_r) * strides.a_row + (k0 + a_kk) * strides.a_k]
+            )
         tile_a[a_r, a_kk] = value
         value = float32(0)
         if first_column + b_c < N and k0 + b_kk < length:
-            value = float32(b[b_start + (k0 + b_kk) * strides.b_k + (first_column + b_c) * strides.b_column])
+            value = float32(
+                b[b_start + (k0 + b_kk) * strides.b_k + (first_column + b_c) * strides.b_column]
+            )
         tile_b[b_kk, b_c] = value
         cuda.syncthreads()  # both tiles are complete
         for k in range(TILE):
@@ -66,4 +74,6 @@ def matmul_forward_kernel_v2(a, b, c, bias, shape, strides, epilogue):
 
     row, column = first_row + y, first_column + x
     if row < M and column < N:
-        write_output(c, start_of_c(strides) + row * strides.c_row + column, total, column, bias, epilogue)
+        write_output(
+            c, start_of_c(strides) + row * strides.c_row + column, total, column, bias, epilogue
+        )

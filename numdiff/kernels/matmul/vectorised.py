@@ -1,14 +1,16 @@
-"""Matmul, rung 4: 16 bytes at a time, 8 × 8 outputs a thread, and the next tile fetched while this one is used.
+"""Matmul, rung 4: 16 bytes at a time, 8 × 8 outputs a thread, and the next tile fetched while this
+one is used.
 
 WHAT IS NEW, AND WHY IT PAYS
     8 × 8 outputs a thread: 16 numbers read from shared memory feed 64 multiply-adds.
     16-byte loads (load4): those 16 numbers are 4 load instructions. So 64 of 68 instructions are arithmetic, where
         rung 3 had 16 of 24. Loads from memory and stores of C move 16 bytes a thread as well.
-    Two buffers: while the threads multiply out of one pair of tiles, the next pair is already in flight from memory,
-        into registers; it is stored into the other buffer when the multiplication is done. No thread waits for memory,
-        and one barrier a step is enough: between a buffer's last read and its next write every thread passes one.
-    The loop over k is unrolled by hand: no counter, no jump, every address a constant offset from one base, and the
-        compiler can start a load several products before its numbers are used.
+    Two buffers: while the threads multiply out of one pair of tiles, the next pair is already in
+        flight from memory, into registers; it is stored into the other buffer when the
+        multiplication is done. No thread waits for memory, and one barrier a step is enough:
+        between a buffer's last read and its next write every thread passes one.
+    The loop over k is unrolled by hand: no counter, no jump, every address a constant offset from
+        one base, and the compiler can start a load several products before its numbers are used.
 THE TILE OF A WARP
     32 threads as 4 × 8 own 32 × 64 outputs. Thread (y, x) owns rows 4y … 4y+3 and 16+4y … 16+4y+3, and columns
     4x … 4x+3 and 32+4x … 32+4x+3: in fours, so that each four is one load4, and so that the eight threads of a row read
@@ -39,14 +41,17 @@ SOURCE
 READ NEXT
     split_k.py, for results too small to fill a GPU.
 """
+
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, load4, store4, uint32
 from ...device.specialise import Constant, specialise
 from .operands import first_output, length_of, start_of_c, starts_of
 
-STEP = 8  # elements of K in a tile: two groups of four in memory, and a loop that can be written out
-PAD = 4  # elements after each row of a tile: moves the next row 4 banks on and keeps it 16-byte aligned
+# elements of K in a tile: two groups of four in memory, and a loop that can be written out
+STEP = 8
+# elements after each row of a tile: moves the next row 4 banks on and keeps it 16-byte aligned
+PAD = 4
 WARP_ROWS, WARP_COLUMNS = 32, 64  # outputs of a warp: 4 × 8 threads with 8 × 8 each
 TILES = (128, 128), (128, 64), (64, 64)  # of a block
 
@@ -57,7 +62,8 @@ WARPS_N = Constant(lambda TILE_N: TILE_N // WARP_COLUMNS)  # warps side by side
 ROW_A, ROW_B = Constant(lambda TILE_M: TILE_M + PAD), Constant(lambda TILE_N: TILE_N + PAD)
 BUFFER_A, BUFFER_B = Constant(lambda ROW_A: STEP * ROW_A), Constant(lambda ROW_B: STEP * ROW_B)
 BOTH_A, BOTH_B = Constant(lambda BUFFER_A: 2 * BUFFER_A), Constant(lambda BUFFER_B: 2 * BUFFER_B)
-TWO_A = Constant(lambda TILE_M, THREADS: TILE_M * STEP // 4 == 2 * THREADS)  # a thread fetches two groups, not one
+# a thread fetches two groups, not one
+TWO_A = Constant(lambda TILE_M, THREADS: TILE_M * STEP // 4 == 2 * THREADS)
 TWO_B = Constant(lambda TILE_N, THREADS: TILE_N * STEP // 4 == 2 * THREADS)
 
 
@@ -67,8 +73,8 @@ def threads_of(tile_m, tile_n):
 
 
 class Operand(NamedTuple):
-    """A block's part of A or B: where it starts, from row to row (of A; B: columns) and from k to k, how many rows
-    there are, and whether its neighbours in memory run along k."""
+    """A block's part of A or B: where it starts, from row to row (of A; B: columns) and from k to
+    k, how many rows there are, and whether its neighbours in memory run along k."""
 
     start: int
     distance: int
@@ -78,10 +84,11 @@ class Operand(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Four neighbours of a tile: their offset in memory and in shared memory, and the k0 that they are below.
+    """Four neighbours of a tile: their offset in memory and in shared memory, and the k0 that they
+    are below.
 
-    In the tile that starts at k0 they are inside the matrix if k0 is below `limit`, which is 0 where their row is
-    outside.
+    In the tile that starts at k0 they are inside the matrix if k0 is below `limit`, which is 0
+    where their row is outside.
     """
 
     source: int
@@ -98,17 +105,21 @@ class Groups(NamedTuple):
     b2: Group
 
 
-# From memory to shared memory -----------------------------------------------------------------------------------------
+# From memory to shared memory ---------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def locate(group, x, extent, length, tile_row):
-    """Group number `group` of an operand's tile. Neighbouring threads take neighbouring groups in memory."""
+    """Group number `group` of an operand's tile. Neighbouring threads take neighbouring groups in
+    memory."""
     if x.along_k:
         row, k = group // (STEP // 4), group % (STEP // 4) * 4
     else:
         row, k = group % (extent // 4) * 4, group // (extent // 4)
     limit = length - k if row < x.rows else 0
-    return Group(int32(row * x.distance + k * x.k_distance), int32(k * tile_row + row), int32(limit))
+    return Group(
+        int32(row * x.distance + k * x.k_distance), int32(k * tile_row + row), int32(limit)
+    )
 
 
 @cuda.jit(device=True)
@@ -123,7 +134,8 @@ def fetch(x, i, inside):
 def stash(tile, i, tile_row, along_k, values):
     """Store a group of four in shared memory: in four rows if it lay along k, else in one.
 
-    An unsigned index saves the test for a negative one, which Python would count from the array's end.
+    An unsigned index saves the test for a negative one, which Python would count from the array's
+    end.
     """
     if along_k:
         tile[uint32(i)] = values[0]
@@ -143,10 +155,22 @@ def load_first_tiles(a, b, of_a, of_b, length, tile_a, tile_b, t):
     a_2, b_2 = a_1, b_1
     if TWO_A:
         a_2 = locate(t + THREADS, of_a, TILE_M, length, ROW_A)
-        stash(tile_a, a_2.target, ROW_A, of_a.along_k, fetch(a, of_a.start + a_2.source, a_2.limit > 0))
+        stash(
+            tile_a,
+            a_2.target,
+            ROW_A,
+            of_a.along_k,
+            fetch(a, of_a.start + a_2.source, a_2.limit > 0),
+        )
     if TWO_B:
         b_2 = locate(t + THREADS, of_b, TILE_N, length, ROW_B)
-        stash(tile_b, b_2.target, ROW_B, of_b.along_k, fetch(b, of_b.start + b_2.source, b_2.limit > 0))
+        stash(
+            tile_b,
+            b_2.target,
+            ROW_B,
+            of_b.along_k,
+            fetch(b, of_b.start + b_2.source, b_2.limit > 0),
+        )
     return Groups(a_1, b_1, a_2, b_2)
 
 
@@ -179,27 +203,42 @@ def stash_tiles(tile_a, tile_b, of_a, of_b, groups, buffer, fetched):
         stash(tile_b, buffer * BUFFER_B + groups.b2.target, ROW_B, of_b.along_k, fetched[3])
 
 
-# Products -------------------------------------------------------------------------------------------------------------
+# Products -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def add_row(accumulators, a, left, right):
     """One row of an outer product, onto that row's eight accumulators."""
-    return (accumulators[0] + a * left[0], accumulators[1] + a * left[1], accumulators[2] + a * left[2],
-            accumulators[3] + a * left[3], accumulators[4] + a * right[0], accumulators[5] + a * right[1],
-            accumulators[6] + a * right[2], accumulators[7] + a * right[3])
+    return (
+        accumulators[0] + a * left[0],
+        accumulators[1] + a * left[1],
+        accumulators[2] + a * left[2],
+        accumulators[3] + a * left[3],
+        accumulators[4] + a * right[0],
+        accumulators[5] + a * right[1],
+        accumulators[6] + a * right[2],
+        accumulators[7] + a * right[3],
+    )
 
 
 @cuda.jit(device=True)
 def add_outer_product(rows, tile_a, i, tile_b, j):
-    """8 × 8 accumulators plus (8 elements of A) × (8 elements of B), all of one k. Tuples of tuples: 64 registers."""
+    """8 × 8 accumulators plus (8 elements of A) × (8 elements of B), all of one k. Tuples of
+    tuples: 64 registers."""
     top = load4(tile_a, i)
     bottom = load4(tile_a, i + WARP_ROWS // 2)
     left = load4(tile_b, j)
     right = load4(tile_b, j + WARP_COLUMNS // 2)
-    return (add_row(rows[0], top[0], left, right), add_row(rows[1], top[1], left, right),
-            add_row(rows[2], top[2], left, right), add_row(rows[3], top[3], left, right),
-            add_row(rows[4], bottom[0], left, right), add_row(rows[5], bottom[1], left, right),
-            add_row(rows[6], bottom[2], left, right), add_row(rows[7], bottom[3], left, right))
+    return (
+        add_row(rows[0], top[0], left, right),
+        add_row(rows[1], top[1], left, right),
+        add_row(rows[2], top[2], left, right),
+        add_row(rows[3], top[3], left, right),
+        add_row(rows[4], bottom[0], left, right),
+        add_row(rows[5], bottom[1], left, right),
+        add_row(rows[6], bottom[2], left, right),
+        add_row(rows[7], bottom[3], left, right),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -212,7 +251,8 @@ def no_products():
 
 @cuda.jit(device=True, forceinline=True)
 def multiply(accumulators, tile_a, i, tile_b, j, row_a, row_b):
-    """accumulators plus the STEP outer products of two tiles, written out so that the compiler overlaps their loads.
+    """accumulators plus the STEP outer products of two tiles, written out so that the compiler
+    overlaps their loads.
 
     row_a, row_b: from one k to the next in a tile
     """
@@ -226,7 +266,8 @@ def multiply(accumulators, tile_a, i, tile_b, j, row_a, row_b):
     return add_outer_product(accumulators, tile_a, i + 7 * row_a, tile_b, j + 7 * row_b)
 
 
-# Epilogue -------------------------------------------------------------------------------------------------------------
+# Epilogue -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def write_four(c, i, v0, v1, v2, v3, column, N, bias, epilogue):
@@ -247,7 +288,8 @@ def write_four(c, i, v0, v1, v2, v3, column, N, bias, epilogue):
 
 @cuda.jit(device=True)
 def write_row(c, start, row, column, shape, v, bias, epilogue):
-    """A row's eight outputs, if it is in C: four from `column` on, four half a warp's columns further."""
+    """A row's eight outputs, if it is in C: four from `column` on, four half a warp's columns
+    further."""
     if row < shape.M:
         write_four(c, start + column, v[0], v[1], v[2], v[3], column, shape.N, bias, epilogue)
         column += WARP_COLUMNS // 2
@@ -256,7 +298,8 @@ def write_row(c, start, row, column, shape, v, bias, epilogue):
 
 @cuda.jit(device=True, forceinline=True)
 def write_outputs(c, start, c_row, row, column, shape, rows, bias, epilogue):
-    """The thread's 8 × 8 outputs: rows row … row + 3, and four half a warp's rows further; start: of the first."""
+    """The thread's 8 × 8 outputs: rows row … row + 3, and four half a warp's rows further; start:
+    of the first."""
     write_row(c, start, row, column, shape, rows[0], bias, epilogue)
     write_row(c, start + c_row, row + 1, column, shape, rows[1], bias, epilogue)
     write_row(c, start + 2 * c_row, row + 2, column, shape, rows[2], bias, epilogue)
@@ -269,7 +312,8 @@ def write_outputs(c, start, c_row, row, column, shape, rows, bias, epilogue):
     write_row(c, start + 3 * c_row, row + 3, column, shape, rows[7], bias, epilogue)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 def matmul_forward_kernel_v4(a, b, c, bias, shape, strides, epilogue):
     tile_a = cuda.shared.array(BOTH_A, float32)
@@ -278,10 +322,20 @@ def matmul_forward_kernel_v4(a, b, c, bias, shape, strides, epilogue):
     first_row, first_column = first_output(shape.N, TILE_M, TILE_N)
     a_start, b_start = starts_of(strides)
     length = int32(length_of(shape))
-    of_a = Operand(a_start + first_row * strides.a_row, strides.a_row, strides.a_k, int32(shape.M - first_row),
-                   strides.a_k == 1)
-    of_b = Operand(b_start + first_column * strides.b_column, strides.b_column, strides.b_k,
-                   int32(shape.N - first_column), strides.b_k == 1)
+    of_a = Operand(
+        a_start + first_row * strides.a_row,
+        strides.a_row,
+        strides.a_k,
+        int32(shape.M - first_row),
+        strides.a_k == 1,
+    )
+    of_b = Operand(
+        b_start + first_column * strides.b_column,
+        strides.b_column,
+        strides.b_k,
+        int32(shape.N - first_column),
+        strides.b_k == 1,
+    )
     groups = load_first_tiles(a, b, of_a, of_b, length, tile_a, tile_b, t)
     cuda.syncthreads()
 
@@ -296,9 +350,17 @@ def matmul_forward_kernel_v4(a, b, c, bias, shape, strides, epilogue):
         k0 = int32(k0 + STEP)
         fetched = fetch_tiles(a, b, of_a, of_b, groups, k0)
         # meanwhile: STEP outer products
-        accumulators = multiply(accumulators, tile_a, int32(buffer * BUFFER_A + row), tile_b,
-                                int32(buffer * BUFFER_B + column), ROW_A, ROW_B)
-        # what was fetched goes into the other buffers, which were last read before the barrier of the step before
+        accumulators = multiply(
+            accumulators,
+            tile_a,
+            int32(buffer * BUFFER_A + row),
+            tile_b,
+            int32(buffer * BUFFER_B + column),
+            ROW_A,
+            ROW_B,
+        )
+        # what was fetched goes into the other buffers, which were last read before the barrier of
+        # the step before
         buffer = int32(1 - buffer)
         stash_tiles(tile_a, tile_b, of_a, of_b, groups, buffer, fetched)
         cuda.syncthreads()
@@ -309,5 +371,8 @@ def matmul_forward_kernel_v4(a, b, c, bias, shape, strides, epilogue):
 
 
 matmul_forward_kernels_v4 = {
-    (m, n): specialise(matmul_forward_kernel_v4, name=f"matmul_forward_kernel_v4_{m}x{n}", TILE_M=m, TILE_N=n)
-    for m, n in TILES}
+    (m, n): specialise(
+        matmul_forward_kernel_v4, name=f"matmul_forward_kernel_v4_{m}x{n}", TILE_M=m, TILE_N=n
+    )
+    for m, n in TILES
+}

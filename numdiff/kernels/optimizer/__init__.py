@@ -1,4 +1,5 @@
-"""From gradients to the next step's weights, without one read by the host. Read the files in this order.
+"""From gradients to the next step's weights, without one read by the host. Read the files in this
+order.
 
     zero_ranges.py  gradients set to zero, many arrays in one launch
     grad_norm.py    the norm of all gradients

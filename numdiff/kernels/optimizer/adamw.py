@@ -1,4 +1,5 @@
-"""AdamW over one flat buffer of parameters; clipping, the skip of a broken step, EMA and float16 copy in the same pass.
+"""AdamW over one flat buffer of parameters; clipping, the skip of a broken step, EMA and float16
+copy in the same pass.
 
 MATHEMATICS                                       t = step + 1, the number of this update, from 1
     g = gradient · u · c,  c = min(1, clip_norm / (gradient_norm + 10⁻⁶)) if clip_norm > 0, else 1
@@ -15,10 +16,10 @@ SHAPES
     The three scalars are on the device: a captured training step is replayed while they change.
 VERSIONS
     v1 naive: one thread an element.
-    v2 vectorised: one thread four elements, by 16-byte loads and stores. The average and the copy are kernels of their
-       own.
-    v3 fused: v2 with both in the same pass: 38 n bytes where three kernels move 46 n. With neither it takes as long as
-       v2 (H200: 0.99×); it is chosen then, too, so that one kernel is compiled.
+    v2 vectorised: one thread four elements, by 16-byte loads and stores. The average and the copy
+       are kernels of their own.
+    v3 fused: v2 with both in the same pass: 38 n bytes where three kernels move 46 n. With neither
+       it takes as long as v2 (H200: 0.99×); it is chosen then, too, so that one kernel is compiled.
     Of some ranges of the buffer alone, where muon.py updates the others: v3 with a block a range.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2, v3 a quarter of them; of ranges, a block each.
@@ -33,6 +34,7 @@ SOURCE
 READ NEXT
     ema.py, the average by itself.
 """
+
 import math
 from typing import Any, NamedTuple
 
@@ -45,44 +47,94 @@ from ..problem import Problem, half, integers, numbers, positive, single
 from .ema import ema_update, ema_update_reference, rest_of
 
 BLOCK = 256  # threads
-CHUNK = 32768  # elements the reference updates at a time: five arrays of 128 KiB, which stay in the processor's caches
+# elements the reference updates at a time: five arrays of 128 KiB, which stay in the processor's
+# caches
+CHUNK = 32768
 CLIP_EPSILON = 1e-6  # keeps a zero norm from dividing
-LOG_OF_ZERO = -1e4  # stands for log(0), where a beta is zero: its exponential is zero, in float32 and float64
+# stands for log(0), where a beta is zero: its exponential is zero, in float32 and float64
+LOG_OF_ZERO = -1e4
 
 
 def log_of(beta):
     return math.log(beta) if beta else LOG_OF_ZERO
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def clip_reference(norm, clip_norm, unscale):
     return (min(1.0, clip_norm / (norm + CLIP_EPSILON)) if clip_norm > 0 else 1.0) * unscale
 
 
-def adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                           clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, ema_warmup=True,
-                           ranges=None):
+def adamw_update_reference(
+    weight,
+    gradient,
+    m,
+    v,
+    step,
+    learning_rate,
+    gradient_norm,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    clip_norm=0.0,
+    unscale=None,
+    ema=None,
+    ema_decay=0.0,
+    half=None,
+    ema_warmup=True,
+    ranges=None,
+):
     factor = 1.0 if unscale is None else float(unscale[0])
     for start, stop in [(0, weight.size)] if ranges is None else ranges.pieces:
-        w, g, m_, v_, average, copy = (a if a is None else a[start:stop] for a in (weight, gradient, m, v, ema, half))
-        _update_in_place(w, g, m_, v_, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay, clip_norm,
-                         factor)
+        w, g, m_, v_, average, copy = (
+            a if a is None else a[start:stop] for a in (weight, gradient, m, v, ema, half)
+        )
+        _update_in_place(
+            w,
+            g,
+            m_,
+            v_,
+            step,
+            learning_rate,
+            gradient_norm,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            clip_norm,
+            factor,
+        )
         follow_reference(w, step, gradient_norm, average, ema_decay, ema_warmup, copy)
 
 
-def _update_in_place(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                     clip_norm, unscale):
+def _update_in_place(
+    weight,
+    gradient,
+    m,
+    v,
+    step,
+    learning_rate,
+    gradient_norm,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    clip_norm,
+    unscale,
+):
     norm, rate, t = float(gradient_norm[0]), float(learning_rate[0]), int(step[0]) + 1
     if not math.isfinite(norm):
         return
     clip = clip_reference(norm, clip_norm, unscale)
-    root2 = math.sqrt(-math.expm1(t * log_of(beta2)))  # √(1 - β₂ᵗ), drawn out of the root: √v̂ = √v / root2
+    # √(1 - β₂ᵗ), drawn out of the root: √v̂ = √v / root2
+    root2 = math.sqrt(-math.expm1(t * log_of(beta2)))
     step_size = rate * root2 / -math.expm1(t * log_of(beta1))
     scratch = np.empty(min(CHUNK, weight.size), weight.dtype)
     for i in range(0, weight.size, CHUNK):
-        w, g, m_, v_ = (a[i:i + CHUNK] for a in (weight, gradient, m, v))
-        s = scratch[:w.size]
+        w, g, m_, v_ = (a[i : i + CHUNK] for a in (weight, gradient, m, v))
+        s = scratch[: w.size]
         m_ *= beta1
         m_ += np.multiply(g, clip * (1.0 - beta1), out=s)
         np.multiply(g, g, out=s)
@@ -98,7 +150,8 @@ def _update_in_place(weight, gradient, m, v, step, learning_rate, gradient_norm,
         w -= s
 
 
-# What a kernel is given -----------------------------------------------------------------------------------------------
+# What a kernel is given ---------------------------------------------------------------------------
+
 
 class Arrays(NamedTuple):
     """Flat (n,): what an update reads, and all but the gradient what it writes."""
@@ -119,7 +172,8 @@ class State(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """rest1 = 1 - β₁, rest2 = 1 - β₂ and the logarithms come from the host's float64, free of cancellation."""
+    """rest1 = 1 - β₁, rest2 = 1 - β₂ and the logarithms come from the host's float64, free of
+    cancellation."""
 
     beta1: float
     rest1: float
@@ -133,8 +187,9 @@ class Settings(NamedTuple):
 
 
 class Followers(NamedTuple):
-    """What follows the new weight (v3). averages: 0 where there is no `ema`, 1 with warm-up, 2 without, and `rest` is
-    1 - its decay; halves: whether there is a `half`. What is not there is neither read nor written."""
+    """What follows the new weight (v3). averages: 0 where there is no `ema`, 1 with warm-up, 2
+    without, and `rest` is 1 - its decay; halves: whether there is a `half`. What is not there is
+    neither read nor written."""
 
     ema: Any
     rest: float
@@ -144,8 +199,8 @@ class Followers(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Parts of a flat buffer. pieces: (R, 2) int64 on the engine, as `zero_ranges.pieces` gives them, starts and ends
-    in multiples of 4; elements: in all of them."""
+    """Parts of a flat buffer. pieces: (R, 2) int64 on the engine, as `zero_ranges.pieces` gives
+    them, starts and ends in multiples of 4; elements: in all of them."""
 
     pieces: Any
     elements: int
@@ -160,7 +215,8 @@ class Shared(NamedTuple):
     eps_root2: float
 
 
-# Device functions -----------------------------------------------------------------------------------------------------
+# Device functions ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def clip_of(state, clip_norm):
@@ -176,8 +232,12 @@ def shared_of(state, settings):
     t = float32(state.step[0]) + float32(1)
     rate = state.learning_rate[0]
     root2 = math.sqrt(-math.expm1(t * settings.log_beta2))
-    return Shared(clip_of(state, settings.clip_norm), float32(1) - rate * settings.decay,
-                  rate * root2 / -math.expm1(t * settings.log_beta1), settings.eps * root2)
+    return Shared(
+        clip_of(state, settings.clip_norm),
+        float32(1) - rate * settings.decay,
+        rate * root2 / -math.expm1(t * settings.log_beta1),
+        settings.eps * root2,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -212,12 +272,20 @@ def follow4(followers, state, i, w0, w1, w2, w3):
     if followers.averages:
         r = rest_of(state.step, followers.rest, followers.averages == int32(1))
         e0, e1, e2, e3 = load4(followers.ema, i)
-        store4(followers.ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
+        store4(
+            followers.ema,
+            i,
+            e0 + r * (w0 - e0),
+            e1 + r * (w1 - e1),
+            e2 + r * (w2 - e2),
+            e3 + r * (w3 - e3),
+        )
     if followers.halves:
         store4(followers.half, i, w0, w1, w2, w3)
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def adamw_update_kernel_v1(arrays, state, settings):
@@ -228,7 +296,8 @@ def adamw_update_kernel_v1(arrays, state, settings):
         weight[i], m[i], v[i] = updated(weight[i], gradient[i], m[i], v[i], shared, settings)
 
 
-# v2: one thread four elements -----------------------------------------------------------------------------------------
+# v2: one thread four elements ---------------------------------------------------------------------
+
 
 @cuda.jit
 def adamw_update_kernel_v2(arrays, state, settings):
@@ -237,8 +306,10 @@ def adamw_update_kernel_v2(arrays, state, settings):
         update4(arrays, i, shared_of(state, settings), settings)
 
 
-# v3: the average and the float16 copy in the same pass ----------------------------------------------------------------
-# The new weight is in a register: the average's and the copy's kernels would each read it back from memory.
+# v3: the average and the float16 copy in the same pass --------------------------------------------
+# The new weight is in a register: the average's and the copy's kernels would each read it back from
+# memory.
+
 
 @cuda.jit
 def adamw_update_kernel_v3(arrays, state, settings, followers):
@@ -248,7 +319,8 @@ def adamw_update_kernel_v3(arrays, state, settings, followers):
         follow4(followers, state, i, w0, w1, w2, w3)
 
 
-# v3 over ranges: a block each, which takes four elements a thread until its range ends --------------------------------
+# v3 over ranges: a block each, which takes four elements a thread until its range ends ------------
+
 
 @cuda.jit
 def adamw_update_ranges_kernel(arrays, state, settings, followers, pieces):
@@ -260,23 +332,31 @@ def adamw_update_ranges_kernel(arrays, state, settings, followers, pieces):
             follow4(followers, state, i, w0, w1, w2, w3)
 
 
-# What all updates share -----------------------------------------------------------------------------------------------
+# What all updates share ---------------------------------------------------------------------------
+
 
 def check_flat(**arrays):
     """The one length of flat arrays, None aside; a `ValueError` where they differ."""
     names, given = ", ".join(list(arrays)[:-1]), [a for a in arrays.values() if a is not None]
     n = given[0].size
     if any(a.shape != (n,) for a in given):
-        raise ValueError(f"{names} and {list(arrays)[-1]} must be flat and of one length, got "
-                         f"{[tuple(a.shape) for a in given]}")
+        raise ValueError(
+            f"{names} and {list(arrays)[-1]} must be flat and of one length, got "
+            f"{[tuple(a.shape) for a in given]}"
+        )
     return n
 
 
 def followers_of(weight, ema, ema_decay, ema_warmup, half):
     """`Followers` as kernels take them: `weight` stands for an array that is not there."""
     averages = 0 if ema is None else 1 if ema_warmup else 2
-    return Followers(weight if ema is None else ema, float32(1.0 - ema_decay), averages,
-                     weight if half is None else half, int(half is not None))
+    return Followers(
+        weight if ema is None else ema,
+        float32(1.0 - ema_decay),
+        averages,
+        weight if half is None else half,
+        int(half is not None),
+    )
 
 
 def follow_reference(weight, step, gradient_norm, ema, ema_decay, ema_warmup, half):
@@ -287,13 +367,15 @@ def follow_reference(weight, step, gradient_norm, ema, ema_decay, ema_warmup, ha
         cast_into(weight, half)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def adamw_update_cost(n, ema=False, half=False):
     return (28 + 8 * ema + 2 * half) * n, (15 + 3 * ema) * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(weight, gradient, m, v, beta1, beta2, eps, ema, half):
     check_flat(weight=weight, gradient=gradient, m=m, v=v, ema=ema, half=half)
@@ -307,9 +389,18 @@ def _lacks_whole(ranges):
 
 def _small(n, pieces=False, **more):
     """A problem of n elements; pieces: only of ranges of them."""
-    given = {**dict.fromkeys(("weight", "gradient", "m"), single(n)), "v": positive(n),
-             "step": integers([3], np.uint32), "learning_rate": numbers([1e-3]), "gradient_norm": numbers([4.0]),
-             "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "clip_norm": 1.0}
+    given = {
+        **dict.fromkeys(("weight", "gradient", "m"), single(n)),
+        "v": positive(n),
+        "step": integers([3], np.uint32),
+        "learning_rate": numbers([1e-3]),
+        "gradient_norm": numbers([4.0]),
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-8,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+    }
     if pieces:
         given["ranges"] = Ranges(integers([(0, 8), (16, 24)], np.int64), 16)
     return Problem(**given, **more)
@@ -317,50 +408,133 @@ def _small(n, pieces=False, **more):
 
 def _followed(n):
     """The average, the copy and the scale that a step in float16 has."""
-    return {"unscale": numbers([0.5]), "ema": single(n), "ema_decay": 0.99, "half": numbers(np.zeros(n), np.float16),
-            "tolerance": 1e-3, "bfloat16": True}
+    return {
+        "unscale": numbers([0.5]),
+        "ema": single(n),
+        "ema_decay": 0.99,
+        "half": numbers(np.zeros(n), np.float16),
+        "tolerance": 1e-3,
+        "bfloat16": True,
+    }
 
 
 def _measured(**more):
     """A problem of the UNet's parameters."""
     flat, one = single(20_494_272), single(1)
-    return Problem(weight=flat, gradient=flat, m=flat, v=positive(*flat.shape), step=integers([7], np.uint32),
-                   learning_rate=one, gradient_norm=one, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.0,
-                   clip_norm=1.0, measured=True, **more)
+    return Problem(
+        weight=flat,
+        gradient=flat,
+        m=flat,
+        v=positive(*flat.shape),
+        step=integers([7], np.uint32),
+        learning_rate=one,
+        gradient_norm=one,
+        beta1=0.9,
+        beta2=0.99,
+        eps=1e-8,
+        weight_decay=0.0,
+        clip_norm=1.0,
+        measured=True,
+        **more,
+    )
 
 
-@operation(reference=adamw_update_reference, cost=adamw_update_cost, exact_bytes=True, check=_check,
-           versions=[Version("naive", adamw_update_kernel_v1, width=1, fits=_lacks_whole),
-                     Version("vectorised", adamw_update_kernel_v2, width=4, fits=lambda weight, ranges: (
-                         _lacks_whole(ranges) or lacks_multiple(4, weight.size))),
-                     Version("fused", adamw_update_kernel_v3, width=4, of_ranges=adamw_update_ranges_kernel,
-                             fits=lambda weight: lacks_multiple(4, weight.size))],
-           problems=[_small(24), _small(7), _small(7, label="followed, odd", **_followed(7)),
-                     _small(24, label="followed", **_followed(24)),
-                     _small(24, label="ranges", pieces=True, **_followed(24)), _measured(),
-                     _measured(note="with average and copy", ema=single(20_494_272), ema_decay=0.998,
-                               half=half(20_494_272))],
-           writes=("weight", "m", "v", "ema", "half"))
-def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, ema_warmup=True, ranges=None,
-                 version=None):
+@operation(
+    reference=adamw_update_reference,
+    cost=adamw_update_cost,
+    exact_bytes=True,
+    check=_check,
+    versions=[
+        Version("naive", adamw_update_kernel_v1, width=1, fits=_lacks_whole),
+        Version(
+            "vectorised",
+            adamw_update_kernel_v2,
+            width=4,
+            fits=lambda weight, ranges: _lacks_whole(ranges) or lacks_multiple(4, weight.size),
+        ),
+        Version(
+            "fused",
+            adamw_update_kernel_v3,
+            width=4,
+            of_ranges=adamw_update_ranges_kernel,
+            fits=lambda weight: lacks_multiple(4, weight.size),
+        ),
+    ],
+    problems=[
+        _small(24),
+        _small(7),
+        _small(7, label="followed, odd", **_followed(7)),
+        _small(24, label="followed", **_followed(24)),
+        _small(24, label="ranges", pieces=True, **_followed(24)),
+        _measured(),
+        _measured(
+            note="with average and copy",
+            ema=single(20_494_272),
+            ema_decay=0.998,
+            half=half(20_494_272),
+        ),
+    ],
+    writes=("weight", "m", "v", "ema", "half"),
+)
+def adamw_update(
+    weight,
+    gradient,
+    m,
+    v,
+    step,
+    learning_rate,
+    gradient_norm,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    clip_norm=0.0,
+    unscale=None,
+    ema=None,
+    ema_decay=0.0,
+    half=None,
+    ema_warmup=True,
+    ranges=None,
+    version=None,
+):
     """One AdamW update of flat arrays, in place; `step` counts the updates already done.
 
-    unscale: array (1,) by which the gradients are multiplied first (None: 1); ema: its average of decay `ema_decay`,
-    with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy; ranges: `Ranges`, if only these are updated
+    unscale: array (1,) by which the gradients are multiplied first (None: 1); ema: its average of
+    decay `ema_decay`, with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy;
+    ranges: `Ranges`, if only these are updated
     """
     if unscale is None:
         unscale = upload(np.ones(1, np.float32), weight)
-    scalars = (beta1, 1.0 - beta1, log_of(beta1), beta2, 1.0 - beta2, log_of(beta2), eps, weight_decay, clip_norm)
-    arguments = (Arrays(weight, gradient, m, v), State(step, learning_rate, gradient_norm, unscale),
-                 Settings._make(map(float32, scalars)))
+    scalars = (
+        beta1,
+        1.0 - beta1,
+        log_of(beta1),
+        beta2,
+        1.0 - beta2,
+        log_of(beta2),
+        eps,
+        weight_decay,
+        clip_norm,
+    )
+    arguments = (
+        Arrays(weight, gradient, m, v),
+        State(step, learning_rate, gradient_norm, unscale),
+        Settings._make(map(float32, scalars)),
+    )
     blocks = -(-weight.size // (version.width * BLOCK))
     if version.name == "fused":
         followers = followers_of(weight, ema, ema_decay, ema_warmup, half)
         if ranges is None:
             launch(version.kernel, blocks, BLOCK, *arguments, followers)
         elif ranges.elements:
-            launch(version.of_ranges, ranges.pieces.shape[0], BLOCK, *arguments, followers, ranges.pieces)
+            launch(
+                version.of_ranges,
+                ranges.pieces.shape[0],
+                BLOCK,
+                *arguments,
+                followers,
+                ranges.pieces,
+            )
         return
     launch(version.kernel, blocks, BLOCK, *arguments)
     if ema is not None:

@@ -2,9 +2,9 @@
 
 MATHEMATICS
     ema = ema + (1 - d) · (weight - ema)
-    d = decay, or with warm-up min(decay, (1 + step) / (10 + step)), so that the random first weights are soon
-    forgotten; then 1 - d = max(1 - decay, 9 / (10 + step)), which has no cancellation.
-    Nothing changes where gradient_norm is not finite.
+    d = decay, or with warm-up min(decay, (1 + step) / (10 + step)), so that the random first
+    weights are soon forgotten; then 1 - d = max(1 - decay, 9 / (10 + step)), which has no
+    cancellation. Nothing changes where gradient_norm is not finite.
 SHAPES
     ema, weight flat (n,) float32; step (1,) uint32 = updates done before this one; gradient_norm (1,) float32
 VERSIONS
@@ -20,6 +20,7 @@ SOURCE
 READ NEXT
     newton_schulz.py, of another optimiser over the same buffers.
 """
+
 import math
 
 import numpy as np
@@ -29,7 +30,8 @@ from ..operation import lacks_multiple, naive_and_vectorised, operation
 from ..problem import Problem, integers, numbers, single
 
 BLOCK = 256  # threads
-CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
+# elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
+CHUNK = 32768
 
 
 def ema_update_reference(ema, weight, step, gradient_norm, decay, warmup=True):
@@ -38,8 +40,8 @@ def ema_update_reference(ema, weight, step, gradient_norm, decay, warmup=True):
     rest = max(1.0 - decay, 9.0 / (10.0 + float(step[0]))) if warmup else 1.0 - decay
     scratch = np.empty(min(CHUNK, ema.size), ema.dtype)
     for i in range(0, ema.size, CHUNK):
-        e, w = ema[i:i + CHUNK], weight[i:i + CHUNK]
-        s = np.subtract(w, e, out=scratch[:e.size])
+        e, w = ema[i : i + CHUNK], weight[i : i + CHUNK]
+        s = np.subtract(w, e, out=scratch[: e.size])
         s *= rest
         e += s
 
@@ -52,7 +54,8 @@ def rest_of(step, rest, warmup):
     return rest
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def ema_update_kernel_v1(ema, weight, step, gradient_norm, rest, warmup):
@@ -61,7 +64,8 @@ def ema_update_kernel_v1(ema, weight, step, gradient_norm, rest, warmup):
         ema[i] += rest_of(step, rest, warmup) * (weight[i] - ema[i])
 
 
-# v2: one thread four elements -----------------------------------------------------------------------------------------
+# v2: one thread four elements ---------------------------------------------------------------------
+
 
 @cuda.jit
 def ema_update_kernel_v2(ema, weight, step, gradient_norm, rest, warmup):
@@ -70,36 +74,65 @@ def ema_update_kernel_v2(ema, weight, step, gradient_norm, rest, warmup):
         r = rest_of(step, rest, warmup)
         e0, e1, e2, e3 = load4(ema, i)
         w0, w1, w2, w3 = load4(weight, i)
-        store4(ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
+        store4(
+            ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3)
+        )
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def ema_update_cost(n):
     return 12 * n, 3 * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(ema, weight):
     n = ema.size
     if ema.shape != (n,) or weight.shape != (n,):
-        raise ValueError(f"ema and weight must be flat and of one length, got {ema.shape} and {weight.shape}")
+        raise ValueError(
+            f"ema and weight must be flat and of one length, got {ema.shape} and {weight.shape}"
+        )
 
 
 STATE = {"step": integers([3], np.uint32), "gradient_norm": numbers([4.0])}
 FLAT = single(20_494_272)  # the UNet's parameters, for the benchmark
 
 
-@operation(reference=ema_update_reference, cost=ema_update_cost, exact_bytes=True, check=_check,
-           versions=naive_and_vectorised(ema_update_kernel_v1, ema_update_kernel_v2,
-                                         lambda ema: lacks_multiple(4, ema.size)),
-           problems=[Problem(ema=single(24), weight=single(24), **STATE, decay=0.99),
-                     Problem(ema=single(7), weight=single(7), **STATE, decay=0.99, warmup=False),
-                     Problem(ema=FLAT, weight=FLAT, step=integers([7], np.uint32), gradient_norm=single(1),
-                             decay=0.998, measured=True)],
-           writes=("ema",))
+@operation(
+    reference=ema_update_reference,
+    cost=ema_update_cost,
+    exact_bytes=True,
+    check=_check,
+    versions=naive_and_vectorised(
+        ema_update_kernel_v1, ema_update_kernel_v2, lambda ema: lacks_multiple(4, ema.size)
+    ),
+    problems=[
+        Problem(ema=single(24), weight=single(24), **STATE, decay=0.99),
+        Problem(ema=single(7), weight=single(7), **STATE, decay=0.99, warmup=False),
+        Problem(
+            ema=FLAT,
+            weight=FLAT,
+            step=integers([7], np.uint32),
+            gradient_norm=single(1),
+            decay=0.998,
+            measured=True,
+        ),
+    ],
+    writes=("ema",),
+)
 def ema_update(ema, weight, step, gradient_norm, decay, warmup=True, version=None):
     """Moves `ema` towards `weight`, both flat, in place."""
-    launch(version.kernel, -(-ema.size // (version.width * BLOCK)), BLOCK, ema, weight, step, gradient_norm,
-           float32(1.0 - decay), int(warmup))
+    launch(
+        version.kernel,
+        -(-ema.size // (version.width * BLOCK)),
+        BLOCK,
+        ema,
+        weight,
+        step,
+        gradient_norm,
+        float32(1.0 - decay),
+        int(warmup),
+    )

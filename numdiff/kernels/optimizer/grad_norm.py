@@ -11,10 +11,10 @@ OF PIECES
     of ranks, a partial of its own; once all ranks have all partials, `root_of_sum` adds them up.
 VERSIONS
     v1 tree: two passes. Block p sums the squares of its share (thread k of it the elements k, k + stride, …) in
-       registers, then its 256 sums by a tree in shared memory: one partial a block. The second kernel, a single block,
-       sums the partials in the same way and takes the root.
-    v2 vectorised: the same, with four elements by one 16-byte load and four running sums, so that no addition waits for
-       the last.
+       registers, then its 256 sums by a tree in shared memory: one partial a block. The second
+       kernel, a single block, sums the partials in the same way and takes the root.
+    v2 vectorised: the same, with four elements by one 16-byte load and four running sums, so that
+       no addition waits for the last.
     Of pieces: v2 with a block a piece, whose elements follow each other.
 LAUNCH
     at most 512 blocks of 256 threads, or one a piece; then one block of 256; 1 KiB of shared memory.
@@ -28,6 +28,7 @@ SOURCE
 READ NEXT
     adamw.py, which clips by this norm.
 """
+
 import math
 
 import numpy as np
@@ -38,15 +39,21 @@ from ..problem import Problem, integers, positive, single
 
 BLOCK = 256  # threads, a power of two for the tree
 MAX_BLOCKS = 512  # enough to fill any GPU, few enough that the second pass is short
-CHUNK = 8192  # elements the reference gives BLAS at a time: too few to be split over threads, so the order is fixed
+# elements the reference gives BLAS at a time: too few to be split over threads, so the order is
+# fixed
+CHUNK = 8192
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
 
-@np.errstate(over="ignore", invalid="ignore")  # an overflow is an answer here: the caller looks for it
+
+# an overflow is an answer here: the caller looks for it
+@np.errstate(over="ignore", invalid="ignore")
 def sum_of_squares_reference(x):
     """Σ x² of a flat array as a Python float: short dot products in x's dtype, added in float64."""
-    return sum((float(np.dot(c, c)) for c in (x[i:i + CHUNK] for i in range(0, x.size, CHUNK))), 0.0)
+    return sum(
+        (float(np.dot(c, c)) for c in (x[i : i + CHUNK] for i in range(0, x.size, CHUNK))), 0.0
+    )
 
 
 def global_norm_reference(x, ranges=None):
@@ -64,11 +71,13 @@ def root_of_sum_reference(partials):
     return np.array([math.sqrt(sum(map(float, partials)))], np.float32)
 
 
-# Device function ------------------------------------------------------------------------------------------------------
+# Device function ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def block_sum(value):
-    """The sum of `value` over the block's 256 threads, in every thread: eight halvings in shared memory."""
+    """The sum of `value` over the block's 256 threads, in every thread: eight halvings in shared
+    memory."""
     partial = cuda.shared.array(BLOCK, float32)
     k = cuda.threadIdx.x
     partial[k] = value
@@ -82,7 +91,8 @@ def block_sum(value):
     return partial[0]
 
 
-# v1: one element a step -----------------------------------------------------------------------------------------------
+# v1: one element a step ---------------------------------------------------------------------------
+
 
 @cuda.jit
 def sum_of_squares_kernel_v1(x, partials):
@@ -105,7 +115,8 @@ def root_of_sum_kernel(partials, norm):
         norm[0] = math.sqrt(total)
 
 
-# v2: four elements a step, four sums under way ------------------------------------------------------------------------
+# v2: four elements a step, four sums under way ----------------------------------------------------
+
 
 @cuda.jit
 def sum_of_squares_kernel_v2(x, partials):
@@ -121,7 +132,8 @@ def sum_of_squares_kernel_v2(x, partials):
         partials[cuda.blockIdx.x] = total
 
 
-# v2 of pieces: a block each -------------------------------------------------------------------------------------------
+# v2 of pieces: a block each -----------------------------------------------------------------------
+
 
 @cuda.jit
 def squares_of_pieces_kernel(x, pieces, partials):
@@ -138,7 +150,8 @@ def squares_of_pieces_kernel(x, pieces, partials):
         partials[cuda.blockIdx.x] = total
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def global_norm_cost(n):
     return 4 * n, 2 * n
@@ -152,7 +165,8 @@ def root_of_sum_cost(pieces):
     return 4 * pieces + 4, pieces
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _parts(x, ranges):
     """The flat parts of x that count."""
@@ -167,19 +181,30 @@ def _lacks_fours(x, ranges):
 
 def _check_pieces(pieces, partials):
     if tuple(pieces.shape) != (*partials.shape, 2):
-        raise ValueError(f"pieces {pieces.shape} and partials {partials.shape} must be (P, 2) and (P,)")
+        raise ValueError(
+            f"pieces {pieces.shape} and partials {partials.shape} must be (P, 2) and (P,)"
+        )
 
 
 PARAMETERS = 20_494_272  # of the UNet, for the benchmark
 EDGES = np.append(np.arange(0, PARAMETERS, 16384), PARAMETERS)  # as nn/partition.py divides it
 
 
-@operation(reference=global_norm_reference, cost=global_norm_cost,
-           versions=[Version("tree", sum_of_squares_kernel_v1),
-                     Version("vectorised", sum_of_squares_kernel_v2, fits=_lacks_fours)],
-           problems=[Problem(x=single(1000)), Problem(x=single(5)),
-                     Problem("of ranges", x=single(1096), ranges=[(0, 4), (64, 1096), (8, 16)]),
-                     Problem(x=single(40_001), fast=False), Problem(x=single(PARAMETERS), measured=True)])
+@operation(
+    reference=global_norm_reference,
+    cost=global_norm_cost,
+    versions=[
+        Version("tree", sum_of_squares_kernel_v1),
+        Version("vectorised", sum_of_squares_kernel_v2, fits=_lacks_fours),
+    ],
+    problems=[
+        Problem(x=single(1000)),
+        Problem(x=single(5)),
+        Problem("of ranges", x=single(1096), ranges=[(0, 4), (64, 1096), (8, 16)]),
+        Problem(x=single(40_001), fast=False),
+        Problem(x=single(PARAMETERS), measured=True),
+    ],
+)
 def global_norm(x, ranges=None, version=None):
     """√Σx² of a flat array, as an array (1,).
 
@@ -191,29 +216,47 @@ def global_norm(x, ranges=None, version=None):
     norm = empty((1,), np.float32, like=x)
     first = 0
     for part, count in zip(parts, blocks, strict=True):
-        launch(version.kernel, count, BLOCK, part, partials[first:first + count])
+        launch(version.kernel, count, BLOCK, part, partials[first : first + count])
         first += count
     launch(root_of_sum_kernel, 1, BLOCK, partials, norm)
     return norm
 
 
-@operation(reference=squares_of_pieces_reference, cost=squares_of_pieces_cost, check=_check_pieces,
-           problems=[Problem(x=single(1096), pieces=integers([(0, 4), (64, 1096), (8, 16)], np.int64),
-                             partials=single(3)),
-                     Problem(x=single(PARAMETERS), pieces=integers(np.stack((EDGES[:-1], EDGES[1:]), 1), np.int64),
-                             partials=single(len(EDGES) - 1), moved=4 * PARAMETERS, measured=True)],
-           writes=("partials",))
+@operation(
+    reference=squares_of_pieces_reference,
+    cost=squares_of_pieces_cost,
+    check=_check_pieces,
+    problems=[
+        Problem(
+            x=single(1096),
+            pieces=integers([(0, 4), (64, 1096), (8, 16)], np.int64),
+            partials=single(3),
+        ),
+        Problem(
+            x=single(PARAMETERS),
+            pieces=integers(np.stack((EDGES[:-1], EDGES[1:]), 1), np.int64),
+            partials=single(len(EDGES) - 1),
+            moved=4 * PARAMETERS,
+            measured=True,
+        ),
+    ],
+    writes=("partials",),
+)
 def squares_of_pieces(x, pieces, partials):
     """partials (P,) = Σx² of each piece of a flat array.
 
-    pieces: (P, 2) int64 on the engine, starts and ends in multiples of 4; partials: float32, or float64 for NumPy
+    pieces: (P, 2) int64 on the engine, starts and ends in multiples of 4; partials: float32, or
+    float64 for NumPy
     """
     if pieces.shape[0]:
         launch(squares_of_pieces_kernel, pieces.shape[0], BLOCK, x, pieces, partials)
 
 
-@operation(reference=root_of_sum_reference, cost=root_of_sum_cost,
-           problems=[Problem(partials=positive(300))])
+@operation(
+    reference=root_of_sum_reference,
+    cost=root_of_sum_cost,
+    problems=[Problem(partials=positive(300))],
+)
 def root_of_sum(partials):
     """√ of the sum of the partials (P,), as a float32 array (1,)."""
     norm = empty((1,), np.float32, like=partials)

@@ -1,9 +1,10 @@
 """Dynamic loss scaling: what keeps small gradients alive in float16, decided on the device.
 
-Float16 ends at 6·10⁻⁸ below and 65,504 above, and many gradients of a diffusion model are under the lower end. So the
-loss is multiplied by a large number before the backward pass, and the gradients divided by it in the optimiser. A scale
-too large makes a gradient infinite; then the step is skipped, and the scale lowered. The host reads none of this: a
-captured step decides for itself, at every replay.
+Float16 ends at 6·10⁻⁸ below and 65,504 above, and many gradients of a diffusion model are under the
+lower end. So the loss is multiplied by a large number before the backward pass, and the gradients
+divided by it in the optimiser. A scale too large makes a gradient infinite; then the step is
+skipped, and the scale lowered. The host reads none of this: a captured step decides for itself, at
+every replay.
 
 MATHEMATICS                                       norm: of the gradients as they come, S times too large
     a clean step, whose norm is finite      gradient_norm = norm / S, unscale = 1 / S
@@ -28,6 +29,7 @@ SOURCE
 READ NEXT
     matmul/mma.py, the first of the kernels in float16.
 """
+
 import math
 
 import numpy as np
@@ -42,9 +44,12 @@ LARGEST, SMALLEST = 2.0**40, 2.0**-20  # between which the scale stays
 LOG2_GROWTH = np.float32(2.0**0.001)
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
 
-def loss_scale_update_reference(gradient_norm, scale, unscale, counts, rule="doubling", interval=2000):
+
+def loss_scale_update_reference(
+    gradient_norm, scale, unscale, counts, rule="doubling", interval=2000
+):
     unscale[0] = 1 / scale[0]
     if math.isfinite(gradient_norm[0]):
         gradient_norm[0] *= unscale[0]
@@ -60,7 +65,8 @@ def loss_scale_update_reference(gradient_norm, scale, unscale, counts, rule="dou
         counts[:] = 0, counts[1] + 1, counts[2] + 1
 
 
-# v1: one thread -------------------------------------------------------------------------------------------------------
+# v1: one thread -----------------------------------------------------------------------------------
+
 
 @cuda.jit
 def loss_scale_update_kernel_v1(gradient_norm, scale, unscale, counts, rule, interval):
@@ -85,32 +91,61 @@ def loss_scale_update_kernel_v1(gradient_norm, scale, unscale, counts, rule, int
         counts[2] += int32(1)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def loss_scale_update_cost():
     return 40, 2
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(rule, interval):
     if rule not in RULES or interval < 1:
-        raise ValueError(f"loss scaling follows the rule doubling or log2, at an interval of 1 or more steps; not "
-                         f"{rule!r} and {interval}")
+        raise ValueError(
+            f"loss scaling follows the rule doubling or log2, at an interval of 1 or more steps; not "
+            f"{rule!r} and {interval}"
+        )
 
 
 STATE = {"scale": numbers([1024.0]), "unscale": numbers([0.5]), "counts": integers([3, 0, 0])}
 
 
-@operation(reference=loss_scale_update_reference, cost=loss_scale_update_cost, check=_check,
-           problems=[*(Problem(rule, gradient_norm=numbers([4.0]), **STATE, rule=rule, interval=4) for rule in RULES),
-                     Problem("not finite", gradient_norm=numbers([np.inf]), **STATE),
-                     Problem(gradient_norm=single(1), scale=single(1), unscale=single(1), counts=integers([3, 2, 1]),
-                             measured=True)],
-           writes=("gradient_norm", "scale", "unscale", "counts"))
+@operation(
+    reference=loss_scale_update_reference,
+    cost=loss_scale_update_cost,
+    check=_check,
+    problems=[
+        *(
+            Problem(rule, gradient_norm=numbers([4.0]), **STATE, rule=rule, interval=4)
+            for rule in RULES
+        ),
+        Problem("not finite", gradient_norm=numbers([np.inf]), **STATE),
+        Problem(
+            gradient_norm=single(1),
+            scale=single(1),
+            unscale=single(1),
+            counts=integers([3, 2, 1]),
+            measured=True,
+        ),
+    ],
+    writes=("gradient_norm", "scale", "unscale", "counts"),
+)
 def loss_scale_update(gradient_norm, scale, unscale, counts, rule="doubling", interval=2000):
-    """From the norm of scaled gradients: their true norm (NaN: skip), 1 / the scale that they had, the next scale.
+    """From the norm of scaled gradients: their true norm (NaN: skip), 1 / the scale that they had,
+    the next scale.
 
     All in place. rule: "doubling", after `interval` clean steps, or "log2".
     """
-    launch(loss_scale_update_kernel_v1, 1, 1, gradient_norm, scale, unscale, counts, RULES[rule], int(interval))
+    launch(
+        loss_scale_update_kernel_v1,
+        1,
+        1,
+        gradient_norm,
+        scale,
+        unscale,
+        counts,
+        RULES[rule],
+        int(interval),
+    )

@@ -1,4 +1,5 @@
-"""Muon: momentum whose singular values are made equal, for weights that are matrices; AdamW keeps all others.
+"""Muon: momentum whose singular values are made equal, for weights that are matrices; AdamW keeps
+all others.
 
 MATHEMATICS                                        for each matrix W (rows, columns) on its own
     g = gradient · c · u, as in adamw.py
@@ -7,11 +8,12 @@ MATHEMATICS                                        for each matrix W (rows, colu
     X = n / max(‖n‖_F, 10⁻⁷)                       so its singular values are at most 1
     O = newton_schulz(X)                           U·Vᵀ, nearly, of n = U·S·Vᵀ
     W = (1 - lr · decay) · W - lr · 0.2 √max(rows, columns) · O
-    U·Vᵀ is the steepest descent where a step is measured by its largest singular value: rare directions, which a few
-    examples ask for, get the step that common ones get. U·Vᵀ of full rank has numbers of root mean square
-    1 / √max(rows, columns), so the factor makes that of the update 0.2, about AdamW's, and one learning rate and one
-    decay serve both. (Jordan's own factor, √max(1, rows / columns), needs a separate learning rate.)
-    Nothing changes where gradient_norm is not finite. ema and half follow the new weight as in adamw.py.
+    U·Vᵀ is the steepest descent where a step is measured by its largest singular value: rare
+    directions, which a few examples ask for, get the step that common ones get. U·Vᵀ of full rank
+    has numbers of root mean square 1 / √max(rows, columns), so the factor makes that of the update
+    0.2, about AdamW's, and one learning rate and one decay serve both. (Jordan's own factor,
+    √max(1, rows / columns), needs a separate learning rate.) Nothing changes where gradient_norm is
+    not finite. ema and half follow the new weight as in adamw.py.
 SHAPES
     weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `Stack`s: `count` matrices, wherever they
     begin; X (count, rows, columns) in float16 where there is a half, else in float32
@@ -36,6 +38,7 @@ SOURCE
 READ NEXT
     step_state.py.
 """
+
 import functools
 import math
 from typing import Any, NamedTuple
@@ -45,7 +48,15 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32, upload
 from ..operation import lacks_multiple, naive_and_vectorised, operation
 from ..problem import Problem, half, integers, numbers, single
-from .adamw import State, check_flat, clip_of, clip_reference, follow4, follow_reference, followers_of
+from .adamw import (
+    State,
+    check_flat,
+    clip_of,
+    clip_reference,
+    follow4,
+    follow_reference,
+    followers_of,
+)
 from .ema import rest_of
 from .grad_norm import BLOCK, block_sum, sum_of_squares_reference
 from .newton_schulz import FIRST, newton_schulz, newton_schulz_estimate
@@ -58,10 +69,11 @@ ROOT_MEAN_SQUARE = 0.2  # of an update; AdamW's is between 0.2 and 0.4
 
 
 class Stack(NamedTuple):
-    """Matrices in a flat buffer, each row by row. starts: (count,) int64 on the engine, multiples of 4.
+    """Matrices in a flat buffer, each row by row. starts: (count,) int64 on the engine, multiples
+    of 4.
 
-    extents: None if all are rows × columns, else (2 · count,) int64 on the engine: rows and columns of each, at most
-        those, columns multiples of 4
+    extents: None if all are rows × columns, else (2 · count,) int64 on the engine: rows and columns
+        of each, at most those, columns multiples of 4
     """
 
     starts: Any
@@ -108,16 +120,19 @@ def shapes_of(stack):
     return [tuple(shape) for shape in stack.extents.reshape(-1, 2).tolist()]
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
 
-def muon_momentum_reference(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=None, dtype=None):
+
+def muon_momentum_reference(
+    gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=None, dtype=None
+):
     x = np.zeros((len(stack.starts), stack.rows, stack.columns), gradient.dtype)
     norm = float(gradient_norm[0])
     if math.isfinite(norm):
         factor = 1.0 if unscale is None else float(unscale[0])
         rest = clip_reference(norm, clip_norm, factor) * (1.0 - momentum)
         for start, (rows, columns), into in zip(stack.starts, shapes_of(stack), x, strict=True):
-            g, m_ = gradient[start:start + rows * columns], m[start:start + rows * columns]
+            g, m_ = gradient[start : start + rows * columns], m[start : start + rows * columns]
             n = rest * g
             m_ *= momentum
             m_ += n
@@ -127,20 +142,34 @@ def muon_momentum_reference(gradient, m, stack, gradient_norm, momentum, clip_no
     return x
 
 
-def muon_apply_reference(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema=None, ema_decay=0.0,
-                         half=None, ema_warmup=True):
+def muon_apply_reference(
+    weight,
+    x,
+    stack,
+    step,
+    learning_rate,
+    gradient_norm,
+    weight_decay,
+    ema=None,
+    ema_decay=0.0,
+    half=None,
+    ema_warmup=True,
+):
     rate = float(learning_rate[0])
     if math.isfinite(gradient_norm[0]):
         for start, (rows, columns), update in zip(stack.starts, shapes_of(stack), x, strict=True):
-            w = weight[start:start + rows * columns].reshape(rows, columns)
+            w = weight[start : start + rows * columns].reshape(rows, columns)
             w *= 1.0 - rate * weight_decay
             w -= rate * scale_of(rows, columns) * update[:rows, :columns]
     for start, (rows, columns) in zip(stack.starts, shapes_of(stack), strict=True):
-        w, e, h = (a if a is None else a[start:start + rows * columns] for a in (weight, ema, half))
+        w, e, h = (
+            a if a is None else a[start : start + rows * columns] for a in (weight, ema, half)
+        )
         follow_reference(w, step, gradient_norm, e, ema_decay, ema_warmup, h)
 
 
-# Device functions -----------------------------------------------------------------------------------------------------
+# Device functions ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def ahead(g, m, blend):
@@ -190,17 +219,26 @@ def in_x(i, stack, columns):
 @cuda.jit(device=True, forceinline=True)
 def scale_in(stack, move, rows, columns):
     """The learning rate's factor for a matrix."""
-    return float32(ROOT_MEAN_SQUARE) * math.sqrt(float32(max(rows, columns))) if stack.padded else move.scale
+    return (
+        float32(ROOT_MEAN_SQUARE) * math.sqrt(float32(max(rows, columns)))
+        if stack.padded
+        else move.scale
+    )
 
 
-# v1: one element a step -----------------------------------------------------------------------------------------------
+# v1: one element a step ---------------------------------------------------------------------------
 # Block (p, j) takes its share of matrix j: elements 256 p + k, then one grid's width further, …
+
 
 @cuda.jit
 def muon_momentum_kernel_v1(gradient, m, partials, stack, state, blend):
     rows, columns = extent_of(stack)
     start, size = stack.starts[cuda.blockIdx.y], int32(rows * columns)
-    finite, clip, total = math.isfinite(state.gradient_norm[0]), clip_of(state, blend.clip_norm), float32(0)
+    finite, clip, total = (
+        math.isfinite(state.gradient_norm[0]),
+        clip_of(state, blend.clip_norm),
+        float32(0),
+    )
     for i in range(cuda.grid(1), size, cuda.gridsize(1)):
         g = gradient[start + i] * clip
         new = blend.beta * m[start + i] + blend.rest * g
@@ -232,16 +270,20 @@ def muon_apply_kernel_v1(weight, x, stack, state, move, followers):
     if i < rows * columns and math.isfinite(state.gradient_norm[0]):
         at, rate = stack.starts[cuda.blockIdx.y] + i, state.learning_rate[0]
         update = float32(x[cuda.blockIdx.y * size + in_x(i, stack, columns)])
-        w = (float32(1) - rate * move.decay) * weight[at] - rate * scale_in(stack, move, rows, columns) * update
+        w = (float32(1) - rate * move.decay) * weight[at] - rate * scale_in(
+            stack, move, rows, columns
+        ) * update
         weight[at] = w
         if followers.averages:
-            followers.ema[at] += rest_of(state.step, followers.rest, followers.averages == int32(1)) * (
-                w - followers.ema[at])
+            followers.ema[at] += rest_of(
+                state.step, followers.rest, followers.averages == int32(1)
+            ) * (w - followers.ema[at])
         if followers.halves:
             followers.half[at] = followers.half.dtype.type(w)
 
 
-# v2: four elements a step ---------------------------------------------------------------------------------------------
+# v2: four elements a step -------------------------------------------------------------------------
+
 
 @cuda.jit
 def muon_momentum_kernel_v2(gradient, m, partials, stack, state, blend):
@@ -276,8 +318,14 @@ def muon_normalise_kernel_v2(gradient, m, x, partials, stack, state, blend):
         if at >= 0:
             g0, g1, g2, g3 = load4(gradient, start + at)
             m0, m1, m2, m3 = load4(m, start + at)
-        store4(x, cuda.blockIdx.y * size + i, of_m * m0 + of_g * g0, of_m * m1 + of_g * g1, of_m * m2 + of_g * g2,
-               of_m * m3 + of_g * g3)
+        store4(
+            x,
+            cuda.blockIdx.y * size + i,
+            of_m * m0 + of_g * g0,
+            of_m * m1 + of_g * g1,
+            of_m * m2 + of_g * g2,
+            of_m * m3 + of_g * g3,
+        )
 
 
 @cuda.jit
@@ -286,28 +334,42 @@ def muon_apply_kernel_v2(weight, x, stack, state, move, followers):
     i, size = cuda.grid(1) * 4, int32(stack.rows * stack.columns)
     if i < rows * columns and math.isfinite(state.gradient_norm[0]):
         at, rate = stack.starts[cuda.blockIdx.y] + i, state.learning_rate[0]
-        keep, step_size = float32(1) - rate * move.decay, rate * scale_in(stack, move, rows, columns)
+        keep, step_size = (
+            float32(1) - rate * move.decay,
+            rate * scale_in(stack, move, rows, columns),
+        )
         w0, w1, w2, w3 = load4(weight, at)
         x0, x1, x2, x3 = load4(x, cuda.blockIdx.y * size + in_x(i, stack, columns))
-        w0, w1, w2, w3 = (keep * w0 - step_size * x0, keep * w1 - step_size * x1, keep * w2 - step_size * x2,
-                          keep * w3 - step_size * x3)
+        w0, w1, w2, w3 = (
+            keep * w0 - step_size * x0,
+            keep * w1 - step_size * x1,
+            keep * w2 - step_size * x2,
+            keep * w3 - step_size * x3,
+        )
         store4(weight, at, w0, w1, w2, w3)
         follow4(followers, state, at, w0, w1, w2, w3)
 
 
-# Which shapes share a stack -------------------------------------------------------------------------------------------
+# Which shapes share a stack -----------------------------------------------------------------------
+
 
 def alike(shapes, multiprocessors):
-    """{shape: the shape that it is padded to} for stacks that take the least time on a GPU, by an estimate.
+    """{shape: the shape that it is padded to} for stacks that take the least time on a GPU, by an
+    estimate.
 
-    shapes: {(rows, columns): how many}. Two stacks become one as long as that saves time: launches, for arithmetic.
+    shapes: {(rows, columns): how many}. Two stacks become one as long as that saves time: launches,
+    for arithmetic.
     """
     ceil = {n: -(-n // MULTIPLE) * MULTIPLE for shape in shapes for n in shape}
-    groups = [({shape}, shape, count) for shape, count in shapes.items()]  # (its shapes, padded to, how many)
+    # (its shapes, padded to, how many)
+    groups = [({shape}, shape, count) for shape, count in shapes.items()]
 
     @functools.cache  # as of most pairs nothing changes from turn to turn
     def time(shape, count):
-        return newton_schulz_estimate((count, *shape), multiprocessors) + PASSES * math.prod(shape) * count
+        return (
+            newton_schulz_estimate((count, *shape), multiprocessors)
+            + PASSES * math.prod(shape) * count
+        )
 
     def joined(a, b):
         padded = tuple(max(ceil.get(m, m), ceil.get(n, n)) for m, n in zip(a[1], b[1], strict=True))
@@ -318,7 +380,9 @@ def alike(shapes, multiprocessors):
             return 0.0  # a tall one has its Gram matrix on the other side; v2 moves four columns
         return time(*a[1:]) + time(*b[1:]) - time(*joined(a, b)[1:])
 
-    while pairs := [(saved(a, b), i, j) for i, a in enumerate(groups) for j, b in enumerate(groups[:i])]:
+    while pairs := [
+        (saved(a, b), i, j) for i, a in enumerate(groups) for j, b in enumerate(groups[:i])
+    ]:
         best, i, j = max(pairs)
         if best <= 0:
             break
@@ -326,7 +390,8 @@ def alike(shapes, multiprocessors):
     return {shape: padded for found, padded, _ in groups for shape in found}
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def muon_momentum_cost(n, itemsize=4):
     """(bytes, FLOPs) of matrices of n elements in all; itemsize: of x."""
@@ -337,11 +402,18 @@ def muon_apply_cost(n, itemsize=4, ema=False, half=False):
     return (8 + itemsize + 8 * ema + 2 * half) * n, (4 + 3 * ema) * n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _places(stack):
     padded = stack.extents is not None
-    return Places(stack.starts, stack.extents if padded else stack.starts, stack.rows, stack.columns, int(padded))
+    return Places(
+        stack.starts,
+        stack.extents if padded else stack.starts,
+        stack.rows,
+        stack.columns,
+        int(padded),
+    )
 
 
 def _ones(array, like):
@@ -362,83 +434,208 @@ def _check_momentum(gradient, m, momentum):
 def _check_apply(weight, x, stack, ema, half):
     check_flat(weight=weight, ema=ema, half=half)
     if tuple(x.shape) != (*stack.starts.shape, stack.rows, stack.columns):
-        raise ValueError(f"x {x.shape} must hold {stack.starts.shape[0]} matrices of {stack.rows} × {stack.columns}, "
-                         "as muon_momentum made it of this stack")
+        raise ValueError(
+            f"x {x.shape} must hold {stack.starts.shape[0]} matrices of {stack.rows} × {stack.columns}, "
+            "as muon_momentum made it of this stack"
+        )
 
 
 def _problems(make):
-    """The small problems of an operation: two matrices of a flat buffer that has room for three. `make` takes the
-    label, the stack and the buffer's length."""
+    """The small problems of an operation: two matrices of a flat buffer that has room for three.
+    `make` takes the label, the stack and the buffer's length."""
     found = []
     for rows, columns, extents in ((3, 5, None), (24, 16, None), (24, 16, (20, 12, 24, 16))):
         n = -(-rows * columns // 8) * 8
-        stack = Stack(integers([0, 2 * n], np.int64), rows, columns, extents and integers(extents, np.int64))
-        found.append(make(f"{rows} × {columns}{', and a smaller one' if extents else ''}", stack, 3 * n))
+        stack = Stack(
+            integers([0, 2 * n], np.int64), rows, columns, extents and integers(extents, np.int64)
+        )
+        found.append(
+            make(f"{rows} × {columns}{', and a smaller one' if extents else ''}", stack, 3 * n)
+        )
     return found
 
 
-MANY = single(12 * 4 * 768 * 768)  # of a DiT-B: the weights of fc1, and those of q, k, v and the projection
+# of a DiT-B: the weights of fc1, and those of q, k, v and the projection
+MANY = single(12 * 4 * 768 * 768)
 STACK = Stack(integers(np.arange(12) * (4 * 768 * 768), np.int64), 4 * 768, 768)
 
 
-@operation(reference=muon_momentum_reference, cost=muon_momentum_cost, exact_bytes=True, check=_check_momentum,
-           versions=naive_and_vectorised((muon_momentum_kernel_v1, muon_normalise_kernel_v1),
-                                         (muon_momentum_kernel_v2, muon_normalise_kernel_v2), _lacks_fours),
-           problems=[*_problems(lambda label, stack, n: Problem(
-               label, gradient=single(n), m=single(n), stack=stack, gradient_norm=numbers([4.0]), momentum=0.95,
-               clip_norm=1.0, unscale=numbers([0.5]))),
-               Problem(gradient=MANY, m=MANY, stack=STACK, gradient_norm=single(1), momentum=0.95, clip_norm=1.0,
-                       dtype=np.float16, measured=True)],
-           writes=("m",))
-def muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=None, dtype=None, version=None):
-    """`newton_schulz`'s x of the matrices in `stack`, as a new array (count, rows, columns); updates m in place.
+@operation(
+    reference=muon_momentum_reference,
+    cost=muon_momentum_cost,
+    exact_bytes=True,
+    check=_check_momentum,
+    versions=naive_and_vectorised(
+        (muon_momentum_kernel_v1, muon_normalise_kernel_v1),
+        (muon_momentum_kernel_v2, muon_normalise_kernel_v2),
+        _lacks_fours,
+    ),
+    problems=[
+        *_problems(
+            lambda label, stack, n: Problem(
+                label,
+                gradient=single(n),
+                m=single(n),
+                stack=stack,
+                gradient_norm=numbers([4.0]),
+                momentum=0.95,
+                clip_norm=1.0,
+                unscale=numbers([0.5]),
+            )
+        ),
+        Problem(
+            gradient=MANY,
+            m=MANY,
+            stack=STACK,
+            gradient_norm=single(1),
+            momentum=0.95,
+            clip_norm=1.0,
+            dtype=np.float16,
+            measured=True,
+        ),
+    ],
+    writes=("m",),
+)
+def muon_momentum(
+    gradient,
+    m,
+    stack,
+    gradient_norm,
+    momentum,
+    clip_norm=0.0,
+    unscale=None,
+    dtype=None,
+    version=None,
+):
+    """`newton_schulz`'s x of the matrices in `stack`, as a new array (count, rows, columns);
+    updates m in place.
 
-    unscale: array (1,) by which the gradients are multiplied first (None: 1); dtype: of x on a device; None: float32
+    unscale: array (1,) by which the gradients are multiplied first (None: 1); dtype: of x on a
+    device; None: float32
     """
     (count,), size = stack.starts.shape, stack.rows * stack.columns
     parts = max(1, min(MAX_PARTS, -(-size // (4 * BLOCK))))
     partials = empty((count * parts,), np.float32, like=m)
     x = empty((count, stack.rows, stack.columns), dtype or np.float32, like=m)
-    state = State(gradient_norm, gradient_norm, gradient_norm, _ones(unscale, m))  # the first two are not read
+    # the first two are not read
+    state = State(gradient_norm, gradient_norm, gradient_norm, _ones(unscale, m))
     blend = Blend(*map(float32, (momentum, 1.0 - momentum, clip_norm, FIRST)))
     first, second = version.kernel
     places = _places(stack)
     launch(first, (parts, count), BLOCK, gradient, m, partials, places, state, blend)
-    launch(second, (parts, count), BLOCK, gradient, m, x.reshape(-1), partials, places, state, blend)
+    launch(
+        second, (parts, count), BLOCK, gradient, m, x.reshape(-1), partials, places, state, blend
+    )
     return x
 
 
-@operation(reference=muon_apply_reference, cost=muon_apply_cost, exact_bytes=True, check=_check_apply,
-           versions=naive_and_vectorised(muon_apply_kernel_v1, muon_apply_kernel_v2, _lacks_fours),
-           problems=[*_problems(lambda label, stack, n: Problem(
-               label, weight=single(n), x=single(2, stack.rows, stack.columns), stack=stack,
-               step=integers([3], np.uint32), learning_rate=numbers([1e-2]), gradient_norm=numbers([4.0]),
-               weight_decay=0.1, ema=single(n), ema_decay=0.99, half=numbers(np.zeros(n), np.float16),
-               tolerance=1e-3)),
-               Problem(weight=MANY, x=half(12, 4 * 768, 768), stack=STACK, step=integers([7], np.uint32),
-                       learning_rate=single(1), gradient_norm=single(1), weight_decay=0.0, ema=MANY, ema_decay=0.998,
-                       half=half(*MANY.shape), measured=True)],
-           writes=("weight", "ema", "half"))
-def muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema=None, ema_decay=0.0, half=None,
-               ema_warmup=True, version=None):
-    """Take the step x (count, rows, columns), what `newton_schulz` gave, from the matrices in `stack`, in place.
+@operation(
+    reference=muon_apply_reference,
+    cost=muon_apply_cost,
+    exact_bytes=True,
+    check=_check_apply,
+    versions=naive_and_vectorised(muon_apply_kernel_v1, muon_apply_kernel_v2, _lacks_fours),
+    problems=[
+        *_problems(
+            lambda label, stack, n: Problem(
+                label,
+                weight=single(n),
+                x=single(2, stack.rows, stack.columns),
+                stack=stack,
+                step=integers([3], np.uint32),
+                learning_rate=numbers([1e-2]),
+                gradient_norm=numbers([4.0]),
+                weight_decay=0.1,
+                ema=single(n),
+                ema_decay=0.99,
+                half=numbers(np.zeros(n), np.float16),
+                tolerance=1e-3,
+            )
+        ),
+        Problem(
+            weight=MANY,
+            x=half(12, 4 * 768, 768),
+            stack=STACK,
+            step=integers([7], np.uint32),
+            learning_rate=single(1),
+            gradient_norm=single(1),
+            weight_decay=0.0,
+            ema=MANY,
+            ema_decay=0.998,
+            half=half(*MANY.shape),
+            measured=True,
+        ),
+    ],
+    writes=("weight", "ema", "half"),
+)
+def muon_apply(
+    weight,
+    x,
+    stack,
+    step,
+    learning_rate,
+    gradient_norm,
+    weight_decay,
+    ema=None,
+    ema_decay=0.0,
+    half=None,
+    ema_warmup=True,
+    version=None,
+):
+    """Take the step x (count, rows, columns), what `newton_schulz` gave, from the matrices in
+    `stack`, in place.
 
     step, ema, ema_decay, half, ema_warmup: as of `adamw_update`
     """
     size = stack.rows * stack.columns
-    launch(version.kernel, (-(-size // (version.width * BLOCK)), x.shape[0]), BLOCK, weight, x.reshape(-1),
-           _places(stack), State(step, learning_rate, gradient_norm, gradient_norm),
-           Move(float32(weight_decay), float32(scale_of(stack.rows, stack.columns))),
-           followers_of(weight, ema, ema_decay, ema_warmup, half))
+    launch(
+        version.kernel,
+        (-(-size // (version.width * BLOCK)), x.shape[0]),
+        BLOCK,
+        weight,
+        x.reshape(-1),
+        _places(stack),
+        State(step, learning_rate, gradient_norm, gradient_norm),
+        Move(float32(weight_decay), float32(scale_of(stack.rows, stack.columns))),
+        followers_of(weight, ema, ema_decay, ema_warmup, half),
+    )
 
 
-def muon_update(weight, gradient, m, stack, step, learning_rate, gradient_norm, momentum, weight_decay, clip_norm=0.0,
-                unscale=None, ema=None, ema_decay=0.0, half=None, ema_warmup=True):
-    """One Muon update of the matrices in `stack`, in place. What `adamw_update` takes, too, is as there.
+def muon_update(
+    weight,
+    gradient,
+    m,
+    stack,
+    step,
+    learning_rate,
+    gradient_norm,
+    momentum,
+    weight_decay,
+    clip_norm=0.0,
+    unscale=None,
+    ema=None,
+    ema_decay=0.0,
+    half=None,
+    ema_warmup=True,
+):
+    """One Muon update of the matrices in `stack`, in place. What `adamw_update` takes, too, is as
+    there.
 
     The products are of float16 where there is a `half` on a device, else of float32.
     """
     dtype = np.float16 if half is not None else np.float32
     x = muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm, unscale, dtype)
     x = newton_schulz(x)
-    muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema, ema_decay, half, ema_warmup)
+    muon_apply(
+        weight,
+        x,
+        stack,
+        step,
+        learning_rate,
+        gradient_norm,
+        weight_decay,
+        ema,
+        ema_decay,
+        half,
+        ema_warmup,
+    )

@@ -3,22 +3,25 @@
 MATHEMATICS
     X = U·S·Vᵀ with singular values S ≤ 1. One iteration, with a = 3.4445, b = -4.7750, c = 2.0315:
         X ← a X + b (X·Xᵀ) X + c (X·Xᵀ)² X = U · (a S + b S³ + c S⁵) · Vᵀ
-    acts on each singular value alone. Near zero it multiplies by a, so five iterations bring all from 1/500 on into
-    [0.68, 1.21]; they do not converge to 1, which costs nothing in training and saves iterations.
-    X·Xᵀ is taken on the smaller side: where X has more rows than columns, X ← X (a + b XᵀX + c (XᵀX)²).
+    acts on each singular value alone. Near zero it multiplies by a, so five iterations bring all
+    from 1/500 on into [0.68, 1.21]; they do not converge to 1, which costs nothing in training and
+    saves iterations. X·Xᵀ is taken on the smaller side: where X has more rows than columns, X ← X
+    (a + b XᵀX + c (XᵀX)²).
 BY WAY OF THE GRAM MATRIX
     X enters the factor through G = X·Xᵀ alone: B = a I + b G + c G² and X ← B X, so the next Gram matrix is B G B, for
     which no X is needed. Of several iterations in a row
         B = a I + b G + c G²,        Q ← B Q,        G ← B G B,        and at the end X ← Q X.
-    With s the smaller side and l the larger, two of them take 2 s² l + 5 s³ multiply-adds instead of 4 s² l + 2 s³. All
-    but Q X are symmetric, because polynomials of one matrix commute: `matmul_symmetric` computes one half.
-    G has the squares of the singular values. What float16 rounds away of them returns when X is formed again and its
-    Gram matrix taken: after two iterations, one, and two (`parts_of`). Then the result is as far from the exact one as
-    by single iterations: 1e-3 to 4e-2 of its norm for random matrices, low rank with noise, a condition of 10⁶, and
-    one singular value fifty times the others. Five in a row would be up to thirty times as far. In float32 three and
-    two suffice.
-    On the host, where products are dear, float32 makes all five in a row, without b on G, which would round it: within
-    3e-3 of the result's norm, also where G has lost singular values below 2⁻¹² of the largest.
+    With s the smaller side and l the larger, two of them take 2 s² l + 5 s³ multiply-adds instead
+    of 4 s² l + 2 s³. All but Q X are symmetric, because polynomials of one matrix commute:
+    `matmul_symmetric` computes one half. G has the squares of the singular values. What float16
+    rounds away of them returns when X is formed again and its Gram matrix taken: after two
+    iterations, one, and two (`parts_of`). Then the result is as far from the exact one as by single
+    iterations: 1e-3 to 4e-2 of its norm for random matrices, low rank with noise, a condition of
+    10⁶, and one singular value fifty times the others. Five in a row would be up to thirty times as
+    far. In float32 three and two suffice.
+    On the host, where products are dear, float32 makes all five in a row, without b on G, which
+    would round it: within 3e-3 of the result's norm, also where G has lost singular values below
+    2⁻¹² of the largest.
 NO PASS BETWEEN THE PRODUCTS. A product adds a `residual` with a factor of one, and a number to the diagonal. In a row
     of iterations b G is kept instead of G: B = (c / b²) (b G)² + (b G) + a I. A single one adds no matrix at all, by
     completing the square: B = c (G + h I)² + (a - c h²) I with h = b / 2c.
@@ -43,6 +46,7 @@ SOURCE
 READ NEXT
     muon.py, which does this to the momentum.
 """
+
 import numpy as np
 
 from ...device import is_device
@@ -51,12 +55,14 @@ from ..matmul import matmul_forward, matmul_symmetric
 from ..operation import operation
 from ..problem import Problem, filled, half
 
-A, B, C = 3.4445, -4.7750, 2.0315  # the largest slope at zero for which five iterations stay within about 0.3 of one
+# the largest slope at zero for which five iterations stay within about 0.3 of one
+A, B, C = 3.4445, -4.7750, 2.0315
 STEPS = 5
 FIRST = A**STEPS  # what the first x is multiplied by
 SHIFT = B / (2 * C)  # h
 REST = A - C * SHIFT**2
-TILE, LAUNCH, STEP, EPILOGUE = 128, 3000.0, 530.0, 640.0  # of the estimate: ns of a launch, of 64 of K, of a tile's end
+# of the estimate: ns of a launch, of 64 of K, of a tile's end
+TILE, LAUNCH, STEP, EPILOGUE = 128, 3000.0, 530.0, 640.0
 WIDE = 2  # l / s from which iterations in a row pay
 
 
@@ -69,7 +75,8 @@ def newton_schulz_reference(x, steps=STEPS):
 
 
 def parts_of(shape, dtype, steps=STEPS):
-    """How many iterations are made in a row before X is formed again: numbers that add up to `steps`."""
+    """How many iterations are made in a row before X is formed again: numbers that add up to
+    `steps`."""
     small, large = sorted(shape[1:])
     if large < WIDE * small:
         return (1,) * steps
@@ -87,10 +94,14 @@ def _factor(x, tall, alpha, count):
         return matmul_symmetric(gram, gram, transpose_b=True, alpha=C, diagonal=REST)
     gram, q = matmul_symmetric(x, x, tall, not tall, B * alpha), None  # b G
     for k in range(count):
-        b = matmul_symmetric(gram, gram, transpose_b=True, alpha=C / (B * B), diagonal=A, residual=gram)
+        b = matmul_symmetric(
+            gram, gram, transpose_b=True, alpha=C / (B * B), diagonal=A, residual=gram
+        )
         q = b if q is None else matmul_symmetric(b, q, transpose_b=True)
         if k < count - 1:
-            gram = matmul_symmetric(matmul_symmetric(b, gram, transpose_b=True), b, transpose_b=True)
+            gram = matmul_symmetric(
+                matmul_symmetric(b, gram, transpose_b=True), b, transpose_b=True
+            )
     return q
 
 
@@ -105,7 +116,7 @@ def _on_the_host(x, steps):
             b = gram @ gram.swapaxes(1, 2)
             b *= C
             b += B * gram
-            b.reshape(len(b), -1)[:, ::small + 1] += x.dtype.type(A)
+            b.reshape(len(b), -1)[:, :: small + 1] += x.dtype.type(A)
             q = b if q is None else b @ q
             if k < count - 1:
                 gram = b @ gram @ b
@@ -114,35 +125,51 @@ def _on_the_host(x, steps):
 
 
 def newton_schulz_cost(shape, steps=STEPS, itemsize=4):
-    """(bytes, FLOPs): of each product both operands, the residual and the result; what is two of them once."""
+    """(bytes, FLOPs): of each product both operands, the residual and the result; what is two of
+    them once."""
     batch, small, large = shape[0], *sorted(shape[1:])
     parts = parts_of(shape, np.float16 if itemsize == 2 else np.float32, steps)
     squares = sum(4 * k - 3 for k in parts)  # products of s × s matrices
-    read = sum(2 if k == 1 else 11 * k - 9 for k in parts)  # s × s matrices that these read and write
-    return (batch * itemsize * (len(parts) * (3 * small * large + 2 * small**2) + read * small**2),
-            batch * (len(parts) * 3 * small**2 * large + squares * small**3))
+    # s × s matrices that these read and write
+    read = sum(2 if k == 1 else 11 * k - 9 for k in parts)
+    return (
+        batch * itemsize * (len(parts) * (3 * small * large + 2 * small**2) + read * small**2),
+        batch * (len(parts) * 3 * small**2 * large + squares * small**3),
+    )
 
 
 def _unit(shape, dtype=np.float32):
     """A times matrices of Frobenius norm 1, of a problem: the input of one iteration."""
+
     def values(rng):
         x = rng.standard_normal(shape)
         return A * x / np.linalg.norm(x, axis=(1, 2), keepdims=True)
+
     return filled(shape, values, dtype)
 
 
 # One iteration in the small problems: the others launch the same kernels.
-@operation(cost=newton_schulz_cost,
-           problems=[Problem(x=_unit((2, 3, 2)), steps=1),
-                     Problem(x=_unit((2, 8, 16), np.float16), steps=1, fast=False),
-                     *(Problem(x=half(*shape), measured=True) for shape in ((12, 4 * 768, 768), (4 * 12, 768, 768)))])
+@operation(
+    cost=newton_schulz_cost,
+    problems=[
+        Problem(x=_unit((2, 3, 2)), steps=1),
+        Problem(x=_unit((2, 8, 16), np.float16), steps=1, fast=False),
+        *(
+            Problem(x=half(*shape), measured=True)
+            for shape in ((12, 4 * 768, 768), (4 * 12, 768, 768))
+        ),
+    ],
+)
 def newton_schulz(x, steps=STEPS):
     """U · p(S) · Vᵀ of each matrix U · S · Vᵀ, p after `steps` iterations, as a new array.
 
-    x (batch, rows, columns): A ** steps times the matrices (`FIRST`), whose singular values are at most 1
+    x (batch, rows, columns): A ** steps times the matrices (`FIRST`), whose singular values are at
+    most 1
     """
     if x.ndim != 3:
-        raise ValueError(f"x {x.shape} must be a batch of matrices (batch, rows, columns); use x.reshape(1, …) for one")
+        raise ValueError(
+            f"x {x.shape} must be a batch of matrices (batch, rows, columns); use x.reshape(1, …) for one"
+        )
     if not is_device(x) and not is_half(x.dtype):
         return _on_the_host(x, steps)
     tall, left = x.shape[1] > x.shape[2], steps
@@ -154,7 +181,8 @@ def newton_schulz(x, steps=STEPS):
 
 
 def newton_schulz_estimate(shape, multiprocessors):
-    """Nanoseconds of the float16 products, roughly: launches, and rounds of tiles of 128 × 128 with steps along K.
+    """Nanoseconds of the float16 products, roughly: launches, and rounds of tiles of 128 × 128 with
+    steps along K.
 
     What 128 does not divide has no wgmma, computes both halves, and needs a pass for each diagonal.
     """
@@ -169,5 +197,8 @@ def newton_schulz_estimate(shape, multiprocessors):
     parts = parts_of(shape, np.float16)
     squares = sum(4 * k - 3 for k in parts)
     half = m * (m + 1) // 2 if fast else m * m
-    return (len(parts) * (product(half, large) + product(m * n, small)) + squares * product(half, small, not fast)
-            + 3 * LAUNCH)
+    return (
+        len(parts) * (product(half, large) + product(m * n, small))
+        + squares * product(half, small, not fast)
+        + 3 * LAUNCH
+    )

@@ -1,7 +1,7 @@
 """The scalars of a training step, kept where a replayed step can find them: on the device.
 
-A captured step is replayed without a word from the host, so what changes from step to step must change itself. These
-kernels have one thread each; they cost a launch and nothing else.
+A captured step is replayed without a word from the host, so what changes from step to step must
+change itself. These kernels have one thread each; they cost a launch and nothing else.
 
 MATHEMATICS
     learning rate   warm-up, while step < warmup_steps:   base · (step + 1) / warmup_steps
@@ -31,6 +31,7 @@ SOURCE
 READ NEXT
     diffusion/sampler.py.
 """
+
 import math
 
 import numpy as np
@@ -45,7 +46,8 @@ WARP = 32
 NAN = np.float32(np.nan)
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def learning_rate_forward_reference(step, learning_rate, base, warmup_steps, total_steps, cosine):
     s = int(step[0])
@@ -86,7 +88,8 @@ def next_row_reference(table, step, row):
     step += uint32(1)
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def learning_rate_kernel_v1(step, learning_rate, base, warmup_steps, total_steps, cosine):
@@ -95,7 +98,10 @@ def learning_rate_kernel_v1(step, learning_rate, base, warmup_steps, total_steps
     if s < warmup_steps:
         rate = base * float32(int32(s + 1)) / float32(warmup_steps)
     elif cosine:
-        left, whole = max(int32(total_steps - s), int32(0)), max(int32(total_steps - warmup_steps), int32(1))
+        left, whole = (
+            max(int32(total_steps - s), int32(0)),
+            max(int32(total_steps - warmup_steps), int32(1)),
+        )
         _, root = cosine_sine_of(HALF_PI * (float32(left) / float32(whole)))
         rate = base * root * root
     learning_rate[0] = rate
@@ -144,7 +150,8 @@ def next_row_kernel_v1(table, step, row):
         step[0] = uint32(s + uint32(1))
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def learning_rate_forward_cost():
     return 8, 5
@@ -170,64 +177,144 @@ def next_row_cost(width):
     return 8 * width + 8, 0
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
 STEP, NORM = integers([3], np.uint32), numbers([4.0])
 
 
-@operation(reference=learning_rate_forward_reference, cost=learning_rate_forward_cost,
-           problems=[*(Problem("cosine" if cosine else "constant", step=STEP, learning_rate=numbers([1e-3]), base=1e-3,
-                               warmup_steps=2, total_steps=10, cosine=cosine) for cosine in (False, True)),
-                     Problem(step=integers([7], np.uint32), learning_rate=single(1), base=1e-3, warmup_steps=200,
-                             total_steps=8000, cosine=True, measured=True)],
-           writes=("learning_rate",))
+@operation(
+    reference=learning_rate_forward_reference,
+    cost=learning_rate_forward_cost,
+    problems=[
+        *(
+            Problem(
+                "cosine" if cosine else "constant",
+                step=STEP,
+                learning_rate=numbers([1e-3]),
+                base=1e-3,
+                warmup_steps=2,
+                total_steps=10,
+                cosine=cosine,
+            )
+            for cosine in (False, True)
+        ),
+        Problem(
+            step=integers([7], np.uint32),
+            learning_rate=single(1),
+            base=1e-3,
+            warmup_steps=200,
+            total_steps=8000,
+            cosine=True,
+            measured=True,
+        ),
+    ],
+    writes=("learning_rate",),
+)
 def learning_rate_forward(step, learning_rate, base, warmup_steps, total_steps, cosine):
     """Writes this step's learning rate into `learning_rate`."""
-    launch(learning_rate_kernel_v1, 1, 1, step, learning_rate, float(base), int(warmup_steps), int(total_steps),
-           int(cosine))
+    launch(
+        learning_rate_kernel_v1,
+        1,
+        1,
+        step,
+        learning_rate,
+        float(base),
+        int(warmup_steps),
+        int(total_steps),
+        int(cosine),
+    )
 
 
-@operation(reference=step_advance_reference, cost=step_advance_cost, problems=[Problem(step=STEP)], writes=("step",))
+@operation(
+    reference=step_advance_reference,
+    cost=step_advance_cost,
+    problems=[Problem(step=STEP)],
+    writes=("step",),
+)
 def step_advance(step):
     """step += 1, in place."""
     launch(step_advance_kernel_v1, 1, 1, step)
 
 
-@operation(reference=latch_nonfinite_reference, cost=latch_nonfinite_cost,
-           problems=[Problem(label, first_bad_step=integers([-1]), loss=numbers([loss]), gradient_norm=NORM, step=STEP)
-                     for label, loss in (("finite", 0.5), ("infinite", np.inf))],
-           writes=("first_bad_step", "gradient_norm"))
+@operation(
+    reference=latch_nonfinite_reference,
+    cost=latch_nonfinite_cost,
+    problems=[
+        Problem(
+            label,
+            first_bad_step=integers([-1]),
+            loss=numbers([loss]),
+            gradient_norm=NORM,
+            step=STEP,
+        )
+        for label, loss in (("finite", 0.5), ("infinite", np.inf))
+    ],
+    writes=("first_bad_step", "gradient_norm"),
+)
 def latch_nonfinite(first_bad_step, loss, gradient_norm, step):
-    """Remembers the first step that is not finite, and from it on makes gradient_norm NaN, so that updates stop."""
+    """Remembers the first step that is not finite, and from it on makes gradient_norm NaN, so that
+    updates stop."""
     launch(latch_nonfinite_kernel_v1, 1, 1, first_bad_step, loss, gradient_norm, step)
 
 
-@operation(reference=latch_skips_reference, cost=latch_skips_cost,
-           problems=[Problem(f"patience of {patience}", first_bad_step=integers([-1]), counts=integers([3, 0, 0]),
-                             gradient_norm=NORM, step=STEP, patience=patience) for patience in (0, 5)],
-           writes=("first_bad_step", "gradient_norm"))
+@operation(
+    reference=latch_skips_reference,
+    cost=latch_skips_cost,
+    problems=[
+        Problem(
+            f"patience of {patience}",
+            first_bad_step=integers([-1]),
+            counts=integers([3, 0, 0]),
+            gradient_norm=NORM,
+            step=STEP,
+            patience=patience,
+        )
+        for patience in (0, 5)
+    ],
+    writes=("first_bad_step", "gradient_norm"),
+)
 def latch_skips(first_bad_step, counts, gradient_norm, step, patience):
-    """Remembers the step at which `patience` in a row were skipped, and from it on stops all updates."""
+    """Remembers the step at which `patience` in a row were skipped, and from it on stops all
+    updates."""
     launch(latch_skips_kernel_v1, 1, 1, first_bad_step, counts, gradient_norm, step, int(patience))
 
 
-@operation(reference=count_update_reference, cost=count_update_cost,
-           problems=[Problem(updates=STEP, gradient_norm=NORM)], writes=("updates",))
+@operation(
+    reference=count_update_reference,
+    cost=count_update_cost,
+    problems=[Problem(updates=STEP, gradient_norm=NORM)],
+    writes=("updates",),
+)
 def count_update(updates, gradient_norm):
     """updates += 1, in place, if the norm is finite."""
     launch(count_update_kernel_v1, 1, 1, updates, gradient_norm)
 
 
 def _check_row(table, row):
-    if table.dtype != row.dtype or row.dtype != np.uint32 or tuple(row.shape) != tuple(table.shape[1:]):
-        raise ValueError(f"table {table.dtype}{tuple(table.shape)} and row {row.dtype}{tuple(row.shape)} must be "
-                         "uint32, (steps, width) and (width,)")
+    if (
+        table.dtype != row.dtype
+        or row.dtype != np.uint32
+        or tuple(row.shape) != tuple(table.shape[1:])
+    ):
+        raise ValueError(
+            f"table {table.dtype}{tuple(table.shape)} and row {row.dtype}{tuple(row.shape)} must be "
+            "uint32, (steps, width) and (width,)"
+        )
 
 
-@operation(reference=next_row_reference, cost=next_row_cost, check=_check_row,
-           problems=[Problem(table=filled((3, 40), lambda rng: rng.integers(0, 2**32, (3, 40)), np.uint32),
-                             step=integers([1], np.uint32), row=integers(np.zeros(40), np.uint32))],
-           writes=("step", "row"))
+@operation(
+    reference=next_row_reference,
+    cost=next_row_cost,
+    check=_check_row,
+    problems=[
+        Problem(
+            table=filled((3, 40), lambda rng: rng.integers(0, 2**32, (3, 40)), np.uint32),
+            step=integers([1], np.uint32),
+            row=integers(np.zeros(40), np.uint32),
+        )
+    ],
+    writes=("step", "row"),
+)
 def next_row(table, step, row):
     """row = table[step], then step += 1, in place. The table has a row for that step."""
     launch(next_row_kernel_v1, 1, WARP, table.reshape(-1), step, row)

@@ -1,10 +1,12 @@
-"""Zeroing parts of a flat buffer in one launch: the gradients that a step adds to, and not those that it writes.
+"""Zeroing parts of a flat buffer in one launch: the gradients that a step adds to, and not those
+that it writes.
 
 MATHEMATICS
     flat[start … stop-1] = 0        for every range (start, stop)
-    A backward pass adds to the gradients of most parameters, which therefore begin at zero. A large weight that is used
-    once a step gets its gradient from one product, which may as well write it: then neither the zeros nor the reading
-    of them is paid. So of a DiT's flat gradient only the biases and a few small weights are zeroed here.
+    A backward pass adds to the gradients of most parameters, which therefore begin at zero. A large
+    weight that is used once a step gets its gradient from one product, which may as well write it:
+    then neither the zeros nor the reading of them is paid. So of a DiT's flat gradient only the
+    biases and a few small weights are zeroed here.
 SHAPES
     flat (n,) float32; ranges (R, 2) int64, on the same engine: first element and the one after the last of each, with
     starts in multiples of 4 and none longer than PIECE; `pieces` cuts long ranges so
@@ -21,6 +23,7 @@ SOURCE
 READ NEXT
     grad_norm.py, which reads the whole buffer once the gradients are there.
 """
+
 import numpy as np
 
 from ...device import cuda, float32, int32, launch, store4
@@ -32,14 +35,17 @@ PIECE = 16 * 4 * BLOCK  # elements that a block zeroes at most: 16 stores a thre
 
 
 def pieces(ranges):
-    """int64 (R, 2): ranges [(start, stop)] with neighbours joined and long ones cut, as `zero_ranges` takes them."""
+    """int64 (R, 2): ranges [(start, stop)] with neighbours joined and long ones cut, as
+    `zero_ranges` takes them."""
     joined = []
     for start, stop in sorted(ranges):
         if joined and joined[-1][1] == start:
             joined[-1][1] = stop
         else:
             joined.append([start, stop])
-    cut = [(at, min(at + PIECE, stop)) for start, stop in joined for at in range(start, stop, PIECE)]
+    cut = [
+        (at, min(at + PIECE, stop)) for start, stop in joined for at in range(start, stop, PIECE)
+    ]
     return np.array(cut, np.int64).reshape(-1, 2)
 
 
@@ -61,24 +67,38 @@ def zero_ranges_kernel_v1(flat, ranges):
         flat[start + rest] = zero
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def zero_ranges_cost(n):
     """(bytes, FLOPs) of n elements in all."""
     return 4 * n, 0
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
 PARAMETERS = 20_494_272  # of the UNet, for the benchmark
 STARTS = np.arange(0, PARAMETERS - PIECE, 18_976)
 
 
-@operation(reference=zero_ranges_reference, cost=zero_ranges_cost,
-           problems=[Problem(flat=single(2500), ranges=integers(pieces([(8, 13), (40, 2100), (2100, 2103)]), np.int64)),
-                     Problem(flat=single(PARAMETERS), ranges=integers(np.stack((STARTS, STARTS + PIECE), 1), np.int64),
-                             note="86 % of it", moved=4 * PIECE * len(STARTS), measured=True)],
-           writes=("flat",))
+@operation(
+    reference=zero_ranges_reference,
+    cost=zero_ranges_cost,
+    problems=[
+        Problem(
+            flat=single(2500),
+            ranges=integers(pieces([(8, 13), (40, 2100), (2100, 2103)]), np.int64),
+        ),
+        Problem(
+            flat=single(PARAMETERS),
+            ranges=integers(np.stack((STARTS, STARTS + PIECE), 1), np.int64),
+            note="86 % of it",
+            moved=4 * PIECE * len(STARTS),
+            measured=True,
+        ),
+    ],
+    writes=("flat",),
+)
 def zero_ranges(flat, ranges):
     """Set the elements of `flat` within `ranges` to zero, in place."""
     if ranges.shape[0]:

@@ -1,4 +1,5 @@
-"""Float16 rounded to E4M3, floats of 8 bits, with a scale for each tensor: what matmul/hopper_fp8.py multiplies.
+"""Float16 rounded to E4M3, floats of 8 bits, with a scale for each tensor: what
+matmul/hopper_fp8.py multiplies.
 
 Read the files in this order:
 
@@ -8,6 +9,7 @@ Read the files in this order:
 READ NEXT
     rounding.py
 """
+
 from .both import columns_of, columns_of_cost, quantise_both, quantise_both_cost
 from .rounding import (
     HISTORY,
@@ -27,7 +29,24 @@ from .rounding import (
     store_rounded8,
 )
 
-__all__ = ["HISTORY", "MAGNITUDES", "PARTIALS", "columns_of", "columns_of_cost", "keep_largest", "matrices8",
-           "quantise_both", "quantise_both_cost", "quantise_forward", "quantise_forward_cost", "quantise_weights",
-           "quantise_weights_cost", "scale_update", "scale_update_cost", "scaled", "share_largest",
-           "share_largest_cost", "store_rounded8"]
+__all__ = [
+    "HISTORY",
+    "MAGNITUDES",
+    "PARTIALS",
+    "columns_of",
+    "columns_of_cost",
+    "keep_largest",
+    "matrices8",
+    "quantise_both",
+    "quantise_both_cost",
+    "quantise_forward",
+    "quantise_forward_cost",
+    "quantise_weights",
+    "quantise_weights_cost",
+    "scale_update",
+    "scale_update_cost",
+    "scaled",
+    "share_largest",
+    "share_largest_cost",
+    "store_rounded8",
+]

@@ -3,13 +3,14 @@
 MATHEMATICS
     rows = E4M3(x / scale), as rounding.py rounds; columns = rowsᵀ
     sums_c = scale · Σ_r rows_rc
-    A weight's gradient, dyᵀ·x, is a sum over rows, and 8-bit products read both operands along their sum: they are
-    `columns` of dy and of x. The bias's gradient is `sums` of dy.
+    A weight's gradient, dyᵀ·x, is a sum over rows, and 8-bit products read both operands along
+    their sum: they are `columns` of dy and of x. The bias's gradient is `sums` of dy.
 SHAPES
     quantise_both    x (R, C) float16, scale float32 (1,) -> uint8 (R, C) and (C, P); amax uint32 (PARTIALS,),
                      sums float32 (C,), which are added to
     columns_of       rows uint8 (R, C), scale -> uint8 (C, P)
-    C is a multiple of 16, P is R rounded up to one, as TMA wants rows of 16 bytes; elements beyond R are zero.
+    C is a multiple of 16, P is R rounded up to one, as TMA wants rows of 16 bytes; elements beyond
+    R are zero.
 VERSIONS
     one, a tile of 64 × 64 at a time: words of four bytes go through shared memory, and a thread turns four of them,
     four rows of four columns, by eight byte permutations
@@ -25,6 +26,7 @@ SOURCE
 READ NEXT
     linear_fp8.py, which has three products of a layer made of these.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -62,8 +64,8 @@ FROM_BYTES = Constant()  # whether x is in E4M3 already
 
 
 class Wanted(NamedTuple):
-    """The matrix, and what is made of it. R, C: its extents, pitch: P, tiles: of 64 × 64; amax, sums: whether the
-    largest magnitude and the sums of the columns are wanted."""
+    """The matrix, and what is made of it. R, C: its extents, pitch: P, tiles: of 64 × 64; amax,
+    sums: whether the largest magnitude and the sums of the columns are wanted."""
 
     R: int
     C: int
@@ -73,7 +75,8 @@ class Wanted(NamedTuple):
     sums: int
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def pitch_of(R):
     """Bytes from row to row of the transposed tensor of R rows."""
@@ -89,7 +92,8 @@ def columns_of_reference(rows, scale, sums=None):
     return columns
 
 
-# Kernel ---------------------------------------------------------------------------------------------------------------
+# Kernel -------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of_group(value):
@@ -102,8 +106,8 @@ def sum_of_group(value):
 
 @cuda.jit(device=True, forceinline=True)
 def write_columns(tile, columns, sums, unit, row, column, wanted):
-    """A thread's four rows of four columns of a tile that begins at this row and column, transposed; and the columns'
-    sums over the tile."""
+    """A thread's four rows of four columns of a tile that begins at this row and column,
+    transposed; and the columns' sums over the tile."""
     t = int32(cuda.threadIdx.x)
     down, across = int32(t % 16 * 4), int32(t // 16 * 4)
     at = down * PITCH + across
@@ -131,7 +135,10 @@ def both(x, scale, rows, columns, amax, sums, wanted):
     tiles_across = int32((wanted.C + TILE - 1) // TILE)
     number = int32(cuda.blockIdx.x)
     while number < wanted.tiles:
-        first_row, first_column = int32(number // tiles_across * TILE), int32(number % tiles_across * TILE)
+        first_row, first_column = (
+            int32(number // tiles_across * TILE),
+            int32(number % tiles_across * TILE),
+        )
         row, column = int32(first_row + t // 4), int32(first_column + t % 4 * EACH)
         a = b = c = d = uint32(0)
         if row < wanted.R and column < wanted.C:
@@ -163,7 +170,8 @@ quantise_both_kernel_v1 = specialise(both, name="quantise_both_kernel_v1", FROM_
 columns_of_kernel_v1 = specialise(both, name="columns_of_kernel_v1", FROM_BYTES=True)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def quantise_both_cost(n):
     """(bytes, FLOPs) of n numbers."""
@@ -174,11 +182,14 @@ def columns_of_cost(n):
     return 2 * n, 0
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check_both(x):
     if x.ndim != 2 or x.shape[1] % EACH:
-        raise ValueError(f"a tensor {x.shape} in both orientations must be a matrix with a multiple of {EACH} columns")
+        raise ValueError(
+            f"a tensor {x.shape} in both orientations must be a matrix with a multiple of {EACH} columns"
+        )
 
 
 def _launch(kernel, x, scale, rows, amax, sums):
@@ -186,9 +197,18 @@ def _launch(kernel, x, scale, rows, amax, sums):
     columns = empty((C, pitch_of(R)), np.uint8, like=x)
     across, down = -(-C // TILE), -(-R // TILE)
     partial = empty((1,) if sums is None else (down, C), np.float32, like=x)
-    launch(kernel, min(PARTIALS, across * down), BLOCK, x.reshape(-1), scale, rows.reshape(-1), columns.reshape(-1),
-           empty((1,), np.uint32, like=x) if amax is None else amax, partial.reshape(-1),
-           Wanted(R, C, pitch_of(R), across * down, int(amax is not None), int(sums is not None)))
+    launch(
+        kernel,
+        min(PARTIALS, across * down),
+        BLOCK,
+        x.reshape(-1),
+        scale,
+        rows.reshape(-1),
+        columns.reshape(-1),
+        empty((1,), np.uint32, like=x) if amax is None else amax,
+        partial.reshape(-1),
+        Wanted(R, C, pitch_of(R), across * down, int(amax is not None), int(sums is not None)),
+    )
     if sums is not None:
         add_rows(partial, sums)
     return columns
@@ -200,7 +220,8 @@ def quantise_both_reference(x, scale, amax=None, sums=None):
 
 
 def _with_the_next_scale(a, version):
-    """Bytes in both orientations, the columns' sums, and the scale that the largest magnitude gives."""
+    """Bytes in both orientations, the columns' sums, and the scale that the largest magnitude
+    gives."""
     amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
     rows, columns = quantise_both(a.x, a.scale, amax, a.sums)
     scale_update(amax.reshape(1, PARTIALS), a.history, a.unit)
@@ -208,33 +229,65 @@ def _with_the_next_scale(a, version):
 
 
 def _activations(rng):
-    return {"x": (300 * rng.standard_normal((70, 80))).astype(np.float16), "scale": np.float32([2]),
-            "unit": np.float32([1]), "sums": np.arange(80, dtype=np.float32),
-            "history": np.zeros((1, HISTORY), np.float32), "amax": np.zeros(PARTIALS, np.uint32)}
+    return {
+        "x": (300 * rng.standard_normal((70, 80))).astype(np.float16),
+        "scale": np.float32([2]),
+        "unit": np.float32([1]),
+        "sums": np.arange(80, dtype=np.float32),
+        "history": np.zeros((1, HISTORY), np.float32),
+        "amax": np.zeros(PARTIALS, np.uint32),
+    }
 
 
-@operation(reference=quantise_both_reference, cost=quantise_both_cost, check=lambda x: _check_both(x),
-           problems=[Problem("70 × 80", inputs=_activations, run=_with_the_next_scale),
-                     Problem("without sums", x=half(70, 80), scale=numbers([2])),
-                     Problem(x=half(64 * 256, 4 * 768), scale=single(1), amax=numbers(np.zeros(PARTIALS), np.uint32),
-                             sums=single(4 * 768), measured=True)],
-           writes=("sums",))
+@operation(
+    reference=quantise_both_reference,
+    cost=quantise_both_cost,
+    check=lambda x: _check_both(x),
+    problems=[
+        Problem("70 × 80", inputs=_activations, run=_with_the_next_scale),
+        Problem("without sums", x=half(70, 80), scale=numbers([2])),
+        Problem(
+            x=half(64 * 256, 4 * 768),
+            scale=single(1),
+            amax=numbers(np.zeros(PARTIALS), np.uint32),
+            sums=single(4 * 768),
+            measured=True,
+        ),
+    ],
+    writes=("sums",),
+)
 def quantise_both(x, scale, amax=None, sums=None):
-    """(rows (R, C), columns (C, P)): E4M3(x / scale) of x (R, C) float16 as new arrays of bytes, in both orientations.
+    """(rows (R, C), columns (C, P)): E4M3(x / scale) of x (R, C) float16 as new arrays of bytes, in
+    both orientations.
 
-    scale, amax: as of `quantise_forward`; sums: float32 (C,), to which scale · the sums of the bytes' columns are added
+    scale, amax: as of `quantise_forward`; sums: float32 (C,), to which scale · the sums of the
+    bytes' columns are added
     """
     _check(x)
     rows = empty(x.shape, np.uint8, like=x)
     return rows, _launch(quantise_both_kernel_v1, x, scale, rows, amax, sums)
 
 
-@operation(reference=columns_of_reference, cost=columns_of_cost, check=lambda rows: _check_both(rows),
-           problems=[Problem("70 × 80", rows=filled((70, 80), lambda rng: bits_of(rng.standard_normal((70, 80))),
-                                                    np.uint8), scale=numbers([2]), sums=single(80)),
-                     Problem(rows=Array((64 * 256, 4 * 768), np.dtype(np.uint8)), scale=single(1),
-                             sums=single(4 * 768), measured=True)],
-           writes=("sums",))
+@operation(
+    reference=columns_of_reference,
+    cost=columns_of_cost,
+    check=lambda rows: _check_both(rows),
+    problems=[
+        Problem(
+            "70 × 80",
+            rows=filled((70, 80), lambda rng: bits_of(rng.standard_normal((70, 80))), np.uint8),
+            scale=numbers([2]),
+            sums=single(80),
+        ),
+        Problem(
+            rows=Array((64 * 256, 4 * 768), np.dtype(np.uint8)),
+            scale=single(1),
+            sums=single(4 * 768),
+            measured=True,
+        ),
+    ],
+    writes=("sums",),
+)
 def columns_of(rows, scale, sums=None):
     """(C, P): the transpose of bytes (R, C), as a new array; sums as of `quantise_both`."""
     return _launch(columns_of_kernel_v1, rows, scale, rows, None, sums)

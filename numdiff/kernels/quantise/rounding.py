@@ -1,4 +1,5 @@
-"""Tensors in E4M3: rounding with a scale, the scale from what earlier steps have seen, weights in both orientations.
+"""Tensors in E4M3: rounding with a scale, the scale from what earlier steps have seen, weights in
+both orientations.
 
 MATHEMATICS
     q = E4M3(x / scale), so scale · q is x with 4 significant bits, as long as |x| ≤ 448 · scale; what is larger becomes
@@ -7,11 +8,12 @@ MATHEMATICS
     Activations and gradients, delayed scaling: one pass over a tensor rounds it, with the scale of the step before, and
         finds its largest magnitude. At the step's end, of the last HISTORY steps,
             scale = the least power of two ≥ MARGIN · largest / 448,
-        so that the next step's numbers may be MARGIN times as large. A step with a number that is not finite is
-        ignored; without any step counted yet the scale stays. Several ranks need the largest of all of them: each
-        writes its own into its column of a table that is zero elsewhere, and the sum of the tables has all columns,
-        exactly.
-    Weights, which are all there at once: the least power of two ≥ largest / 448, of the weights themselves.
+        so that the next step's numbers may be MARGIN times as large. A step with a number that is
+        not finite is ignored; without any step counted yet the scale stays. Several ranks need the
+        largest of all of them: each writes its own into its column of a table that is zero
+        elsewhere, and the sum of the tables has all columns, exactly.
+    Weights, which are all there at once: the least power of two ≥ largest / 448, of the weights
+    themselves.
 SHAPES
     quantise_forward    x (..., C) float16, scale float32 (1,) -> uint8 (..., C); amax uint32 (PARTIALS,)
     scale_update        amax uint32 (n, P), history float32 (n, HISTORY), scale float32 (n,); P: PARTIALS, or the ranks
@@ -37,6 +39,7 @@ SOURCE
 READ NEXT
     both.py: activations and gradients in both orientations, too.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +49,14 @@ from ...device.eight import load8
 from ...device.float8 import larger_halves, pack_e4m3x4
 from ...device.limits import FULL_MASK
 from ...device.requires import requires, supports
-from ...device.tensor_core import float_of, pack_half2, store_words2, store_words4, unpack_half2, word_of
+from ...device.tensor_core import (
+    float_of,
+    pack_half2,
+    store_words2,
+    store_words4,
+    unpack_half2,
+    word_of,
+)
 from ...errors import NumdiffError
 from ...float8 import LARGEST, bits_of
 from ..operation import operation
@@ -61,14 +71,20 @@ TILE = 64  # side of a block's part of a weight
 PITCH = TILE + 16  # bytes from row to row of it in shared memory: stores of 16 bytes stay aligned
 TILE_BYTES = TILE * PITCH
 MAGNITUDES = uint32(0x7FFF7FFF)  # of two float16 in a word
-MAGNITUDE, MANTISSA, EXPONENT, ONE = uint32(0x7FFFFFFF), uint32(0x7FFFFF), uint32(0x7F800000), uint32(0x800000)
+MAGNITUDE, MANTISSA, EXPONENT, ONE = (
+    uint32(0x7FFFFFFF),
+    uint32(0x7FFFFF),
+    uint32(0x7F800000),
+    uint32(0x800000),
+)
 LIMIT = float32(1 / LARGEST)
 
 
 class Matrices8(NamedTuple):
-    """The places of the weights. table int64 (n, 5): first element in the flat buffer, N, K, the number of the first
-    tile, and the first byte in the buffers of bytes, which hold these matrices alone, `total` bytes; tiles int32
-    (blocks, 2): of each tile the matrix and its number within it."""
+    """The places of the weights. table int64 (n, 5): first element in the flat buffer, N, K, the
+    number of the first tile, and the first byte in the buffers of bytes, which hold these matrices
+    alone, `total` bytes; tiles int32 (blocks, 2): of each tile the matrix and its number within it.
+    """
 
     table: object
     tiles: object
@@ -80,15 +96,21 @@ def matrices8(places, like):
     table, tiles, total = [], [], 0
     for number, (first, N, K) in enumerate(places):
         if N % EACH or K % EACH:
-            raise ValueError(f"a weight ({N}, {K}) in E4M3 needs both extents to be multiples of {EACH}")
+            raise ValueError(
+                f"a weight ({N}, {K}) in E4M3 needs both extents to be multiples of {EACH}"
+            )
         table.append((first, N, K, len(tiles), total))
         total += N * K
         tiles += [(number, tile) for tile in range(-(-N // TILE) * -(-K // TILE))]
-    return Matrices8(upload(np.array(table, np.int64).reshape(-1, 5), like),
-                     upload(np.array(tiles, np.int32).reshape(-1, 2), like), total)
+    return Matrices8(
+        upload(np.array(table, np.int64).reshape(-1, 5), like),
+        upload(np.array(tiles, np.int32).reshape(-1, 2), like),
+        total,
+    )
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def power_of_two(x):
     """The least power of two ≥ x, float32, for x > 0."""
@@ -127,14 +149,15 @@ def share_largest_reference(amax, table, rank):
 def quantise_weights_reference(flat, matrices, rows, columns, scale):
     for i, (first, N, K, _, at) in enumerate(matrices.table):
         place = slice(at, at + N * K)
-        w = flat[first:first + N * K].reshape(N, K)
+        w = flat[first : first + N * K].reshape(N, K)
         most = magnitude(w).view(np.float32)
         scale[i] = power_of_two(most * LIMIT) if 0 < most < np.inf else 1
-        q = quantise_forward_reference(w, scale[i:i + 1])
+        q = quantise_forward_reference(w, scale[i : i + 1])
         rows[place], columns[place] = q.reshape(-1), q.T.reshape(-1)
 
 
-# Device functions -----------------------------------------------------------------------------------------------------
+# Device functions ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def larger(a, b):
@@ -180,21 +203,27 @@ def scaled(x, factor):
 @cuda.jit(device=True, forceinline=True)
 def pack8(x, f):
     """Eight float32 times f as two words of E4M3."""
-    return (pack_e4m3x4(scaled(x[0], f), scaled(x[1], f), scaled(x[2], f), scaled(x[3], f)),
-            pack_e4m3x4(scaled(x[4], f), scaled(x[5], f), scaled(x[6], f), scaled(x[7], f)))
+    return (
+        pack_e4m3x4(scaled(x[0], f), scaled(x[1], f), scaled(x[2], f), scaled(x[3], f)),
+        pack_e4m3x4(scaled(x[4], f), scaled(x[5], f), scaled(x[6], f), scaled(x[7], f)),
+    )
 
 
-# For kernels that write what a layer in FP8 reads: they round to float16 first, as if a pass came afterwards, and keep
-# the largest magnitudes as those two float16 of a word, `most`.
+# For kernels that write what a layer in FP8 reads: they round to float16 first, as if a pass came
+# afterwards, and keep the largest magnitudes as those two float16 of a word, `most`.
+
 
 @cuda.jit(device=True, forceinline=True)
 def rounded4(a, b, c, d, factor, most):
-    """Four float32, rounded to float16, times factor as a word of E4M3; the larger of `most` and their magnitudes."""
+    """Four float32, rounded to float16, times factor as a word of E4M3; the larger of `most` and
+    their magnitudes."""
     low, high = pack_half2(a, b), pack_half2(c, d)
     most = larger_halves(larger_halves(most, low & MAGNITUDES), high & MAGNITUDES)
     a, b = unpack_half2(low)
     c, d = unpack_half2(high)
-    return pack_e4m3x4(scaled(a, factor), scaled(b, factor), scaled(c, factor), scaled(d, factor)), most
+    return pack_e4m3x4(
+        scaled(a, factor), scaled(b, factor), scaled(c, factor), scaled(d, factor)
+    ), most
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -208,8 +237,8 @@ def store_rounded8(y, i, x, factor, most):
 
 @cuda.jit(device=True, forceinline=True)
 def keep_largest(amax, place, most, lane):
-    """The largest of a warp's magnitudes and the value in this place: a comparison of integers, so exact in whatever
-    order."""
+    """The largest of a warp's magnitudes and the value in this place: a comparison of integers, so
+    exact in whatever order."""
     a, b = unpack_half2(most)
     distance, bits = int32(16), int32(larger(word_of(a), word_of(b)))  # below 2³¹
     while distance > 0:
@@ -219,7 +248,8 @@ def keep_largest(amax, place, most, lane):
         cuda.atomic.max(amax, place % PARTIALS, uint32(bits))
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 @requires("9.0")
 @cuda.jit
@@ -284,7 +314,13 @@ def weight_place(table, tiles):
     first, N, K = table[matrix, 0], int32(table[matrix, 1]), int32(table[matrix, 2])
     across = int32((K + TILE - 1) // TILE)
     t = int32(cuda.threadIdx.x)
-    return first, N, K, int32(tile // across * TILE + t // 4), int32(tile % across * TILE + t % 4 * EACH)
+    return (
+        first,
+        N,
+        K,
+        int32(tile // across * TILE + t // 4),
+        int32(tile % across * TILE + t % 4 * EACH),
+    )
 
 
 @cuda.jit
@@ -339,7 +375,8 @@ def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
         store_words4(columns, start + across * N + down, words[0], words[1], words[2], words[3])
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def quantise_forward_cost(n):
     """(bytes, FLOPs) of n numbers."""
@@ -360,11 +397,14 @@ def quantise_weights_cost(n):
     return 6 * n, n
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(x):
     if not supports(x, quantise_forward_kernel_v1):
-        raise NumdiffError("E4M3 needs a GPU of compute capability 9.0, a Hopper: use float16 on others.")
+        raise NumdiffError(
+            "E4M3 needs a GPU of compute capability 9.0, a Hopper: use float16 on others."
+        )
     if x.dtype != np.float16:
         raise ValueError(f"E4M3 is made of float16, not of {x.dtype}; use cast_forward first")
 
@@ -385,55 +425,92 @@ def _twice(a, version):
 def _activations(rng):
     x = rng.standard_normal((3, 11, 32)).astype(np.float16)
     x[0, 0, :3] = 3e4, -3e4, 6e-8
-    return {"x": x, "scale": np.float32([0.25]), "history": np.float32([[5] * (HISTORY - 1) + [6e4]]),
-            "amax": np.array([5] * PARTIALS, np.uint32)}
+    return {
+        "x": x,
+        "scale": np.float32([0.25]),
+        "history": np.float32([[5] * (HISTORY - 1) + [6e4]]),
+        "amax": np.array([5] * PARTIALS, np.uint32),
+    }
 
 
 EXACT = {"tolerance": 0.0}
 
 
-@operation(reference=quantise_forward_reference, cost=quantise_forward_cost,
-           problems=[Problem(x=half(3, 11, 32), scale=numbers([0.25]), **EXACT),
-                     Problem("activations, twice, and their scale", inputs=_activations, run=_twice, **EXACT),
-                     Problem(x=half(64 * 256, 4 * 768), scale=single(1), amax=numbers(np.zeros(PARTIALS), np.uint32),
-                             measured=True)])
+@operation(
+    reference=quantise_forward_reference,
+    cost=quantise_forward_cost,
+    problems=[
+        Problem(x=half(3, 11, 32), scale=numbers([0.25]), **EXACT),
+        Problem("activations, twice, and their scale", inputs=_activations, run=_twice, **EXACT),
+        Problem(
+            x=half(64 * 256, 4 * 768),
+            scale=single(1),
+            amax=numbers(np.zeros(PARTIALS), np.uint32),
+            measured=True,
+        ),
+    ],
+)
 def quantise_forward(x, scale, amax=None):
     """E4M3(x / scale) as a new array of bytes like x, float16 (..., C).
 
-    scale: float32 (1,), a power of two; amax: uint32 (PARTIALS,), in which the bits of the largest |x| are kept, with
-        what is there; None: not wanted
+    scale: float32 (1,), a power of two; amax: uint32 (PARTIALS,), in which the bits of the largest
+        |x| are kept, with what is there; None: not wanted
     """
     _check(x)
     _check_eights(x)
     y = empty(x.shape, np.uint8, like=x)
     blocks = max(1, min(PARTIALS, -(-x.size // (BLOCK * EACH))))
     gathers = amax is not None
-    launch(quantise_forward_kernel_v1, blocks, BLOCK, x.reshape(-1), scale, y.reshape(-1),
-           amax if gathers else empty((1,), np.uint32, like=x), int(gathers))
+    launch(
+        quantise_forward_kernel_v1,
+        blocks,
+        BLOCK,
+        x.reshape(-1),
+        scale,
+        y.reshape(-1),
+        amax if gathers else empty((1,), np.uint32, like=x),
+        int(gathers),
+    )
     return y
 
 
 def _largest(rows):
     """The bits of largest magnitudes, rows of PARTIALS."""
-    return filled((rows, PARTIALS), lambda rng: rng.standard_normal((rows, PARTIALS)).astype(np.float32).view(
-        np.uint32) & MAGNITUDE, np.uint32)
+    return filled(
+        (rows, PARTIALS),
+        lambda rng: (
+            rng.standard_normal((rows, PARTIALS)).astype(np.float32).view(np.uint32) & MAGNITUDE
+        ),
+        np.uint32,
+    )
 
 
-@operation(reference=scale_update_reference, cost=scale_update_cost,
-           problems=[Problem(amax=_largest(2), history=positive(2, HISTORY), scale=numbers([1, 1]), **EXACT)],
-           writes=("amax", "history", "scale"))
+@operation(
+    reference=scale_update_reference,
+    cost=scale_update_cost,
+    problems=[
+        Problem(amax=_largest(2), history=positive(2, HISTORY), scale=numbers([1, 1]), **EXACT)
+    ],
+    writes=("amax", "history", "scale"),
+)
 def scale_update(amax, history, scale):
-    """At the end of a step: its largest magnitudes go into `history`, from which come the scales of the next; `amax` is
-    zero again. amax: of this process, or the sum of all ranks' tables of `share_largest`"""
+    """At the end of a step: its largest magnitudes go into `history`, from which come the scales of
+    the next; `amax` is zero again. amax: of this process, or the sum of all ranks' tables of
+    `share_largest`"""
     launch(scale_update_kernel_v1, len(scale), BLOCK, amax, history, scale)
 
 
-@operation(reference=share_largest_reference, cost=share_largest_cost,
-           problems=[Problem(amax=_largest(2), table=numbers(np.full((2, 3), 7), np.uint32), rank=1, **EXACT)],
-           writes=("amax", "table"))
+@operation(
+    reference=share_largest_reference,
+    cost=share_largest_cost,
+    problems=[
+        Problem(amax=_largest(2), table=numbers(np.full((2, 3), 7), np.uint32), rank=1, **EXACT)
+    ],
+    writes=("amax", "table"),
+)
 def share_largest(amax, table, rank):
-    """Column `rank` of the table, one of several ranks, becomes the largest of each row of `amax`, which is zero again;
-    the other columns become zero."""
+    """Column `rank` of the table, one of several ranks, becomes the largest of each row of `amax`,
+    which is zero again; the other columns become zero."""
     launch(share_largest_kernel_v1, len(amax), BLOCK, amax, table, rank)
 
 
@@ -441,17 +518,26 @@ def _weights(*places):
     """A problem of these matrices, (first element, N, K)."""
     table, tiles, total = matrices8(places, np.zeros(1))
     end = max(first + N * K for first, N, K in places)
-    return Problem(" and ".join(f"{N} × {K}" for _, N, K in places), flat=half(end),
-                   matrices=Matrices8(numbers(table, np.int64), numbers(tiles, np.int32), total),
-                   rows=numbers(np.zeros(total), np.uint8), columns=numbers(np.zeros(total), np.uint8),
-                   scale=numbers(np.zeros(len(places))), **EXACT)
+    return Problem(
+        " and ".join(f"{N} × {K}" for _, N, K in places),
+        flat=half(end),
+        matrices=Matrices8(numbers(table, np.int64), numbers(tiles, np.int32), total),
+        rows=numbers(np.zeros(total), np.uint8),
+        columns=numbers(np.zeros(total), np.uint8),
+        scale=numbers(np.zeros(len(places))),
+        **EXACT,
+    )
 
 
-@operation(reference=quantise_weights_reference, cost=quantise_weights_cost,
-           problems=[_weights((0, 80, 48), (80 * 48 + 64, 16, 144))], writes=("rows", "columns", "scale"))
+@operation(
+    reference=quantise_weights_reference,
+    cost=quantise_weights_cost,
+    problems=[_weights((0, 80, 48), (80 * 48 + 64, 16, 144))],
+    writes=("rows", "columns", "scale"),
+)
 def quantise_weights(flat, matrices, rows, columns, scale):
-    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`, as stored, and
-    `columns`, each transposed, one matrix after the other; and the scale of each."""
+    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`,
+    as stored, and `columns`, each transposed, one matrix after the other; and the scale of each."""
     _check(flat)
     table, tiles, _ = matrices
     partials = empty((len(tiles),), np.uint32, like=flat)

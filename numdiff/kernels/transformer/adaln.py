@@ -1,4 +1,5 @@
-"""Adaptive norms: every token normalised, then scaled and shifted by what its image is conditioned on, in one pass.
+"""Adaptive norms: every token normalised, then scaled and shifted by what its image is conditioned
+on, in one pass.
 
 MATHEMATICS, for token t of image b
         mean = Σ_c x / C          var = Σ_c (x - mean)² / C          rstd = 1 / √(var + eps)
@@ -6,10 +7,11 @@ MATHEMATICS, for token t of image b
     Backward, with h = dy · (1 + scale) and averages over the row:
         dshift[b, c] = Σ_t dy          dscale[b, c] = Σ_t dy · xhat          (in kernels G and S)
         dx = rstd · (h - average(h) - xhat · average(h · xhat))
-    h is the gradient of xhat. A token that is shifted, or stretched about its mean, keeps its xhat (but for eps): so dx
-    has nothing along 1 or along xhat, and the two averages are what h has of them.
-    DiT's norm has no weight and bias of its own: scale and shift are those, one pair an image.
-    Today's transformers have RMSNorm, a weight, or no shift: norms.py says what that changes.
+    h is the gradient of xhat. A token that is shifted, or stretched about its mean, keeps its xhat
+    (but for eps): so dx has nothing along 1 or along xhat, and the two averages are what h has of
+    them. DiT's norm has no weight and bias of its own: scale and shift are those, one pair an
+    image. Today's transformers have RMSNorm, a weight, or no shift: norms.py says what that
+    changes.
 SHAPES
     x, y, dx, dy (B, T, C) float32; shift, scale, dshift, dscale (B, C); weight, dweight (C,); mean, rstd (B · T,)
     Kernels count tokens through all images, row = b · T + t, and call a row's mean and rstd `average` and `r`.
@@ -32,6 +34,7 @@ SOURCE
 READ NEXT
     norms.py, which other norms there are; gate.py, the other half of adaLN-Zero.
 """
+
 import math
 
 import numpy as np
@@ -51,7 +54,8 @@ BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
 ROWS = BLOCK // WARP  # a block of version 2 takes eight tokens
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single(1, 2)
 def adaln_forward_reference(x, shift, scale, eps=1e-6, weight=None, norm="layer"):
@@ -85,7 +89,11 @@ def adaln_backward_reference(dy, x, scale, mean, rstd, weight=None, dweight=None
     """(dx, dshift or None, dscale), image by image; adds to dweight."""
     rstd, C = rstd.reshape(x.shape[:2]), x.shape[2]
     mean = None if mean is None else mean.reshape(x.shape[:2])
-    dx, dscale, dshift = np.empty_like(x), np.empty_like(scale), np.empty_like(scale) if need_dshift else None
+    dx, dscale, dshift = (
+        np.empty_like(x),
+        np.empty_like(scale),
+        np.empty_like(scale) if need_dshift else None,
+    )
 
     def images(i):
         xhat = (x[i] if mean is None else x[i] - mean[i, :, None]) * rstd[i, :, None]
@@ -107,10 +115,12 @@ def adaln_backward_reference(dy, x, scale, mean, rstd, weight=None, dweight=None
     return dx, dshift, dscale
 
 
-# v1: a block a token --------------------------------------------------------------------------------------------------
-# The block's threads stride over the channels, and each sum takes a tree. The mean is subtracted before squares are
+# v1: a block a token ------------------------------------------------------------------------------
+# The block's threads stride over the channels, and each sum takes a tree. The mean is subtracted
+# before squares are
 # taken: the difference of two averages, of x² and of x, would lose a large mean's digits.
 # scales: (scale,), or with a weight (scale, weight), for kernels and device functions alike.
+
 
 @cuda.jit(device=True, forceinline=True)
 def factor(scales, k, c):
@@ -198,9 +208,10 @@ def adaln_sums_v1(dy, x, mean, rstd, dshift, dscales, T, C):
             dscales[0][k] = S
 
 
-# v2: a warp a token ---------------------------------------------------------------------------------------------------
-# Each sum takes five exchanges of registers and no barrier; a token of 1,152 channels is nine 16-byte loads a lane. It
-# is read three times, but only once from memory: then from the L1 cache.
+# v2: a warp a token -------------------------------------------------------------------------------
+# Each sum takes five exchanges of registers and no barrier; a token of 1,152 channels is nine
+# 16-byte loads a lane. It is read three times, but only once from memory: then from the L1 cache.
+
 
 @cuda.jit(device=True, forceinline=True)
 def weight4(scales, c):
@@ -244,9 +255,14 @@ def adaln_forward_v2(x, shift, scales, y, mean, rstd, rows, T, C, eps):
             s0, s1, s2, s3 = load4(scales[0], image + c)
             w0, w1, w2, w3 = weight4(scales, c)
             b0, b1, b2, b3 = shift4(shift, image + c)
-            store4(y, first + c, (x0 - average) * r * (w0 * (one + s0)) + b0,
-                   (x1 - average) * r * (w1 * (one + s1)) + b1, (x2 - average) * r * (w2 * (one + s2)) + b2,
-                   (x3 - average) * r * (w3 * (one + s3)) + b3)
+            store4(
+                y,
+                first + c,
+                (x0 - average) * r * (w0 * (one + s0)) + b0,
+                (x1 - average) * r * (w1 * (one + s1)) + b1,
+                (x2 - average) * r * (w2 * (one + s2)) + b2,
+                (x3 - average) * r * (w3 * (one + s3)) + b3,
+            )
         if lane == 0:
             if not RMS:
                 mean[row] = average
@@ -261,8 +277,16 @@ def load_h_xhat(dy, x, scales, i, k, c, average, r):
     s0, s1, s2, s3 = load4(scales[0], k)
     w0, w1, w2, w3 = weight4(scales, c)
     one = float32(1)
-    return (h0 * (w0 * (one + s0)), h1 * (w1 * (one + s1)), h2 * (w2 * (one + s2)), h3 * (w3 * (one + s3)),
-            (x0 - average) * r, (x1 - average) * r, (x2 - average) * r, (x3 - average) * r)
+    return (
+        h0 * (w0 * (one + s0)),
+        h1 * (w1 * (one + s1)),
+        h2 * (w2 * (one + s2)),
+        h3 * (w3 * (one + s3)),
+        (x0 - average) * r,
+        (x1 - average) * r,
+        (x2 - average) * r,
+        (x3 - average) * r,
+    )
 
 
 def adaln_backward_v2(dy, x, scales, mean, rstd, dx, rows, T, C):
@@ -274,7 +298,9 @@ def adaln_backward_v2(dy, x, scales, mean, rstd, dx, rows, T, C):
         average, r = average_of(mean, row), rstd[row]
         sum_h = sum_hx = float32(0)
         for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(dy, x, scales, first + c, image + c, c, average, r)
+            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(
+                dy, x, scales, first + c, image + c, c, average, r
+            )
             sum_h += (h0 + h1) + (h2 + h3)
             sum_hx += (h0 * xhat0 + h1 * xhat1) + (h2 * xhat2 + h3 * xhat3)
         average_h = float32(0)
@@ -282,31 +308,44 @@ def adaln_backward_v2(dy, x, scales, mean, rstd, dx, rows, T, C):
             average_h = warp_sum(sum_h) / float32(C)
         average_hx = warp_sum(sum_hx) / float32(C)
         for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(dy, x, scales, first + c, image + c, c, average, r)
-            store4(dx, first + c, r * (h0 - average_h - xhat0 * average_hx), r * (h1 - average_h - xhat1 * average_hx),
-                   r * (h2 - average_h - xhat2 * average_hx), r * (h3 - average_h - xhat3 * average_hx))
+            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(
+                dy, x, scales, first + c, image + c, c, average, r
+            )
+            store4(
+                dx,
+                first + c,
+                r * (h0 - average_h - xhat0 * average_hx),
+                r * (h1 - average_h - xhat1 * average_hx),
+                r * (h2 - average_h - xhat2 * average_hx),
+                r * (h3 - average_h - xhat3 * average_hx),
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
 def store_scale_sums(dscales, i, share, k, c, S0, S1, S2, S3):
-    """What comes of S of four channels: dscale's at i, and dweight's at `share`. dscales: as in `adaln_sums_v1`."""
+    """What comes of S of four channels: dscale's at i, and dweight's at `share`. dscales: as in
+    `adaln_sums_v1`."""
     if WEIGHTED:
         w0, w1, w2, w3 = load4(dscales[3], c)
         store4(dscales[0], i, S0 * w0, S1 * w1, S2 * w2, S3 * w3)
         s0, s1, s2, s3 = load4(dscales[2], k)
         one = float32(1)
-        store4(dscales[1], share, S0 * (one + s0), S1 * (one + s1), S2 * (one + s2), S3 * (one + s3))
+        store4(
+            dscales[1], share, S0 * (one + s0), S1 * (one + s1), S2 * (one + s2), S3 * (one + s3)
+        )
     else:
         store4(dscales[0], i, S0, S1, S2, S3)
 
 
-FIRST = Constant(lambda SHIFTED: 4 if SHIFTED else 0)  # plane of S0 in shared memory; those of G, if any, before it
+# plane of S0 in shared memory; those of G, if any, before it
+FIRST = Constant(lambda SHIFTED: 4 if SHIFTED else 0)
 PLANES = Constant(lambda FIRST: FIRST + 4)
 TILE = Constant(lambda PLANES: PLANES * BLOCK)
 
 
 def adaln_sums_v2(dy, x, mean, rstd, dscales, T, C, lanes, chunk):
-    """G, and S times the weight, of every channel in every chunk of an image's tokens: (2, B, chunks, C).
+    """G, and S times the weight, of every channel in every chunk of an image's tokens: (2, B,
+    chunks, C).
 
     dscales: (those,), or with a weight (those, S · (1 + scale) (B, chunks, C), scale, weight)
     """
@@ -340,21 +379,47 @@ def adaln_sums_v2(dy, x, mean, rstd, dscales, T, C, lanes, chunk):
         share = (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c
         i = share
         if SHIFTED:
-            store4(dscales[0], i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
+            store4(
+                dscales[0], i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t]
+            )
             i += cuda.gridDim.z * cuda.gridDim.x * C
-        store_scale_sums(dscales, i, share, b * C + c, c, tile[k], tile[BLOCK + k], tile[2 * BLOCK + k],
-                         tile[3 * BLOCK + k])
+        store_scale_sums(
+            dscales,
+            i,
+            share,
+            b * C + c,
+            c,
+            tile[k],
+            tile[BLOCK + k],
+            tile[2 * BLOCK + k],
+            tile[3 * BLOCK + k],
+        )
 
 
-# A kernel for each norm -----------------------------------------------------------------------------------------------
+# A kernel for each norm ---------------------------------------------------------------------------
 
-FORWARD = variants("adaln_forward_kernel_v", (adaln_forward_v1, adaln_forward_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED")
-BACKWARD = variants("adaln_backward_kernel_v", (adaln_backward_v1, adaln_backward_v2),
-                    [norm for norm in NORMS if norm.shifted], "RMS", "WEIGHTED")
-SUMS = variants("adaln_sums_kernel_v", (adaln_sums_v1, adaln_sums_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED")
+FORWARD = variants(
+    "adaln_forward_kernel_v",
+    (adaln_forward_v1, adaln_forward_v2),
+    NORMS,
+    "RMS",
+    "WEIGHTED",
+    "SHIFTED",
+)
+BACKWARD = variants(
+    "adaln_backward_kernel_v",
+    (adaln_backward_v1, adaln_backward_v2),
+    [norm for norm in NORMS if norm.shifted],
+    "RMS",
+    "WEIGHTED",
+)
+SUMS = variants(
+    "adaln_sums_kernel_v", (adaln_sums_v1, adaln_sums_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED"
+)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def adaln_forward_cost(B, T, C):
     """(bytes, FLOPs) over B images of T tokens of C channels."""
@@ -366,15 +431,20 @@ def adaln_backward_cost(B, T, C):
     return 4 * (5 * B * T * C + 3 * B * C + 4 * B * T), 16 * B * T * C
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(x, *vectors):
     if x.ndim != 3:
-        raise ValueError(f"adaln takes tokens (B, T, C), not {tuple(x.shape)}; reshape an image to (B, H·W, C)")
+        raise ValueError(
+            f"adaln takes tokens (B, T, C), not {tuple(x.shape)}; reshape an image to (B, H·W, C)"
+        )
     B, _, C = x.shape
     for vector in vectors:
         if vector is not None and tuple(vector.shape) != (B, C):
-            raise ValueError(f"adaln: shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
+            raise ValueError(
+                f"adaln: shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}"
+            )
 
 
 def _check_forward(x, shift, scale, weight, norm):
@@ -389,52 +459,94 @@ def _check_backward(x, scale, weight):
 
 def _two_versions(kernels):
     """kernels: {(version, norm): kernel}"""
-    return [Version("block-per-row", kernels),
-            Version("warp-per-row", kernels, fits=lambda x: lacks_multiple(4, x.shape[2], "channels"))]
+    return [
+        Version("block-per-row", kernels),
+        Version("warp-per-row", kernels, fits=lambda x: lacks_multiple(4, x.shape[2], "channels")),
+    ]
 
 
 def _statistics(arrays):
     """mean and rstd of a problem's x; mean None of an RMSNorm."""
     rms = "mean" not in arrays
-    _, mean, rstd = adaln_forward_reference(arrays["x"], None, arrays["scale"], norm="rms" if rms else "layer")
+    _, mean, rstd = adaln_forward_reference(
+        arrays["x"], None, arrays["scale"], norm="rms" if rms else "layer"
+    )
     return {"rstd": rstd} if rms else {"mean": mean, "rstd": rstd}
 
 
 def _forward_problem(shape, norm=NORMS[0], array=single, label=None, **more):
     B, _, C = shape
     vector = array(B, C)
-    return Problem(label, x=array(*shape), shift=vector if norm.shifted else None, scale=vector,
-                   weight=single(C) if norm.weighted else None, norm=norm.kind, **more)
+    return Problem(
+        label,
+        x=array(*shape),
+        shift=vector if norm.shifted else None,
+        scale=vector,
+        weight=single(C) if norm.weighted else None,
+        norm=norm.kind,
+        **more,
+    )
 
 
 def _backward_problem(shape, norm=NORMS[0], array=single, label=None, **more):
     B, T, C = shape
     weight = {"weight": single(C), "dweight": single(C)} if norm.weighted else {}
-    return Problem(label, dy=array(*shape), x=array(*shape), scale=array(B, C),
-                   mean=None if norm.rms else single(B * T), rstd=positive(B * T), need_dshift=norm.shifted,
-                   derived=_statistics, **weight, **more)
+    return Problem(
+        label,
+        dy=array(*shape),
+        x=array(*shape),
+        scale=array(B, C),
+        mean=None if norm.rms else single(B * T),
+        rstd=positive(B * T),
+        need_dshift=norm.shifted,
+        derived=_statistics,
+        **weight,
+        **more,
+    )
 
 
 def _problems(make):
-    """The small problems of a direction: one warp a token in v2, of whose 32 lanes 9 have channels, then the first has
-    two iterations; other norms; the sums in two passes."""
+    """The small problems of a direction: one warp a token in v2, of whose 32 lanes 9 have channels,
+    then the first has two iterations; other norms; the sums in two passes."""
     lightning = [Norm(True, True, True), Norm(True, True, False)]  # LightningDiT's
-    return [*(make(shape) for shape in ((2, 3, 36), (1, 2, 132), (2, 2, 7))), make((1, 1030, 8), fast=False, once=True),
-            *(make((2, 3, 36), norm, label=str(norm)) for norm in NORMS[1:]),
-            *(make((1, 2, 12), norm, half, label=f"{norm}, float16") for norm in lightning)]
+    return [
+        *(make(shape) for shape in ((2, 3, 36), (1, 2, 132), (2, 2, 7))),
+        make((1, 1030, 8), fast=False, once=True),
+        *(make((2, 3, 36), norm, label=str(norm)) for norm in NORMS[1:]),
+        *(make((1, 2, 12), norm, half, label=f"{norm}, float16") for norm in lightning),
+    ]
 
 
-TOKENS, VECTOR, STATISTIC = half(64, 256, 768), half(64, 768), single(64 * 256)  # of a DiT-B/2, for the benchmark
+# of a DiT-B/2, for the benchmark
+TOKENS, VECTOR, STATISTIC = half(64, 256, 768), half(64, 768), single(64 * 256)
 RMSNORMS = ("RMSNorm", VECTOR), ("RMSNorm, no shift", None)
 
 
-@operation(reference=adaln_forward_reference, cost=adaln_forward_cost, check=_check_forward,
-           versions=_two_versions(FORWARD),
-           problems=[*_problems(_forward_problem), Problem(x=TOKENS, shift=VECTOR, scale=VECTOR, measured=True),
-                     *(Problem(x=TOKENS, shift=shift, scale=VECTOR, weight=single(768), norm="rms", note=note,
-                               measured=True) for note, shift in RMSNORMS)])
+@operation(
+    reference=adaln_forward_reference,
+    cost=adaln_forward_cost,
+    check=_check_forward,
+    versions=_two_versions(FORWARD),
+    problems=[
+        *_problems(_forward_problem),
+        Problem(x=TOKENS, shift=VECTOR, scale=VECTOR, measured=True),
+        *(
+            Problem(
+                x=TOKENS,
+                shift=shift,
+                scale=VECTOR,
+                weight=single(768),
+                norm="rms",
+                note=note,
+                measured=True,
+            )
+            for note, shift in RMSNORMS
+        ),
+    ],
+)
 def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=None):
-    """(y, mean (B·T,), rstd (B·T,)): the norm of x (B, T, C) · weight (C,) · (1 + scale (B, C)) + shift (B, C).
+    """(y, mean (B·T,), rstd (B·T,)): the norm of x (B, T, C) · weight (C,) · (1 + scale (B, C)) +
+    shift (B, C).
 
     shift, weight: None if there is none; norm: "layer", or "rms", which has no mean: None
     """
@@ -443,8 +555,14 @@ def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=
     y, rstd = empty_like(x), empty((B * T,), np.float32, like=x)
     mean = None if which.rms else empty((B * T,), np.float32, like=x)
     scales = _scales(scale, weight)
-    arrays = (x.reshape(-1), shift.reshape(-1) if which.shifted else scales[0], scales, y.reshape(-1),
-              rstd if which.rms else mean, rstd)  # what stands for an absent array is not looked at
+    arrays = (
+        x.reshape(-1),
+        shift.reshape(-1) if which.shifted else scales[0],
+        scales,
+        y.reshape(-1),
+        rstd if which.rms else mean,
+        rstd,
+    )  # what stands for an absent array is not looked at
     kernel = version.kernel[version.number, which]
     if version.name == "block-per-row":
         launch(kernel, B * T, BLOCK, *arrays, T, C, float(eps))
@@ -453,19 +571,47 @@ def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=
     return y, mean, rstd
 
 
-@operation(reference=adaln_backward_reference, cost=adaln_backward_cost, check=_check_backward,
-           versions=_two_versions(BACKWARD),
-           problems=[*_problems(_backward_problem),
-                     Problem(dy=TOKENS, x=TOKENS, scale=VECTOR, mean=STATISTIC, rstd=positive(64 * 256), measured=True),
-                     *(Problem(dy=TOKENS, x=TOKENS, scale=VECTOR, mean=None, rstd=positive(64 * 256),
-                               weight=single(768), dweight=single(768), need_dshift=shift is not None, note=note,
-                               measured=True) for note, shift in RMSNORMS)],
-           writes=("dweight",))
-def adaln_backward(dy, x, scale, mean, rstd, weight=None, dweight=None, need_dshift=True, version=None):
-    """(dx, dshift (B, C), dscale (B, C)) from dy and what the forward took and gave; mean None: of RMSNorm.
+@operation(
+    reference=adaln_backward_reference,
+    cost=adaln_backward_cost,
+    check=_check_backward,
+    versions=_two_versions(BACKWARD),
+    problems=[
+        *_problems(_backward_problem),
+        Problem(
+            dy=TOKENS,
+            x=TOKENS,
+            scale=VECTOR,
+            mean=STATISTIC,
+            rstd=positive(64 * 256),
+            measured=True,
+        ),
+        *(
+            Problem(
+                dy=TOKENS,
+                x=TOKENS,
+                scale=VECTOR,
+                mean=None,
+                rstd=positive(64 * 256),
+                weight=single(768),
+                dweight=single(768),
+                need_dshift=shift is not None,
+                note=note,
+                measured=True,
+            )
+            for note, shift in RMSNORMS
+        ),
+    ],
+    writes=("dweight",),
+)
+def adaln_backward(
+    dy, x, scale, mean, rstd, weight=None, dweight=None, need_dshift=True, version=None
+):
+    """(dx, dshift (B, C), dscale (B, C)) from dy and what the forward took and gave; mean None: of
+    RMSNorm.
 
-    The gradient of the weight is added into `dweight` (None: not wanted). need_dshift: False where there is no shift;
-    dshift is None then.
+    The gradient of the weight is added into `dweight` (None: not wanted). need_dshift: False where
+    there is no shift; dshift is None then.
     """
     which = Norm(mean is None, weight is not None, need_dshift)
     statistics = (rstd if which.rms else mean, rstd)
@@ -480,7 +626,8 @@ def _scales(scale, weight):
 
 def _dx(version, which, dy, x, scale, weight, statistics):
     B, T, C = x.shape
-    kernel = version.kernel[version.number, which._replace(shifted=True)]  # dx does not depend on a shift
+    # dx does not depend on a shift
+    kernel = version.kernel[version.number, which._replace(shifted=True)]
     dx = empty_like(x)
     arrays = dy.reshape(-1), x.reshape(-1), _scales(scale, weight), *statistics, dx.reshape(-1)
     if version.name == "block-per-row":
@@ -491,7 +638,8 @@ def _dx(version, which, dy, x, scale, weight, statistics):
 
 
 def _sums(version, which, dy, x, scale, weight, dweight, statistics):
-    """(dshift or None, dscale), the sums over each image's tokens; adds to dweight what comes of them."""
+    """(dshift or None, dscale), the sums over each image's tokens; adds to dweight what comes of
+    them."""
     B, T, C = x.shape
     by_warp = version.name == "warp-per-row"
     lanes, tiles, chunk, chunks = cut(B, T, C, 4) if by_warp else (0, 0, T, 1)

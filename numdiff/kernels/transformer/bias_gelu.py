@@ -19,6 +19,7 @@ READ NEXT
     matmul/activations.py: where Hopper's kernels run both matmuls, GELU is part of them, and this file's kernels do not
     run (`mlp` in numdiff/nn/functional/feed_forward.py); numdiff/nn/dit.py, where the block is put together.
 """
+
 import numpy as np
 
 from ...device import on_host, over_batch
@@ -29,12 +30,14 @@ from ..fuse import EACH, PER_CHANNEL, UNCHANGED, Operation, fuse
 from ..operation import operation
 from ..problem import Problem, half, single
 
-SLOPE, BOTH = float(GELU_SLOPE), float(GELU_SLOPE) * float(GELU_CUBIC)  # Python floats take the arrays' type
+# Python floats take the arrays' type
+SLOPE, BOTH = float(GELU_SLOPE), float(GELU_SLOPE) * float(GELU_CUBIC)
 ONE, THREE, SLOPE_2, BOTH_2 = (np.float32(value) for value in (1, 3, 2 * SLOPE, 2 * BOTH))
 PARALLEL_THRESHOLD_FACTOR = 4  # an element is 4 times cheaper than the threshold assumes
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def bias_gelu_forward_reference(x, bias):
     z = x + bias
@@ -49,8 +52,9 @@ def bias_gelu_backward_reference(dy, x, bias, dbias):
     return dx
 
 
-# Where there is no GPU: loops compiled for the host -------------------------------------------------------------------
+# Where there is no GPU: loops compiled for the host -----------------------------------------------
 # (1 + tanh u) / 2 is the sigmoid of 2 u.
+
 
 @on_host
 def gelu_rows(x, bias, y):
@@ -83,7 +87,11 @@ def bias_gelu_forward_cpu(x, bias):
         return bias_gelu_forward_reference(x, bias)
     rows, y = _rows(x, len(bias)), np.empty_like(x, order="C")
     out = y.reshape(rows.shape)
-    over_batch(lambda some: gelu_rows(rows[some], bias, out[some]), len(rows), x.size // PARALLEL_THRESHOLD_FACTOR)
+    over_batch(
+        lambda some: gelu_rows(rows[some], bias, out[some]),
+        len(rows),
+        x.size // PARALLEL_THRESHOLD_FACTOR,
+    )
     return y
 
 
@@ -99,21 +107,31 @@ def bias_gelu_backward_cpu(dy, x, bias, dbias):
         gelu_gradient_rows(g[some], rows[some], bias, out[some], total)
         return total
 
-    dbias += sum(over_batch(part, len(rows), x.size // PARALLEL_THRESHOLD_FACTOR)).astype(dbias.dtype)
+    dbias += sum(over_batch(part, len(rows), x.size // PARALLEL_THRESHOLD_FACTOR)).astype(
+        dbias.dtype
+    )
     return dx
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 def biased(x, bias):
     return x + bias
 
 
-BIAS_GELU = fuse(EACH, Operation(biased, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED), Operation(gelu, x=gelu_gradient),
-                 EACH, name="bias_gelu", module=__name__)
+BIAS_GELU = fuse(
+    EACH,
+    Operation(biased, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED),
+    Operation(gelu, x=gelu_gradient),
+    EACH,
+    name="bias_gelu",
+    module=__name__,
+)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def bias_gelu_forward_cost(M, C):
     """(bytes, FLOPs) over M rows of C columns."""
@@ -124,28 +142,45 @@ def bias_gelu_backward_cost(M, C):
     return 4 * (3 * M * C + 3 * C), 19 * M * C
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
 HIDDEN, WIDTH = half(64, 256, 4 * 768), single(4 * 768)  # of a DiT-B/2, for the benchmark
 SHAPES = (2, 3, 36), (1, 2, 132), (2, 2, 7)
 
 
-@operation(reference=bias_gelu_forward_cpu, cost=bias_gelu_forward_cost,
-           check=lambda x, bias: BIAS_GELU.check(x, bias), versions=BIAS_GELU.versions(),
-           problems=[*(Problem(x=single(*shape), bias=single(shape[2])) for shape in SHAPES),
-                     Problem(x=half(2, 5, 8), bias=single(8)), Problem(x=HIDDEN, bias=WIDTH, measured=True)])
+@operation(
+    reference=bias_gelu_forward_cpu,
+    cost=bias_gelu_forward_cost,
+    check=lambda x, bias: BIAS_GELU.check(x, bias),
+    versions=BIAS_GELU.versions(),
+    problems=[
+        *(Problem(x=single(*shape), bias=single(shape[2])) for shape in SHAPES),
+        Problem(x=half(2, 5, 8), bias=single(8)),
+        Problem(x=HIDDEN, bias=WIDTH, measured=True),
+    ],
+)
 def bias_gelu_forward(x, bias, version=None):
     """GELU(x (..., C) + bias (C,)), tanh form, as a new array."""
     return BIAS_GELU.forward(x, bias, version=version.number)
 
 
-@operation(reference=bias_gelu_backward_cpu, cost=bias_gelu_backward_cost,
-           check=lambda x, bias: BIAS_GELU.check(x, bias), versions=BIAS_GELU.versions("backward"),
-           problems=[*(Problem(dy=single(*shape), x=single(*shape), bias=single(shape[2]), dbias=single(shape[2]))
-                       for shape in SHAPES),
-                     Problem(dy=half(2, 5, 8), x=half(2, 5, 8), bias=single(8), dbias=single(8)),
-                     Problem(dy=HIDDEN, x=HIDDEN, bias=WIDTH, dbias=WIDTH, measured=True)],
-           writes=("dbias",))
+@operation(
+    reference=bias_gelu_backward_cpu,
+    cost=bias_gelu_backward_cost,
+    check=lambda x, bias: BIAS_GELU.check(x, bias),
+    versions=BIAS_GELU.versions("backward"),
+    problems=[
+        *(
+            Problem(
+                dy=single(*shape), x=single(*shape), bias=single(shape[2]), dbias=single(shape[2])
+            )
+            for shape in SHAPES
+        ),
+        Problem(dy=half(2, 5, 8), x=half(2, 5, 8), bias=single(8), dbias=single(8)),
+        Problem(dy=HIDDEN, x=HIDDEN, bias=WIDTH, dbias=WIDTH, measured=True),
+    ],
+    writes=("dbias",),
+)
 def bias_gelu_backward(dy, x, bias, dbias, version=None):
     """dx from dy and the forward's input x; the gradient of the bias is added into `dbias`."""
     return BIAS_GELU.backward(dy, x, bias, version=version.number, into={"bias": dbias})[0]

@@ -1,4 +1,5 @@
-"""Chunks: one wide vector an image cut into equal parts, as adaLN's linear layer gives six for every block.
+"""Chunks: one wide vector an image cut into equal parts, as adaLN's linear layer gives six for
+every block.
 
 MATHEMATICS
     forward    part_i[b, c] = x[b, i·C + c]         backward    dx[b, i·C + c] = dpart_i[b, c], 0 for a part not used
@@ -17,6 +18,7 @@ SOURCE
 READ NEXT
     columns.py, which copies nothing.
 """
+
 import numpy as np
 
 from ...device import cuda, empty, float32, launch, zeros
@@ -28,7 +30,8 @@ BLOCK = 256  # threads
 MAX_PARTS = 6  # parts: shift, scale and gate of attention, and of the MLP
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def chunk_forward_reference(x, count):
     return list(np.ascontiguousarray(x.reshape(len(x), count, -1).swapaxes(0, 1)))
@@ -40,7 +43,8 @@ def chunk_backward_reference(parts):
     return np.concatenate([np.zeros(shape, dtype) if p is None else p for p in parts], axis=1)
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def chunk_forward_kernel_v1(x, parts, count, C):
@@ -74,18 +78,22 @@ def chunk_backward_kernel_v1(p0, p1, p2, p3, p4, p5, dx, count, C):
         dx[i] = value
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def chunk_forward_cost(n):
     """(bytes, FLOPs) for n elements in all; the backward costs the same."""
     return 8 * n, 0
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check_forward(x, count):
     if x.ndim != 2 or not 0 < count <= MAX_PARTS or x.shape[1] % count:
-        raise ValueError(f"chunk cuts (B, n·C) into at most {MAX_PARTS} parts, and not {tuple(x.shape)} into {count}")
+        raise ValueError(
+            f"chunk cuts (B, n·C) into at most {MAX_PARTS} parts, and not {tuple(x.shape)} into {count}"
+        )
 
 
 def _check_backward(parts):
@@ -94,26 +102,54 @@ def _check_backward(parts):
         raise ValueError(f"chunk joins at most {MAX_PARTS} parts of one shape")
 
 
-@operation(reference=chunk_forward_reference, cost=chunk_forward_cost, check=_check_forward,
-           problems=[*(Problem(x=single(3, 4 * count), count=count) for count in (2, 6)),
-                     Problem(x=half(64, 6 * 768), count=6, measured=True)])
+@operation(
+    reference=chunk_forward_reference,
+    cost=chunk_forward_cost,
+    check=_check_forward,
+    problems=[
+        *(Problem(x=single(3, 4 * count), count=count) for count in (2, 6)),
+        Problem(x=half(64, 6 * 768), count=6, measured=True),
+    ],
+)
 def chunk_forward(x, count):
     """The `count` parts (B, C) of x (B, count · C), one after the other in memory."""
     B, C = x.shape[0], x.shape[1] // count
     parts = empty((count * B, C), np.float32, like=x)
-    launch(chunk_forward_kernel_v1, -(-x.size // BLOCK), BLOCK, x.reshape(-1), parts.reshape(-1), count, C)
-    return [parts[k * B:(k + 1) * B] for k in range(count)]
+    launch(
+        chunk_forward_kernel_v1,
+        -(-x.size // BLOCK),
+        BLOCK,
+        x.reshape(-1),
+        parts.reshape(-1),
+        count,
+        C,
+    )
+    return [parts[k * B : (k + 1) * B] for k in range(count)]
 
 
-@operation(reference=chunk_backward_reference, cost=chunk_forward_cost, check=_check_backward,
-           problems=[*(Problem(f"{count} parts", parts=[single(3, 4)] * count) for count in (2, 6)),
-                     Problem("unused part", parts=[None, single(3, 4)])])
+@operation(
+    reference=chunk_backward_reference,
+    cost=chunk_forward_cost,
+    check=_check_backward,
+    problems=[
+        *(Problem(f"{count} parts", parts=[single(3, 4)] * count) for count in (2, 6)),
+        Problem("unused part", parts=[None, single(3, 4)]),
+    ],
+)
 def chunk_backward(parts):
     """dx (B, n·C) from the n gradients (B, C) of the parts; None if a part was not used."""
     given = next(p for p in parts if p is not None)
     (B, C), count = given.shape, len(parts)
     flat = [(zeros((B, C), like=given) if p is None else p).reshape(-1) for p in parts]
     dx = empty((B, count * C), np.float32, like=given)
-    launch(chunk_backward_kernel_v1, -(-dx.size // BLOCK), BLOCK, *flat, *flat[-1:] * (MAX_PARTS - count),
-           dx.reshape(-1), count, C)
+    launch(
+        chunk_backward_kernel_v1,
+        -(-dx.size // BLOCK),
+        BLOCK,
+        *flat,
+        *flat[-1:] * (MAX_PARTS - count),
+        dx.reshape(-1),
+        count,
+        C,
+    )
     return dx

@@ -1,4 +1,5 @@
-"""Columns: the equal parts of one wide array, used in place, and a place for their gradients to meet.
+"""Columns: the equal parts of one wide array, used in place, and a place for their gradients to
+meet.
 
 MATHEMATICS
     as chunk.py: part_k[b, c] = x[b, k·C + c]; backward dx[b, k·C + c] = Σ_p partial[b, p, k·C + c], 0 for a part that
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     diffusion/class_dropout.py.
 """
+
 import numpy as np
 
 from ...device import DeviceArray, cuda, download, empty, float32, is_device, launch, load4, store4
@@ -33,7 +35,8 @@ MASK = 63  # parts whose gradients a kernel can select by the bits of an int64
 
 
 class Columns:
-    """Columns `first` to `first` + C of a device array (B, pitch). As an array it has a shape and a type.
+    """Columns `first` to `first` + C of a device array (B, pitch). As an array it has a shape and a
+    type.
 
     sums: the `Sums` in which the gradients of the columns of one array meet
     """
@@ -52,11 +55,14 @@ class Columns:
         return self.array.reshape(-1)
 
     def __array__(self, dtype=None, copy=None):
-        return download(self.array)[:, self.first:self.first + self.shape[1]].astype(dtype or self.dtype)
+        return download(self.array)[:, self.first : self.first + self.shape[1]].astype(
+            dtype or self.dtype
+        )
 
 
 class Sums:
-    """The gradients of the columns of one array (B, N), as several blocks' shares of each: `partial` (B, blocks, N)."""
+    """The gradients of the columns of one array (B, N), as several blocks' shares of each:
+    `partial` (B, blocks, N)."""
 
     __slots__ = ("shape", "partial", "written")
 
@@ -69,12 +75,17 @@ class Sums:
         return self.partial and self.partial.shape[1]
 
     def place(self, columns, blocks):
-        """(`partial` as one long array, the gradient of these columns): the caller is about to write it."""
+        """(`partial` as one long array, the gradient of these columns): the caller is about to
+        write it."""
         if self.partial is None:
-            self.partial = empty((self.shape[0], blocks, self.shape[1]), np.float32, like=columns.array)
+            self.partial = empty(
+                (self.shape[0], blocks, self.shape[1]), np.float32, like=columns.array
+            )
         if columns.first in self.written or blocks != self.blocks:
-            raise ValueError("each part of an array takes one gradient, from an operation on as many tokens as its "
-                             "neighbours'; use chunk for parts that are used twice or separately")
+            raise ValueError(
+                "each part of an array takes one gradient, from an operation on as many tokens as its "
+                "neighbours'; use chunk for parts that are used twice or separately"
+            )
         self.written.add(columns.first)
         return self.partial.reshape(-1), ColumnSums(self, columns.first, columns.shape[1])
 
@@ -93,16 +104,17 @@ class ColumnSums:
         return partial.reshape(self.sums.shape) if partial.shape[1] == 1 else sample_sum(partial)
 
     def __array__(self, dtype=None, copy=None):
-        total = download(self.sums.partial)[:, :, self.first:self.first + self.width].sum(1)
+        total = download(self.sums.partial)[:, :, self.first : self.first + self.width].sum(1)
         return total if dtype is None else total.astype(dtype)
 
 
-# v1: four columns a thread --------------------------------------------------------------------------------------------
+# v1: four columns a thread ------------------------------------------------------------------------
+
 
 @cuda.jit
 def columns_backward_kernel_v1(partial, dx, blocks, first, width, N, C, used):
-    """Of N columns those from `first` on, as many as dx is wide. used: bit k says that their part k has a gradient; -1,
-    that all have."""
+    """Of N columns those from `first` on, as many as dx is wide. used: bit k says that their part k
+    has a gradient; -1, that all have."""
     i = cuda.grid(1) * 4
     if i < dx.size:
         b, n = divide(i, width)
@@ -118,35 +130,45 @@ def columns_backward_kernel_v1(partial, dx, blocks, first, width, N, C, used):
         store4(dx, i, s0, s1, s2, s3)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def columns_forward(x, count):
     """The `count` parts of x (B, count · C): views of a NumPy array, `Columns` of a device array."""
     if x.ndim != 2 or count < 1 or x.shape[1] % count:
-        raise ValueError(f"columns are equal parts of (B, n·C), and {tuple(x.shape)} has not {count}")
+        raise ValueError(
+            f"columns are equal parts of (B, n·C), and {tuple(x.shape)} has not {count}"
+        )
     C = x.shape[1] // count
     if not is_device(x):
-        return [x[:, k * C:(k + 1) * C] for k in range(count)]
+        return [x[:, k * C : (k + 1) * C] for k in range(count)]
     if C % 4:
-        raise ValueError(f"columns are read four at a time, and {C} is not a multiple of 4; use chunk")
+        raise ValueError(
+            f"columns are read four at a time, and {C} is not a multiple of 4; use chunk"
+        )
     sums = Sums(x.shape)
     return [Columns(x, k * C, C, sums) for k in range(count)]
 
 
 def join_columns(parts, dtype=np.float32):
-    """dx (B, n·C) from the gradients of the n parts, as the kernels that read them gave them; None: not used.
+    """dx (B, n·C) from the gradients of the n parts, as the kernels that read them gave them; None:
+    not used.
 
-    parts: all, or some that are neighbours. On a device the gradients stay where they met until a call gives all.
+    parts: all, or some that are neighbours. On a device the gradients stay where they met until a
+    call gives all.
     """
     given = next(p for p in parts if p is not None)
     if not isinstance(given, ColumnSums):
         return chunk_backward_reference(parts)
     sums, C = given.sums, given.width
     first, width = given.first - C * parts.index(given), C * len(parts)
-    used = -1 if None not in parts else sum(1 << k for k, part in enumerate(parts) if part is not None)
+    used = (
+        -1 if None not in parts else sum(1 << k for k, part in enumerate(parts) if part is not None)
+    )
     if used >= 1 << MASK:
-        raise ValueError(f"of {len(parts)} parts each must be used, or none after the first {MASK}; use "
-                         "chunk")
+        raise ValueError(
+            f"of {len(parts)} parts each must be used, or none after the first {MASK}; use chunk"
+        )
     dx = columns_backward(sums.partial, len(parts), first, used, dtype, C)
     if width == sums.shape[1]:
         sums.partial, sums.written = None, set()
@@ -155,34 +177,55 @@ def join_columns(parts, dtype=np.float32):
 
 def as_columns(vector):
     """A whole array (B, C) as columns of itself; columns as they are."""
-    return Columns(vector, 0, vector.shape[1], Sums(vector.shape)) if isinstance(vector, DeviceArray) else vector
+    return (
+        Columns(vector, 0, vector.shape[1], Sums(vector.shape))
+        if isinstance(vector, DeviceArray)
+        else vector
+    )
 
 
-# Operation ------------------------------------------------------------------------------------------------------------
+# Operation ----------------------------------------------------------------------------------------
+
 
 def columns_backward_reference(partial, count, first=0, used=-1, dtype=np.float32, width=None):
     columns = partial.shape[2] // count if width is None else width
-    dx = partial.sum(1)[:, first:first + columns * count]
+    dx = partial.sum(1)[:, first : first + columns * count]
     for k in range(count):
         if used != -1 and not used >> k & 1:
-            dx[:, k * columns:(k + 1) * columns] = 0
+            dx[:, k * columns : (k + 1) * columns] = 0
     return dx
 
 
-@operation(reference=columns_backward_reference,
-           problems=[Problem(partial=single(2, 3, 24), count=3), Problem("unused", partial=single(2, 3, 24), count=3,
-                                                                           used=0b101),
-                     Problem("neighbours", partial=single(2, 1, 24), count=2, first=8, width=8),
-                     Problem(partial=single(64, 4, 6 * 768), count=6, measured=True)])
+@operation(
+    reference=columns_backward_reference,
+    problems=[
+        Problem(partial=single(2, 3, 24), count=3),
+        Problem("unused", partial=single(2, 3, 24), count=3, used=0b101),
+        Problem("neighbours", partial=single(2, 1, 24), count=2, first=8, width=8),
+        Problem(partial=single(64, 4, 6 * 768), count=6, measured=True),
+    ],
+)
 def columns_backward(partial, count, first=0, used=-1, dtype=np.float32, width=None):
-    """dx (B, count · width), a new array: sums over the blocks of partial (B, blocks, N), of columns from `first` on.
+    """dx (B, count · width), a new array: sums over the blocks of partial (B, blocks, N), of
+    columns from `first` on.
 
-    width: of a part; None: partial has `count` parts; used: bit k says that part k has a gradient, else its columns are
-    0; -1: all have
+    width: of a part; None: partial has `count` parts; used: bit k says that part k has a gradient,
+    else its columns are 0; -1: all have
     """
     B, blocks, N = partial.shape
     columns = N // count if width is None else width
     dx = empty((B, columns * count), dtype, like=partial)
-    launch(columns_backward_kernel_v1, -(-dx.size // (4 * BLOCK)), BLOCK, partial.reshape(-1), dx.reshape(-1), blocks,
-           first, columns * count, N, columns, used)
+    launch(
+        columns_backward_kernel_v1,
+        -(-dx.size // (4 * BLOCK)),
+        BLOCK,
+        partial.reshape(-1),
+        dx.reshape(-1),
+        blocks,
+        first,
+        columns * count,
+        N,
+        columns,
+        used,
+    )
     return dx

@@ -1,4 +1,5 @@
-"""Gate and residual: a branch is scaled, channel by channel, by what its image is conditioned on, and added to x.
+"""Gate and residual: a branch is scaled, channel by channel, by what its image is conditioned on,
+and added to x.
 
 MATHEMATICS
         y[b, t, c] = x[b, t, c] + gate[b, c] · h[b, t, c]
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     bias_gelu.py, which stands inside the branch; gate_adaln/, this and the norm that follows in one pass.
 """
+
 import numpy as np
 
 from ...device import over_batch
@@ -27,7 +29,8 @@ from ..fuse import EACH, PER_SAMPLE, UNCHANGED, Operation, fuse
 from ..operation import operation
 from ..problem import Problem, half, single
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 @in_single()
 def gate_forward_reference(x, h, gate):
@@ -55,7 +58,8 @@ def gate_backward_reference(dy, h, gate):
     return dh, dgate
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 def gated(x, h, gate):
     return x + gate * h
@@ -69,11 +73,17 @@ def gated_dgate(dy, h):
     return dy * h
 
 
-GATE = fuse(EACH, Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate), EACH, name="gate",
-            module=__name__)
+GATE = fuse(
+    EACH,
+    Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate),
+    EACH,
+    name="gate",
+    module=__name__,
+)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def gate_forward_cost(B, T, C):
     """(bytes, FLOPs) over B images of T tokens of C channels."""
@@ -84,28 +94,45 @@ def gate_backward_cost(B, T, C):
     return 4 * (3 * B * T * C + 2 * B * C), 3 * B * T * C
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
 TOKENS, VECTOR = half(64, 256, 768), half(64, 768)  # of a DiT-B/2, for the benchmark
 SHAPES = (2, 3, 36), (1, 2, 132), (2, 2, 7)
 
 
-@operation(reference=gate_forward_reference, cost=gate_forward_cost, check=lambda x, h, gate: GATE.check(x, h, gate),
-           versions=GATE.versions(),
-           problems=[*(Problem(x=single(*shape), h=single(*shape), gate=single(shape[0], shape[2]))
-                       for shape in SHAPES),
-                     Problem(x=half(2, 5, 8), h=half(2, 5, 8), gate=half(2, 8)),
-                     Problem(x=TOKENS, h=TOKENS, gate=VECTOR, measured=True)])
+@operation(
+    reference=gate_forward_reference,
+    cost=gate_forward_cost,
+    check=lambda x, h, gate: GATE.check(x, h, gate),
+    versions=GATE.versions(),
+    problems=[
+        *(
+            Problem(x=single(*shape), h=single(*shape), gate=single(shape[0], shape[2]))
+            for shape in SHAPES
+        ),
+        Problem(x=half(2, 5, 8), h=half(2, 5, 8), gate=half(2, 8)),
+        Problem(x=TOKENS, h=TOKENS, gate=VECTOR, measured=True),
+    ],
+)
 def gate_forward(x, h, gate, version=None):
     """x (B, ..., C) + gate (B, C) · h (B, ..., C), as a new array."""
     return GATE.forward(x, h, gate, version=version.number)
 
 
-@operation(reference=gate_backward_reference, cost=gate_backward_cost,
-           check=lambda dy, h, gate: GATE.check(dy, h, gate), versions=GATE.versions("backward", of="dy"),
-           problems=[*(Problem(dy=single(*shape), h=single(*shape), gate=single(shape[0], shape[2]))
-                       for shape in SHAPES), Problem(dy=half(2, 5, 8), h=half(2, 5, 8), gate=half(2, 8)),
-                     Problem(dy=TOKENS, h=TOKENS, gate=VECTOR, measured=True)])
+@operation(
+    reference=gate_backward_reference,
+    cost=gate_backward_cost,
+    check=lambda dy, h, gate: GATE.check(dy, h, gate),
+    versions=GATE.versions("backward", of="dy"),
+    problems=[
+        *(
+            Problem(dy=single(*shape), h=single(*shape), gate=single(shape[0], shape[2]))
+            for shape in SHAPES
+        ),
+        Problem(dy=half(2, 5, 8), h=half(2, 5, 8), gate=half(2, 8)),
+        Problem(dy=TOKENS, h=TOKENS, gate=VECTOR, measured=True),
+    ],
+)
 def gate_backward(dy, h, gate, version=None):
     """(dh, dgate (B, C)); the gradient of x is `dy` itself."""
     return tuple(GATE.backward(dy, None, h, gate, version=version.number)[1:])

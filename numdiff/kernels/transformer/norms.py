@@ -15,6 +15,7 @@ SOURCE
 READ NEXT
     gate_adaln/, whose kernels have the same norms.
 """
+
 import itertools
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ RMS, WEIGHTED, SHIFTED = Constant(), Constant(), Constant()
 
 
 class Norm(NamedTuple):
-    """rms: RMSNorm, else LayerNorm; weighted: xhat is multiplied by a weight (C,); shifted: a shift is added."""
+    """rms: RMSNorm, else LayerNorm; weighted: xhat is multiplied by a weight (C,); shifted: a shift
+    is added."""
 
     rms: bool = False
     weighted: bool = False
@@ -34,14 +36,23 @@ class Norm(NamedTuple):
     kind = property(lambda self: "rms" if self.rms else "layer")
 
     def __str__(self):
-        return " ".join([self.kind, *["weighted"] * self.weighted, *["unshifted"] * (not self.shifted)])
+        return " ".join(
+            [self.kind, *["weighted"] * self.weighted, *["unshifted"] * (not self.shifted)]
+        )
 
     def kernel(self, text, name, *constants, **others):
-        """What a kernel's text becomes for this norm; constants: which of RMS, WEIGHTED and SHIFTED it knows."""
+        """What a kernel's text becomes for this norm; constants: which of RMS, WEIGHTED and SHIFTED
+        it knows."""
         values = dict(zip(("RMS", "WEIGHTED", "SHIFTED"), self, strict=True))
-        prefix = str(self).removeprefix("layer").replace(" ", "_").removeprefix("_")  # none of DiT's own
+        # none of DiT's own
+        prefix = str(self).removeprefix("layer").replace(" ", "_").removeprefix("_")
         prefix += "_" if prefix else ""
-        return specialise(text, name=prefix + name, **{constant: values[constant] for constant in constants}, **others)
+        return specialise(
+            text,
+            name=prefix + name,
+            **{constant: values[constant] for constant in constants},
+            **others,
+        )
 
 
 NORMS = [Norm(*each) for each in itertools.product((False, True), (False, True), (True, False))]
@@ -49,8 +60,10 @@ NORMS = [Norm(*each) for each in itertools.product((False, True), (False, True),
 
 def variants(name, texts, norms, *constants):
     """{(version, norm): kernel} of the texts of versions 1 and 2."""
-    return Variants(itertools.product((1, 2), norms), lambda key: key[1].kernel(texts[key[0] - 1], f"{name}{key[0]}",
-                                                                               *constants))
+    return Variants(
+        itertools.product((1, 2), norms),
+        lambda key: key[1].kernel(texts[key[0] - 1], f"{name}{key[0]}", *constants),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -66,4 +79,6 @@ def check_norm(name, C, weight, norm="layer"):
     if norm not in ("layer", "rms"):
         raise ValueError(f"{name}: norm must be layer or rms, not {norm!r}")
     if weight is not None and tuple(weight.shape) != (C,):
-        raise ValueError(f"{name}: weight must be ({C},), one for each channel, not {tuple(weight.shape)}")
+        raise ValueError(
+            f"{name}: weight must be ({C},), one for each channel, not {tuple(weight.shape)}"
+        )

@@ -3,8 +3,9 @@
 MATHEMATICS
     patchify      token[b, i·w + j, r, s, c] = x[b, i·p + r, j·p + s, c]      h × w patches of p × p pixels
     unpatchify    the same equation read from right to left
-    Each is the other's backward: elements only change places. The linear layer that follows patchify is a convolution
-    with kernel and stride p: its weight (D, p, p, C) is the matrix (D, p·p·C) without a copy.
+    Each is the other's backward: elements only change places. The linear layer that follows
+    patchify is a convolution with kernel and stride p: its weight (D, p, p, C) is the matrix (D,
+    p·p·C) without a copy.
 SHAPES
     x (B, h·p, w·p, C) float32, channels last; tokens (B, h·w, p·p·C), elements in the order (row, column, channel)
 VERSIONS
@@ -23,6 +24,7 @@ SOURCE
 READ NEXT
     chunk.py, which splits channels instead of pixels.
 """
+
 import numpy as np
 
 from ...device import cuda, empty, launch, load4, store4
@@ -34,7 +36,8 @@ from ..problem import Problem, half, single
 BLOCK = 256  # threads
 
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def patchify_forward_reference(x, patch):
     B, H, W, C = x.shape
@@ -44,7 +47,9 @@ def patchify_forward_reference(x, patch):
 
 def unpatchify_forward_reference(tokens, patch, height, width):
     B, C = len(tokens), tokens.shape[2] // (patch * patch)
-    squares = tokens.reshape(B, height // patch, width // patch, patch, patch, C).transpose(0, 1, 3, 2, 4, 5)
+    squares = tokens.reshape(B, height // patch, width // patch, patch, patch, C).transpose(
+        0, 1, 3, 2, 4, 5
+    )
     return np.ascontiguousarray(squares).reshape(B, height, width, C)
 
 
@@ -56,12 +61,13 @@ def unpatchify_backward_reference(dx, patch):
     return patchify_forward_reference(dx, patch)
 
 
-# Device function ------------------------------------------------------------------------------------------------------
+# Device function ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def token_element(i, width, row, patch):
-    """The index among the tokens of element i of an image array (its rows of `width` pixels, `row` = p·C elements of a
-    patch's row)."""
+    """The index among the tokens of element i of an image array (its rows of `width` pixels, `row`
+    = p·C elements of a patch's row)."""
     patches = width // patch  # in a row of patches
     line, rest = divide(i, patches * row)  # image row (of all images), element in it
     j, within = divide(rest, row)  # patch column, element of the patch's row
@@ -69,7 +75,8 @@ def token_element(i, width, row, patch):
     return ((band * patches + j) * patch + r) * row + within
 
 
-# v1: one thread an element --------------------------------------------------------------------------------------------
+# v1: one thread an element ------------------------------------------------------------------------
+
 
 @cuda.jit
 def patchify_kernel_v1(x, tokens, width, row, patch):
@@ -85,7 +92,8 @@ def unpatchify_kernel_v1(tokens, x, width, row, patch):
         x[i] = tokens[token_element(i, width, row, patch)]
 
 
-# v2: four elements of a patch's row -----------------------------------------------------------------------------------
+# v2: four elements of a patch's row ---------------------------------------------------------------
+
 
 @cuda.jit
 def patchify_kernel_v2(x, tokens, width, row, patch):
@@ -103,27 +111,38 @@ def unpatchify_kernel_v2(tokens, x, width, row, patch):
         store4(x, i, x0, x1, x2, x3)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def patchify_forward_cost(n):
     """(bytes, FLOPs) for n elements; all four operations cost the same."""
     return 8 * n, 0
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check_images(x, patch):
     if x.ndim != 4 or x.shape[1] % patch or x.shape[2] % patch:
-        raise ValueError(f"patchify: images {tuple(x.shape)} must be (B, H, W, C) with H and W multiples of the patch "
-                         f"size {patch}")
+        raise ValueError(
+            f"patchify: images {tuple(x.shape)} must be (B, H, W, C) with H and W multiples of the patch "
+            f"size {patch}"
+        )
 
 
 def _check_tokens(tokens, patch, height, width):
     count = height // patch * (width // patch)
-    if (tokens.ndim != 3 or height % patch or width % patch or tokens.shape[1] != count
-            or tokens.shape[2] % (patch * patch)):
-        raise ValueError(f"unpatchify: tokens {tuple(tokens.shape)} must be (B, {count}, {patch * patch}·C) for images "
-                         f"of {height}×{width} in patches of {patch}")
+    if (
+        tokens.ndim != 3
+        or height % patch
+        or width % patch
+        or tokens.shape[1] != count
+        or tokens.shape[2] % (patch * patch)
+    ):
+        raise ValueError(
+            f"unpatchify: tokens {tuple(tokens.shape)} must be (B, {count}, {patch * patch}·C) for images "
+            f"of {height}×{width} in patches of {patch}"
+        )
 
 
 def _of_images(x, patch):
@@ -137,9 +156,19 @@ def _of_tokens(tokens, patch):
 
 def _launch(version, source, target, width, row, patch):
     if source.size >= 2**31:
-        raise TooManyElementsError(f"{tuple(source.shape)} has too many elements for 32-bit indices: split the batch")
-    launch(version.kernel, -(-source.size // (version.width * BLOCK)), BLOCK, source.reshape(-1), target.reshape(-1),
-           width, row, patch)
+        raise TooManyElementsError(
+            f"{tuple(source.shape)} has too many elements for 32-bit indices: split the batch"
+        )
+    launch(
+        version.kernel,
+        -(-source.size // (version.width * BLOCK)),
+        BLOCK,
+        source.reshape(-1),
+        target.reshape(-1),
+        width,
+        row,
+        patch,
+    )
     return target
 
 
@@ -151,12 +180,19 @@ def _image_problems(name):
 
 
 def _token_problems(name):
-    return [Problem(**{name: single(2, 6, p * p * C)}, patch=p, height=2 * p, width=3 * p) for p, C in SIZES]
+    return [
+        Problem(**{name: single(2, 6, p * p * C)}, patch=p, height=2 * p, width=3 * p)
+        for p, C in SIZES
+    ]
 
 
-@operation(reference=patchify_forward_reference, cost=patchify_forward_cost, check=_check_images,
-           versions=naive_and_vectorised(patchify_kernel_v1, patchify_kernel_v2, _of_images),
-           problems=[*_image_problems("x"), Problem(x=half(64, 32, 32, 4), patch=2, measured=True)])
+@operation(
+    reference=patchify_forward_reference,
+    cost=patchify_forward_cost,
+    check=_check_images,
+    versions=naive_and_vectorised(patchify_kernel_v1, patchify_kernel_v2, _of_images),
+    problems=[*_image_problems("x"), Problem(x=half(64, 32, 32, 4), patch=2, measured=True)],
+)
 def patchify_forward(x, patch, version=None):
     """Tokens (B, h·w, patch²·C) of images x (B, H, W, C)."""
     B, H, W, C = x.shape
@@ -164,10 +200,16 @@ def patchify_forward(x, patch, version=None):
     return _launch(version, x, tokens, W, patch * C, patch)
 
 
-@operation(reference=unpatchify_forward_reference, cost=patchify_forward_cost, check=_check_tokens,
-           versions=naive_and_vectorised(unpatchify_kernel_v1, unpatchify_kernel_v2, _of_tokens),
-           problems=[*_token_problems("tokens"),
-                     Problem(tokens=single(64, 256, 32), patch=2, height=32, width=32, measured=True)])
+@operation(
+    reference=unpatchify_forward_reference,
+    cost=patchify_forward_cost,
+    check=_check_tokens,
+    versions=naive_and_vectorised(unpatchify_kernel_v1, unpatchify_kernel_v2, _of_tokens),
+    problems=[
+        *_token_problems("tokens"),
+        Problem(tokens=single(64, 256, 32), patch=2, height=32, width=32, measured=True),
+    ],
+)
 def unpatchify_forward(tokens, patch, height, width, version=None):
     """Images (B, height, width, C) of tokens (B, h·w, patch²·C)."""
     C = tokens.shape[2] // (patch * patch)
@@ -175,17 +217,23 @@ def unpatchify_forward(tokens, patch, height, width, version=None):
     return _launch(version, tokens, x, width, patch * C, patch)
 
 
-@operation(reference=patchify_backward_reference, cost=patchify_forward_cost,
-           versions=naive_and_vectorised(fits=lambda dtokens, patch: _of_tokens(dtokens, patch)),
-           problems=_token_problems("dtokens"))
+@operation(
+    reference=patchify_backward_reference,
+    cost=patchify_forward_cost,
+    versions=naive_and_vectorised(fits=lambda dtokens, patch: _of_tokens(dtokens, patch)),
+    problems=_token_problems("dtokens"),
+)
 def patchify_backward(dtokens, patch, height, width, version=None):
     """dx: what was moved there moves back."""
     return unpatchify_forward(dtokens, patch, height, width, version=version.number)
 
 
-@operation(reference=unpatchify_backward_reference, cost=patchify_forward_cost,
-           versions=naive_and_vectorised(fits=lambda dx, patch: _of_images(dx, patch)),
-           problems=_image_problems("dx"))
+@operation(
+    reference=unpatchify_backward_reference,
+    cost=patchify_forward_cost,
+    versions=naive_and_vectorised(fits=lambda dx, patch: _of_images(dx, patch)),
+    problems=_image_problems("dx"),
+)
 def unpatchify_backward(dx, patch, version=None):
     """dtokens."""
     return patchify_forward(dx, patch, version=version.number)

@@ -7,8 +7,9 @@ SHAPES
     x, dx (…, 2 · H), y, dy (…, H) float16 or float32; the other axes read as rows
 VERSIONS
     v1 naive: one thread an element of y. fuse/ writes both.
-    v2 vectorised: one thread eight neighbours, 16 bytes of float16 in one instruction. (H a multiple of 8; sm_80)
-    e^-a and the quotient are the hardware's approximate instructions, whose errors are float32's last bits.
+    v2 vectorised: one thread eight neighbours, 16 bytes of float16 in one instruction. (H a
+    multiple of 8; sm_80) e^-a and the quotient are the hardware's approximate instructions, whose
+    errors are float32's last bits.
 LAUNCH, DETERMINISM
     as fuse/
 COST
@@ -21,6 +22,7 @@ READ NEXT
     gate_adaln/, four passes in one; matmul/activations.py: where Hopper's kernels run the products on both
     sides, SwiGLU is part of them, and this file's kernels do not run.
 """
+
 import numpy as np
 
 from ...device import cuda, empty, empty_like, int64, on_host, over_batch, uint32
@@ -36,7 +38,8 @@ LOWEST = 80  # of -a, for which e^-a is still a float32
 PARALLEL_THRESHOLD_FACTOR = 6  # an element is 6 times cheaper than the threshold assumes
 ONE = np.float32(1)
 
-# References -----------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
+
 
 def _sigmoid(a):
     return 1 / (1 + np.exp(np.minimum(-a, LOWEST)))
@@ -55,7 +58,8 @@ def swiglu_backward_reference(dy, x):
     return np.concatenate((dy * b * s * (1 + a * (1 - s)), dy * a * s), axis=-1)
 
 
-# Where there is no GPU: loops compiled for the host -------------------------------------------------------------------
+# Where there is no GPU: loops compiled for the host -----------------------------------------------
+
 
 @on_host
 def swiglu_rows(x, y):
@@ -101,9 +105,11 @@ def swiglu_backward_cpu(dy, x):
     return _over_rows(swiglu_gradient_rows, dy, x, np.empty_like(x))
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
-# A row's two halves are H apart, a multiple of 8 in version 2, so a thread's eight are within one row. Four neighbours
-# of float16 would be 8 bytes: twice the instructions, with half as much under way.
+# Kernels ------------------------------------------------------------------------------------------
+# A row's two halves are H apart, a multiple of 8 in version 2, so a thread's eight are within one
+# row. Four neighbours of float16 would be 8 bytes: twice the instructions, with half as much under
+# way.
+
 
 @cuda.jit(device=True, forceinline=True)
 def gate_at(i, H, width):
@@ -125,13 +131,22 @@ def gate_gradients(dy, a, b):
     return dy * b * (s + y - y * s), dy * y
 
 
-FIRST, SECOND = (Place("(…, 2 · H)", lambda shape: (*shape[:-1], 2 * shape[-1]), index, gate_at=gate_at)
-                 for index in ("gate_at(i, C, {width})", "gate_at(i, C, {width}) + C"))
-SWIGLU = fuse(FIRST, Operation(gated, SECOND, gradients=gate_gradients), EACH, name="swiglu", module=__name__,
-              widths=(1, 8))
+FIRST, SECOND = (
+    Place("(…, 2 · H)", lambda shape: (*shape[:-1], 2 * shape[-1]), index, gate_at=gate_at)
+    for index in ("gate_at(i, C, {width})", "gate_at(i, C, {width}) + C")
+)
+SWIGLU = fuse(
+    FIRST,
+    Operation(gated, SECOND, gradients=gate_gradients),
+    EACH,
+    name="swiglu",
+    module=__name__,
+    widths=(1, 8),
+)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def swiglu_forward_cost(rows, C, itemsize=4):
     """(bytes, FLOPs) of an x with C = 2 · H channels."""
@@ -142,11 +157,14 @@ def swiglu_backward_cost(rows, C, itemsize=4):
     return 5 * itemsize * rows * C // 2, 9 * rows * C // 2
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
+
 
 def _check(x):
     if x.shape[-1] % 2:
-        raise ValueError(f"swiglu takes gate and value side by side, an even number of channels, not {x.shape[-1]}")
+        raise ValueError(
+            f"swiglu takes gate and value side by side, an even number of channels, not {x.shape[-1]}"
+        )
 
 
 def _halved(x):
@@ -157,19 +175,35 @@ def _halved(x):
 HIDDEN = 8 * 768 // 3  # of a LightningDiT-B/2, for the benchmark
 
 
-@operation(reference=swiglu_forward_cpu, cost=swiglu_forward_cost, check=_check,
-           versions=SWIGLU.versions(shape_of=_halved),
-           problems=[Problem(x=single(3, 24)), Problem(x=single(3, 16)), Problem(x=half(3, 32), bfloat16=True),
-                     Problem(x=half(64, 256, 2 * HIDDEN), measured=True)])
+@operation(
+    reference=swiglu_forward_cpu,
+    cost=swiglu_forward_cost,
+    check=_check,
+    versions=SWIGLU.versions(shape_of=_halved),
+    problems=[
+        Problem(x=single(3, 24)),
+        Problem(x=single(3, 16)),
+        Problem(x=half(3, 32), bfloat16=True),
+        Problem(x=half(64, 256, 2 * HIDDEN), measured=True),
+    ],
+)
 def swiglu_forward(x, version=None):
     """silu(first half of the channels) · second half, as a new array (…, H)."""
     return SWIGLU.forward(x, x, version=version.number, out=empty(_halved(x), x.dtype, like=x))
 
 
-@operation(reference=swiglu_backward_cpu, cost=swiglu_backward_cost, versions=SWIGLU.versions("backward", of="dy"),
-           problems=[*(Problem(dy=array(3, H), x=array(3, 2 * H), bfloat16=array is half)
-                       for H, array in ((12, single), (8, single), (16, half))),
-                     Problem(dy=half(64, 256, HIDDEN), x=half(64, 256, 2 * HIDDEN), measured=True)])
+@operation(
+    reference=swiglu_backward_cpu,
+    cost=swiglu_backward_cost,
+    versions=SWIGLU.versions("backward", of="dy"),
+    problems=[
+        *(
+            Problem(dy=array(3, H), x=array(3, 2 * H), bfloat16=array is half)
+            for H, array in ((12, single), (8, single), (16, half))
+        ),
+        Problem(dy=half(64, 256, HIDDEN), x=half(64, 256, 2 * HIDDEN), measured=True),
+    ],
+)
 def swiglu_backward(dy, x, version=None):
     """dx (…, 2 · H) from dy (…, H) and the forward's input x."""
     dx = empty_like(x)

@@ -1,11 +1,14 @@
-"""Tile sizes that were measured to be best on a card, where a launcher's estimate would choose others.
+"""Tile sizes that were measured to be best on a card, where a launcher's estimate would choose
+others.
 
-One file a card, `<card>.json`, written by `numdiff bench tune` and checked in: {kind: {"shape": choice}}. A launcher
-reads the table first and estimates for unknown shapes, so a card without a file loses nothing. A table older than the
-kernels loses nothing either: entries that no longer fit are ignored. Results depend on tiles in the rounding of split
-sums alone. Tiles depend on the table, the card's name and size and the shape alone, never on a measurement while
-training. So with the same table a card gives the same bits in every run.
+One file a card, `<card>.json`, written by `numdiff bench tune` and checked in: {kind: {"shape":
+choice}}. A launcher reads the table first and estimates for unknown shapes, so a card without a
+file loses nothing. A table older than the kernels loses nothing either: entries that no longer fit
+are ignored. Results depend on tiles in the rounding of split sums alone. Tiles depend on the table,
+the card's name and size and the shape alone, never on a measurement while training. So with the
+same table a card gives the same bits in every run.
 """
+
 import contextlib
 import functools
 import json
@@ -29,16 +32,23 @@ def key_of(*shape):
 
 
 def read_table(path):
-    """(name of the card or None, {kind: {key: choice}}) of a file; a `NumdiffError` if it holds no table."""
+    """(name of the card or None, {kind: {key: choice}}) of a file; a `NumdiffError` if it holds no
+    table."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # neither UTF-8 nor JSON
-        raise NumdiffError(f"the table of tiles {path} is not JSON ({error}); correct it, or remove it and write it "
-                           "again with numdiff bench tune.") from error
+        raise NumdiffError(
+            f"the table of tiles {path} is not JSON ({error}); correct it, or remove it and write it "
+            "again with numdiff bench tune."
+        ) from error
     choices = table.get("choices") if isinstance(table, dict) else None
-    if not isinstance(choices, dict) or not all(isinstance(rows, dict) for rows in choices.values()):
-        raise NumdiffError(f'the table of tiles {path} has no "choices" of the form {{kind: {{"shape": choice}}}}; '
-                           "correct it, or remove it and write it again with numdiff bench tune.")
+    if not isinstance(choices, dict) or not all(
+        isinstance(rows, dict) for rows in choices.values()
+    ):
+        raise NumdiffError(
+            f'the table of tiles {path} has no "choices" of the form {{kind: {{"shape": choice}}}}; '
+            "correct it, or remove it and write it again with numdiff bench tune."
+        )
     return table.get("card"), choices
 
 
@@ -50,15 +60,23 @@ def table_of(device_name):
 
 
 def tuned(backend, kind, *shape):
-    """The choice for this shape on the backend's card, a tuple of whole numbers; None if the table has none."""
-    choice = None if _ignored else table_of(getattr(backend, "device_name", "")).get(kind, {}).get(key_of(*shape))
-    return tuple(choice) if isinstance(choice, list) and all(type(n) is int for n in choice) else None
+    """The choice for this shape on the backend's card, a tuple of whole numbers; None if the table
+    has none."""
+    choice = (
+        None
+        if _ignored
+        else table_of(getattr(backend, "device_name", "")).get(kind, {}).get(key_of(*shape))
+    )
+    return (
+        tuple(choice) if isinstance(choice, list) and all(type(n) is int for n in choice) else None
+    )
 
 
 def tuned_or(estimated, measured, backend, kind, *shape):
     """measured(choice) with the choice for this shape on the backend's card, else estimated().
 
-    measured: raises ValueError where the choice does not fit, as it may if the table or the kernels were edited
+    measured: raises ValueError where the choice does not fit, as it may if the table or the kernels
+    were edited
     """
     choice = tuned(backend, kind, *shape)
     if choice is not None:

@@ -22,6 +22,7 @@ rng = np.random.default_rng(0)
 # NumPy computes `y = x * x` with a loop inside. A GPU has no loop: it starts one *thread* for each element. All threads
 # execute the same function, the *kernel*, and each has its own index. `square[1, 32]` starts 1 *block* of 32 threads.
 
+
 # %%
 @cuda.jit
 def square(x, y):
@@ -49,6 +50,7 @@ print("right:", np.array_equal(y, x * x))
 # A block has at most 1,024 threads. Larger arrays need several blocks, and the last one is rarely full. Here 2 blocks
 # of 64 threads are 128 threads for 100 elements. `cuda.grid(1)` is the index in the whole grid.
 
+
 # %%
 @cuda.jit
 def add(a, b, y):
@@ -63,6 +65,7 @@ faults(add, 2, 64, a, b, y)
 # %% [markdown]
 # On a GPU the last 28 threads would read and write memory that belongs to something else, and no message would say so.
 # A *guard* is the cure: a thread without an element does nothing.
+
 
 # %%
 @cuda.jit
@@ -82,6 +85,7 @@ print("right:", np.array_equal(y, a + b))
 # ## Memory moves 32 bytes, whether you use them or not
 #
 # This kernel copies every step-th element. It always loads 32 numbers. What it costs depends on where they are.
+
 
 # %%
 @cuda.jit
@@ -105,6 +109,7 @@ words(costs, "x[i * step]")
 #
 # A matrix is stored row by row. `cuda.grid(2)` gives two indices. The first one, x, is the one in which neighbouring
 # threads differ, so x must be the column. Both kernels below are right. One of them moves eight times as much.
+
 
 # %%
 @cuda.jit
@@ -135,6 +140,7 @@ words(slow, "a[row, column]")
 # The threads of a block have a small, fast memory in common: *shared memory*. Here a block of 64 threads reverses 64
 # numbers. Each thread stores one number into `tile`, then loads another thread's. One line is missing.
 
+
 # %%
 @cuda.jit
 def reverse_wrong(x, y):
@@ -155,6 +161,7 @@ film(reverse_wrong, 1, 64, x, y)
 # press F to go to a fault. An arrow joins the two accesses of a race.
 #
 # `cuda.syncthreads()` is a *barrier*: no thread passes it before all threads of the block have arrived.
+
 
 # %%
 @cuda.jit
@@ -180,6 +187,7 @@ timeline(reverse, 1, 64, x, y)
 #
 # A transpose reads rows and writes columns, so one side is not coalesced. A tile in shared memory helps: a warp reads a
 # row of the matrix into the tile, and after the barrier it takes a column of the tile and writes it as a row.
+
 
 # %%
 @cuda.jit
@@ -212,6 +220,7 @@ banks(costs, "tile[x, row]")
 # bank w modulo 32. A column of a tile with rows of 32 words is in one bank, so the warp waits 31 times: *bank
 # conflicts*. A row of 33 words moves each row by one bank. One unused word in a row removes all conflicts.
 
+
 # %%
 @cuda.jit
 def transpose_padded(a, y):
@@ -236,6 +245,7 @@ banks(costs, "tile[x, row]")
 #
 # When every byte that is moved is also used, what remains is the number of instructions. `load4` loads four float32 as
 # one request. A thread then computes four elements, and a quarter of the requests moves the same bytes.
+
 
 # %%
 @cuda.jit

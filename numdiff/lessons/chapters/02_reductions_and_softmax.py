@@ -23,6 +23,7 @@ x = rng.standard_normal(64, np.float32)
 # One thread can add 64 numbers. It takes 64 steps, each of which waits for the one before, and 63 threads are idle.
 # Each load is a request of its own and fetches 32 bytes for the 4 that it uses.
 
+
 # %%
 @cuda.jit
 def sum_alone(x, y):
@@ -43,6 +44,7 @@ print("right:", np.isclose(y[0], x.sum()))
 # Half of the threads add the other half's numbers to their own. Then half of those do the same. After log2(64) = 6
 # steps one number is left. Each step reads what other threads wrote in the step before. So where does a barrier belong?
 # This kernel has one before the loop.
+
 
 # %%
 @cuda.jit
@@ -65,6 +67,7 @@ faults(tree_wrong, 1, 64, x, y)
 # %% [markdown]
 # The race is in one line with itself: thread 0 reads the sum that another thread wrote in the step before. The barrier
 # belongs into the loop, and not into the `if`: a barrier that only some threads reach never opens.
+
 
 # %%
 @cuda.jit
@@ -122,7 +125,9 @@ print("right:", np.isclose(y[0], x.sum()))
 film(shuffles, 1, 64, x, y)
 
 # %%
-chains = {kernel.py_func.__name__: steps(kernel, 1, 64, x, y) for kernel in (sum_alone, tree, shuffles)}
+chains = {
+    kernel.py_func.__name__: steps(kernel, 1, 64, x, y) for kernel in (sum_alone, tree, shuffles)
+}
 print(chains)
 bars("One sum of 64 numbers", chains, "steps: lines, one after the other")
 
@@ -138,6 +143,7 @@ bars("One sum of 64 numbers", chains, "steps: lines, one after the other")
 # in which they come. The emulator can run threads forward, reversed or shuffled. A GPU has an order of its own each
 # day.
 
+
 # %%
 @cuda.jit
 def sum_atomic(x, y):
@@ -150,7 +156,10 @@ for kernel in (sum_atomic, tree, shuffles):
         y[0] = 0
         emulator.Emulator(order=order, seed=1).launch(kernel, 1, 64, x, y)
         results.add(float(y[0]))
-    print(f"{kernel.py_func.__name__:11} {len(results)} result(s):", *(f"{r:.9f}" for r in sorted(results)))
+    print(
+        f"{kernel.py_func.__name__:11} {len(results)} result(s):",
+        *(f"{r:.9f}" for r in sorted(results)),
+    )
 
 # %% [markdown]
 # The tree and the shuffles fix who adds what, so they give the same bits every time. numdiff has no atomic float
@@ -162,11 +171,13 @@ for kernel in (sum_atomic, tree, shuffles):
 # Blocks cannot wait for each other. So each block writes its partial sum to memory, and a second launch, of one block,
 # adds them. A launch begins when the one before has ended, which is the barrier of the whole grid.
 
+
 # %%
 @cuda.jit
 def partial_sums(x, parts):
     value = float32(0)
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):  # a stride of the whole grid: coalesced in each step
+    # a stride of the whole grid: coalesced in each step
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         value += x[i]
     for d in (16, 8, 4, 2, 1):
         value += cuda.shfl_xor_sync(ALL, value, d)
@@ -201,6 +212,7 @@ print("with the maximum:", (safe / safe.sum()).round(3))
 #
 # One warp for each row. Lane t sees elements t, t + 32, …: neighbouring lanes read neighbouring elements. The first
 # pass finds the maximum, the second the sum, the third writes. Every pass reads the whole row.
+
 
 # %%
 @cuda.jit
@@ -252,8 +264,17 @@ def draw(axes):
     right = axes.twinx()
     right.plot(ls, color="#d9622b", label="l, the sum so far (right)")
     right.set_ylim(0)
-    axes.legend(*[sum(pair, []) for pair in zip(axes.get_legend_handles_labels(), right.get_legend_handles_labels(),
-                                                strict=True)], loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=3)
+    axes.legend(
+        *[
+            sum(pair, [])
+            for pair in zip(
+                axes.get_legend_handles_labels(), right.get_legend_handles_labels(), strict=True
+            )
+        ],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.15),
+        ncol=3,
+    )
 
 
 drawing("The online softmax of one row", "element", "x and m", draw)
@@ -265,6 +286,7 @@ drawing("The online softmax of one row", "element", "x and m", draw)
 # ## The same in a kernel
 #
 # Each lane keeps its own m and l. Two lanes join theirs as a lane joins a new element: the smaller m is raised.
+
 
 # %%
 @cuda.jit
@@ -288,9 +310,18 @@ def softmax2(x, y):
 y[:] = 0
 two = run(softmax2, 4, 32, a, y)
 print("right:", np.allclose(y, wanted, rtol=1e-5))
-print(f"transactions: {three.transactions} in three passes, {two.transactions} in two: {two.moved / three.moved:.0%}")
-bars("Softmax of 4 rows of 256", {"three passes": three.moved, "two passes": two.moved, "floor: read once, write once":
-                                  two.needed}, "bytes moved")
+print(
+    f"transactions: {three.transactions} in three passes, {two.transactions} in two: {two.moved / three.moved:.0%}"
+)
+bars(
+    "Softmax of 4 rows of 256",
+    {
+        "three passes": three.moved,
+        "two passes": two.moved,
+        "floor: read once, write once": two.needed,
+    },
+    "bytes moved",
+)
 
 # %% [markdown]
 # Puzzles: 16

@@ -26,11 +26,13 @@ def climb(name, kernel, grid, block):
     print("right:", np.allclose(C, A @ B, atol=1e-4))
     return costs
 
+
 # %% [markdown]
 # ## Rung 0: one thread, one output
 #
 # C[row, column] is the sum of A[row, k] · B[k, column] over k. One thread for each element of C. With `row, column =
 # cuda.grid(2)` the threads of a warp are in different rows, and at each k they read A down a column.
+
 
 # %%
 @cuda.jit
@@ -54,6 +56,7 @@ words(costs, "A[row, k]")
 # With `column, row = cuda.grid(2)` the warp is one row of C. All lanes read the same element of A, which is one
 # transaction, and 32 neighbours of B, which are four. On the card below this swap alone is three times as fast.
 
+
 # %%
 @cuda.jit
 def by_columns(A, B, C):
@@ -76,6 +79,7 @@ measured("matmul_first_forward")
 # Row 5 of A is used by all outputs of row 5, and each thread loads it again. So let a block of 16 × 16 threads load a
 # tile of A and a tile of B once, and let every thread take its products from there. Two barriers: no thread may read
 # the tile before it is complete, and no thread may overwrite it before it has been read.
+
 
 # %%
 @cuda.jit
@@ -106,11 +110,13 @@ costs = climb("tiles", tiles, (2, 2), (16, 16))
 # Global memory is quiet now, and shared memory is busy: two loads for each multiply-add. A thread that computes 4 × 4
 # outputs loads 4 numbers of A and 4 of B for 16 multiply-adds: half a load for each.
 
+
 # %%
 @cuda.jit
 def registers(A, B, C):
     a = cuda.shared.array((32, 8), np.float32)
-    b = cuda.shared.array((8, 40), np.float32)  # 32 columns; four rows of 40 words use different banks
+    # 32 columns; four rows of 40 words use different banks
+    b = cuda.shared.array((8, 40), np.float32)
     total = cuda.local.array((4, 4), np.float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     for i in range(4):
@@ -148,10 +154,16 @@ climb("registers", registers, 1, (8, 8))
 # 32 × 32 the ceiling is 5.3, when every element moves once. It grows with the size: at 8192 × 8192 it is 1,365.
 
 # %%
-print("FLOPs per byte:", {name: round(costs.flops / costs.moved, 2) for name, costs in climbed.items()})
+print(
+    "FLOPs per byte:",
+    {name: round(costs.flops / costs.moved, 2) for name, costs in climbed.items()},
+)
 print("shared requests:", {name: costs.shared_requests for name, costs in climbed.items()})
-bars(f"A product of {N} × {N}: bytes moved", {name: costs.moved for name, costs in climbed.items()} |
-     {"floor": 3 * 4 * N * N}, "bytes")
+bars(
+    f"A product of {N} × {N}: bytes moved",
+    {name: costs.moved for name, costs in climbed.items()} | {"floor": 3 * 4 * N * N},
+    "bytes",
+)
 
 # %% [markdown]
 # ## Rung 4: tensor cores, by mma
@@ -179,7 +191,10 @@ def with_mma(A, B, C):  # A (16, 32) and B (8, 32) are float16, C (16, 8) is flo
     C[row + 8, pair], C[row + 8, pair + 1] = sums[2], sums[3]
 
 
-a16, b16 = rng.integers(-4, 5, (16, 32)).astype(np.float16), rng.integers(-4, 5, (8, 32)).astype(np.float16)
+a16, b16 = (
+    rng.integers(-4, 5, (16, 32)).astype(np.float16),
+    rng.integers(-4, 5, (8, 32)).astype(np.float16),
+)
 c = np.zeros((16, 8), np.float32)
 run(with_mma, 1, 32, a16, b16, c)
 print("right:", np.allclose(c, a16.astype(np.float32) @ b16.astype(np.float32).T))
@@ -259,7 +274,13 @@ print("right:", np.array_equal(x, y))
 # picture is read from the shared memory of your run.
 
 # %%
-from numdiff.device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
+from numdiff.device.mbarrier import (
+    fence_barrier_init,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+)
 from numdiff.device.tma import tma_load_2d
 
 
@@ -310,7 +331,8 @@ def load_stage(base, barrier, map_a, map_b, step):
 
 
 @cuda.jit
-def double_buffer(map_a, map_b, C, steps):  # A (64, 64 · steps), B (16, 64 · steps) float16; C (64, 16) float32
+# A (64, 64 · steps), B (16, 64 · steps) float16; C (64, 16) float32
+def double_buffer(map_a, map_b, C, steps):
     memory = cuda.shared.array(BYTES, np.uint8, alignment=1024)
     barriers = cuda.shared.array(2, np.uint64)
     acc = cuda.local.array(8, np.float32)
@@ -334,13 +356,17 @@ def double_buffer(map_a, map_b, C, steps):  # A (64, 64 · steps), B (16, 64 · 
         for i in range(4):
             C[row + i // 2 * 8, column + 8 * j + i % 2] = acc[4 * j + i]
 
+
 # %% [markdown]
 # ## Rung 5, run
 #
 # Look at the rows copies and tensor cores in the timeline: a copy begins before the product of the stage before.
 
 # %%
-a16, b16 = rng.standard_normal((64, 256)).astype(np.float16), rng.standard_normal((16, 256)).astype(np.float16)
+a16, b16 = (
+    rng.standard_normal((64, 256)).astype(np.float16),
+    rng.standard_normal((16, 256)).astype(np.float16),
+)
 c = np.zeros((64, 16), np.float32)
 problem = Boxes(a16, (64, 64)), Boxes(b16, (64, 16)), c, 4
 run(double_buffer, 1, 128, *problem)
@@ -357,11 +383,22 @@ timeline(double_buffer, 1, 128, *problem)
 # cores at 8192 × 8192.
 
 # %%
-for function in ("matmul_first_forward", "matmul_forward", "matmul_mma_level_forward", "matmul_level_forward"):
+for function in (
+    "matmul_first_forward",
+    "matmul_forward",
+    "matmul_mma_level_forward",
+    "matmul_level_forward",
+):
     measured(function, "float32" if function == "matmul_forward" else "")
-ladder = {f"{name} v{number}": row["tflops"] for name, function in (
-    ("first", "matmul_first_forward"), ("mma", "matmul_mma_level_forward"), ("wgmma", "matmul_level_forward"))
-    for _, number, row in stored(function)}
+ladder = {
+    f"{name} v{number}": row["tflops"]
+    for name, function in (
+        ("first", "matmul_first_forward"),
+        ("mma", "matmul_mma_level_forward"),
+        ("wgmma", "matmul_level_forward"),
+    )
+    for _, number, row in stored(function)
+}
 bars("The matmul ladder on one H200", ladder, "TFLOP/s")
 
 # %% [markdown]

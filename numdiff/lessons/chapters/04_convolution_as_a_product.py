@@ -26,13 +26,16 @@ weight = rng.standard_normal((3, 3, C, N), np.float32)
 # there are zeros. NumPy needs nine lines of loop, and each of them is a matrix product already: the pixels of one tap
 # times the weights of that tap.
 
+
 # %%
 def convolve(x, weight):
     padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
     y = np.zeros((*x.shape[:2], weight.shape[-1]), np.float32)
     for r in range(3):
         for s in range(3):
-            y += padded[r:r + x.shape[0], s:s + x.shape[1]] @ weight[r, s]  # (H, W, C) times (C, N)
+            y += (
+                padded[r : r + x.shape[0], s : s + x.shape[1]] @ weight[r, s]
+            )  # (H, W, C) times (C, N)
     return y
 
 
@@ -44,6 +47,7 @@ print("FLOPs:", 2 * H * W * N * 9 * C)
 #
 # Neighbouring threads take neighbouring output channels n. So they read the same pixel, which is one transaction, and
 # neighbouring weights. Each of the 64 pixels reads all weights again, and each pixel is read for nine outputs.
+
 
 # %%
 @cuda.jit
@@ -72,6 +76,7 @@ print("right:", np.allclose(y, wanted, atol=1e-4))
 # Write, for each pixel, all that it sees as one row: 9 taps of C channels. Then y = col · weight, a product of 64 × 72
 # by 72 × 16. The plot shows the matrix for an image that is a ramp. Each column block is the image again, shifted.
 
+
 # %%
 @cuda.jit
 def im2col(x, col):
@@ -95,7 +100,9 @@ emulator.Emulator().launch(im2col, (1, 2, 8), (9 * C, 4, 1), np.ascontiguousarra
 
 def draw(axes):
     axes.imshow(shown, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0)
-    axes.set_xticks(np.arange(9) * C + C / 2 - 0.5, [f"tap {r},{s}" for r in range(3) for s in range(3)])
+    axes.set_xticks(
+        np.arange(9) * C + C / 2 - 0.5, [f"tap {r},{s}" for r in range(3) for s in range(3)]
+    )
     axes.grid(False)
 
 
@@ -106,6 +113,7 @@ drawing("The matrix of a convolution: dark is the padding", "9 taps of 8 channel
 #
 # Tiles in shared memory: 16 pixels and 16 output channels for a block of 16 × 16 threads, 8 of k in a step. With C = 8
 # a step is one tap.
+
 
 # %%
 @cuda.jit
@@ -140,6 +148,7 @@ print("right:", np.allclose(y, wanted, atol=1e-4))
 # The matrix holds nothing new: element (pixel, tap, channel) is x[h + r - 1, w + s - 1, c]. So let the load of the tile
 # compute this index. This is an *implicit* product. Compare it with the kernel above: the lines that fill `a` differ.
 
+
 # %%
 @cuda.jit
 def implicit(x, weight, y):  # a block: 16 pixels, two rows of the image, and 16 output channels
@@ -166,7 +175,9 @@ def implicit(x, weight, y):  # a block: 16 pixels, two rows of the image, and 16
 y[:] = 0
 as_product = run(implicit, 4, (16, 16), x, weight, y)
 print("right:", np.allclose(y, wanted, atol=1e-4))
-print(f"im2col and its product move {written.moved + multiplied.moved:,} bytes, this one {as_product.moved:,}")
+print(
+    f"im2col and its product move {written.moved + multiplied.moved:,} bytes, this one {as_product.moved:,}"
+)
 
 # %% [markdown]
 # ## A tile with its halo
@@ -174,6 +185,7 @@ print(f"im2col and its product move {written.moved + multiplied.moved:,} bytes, 
 # The implicit product still loads each pixel nine times. A tile of 8 × 8 outputs needs 10 × 10 pixels: the tile and a
 # border of one pixel, its *halo*. Load them once into shared memory, and take all nine taps from there. The argument
 # `pixels` says how many are loaded: 100 is right. 80 would be the tile with the rows above and below only.
+
 
 # %%
 @cuda.jit
@@ -207,9 +219,13 @@ faults(with_halo, 1, (16, 16), x, weight, y, 80)
 # %%
 halo = run(with_halo, 1, (16, 16), x, weight, y, 100)
 print("right:", np.allclose(y, wanted, atol=1e-4))
-of_x = {"one thread, one output": by_threads.recorder.line("x[i, j, c] * weight").read_bytes["global"] // 2,
-        "implicit product": as_product.recorder.line("a[p, n] = x[i, j, n]").read_bytes["global"],
-        "tile with halo": halo.recorder.line("= x[h, w, n]").read_bytes["global"], "the image itself": x.nbytes}
+of_x = {
+    "one thread, one output": by_threads.recorder.line("x[i, j, c] * weight").read_bytes["global"]
+    // 2,
+    "implicit product": as_product.recorder.line("a[p, n] = x[i, j, n]").read_bytes["global"],
+    "tile with halo": halo.recorder.line("= x[h, w, n]").read_bytes["global"],
+    "the image itself": x.nbytes,
+}
 print(of_x)
 bars("Bytes of x that the threads load", of_x, "bytes")
 
@@ -221,7 +237,13 @@ bars("Bytes of x that the threads load", of_x, "bytes")
 # double buffer of chapter 3. Only the coordinates of the load are new.
 
 # %%
-from numdiff.device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
+from numdiff.device.mbarrier import (
+    fence_barrier_init,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+)
 from numdiff.device.tma import tma_load_2d, tma_load_3d
 from numdiff.device.wgmma import make_multiply, make_wgmma_wait
 
@@ -262,6 +284,7 @@ def boxes(map_x, map_weight, y):  # x (8, 8, 64), weight (16, 9 · 64) float16; 
         for i in range(4):
             y[row + i // 2 * 8, column + 8 * j + i % 2] = acc[4 * j + i]
 
+
 # %% [markdown]
 # ## The boxes of your run
 #
@@ -293,14 +316,22 @@ turned = np.ascontiguousarray(weight[::-1, ::-1].swapaxes(2, 3))
 dx = convolve(dy, turned)
 padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
 taps = [(r, s) for r in range(3) for s in range(3)]
-dweight = np.stack([padded[r:r + H, s:s + W].reshape(-1, C).T @ dy.reshape(-1, N) for r, s in taps])
+dweight = np.stack(
+    [padded[r : r + H, s : s + W].reshape(-1, C).T @ dy.reshape(-1, N) for r, s in taps]
+)
 dweight = dweight.reshape(weight.shape)
 step = 1e-2  # a check by differences: y is linear in x and in the weights
-for name, array, gradient, loss in (("dx", x, dx, lambda a: (convolve(a, weight) * dy).sum()),
-                                    ("dweight", weight, dweight, lambda a: (convolve(x, a) * dy).sum())):
+for name, array, gradient, loss in (
+    ("dx", x, dx, lambda a: (convolve(a, weight) * dy).sum()),
+    ("dweight", weight, dweight, lambda a: (convolve(x, a) * dy).sum()),
+):
     direction = rng.standard_normal(array.shape, np.float32)
     slope = (loss(array + step * direction) - loss(array - step * direction)) / (2 * step)
-    print(name, "agrees with differences:", np.isclose((gradient * direction).sum(), slope, rtol=1e-3, atol=0.1))
+    print(
+        name,
+        "agrees with differences:",
+        np.isclose((gradient * direction).sum(), slope, rtol=1e-3, atol=0.1),
+    )
 
 # %% [markdown]
 # ## What it is worth on a real card

@@ -26,6 +26,7 @@ SCALE = np.float32(1 / math.sqrt(D))
 # is the weighted mean of the values. The matrix of the weights is T × T. The sizes below are those of one head of 64,
 # in float16.
 
+
 # %%
 def attention(q, k, v):
     scores = q @ k.T * SCALE
@@ -36,7 +37,9 @@ def attention(q, k, v):
 
 wanted, weights = attention(q, k, v)
 for tokens in (256, 1024, 4096, 16384):
-    print(f"{tokens:6,} tokens: q, k, v {tokens * 384 / 2**20:5.2f} MiB, the matrix {tokens**2 * 2 / 2**20:6.2f}")
+    print(
+        f"{tokens:6,} tokens: q, k, v {tokens * 384 / 2**20:5.2f} MiB, the matrix {tokens**2 * 2 / 2**20:6.2f}"
+    )
 
 
 def draw(axes):
@@ -50,6 +53,7 @@ drawing("The matrix: how much each query takes of each key", "key", "query", dra
 # ## Three kernels, with the matrix
 #
 # Scores, softmax, product: three launches, and the matrix goes to memory and back between them.
+
 
 # %%
 @cuda.jit
@@ -85,6 +89,7 @@ def combine(s, v, y):
         total += s[i, j] * v[j, d]
     y[i, d] = total
 
+
 # %% [markdown]
 # ## Three kernels, run
 #
@@ -92,8 +97,11 @@ def combine(s, v, y):
 
 # %%
 s, y = np.zeros((T, T), np.float32), np.zeros((T, D), np.float32)
-three = [run(score, (2, 16), (32, 4), q, np.ascontiguousarray(k.T), s, SCALE), run(softmax, T, 32, s),
-         run(combine, (1, 8), (16, 8), s, v, y)]
+three = [
+    run(score, (2, 16), (32, 4), q, np.ascontiguousarray(k.T), s, SCALE),
+    run(softmax, T, 32, s),
+    run(combine, (1, 8), (16, 8), s, v, y),
+]
 print("right:", np.allclose(y, wanted, atol=1e-5))
 
 # %% [markdown]
@@ -135,6 +143,7 @@ drawing("One query, key by key", "key", "", draw)
 # A thread keeps its query and its o in registers, and walks over all keys. All lanes of a warp read the same key at the
 # same time: one transaction serves 32 queries.
 
+
 # %%
 @cuda.jit
 def online(q, k, v, y, logsumexp, scale):
@@ -167,6 +176,7 @@ print("right:", np.allclose(y, wanted, atol=1e-5))
 #
 # Four warps of a block walk over the same keys. Let them load a tile of 16 keys and values together. The kernel takes
 # `barriers` as an argument: with 1 it leaves out the second barrier. What can go wrong then?
+
 
 # %%
 @cuda.jit
@@ -210,9 +220,16 @@ faults(tiled, 1, T, q, k, v, y, SCALE, 1)
 y[:] = 0
 tiles = run(tiled, 1, T, q, k, v, y, SCALE, 2)
 print("right:", np.allclose(y, wanted, atol=1e-5))
-bars(f"Attention of {T} tokens", {"three kernels, with the matrix": sum(costs.moved for costs in three),
-                                  "one thread, one query": one.moved, "tiles of keys": tiles.moved,
-                                  "floor: q, k, v and y once": 4 * q.nbytes}, "bytes moved")
+bars(
+    f"Attention of {T} tokens",
+    {
+        "three kernels, with the matrix": sum(costs.moved for costs in three),
+        "one thread, one query": one.moved,
+        "tiles of keys": tiles.moved,
+        "floor: q, k, v and y once": 4 * q.nbytes,
+    },
+    "bytes moved",
+)
 
 # %% [markdown]
 # What is above the floor are q and y: neighbouring threads own neighbouring rows, so their loads are not coalesced.
@@ -227,7 +244,8 @@ bars(f"Attention of {T} tokens", {"three kernels, with the matrix": sum(costs.mo
 
 # %%
 dy = rng.standard_normal((T, D), np.float32)
-p = np.exp(q @ k.T * SCALE - logsumexp[:, None])  # from the kernel's own L; a real kernel has a tile of it at a time
+# from the kernel's own L; a real kernel has a tile of it at a time
+p = np.exp(q @ k.T * SCALE - logsumexp[:, None])
 print("the same weights:", np.allclose(p, weights, atol=1e-5))
 mean = (dy * wanted).sum(1, keepdims=True)
 dv = p.T @ dy
@@ -242,10 +260,16 @@ def loss(*arrays):
 inputs, step = [a.astype(np.float64) for a in (q, k, v)], 1e-4
 for n, gradient in enumerate((dq, dk, dv)):
     direction = rng.standard_normal(gradient.shape)
-    ahead, behind = ([a + way * direction if m == n else a for m, a in enumerate(inputs)] for way in (step, -step))
+    ahead, behind = (
+        [a + way * direction if m == n else a for m, a in enumerate(inputs)]
+        for way in (step, -step)
+    )
     slope = (loss(*ahead) - loss(*behind)) / (2 * step)
-    print(("dq", "dk", "dv")[n], "agrees with differences:",
-          np.isclose((gradient * direction).sum(), slope, rtol=1e-3, atol=1e-2))
+    print(
+        ("dq", "dk", "dv")[n],
+        "agrees with differences:",
+        np.isclose((gradient * direction).sum(), slope, rtol=1e-3, atol=1e-2),
+    )
 print(f"kept for the backward pass: {logsumexp.nbytes} bytes instead of {weights.nbytes:,}")
 
 # %% [markdown]

@@ -21,6 +21,7 @@ rng = np.random.default_rng(0)
 # gradient of the result into the gradients of the inputs. Played from its end, this *tape* gives all gradients. Every
 # gradient passes through `through`, which does nothing yet.
 
+
 # %%
 class Tensor:
     def __init__(self, data):
@@ -46,17 +47,22 @@ class Tape:
             for tensor, gradient in zip(inputs, backward(self.through(result.grad)), strict=True):
                 tensor.receive(self.through(gradient))
 
+
 # %% [markdown]
 # ## Three operations, each with its gradient
 #
 # A layer is a product and a bias, SiLU is the bend between two layers, and the loss is a mean of squares. The gradient
 # stands next to the forward mathematics. Nothing else is needed.
 
+
 # %%
 class Network(Tape):
     def linear(self, x, weight, bias):  # y = x W + b
-        return self.record(x.data @ weight.data + bias.data, (x, weight, bias),
-                           lambda dy: (dy @ weight.data.T, x.data.T @ dy, dy.sum(0)))
+        return self.record(
+            x.data @ weight.data + bias.data,
+            (x, weight, bias),
+            lambda dy: (dy @ weight.data.T, x.data.T @ dy, dy.sum(0)),
+        )
 
     def silu(self, x):  # y = x · s with s = 1 / (1 + e^-x)
         s = 1 / (1 + np.exp(-x.data))
@@ -64,11 +70,11 @@ class Network(Tape):
 
     def mse(self, x, target):  # mean of (x - target)²
         away = x.data - target
-        return self.record((away ** 2).mean(), (x,), lambda dy: (dy * 2 * away / away.size,))
+        return self.record((away**2).mean(), (x,), lambda dy: (dy * 2 * away / away.size,))
 
     def forward(self, x, parameters):
         for n in range(0, len(parameters), 2):
-            x = self.linear(x, *parameters[n:n + 2])
+            x = self.linear(x, *parameters[n : n + 2])
             x = self.silu(x) if n + 2 < len(parameters) else x
         return x
 
@@ -78,6 +84,7 @@ class Network(Tape):
 #
 # Change all parameters a little along a random direction. The loss changes by the gradient times the direction. A tape
 # that fails this check trains anyway, and badly; so check first.
+
 
 # %%
 def layers(*widths):
@@ -106,7 +113,10 @@ for step in (1e-2, -1e-2):
     moved = [Tensor(p.data + step * d) for p, d in zip(parameters, directions, strict=True)]
     losses.append(gradients(moved, x, target))
 slope = sum((g * d).sum() for g, d in zip(found, directions, strict=True))
-print("the gradient agrees with differences:", np.isclose(slope, (losses[0] - losses[1]) / 2e-2, rtol=1e-2))
+print(
+    "the gradient agrees with differences:",
+    np.isclose(slope, (losses[0] - losses[1]) / 2e-2, rtol=1e-2),
+)
 
 # %% [markdown]
 # ## A diffusion model of points
@@ -115,10 +125,13 @@ print("the gradient agrees with differences:", np.isclose(slope, (losses[0] - lo
 # x_t and a, and predicts the noise. That is all of training a diffusion model; an image has more numbers than a point.
 # Adam adapts the step of each parameter.
 
+
 # %%
 def points(n):  # a spiral
     a = 1.5 * np.pi * (1 + 2 * rng.random(n))
-    return (np.stack([np.cos(a), np.sin(a)], 1) * a[:, None] / 10 + 0.02 * rng.standard_normal((n, 2))) * 1.2
+    return (
+        np.stack([np.cos(a), np.sin(a)], 1) * a[:, None] / 10 + 0.02 * rng.standard_normal((n, 2))
+    ) * 1.2
 
 
 def batch(n):
@@ -134,8 +147,8 @@ def inputs(x_t, a):
 def adam(parameters, moments, step, rate):
     for p, (m, v) in zip(parameters, moments, strict=True):
         m += 0.1 * (p.grad - m)
-        v += 0.01 * (p.grad ** 2 - v)
-        p.data -= rate * m / (1 - 0.9 ** step) / (np.sqrt(v / (1 - 0.99 ** step)) + 1e-8)
+        v += 0.01 * (p.grad**2 - v)
+        p.data -= rate * m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.99**step)) + 1e-8)
 
 
 def train(steps, parameters, through=lambda gradient: gradient, scale=1.0):
@@ -155,7 +168,12 @@ print(f"loss {losses[0]:.1f} at first, {np.mean(losses[-100:]):.1f} at the end")
 
 def draw(axes):
     axes.plot(losses, linewidth=0.6, color="#b0cce8", label="each step")
-    axes.plot(np.arange(25, 1476), np.convolve(losses, np.ones(50) / 50, "valid"), color="#165ea6", label="mean of 50")
+    axes.plot(
+        np.arange(25, 1476),
+        np.convolve(losses, np.ones(50) / 50, "valid"),
+        color="#165ea6",
+        label="mean of 50",
+    )
     axes.legend()
 
 
@@ -196,6 +214,7 @@ drawing("800 samples", "", "", draw, 4.6)
 # is left is 0. Look at the gradients that travel on the tape, of a batch as large as an image model's. The loss is a
 # mean, so the more it averages the smaller its gradients are.
 
+
 # %%
 def half(gradient):
     return np.asarray(gradient, np.float32).astype(np.float16).astype(np.float32)
@@ -213,15 +232,19 @@ fresh = layers(8, 64, 64, 64, 2)
 gradients(fresh, *batch(16384), watch)
 sizes = np.concatenate(seen)
 sizes = sizes[sizes > 0]
-for scale in (1, 2 ** 6, 2 ** 12):
-    print(f"loss scale {scale:5,}: {(half(sizes * scale) == 0).mean():4.0%} become 0, "
-          f"{(sizes * scale < 2.0 ** -14).mean():4.0%} lose bits")
+for scale in (1, 2**6, 2**12):
+    print(
+        f"loss scale {scale:5,}: {(half(sizes * scale) == 0).mean():4.0%} become 0, "
+        f"{(sizes * scale < 2.0**-14).mean():4.0%} lose bits"
+    )
 
 
 def draw(axes):
     edges = np.arange(-36, 4)
-    for scale, colour in ((1, "#d9622b"), (2 ** 12, "#165ea6")):
-        axes.hist(np.log2(sizes * scale), edges, color=colour, alpha=0.6, label=f"loss scale {scale:,}")
+    for scale, colour in ((1, "#d9622b"), (2**12, "#165ea6")):
+        axes.hist(
+            np.log2(sizes * scale), edges, color=colour, alpha=0.6, label=f"loss scale {scale:,}"
+        )
     top = axes.get_ylim()[1]
     axes.set_ylim(top=1.2 * top)
     for at, name in ((-25, "0 below "), (-14, "fewer bits below ")):
@@ -239,6 +262,7 @@ drawing("Gradients of one step", "log2 of the magnitude", "count", draw)
 # A power of two changes no digit. If the scale is too large a gradient becomes infinite: skip this step, and halve the
 # scale. If all goes well for a while, double it. That is *dynamic loss scaling*, the rule below.
 
+
 # %%
 def next_scale(scale, clean, finite, interval=5):
     """(the scale, clean steps in a row) after a step."""
@@ -247,7 +271,7 @@ def next_scale(scale, clean, finite, interval=5):
     return (2 * scale, 0) if clean + 1 == interval else (scale, clean + 1)
 
 
-scale, clean, history = 2.0 ** 24, 0, []
+scale, clean, history = 2.0**24, 0, []
 with np.errstate(over="ignore", invalid="ignore"):
     for _ in range(60):
         gradients(model, *batch(256), half, scale)
@@ -259,9 +283,17 @@ print("skipped later, now and then:", 0 < sum(not finite for _, finite in histor
 
 
 def draw(axes):
-    axes.step(range(60), [log for log, _ in history], where="mid", color="#165ea6", label="log2 of the scale")
+    axes.step(
+        range(60),
+        [log for log, _ in history],
+        where="mid",
+        color="#165ea6",
+        label="log2 of the scale",
+    )
     skipped = [(n, log) for n, (log, finite) in enumerate(history) if not finite]
-    axes.plot(*zip(*skipped, strict=True), "x", color="#d9622b", label="overflow: the step is skipped")
+    axes.plot(
+        *zip(*skipped, strict=True), "x", color="#d9622b", label="overflow: the step is skipped"
+    )
     axes.legend()
 
 
@@ -273,6 +305,7 @@ drawing("Dynamic loss scaling", "step", "", draw)
 # A real step launches hundreds of kernels, and Python takes some 20 µs for each: the card waits. So record the launches
 # of one step, with their arguments, and replay the list. That is a *graph*. But whatever was an argument is now frozen.
 # In this step the host computes the learning rate. Watch the weight.
+
 
 # %%
 @cuda.jit
@@ -310,6 +343,7 @@ print(f"step by step {train_on_host(False):.4f}, replayed {train_on_host(True):.
 #
 # The replay used the rate of step 0 four times. The cure: keep the step's number in an array, and let a kernel compute
 # the rate from it and advance it. The arguments are then addresses, which never change. Now both agree, bit for bit.
+
 
 # %%
 @cuda.jit

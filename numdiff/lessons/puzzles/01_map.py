@@ -1,10 +1,12 @@
 """Puzzle 1, map: one thread for each element.
 
-A kernel is a function that many threads execute at the same time. Each thread knows its number in its block,
-`cuda.threadIdx.x`. Here one block of 32 threads runs on arrays of 32 elements: thread i computes element i.
+A kernel is a function that many threads execute at the same time. Each thread knows its number in
+its block, `cuda.threadIdx.x`. Here one block of 32 threads runs on arrays of 32 elements: thread i
+computes element i.
 
 NumPy: out = a * a
 """
+
 from numba import cuda
 
 
@@ -18,10 +20,12 @@ def kernel(a, out):  # 1 block of 32 threads
     # fill in: one line
 
 
-# For the judge --------------------------------------------------------------------------------------------------------
+# For the judge ------------------------------------------------------------------------------------
 
-HINTS = ("There is no loop: the 32 threads take the place of the loop over the elements.",
-         "Thread i reads a[i] and writes out[i].")
+HINTS = (
+    "There is no loop: the 32 threads take the place of the loop over the elements.",
+    "Thread i reads a[i] and writes out[i].",
+)
 
 
 def problems(rng):

@@ -1,10 +1,11 @@
 """Puzzle 2, zip: two inputs, one thread for each element.
 
-A kernel may read several arrays. Arrays go in and out as arguments; a kernel returns nothing. Thread i reads an
-element of each input.
+A kernel may read several arrays. Arrays go in and out as arguments; a kernel returns nothing.
+Thread i reads an element of each input.
 
 NumPy: out = a + b
 """
+
 from numba import cuda
 
 
@@ -18,7 +19,7 @@ def kernel(a, b, out):  # 1 block of 32 threads
     # fill in: one line
 
 
-# For the judge --------------------------------------------------------------------------------------------------------
+# For the judge ------------------------------------------------------------------------------------
 
 HINTS = ("As in puzzle 1, with a second array.",)
 

@@ -1,12 +1,14 @@
 """Puzzle 3, guard: more threads than elements.
 
-Threads come in warps of 32, so a block usually has a multiple of 32 threads. Here 64 threads run on 50 elements. A
-thread past the end must do nothing: an access outside of an array overwrites other data, or ends the program.
+Threads come in warps of 32, so a block usually has a multiple of 32 threads. Here 64 threads run on
+50 elements. A thread past the end must do nothing: an access outside of an array overwrites other
+data, or ends the program.
 
 The number 2 in the source would make the product float64. `np.float32(2)` keeps it float32.
 
 NumPy: out = np.float32(2) * a
 """
+
 import numpy as np
 from numba import cuda
 
@@ -21,9 +23,12 @@ def kernel(a, out):  # 1 block of 64 threads, 50 elements
     # fill in: two lines
 
 
-# For the judge --------------------------------------------------------------------------------------------------------
+# For the judge ------------------------------------------------------------------------------------
 
-HINTS = ("out.size is the number of elements.", "Put the line that reads and writes under `if i < out.size:`.")
+HINTS = (
+    "out.size is the number of elements.",
+    "Put the line that reads and writes under `if i < out.size:`.",
+)
 
 
 def problems(rng):

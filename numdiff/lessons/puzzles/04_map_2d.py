@@ -1,11 +1,12 @@
 """Puzzle 4, map in 2D: a thread for each element of a matrix.
 
-A block can have two dimensions. The threads of this block are numbered by `cuda.threadIdx.x` (0 to 31) and
-`cuda.threadIdx.y` (0 to 7). Threads with neighbouring x belong to one warp. NumPy stores the elements of a row next
-to each other: let x be the column, so that a warp reads neighbours.
+A block can have two dimensions. The threads of this block are numbered by `cuda.threadIdx.x` (0 to
+31) and `cuda.threadIdx.y` (0 to 7). Threads with neighbouring x belong to one warp. NumPy stores
+the elements of a row next to each other: let x be the column, so that a warp reads neighbours.
 
 NumPy: out = a + a
 """
+
 from numba import cuda
 
 
@@ -19,10 +20,12 @@ def kernel(a, out):  # 1 block of (32, 8) threads, at most 8 rows of at most 32 
     # fill in: two lines
 
 
-# For the judge --------------------------------------------------------------------------------------------------------
+# For the judge ------------------------------------------------------------------------------------
 
-HINTS = ("An element is a[row, column]: the row is the first index, as in NumPy.",
-         "The guard has two conditions: row < out.shape[0] and column < out.shape[1].")
+HINTS = (
+    "An element is a[row, column]: the row is the first index, as in NumPy.",
+    "The guard has two conditions: row < out.shape[0] and column < out.shape[1].",
+)
 
 
 def problems(rng):

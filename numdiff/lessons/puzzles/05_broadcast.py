@@ -1,10 +1,11 @@
 """Puzzle 5, broadcast: which index belongs to which array.
 
-NumPy repeats the shorter array along the missing axis. A kernel repeats nothing: each thread picks the element that
-it needs. Threads of a warp that read the same element share one access.
+NumPy repeats the shorter array along the missing axis. A kernel repeats nothing: each thread picks
+the element that it needs. Threads of a warp that read the same element share one access.
 
 NumPy: out = a[:, None] + b[None, :]
 """
+
 from numba import cuda
 
 
@@ -18,7 +19,7 @@ def kernel(a, b, out):  # 1 block of (32, 8) threads
     # fill in: two lines
 
 
-# For the judge --------------------------------------------------------------------------------------------------------
+# For the judge ------------------------------------------------------------------------------------
 
 HINTS = ("a has an element for each row, b one for each column.", "The guard is that of puzzle 4.")
 

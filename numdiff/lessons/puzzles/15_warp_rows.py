@@ -1,11 +1,12 @@
 """Puzzle 15, RMS norm: a warp for each row.
 
-A row of some hundred elements does not need a block: a warp reads it in steps of 32 elements and adds by shuffles. A
-block has four warps here, so it computes four rows. A warp without a row does nothing; all its lanes take the same
-branch.
+A row of some hundred elements does not need a block: a warp reads it in steps of 32 elements and
+adds by shuffles. A block has four warps here, so it computes four rows. A warp without a row does
+nothing; all its lanes take the same branch.
 
 NumPy: out = a / np.sqrt((a * a).mean(axis=1, keepdims=True))
 """
+
 import math
 
 import numpy as np
@@ -23,13 +24,17 @@ def kernel(a, out):  # blocks of 128 threads, a warp for each row
     # fill in: math.sqrt is the square root of one number
 
 
-# For the judge --------------------------------------------------------------------------------------------------------
+# For the judge ------------------------------------------------------------------------------------
 
-HINTS = ("The guard is `if row < a.shape[0]:` around everything.",
-         "for column in range(lane, a.shape[1], 32): sum the squares; then the shuffles of puzzle 14.",
-         "The number of columns is an integer: divide by np.float32(a.shape[1]).")
-LIMITS = {"requests": (96, "Two passes over the row are enough."),
-          "shared_requests": (0, "Add the sums of the lanes by shuffles.")}
+HINTS = (
+    "The guard is `if row < a.shape[0]:` around everything.",
+    "for column in range(lane, a.shape[1], 32): sum the squares; then the shuffles of puzzle 14.",
+    "The number of columns is an integer: divide by np.float32(a.shape[1]).",
+)
+LIMITS = {
+    "requests": (96, "Two passes over the row are enough."),
+    "shared_requests": (0, "Add the sums of the lanes by shuffles."),
+}
 TOLERANCE = 1e-5
 
 

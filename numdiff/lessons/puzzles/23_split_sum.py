@@ -1,11 +1,13 @@
 """Puzzle 23, split sums: many blocks, the same bits in each run.
 
-One block cannot sum a long array quickly. So each block sums its part and stores a partial sum, and a second kernel
-adds the partial sums. Blocks do not wait for each other; the second launch begins when the first has ended. Atomic
-additions would need one launch only, but their order changes from run to run, and with it the last bits of the sum.
+One block cannot sum a long array quickly. So each block sums its part and stores a partial sum, and
+a second kernel adds the partial sums. Blocks do not wait for each other; the second launch begins
+when the first has ended. Atomic additions would need one launch only, but their order changes from
+run to run, and with it the last bits of the sum.
 
 NumPy: out[0] = a.sum()
 """
+
 import numpy as np
 from numba import cuda
 
@@ -15,7 +17,8 @@ def specification(a):
 
 
 @cuda.jit
-def first_kernel(a, partial):  # blocks of 64 threads, a multiple of 64 elements; partial[blockIdx.x] is the block's sum
+# blocks of 64 threads, a multiple of 64 elements; partial[blockIdx.x] is the block's sum
+def first_kernel(a, partial):
     sums = cuda.shared.array(64, np.float32)
     t = cuda.threadIdx.x
     # fill in
@@ -27,10 +30,12 @@ def kernel(partial, out):  # 1 block of 32 threads, at most 32 partial sums
     # fill in
 
 
-# For the judge --------------------------------------------------------------------------------------------------------
+# For the judge ------------------------------------------------------------------------------------
 
-HINTS = ("The first kernel is puzzle 9 for each block, and the second is puzzle 14.",
-         "In the second kernel a lane without a partial sum begins with np.float32(0).")
+HINTS = (
+    "The first kernel is puzzle 9 for each block, and the second is puzzle 14.",
+    "In the second kernel a lane without a partial sum begins with np.float32(0).",
+)
 LIMITS = {"requests": (20, "Read each element once, and write one partial sum for each block.")}
 TOLERANCE = 1e-5
 

@@ -1,4 +1,5 @@
 """Puzzle 1, map: one thread for each element."""
+
 from numba import cuda
 
 

@@ -1,4 +1,5 @@
 """Puzzle 2, zip: two inputs, one thread for each element."""
+
 from numba import cuda
 
 

@@ -1,4 +1,5 @@
 """Puzzle 3, guard: more threads than elements."""
+
 import numpy as np
 from numba import cuda
 

@@ -1,4 +1,5 @@
 """Puzzle 4, map in 2D: a thread for each element of a matrix."""
+
 from numba import cuda
 
 

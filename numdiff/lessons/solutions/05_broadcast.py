@@ -1,4 +1,5 @@
 """Puzzle 5, broadcast: which index belongs to which array."""
+
 from numba import cuda
 
 

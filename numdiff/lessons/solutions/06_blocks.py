@@ -1,4 +1,5 @@
 """Puzzle 6, blocks: an array that is longer than a block."""
+
 from numba import cuda
 
 

@@ -1,4 +1,5 @@
 """Puzzle 7, shared memory: threads that exchange elements."""
+
 import numpy as np
 from numba import cuda
 

@@ -1,4 +1,5 @@
 """Puzzle 8, pooling: read once, use three times."""
+
 import numpy as np
 from numba import cuda
 

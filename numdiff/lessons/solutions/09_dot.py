@@ -1,4 +1,5 @@
 """Puzzle 9, dot product: a sum by a tree."""
+
 import numpy as np
 from numba import cuda
 

@@ -1,4 +1,5 @@
 """Puzzle 10, convolution: a tile with its halo."""
+
 import numpy as np
 from numba import cuda
 

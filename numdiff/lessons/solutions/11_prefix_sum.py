@@ -1,4 +1,5 @@
 """Puzzle 11, prefix sum: every partial result is wanted."""
+
 import numpy as np
 from numba import cuda
 

@@ -1,4 +1,5 @@
 """Puzzle 12, axis sum: a block for each row."""
+
 import numpy as np
 from numba import cuda
 

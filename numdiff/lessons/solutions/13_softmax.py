@@ -1,4 +1,5 @@
 """Puzzle 13, softmax: a row in three passes."""
+
 import math
 
 import numpy as np

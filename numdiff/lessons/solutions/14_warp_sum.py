@@ -1,4 +1,5 @@
 """Puzzle 14, warp shuffle: a sum without shared memory."""
+
 from numba import cuda
 
 

@@ -1,4 +1,5 @@
 """Puzzle 15, RMS norm: a warp for each row."""
+
 import math
 
 import numpy as np

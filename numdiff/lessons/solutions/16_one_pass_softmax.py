@@ -1,4 +1,5 @@
 """Puzzle 16, one-pass softmax: maximum and sum together."""
+
 import math
 
 import numpy as np

@@ -1,4 +1,5 @@
 """Puzzle 17, matmul: a thread for each output."""
+
 import numpy as np
 from numba import cuda
 

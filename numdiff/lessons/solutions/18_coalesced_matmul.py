@@ -1,4 +1,5 @@
 """Puzzle 18, coalesced matmul: which thread has which output."""
+
 import numpy as np
 from numba import cuda
 

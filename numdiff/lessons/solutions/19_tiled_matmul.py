@@ -1,4 +1,5 @@
 """Puzzle 19, tiled matmul: shared memory for both operands."""
+
 import numpy as np
 from numba import cuda
 

@@ -1,4 +1,5 @@
 """Puzzle 20, register tiles: four outputs for a thread."""
+
 import numpy as np
 from numba import cuda
 

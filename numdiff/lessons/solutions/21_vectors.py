@@ -1,4 +1,5 @@
 """Puzzle 21, 16-byte loads: four elements for each thread."""
+
 from numba import cuda
 
 from numdiff.device import load4, store4

@@ -1,4 +1,5 @@
 """Puzzle 22, bank conflicts: a transpose through shared memory."""
+
 import numpy as np
 from numba import cuda
 

@@ -1,4 +1,5 @@
 """Puzzle 23, split sums: many blocks, the same bits in each run."""
+
 import numpy as np
 from numba import cuda
 

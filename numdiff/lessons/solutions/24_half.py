@@ -1,4 +1,5 @@
 """Puzzle 24, float16: half the bytes, sums in float32."""
+
 import numpy as np
 from numba import cuda
 

@@ -1,4 +1,5 @@
 """Puzzle 25, mma.sync: a warp multiplies on the tensor cores."""
+
 import numpy as np
 from numba import cuda
 

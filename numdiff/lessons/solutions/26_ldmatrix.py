@@ -1,9 +1,16 @@
 """Puzzle 26, ldmatrix: fragments from shared memory."""
+
 import numpy as np
 from numba import cuda
 
 from numdiff.device.async_copy import shared_address
-from numdiff.device.tensor_core import ldmatrix_x2, ldmatrix_x4, load_words4, mma_m16n8k16, store_words4
+from numdiff.device.tensor_core import (
+    ldmatrix_x2,
+    ldmatrix_x4,
+    load_words4,
+    mma_m16n8k16,
+    store_words4,
+)
 
 ROW, A_SIZE, B_SIZE = 24, 16 * 24, 8 * 24
 

@@ -1,4 +1,5 @@
 """Puzzle 27, cp.async: copy the next tile while you use this one."""
+
 import numpy as np
 from numba import cuda
 
@@ -14,7 +15,9 @@ def kernel(a, out):
     cp_async_commit()
     for step in range(steps):
         if step + 1 < steps:
-            cp_async_16(np.uint32(base + (step + 1) % 2 * 512 + 16 * t), a, (step + 1) * 128 + 4 * t)
+            cp_async_16(
+                np.uint32(base + (step + 1) % 2 * 512 + 16 * t), a, (step + 1) * 128 + 4 * t
+            )
         cp_async_commit()
         cp_async_wait(1)
         cuda.syncthreads()

@@ -1,8 +1,15 @@
 """Puzzle 29, wgmma: a warpgroup multiplies from shared memory."""
+
 import numpy as np
 from numba import cuda
 
-from numdiff.device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
+from numdiff.device.mbarrier import (
+    fence_barrier_init,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+)
 from numdiff.device.tma import tma_load_2d
 from numdiff.device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence
 

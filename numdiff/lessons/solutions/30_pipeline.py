@@ -1,4 +1,5 @@
 """Puzzle 30, pipeline: warps that load and warps that multiply."""
+
 import numpy as np
 from numba import cuda
 

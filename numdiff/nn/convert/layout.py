@@ -1,13 +1,14 @@
 """Conversion of weights between PyTorch's memory layout and numdiff's.
 
-              PyTorch              numdiff
-    patches   (D, C, p, p)         (D, p, p, C)           the DiT's x_embedder.proj, a convolution of stride p
-    conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: in memory already the operand (N, K) of a
-    product attention (N, K, 1)            (N, K)                 the UNet's qkv and proj_out are 1×1 convolutions there
-    depthwise (C, 1, h, w)         (h, w, C)              the UNet's ConvNeXt blocks
-    linear    (N, K)               (N, K)
-    norm      (C,)                 (C,)
+          PyTorch              numdiff
+patches   (D, C, p, p)         (D, p, p, C)           the DiT's x_embedder.proj, a convolution of stride p
+conv      (C_out, C_in, h, w)  (C_out, h, w, C_in)    channels last: in memory already the operand (N, K) of a
+product attention (N, K, 1)            (N, K)                 the UNet's qkv and proj_out are 1×1 convolutions there
+depthwise (C, 1, h, w)         (h, w, C)              the UNet's ConvNeXt blocks
+linear    (N, K)               (N, K)
+norm      (C,)                 (C,)
 """
+
 import numpy as np
 
 DEPTHWISE = "depthwise.weight"

@@ -1,16 +1,18 @@
 """Reads PyTorch's `.pt` files without PyTorch and without Python's unpickler.
 
-A pickle is a program; the machine of ../../unpickle.py runs it as data only, within bounds, and the few names in
-`GLOBALS` stand for functions of this file. Nothing is ever imported or called by name, so the worst that a file can do
-is to be wrong.
+A pickle is a program; the machine of ../../unpickle.py runs it as data only, within bounds, and the
+few names in `GLOBALS` stand for functions of this file. Nothing is ever imported or called by name,
+so the worst that a file can do is to be wrong.
 
 THE FORMATS (both of `torch.save`)
     zip      entries <prefix>/data.pkl (the pickle), <prefix>/data/<key> (one storage each, little-endian),
              <prefix>/byteorder. PyTorch 1.6 and later.
     legacy   five pickles one after the other (a magic number, the protocol 1001, facts of the machine, the object, the
              list of storage keys), then every storage: its length as int64, its elements. PyTorch 0.2 to 1.5.
-    In both a tensor is (storage, offset, shape, strides); a storage is a "persistent id": ('storage', type, key, …).
+    In both a tensor is (storage, offset, shape, strides); a storage is a "persistent id":
+    ('storage', type, key, …).
 """
+
 import io
 import math
 import zipfile
@@ -24,10 +26,19 @@ from ...unpickle import MAXIMUM_BYTES, MAXIMUM_OPERATIONS, Name, expect, integer
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 FEW = 1000  # limit on the operations of the first pickles of a legacy file
-STORAGES = {  # the name after `torch.` -> how the elements are stored in the file; NumPy has no bfloat16
-    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "bfloat16",
-    "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "|i1", "ByteStorage": "|u1",
-    "BoolStorage": "|b1"}
+# the name after `torch.` -> how the elements are stored in the file; NumPy has no bfloat16
+STORAGES = {
+    "DoubleStorage": "<f8",
+    "FloatStorage": "<f4",
+    "HalfStorage": "<f2",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "<i8",
+    "IntStorage": "<i4",
+    "ShortStorage": "<i2",
+    "CharStorage": "|i1",
+    "ByteStorage": "|u1",
+    "BoolStorage": "|b1",
+}
 
 
 class Tensor:
@@ -58,10 +69,14 @@ class Tensor:
     def numpy(self):
         """The elements as a contiguous array (bfloat16 as float32, which holds it exactly)."""
         if not self.size:
-            return np.zeros(self.shape, np.float32 if self.storage.dtype == "bfloat16" else self.storage.dtype)
+            return np.zeros(
+                self.shape, np.float32 if self.storage.dtype == "bfloat16" else self.storage.dtype
+            )
         flat = self.storage.read()
         strides = [stride * flat.itemsize for stride in self.strides]
-        view = np.lib.stride_tricks.as_strided(flat[self.offset:], self.shape, strides, writeable=False)
+        view = np.lib.stride_tricks.as_strided(
+            flat[self.offset :], self.shape, strides, writeable=False
+        )
         array = np.ascontiguousarray(view).reshape(self.shape)
         if self.storage.dtype == "bfloat16":
             return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -86,12 +101,15 @@ class Storage:
         if self.array is None:
             data = self.load(self.nbytes)
             if len(data) < self.nbytes:
-                raise ValueError(f"a storage has {len(data)} bytes where {self.nbytes} were announced")
+                raise ValueError(
+                    f"a storage has {len(data)} bytes where {self.nbytes} were announced"
+                )
             self.array = np.frombuffer(data, self.stored_type, self.count)
         return self.array
 
 
-# The names that a file may use ---------------------------------------------------------------------------------------
+# The names that a file may use --------------------------------------------------------------------
+
 
 def _rebuild_tensor(storage, offset, shape, strides, *unused):
     return Tensor(storage, offset, shape, strides)
@@ -121,19 +139,36 @@ GLOBALS = {
     "torch device": _device,
     "_codecs encode": unpickle.latin_bytes,
     "argparse Namespace": unpickle.namespace,
-    **{f"torch {name}": None for name in STORAGES},  # only the type in a persistent id; nothing to call
-    **{f"torch {name}": None for name in ("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32",
-                                          "int64", "uint8", "bool")},  # a dtype among the settings
+    # only the type in a persistent id; nothing to call
+    **{f"torch {name}": None for name in STORAGES},
+    **{
+        f"torch {name}": None
+        for name in (
+            "float16",
+            "float32",
+            "float64",
+            "bfloat16",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint8",
+            "bool",
+        )
+    },  # a dtype among the settings
 }
 
 
 def _read_pickle(stream, storage_of=None, operations=MAXIMUM_OPERATIONS):
-    """The object of the pickle at the stream's position; storage_of gives the `Storage` of each persistent id."""
+    """The object of the pickle at the stream's position; storage_of gives the `Storage` of each
+    persistent id."""
     try:
         return unpickle.read_pickle(stream, GLOBALS, storage_of or _no_storage, operations)
     except unpickle.RefusedError as error:
-        raise NumdiffError(f"it asks for {error}, which is not on the list of what weights need, and was not run; save "
-                           "the state dict alone with torch.save(model.state_dict(), …)") from None
+        raise NumdiffError(
+            f"it asks for {error}, which is not on the list of what weights need, and was not run; save "
+            "the state dict alone with torch.save(model.state_dict(), …)"
+        ) from None
 
 
 def _no_storage(identifier):
@@ -153,19 +188,30 @@ def _describe_storage(identifier):
     return STORAGES[name], str(key), count, identifier[5] if len(identifier) > 5 else None
 
 
-# The two formats -----------------------------------------------------------------------------------------------------
+# The two formats ----------------------------------------------------------------------------------
+
 
 def read_zip(archive):
-    """The object in an `archives.ZipReader` of a zip file of `torch.save`; its tensors read their storages from it."""
+    """The object in an `archives.ZipReader` of a zip file of `torch.save`; its tensors read their
+    storages from it."""
     entries = {info.filename: info for info in archive.members}
     pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise NumdiffError("it is a zip file without PyTorch's data.pkl; give what torch.save wrote")
+        raise NumdiffError(
+            "it is a zip file without PyTorch's data.pkl; give what torch.save wrote"
+        )
     prefix = pickles[0].removesuffix("data.pkl")
     if prefix + "constants.pkl" in entries:
-        raise NumdiffError("it is a TorchScript program, not weights; save model.state_dict() instead")
-    if prefix + "byteorder" in entries and _entry(archive, entries, prefix + "byteorder", 16) != b"little":
-        raise NumdiffError("it was written on a big-endian machine, which is not supported; save it again on another")
+        raise NumdiffError(
+            "it is a TorchScript program, not weights; save model.state_dict() instead"
+        )
+    if (
+        prefix + "byteorder" in entries
+        and _entry(archive, entries, prefix + "byteorder", 16) != b"little"
+    ):
+        raise NumdiffError(
+            "it was written on a big-endian machine, which is not supported; save it again on another"
+        )
     storages = {}
 
     def storage_of(identifier):
@@ -185,7 +231,8 @@ def read_zip(archive):
 
 
 def _entry(archive, entries, name, limit):
-    """The bytes of one entry. PyTorch never compresses, so neither may a file: no entry can be larger than the file."""
+    """The bytes of one entry. PyTorch never compresses, so neither may a file: no entry can be
+    larger than the file."""
     if entries[name].compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name} is compressed, which torch.save never does")
     return archive.read(entries[name], limit)
@@ -194,11 +241,17 @@ def _entry(archive, entries, name, limit):
 def read_legacy(file):
     """The object in a legacy file of `torch.save`, from an open binary file that supports seeking."""
     start = io.BytesIO(file.read(MAXIMUM_BYTES))  # the pickles are in it, as they are bounded
-    if any(_read_pickle(start, operations=FEW) != wanted for wanted in (LEGACY_MAGIC, LEGACY_PROTOCOL)):
-        raise NumdiffError("it is a pickle, but not one of torch.save; give a .pt file with a state dict")
+    if any(
+        _read_pickle(start, operations=FEW) != wanted for wanted in (LEGACY_MAGIC, LEGACY_PROTOCOL)
+    ):
+        raise NumdiffError(
+            "it is a pickle, but not one of torch.save; give a .pt file with a state dict"
+        )
     facts = _read_pickle(start, operations=FEW)
     if isinstance(facts, dict) and facts.get("little_endian") is not True:
-        raise NumdiffError("it was written on a big-endian machine, which is not supported; save it again on another")
+        raise NumdiffError(
+            "it was written on a big-endian machine, which is not supported; save it again on another"
+        )
     storages, views = {}, []
 
     def storage_of(identifier):
@@ -230,7 +283,9 @@ def read_legacy(file):
         if position > end:
             raise ValueError("the file ends within a storage")
     for base, view, start in views:
-        view.load = lambda _, base=base, rows=slice(start, start + view.count): base.read()[rows].view(np.uint8)
+        view.load = lambda _, base=base, rows=slice(start, start + view.count): base.read()[
+            rows
+        ].view(np.uint8)
     return result
 
 

@@ -1,4 +1,5 @@
 """Vectors for timesteps and for classes."""
+
 from typing import Any
 
 from ... import kernels as K
@@ -20,12 +21,22 @@ def embedding(labels: AnyArray, weight: Parameter) -> Tensor:
         K.embedding_backward(dy, labels, weight.grad)
         return ()
 
-    return record("embedding", K.embedding_forward(labels, weight.data), (), backward, has_parameters=trains(weight))
+    return record(
+        "embedding",
+        K.embedding_forward(labels, weight.data),
+        (),
+        backward,
+        has_parameters=trains(weight),
+    )
 
 
-def class_dropout(labels: AnyArray, probability: float, null_class: int | None, randomness: Any) -> AnyArray:
-    """labels, an int32 array (B,), each replaced by `null_class` with `probability`; `randomness` as in `dropout`."""
+def class_dropout(
+    labels: AnyArray, probability: float, null_class: int | None, randomness: Any
+) -> AnyArray:
+    """labels, an int32 array (B,), each replaced by `null_class` with `probability`; `randomness`
+    as in `dropout`."""
     if probability == 0 or randomness is None:
         return labels
-    return K.class_dropout_forward(labels, probability, null_class, randomness.seed, randomness.step,
-                                   randomness.samples)
+    return K.class_dropout_forward(
+        labels, probability, null_class, randomness.seed, randomness.step, randomness.samples
+    )

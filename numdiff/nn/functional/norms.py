@@ -1,4 +1,5 @@
 """Norms over groups of channels and over the last axis, and the softmax."""
+
 from ... import kernels as K
 from ..parameter import Parameter
 from ..slots import TWO
@@ -6,28 +7,61 @@ from ..tensor import Tensor, record
 from .gradients import gradient_of, trains
 
 
-def group_norm(x: Tensor, weight: Parameter, bias: Parameter, groups: int, eps: float = 1e-5,
-               silu: bool = False) -> Tensor:
-    """x (B, ..., C) normalised over each group of C / groups channels, scaled, shifted; with SiLU in the same pass."""
+def group_norm(
+    x: Tensor,
+    weight: Parameter,
+    bias: Parameter,
+    groups: int,
+    eps: float = 1e-5,
+    silu: bool = False,
+) -> Tensor:
+    """x (B, ..., C) normalised over each group of C / groups channels, scaled, shifted; with SiLU
+    in the same pass."""
     saved = x.data
-    y, mean, rstd = K.groupnorm_forward(saved, weight.data, bias.data, groups, eps, silu=silu,
-                                        statistics=x.statistics)
+    y, mean, rstd = K.groupnorm_forward(
+        saved, weight.data, bias.data, groups, eps, silu=silu, statistics=x.statistics
+    )
 
     def backward(dy, before, second):
-        return (K.groupnorm_backward(dy, saved, weight.data, bias.data, mean, rstd, weight.grad, bias.grad, groups,
-                                     silu=silu, residual=before, second=second),)
+        return (
+            K.groupnorm_backward(
+                dy,
+                saved,
+                weight.data,
+                bias.data,
+                mean,
+                rstd,
+                weight.grad,
+                bias.grad,
+                groups,
+                silu=silu,
+                residual=before,
+                second=second,
+            ),
+        )
 
     return record("group_norm", y, (x,), backward, has_parameters=trains(weight, bias), adds=TWO)
 
 
-def layer_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None, eps: float = 1e-5
+) -> Tensor:
     """x (..., C) normalised over its last axis; weight and bias (C,) or None."""
     saved = x.data
     y, mean, rstd = K.layernorm_forward(saved, weight and weight.data, bias and bias.data, eps)
 
     def backward(dy):
-        return (K.layernorm_backward(dy, saved, weight and weight.data, mean, rstd, gradient_of(weight),
-                                     gradient_of(bias)),)
+        return (
+            K.layernorm_backward(
+                dy,
+                saved,
+                weight and weight.data,
+                mean,
+                rstd,
+                gradient_of(weight),
+                gradient_of(bias),
+            ),
+        )
 
     return record("layer_norm", y, (x,), backward, has_parameters=trains(weight, bias))
 

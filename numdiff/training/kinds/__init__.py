@@ -1,11 +1,14 @@
-"""The kinds of models that can be trained, one record each: all that the rest of numdiff must know about a kind.
+"""The kinds of models that can be trained, one record each: all that the rest of numdiff must know
+about a kind.
 
     kinds.get("unet")       its `ModelKind`; a `UsageError` for an unknown name
     kinds.names()           in the order of the command line
     kinds.register(kind)    a third kind, from a file of your own: commands, options.json and checkpoints know it then
 
-unet.py and dit.py are the examples to follow; kind.py says what a record holds and what it may leave out.
+unet.py and dit.py are the examples to follow; kind.py says what a record holds and what it may
+leave out.
 """
+
 from ...errors import UsageError
 from .dit import DIT
 from .kind import ModelKind
@@ -34,7 +37,8 @@ def register(kind: ModelKind):
 
 
 def owner(setting, model):
-    """The kind, other than `model`, that alone has a setting; None for a setting of `model` or of all kinds."""
+    """The kind, other than `model`, that alone has a setting; None for a setting of `model` or of
+    all kinds."""
     if setting in get(model).table:
         return None
     return next((kind for kind in KINDS.values() if setting in kind.table), None)

@@ -1,9 +1,10 @@
-"""The convolution kernel of the project's first experiment, unchanged but for its imports: 3 × 3, channels last,
-float16.
+"""The convolution kernel of the project's first experiment, unchanged but for its imports: 3 × 3,
+channels last, float16.
 
-An implicit GEMM: for each filter tap its A tile is one shifted TMA box of the input; rows and columns outside are
-zeros.
+An implicit GEMM: for each filter tap its A tile is one shifted TMA box of the input; rows and
+columns outside are zeros.
 """
+
 # ruff: noqa: B007
 import numpy as np
 from numba.cuda import types
@@ -69,8 +70,22 @@ def make_conv3x3(BN, STAGES):
                             mbarrier_wait(empty0 + u32(8) * u32(stage), u32(parity))
                             mbarrier_expect_tx(full, u32(STAGE))
                             a = base + u32(stage) * u32(STAGE)
-                            tma_load_4d(a, map_x, full, u32(cb * BK), u32(s - 1), u32(h0 + r - 1), u32(image))
-                            tma_load_2d(a + u32(A_BYTES), map_w, full, u32((r * 3 + s) * channels + cb * BK), u32(n0))
+                            tma_load_4d(
+                                a,
+                                map_x,
+                                full,
+                                u32(cb * BK),
+                                u32(s - 1),
+                                u32(h0 + r - 1),
+                                u32(image),
+                            )
+                            tma_load_2d(
+                                a + u32(A_BYTES),
+                                map_w,
+                                full,
+                                u32((r * 3 + s) * channels + cb * BK),
+                                u32(n0),
+                            )
                             stage += 1
                             if stage == STAGES:
                                 stage, parity = 0, parity ^ 1
@@ -115,11 +130,13 @@ def make_conv3x3(BN, STAGES):
     return conv3x3, STAGES * STAGE
 
 
-SIGNATURE = types.void(types.uint8[::1], types.uint8[::1], types.uint32[:, ::1], types.int64, types.int64, types.int64)
+SIGNATURE = types.void(
+    types.uint8[::1], types.uint8[::1], types.uint32[:, ::1], types.int64, types.int64, types.int64
+)
 
 
 def reference(x, w):
     """Float64 NHWC 3x3 convolution, padding 1; w is (C_out, 3, 3, C_in)."""
     n, h, wd, _ = x.shape
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return sum(padded[:, r:r + h, s:s + wd] @ w[:, r, s].T for r in range(3) for s in range(3))
+    return sum(padded[:, r : r + h, s : s + wd] @ w[:, r, s].T for r in range(3) for s in range(3))

@@ -1,5 +1,6 @@
-"""The GEMM kernel of the project's first experiment, unchanged but for its imports: C = A·Bᵀ in float16, TMA and
-wgmma."""
+"""The GEMM kernel of the project's first experiment, unchanged but for its imports: C = A·Bᵀ in
+float16, TMA and wgmma."""
+
 # ruff: noqa: B007
 import numpy as np
 from numba.cuda import types
@@ -30,8 +31,14 @@ BM, BK, THREADS = 128, 64, 384
 
 @cuda.jit(device=True, forceinline=True)
 def smem_descriptor(address):
-    """wgmma descriptor of a K-major tile of 64 halves a row, 128-byte swizzle, 1024 bytes between 8-row groups."""
-    return (u64((address & u32(0x3FFFF)) >> u32(4)) | (u64(1) << u64(16)) | (u64(64) << u64(32)) | (u64(1) << u64(62)))
+    """wgmma descriptor of a K-major tile of 64 halves a row, 128-byte swizzle, 1024 bytes between
+    8-row groups."""
+    return (
+        u64((address & u32(0x3FFFF)) >> u32(4))
+        | (u64(1) << u64(16))
+        | (u64(64) << u64(32))
+        | (u64(1) << u64(62))
+    )
 
 
 def make_gemm(BN, STAGES):

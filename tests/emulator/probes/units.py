@@ -1,8 +1,11 @@
-"""Kernels of a few lines, one for each group of Hopper's intrinsics, for the emulator and for a GPU alike.
+"""Kernels of a few lines, one for each group of Hopper's intrinsics, for the emulator and for a GPU
+alike.
 
-Numbers in them are small integers, so that sums of products are exact in whatever order and precision they are added:
-the emulator and a GPU must give the same bits (tests/emulator/compare_hopper.py compares them).
+Numbers in them are small integers, so that sums of products are exact in whatever order and
+precision they are added: the emulator and a GPU must give the same bits
+(tests/emulator/compare_hopper.py compares them).
 """
+
 import functools
 
 import numpy as np
@@ -43,17 +46,26 @@ from numdiff.device.tma import (
     tma_store_wait_read_0,
     tma_store_wait_read_1,
 )
-from numdiff.device.wgmma import make_wgmma, make_wgmma_a_registers, make_wgmma_wait, wgmma_commit, wgmma_fence
+from numdiff.device.wgmma import (
+    make_wgmma,
+    make_wgmma_a_registers,
+    make_wgmma_wait,
+    wgmma_commit,
+    wgmma_fence,
+)
 
 u32, u64, i32 = np.uint32, np.uint64, np.int32
 
 
 @functools.cache
 def make_copy(rank, nbytes):
-    """A box of one tensor into shared memory, its bytes to `raw` as stored there, and the tile into another tensor.
+    """A box of one tensor into shared memory, its bytes to `raw` as stored there, and the tile into
+    another tensor.
 
-    nbytes: of the box; at: int32[10], where the box is taken from, and from at[5] on where it is put
+    nbytes: of the box; at: int32[10], where the box is taken from, and from at[5] on where it is
+    put
     """
+
     @cuda.jit
     def copy(map_in, map_out, at, raw):
         tile = cuda.shared.array(0, types.uint32, alignment=1024)
@@ -102,12 +114,18 @@ def make_copy(rank, nbytes):
 
 @functools.cache
 def make_product(n, transpose_a=False, transpose_b=False, registers=False, kind="f16"):
-    """One wgmma with scale_d = 0 and, if `twice`, the same once more: the accumulators of thread t to out[t].
+    """One wgmma with scale_d = 0 and, if `twice`, the same once more: the accumulators of thread t
+    to out[t].
 
-    image: uint32, the bytes of shared memory; descriptors: uint64[2] of A and B for an image at address 0
+    image: uint32, the bytes of shared memory; descriptors: uint64[2] of A and B for an image at
+    address 0
     fragments: uint32 (128, 4), A's registers
     """
-    wgmma = make_wgmma_a_registers(n, transpose_b) if registers else make_wgmma(n, transpose_a, transpose_b, kind)
+    wgmma = (
+        make_wgmma_a_registers(n, transpose_b)
+        if registers
+        else make_wgmma(n, transpose_a, transpose_b, kind)
+    )
     wgmma_wait_all, count = make_wgmma_wait(n), n // 2
 
     @cuda.jit
@@ -143,7 +161,8 @@ wgmma_8, wait_1_of_8, wait_0_of_8 = make_wgmma(8), make_wgmma_wait(8, 1), make_w
 
 @cuda.jit
 def groups(image, descriptors, out):
-    """Two groups under way at once, with accumulators of their own; the wait for the older one comes first."""
+    """Two groups under way at once, with accumulators of their own; the wait for the older one
+    comes first."""
     tile = cuda.shared.array(0, types.uint32, alignment=1024)
     t = cuda.threadIdx.x
     for i in range(t, image.size, 128):
@@ -203,7 +222,8 @@ def phases(map_x, log):
 
 @cuda.jit
 def relay(x, y):
-    """Two warps hand what they store to two others, who alone wait, and get it back: 128 threads, named barriers."""
+    """Two warps hand what they store to two others, who alone wait, and get it back: 128 threads,
+    named barriers."""
     tile = cuda.shared.array(64, types.int32)
     t = cuda.threadIdx.x
     if t < 64:
@@ -221,7 +241,8 @@ def relay(x, y):
 
 @cuda.jit
 def double_rows(map_x, map_y, rows):
-    """y = 2 x, 32 float32 a row: loaded and stored by TMA, doubled by one warp, in two alternating tiles."""
+    """y = 2 x, 32 float32 a row: loaded and stored by TMA, doubled by one warp, in two alternating
+    tiles."""
     tiles = cuda.shared.array((2, 32), types.float32, alignment=128)
     barrier = cuda.shared.array(1, types.uint64)
     base, full = smem_u32(tiles), smem_u32(barrier)

@@ -20,15 +20,24 @@ from tests.conftest import (
     where,
 )
 
-SHAPES = shapes(minimal=(1, 1, 1, 8), odd=(2, 5, 7, 3), second_tile=(2, 9, 17, 40), image=(3, 33, 20, 64))
+SHAPES = shapes(
+    minimal=(1, 1, 1, 8), odd=(2, 5, 7, 3), second_tile=(2, 9, 17, 40), image=(3, 33, 20, 64)
+)
 KERNELS = pytest.mark.parametrize("kernel", [3, 7, *exhaustively(1, 5)])
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
-FITS = where(lambda version, shape, kernel, dtype: version == 1 or shape[-1] % 8 == 0 and kernel > 1 and (
-    version == 2 or dtype == np.float16))
+FITS = where(
+    lambda version, shape, kernel, dtype: (
+        version == 1 or shape[-1] % 8 == 0 and kernel > 1 and (version == 2 or dtype == np.float16)
+    )
+)
 CARDS_BY_NAME = {card.device_name: card for card in CARDS}
 # in the emulator `numdiff kernels check` has the larger filters
-FITS_EMULATOR = where(lambda engine, version, kernel: engine != "emulator" or kernel < 5 or version == 1)
-IN_TIME = quick(lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version in (1, 2, 3))
+FITS_EMULATOR = where(
+    lambda engine, version, kernel: engine != "emulator" or kernel < 5 or version == 1
+)
+IN_TIME = quick(
+    lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version in (1, 2, 3)
+)
 
 
 def make(rng, shape, kernel, dtype=np.float64):
@@ -52,8 +61,12 @@ def exact(*arrays):
 def test_forward(engine, rng, shape, kernel, dtype, version):
     x, _, weight, bias, channel = make(rng, shape, kernel, dtype)
     want = D.depthwise_forward_reference(*exact(x, weight), bias, channel)
-    got, *again = (D.depthwise_forward(engine(x), engine(weight), engine(bias), engine(channel), version=version)
-                  for _ in range(engine.repeats))
+    got, *again = (
+        D.depthwise_forward(
+            engine(x), engine(weight), engine(bias), engine(channel), version=version
+        )
+        for _ in range(engine.repeats)
+    )
     engine.check(got, want, 1e-3 if dtype == np.float16 else 1e-5)
     for other in again:
         engine.check_equal(got, other)
@@ -74,7 +87,9 @@ def test_backward(engine, rng, shape, kernel, dtype, version):
     for _ in range(engine.repeats):
         dweight = engine(np.ones(weight.shape))  # not zero: gradients are added
         D.depthwise_weight_gradient(engine(dy), engine(x), dweight, version=version)
-        runs.append([D.depthwise_input_gradient(engine(dy), engine(weight), version=version), dweight])
+        runs.append(
+            [D.depthwise_input_gradient(engine(dy), engine(weight), version=version), dweight]
+        )
     tolerances = 1e-3 if dtype == np.float16 else 1e-5, 1e-5
     for got, again, expected, tolerance in zip(runs[0], runs[-1], want, tolerances, strict=True):
         engine.check(got, expected, tolerance)
@@ -97,11 +112,17 @@ def test_many_tiles_a_block(engine, rng, monkeypatch):
 def test_all_gradients(engine, rng):
     x, dy, weight, _, _ = make(rng, (2, 3, 4, 8), 3)
     sums = engine.zeros(weight.shape), engine.zeros(8)
-    dx, dchannel = D.depthwise_backward(engine(dy), engine(x), engine(weight), *sums, need_channel=True)
+    dx, dchannel = D.depthwise_backward(
+        engine(dy), engine(x), engine(weight), *sums, need_channel=True
+    )
     want = np.zeros(weight.shape)
     D.depthwise_weight_gradient_reference(dy, x, want)
-    for got, expected in ((dx, D.depthwise_input_gradient_reference(dy, weight)), (sums[0], want),
-                          (sums[1], dy.sum((0, 1, 2))), (dchannel, dy.sum((1, 2)))):
+    for got, expected in (
+        (dx, D.depthwise_input_gradient_reference(dy, weight)),
+        (sums[0], want),
+        (sums[1], dy.sum((0, 1, 2))),
+        (dchannel, dy.sum((1, 2))),
+    ):
         engine.check(got, expected)
     assert D.depthwise_backward(engine(dy), engine(x), engine(weight), None, need_dx=False) is None
 
@@ -121,10 +142,19 @@ def test_gradient(rng):
     x, dy, weight, _, _ = make(rng, (2, 3, 4, 2), 3)
     dweight = np.zeros(weight.shape)
     D.depthwise_weight_gradient_reference(dy, x, dweight)
-    assert relative_error(D.depthwise_input_gradient_reference(dy, weight), numerical_gradient(
-        lambda a: D.depthwise_forward_reference(a, weight), x, dy)) < 1e-8
-    assert relative_error(dweight, numerical_gradient(
-        lambda a: D.depthwise_forward_reference(x, a), weight, dy)) < 1e-8
+    assert (
+        relative_error(
+            D.depthwise_input_gradient_reference(dy, weight),
+            numerical_gradient(lambda a: D.depthwise_forward_reference(a, weight), x, dy),
+        )
+        < 1e-8
+    )
+    assert (
+        relative_error(
+            dweight, numerical_gradient(lambda a: D.depthwise_forward_reference(x, a), weight, dy)
+        )
+        < 1e-8
+    )
 
 
 @on("emulator", "cuda")
@@ -132,7 +162,9 @@ def test_a_gradient_is_added_to_another(engine, rng):
     x, dy, weight, _, _ = make(rng, (1, 2, 17, 8), 3, np.float16)
     want = D.depthwise_input_gradient_reference(*exact(dy, weight)) + exact(x)[0]
     for version in (1, 3, 4):
-        got = D.depthwise_input_gradient(engine(dy), engine(weight), residual=engine(x), version=version)
+        got = D.depthwise_input_gradient(
+            engine(dy), engine(weight), residual=engine(x), version=version
+        )
         engine.check(got, want, 1e-3)
 
 
@@ -141,14 +173,19 @@ def test_half_keeps_its_sums_in_single(engine, rng):
     """49 products of about one: their sum rounded to float16 once."""
     x = np.full((1, 7, 7, 8), 1.001, np.float16)
     y = download(D.depthwise_forward(engine(x), engine(np.ones((7, 7, 8), np.float16))))
-    assert y[0, 3, 3, 0] == np.float16(49 * np.float32(x[0, 0, 0, 0])) and y[0, 0, 0, 0] == np.float16(
-        16 * np.float32(x[0, 0, 0, 0]))
+    assert y[0, 3, 3, 0] == np.float16(49 * np.float32(x[0, 0, 0, 0])) and y[
+        0, 0, 0, 0
+    ] == np.float16(16 * np.float32(x[0, 0, 0, 0]))
 
 
 @on("emulator")
 def test_the_choice(engine, monkeypatch):
-    """…is one entry for each operation, of wide images, within what `at_most` allows; for float32 it is version 2."""
-    half, single = engine(np.ones((1, 4, 17, 8), np.float16)), engine(np.ones((1, 4, 17, 8), np.float32))
+    """…is one entry for each operation, of wide images, within what `at_most` allows; for float32
+    it is version 2."""
+    half, single = (
+        engine(np.ones((1, 4, 17, 8), np.float16)),
+        engine(np.ones((1, 4, 17, 8), np.float32)),
+    )
     narrow = engine(np.ones((1, 32, 16, 8), np.float16))
     weight = engine(np.ones((3, 3, 8), np.float16))
     for operation in launcher.FASTEST:
@@ -173,15 +210,24 @@ def test_wrong_arguments_say_so(engine):
         D.depthwise_weight_gradient(engine(np.ones((1, 4, 3, 6))), x, weight)
     if not engine.has_versions:
         return
-    with pytest.raises(ValueError, match=r"version 2 \(tiled\) takes eight .* not 6 channels .* use version=1"):
+    with pytest.raises(
+        ValueError, match=r"version 2 \(tiled\) takes eight .* not 6 channels .* use version=1"
+    ):
         D.depthwise_forward(x, weight, version=2)
-    with pytest.raises(ValueError, match=r"version 3 \(mma\) takes float16 and bfloat16, not .* use version=2"):
-        D.depthwise_forward(engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version="mma")
-    with pytest.raises(ValueError, match=r"version 4 \(hopper\) takes float16 and bfloat16, not .* use version=2"):
+    with pytest.raises(
+        ValueError, match=r"version 3 \(mma\) takes float16 and bfloat16, not .* use version=2"
+    ):
+        D.depthwise_forward(
+            engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version="mma"
+        )
+    with pytest.raises(
+        ValueError, match=r"version 4 \(hopper\) takes float16 and bfloat16, not .* use version=2"
+    ):
         D.depthwise_forward(engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version=4)
 
 
 def test_cost_by_hand():
-    """32 × 32 pixels of 128 channels, 32 images, float16: 8 MiB in and 8 MiB out, 49 multiply-adds a number."""
+    """32 × 32 pixels of 128 channels, 32 images, float16: 8 MiB in and 8 MiB out, 49 multiply-adds
+    a number."""
     assert D.depthwise_forward_cost(32, 32, 32, 128, 7, 2) == (2 * 2 * 2**22, 2 * 49 * 2**22)
     assert D.depthwise_weight_gradient_cost(1, 2, 3, 8, 3) == (2 * 4 * 48, 2 * 9 * 48)

@@ -11,16 +11,34 @@ from numdiff.errors import TooManyElementsError
 from numdiff.extras.im2win import windows as M
 from numdiff.kernels import conv2d as C
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, im2col_forward_reference
-from tests.conftest import exhaustive, numerical_gradient, on, quick, relative_error, shapes, versions, where
+from tests.conftest import (
+    exhaustive,
+    numerical_gradient,
+    on,
+    quick,
+    relative_error,
+    shapes,
+    versions,
+    where,
+)
 from tests.extras.im2win import benchmark_im2win
 
 KINDS = [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (5, 3), (3, 4)]  # kernel, stride
 # B, H, W, C_in, C_out, kernel, stride; small enough for the emulator, but for the last
-CONVOLUTIONS = shapes(minimal=(1, 1, 1, 4, 4, 3, 1), odd=(2, 3, 2, 3, 5, 3, 1), fours=(1, 3, 4, 4, 8, 3, 1),
-                      strided=(1, 4, 5, 4, 4, 3, 2), leaping=(1, 5, 4, 3, 4, 3, 3), pointwise=(1, 2, 3, 8, 4, 1, 1),
-                      pointwise_strided=(1, 3, 4, 4, 4, 1, 2), five=(1, 3, 3, 4, 4, 5, 1),
-                      five_strided=(1, 4, 4, 2, 3, 5, 2), parts=(1, 2, 2, 16, 4, 3, 1), lines=(3, 2, 9, 4, 4, 3, 1),
-                      large=(4, 32, 32, 64, 64, 3, 1))
+CONVOLUTIONS = shapes(
+    minimal=(1, 1, 1, 4, 4, 3, 1),
+    odd=(2, 3, 2, 3, 5, 3, 1),
+    fours=(1, 3, 4, 4, 8, 3, 1),
+    strided=(1, 4, 5, 4, 4, 3, 2),
+    leaping=(1, 5, 4, 3, 4, 3, 3),
+    pointwise=(1, 2, 3, 8, 4, 1, 1),
+    pointwise_strided=(1, 3, 4, 4, 4, 1, 2),
+    five=(1, 3, 3, 4, 4, 5, 1),
+    five_strided=(1, 4, 4, 2, 3, 5, 2),
+    parts=(1, 2, 2, 16, 4, 3, 1),
+    lines=(3, 2, 9, 4, 4, 3, 1),
+    large=(4, 32, 32, 64, 64, 3, 1),
+)
 
 
 def operands(rng, shape):
@@ -44,7 +62,8 @@ def loops(x, kernel, stride):
 
 @pytest.mark.parametrize("kernel, stride", KINDS)
 def test_reference_is_the_definition(rng, kernel, stride):
-    """…and its windows are the rows of im2col, in the other order of taps, of which most are in memory twice."""
+    """…and its windows are the rows of im2col, in the other order of taps, of which most are in
+    memory twice."""
     x = rng.standard_normal((2, 6, 7, 3))
     win = M.im2win_forward_reference(x, kernel, stride)
     assert np.array_equal(win, loops(x, kernel, stride))
@@ -60,40 +79,63 @@ def test_products_of_windows_are_the_convolution(rng, kernel, stride):
     y = windows @ M.filters_reference(weight).T
     assert np.allclose(y, C.conv2d_forward_reference(x, weight, None, stride))
     # the same text makes the filters: each is an image that is one window
-    assert np.array_equal(M.im2win_forward_reference(weight, kernel, pad=0).reshape(len(weight), -1),
-                          M.filters_reference(weight))
+    assert np.array_equal(
+        M.im2win_forward_reference(weight, kernel, pad=0).reshape(len(weight), -1),
+        M.filters_reference(weight),
+    )
 
-    dweight = np.einsum("bijn,bijq->nq", dy, windows).reshape(len(weight), kernel, kernel, -1).swapaxes(1, 2)
+    dweight = (
+        np.einsum("bijn,bijq->nq", dy, windows)
+        .reshape(len(weight), kernel, kernel, -1)
+        .swapaxes(1, 2)
+    )
     flipped = weight[:, ::-1, ::-1].transpose(3, 1, 2, 0)
     spread = M.spread_reference(dy, x.shape[:3], stride)
-    dx = M.windows_reference(M.im2win_forward_reference(spread, kernel), 1) @ M.filters_reference(flipped).T
+    dx = (
+        M.windows_reference(M.im2win_forward_reference(spread, kernel), 1)
+        @ M.filters_reference(flipped).T
+    )
 
     def forward(x, weight):
         return C.conv2d_forward_reference(x, weight, None, stride)
+
     assert relative_error(dx, numerical_gradient(lambda v: forward(v, weight), x, dy)) < 1e-7
     assert relative_error(dweight, numerical_gradient(lambda v: forward(x, v), weight, dy)) < 1e-7
 
 
-@shapes(minimal=(1, 1, 1, 4, 3, 1), odd=(2, 3, 5, 3, 3, 1), strided=(2, 5, 4, 8, 3, 2), pointwise=(2, 4, 4, 4, 1, 2),
-        wide=(1, 7, 6, 5, 5, 3), large=(4, 32, 32, 64, 3, 1))
+@shapes(
+    minimal=(1, 1, 1, 4, 3, 1),
+    odd=(2, 3, 5, 3, 3, 1),
+    strided=(2, 5, 4, 8, 3, 2),
+    pointwise=(2, 4, 4, 4, 1, 2),
+    wide=(1, 7, 6, 5, 5, 3),
+    large=(4, 32, 32, 64, 3, 1),
+)
 @versions(1, 2)
 @where(lambda version, shape: version != 2 or shape[3] % 4 == 0)
 def test_transform(engine, rng, shape, version):
     *size, kernel, stride = shape
     x = rng.standard_normal(size).astype(np.float32)
-    engine.check(M.im2win_forward(engine(x), kernel, stride, version=version),
-                 M.im2win_forward_reference(x, kernel, stride), 0)
+    engine.check(
+        M.im2win_forward(engine(x), kernel, stride, version=version),
+        M.im2win_forward_reference(x, kernel, stride),
+        0,
+    )
 
 
 @CONVOLUTIONS
 def test_forward(engine, rng, shape):
     x, weight, bias, _, stride = operands(rng, shape)
     version = "im2win" if engine.has_versions else None
-    for b in (bias, None)[:engine.repeats]:
-        y = C.conv2d_forward(engine(x), engine(weight), b if b is None else engine(b), stride, version=version)
+    for b in (bias, None)[: engine.repeats]:
+        y = C.conv2d_forward(
+            engine(x), engine(weight), b if b is None else engine(b), stride, version=version
+        )
         engine.check(y, C.conv2d_forward_reference(x, weight, b, stride), 1e-5)
     if engine.repeats > 1:
-        engine.check_equal(y, C.conv2d_forward(engine(x), engine(weight), None, stride, version=version))
+        engine.check_equal(
+            y, C.conv2d_forward(engine(x), engine(weight), None, stride, version=version)
+        )
 
 
 @quick(lambda engine: engine != "emulator")
@@ -106,8 +148,15 @@ def test_backward(engine, rng, shape):
 
     def run():
         dweight, dbias = engine(start_weight), engine(start_bias)
-        dx = C.conv2d_backward(engine(dy), engine(x), engine(weight), dweight, dbias, stride,
-                               version="im2win" if engine.has_versions else None)
+        dx = C.conv2d_backward(
+            engine(dy),
+            engine(x),
+            engine(weight),
+            dweight,
+            dbias,
+            stride,
+            version="im2win" if engine.has_versions else None,
+        )
         return dx, dweight, dbias
 
     first = run()
@@ -121,8 +170,13 @@ def test_addends(engine, rng):
     """A vector for each image's channels, and a residual."""
     x, weight, _, dy, _ = operands(rng, (2, 1, 2, 4, 4, 1, 1))
     channel = rng.standard_normal((2, 4))
-    y = C.conv2d_forward(engine(x), engine(weight), channel=engine(channel), residual=engine(dy),
-                         version=7 if engine.has_versions else None)
+    y = C.conv2d_forward(
+        engine(x),
+        engine(weight),
+        channel=engine(channel),
+        residual=engine(dy),
+        version=7 if engine.has_versions else None,
+    )
     engine.check(y, C.conv2d_forward_reference(x, weight, None, 1, channel, dy), 1e-5)
 
 
@@ -130,15 +184,27 @@ def test_addends(engine, rng):
 def test_it_runs_only_where_it_is_asked_for(engine, rng, monkeypatch):
     def fail(*_):
         raise AssertionError("launched")
+
     for name in ("forward", "input_gradient", "weight_gradient"):
         monkeypatch.setattr(M, name, fail)
     x, weight, bias, dy, stride = operands(rng, (1, 3, 3, 8, 12, 3, 2))
     for version in None, 7:
-        with pytest.raises(AssertionError, match="launched") if version else contextlib.nullcontext():
+        with (
+            pytest.raises(AssertionError, match="launched") if version else contextlib.nullcontext()
+        ):
             C.conv2d_forward(engine(x), engine(weight), engine(bias), stride, version=version)
-        with pytest.raises(AssertionError, match="launched") if version else contextlib.nullcontext():
-            C.conv2d_backward(engine(dy), engine(x), engine(weight), engine(weight), engine(bias), stride,
-                              version=version)
+        with (
+            pytest.raises(AssertionError, match="launched") if version else contextlib.nullcontext()
+        ):
+            C.conv2d_backward(
+                engine(dy),
+                engine(x),
+                engine(weight),
+                engine(weight),
+                engine(bias),
+                stride,
+                version=version,
+            )
 
 
 def test_what_does_not_fit_says_so(engine):
@@ -162,7 +228,9 @@ def test_bytes_are_those_of_the_transform(kernel, stride):
     assert M.im2win_bytes(b, h, w, c, kernel, stride) == win.nbytes
     assert M.im2win_forward_cost(b, h, w, c, kernel, stride) == (4 * b * h * w * c + win.nbytes, 0)
     col = im2col_forward_cost(b, h, w, c, kernel, stride)[0] - 4 * b * h * w * c
-    assert win.nbytes == col if kernel == 1 and stride == 1 else kernel <= stride or win.nbytes < col
+    assert (
+        win.nbytes == col if kernel == 1 and stride == 1 else kernel <= stride or win.nbytes < col
+    )
 
 
 def test_table_of_bytes(capsys):
@@ -186,10 +254,14 @@ def test_the_benchmark_on_a_gpu(monkeypatch):
     names = {key.name for key in benchmark_im2win.plan(None, options)}
     assert {"im2win_forward_kernel_v2", "im2col_forward_kernel_v2"} <= names, names
     monkeypatch.setattr(benchmark_im2win.timing, "replay", lambda gpu, arena, once: once)
-    monkeypatch.setattr(benchmark_im2win.timing, "measured", lambda jobs: [float(run().size) for run, _ in jobs])
+    monkeypatch.setattr(
+        benchmark_im2win.timing, "measured", lambda jobs: [float(run().size) for run, _ in jobs]
+    )
     gpu = get_emulator(cc=(9, 0), checks=False)
     given = benchmark_im2win.arrays_of(1, "conv9")
     sizes = {"forward": 36.0, "dgrad": 36.0, "wgrad": 144.0}
     for check, passes in ((False, ["forward"]), (True, benchmark_im2win.PASSES)):
         rows = dict(benchmark_im2win.measure(gpu, None, None, given, 1, passes, check))
-        assert rows == {name: dict.fromkeys(benchmark_im2win.VERSIONS, sizes[name]) for name in passes}
+        assert rows == {
+            name: dict.fromkeys(benchmark_im2win.VERSIONS, sizes[name]) for name in passes
+        }

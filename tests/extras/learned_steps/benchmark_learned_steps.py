@@ -1,12 +1,15 @@
 """Learned steps of a trained model compared with other samplers: a table in Markdown.
 
-    python -m tests.extras.learned_steps.benchmark_learned_steps runs/00000-unet-unet64 --counts 4,6,8,10 --samples 512
+    python -m tests.extras.learned_steps.benchmark_learned_steps runs/00000-unet-unet64 --counts
+    4,6,8,10 --samples 512
 
-Fréchet is the distance in the features of random-conv-1 (numdiff/evaluation) to all images that the run was trained
-on. RMS is the root mean square distance, in pixel values (0 to 255), to the result of many DDIM steps from the same
-seed. There is no Fréchet distance of latents, and of images below 32×32 pixels. heun evaluates the model twice a step,
-except in the last. Its result with as many evaluations as the others is the row "heun, half the steps".
+Fréchet is the distance in the features of random-conv-1 (numdiff/evaluation) to all images that the
+run was trained on. RMS is the root mean square distance, in pixel values (0 to 255), to the result
+of many DDIM steps from the same seed. There is no Fréchet distance of latents, and of images below
+32×32 pixels. heun evaluates the model twice a step, except in the last. Its result with as many
+evaluations as the others is the row "heun, half the steps".
 """
+
 import argparse
 import json
 import pathlib
@@ -50,8 +53,11 @@ def reference_of(model, checkpoint, data, extractor):
         return None
     options = checkpoint.parent / OPTIONS
     options = json.loads(options.read_text()) if options.exists() else {}
-    source = open_source(data or options.get("data") or default_path(), None if data else options.get("classes"),
-                         (model.image_size,) * 2)
+    source = open_source(
+        data or options.get("data") or default_path(),
+        None if data else options.get("classes"),
+        (model.image_size,) * 2,
+    )
     return statistics_of(source.batches(BATCH_OF_FEATURES), source.count, extractor)
 
 
@@ -64,28 +70,49 @@ def rows_of(model, options, reference, extractor):
     def row(steps, name, images, seconds):
         distance = None
         if reference is not None:
-            batches = (images[i:i + BATCH_OF_FEATURES] for i in range(0, len(images), BATCH_OF_FEATURES))
+            batches = (
+                images[i : i + BATCH_OF_FEATURES] for i in range(0, len(images), BATCH_OF_FEATURES)
+            )
             ours = statistics_of(batches, len(images), extractor)
             distance = frechet_distance(ours.mu, ours.sigma, reference.mu, reference.sigma)
-        rms = np.sqrt(np.mean((images.astype(np.float32) - target.astype(np.float32)) ** 2, dtype=np.float64))
+        rms = np.sqrt(
+            np.mean((images.astype(np.float32) - target.astype(np.float32)) ** 2, dtype=np.float64)
+        )
         return steps, name, distance, rms, seconds
 
     yield row(options.reference_steps, "ddim", target, seconds)
-    long = Trajectory(Sampling(model, options.learn, options.reference_steps, "ddim", seed=FIRST_SEED,
-                               batch=options.batch, **guided))
+    long = Trajectory(
+        Sampling(
+            model,
+            options.learn,
+            options.reference_steps,
+            "ddim",
+            seed=FIRST_SEED,
+            batch=options.batch,
+            **guided,
+        )
+    )
     for count in options.counts:
         schedule = long.schedule(count)
         yield row(count, "learned", *images_of(model, schedule=schedule, **how))
         for sampler in SAMPLERS:
             yield row(count, sampler, *images_of(model, steps=count, sampler=sampler, **how))
         if count > 2:
-            yield row(count // 2, "heun, half the steps", *images_of(model, steps=count // 2, sampler="heun", **how))
+            yield row(
+                count // 2,
+                "heun, half the steps",
+                *images_of(model, steps=count // 2, sampler="heun", **how),
+            )
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", help="a run folder, its number in runs/, a checkpoint, or auto")
-    parser.add_argument("--counts", type=lambda text: [int(n) for n in text.split(",")], default=[4, 6, 8, 10])
+    parser.add_argument(
+        "--counts", type=lambda text: [int(n) for n in text.split(",")], default=[4, 6, 8, 10]
+    )
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--reference-steps", type=int, default=300)
     parser.add_argument("--learn", type=int, default=32, help="images that are learned from")
@@ -101,11 +128,17 @@ def main(arguments=None):
     model = load(checkpoint, device, precision=options.precision)
     extractor = RandomConv(get_backend(device))
     reference = reference_of(model, checkpoint, options.data, extractor)
-    print(f"{checkpoint}, {options.samples} images, guidance {options.cfg_scale or 'none'}, {model.precision}\n")
-    print("| steps | sampler | Fréchet | RMS to the first row | s |\n| --- | --- | --- | --- | --- |")
+    print(
+        f"{checkpoint}, {options.samples} images, guidance {options.cfg_scale or 'none'}, {model.precision}\n"
+    )
+    print(
+        "| steps | sampler | Fréchet | RMS to the first row | s |\n| --- | --- | --- | --- | --- |"
+    )
     for steps, name, distance, rms, seconds in rows_of(model, options, reference, extractor):
-        print(f"| {steps} | {name} | {'–' if distance is None else f'{distance:.3f}'} | {rms:.2f} | {seconds:.2f} |",
-              flush=True)
+        print(
+            f"| {steps} | {name} | {'–' if distance is None else f'{distance:.3f}'} | {rms:.2f} | {seconds:.2f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Learned steps: the space they search, the levels they choose, and how near they come to many steps."""
+"""Learned steps: the space they search, the levels they choose, and how near they come to many
+steps."""
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,8 @@ LONG = 30
 
 
 class Bent(GaussianModel):
-    """The answers of a mixture: what a Gaussian model answers is linear in x, and one step is then exact."""
+    """The answers of a mixture: what a Gaussian model answers is linear in x, and one step is then
+    exact."""
 
     def __call__(self, x, t, y=None):
         answer = super().__call__(x, t, y)
@@ -22,7 +25,9 @@ class Bent(GaussianModel):
 
 
 def trajectory(model=None, count=6, **more):
-    return Trajectory(Sampling(model or Bent(size=4), count, LONG, "ddim", seed=99, batch=4, clip=False, **more))
+    return Trajectory(
+        Sampling(model or Bent(size=4), count, LONG, "ddim", seed=99, batch=4, clip=False, **more)
+    )
 
 
 def test_the_products_are_those_of_the_states():
@@ -31,9 +36,14 @@ def test_the_products_are_those_of_the_states():
     assert long.products.shape == (2 * LONG + 1, 2 * LONG + 1)
     whole = Trajectory(Sampling(Bent(size=4), 6, LONG, "ddim", seed=99, batch=6, clip=False))
     np.testing.assert_allclose(long.products, whole.products, rtol=1e-9, atol=1e-9)
-    assert np.abs(np.linalg.eigvalsh(long.products).min()) < 1e-6 * np.linalg.eigvalsh(long.products).max()
+    assert (
+        np.abs(np.linalg.eigvalsh(long.products).min())
+        < 1e-6 * np.linalg.eigvalsh(long.products).max()
+    )
     assert long.states.shape == (LONG + 1, 6, 48)
-    np.testing.assert_allclose(long.products[7, 9], np.sum(long.states[7].astype(float) * long.states[9]), rtol=1e-6)
+    np.testing.assert_allclose(
+        long.products[7, 9], np.sum(long.states[7].astype(float) * long.states[9]), rtol=1e-6
+    )
 
 
 def test_levels_fall_and_a_tighter_bound_needs_more_of_them():
@@ -42,7 +52,9 @@ def test_levels_fall_and_a_tighter_bound_needs_more_of_them():
     assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == LONG
     for steps in (1, 2, 5, 9, LONG):
         schedule = long.schedule(steps)
-        assert len(schedule["sigmas"]) == steps and schedule["sigmas"][0] == pytest.approx(long.sigmas[0])
+        assert len(schedule["sigmas"]) == steps and schedule["sigmas"][0] == pytest.approx(
+            long.sigmas[0]
+        )
         assert [len(row) for row in schedule["weights"]] == list(range(2, steps + 2))
         check_schedule(schedule)
     with pytest.raises(UsageError, match="learned steps are 1 to 30, and not 31"):
@@ -54,13 +66,25 @@ def test_the_nearest_choice_of_levels_is_kept(steps):
     long = trajectory()
     choices = [long.nearest(name, steps) for name in long.sampling.diffusion.path.spacings]
     for chosen in choices:
-        assert len(chosen) == steps and chosen[0] == 0 and chosen == sorted(set(chosen)) and chosen[-1] < LONG
+        assert (
+            len(chosen) == steps
+            and chosen[0] == 0
+            and chosen == sorted(set(chosen))
+            and chosen[-1] < LONG
+        )
     ends = [long._along(chosen)[2][-1] for chosen in (long.choose(steps), *choices)]
     assert long.schedule(steps)["errors"][-1] == min(ends) and len(ends) <= CHOICES
 
 
-@pytest.mark.parametrize("options", [{}, {"prediction": "v", "schedule": "cosine"},
-                                     {"prediction": None, "path": "linear"}, {"prediction": None, "path": "edm"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prediction": "v", "schedule": "cosine"},
+        {"prediction": None, "path": "linear"},
+        {"prediction": None, "path": "edm"},
+    ],
+)
 def test_few_learned_steps_come_nearer_to_many_than_other_samplers_do(options):
     model = Bent(size=4, **options)
     schedule = Trajectory(Sampling(model, 24, LONG, "ddim", seed=500, clip=False)).schedule(6)
@@ -79,8 +103,10 @@ def test_a_gaussian_models_steps_are_exact():
     model = GaussianModel(size=4, classes=False)
     schedule = Trajectory(Sampling(model, 4, LONG, "ddim", seed=7, clip=False)).schedule(2)
     assert max(schedule["errors"]) < 1e-4
-    got, want = (sample(model, 4, seed=1, clip=False, **how).astype(int)
-                 for how in ({"schedule": schedule}, {"steps": LONG, "sampler": "ddim"}))
+    got, want = (
+        sample(model, 4, seed=1, clip=False, **how).astype(int)
+        for how in ({"schedule": schedule}, {"steps": LONG, "sampler": "ddim"})
+    )
     assert np.abs(got - want).max() <= 1
 
 
@@ -88,47 +114,82 @@ def test_what_does_not_fit_is_refused():
     model = Bent(size=4)
     schedule = trajectory(model).schedule(3)
     for changed, sentence in (
-            ({"cfg_scale": 2.0}, "learned with cfg_scale 2.0, and here it is none"),
-            ({"model": "dit"}, "learned with model dit, and here it is function"),
-            ({"diffusion": {**schedule["diffusion"], "prediction": "v"}},
-             "learned with diffusion.prediction v, and here it is eps"),
-            ({"clip": True}, "learned with clip True, and here it is False"),
-            ({"weights": schedule["weights"][:2]}, "no schedule of numdiff schedule: its levels must fall"),
-            ({"sigmas": schedule["sigmas"][::-1]}, "its levels must fall"),
-            ({"sigmas": [float("nan")] * 3}, "no schedule of numdiff schedule"), ({"kind": "x"}, "no schedule")):
+        ({"cfg_scale": 2.0}, "learned with cfg_scale 2.0, and here it is none"),
+        ({"model": "dit"}, "learned with model dit, and here it is function"),
+        (
+            {"diffusion": {**schedule["diffusion"], "prediction": "v"}},
+            "learned with diffusion.prediction v, and here it is eps",
+        ),
+        ({"clip": True}, "learned with clip True, and here it is False"),
+        (
+            {"weights": schedule["weights"][:2]},
+            "no schedule of numdiff schedule: its levels must fall",
+        ),
+        ({"sigmas": schedule["sigmas"][::-1]}, "its levels must fall"),
+        ({"sigmas": [float("nan")] * 3}, "no schedule of numdiff schedule"),
+        ({"kind": "x"}, "no schedule"),
+    ):
         with pytest.raises(UsageError, match=sentence):
             Sampling(model, 2, schedule={**schedule, **changed}, clip=False)
-    for how, what in (({"sampler": "heun"}, "sampler"), ({"eta": 1.0}, "eta"), ({"spacing": "karras"}, "spacing"),
-                      ({"steps": 10}, "steps"), ({"steps": "ddim10"}, "steps")):
+    for how, what in (
+        ({"sampler": "heun"}, "sampler"),
+        ({"eta": 1.0}, "eta"),
+        ({"spacing": "karras"}, "spacing"),
+        ({"steps": 10}, "steps"),
+        ({"steps": "ddim10"}, "steps"),
+    ):
         with pytest.raises(UsageError, match=f"leaves nothing to say by {what}"):
             Sampling(model, 2, schedule=schedule, clip=False, **how)
     with pytest.raises(UsageError, match="ddim without noise"):
         Trajectory(Sampling(model, 2, 10, "ddim", eta=1.0))
     with pytest.raises(UsageError, match="the schedule has no guide_scale"):
-        Sampling(model, 2, schedule={key: value for key, value in schedule.items() if key != "guide_scale"}, clip=False)
+        Sampling(
+            model,
+            2,
+            schedule={key: value for key, value in schedule.items() if key != "guide_scale"},
+            clip=False,
+        )
     options = Sampling(model, 2, schedule=schedule, clip=False).options
-    assert options["sampler"] == "learned" and "weights" not in options  # that word says which of a model's are taken
-    assert options["sigmas"] == schedule["sigmas"] and options["step_weights"] == schedule["weights"]
+    # that word says which of a model's are taken
+    assert options["sampler"] == "learned" and "weights" not in options
+    assert (
+        options["sigmas"] == schedule["sigmas"] and options["step_weights"] == schedule["weights"]
+    )
     Sampling(model, 2, schedule=schedule, clip=False, cfg_scale=1.0)  # no guidance, as in learning
     Sampling(model, 2, schedule=schedule, clip=False, guide=Bent(size=4), guide_scale=1.0)
-    model.diffusion = {**schedule["diffusion"], "steps": 20}  # fewer than a sampler takes by default
+    # fewer than a sampler takes by default
+    model.diffusion = {**schedule["diffusion"], "steps": 20}
     Sampling(model, 2, schedule={**schedule, "diffusion": model.diffusion}, clip=False)
 
 
 def test_of_a_unet():
     """Guidance is learned as part of the model; images depend on their seeds alone."""
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
-                 num_classes=3, class_dropout=0.1, device="cpu")
+    model = UNet(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1,),
+        num_res_blocks=1,
+        attention_resolutions=(),
+        num_classes=3,
+        class_dropout=0.1,
+        device="cpu",
+    )
     model.diffusion = {"steps": 1000, "schedule": "cosine", "prediction": "x_0"}
     sampling = Sampling(model, 4, 20, "ddim", seed=9, cfg_scale=1.5)
     schedule = Trajectory(sampling).schedule(4)
     assert schedule["cfg_scale"] == 1.5 and schedule["model_options"]["image_size"] == 8
     assert described(sampling).items() <= schedule.items()
     whole = sample(model, 4, seed=2, schedule=schedule, cfg_scale=1.5)
-    np.testing.assert_array_equal(whole[2:], sample(model, 2, seed=4, y=[2, 0], schedule=schedule, cfg_scale=1.5))
+    np.testing.assert_array_equal(
+        whole[2:], sample(model, 2, seed=4, y=[2, 0], schedule=schedule, cfg_scale=1.5)
+    )
     with pytest.raises(UsageError, match="learned with cfg_scale 1.5, and here it is none"):
         Sampling(model, 4, schedule=schedule)
-    with pytest.raises(UsageError, match="learned with cfg_interval none, and here it is \\[0.5, 5.0\\]"):
+    with pytest.raises(
+        UsageError, match="learned with cfg_interval none, and here it is \\[0.5, 5.0\\]"
+    ):
         Sampling(model, 4, schedule=schedule, cfg_scale=1.5, cfg_interval=(0.5, 5.0))
     with pytest.raises(UsageError, match="leaves nothing to say by guide"):
-        Sampling(model, 4, schedule=schedule, guide=UNet(**{**model.options, "seed": 3}, device="cpu"))
+        Sampling(
+            model, 4, schedule=schedule, guide=UNet(**{**model.options, "seed": 3}, device="cpu")
+        )

@@ -1,4 +1,6 @@
-"""Averages of any width after the training: against closed forms, and against averages that were kept on the way."""
+"""Averages of any width after the training: against closed forms, and against averages that were
+kept on the way."""
+
 import copy
 import json
 import math
@@ -16,7 +18,12 @@ from numdiff.extras.post_hoc_ema import combine as P
 from numdiff.extras.post_hoc_ema.power_ema import gamma_of
 from numdiff.nn import AdamW, Linear, Model
 from numdiff.training.build import describe_average, describe_decay
-from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from numdiff.training.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from numdiff.training.options import resolve, resolve_resumed
 from numdiff.training.report import STATS, read_stats
 from numdiff.training.run import train
@@ -26,9 +33,23 @@ from tests.device.recording import RecordingDevice
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
-SMALL = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1,
-         "attention_resolutions": (), "batch": 4, "log_every": 8, "sample_every": 0, "sample_count": 0, "seed": 5,
-         "checkpoint_every": 0, "lr_schedule": "constant", "warmup_steps": 2, "learning_rate": 3e-3}
+SMALL = {
+    "device": "cpu",
+    "image_size": 8,
+    "model_channels": 32,
+    "channel_mult": (1,),
+    "num_res_blocks": 1,
+    "attention_resolutions": (),
+    "batch": 4,
+    "log_every": 8,
+    "sample_every": 0,
+    "sample_count": 0,
+    "seed": 5,
+    "checkpoint_every": 0,
+    "lr_schedule": "constant",
+    "warmup_steps": 2,
+    "learning_rate": 3e-3,
+}
 KEPT = (0.05, 0.1)
 
 
@@ -43,7 +64,8 @@ def command(*arguments):
     return result
 
 
-# Profiles -------------------------------------------------------------------------------------------------------------
+# Profiles -----------------------------------------------------------------------------------------
+
 
 def profile(t, gamma, until=1.0):
     return np.where(t <= until, (gamma + 1) * t**gamma / until ** (gamma + 1), 0)
@@ -59,7 +81,9 @@ def test_inner_products_by_quadrature():
 
 def grid(count, stds=KEPT, end=1000.0):
     """(times, γ) of `count` snapshots."""
-    return np.repeat(np.arange(1, count + 1) / count * end, len(stds)), np.tile([gamma_of(s) for s in stds], count)
+    return np.repeat(np.arange(1, count + 1) / count * end, len(stds)), np.tile(
+        [gamma_of(s) for s in stds], count
+    )
 
 
 def test_a_kept_profile_is_its_own_combination():
@@ -79,16 +103,25 @@ def test_the_error_is_that_of_the_profile():
         x, error = P.combination(times, gammas, 1000.0, gamma_of(std))
         assert x.sum() == pytest.approx(1, abs=1e-9)  # weights that stand still are as they are
         wanted = profile(t, gamma_of(std))
-        got = sum(share * profile(t, gamma, time / 1000) for share, gamma, time in zip(x, gammas, times, strict=True))
-        assert error == pytest.approx(np.linalg.norm(got - wanted) / np.linalg.norm(wanted), rel=1e-3)
+        got = sum(
+            share * profile(t, gamma, time / 1000)
+            for share, gamma, time in zip(x, gammas, times, strict=True)
+        )
+        assert error == pytest.approx(
+            np.linalg.norm(got - wanted) / np.linalg.norm(wanted), rel=1e-3
+        )
     assert error > 0.05
 
 
 @pytest.mark.parametrize("std", [0.02, 0.07, 0.2])
 def test_no_other_combination_that_sums_to_one_comes_nearer(std):
-    """Neither a fit without the condition that is divided by its sum, as in edm2, nor one moved a little."""
+    """Neither a fit without the condition that is divided by its sum, as in edm2, nor one moved a
+    little."""
     (times, gammas), wanted = grid(8), gamma_of(std)
-    a, b = (P.inner_product(times[:, None], gammas[:, None], *other) for other in ((times, gammas), (1000.0, wanted)))
+    a, b = (
+        P.inner_product(times[:, None], gammas[:, None], *other)
+        for other in ((times, gammas), (1000.0, wanted))
+    )
     norm = P.inner_product(1000.0, wanted, 1000.0, wanted)
 
     def error(x):
@@ -101,36 +134,47 @@ def test_no_other_combination_that_sums_to_one_comes_nearer(std):
 
 
 def test_more_snapshots_reach_more_widths():
-    """16 of the paper's two widths, the default, give those from 0.03 to 0.2; one width alone reaches little."""
+    """16 of the paper's two widths, the default, give those from 0.03 to 0.2; one width alone
+    reaches little."""
     reached = [P.widths(*grid(count), 1000.0) for count in (8, 16, 32)]
     assert all(len(found) == 1 for found in reached)
     lows, highs = zip(*(found[0] for found in reached), strict=True)
-    assert lows[0] > lows[1] > lows[2] and highs[0] < highs[1] < highs[2] and lows[1] < 0.03 and highs[1] > 0.2
-    (low, high), = P.widths(*grid(16, (0.1,)), 1000.0)
+    assert (
+        lows[0] > lows[1] > lows[2]
+        and highs[0] < highs[1] < highs[2]
+        and lows[1] < 0.03
+        and highs[1] > 0.2
+    )
+    ((low, high),) = P.widths(*grid(16, (0.1,)), 1000.0)
     assert 0.07 < low < 0.1 < high < 0.15
 
 
-@pytest.mark.parametrize("std, tolerance", [(0.05, 1e-9), (0.1, 1e-9), (0.04, 3e-4), (0.08, 1e-4), (0.15, 1e-4)])
+@pytest.mark.parametrize(
+    "std, tolerance", [(0.05, 1e-9), (0.1, 1e-9), (0.04, 3e-4), (0.08, 1e-4), (0.15, 1e-4)]
+)
 def test_a_known_trajectory(std, tolerance):
-    """θ(t) falls, rises and trembles: averages in float64 by the update, which is the integral of a step function, and
-    the wanted one by its definition, over 2,000 updates with 16 snapshots."""
+    """θ(t) falls, rises and trembles: averages in float64 by the update, which is the integral of a
+    step function, and the wanted one by its definition, over 2,000 updates with 16 snapshots."""
     steps, s = 2000, np.arange(2001.0)
     t = s[1:] / steps
     theta = np.stack([np.exp(-3 * t), t**2, np.sin(5 * t), 1 / (0.1 + t)], 1)
     theta += 0.05 * np.random.default_rng(0).standard_normal(theta.shape)
 
     def average(std, until):
-        shares = np.diff(s[:until + 1] ** (gamma_of(std) + 1)) / until ** (gamma_of(std) + 1)
+        shares = np.diff(s[: until + 1] ** (gamma_of(std) + 1)) / until ** (gamma_of(std) + 1)
         return shares @ theta[:until]
 
-    kept = [(until, one, average(one, until)) for until in range(125, steps + 1, 125) for one in KEPT]
+    kept = [
+        (until, one, average(one, until)) for until in range(125, steps + 1, 125) for one in KEPT
+    ]
     x, _ = P.combination([k[0] for k in kept], [gamma_of(k[1]) for k in kept], steps, gamma_of(std))
     got = sum(share * k[2] for share, k in zip(x, kept, strict=True))
     np.testing.assert_allclose(got, average(std, steps), atol=20 * tolerance)
     assert np.abs(got - average(std, steps)).mean() < 10 * tolerance
 
 
-# On the device --------------------------------------------------------------------------------------------------------
+# On the device ------------------------------------------------------------------------------------
+
 
 class Tiny(Model):
     kind = "tiny"
@@ -141,10 +185,13 @@ class Tiny(Model):
 
 
 def test_recorded_and_launched_updates_have_the_same_bits(rng):
-    """β follows from the counter on the device; a step whose gradient is not finite counts for nothing."""
+    """β follows from the counter on the device; a step whose gradient is not finite counts for
+    nothing."""
     device = RecordingDevice()
     models = [Tiny(device) for _ in range(2)]
-    optimizers = [AdamW(model.parameters, learning_rate=0.1, ema_std=[0.05, 0.1]) for model in models]
+    optimizers = [
+        AdamW(model.parameters, learning_rate=0.1, ema_std=[0.05, 0.1]) for model in models
+    ]
     loss = upload(np.ones(1, np.float32), device)
     replay = None
     shadow = np.zeros((2, models[0].parameters.total))
@@ -172,15 +219,20 @@ def test_recorded_and_launched_updates_have_the_same_bits(rng):
 
 def test_bad_arguments_of_the_optimizer():
     model = Tiny("cpu")
-    for given, message in (((0.1, 0.1), "has the width 0.1 twice"), ((0.3,), "at most 0.28"), (0.1, "must be a list"),
-                           (("a",), "must be a finite number")):
+    for given, message in (
+        ((0.1, 0.1), "has the width 0.1 twice"),
+        ((0.3,), "at most 0.28"),
+        (0.1, "must be a list"),
+        (("a",), "must be a finite number"),
+    ):
         with pytest.raises(UsageError, match=message):
             AdamW(model.parameters, ema_std=given)
     other = copy.deepcopy((model, AdamW(model.parameters, ema_std=(0.1,))))[1]
     assert other.averages().keys() == {"ema_std_0.1"}
 
 
-# Runs -----------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -200,12 +252,18 @@ def test_a_run_stores_its_averages(folder):
     assert (meta["ema_std"], meta["updates"], meta["step"]) == ([0.05, 0.1], 32, 32)
     for name, value in buffers.items():
         np.testing.assert_array_equal(value, whole[name])
-    assert not [name for name in os.listdir(folder) if not name.startswith(
-        ("averages-", "checkpoint-", "options", "stats", "loss", "samples-", ".lock"))]
+    assert not [
+        name
+        for name in os.listdir(folder)
+        if not name.startswith(
+            ("averages-", "checkpoint-", "options", "stats", "loss", "samples-", ".lock")
+        )
+    ]
 
 
 def test_a_snapshot_takes_no_report_of_its_own(folder, tmp_path):
-    """Between two reports it is passed without a line; what it interrupts is in the next one, also after a resume."""
+    """Between two reports it is passed without a line; what it interrupts is in the next one, also
+    after a resume."""
     part = run(tmp_path, 6, ema_std=KEPT, log_every=4, ema_snapshots=3, checkpoint_every=5)
     run(tmp_path, 11, resume=part, ema_std=KEPT, log_every=4, ema_snapshots=5, checkpoint_every=5)
     records = [json.loads(line) for line in (part / STATS).read_text().splitlines()]
@@ -215,14 +273,17 @@ def test_a_snapshot_takes_no_report_of_its_own(folder, tmp_path):
 
 
 def test_a_kept_width_is_itself_and_a_third_is_the_one_that_was_tracked(folder, tmp_path):
-    """The same training again, which keeps the third width itself: the difference in units of the distance between the
-    two averages that it is made of."""
+    """The same training again, which keeps the third width itself: the difference in units of the
+    distance between the two averages that it is made of."""
     whole, meta = load_checkpoint(newest_checkpoint(folder))
     for std in KEPT:
         got, error, kept = P.weights_of(newest_checkpoint(folder), std, whole, meta)
-        assert relative_error(got, whole[P.buffer_of(std)]) < 1e-6 and error < 1e-6 and len(kept) == 32
+        assert (
+            relative_error(got, whole[P.buffer_of(std)]) < 1e-6 and error < 1e-6 and len(kept) == 32
+        )
     tracked, _ = load_checkpoint(newest_checkpoint(run(tmp_path, 32, ema_std=(0.07, 0.15))))
-    np.testing.assert_array_equal(tracked["parameters"], whole["parameters"])  # averaging changes no weight
+    # averaging changes no weight
+    np.testing.assert_array_equal(tracked["parameters"], whole["parameters"])
     apart = relative_error(whole["ema_std_0.05"], whole["ema_std_0.1"])
     for std in (0.07, 0.15):
         got, error, _ = P.weights_of(newest_checkpoint(folder), std, whole, meta)
@@ -232,35 +293,79 @@ def test_a_kept_width_is_itself_and_a_third_is_the_one_that_was_tracked(folder, 
 def test_the_command_and_what_takes_its_file(folder, tmp_path, monkeypatch):
     result = command("ema", folder, "--std", "0.08")
     assert result.exit_code == 0, result.output
-    assert "ema-0.08.h5: weights of" in result.output and "from 32 stored averages; the profile differs by 0." in (
-        result.output)
-    direct, made = numdiff.load(folder, "cpu", ema_std=0.08), numdiff.load(folder / "ema-0.08.h5", "cpu")
+    assert (
+        "ema-0.08.h5: weights of" in result.output
+        and "from 32 stored averages; the profile differs by 0." in (result.output)
+    )
+    direct, made = (
+        numdiff.load(folder, "cpu", ema_std=0.08),
+        numdiff.load(folder / "ema-0.08.h5", "cpu"),
+    )
     np.testing.assert_array_equal(flat(direct), flat(made))
     assert made.meta["averaged"] == direct.meta["averaged"] and made.meta["step"] == 32
     assert made.meta["pictures"] == direct.meta["pictures"] and made.meta["pictures"]["steps"] == 1
     with pytest.raises(UsageError, match="ema-0.08.h5 holds averaged weights alone"):
         numdiff.load(folder / "ema-0.08.h5", "cpu", weights="raw")
-    for wanted, how in (("ema-0.08 weights", [folder / "ema-0.08.h5"]),
-                        ("ema-0.1 weights", [folder, "--ema-std", 0.1])):
-        result = command("sample", *how, "--count", 1, "--steps", 2, "--device", "cpu", "--grid", tmp_path / "a.png")
+    for wanted, how in (
+        ("ema-0.08 weights", [folder / "ema-0.08.h5"]),
+        ("ema-0.1 weights", [folder, "--ema-std", 0.1]),
+    ):
+        result = command(
+            "sample",
+            *how,
+            "--count",
+            1,
+            "--steps",
+            2,
+            "--device",
+            "cpu",
+            "--grid",
+            tmp_path / "a.png",
+        )
         assert result.exit_code == 0 and wanted in result.output
-    guided = command("sample", folder, "--ema-std", 0.05, "--guide-with", folder, "--count", 1, "--steps", 2,
-                     "--device", "cpu", "--grid", tmp_path / "b.png")  # by the same weights, averaged otherwise
+    guided = command(
+        "sample",
+        folder,
+        "--ema-std",
+        0.05,
+        "--guide-with",
+        folder,
+        "--count",
+        1,
+        "--steps",
+        2,
+        # by the same weights, averaged otherwise
+        "--device",
+        "cpu",
+        "--grid",
+        tmp_path / "b.png",
+    )
     assert guided.exit_code == 0 and "autoguidance 2" in guided.output
     monkeypatch.chdir(tmp_path)
     with h5py.File("data.h5", "w") as file:
         file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
     for arguments, message in (
-            (["--std", 0.3], "the width 0.3 does not follow from the averages that"),
-            (["--std", "nan"], "the width nan does not follow"),
-            (["--std", 0.01], r"(0.05, 0.1, at 16 times), which give widths from 0.02"),
-            (["--std", 0.08, "--output", "a.npz"], "--output a.npz must end in .h5"),
-            (["--std", 0.08, "--output", "no/a.h5"], "the folder does not exist"),
-            (["--std", 0.08, "--output", newest_checkpoint(folder)], "which is read; give another name"),
-            (["--std", 0.08, "--output", P.list_snapshots(folder)[0][1]], "a file of this name is the run's own"),
-            (["--std", 0.08, "--output", "data.h5"], "it is a dataset; give another name")):
+        (["--std", 0.3], "the width 0.3 does not follow from the averages that"),
+        (["--std", "nan"], "the width nan does not follow"),
+        (["--std", 0.01], r"(0.05, 0.1, at 16 times), which give widths from 0.02"),
+        (["--std", 0.08, "--output", "a.npz"], "--output a.npz must end in .h5"),
+        (["--std", 0.08, "--output", "no/a.h5"], "the folder does not exist"),
+        (
+            ["--std", 0.08, "--output", newest_checkpoint(folder)],
+            "which is read; give another name",
+        ),
+        (
+            ["--std", 0.08, "--output", P.list_snapshots(folder)[0][1]],
+            "a file of this name is the run's own",
+        ),
+        (["--std", 0.08, "--output", "data.h5"], "it is a dataset; give another name"),
+    ):
         result = command("ema", folder, *arguments)
-        assert result.exit_code in (1, 2) and message in result.output and "Traceback" not in result.output
+        assert (
+            result.exit_code in (1, 2)
+            and message in result.output
+            and "Traceback" not in result.output
+        )
     assert sorted(os.listdir()) == ["a.png", "b.png", "data.h5"]
 
 
@@ -268,8 +373,10 @@ def test_what_keeps_no_averages_says_so(folder, tmp_path):
     other = run(tmp_path, 2)
     with pytest.raises(NumdiffError, match="keeps no averages.*train with --ema-std 0.05,0.10"):
         numdiff.load(other, "cpu", ema_std=0.08)
-    for given, message in (({"weights": "raw", "ema_std": 0.08}, "leave one of them out"),
-                           ({"ema_std": "a"}, "a number")):
+    for given, message in (
+        ({"weights": "raw", "ema_std": 0.08}, "leave one of them out"),
+        ({"ema_std": "a"}, "a number"),
+    ):
         with pytest.raises(UsageError, match=message):
             numdiff.load(folder, "cpu", **given)
 
@@ -277,19 +384,30 @@ def test_what_keeps_no_averages_says_so(folder, tmp_path):
 def test_weights_of_other_programs_keep_none(tmp_path):
     np.savez(tmp_path / "w.npz", a=np.zeros(3))
     result = command("ema", tmp_path / "w.npz", "--std", 0.08)
-    assert result.exit_code == 2 and "w.npz keeps no averages of which one of another width can be made: give a run " \
-        "that was trained with --ema-std." in result.output
+    assert (
+        result.exit_code == 2
+        and "w.npz keeps no averages of which one of another width can be made: give a run "
+        "that was trained with --ema-std."
+        in result.output
+    )
 
 
 def test_a_snapshot_is_no_model(folder):
     """Its name comes first where one looks for averages."""
     stored = P.list_snapshots(folder)[0][1]
-    for arguments in (["ema", stored, "--std", 0.08], ["sample", stored, "--count", 1, "--device", "cpu"],
-                      ["sample", stored, "--ema-std", 0.08, "--device", "cpu"],
-                      ["train", "unet", "--init", stored, "--device", "cpu", "--dry-run"]):
+    for arguments in (
+        ["ema", stored, "--std", 0.08],
+        ["sample", stored, "--count", 1, "--device", "cpu"],
+        ["sample", stored, "--ema-std", 0.08, "--device", "cpu"],
+        ["train", "unet", "--init", stored, "--device", "cpu", "--dry-run"],
+    ):
         result = command(*arguments)
-        assert result.exit_code and f"{stored} holds what `numdiff ema` puts together, and no model: give its run, " \
-            f"{folder}." in result.output, result.output
+        assert (
+            result.exit_code
+            and f"{stored} holds what `numdiff ema` puts together, and no model: give its run, "
+            f"{folder}."
+            in result.output
+        ), result.output
 
 
 def test_damaged_and_foreign_snapshots_are_passed_over(folder, tmp_path, caplog):
@@ -305,11 +423,18 @@ def test_damaged_and_foreign_snapshots_are_passed_over(folder, tmp_path, caplog)
     save_checkpoint(foreign, buffers, {**about, "index": about["index"][1:]})
     said = []
     got, _, kept = P.weights_of(checkpoint, 0.08, whole, meta, said.append)
-    assert len(kept) == 28 and len(said) == 2 and "truncated or damaged" in said[0] and "another training" in said[1]
+    assert (
+        len(kept) == 28
+        and len(said) == 2
+        and "truncated or damaged" in said[0]
+        and "another training" in said[1]
+    )
     assert relative_error(got, first) < 1e-3  # early ones weigh little
     for _, path in P.list_snapshots(tmp_path)[2:]:
         path.unlink()
-    with pytest.raises(UsageError, match="at 1 times.*which give widths from 0.0.* choose one of these"):
+    with pytest.raises(
+        UsageError, match="at 1 times.*which give widths from 0.0.* choose one of these"
+    ):
         P.weights_of(checkpoint, 0.2, whole, meta, said.append)
 
 
@@ -324,16 +449,20 @@ def test_resumed_is_uninterrupted(folder, tmp_path):
         for name, value in load_checkpoint(path)[0].items():
             np.testing.assert_array_equal(value, wanted[name], err_msg=f"{step} {name}")
     options = resolve({**SMALL, "ema_std": KEPT})
-    with pytest.raises(UsageError, match="--ema-std 0.05 does not fit the run, which was started with 0.05,0.1"):
+    with pytest.raises(
+        UsageError, match="--ema-std 0.05 does not fit the run, which was started with 0.05,0.1"
+    ):
         resolve_resumed(options, {"ema_std": (0.05,)})
     assert resolve_resumed(options, {"ema_snapshots": 3}).ema_snapshots == 3
-    with pytest.raises(UsageError, match="--ema-snapshots 3 .* without which the run was started: leave it out, or"):
+    with pytest.raises(
+        UsageError, match="--ema-snapshots 3 .* without which the run was started: leave it out, or"
+    ):
         resolve_resumed(resolve(SMALL), {"ema_snapshots": 3})
 
 
 def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
-    """A run made twice as long keeps every other of its first snapshots; one that continues from an earlier checkpoint
-    leaves the later ones behind."""
+    """A run made twice as long keeps every other of its first snapshots; one that continues from an
+    earlier checkpoint leaves the later ones behind."""
     part = run(tmp_path, 8, ema_std=(0.1,), ema_snapshots=4, checkpoint_every=4)
     assert [step for step, _ in P.list_snapshots(part)] == [2, 4, 6, 8]
     run(tmp_path, 16, resume=part, ema_std=(0.1,), ema_snapshots=4, checkpoint_every=4, keep=9)
@@ -344,19 +473,32 @@ def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
     assert {"averages-00000012.h5.old", "averages-00000016.h5.old"} <= set(os.listdir(part))
 
 
-@pytest.mark.parametrize("given, message", [
-    ({"ema_std": (0.3,)}, "--ema-std 0.3 must be at least 0.005 and at most 0.28"),
-    ({"ema_std": (0.1, math.nan)}, "must be a finite number"),
-    ({"ema_std": (0.1, 0.1)}, "^--ema-std 0.1,0.1 has the width 0.1 twice"),
-    ({"ema_snapshots": 0}, "--ema-snapshots 0 must be at least 1")])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"ema_std": (0.3,)}, "--ema-std 0.3 must be at least 0.005 and at most 0.28"),
+        ({"ema_std": (0.1, math.nan)}, "must be a finite number"),
+        ({"ema_std": (0.1, 0.1)}, "^--ema-std 0.1,0.1 has the width 0.1 twice"),
+        ({"ema_snapshots": 0}, "--ema-snapshots 0 must be at least 1"),
+    ],
+)
 def test_settings_that_cannot_be(given, message):
     with pytest.raises(UsageError, match=message):
         resolve({**SMALL, **given})
 
 
-@pytest.mark.parametrize("steps, stds, said", [
-    (8, (0.1,), "; also of the width 0.1, stored every step in 4 MB, 0.032 GB in all"),
-    (3200, KEPT, "; also of the widths 0.05, 0.1, stored every 200 steps in 8 MB, 0.128 GB in all"), (8, None, "")])
+@pytest.mark.parametrize(
+    "steps, stds, said",
+    [
+        (8, (0.1,), "; also of the width 0.1, stored every step in 4 MB, 0.032 GB in all"),
+        (
+            3200,
+            KEPT,
+            "; also of the widths 0.05, 0.1, stored every 200 steps in 8 MB, 0.128 GB in all",
+        ),
+        (8, None, ""),
+    ],
+)
 def test_what_the_log_says_of_them(steps, stds, said):
     options = resolve({**SMALL, "steps": steps, "ema_std": stds})
     assert describe_average(options, 10**6) == describe_decay(options) + said

@@ -1,16 +1,18 @@
-"""Sparse-linear attention on a GPU compared with flash attention and PyTorch's, in one run, float16.
+"""Sparse-linear attention on a GPU compared with flash attention and PyTorch's, in one run,
+float16.
 
     python -m tests.extras.sla.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
     python -m tests.extras.sla.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
-In addition to the launcher's choice: "mma" is version 2, whose forward makes S of the blocks of a list as they pass by;
-"in order" leaves long lists of dkv where they are. --skew makes keys of a block larger or smaller than those of others,
-as a trained model's are, and so some lists longer.
-Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,
-whose clock this is. "x" is flash attention's time over that of sparse-linear attention. "error" is the larger of y's
-and dqkv's against float64 in the 2-norm, on one head of 1,024 tokens. Without a GPU it prints the forecast that
-docs/log/kernels.md explains.
+In addition to the launcher's choice: "mma" is version 2, whose forward makes S of the blocks of a
+list as they pass by; "in order" leaves long lists of dkv where they are. --skew makes keys of a
+block larger or smaller than those of others, as a trained model's are, and so some lists longer.
+Forward, and forward with backward, captured once and replayed; the ways take turns, as in
+benchmark_flash_attention.py, whose clock this is. "x" is flash attention's time over that of
+sparse-linear attention. "error" is the larger of y's and dqkv's against float64 in the 2-norm, on
+one head of 1,024 tokens. Without a GPU it prints the forecast that docs/log/kernels.md explains.
 """
+
 import argparse
 import functools
 import itertools
@@ -29,27 +31,45 @@ from tests.kernels.benchmark_flash_attention import WARMUP, Clock, capture, torc
 
 PASSES = {"forward": (True, False), "both": (True, True)}
 DRAM, L2 = 3.9e6, 5.5e6  # bytes a µs of an H200
-FLASH, MMA = 400e6, 240e6  # FLOPs a µs of wgmma, as flash attention was measured, and of mma.sync with a softmax
+# FLOPs a µs of wgmma, as flash attention was measured, and of mma.sync with a softmax
+FLASH, MMA = 400e6, 240e6
 LAUNCH = 1.5  # µs
 
 
 def forecast(T, HS, heads, share):
-    """{pass: (µs of flash attention, µs of sparse-linear attention)} of one image: the sum of each kernel's slowest."""
+    """{pass: (µs of flash attention, µs of sparse-linear attention)} of one image: the sum of each
+    kernel's slowest."""
     N = sla.blocks_of(T)
     pairs, tile, square = N * sla.count_of(share, N), 128 * HS, 2 * HS * HS
     product = 2 * 64 * 64 * HS  # FLOPs of one of a pair of blocks
     linear = N * 2 * 64 * HS * HS
-    forward = [(N * (3 * tile + square), 0, 0), (0, N * square, 0), (0, N * N / 8 * 4 * HS, 0),
-               (N * (2 * tile + square), pairs * (2 * tile + square), 2 * pairs * product + 2 * linear)]
-    backward = [(N * (5 * tile + 2 * square), 0, 5 * linear), (N * 4 * tile, pairs * 2 * tile, 3 * pairs * product),
-                (0, N * N * 8, 0), (0, N * square, 0), (0, 0, 0), (0, 0, 0),  # lists, totals, sums of dW and db
-                (N * 5 * tile, pairs * (2 * tile + square), 4 * pairs * product + 2 * linear)]
+    forward = [
+        (N * (3 * tile + square), 0, 0),
+        (0, N * square, 0),
+        (0, N * N / 8 * 4 * HS, 0),
+        (N * (2 * tile + square), pairs * (2 * tile + square), 2 * pairs * product + 2 * linear),
+    ]
+    backward = [
+        (N * (5 * tile + 2 * square), 0, 5 * linear),
+        (N * 4 * tile, pairs * 2 * tile, 3 * pairs * product),
+        # lists, totals, sums of dW and db
+        (0, N * N * 8, 0),
+        (0, N * square, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (N * 5 * tile, pairs * (2 * tile + square), 4 * pairs * product + 2 * linear),
+    ]
 
     def microseconds(kernels):
-        return sum(heads * max(dram / DRAM, l2 / L2, flops / MMA) + LAUNCH for dram, l2, flops in kernels)
+        return sum(
+            heads * max(dram / DRAM, l2 / L2, flops / MMA) + LAUNCH for dram, l2, flops in kernels
+        )
 
     flash = heads * 4 * T * T * HS / FLASH, heads * 14 * T * T * HS / FLASH
-    return {"forward": (flash[0], microseconds(forward)), "both": (flash[1], microseconds(forward + backward))}
+    return {
+        "forward": (flash[0], microseconds(forward)),
+        "both": (flash[1], microseconds(forward + backward)),
+    }
 
 
 def inputs(gpu, B, T, heads, HS, skew=0.0):
@@ -58,44 +78,76 @@ def inputs(gpu, B, T, heads, HS, skew=0.0):
     skew: deviation of the logarithm of how large the mean of a block's keys is
     """
     rng, C = np.random.default_rng(0), heads * HS
-    qkv, dy = (rng.standard_normal((B, T, width), dtype=np.float32).astype(np.float16) for width in (3 * C, C))
-    if skew:  # means of 64 normal keys are an eighth of a number: so they are 1 here, and others' noise remains
-        means = rng.standard_normal((B, -(-T // 64), 1, heads, HS)) * np.exp(skew * rng.standard_normal(
-            (B, -(-T // 64), 1, heads, 1)))
+    qkv, dy = (
+        rng.standard_normal((B, T, width), dtype=np.float32).astype(np.float16)
+        for width in (3 * C, C)
+    )
+    # means of 64 normal keys are an eighth of a number: so they are 1 here, and others' noise
+    # remains
+    if skew:
+        means = rng.standard_normal((B, -(-T // 64), 1, heads, HS)) * np.exp(
+            skew * rng.standard_normal((B, -(-T // 64), 1, heads, 1))
+        )
         keys = qkv.reshape(B, T, 3, heads, HS)[:, :, 1]
         keys += means.repeat(64, 2).reshape(B, -1, heads, HS)[:, :T].astype(np.float16)
-    weight = (rng.standard_normal((HS, HS)) / HS ** 0.5).astype(np.float16)
+    weight = (rng.standard_normal((HS, HS)) / HS**0.5).astype(np.float16)
     return [upload(a, gpu) for a in (qkv, dy, weight, rng.standard_normal(HS).astype(np.float32))]
 
 
 def work(given, heads, share, passes, sums, version=None):
-    """A function of one way: flash attention for share None; version: None is the launcher's choice, and of its lists
-    "in order"."""
+    """A function of one way: flash attention for share None; version: None is the launcher's
+    choice, and of its lists "in order"."""
     qkv, dy, weight, bias = given
 
     def run():
         if share is None:
             kept = attention.flash_attention_forward(qkv, heads, "new")
-            return attention.flash_attention_backward(dy, qkv, *kept, heads, "new") if passes[1] else kept
-        y, kept = sla.sla_forward(qkv, weight, bias, heads, share, "new", keeps=passes[1],
-                                  version=None if version == "in order" else version)
+            return (
+                attention.flash_attention_backward(dy, qkv, *kept, heads, "new")
+                if passes[1]
+                else kept
+            )
+        y, kept = sla.sla_forward(
+            qkv,
+            weight,
+            bias,
+            heads,
+            share,
+            "new",
+            keeps=passes[1],
+            version=None if version == "in order" else version,
+        )
         with pytest.MonkeyPatch.context() as patch:
             if version == "in order":
                 patch.setattr(launcher, "long_list", lambda count: 0)
-            return sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new") if passes[1] else y
+            return (
+                sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new")
+                if passes[1]
+                else y
+            )
+
     return run
 
 
 def compile_all(gpu, shapes, shares):
     """Both ways' kernels, side by side."""
+
     def launch_all(device):
         for B, T, heads, HS in shapes:
-            given = [empty(shape, dtype, device) for shape, dtype in (
-                ((B, T, 3 * heads * HS), np.float16), ((B, T, heads * HS), np.float16), ((HS, HS), np.float16),
-                ((HS,), np.float32))]
+            given = [
+                empty(shape, dtype, device)
+                for shape, dtype in (
+                    ((B, T, 3 * heads * HS), np.float16),
+                    ((B, T, heads * HS), np.float16),
+                    ((HS, HS), np.float16),
+                    ((HS,), np.float32),
+                )
+            ]
             sums = [empty(shape, np.float32, device) for shape in ((HS, HS), (HS,))]
             for share in (None, *shares):
-                for passes, version in itertools.product(PASSES.values(), (None, "mma") if share else (None,)):
+                for passes, version in itertools.product(
+                    PASSES.values(), (None, "mma") if share else (None,)
+                ):
                     work(given, heads, share, passes, sums, version)()
 
     compile_ahead(collect(launch_all, card_of(gpu)), gpu.cache)
@@ -109,8 +161,10 @@ def error(gpu, HS, share, T=1024):
     dqkv = sla.sla_backward(given[1], given[0], y, kept, *given[2:], None, None, 1, "new")
     want, wanted = sla.sla_forward(qkv, weight, bias, 1, share, "new")
     gradient = sla.sla_backward(dy, qkv, want, wanted, weight, bias, None, None, 1, "new")
-    return max(np.linalg.norm(download(a).astype(np.float64) - b) / np.linalg.norm(b)
-               for a, b in ((y, want), (dqkv, gradient)))
+    return max(
+        np.linalg.norm(download(a).astype(np.float64) - b) / np.linalg.norm(b)
+        for a, b in ((y, want), (dqkv, gradient))
+    )
 
 
 def kernel_times(gpu, arena, clock, shape, share, version, skew):
@@ -136,18 +190,31 @@ def measure(gpu, arena, clock, shape, share, passes, repeats, skew):
     """{way: median µs}"""
     given = inputs(gpu, *shape, skew)
     sums = [upload(np.zeros(n, np.float32), gpu) for n in ((shape[3], shape[3]), shape[3])]
-    replays = {name: functools.partial(clock.milliseconds, capture(gpu, arena, work(
-        given, shape[2], of, passes, sums, version))[0]) for name, of, version in (
-            ("flash", None, None), ("sla", share, None), ("mma", share, "mma"), ("in order", share, "in order"))}
+    replays = {
+        name: functools.partial(
+            clock.milliseconds,
+            capture(gpu, arena, work(given, shape[2], of, passes, sums, version))[0],
+        )
+        for name, of, version in (
+            ("flash", None, None),
+            ("sla", share, None),
+            ("mma", share, "mma"),
+            ("in order", share, "in order"),
+        )
+    }
     in_torch = torch_replay(*shape, *passes)
     if in_torch:
         replays["torch"] = in_torch
-    times = np.array([[replay() for replay in replays.values()] for _ in range(WARMUP + repeats)])[WARMUP:]
+    times = np.array([[replay() for replay in replays.values()] for _ in range(WARMUP + repeats)])[
+        WARMUP:
+    ]
     return dict(zip(replays, 1e3 * np.median(times, axis=0), strict=True))
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384], metavar="T")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.05, 0.2])
     parser.add_argument("--batch", type=int, default=1)
@@ -158,10 +225,14 @@ def main(arguments=None):
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args(arguments)
     gpu = None if why_no_gpu() else get_gpu()
-    print(f"{gpu.device_name if gpu else 'no GPU: forecast for an H200'}; µs; batch {options.batch}, {options.heads} "
-          f"heads of {options.head_size}")
-    print("     T  share pass     |   flash     sla      x     mma inorder   torch | forecast: flash     sla      x "
-          "| error")
+    print(
+        f"{gpu.device_name if gpu else 'no GPU: forecast for an H200'}; µs; batch {options.batch}, {options.heads} "
+        f"heads of {options.head_size}"
+    )
+    print(
+        "     T  share pass     |   flash     sla      x     mma inorder   torch | forecast: flash     sla      x "
+        "| error"
+    )
     shapes = [(options.batch, T, options.heads, options.head_size) for T in options.lengths]
     if gpu:
         compile_all(gpu, [*shapes, (1, 1024, 1, options.head_size)], options.shares)
@@ -173,16 +244,27 @@ def main(arguments=None):
             for label, passes in PASSES.items():
                 line = f"{T:6} {share:6.2f} {label:8} | "
                 if gpu:
-                    us = measure(gpu, arena, clock, shape, share, passes, options.repeats, options.skew)
-                    line += (f"{us['flash']:7.0f} {us['sla']:7.0f} {us['flash'] / us['sla']:6.2f} "
-                             f"{us['mma']:7.0f} {us['in order']:7.0f} {us.get('torch', np.nan):7.0f} | ")
+                    us = measure(
+                        gpu, arena, clock, shape, share, passes, options.repeats, options.skew
+                    )
+                    line += (
+                        f"{us['flash']:7.0f} {us['sla']:7.0f} {us['flash'] / us['sla']:6.2f} "
+                        f"{us['mma']:7.0f} {us['in order']:7.0f} {us.get('torch', np.nan):7.0f} | "
+                    )
                 flash, sparse = expected[label]
                 line += f"{flash:15.0f} {sparse:7.0f} {flash / sparse:6.2f}"
-                print(line + (f" | {error(gpu, options.head_size, share):.1e}" if gpu else ""), flush=True)
+                print(
+                    line + (f" | {error(gpu, options.head_size, share):.1e}" if gpu else ""),
+                    flush=True,
+                )
                 if gpu and options.kernels and passes[1]:
                     for version in (None, "mma", "in order"):
-                        for name, us in kernel_times(gpu, arena, clock, shape, share, version, options.skew):
-                            print(f"{us:40.1f} {name}{f', {version}' if version else ''}", flush=True)
+                        for name, us in kernel_times(
+                            gpu, arena, clock, shape, share, version, options.skew
+                        ):
+                            print(
+                                f"{us:40.1f} {name}{f', {version}' if version else ''}", flush=True
+                            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Sparse-linear attention against the formulas written out with masks, in float64, and every engine against that."""
+"""Sparse-linear attention against the formulas written out with masks, in float64, and every engine
+against that."""
+
 import importlib.util
 import pathlib
 
@@ -14,10 +16,20 @@ from numdiff.kernels import check
 from numdiff.kernels.attention import flash_attention_forward
 from numdiff.kernels.attention import unfused as A
 from numdiff.kernels.check.run import run_once
-from tests.conftest import exhaustive, numerical_gradient, on, relative_error, shapes, versions, where
+from tests.conftest import (
+    exhaustive,
+    numerical_gradient,
+    on,
+    relative_error,
+    shapes,
+    versions,
+    where,
+)
 from tests.kernels.attention.test_unfused import make
 
-SHAPES = shapes(minimal=(1, 65, 1, 8, "new"), odd=(2, 131, 3, 12, "legacy"), aligned=(1, 256, 2, 16, "new"))
+SHAPES = shapes(
+    minimal=(1, 65, 1, 8, "new"), odd=(2, 131, 3, 12, "legacy"), aligned=(1, 256, 2, 16, "new")
+)
 SHARES = pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
 ALL_KEYS = pytest.mark.parametrize("all_keys", [False, True], ids=["rest", "all"])
 
@@ -27,12 +39,19 @@ def problem(rng, shape):
     *shape, order = shape
     qkv, dy, heads = make(rng, shape)
     HS = shape[-1]
-    return qkv, dy, rng.standard_normal((HS, HS)) / np.sqrt(HS), rng.standard_normal(HS), heads, order
+    return (
+        qkv,
+        dy,
+        rng.standard_normal((HS, HS)) / np.sqrt(HS),
+        rng.standard_normal(HS),
+        heads,
+        order,
+    )
 
 
 def dense(qkv, weight, bias, heads, critical, order, all_keys=False):
-    """y with all T × T numbers, of which a mask says which are critical: as the paper writes it, or with all keys in
-    the linear part, as its authors' code has it."""
+    """y with all T × T numbers, of which a mask says which are critical: as the paper writes it, or
+    with all keys in the linear part, as its authors' code has it."""
     q, k, v = A.split_heads(qkv, heads, order)
     T, HS = q.shape[-2:]
     N = critical.shape[-2]
@@ -56,26 +75,37 @@ def test_reference(engine, rng, shape, share, all_keys):
     qkv, _, weight, bias, heads, order = problem(rng, shape)
     y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order, all_keys=all_keys)
     assert kept.critical.shape[-1] == sla.count_of(share, sla.blocks_of(shape[1]))
-    assert relative_error(y, dense(qkv, weight, bias, heads, kept.critical, order, all_keys)) < 1e-13
+    assert (
+        relative_error(y, dense(qkv, weight, bias, heads, kept.critical, order, all_keys)) < 1e-13
+    )
     assert not all_keys or (kept.r > 0).all()
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
 @ALL_KEYS
 def test_gradients(rng, share, all_keys):
-    """Central differences of the dense formula, whose choice stays; along random directions, as there are many numbers.
+    """Central differences of the dense formula, whose choice stays; along random directions, as
+    there are many numbers.
     """
     qkv, dy, weight, bias, heads, order = problem(rng, (1, 131, 2, 4, "new"))
     y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order, all_keys=all_keys)
     dweight, dbias = np.ones_like(weight), np.ones_like(bias)
-    dqkv = sla.sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order, all_keys=all_keys)
+    dqkv = sla.sla_backward(
+        dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order, all_keys=all_keys
+    )
     directions = [rng.standard_normal((8, *a.shape)) for a in (qkv, weight, bias)]
 
     def along(steps):
-        moved = (a + np.tensordot(steps, d, 1) for a, d in zip((qkv, weight, bias), directions, strict=True))
+        moved = (
+            a + np.tensordot(steps, d, 1)
+            for a, d in zip((qkv, weight, bias), directions, strict=True)
+        )
         return dense(*moved, heads, kept.critical, order, all_keys)
 
-    got = sum(np.tensordot(d, g, g.ndim) for d, g in zip(directions, (dqkv, dweight - 1, dbias - 1), strict=True))
+    got = sum(
+        np.tensordot(d, g, g.ndim)
+        for d, g in zip(directions, (dqkv, dweight - 1, dbias - 1), strict=True)
+    )
     assert relative_error(got, numerical_gradient(along, np.zeros(8), dy)) < 1e-7
 
 
@@ -85,12 +115,16 @@ def test_all_blocks_are_flash_attention(engine, rng, shape):
     """…with every block critical, plus the bias: the linear part has nothing left."""
     qkv, _, weight, bias, heads, order = problem(rng, shape)
     y, kept = sla.sla_forward(qkv, weight, bias, heads, 1.0, order)
-    assert relative_error(y, flash_attention_forward(qkv, heads, order)[0] + np.tile(bias, heads)) < 1e-13
+    assert (
+        relative_error(y, flash_attention_forward(qkv, heads, order)[0] + np.tile(bias, heads))
+        < 1e-13
+    )
     assert not kept.r.any()
 
 
 def test_choice(rng):
-    """The largest products of means, of which adding a vector to all keys changes none; ties go to the first."""
+    """The largest products of means, of which adding a vector to all keys changes none; ties go to
+    the first."""
     q, k = rng.standard_normal((2, 64 * 5 + 3, 8)).astype(np.float32)
     critical = choice.choose_blocks(q, k, 2)
     blocks = [slice(64 * i, 64 * i + 64) for i in range(6)]
@@ -127,13 +161,16 @@ def check_choice(engine, rng, T, HS, version):
     assert np.array_equal(found, want) and len(np.unique(want, axis=0)) > 1
 
 
-@pytest.mark.parametrize("share, blocks, count", [(0.2, 4, 1), (0.05, 256, 12), (1e-9, 8, 1), (1.0, 8, 8), (0.5, 3, 1)])
+@pytest.mark.parametrize(
+    "share, blocks, count", [(0.2, 4, 1), (0.05, 256, 12), (1e-9, 8, 1), (1.0, 8, 8), (0.5, 3, 1)]
+)
 def test_how_many(share, blocks, count):
     assert sla.count_of(share, blocks) == count
 
 
 def test_rounding_does_not_take_over(rng):
-    """Critical blocks that hold all but 1e-12 of φ's sum: what float32 leaves of it is noise, and stays without effect.
+    """Critical blocks that hold all but 1e-12 of φ's sum: what float32 leaves of it is noise, and
+    stays without effect.
     """
     T, HS = 256, 8
     qkv = rng.standard_normal((1, T, 3 * HS)).astype(np.float32) / 8
@@ -170,8 +207,13 @@ def test_however_it_is_cut(rng, monkeypatch, scores):
     assert relative_error(got, gradient) < 1e-14
 
 
-# (B, T, heads, HS) and the order of the channels: for a GPU; the emulator has the cases of `numdiff kernels check`
-@shapes(large=(2, 200, 3, 32, "new"), large_64=(1, 700, 2, 64, "legacy"), large_72=(1, 300, 2, 72, "new"))
+# (B, T, heads, HS) and the order of the channels: for a GPU; the emulator has the cases of `numdiff
+# kernels check`
+@shapes(
+    large=(2, 200, 3, 32, "new"),
+    large_64=(1, 700, 2, 64, "legacy"),
+    large_72=(1, 300, 2, 72, "new"),
+)
 @versions(1, 2, 3)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @ALL_KEYS
@@ -181,10 +223,17 @@ def test_sla(engine, rng, shape, version, half, all_keys):
     qkv, dy, weight, bias, heads, order = problem(rng, shape)
     dtype, tolerance = (np.float16, 2e-3) if half else (np.float32, 1e-5)
     qkv, dy, weight = (a.astype(dtype) for a in (qkv, dy, weight))
-    exact = qkv.astype(np.float64), weight.astype(np.float64), bias.astype(np.float32).astype(np.float64)
+    exact = (
+        qkv.astype(np.float64),
+        weight.astype(np.float64),
+        bias.astype(np.float32).astype(np.float64),
+    )
     want, kept = sla.sla_forward(*exact, heads, 0.4, order, all_keys=all_keys)
     given = engine(qkv, dtype), engine(weight, dtype), engine(bias)
-    runs = [sla.sla_forward(*given, heads, 0.4, order, version=version, all_keys=all_keys) for _ in range(2)]
+    runs = [
+        sla.sla_forward(*given, heads, 0.4, order, version=version, all_keys=all_keys)
+        for _ in range(2)
+    ]
     assert np.array_equal(download(runs[0][1].critical), kept.critical)
     engine.check(runs[0][0], want, tolerance)
     for name, a, b, exactly in zip(sla.Kept._fields, *(run[1] for run in runs), kept, strict=True):
@@ -192,13 +241,38 @@ def test_sla(engine, rng, shape, version, half, all_keys):
         if name != "critical":
             engine.check(a, exactly, tolerance)
     dweight, dbias = np.zeros_like(exact[1]), np.zeros_like(exact[2])
-    dqkv = sla.sla_backward(dy.astype(np.float64), exact[0], want, kept, *exact[1:], dweight, dbias, heads, order,
-                            all_keys=all_keys)
+    dqkv = sla.sla_backward(
+        dy.astype(np.float64),
+        exact[0],
+        want,
+        kept,
+        *exact[1:],
+        dweight,
+        dbias,
+        heads,
+        order,
+        all_keys=all_keys,
+    )
     results = []
     for y, left in runs:
         sums = engine(np.zeros(weight.shape)), engine(np.zeros(bias.shape))
-        results.append((sla.sla_backward(engine(dy, dtype), given[0], y, left, *given[1:], *sums, heads, order,
-                                         version=version and min(version, 2), all_keys=all_keys), *sums))
+        results.append(
+            (
+                sla.sla_backward(
+                    engine(dy, dtype),
+                    given[0],
+                    y,
+                    left,
+                    *given[1:],
+                    *sums,
+                    heads,
+                    order,
+                    version=version and min(version, 2),
+                    all_keys=all_keys,
+                ),
+                *sums,
+            )
+        )
     for a, b, exactly in zip(*results, (dqkv, dweight, dbias), strict=True):
         engine.check(a, exactly, 2 * tolerance)
         engine.check_equal(a, b)
@@ -211,39 +285,80 @@ def test_errors_say_what_to_do(engine, rng):
     with pytest.raises(ValueError, match="64 are one block; use flash_attention_forward"):
         sla.sla_forward(engine(np.zeros((1, 64, 24)), dtype), weight, bias, heads, 0.5, order)
     for share in (0, 1.5):
-        with pytest.raises(ValueError, match="is no share of the blocks; use more than 0 and at most 1"):
+        with pytest.raises(
+            ValueError, match="is no share of the blocks; use more than 0 and at most 1"
+        ):
             sla.sla_forward(qkv, weight, bias, heads, share, order)
     with pytest.raises(ValueError, match="the head size of qkv"):
         sla.sla_forward(qkv, bias, bias, heads, 0.5, order)
     if engine.has_versions:
         with pytest.raises(ValueError, match="kernels for heads of 32, 64 and 72 channels, not 12"):
-            sla.sla_forward(engine(np.zeros((1, 130, 36))), engine(np.zeros((12, 12))), engine(np.zeros(12)), 1, 0.5)
+            sla.sla_forward(
+                engine(np.zeros((1, 130, 36))),
+                engine(np.zeros((12, 12))),
+                engine(np.zeros(12)),
+                1,
+                0.5,
+            )
         with pytest.raises(ValueError, match="use cast_forward first"):
             sla.sla_forward(qkv, engine(np.zeros((8, 8)), np.float16), bias, heads, 0.5)
 
 
-PLANTED = [  # (file, what is changed, into what, the kernels that it makes, the case, the kind of fault)
-    ("forward_half", "cuda.syncthreads()  # the block is there", "pass  # ", "forward", "sla", "race"),
-    ("forward_half", "cp_async_wait(0)\n        cuda.syncthreads()  # the block", "cuda.syncthreads()  # the block",
-     "forward", "sla", "cp.async"),
-    ("lists_half", "cuda.syncthreads()  # dy comes where q was", "pass", "dq", "sla_backward", "race"),
-    ("lists_half", "lists[listed + min(n + 2, count - 1)]\n        stage = int32(4", "lists[listed + n + 2]\n"
-     "        stage = int32(4", "dkv", "sla_backward", "bounds")]
+# (file, what is changed, into what, the kernels that it makes, the case, the kind of fault)
+PLANTED = [
+    (
+        "forward_half",
+        "cuda.syncthreads()  # the block is there",
+        "pass  # ",
+        "forward",
+        "sla",
+        "race",
+    ),
+    (
+        "forward_half",
+        "cp_async_wait(0)\n        cuda.syncthreads()  # the block",
+        "cuda.syncthreads()  # the block",
+        "forward",
+        "sla",
+        "cp.async",
+    ),
+    (
+        "lists_half",
+        "cuda.syncthreads()  # dy comes where q was",
+        "pass",
+        "dq",
+        "sla_backward",
+        "race",
+    ),
+    (
+        "lists_half",
+        "lists[listed + min(n + 2, count - 1)]\n        stage = int32(4",
+        "lists[listed + n + 2]\n        stage = int32(4",
+        "dkv",
+        "sla_backward",
+        "bounds",
+    ),
+]
 
 
 @exhaustive
 @pytest.mark.parametrize("file, before, after, kernel, name, kind", PLANTED)
-def test_a_fault_planted_in_a_tensor_core_kernel_is_found(monkeypatch, tmp_path, file, before, after, kernel, name,
-                                                          kind):
+def test_a_fault_planted_in_a_tensor_core_kernel_is_found(
+    monkeypatch, tmp_path, file, before, after, kernel, name, kind
+):
     original = importlib.import_module(f"numdiff.extras.sla.kernels.{file}")
     source = pathlib.Path(original.__file__).read_text()
     assert source.count(before) == 1
     path = tmp_path / f"{file}.py"
     path.write_text(source.replace(before, after))
-    spec = importlib.util.spec_from_file_location(f"{original.__package__}.planted_{kernel}_{len(after)}", path)
+    spec = importlib.util.spec_from_file_location(
+        f"{original.__package__}.planted_{kernel}_{len(after)}", path
+    )
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
-    monkeypatch.setitem(getattr(launcher, f"{kernel}_kernels_v2"), 32, getattr(copy, f"make_{kernel}")(32))
+    monkeypatch.setitem(
+        getattr(launcher, f"{kernel}_kernels_v2"), 32, getattr(copy, f"make_{kernel}")(32)
+    )
     case = next(c for c in check.CASES if c.name == name and "float16, new, HS 32, T 65" in c.label)
     with pytest.raises(KernelFault) as caught:
         run_once(case, 2, EmulatorDevice(order="shuffled", seed=1, float64=False, on_fault="raise"))

@@ -1,8 +1,11 @@
-"""Float32 on tensor cores by way of tf32: products and convolutions against float64, and the switch that chooses them.
+"""Float32 on tensor cores by way of tf32: products and convolutions against float64, and the switch
+that chooses them.
 
-Of normal random operands a result errs by about 3e-4 in the 2-norm, which is what rounding both of them to 10 mantissa
-bits does (0.29 · 2⁻¹⁰ each, as the root of a mean square); a wrong index errs by 1.
+Of normal random operands a result errs by about 3e-4 in the 2-norm, which is what rounding both of
+them to 10 mantissa bits does (0.29 · 2⁻¹⁰ each, as the root of a mean square); a wrong index errs
+by 1.
 """
+
 import numpy as np
 import pytest
 
@@ -21,9 +24,13 @@ from tests.kernels.compile_logs import names_of_tests, ptx_of
 
 TOLERANCE = 5e-4
 FEW = 2e-3  # for a handful of numbers, one of which may be a small difference of large products
-TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
-                                     ids=["nn", "nt", "tn", "tt"])
-# the CPU engine has no tensor cores, and a kernel takes seconds to compile: test_compile_logs.py compiles them all
+TRANSPOSES = pytest.mark.parametrize(
+    "transposes",
+    [(False, False), (False, True), (True, False), (True, True)],
+    ids=["nn", "nt", "tn", "tt"],
+)
+# the CPU engine has no tensor cores, and a kernel takes seconds to compile: test_compile_logs.py
+# compiles them all
 pytestmark = on("launch", "emulator", "cuda")
 
 
@@ -34,20 +41,28 @@ def choose(monkeypatch, tile=(64, 64), slices=1):
 def choose_small(engine, monkeypatch):
     if engine.name == "emulator":
         choose(monkeypatch)
-        monkeypatch.setattr(conv2d_tf32, "choose", lambda r, c, steps, s, m, gradient: (
-            (64, 128) if gradient else (64, 64), 1, steps))
+        monkeypatch.setattr(
+            conv2d_tf32,
+            "choose",
+            lambda r, c, steps, s, m, gradient: ((64, 128) if gradient else (64, 64), 1, steps),
+        )
 
 
 def operands(rng, M, N, K, transposes, batch=()):
-    return (rng.standard_normal((*batch, *((K, M) if transposes[0] else (M, K)))),
-            rng.standard_normal((*batch, *((N, K) if transposes[1] else (K, N)))))
+    return (
+        rng.standard_normal((*batch, *((K, M) if transposes[0] else (M, K)))),
+        rng.standard_normal((*batch, *((N, K) if transposes[1] else (K, N)))),
+    )
 
 
 def product(a, b, transposes):
-    return (np.swapaxes(a, -1, -2) if transposes[0] else a) @ (np.swapaxes(b, -1, -2) if transposes[1] else b)
+    return (np.swapaxes(a, -1, -2) if transposes[0] else a) @ (
+        np.swapaxes(b, -1, -2) if transposes[1] else b
+    )
 
 
-# Rounding -------------------------------------------------------------------------------------------------------------
+# Rounding -----------------------------------------------------------------------------------------
+
 
 @cuda.jit
 def round_kernel(x, y):
@@ -57,19 +72,23 @@ def round_kernel(x, y):
 
 
 def test_rounding(engine, rng):
-    """To the nearest with 10 mantissa bits, just below a power of two to one of the two nearest; NaN if it is not
-    finite."""
+    """To the nearest with 10 mantissa bits, just below a power of two to one of the two nearest;
+    NaN if it is not finite."""
     drawn = rng.standard_normal(500) * 2.0 ** rng.integers(-100, 100, 500)
     below = 2 - np.arange(1, 20) * 2.0**-16
     x = np.concatenate([drawn, below, -below, [0.0, -0.0, 1.0, -1.5]]).astype(np.float32)
     special = np.array([1 + 2**-11, 1 + 3 * 2**-11, np.inf, -np.inf, np.nan], np.float32)
-    y, z = empty(x.shape, np.float32, engine.backend), empty(special.shape, np.float32, engine.backend)
+    y, z = (
+        empty(x.shape, np.float32, engine.backend),
+        empty(special.shape, np.float32, engine.backend),
+    )
     launch(round_kernel, -(-x.size // 64), 64, upload(x, engine.backend), y)
     launch(round_kernel, 1, 64, upload(special, engine.backend), z)
     if engine.computes:
         y, z = download(y), download(z)
         fraction, exponent = np.frexp(np.abs(x))
-        allowed = np.where(fraction < 0.9998, 0.5, 1.0) * 2.0 ** (exponent - 11)  # of the last mantissa bit
+        # of the last mantissa bit
+        allowed = np.where(fraction < 0.9998, 0.5, 1.0) * 2.0 ** (exponent - 11)
         assert (np.abs(y.astype(np.float64) - x) <= allowed).all()
         assert not (y.view(np.uint32) & 0x1FFF).any()
         assert np.array_equal(z[:2], [1, 1 + 2**-9])  # ties go to the even ones
@@ -84,12 +103,14 @@ def test_results_are_not_biased(engine, rng, monkeypatch):
     engine.check(P.matmul_forward(engine(a), engine(b), False, True, version=5), a @ b.T, 1e-4)
 
 
-# Products -------------------------------------------------------------------------------------------------------------
+# Products -----------------------------------------------------------------------------------------
+
 
 # minimal: one chunk; odd: no multiple of a tile or a step
 @shapes(minimal=(4, 4, 4), odd=(36, 20, 44), not_aligned=(1000, 348, 524), large=(640, 768, 1024))
 @TRANSPOSES
-@quick(lambda engine, shape: engine != "emulator" or shape[0] > 4)  # `numdiff kernels check` has one step
+# `numdiff kernels check` has one step
+@quick(lambda engine, shape: engine != "emulator" or shape[0] > 4)
 def test_products(engine, rng, monkeypatch, shape, transposes):
     choose_small(engine, monkeypatch)
     M, N, K = shape
@@ -100,14 +121,19 @@ def test_products(engine, rng, monkeypatch, shape, transposes):
 
 @pytest.mark.parametrize("tile", tf32.TILES, ids=str)
 @TRANSPOSES
-@where(lambda engine, tile: engine != "emulator" or tile == (64, 64))  # `kernels check` has every tile
+# `kernels check` has every tile
+@where(lambda engine, tile: engine != "emulator" or tile == (64, 64))
 @quick(lambda engine, transposes: engine != "emulator" or transposes[0] != transposes[1])
 def test_every_tile(engine, rng, monkeypatch, tile, transposes):
     """A result of one tile and a bit, so that a block's edges and its second tile are seen."""
     choose(monkeypatch, tile)
     M, N, K = (tile[0] + 8, tile[1] - 20, 20) if transposes[0] else (tile[0] - 12, tile[1] + 4, 20)
     a, b = operands(rng, M, N, K, transposes)
-    engine.check(P.matmul_forward(engine(a), engine(b), *transposes, version=5), product(a, b, transposes), TOLERANCE)
+    engine.check(
+        P.matmul_forward(engine(a), engine(b), *transposes, version=5),
+        product(a, b, transposes),
+        TOLERANCE,
+    )
 
 
 @pytest.mark.parametrize("slices", [1, 3])
@@ -119,17 +145,41 @@ def test_epilogue(engine, rng, monkeypatch, slices):
     a, b = operands(rng, M, N, K, (True, False))
     bias, residual = rng.standard_normal(N), rng.standard_normal((M, N))
     want = 0.5 * product(a, b, (True, False)) + bias + residual
-    results = [P.matmul_forward(engine(a), engine(b), True, False, bias=engine(bias), alpha=0.5, version=5,
-                                residual=engine(residual)) for _ in range(engine.repeats)]
+    results = [
+        P.matmul_forward(
+            engine(a),
+            engine(b),
+            True,
+            False,
+            bias=engine(bias),
+            alpha=0.5,
+            version=5,
+            residual=engine(residual),
+        )
+        for _ in range(engine.repeats)
+    ]
     engine.check(results[0], want, TOLERANCE)
     engine.check_equal(results[0], results[-1])
     out = engine(residual)
-    assert P.matmul_forward(engine(a), engine(b), True, False, bias=engine(bias), alpha=0.5, version=5, out=out,
-                            accumulate=True) is out
+    assert (
+        P.matmul_forward(
+            engine(a),
+            engine(b),
+            True,
+            False,
+            bias=engine(bias),
+            alpha=0.5,
+            version=5,
+            out=out,
+            accumulate=True,
+        )
+        is out
+    )
     engine.check_equal(out, results[0])
 
 
-@quick(lambda engine: engine != "emulator")  # `numdiff kernels check` has the kernels, test_strides the distances
+# `numdiff kernels check` has the kernels, test_strides the distances
+@quick(lambda engine: engine != "emulator")
 def test_batches_and_strides(engine, rng, monkeypatch):
     """Attention multiplies slices of a packed array in place, an inner batch within an outer one."""
     choose_small(engine, monkeypatch)
@@ -148,13 +198,20 @@ def test_batches_and_strides(engine, rng, monkeypatch):
 
 @pytest.mark.parametrize("rows", [(3, 5), pytest.param((40, 1000), marks=large)])
 def test_linear(engine, rng, monkeypatch, rows):
-    """Forward and backward of a layer, chosen by the switch; the bias's gradient keeps all its digits."""
+    """Forward and backward of a layer, chosen by the switch; the bias's gradient keeps all its
+    digits."""
     choose_small(engine, monkeypatch)
     monkeypatch.setattr(engine.backend, "tf32", True)
     K, N = 24, 12
     x, weight, dy = (rng.standard_normal(s) for s in ((*rows, K), (N, K), (*rows, N)))
-    bias, start, start_bias = rng.standard_normal(N), rng.standard_normal((N, K)), rng.standard_normal(N)
-    engine.check(linear_forward(engine(x), engine(weight), engine(bias)), x @ weight.T + bias, TOLERANCE)
+    bias, start, start_bias = (
+        rng.standard_normal(N),
+        rng.standard_normal((N, K)),
+        rng.standard_normal(N),
+    )
+    engine.check(
+        linear_forward(engine(x), engine(weight), engine(bias)), x @ weight.T + bias, TOLERANCE
+    )
     dweight, dbias = engine(start), engine(start_bias)
     dx = linear_backward(engine(dy), engine(x), engine(weight), dweight, dbias)
     engine.check(dx, dy @ weight, TOLERANCE)
@@ -162,31 +219,61 @@ def test_linear(engine, rng, monkeypatch, rows):
     engine.check(dbias, start_bias + dy.reshape(-1, N).sum(0), 2e-6)
 
 
-# Convolutions ---------------------------------------------------------------------------------------------------------
+# Convolutions -------------------------------------------------------------------------------------
+
 
 def convolution(rng, shape):
     b, h, w, c, n, size, stride = shape
     ho, wo = (h - 1) // stride + 1, (w - 1) // stride + 1
-    drawn = {"x": (b, h, w, c), "weight": (n, size, size, c), "dy": (b, ho, wo, n), "residual": (b, ho, wo, n),
-             "bias": (n,), "channel": (b, n)}
-    return {name: rng.standard_normal(dims) / (size * c ** 0.5 if name == "weight" else 1)
-            for name, dims in drawn.items()}
+    drawn = {
+        "x": (b, h, w, c),
+        "weight": (n, size, size, c),
+        "dy": (b, ho, wo, n),
+        "residual": (b, ho, wo, n),
+        "bias": (n,),
+        "channel": (b, n),
+    }
+    return {
+        name: rng.standard_normal(dims) / (size * c**0.5 if name == "weight" else 1)
+        for name, dims in drawn.items()
+    }
 
 
 def check_convolution(engine, rng, shape, version=4):
     """Forward with all that it adds, and backward; a second time with the same bits."""
     a, stride = convolution(rng, shape), shape[6]
-    want = C.conv2d_forward_reference(a["x"], a["weight"], a["bias"], stride, a["channel"], a["residual"])
-    want_weight, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
+    want = C.conv2d_forward_reference(
+        a["x"], a["weight"], a["bias"], stride, a["channel"], a["residual"]
+    )
+    want_weight, want_bias = (
+        rng.standard_normal(a["weight"].shape),
+        rng.standard_normal(a["bias"].shape),
+    )
     starts = want_weight.copy(), want_bias.copy()
-    want_dx = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias, stride)
+    want_dx = C.conv2d_backward_reference(
+        a["dy"], a["x"], a["weight"], want_weight, want_bias, stride
+    )
     runs = []
     for _ in range(engine.repeats):
-        y = C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"]), stride,
-                             engine(a["channel"]), engine(a["residual"]), version=version)
+        y = C.conv2d_forward(
+            engine(a["x"]),
+            engine(a["weight"]),
+            engine(a["bias"]),
+            stride,
+            engine(a["channel"]),
+            engine(a["residual"]),
+            version=version,
+        )
         dweight, dbias = engine(starts[0]), engine(starts[1])
-        dx = C.conv2d_backward(engine(a["dy"]), engine(a["x"]), engine(a["weight"]), dweight, dbias, stride,
-                               version=version)
+        dx = C.conv2d_backward(
+            engine(a["dy"]),
+            engine(a["x"]),
+            engine(a["weight"]),
+            dweight,
+            dbias,
+            stride,
+            version=version,
+        )
         runs.append((y, dx, dweight, dbias))
     for got, wanted in zip(runs[0][:3], (want, want_dx, want_weight), strict=True):
         engine.check(got, wanted, TOLERANCE if wanted.size > 200 else FEW)
@@ -195,11 +282,18 @@ def check_convolution(engine, rng, shape, version=4):
         engine.check_equal(one, other)
 
 
-# batch, height, width, channels in and out, kernel, stride. odd: a step's 16 pixels pass from image to image; with
-# stride 1 `numdiff kernels check` has 3 × 3 taps
-@shapes(minimal=(1, 1, 1, 4, 4, 3, 1), odd=(3, 5, 4, 12, 8, 3, 2), strided=(3, 9, 10, 36, 20, 3, 2),
-        pixels=(3, 7, 9, 68, 132, 1, 1), pixels_strided=(2, 9, 8, 24, 40, 1, 2), wide=(2, 12, 10, 16, 12, 5, 1),
-        large=(4, 32, 32, 64, 128, 3, 1), many_channels=(2, 8, 8, 512, 256, 3, 1))
+# batch, height, width, channels in and out, kernel, stride. odd: a step's 16 pixels pass from image
+# to image; with stride 1 `numdiff kernels check` has 3 × 3 taps
+@shapes(
+    minimal=(1, 1, 1, 4, 4, 3, 1),
+    odd=(3, 5, 4, 12, 8, 3, 2),
+    strided=(3, 9, 10, 36, 20, 3, 2),
+    pixels=(3, 7, 9, 68, 132, 1, 1),
+    pixels_strided=(2, 9, 8, 24, 40, 1, 2),
+    wide=(2, 12, 10, 16, 12, 5, 1),
+    large=(4, 32, 32, 64, 128, 3, 1),
+    many_channels=(2, 8, 8, 512, 256, 3, 1),
+)
 @quick(lambda engine, shape: engine != "emulator" or shape[0] > 1)
 def test_convolutions(engine, rng, monkeypatch, shape):
     choose_small(engine, monkeypatch)
@@ -227,25 +321,40 @@ def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
     weight = engine(a["weight"])
     if gradient:
         want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], np.zeros_like(a["weight"]))
-        got = conv2d_tf32.input_gradient(engine(a["dy"]), weight, empty(a["x"].shape, np.float32, engine.backend))
+        got = conv2d_tf32.input_gradient(
+            engine(a["dy"]), weight, empty(a["x"].shape, np.float32, engine.backend)
+        )
     else:
-        want = C.conv2d_forward_reference(a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"])
-        got = conv2d_tf32.forward(engine(a["x"]), weight, engine(a["bias"]),
-                                       empty(a["residual"].shape, np.float32, engine.backend), 1, engine(a["channel"]),
-                                       engine(a["residual"]))
+        want = C.conv2d_forward_reference(
+            a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"]
+        )
+        got = conv2d_tf32.forward(
+            engine(a["x"]),
+            weight,
+            engine(a["bias"]),
+            empty(a["residual"].shape, np.float32, engine.backend),
+            1,
+            engine(a["channel"]),
+            engine(a["residual"]),
+        )
     engine.check(got, want, TOLERANCE)
 
 
 @pytest.mark.parametrize("tile", conv2d_tf32.GRADIENT_TILES, ids=str)
 @where(lambda engine, tile: engine != "emulator" or tile == (64, 128))
 def test_gradient_tiles(engine, rng, monkeypatch, tile):
-    """Two tiles of channels and two of columns, in three parts of the pixels; test_convolutions has two of columns."""
+    """Two tiles of channels and two of columns, in three parts of the pixels; test_convolutions has
+    two of columns."""
     size, parts = (1, 2) if engine.name == "emulator" else (3, 3)
     c, n = 12 if size == 1 else 36, tile[0] + 4
     b, h, w = 2, 3, 5
     a = convolution(rng, (b, h, w, c, n, size, 1))
     steps = -(-b * h * w // tf32.BK)
-    monkeypatch.setattr(conv2d_tf32, "choose", lambda *_: (tile, -(-steps // -(-steps // parts)), -(-steps // parts)))
+    monkeypatch.setattr(
+        conv2d_tf32,
+        "choose",
+        lambda *_: (tile, -(-steps // -(-steps // parts)), -(-steps // parts)),
+    )
     want = rng.standard_normal(a["weight"].shape)
     dweight = engine(want)
     C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, need_dx=False)
@@ -253,7 +362,8 @@ def test_gradient_tiles(engine, rng, monkeypatch, tile):
     engine.check(dweight, want, TOLERANCE)
 
 
-# The switch -----------------------------------------------------------------------------------------------------------
+# The switch ---------------------------------------------------------------------------------------
+
 
 @on("emulator", "cuda")
 @quick(lambda engine: engine != "emulator")  # the next test has what it chooses
@@ -278,7 +388,9 @@ def test_the_switch_chooses_kernels(engine, rng, monkeypatch):
     """…of tensor cores where the card has some."""
     ran, (run, _) = [], three_operations(engine, rng)
     for module in (tf32, launcher, conv2d_tf32, direct):
-        monkeypatch.setattr(module, "launch", lambda kernel, *a, **k: ran.append("tf32" in kernel.py_func.__name__))
+        monkeypatch.setattr(
+            module, "launch", lambda kernel, *a, **k: ran.append("tf32" in kernel.py_func.__name__)
+        )
     run()
     assert ran and not any(ran)
     monkeypatch.setattr(engine.backend, "tf32", True)
@@ -292,14 +404,18 @@ def test_the_switch_chooses_kernels(engine, rng, monkeypatch):
 
 
 def three_operations(engine, rng):
-    """(function that runs a product and a convolution that come in fours, and a product that does not; results)."""
+    """(function that runs a product and a convolution that come in fours, and a product that does
+    not; results)."""
     a, b = operands(rng, 12, 8, 12, (False, True))
     x, weight = rng.standard_normal((1, 4, 4, 12)), rng.standard_normal((12, 3, 3, 12))
     odd_a, odd_b = operands(rng, 9, 5, 7, (False, True))
 
     def run():
-        return (P.matmul_forward(engine(a), engine(b), False, True), C.conv2d_forward(engine(x), engine(weight)),
-                P.matmul_forward(engine(odd_a), engine(odd_b), False, True))
+        return (
+            P.matmul_forward(engine(a), engine(b), False, True),
+            C.conv2d_forward(engine(x), engine(weight)),
+            P.matmul_forward(engine(odd_a), engine(odd_b), False, True),
+        )
 
     return run, (a @ b.T, C.conv2d_forward_reference(x, weight), odd_a @ odd_b.T)
 
@@ -310,8 +426,11 @@ def test_channels_that_do_not_come_in_fours(engine, rng, monkeypatch, c, n):
     choose_small(engine, monkeypatch)
     monkeypatch.setattr(engine.backend, "tf32", True)
     a = convolution(rng, (1, 3, 4, c, n, 3, 1))
-    engine.check(C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"])),
-                 C.conv2d_forward_reference(a["x"], a["weight"], a["bias"]), 1e-5)
+    engine.check(
+        C.conv2d_forward(engine(a["x"]), engine(a["weight"]), engine(a["bias"])),
+        C.conv2d_forward_reference(a["x"], a["weight"], a["bias"]),
+        1e-5,
+    )
     want_weight, want_bias = np.zeros_like(a["weight"]), np.zeros_like(a["bias"])
     want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want_weight, want_bias)
     dweight, dbias = engine(np.zeros_like(a["weight"])), engine(np.zeros_like(a["bias"]))
@@ -324,11 +443,14 @@ def test_errors_say_what_to_do(engine):
     a, b = engine(np.ones((9, 7))), engine(np.ones((5, 7)))
     with pytest.raises(ValueError, match="multiples of 4; use version=3"):
         P.matmul_forward(a, b, False, True, version=5)
-    with pytest.raises(ValueError, match=r"4 \(tf32\) of conv2d does not take .* on this device; use version=7"):
+    with pytest.raises(
+        ValueError, match=r"4 \(tf32\) of conv2d does not take .* on this device; use version=7"
+    ):
         C.conv2d_forward(engine(np.ones((1, 4, 4, 3))), engine(np.ones((12, 3, 3, 3))), version=4)
 
 
-# Choice and compilation -----------------------------------------------------------------------------------------------
+# Choice and compilation ---------------------------------------------------------------------------
+
 
 def test_choices_fill_a_gpu():
     """Few tiles are cut, many are not, and parts cover all steps."""
@@ -337,7 +459,9 @@ def test_choices_fill_a_gpu():
     assert slices >= 64
     assert tf32.choose(1, 64, 64, 131072, False, 132)[1] == 1
     for pixels, c, n in ((131072, 64, 64), (32768, 128, 128), (8192, 192, 192), (2048, 512, 256)):
-        tile, parts, part_steps = conv2d_tf32.choose(pixels, n, 9 * -(-c // 16), pixels * n, 132, False)
+        tile, parts, part_steps = conv2d_tf32.choose(
+            pixels, n, 9 * -(-c // 16), pixels * n, 132, False
+        )
         assert (parts - 1) * part_steps < 9 * -(-c // 16) <= parts * part_steps
         assert -(-pixels // tile[0]) * -(-n // tile[1]) * parts >= 120
         tile, parts, part_steps = conv2d_tf32.choose(n, 9 * c, pixels // 16, 9 * c * n, 132, True)

@@ -12,11 +12,19 @@ from numdiff.kernels.attention import unfused as A
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 from tests.kernels.attention.test_unfused import head_by_head, make
 
-# (B, T, heads, HS) and the order of the channels. Tiles have 64 rows, blocks of the forward 64 or 128.
-SHAPES = shapes(odd=(1, 3, 1, 32, "new"), one_token=(1, 1, 2, 32, "legacy"), one_group=(2, 64, 1, 64, "legacy"),
-                not_aligned=(1, 67, 3, 72, "new"), not_aligned_64=(2, 49, 2, 64, "new"),
-                two_tiles=(1, 128, 2, 72, "legacy"), large=(2, 300, 3, 32, "legacy"),
-                large_64=(1, 257, 2, 64, "legacy"), large_72=(1, 200, 2, 72, "new"))
+# (B, T, heads, HS) and the order of the channels. Tiles have 64 rows, blocks of the forward 64 or
+# 128.
+SHAPES = shapes(
+    odd=(1, 3, 1, 32, "new"),
+    one_token=(1, 1, 2, 32, "legacy"),
+    one_group=(2, 64, 1, 64, "legacy"),
+    not_aligned=(1, 67, 3, 72, "new"),
+    not_aligned_64=(2, 49, 2, 64, "new"),
+    two_tiles=(1, 128, 2, 72, "legacy"),
+    large=(2, 300, 3, 32, "legacy"),
+    large_64=(1, 257, 2, 64, "legacy"),
+    large_72=(1, 200, 2, 72, "new"),
+)
 ORDERS = pytest.mark.parametrize("order", ["legacy", "new"])
 
 
@@ -42,29 +50,39 @@ def test_reference_head_by_head(rng, order, max_scores, monkeypatch):
 @ORDERS
 def test_gradient(rng, order):
     qkv, dy, heads = make(rng, (2, 3, 2, 4))
-    got = F.flash_attention_backward(dy, qkv, *F.flash_attention_forward(qkv, heads, order), heads, order)
+    got = F.flash_attention_backward(
+        dy, qkv, *F.flash_attention_forward(qkv, heads, order), heads, order
+    )
     want = numerical_gradient(lambda v: F.flash_attention_forward(v, heads, order)[0], qkv, dy)
     assert relative_error(got, want) < 1e-7
 
 
 @SHAPES
 @versions(1, 2)  # None is version 4 wherever it can run
-@where(lambda engine, shape: engine not in ("launch", "ptx") or shape[3] != 64)  # 32 and 72 have all there is
+# 32 and 72 have all there is
+@where(lambda engine, shape: engine not in ("launch", "ptx") or shape[3] != 64)
 @quick(lambda engine, version, shape: engine != "emulator" or version == 1 or shape[1] < 3)
 def test_flash_attention(engine, rng, shape, version):
     *shape, order = shape
     qkv, dy, heads = make(rng, shape)
     want, want_logsumexp = F.flash_attention_forward(qkv, heads, order)
-    runs = [F.flash_attention_forward(engine(qkv), heads, order, version=version)
-            for _ in range(engine.repeats)]
+    runs = [
+        F.flash_attention_forward(engine(qkv), heads, order, version=version)
+        for _ in range(engine.repeats)
+    ]
     engine.check(runs[0][0], want, 1e-5)
     engine.check(runs[0][1], want_logsumexp, 1e-5)
     engine.check_equal(runs[0][0], runs[-1][0])
     engine.check_equal(runs[0][1], runs[-1][1])
     given = [engine(a) for a in (dy, qkv, want, want_logsumexp)]
-    runs = [F.flash_attention_backward(*given, heads, order, version=version) for _ in range(engine.repeats)]
+    runs = [
+        F.flash_attention_backward(*given, heads, order, version=version)
+        for _ in range(engine.repeats)
+    ]
     if shape[1] > 1:  # one key alone has no gradient but rounding errors, in q and k
-        engine.check(runs[0], F.flash_attention_backward(dy, qkv, want, want_logsumexp, heads, order), 1e-5)
+        engine.check(
+            runs[0], F.flash_attention_backward(dy, qkv, want, want_logsumexp, heads, order), 1e-5
+        )
     engine.check_equal(runs[0], runs[-1])
 
 
@@ -78,7 +96,9 @@ def test_every_way_to_cut_the_work(engine, rng, shape, version, warps, chunks, m
     monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
     qkv, dy, heads = make(rng, shape)
     want, tolerance = F.flash_attention_forward(qkv, heads), 3e-6 if version == 2 else 1e-5
-    engine.check(F.flash_attention_forward(engine(qkv), heads, version=version)[0], want[0], tolerance)
+    engine.check(
+        F.flash_attention_forward(engine(qkv), heads, version=version)[0], want[0], tolerance
+    )
     got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=version)
     engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), tolerance)
 
@@ -87,12 +107,14 @@ def test_every_way_to_cut_the_work(engine, rng, shape, version, warps, chunks, m
 @versions(1, 2)
 @pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
 def test_scores_far_apart(engine, rng, shape, version, direction):
-    """Scores beyond e^x's range, the largest in the last tile or the first: each tile moves the maximum, or none."""
+    """Scores beyond e^x's range, the largest in the last tile or the first: each tile moves the
+    maximum, or none."""
     qkv, dy, heads = make(rng, shape)
     q, k, _ = A.split_heads(qkv, heads, "legacy")
     q[...] = np.abs(q)
     k[...] = np.linspace(-20, 20, shape[1])[::direction, None] + k
-    qkv = qkv.astype(np.float32).astype(np.float64)  # what the engine gets: a score near 100 keeps only its 5 digits
+    # what the engine gets: a score near 100 keeps only its 5 digits
+    qkv = qkv.astype(np.float32).astype(np.float64)
     want = F.flash_attention_forward(qkv, heads)
     y, logsumexp = F.flash_attention_forward(engine(qkv), heads, version=version)
     engine.check(y, want[0], 1e-4)
@@ -103,19 +125,29 @@ def test_scores_far_apart(engine, rng, shape, version, direction):
 
 @pytest.mark.parametrize("scale", [1e-12, 1, 1e12])
 def test_tf32_with_bfloat16_for_the_rest(rng, scale):
-    """The product of tf32_bf16.py, by the emulator's twins, misses less than 2⁻¹⁶ of it, however large the numbers."""
+    """The product of tf32_bf16.py, by the emulator's twins, misses less than 2⁻¹⁶ of it, however
+    large the numbers."""
+
     def in_bfloat16(x):
         pack = TWINS[id(pack_bfloat2)][1]
-        return bfloat16_of_words(np.array([pack(None, *pair) for pair in x.reshape(-1, 2)], np.uint32)).reshape(-1)
+        return bfloat16_of_words(
+            np.array([pack(None, *pair) for pair in x.reshape(-1, 2)], np.uint32)
+        ).reshape(-1)
 
     a, b = (scale * rng.standard_normal((2, 1000))).astype(np.float32)
     h_a, h_b = (tf32_of_words(x.view(np.uint32))[:, 0] for x in (a, b))
-    parts = (h_a, h_b), (in_bfloat16(a - h_a), in_bfloat16(b)), (in_bfloat16(a), in_bfloat16(b - h_b))
+    parts = (
+        (h_a, h_b),
+        (in_bfloat16(a - h_a), in_bfloat16(b)),
+        (in_bfloat16(a), in_bfloat16(b - h_b)),
+    )
     got, want = sum(x.astype(np.float64) * y for x, y in parts), a.astype(np.float64) * b
     assert np.all(np.abs(got - want) < 2**-16 * np.abs(want))
 
 
-@pytest.mark.parametrize("batch, T", [(1, 1), (1, 65), (4, 1000), (24, 256), (256, 64), (3, 5000), (2000, 4096)])
+@pytest.mark.parametrize(
+    "batch, T", [(1, 1), (1, 65), (4, 1000), (24, 256), (256, 64), (3, 5000), (2000, 4096)]
+)
 def test_the_chunks_hold_every_tile_once(batch, T):
     chunks, tiles = launcher.choose_chunks(batch, T, 132)
     assert 1 <= chunks <= launcher.backward.LARGEST_CHUNKS
@@ -138,7 +170,11 @@ def test_other_head_sizes(engine, rng):
     """NumPy takes any; a GPU says who does."""
     qkv, _, heads = make(rng, (1, 3, 2, 20))
     if not engine.has_versions:
-        engine.check(F.flash_attention_forward(engine(qkv), heads)[0], A.attention_forward(qkv, heads)[0], 3e-6)
+        engine.check(
+            F.flash_attention_forward(engine(qkv), heads)[0],
+            A.attention_forward(qkv, heads)[0],
+            3e-6,
+        )
         return
     assert not F.flash_attention_supports(engine(qkv), heads)
     with pytest.raises(ValueError, match="not 20; use attention_forward"):
@@ -153,9 +189,16 @@ def test_errors_say_what_to_do(engine, rng):
     with pytest.raises(ValueError, match="use 'legacy' or 'new'"):
         F.flash_attention_forward(engine(qkv), heads, "old")
     with pytest.raises(ValueError, match="pass what flash_attention_forward gave"):
-        F.flash_attention_backward(engine(dy[:, 1:]), engine(qkv), engine(y), engine(logsumexp), heads)
+        F.flash_attention_backward(
+            engine(dy[:, 1:]), engine(qkv), engine(y), engine(logsumexp), heads
+        )
     if engine.has_versions:
-        with pytest.raises(ValueError, match="is for float16 and bfloat16, and these arrays are float32: use naive, "):
+        with pytest.raises(
+            ValueError,
+            match="is for float16 and bfloat16, and these arrays are float32: use naive, ",
+        ):
             F.flash_attention_forward(engine(qkv), heads, version=3)
         with pytest.raises(ValueError, match="use cast_forward first"):
-            F.flash_attention_backward(engine(dy, np.float16), engine(qkv), engine(y), engine(logsumexp), heads)
+            F.flash_attention_backward(
+                engine(dy, np.float16), engine(qkv), engine(y), engine(logsumexp), heads
+            )

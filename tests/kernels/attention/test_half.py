@@ -1,4 +1,6 @@
-"""Flash attention in float16, and the tensor-core kernels of both types in every shape that the launcher can choose."""
+"""Flash attention in float16, and the tensor-core kernels of both types in every shape that the
+launcher can choose."""
+
 import numpy as np
 import pytest
 
@@ -22,11 +24,16 @@ def problem(rng, shape, order, dtype=np.float16):
 
 
 def check_both(engine, given, heads, order, wanted, version, count=None):
-    """Forward and backward against the reference, `count` times (or as the engine repeats), with the same bits."""
+    """Forward and backward against the reference, `count` times (or as the engine repeats), with
+    the same bits."""
     dy, qkv, y, logsumexp = map(engine, given)
-    runs = [(*F.flash_attention_forward(qkv, heads, order, version=version),
-             F.flash_attention_backward(dy, qkv, y, logsumexp, heads, order, version=version))
-            for _ in range(count or engine.repeats)]
+    runs = [
+        (
+            *F.flash_attention_forward(qkv, heads, order, version=version),
+            F.flash_attention_backward(dy, qkv, y, logsumexp, heads, order, version=version),
+        )
+        for _ in range(count or engine.repeats)
+    ]
     assert [r.dtype for r in runs[0]] == [np.float16, np.float32, np.float16]
     engine.check(runs[0][0], wanted[0], TOLERANCE)
     engine.check(runs[0][1], wanted[1], 3e-6)
@@ -37,14 +44,29 @@ def check_both(engine, given, heads, order, wanted, version, count=None):
 
 
 # (B, T, heads, HS) and the order of the channels
-@shapes(odd=(1, 3, 2, 32, "new"), one_token=(1, 1, 2, 32, "legacy"), one_group=(2, 64, 1, 64, "legacy"),
-        not_aligned=(1, 67, 3, 72, "new"), unet=(2, 256, 6, 32, "legacy"), dit=(2, 256, 3, 64, "new"),
-        dit_xl=(1, 256, 4, 72, "new"), large=(1, 300, 2, 64, "legacy"), large_72=(1, 1000, 1, 72, "new"))
+@shapes(
+    odd=(1, 3, 2, 32, "new"),
+    one_token=(1, 1, 2, 32, "legacy"),
+    one_group=(2, 64, 1, 64, "legacy"),
+    not_aligned=(1, 67, 3, 72, "new"),
+    unet=(2, 256, 6, 32, "legacy"),
+    dit=(2, 256, 3, 64, "new"),
+    dit_xl=(1, 256, 4, 72, "new"),
+    large=(1, 300, 2, 64, "legacy"),
+    large_72=(1, 1000, 1, 72, "new"),
+)
 @versions(1, 3)  # None is version 5 for more than 64 tokens, else 3
 @on()  # NumPy's float16 is no engine
 @where(lambda engine, shape: engine != "launch" or shape[2] != 6)  # the reference takes its time
-@where(lambda engine, shape, version: engine != "ptx" or shape[1] == 3 or (
-    shape[1] == 67 and version != 1) or shape[1] == 64 and version is None)
+@where(
+    lambda engine, shape, version: (
+        engine != "ptx"
+        or shape[1] == 3
+        or (shape[1] == 67 and version != 1)
+        or shape[1] == 64
+        and version is None
+    )
+)
 @quick(lambda engine, version: engine != "emulator" or version is not None)
 def test_float16(engine, rng, shape, version):
     *shape, order = shape
@@ -52,7 +74,9 @@ def test_float16(engine, rng, shape, version):
     check_both(engine, given, heads, order, wanted, version)
 
 
-@shapes(odd=(1, 3, 2, 128, "new"), not_aligned=(1, 67, 3, 128, "legacy"), large=(1, 300, 2, 128, "new"))
+@shapes(
+    odd=(1, 3, 2, 128, "new"), not_aligned=(1, 67, 3, 128, "legacy"), large=(1, 300, 2, 128, "new")
+)
 @on()
 @where(lambda engine: engine not in ("launch", "ptx"))  # the check's cases are compiled
 def test_wide_heads(engine, rng, shape):
@@ -63,7 +87,9 @@ def test_wide_heads(engine, rng, shape):
 
 
 @pytest.mark.parametrize("HS", [32, 64, 72])
-@pytest.mark.parametrize("queries, tile", list(zip((64, 128), TILES, strict=True)), ids=["small", "large"])
+@pytest.mark.parametrize(
+    "queries, tile", list(zip((64, 128), TILES, strict=True)), ids=["small", "large"]
+)
 @pytest.mark.parametrize("T", [5, 64, 200, 513])
 @on("cuda")  # the cases of `numdiff kernels check` run every tile in the emulator
 def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
@@ -74,8 +100,17 @@ def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
 
 
 @pytest.mark.parametrize("HS", [32, 64, 72])
-@pytest.mark.parametrize("T, heads, chunks", [(1, 3, (1, 1)), (100, 2, (1, 1)), (256, 150, (1, 1)), (257, 1, (1, 2)),
-                                              (300, 2, (2, 1)), (700, 3, (2, 2))])
+@pytest.mark.parametrize(
+    "T, heads, chunks",
+    [
+        (1, 3, (1, 1)),
+        (100, 2, (1, 1)),
+        (256, 150, (1, 1)),
+        (257, 1, (1, 2)),
+        (300, 2, (2, 1)),
+        (700, 3, (2, 2)),
+    ],
+)
 @on("cuda")  # likewise
 def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
     """One tile and several, more heads than multiprocessors, keys in one chunk and in two."""
@@ -89,15 +124,22 @@ def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
 @pytest.mark.parametrize("chunks", [(1, 2), (2, 1)])
 @on("cuda")  # likewise
 def test_keys_in_parts(engine, rng, monkeypatch, chunks):
-    """A second tile of keys with a single key: for the same block, or for another one; and a second one of queries."""
+    """A second tile of keys with a single key: for the same block, or for another one; and a second
+    one of queries."""
     monkeypatch.setattr(launcher, "choose_tile", lambda *_: TILES[0])
     monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
     given, heads, wanted = problem(rng, (1, 65, 1, 32), "new")
     dy, qkv, y, logsumexp = map(engine, given)
-    engine.check(F.flash_attention_backward(dy, qkv, y, logsumexp, heads, "new", version=3), wanted[2], TOLERANCE)
+    engine.check(
+        F.flash_attention_backward(dy, qkv, y, logsumexp, heads, "new", version=3),
+        wanted[2],
+        TOLERANCE,
+    )
     if chunks == (1, 2):
         monkeypatch.setattr(launcher, "choose_queries", lambda *_: 128)
-        engine.check(F.flash_attention_forward(qkv, heads, "new", version=3)[0], wanted[0], TOLERANCE)
+        engine.check(
+            F.flash_attention_forward(qkv, heads, "new", version=3)[0], wanted[0], TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("HS", [64, 72])
@@ -107,8 +149,10 @@ def test_float32(engine, rng, HS, T):
     """Version 4; 1e-5 over long sums."""
     given, heads, wanted = problem(rng, (1, T, 1, HS), "new", np.float32)
     dy, qkv, y, logsumexp = map(engine, given)
-    results = *F.flash_attention_forward(qkv, heads, "new", version=4), F.flash_attention_backward(
-        dy, qkv, y, logsumexp, heads, "new", version=4)
+    results = (
+        *F.flash_attention_forward(qkv, heads, "new", version=4),
+        F.flash_attention_backward(dy, qkv, y, logsumexp, heads, "new", version=4),
+    )
     for got, want in zip(results, wanted, strict=True):
         engine.check(got, want, 1e-5)
 
@@ -133,5 +177,7 @@ def test_only_from_sm_80_on(engine, rng, monkeypatch):
         F.flash_attention_forward(qkv, 1, version=3)
     with pytest.raises(ValueError, match=r"needs compute capability 9.0a, .*; use version=1"):
         F.flash_attention_forward(qkv, 1, version=5)
-    with pytest.raises(ValueError, match=r"version 2 \(register-tiled\) of flash_attention is for float32"):
+    with pytest.raises(
+        ValueError, match=r"version 2 \(register-tiled\) of flash_attention is for float32"
+    ):
         F.flash_attention_forward(qkv, 1, version=2)

@@ -5,14 +5,23 @@ from numdiff.kernels.attention import unfused as A
 from tests.conftest import numerical_gradient, quick, relative_error, shapes
 
 # (B, T, heads, HS)
-SHAPES = shapes(minimal=(1, 4, 1, 4), odd=(1, 3, 2, 5), one_group=(2, 64, 1, 32), not_aligned=(2, 49, 3, 20),
-                large=(2, 256, 3, 64))
+SHAPES = shapes(
+    minimal=(1, 4, 1, 4),
+    odd=(1, 3, 2, 5),
+    one_group=(2, 64, 1, 32),
+    not_aligned=(2, 49, 3, 20),
+    large=(2, 256, 3, 64),
+)
 ORDERS = pytest.mark.parametrize("order", ["legacy", "new"])
 
 
 def make(rng, shape):
     B, T, heads, HS = shape
-    return rng.standard_normal((B, T, 3 * heads * HS)), rng.standard_normal((B, T, heads * HS)), heads
+    return (
+        rng.standard_normal((B, T, 3 * heads * HS)),
+        rng.standard_normal((B, T, heads * HS)),
+        heads,
+    )
 
 
 def head_by_head(qkv, heads, order):
@@ -22,17 +31,19 @@ def head_by_head(qkv, heads, order):
     y, p = np.empty((B, T, C)), np.empty((B, heads, T, T))
     for b, h in np.ndindex(B, heads):
         first = [(3 * h + i) * HS if order == "legacy" else i * C + h * HS for i in range(3)]
-        q, k, v = (qkv[b][:, f:f + HS] for f in first)
+        q, k, v = (qkv[b][:, f : f + HS] for f in first)
         e = np.exp(q @ k.T / np.sqrt(HS))
         p[b, h] = e / e.sum(axis=1, keepdims=True)
-        y[b][:, h * HS:(h + 1) * HS] = p[b, h] @ v
+        y[b][:, h * HS : (h + 1) * HS] = p[b, h] @ v
     return y, p
 
 
 @ORDERS
 def test_reference_head_by_head(rng, order):
     qkv, _, heads = make(rng, (2, 5, 3, 4))
-    for got, want in zip(A.attention_forward(qkv, heads, order), head_by_head(qkv, heads, order), strict=True):
+    for got, want in zip(
+        A.attention_forward(qkv, heads, order), head_by_head(qkv, heads, order), strict=True
+    ):
         assert relative_error(got, want) < 1e-13
 
 
@@ -47,7 +58,8 @@ def test_gradient(rng, order):
 
 @SHAPES
 @ORDERS
-@quick(lambda engine, order: engine != "emulator" or order == "new")  # the check's case that is no repetition is legacy
+# the check's case that is no repetition is legacy
+@quick(lambda engine, order: engine != "emulator" or order == "new")
 def test_attention(engine, rng, shape, order):
     qkv, dy, heads = make(rng, shape)
     want_y, want_p = A.attention_forward(qkv, heads, order)
@@ -58,7 +70,9 @@ def test_attention(engine, rng, shape, order):
     engine.check(dqkv, A.attention_backward(dy, qkv, want_p, heads, order), 3e-6)
     if engine.name != "emulator":  # there `numdiff kernels check` compares two thread orders
         engine.check_equal(y, A.attention_forward(engine(qkv), heads, order)[0])
-        engine.check_equal(dqkv, A.attention_backward(engine(dy), engine(qkv), engine(want_p), heads, order))
+        engine.check_equal(
+            dqkv, A.attention_backward(engine(dy), engine(qkv), engine(want_p), heads, order)
+        )
 
 
 def test_errors_say_what_to_do(engine):

@@ -9,18 +9,29 @@ from numdiff.kernels.conv2d.flip import flipped_weight
 from numdiff.kernels.conv2d.tiles import cut, tile_width
 from tests.conftest import numerical_gradient, quick, relative_error, shapes, versions, where
 
-# B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment says what a shape
-# is there to reach in version 3.
-SHAPES = shapes(minimal=(1, 2, 2, 8, 12, 3, 1), odd=(1, 3, 3, 3, 9, 3, 1),
-                one_group=(1, 8, 8, 8, 64, 3, 1),  # one tile, one part
-                not_aligned=(2, 9, 13, 20, 67, 3, 1),  # loads of single numbers, half-empty tiles
-                fours=(1, 7, 10, 12, 68, 3, 1),  # whole vectors, but not whole steps of eight channels
-                two_tiles=(2, 12, 12, 16, 192, 3, 1), wide_tiles=(2, 16, 8, 32, 256, 3, 1),
-                parts=(2, 4, 4, 128, 64, 3, 1),  # few outputs, a long inner dimension
-                pointwise=(2, 6, 6, 24, 40, 1, 1), pointwise_strided=(2, 7, 6, 16, 32, 1, 2),
-                strided=(2, 9, 8, 16, 24, 3, 2), leaping=(1, 10, 11, 8, 16, 3, 3), five=(2, 8, 9, 8, 24, 5, 1),
-                first_layer=(2, 16, 16, 3, 64, 3, 1), last_layer=(2, 16, 16, 64, 3, 3, 1), sigma=(2, 8, 8, 32, 6, 3, 1),
-                narrow_strided=(2, 7, 8, 6, 5, 3, 2), large=(4, 32, 32, 64, 64, 3, 1))
+# B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment
+# says what a shape is there to reach in version 3.
+SHAPES = shapes(
+    minimal=(1, 2, 2, 8, 12, 3, 1),
+    odd=(1, 3, 3, 3, 9, 3, 1),
+    one_group=(1, 8, 8, 8, 64, 3, 1),  # one tile, one part
+    not_aligned=(2, 9, 13, 20, 67, 3, 1),  # loads of single numbers, half-empty tiles
+    # whole vectors, but not whole steps of eight channels
+    fours=(1, 7, 10, 12, 68, 3, 1),
+    two_tiles=(2, 12, 12, 16, 192, 3, 1),
+    wide_tiles=(2, 16, 8, 32, 256, 3, 1),
+    parts=(2, 4, 4, 128, 64, 3, 1),  # few outputs, a long inner dimension
+    pointwise=(2, 6, 6, 24, 40, 1, 1),
+    pointwise_strided=(2, 7, 6, 16, 32, 1, 2),
+    strided=(2, 9, 8, 16, 24, 3, 2),
+    leaping=(1, 10, 11, 8, 16, 3, 3),
+    five=(2, 8, 9, 8, 24, 5, 1),
+    first_layer=(2, 16, 16, 3, 64, 3, 1),
+    last_layer=(2, 16, 16, 64, 3, 3, 1),
+    sigma=(2, 8, 8, 32, 6, 3, 1),
+    narrow_strided=(2, 7, 8, 6, 5, 3, 2),
+    large=(4, 32, 32, 64, 64, 3, 1),
+)
 
 
 def operands(rng, shape):
@@ -37,7 +48,7 @@ def definition(x, weight, bias, stride):
     b, h, w, _ = x.shape
     y = np.empty((b, (h - 1) // stride + 1, (w - 1) // stride + 1, n))
     for i, j in np.ndindex(*y.shape[1:3]):
-        window = padded[:, i * stride:i * stride + kernel, j * stride:j * stride + kernel]
+        window = padded[:, i * stride : i * stride + kernel, j * stride : j * stride + kernel]
         y[:, i, j] = np.einsum("brsc,nrsc->bn", window, weight) + bias
     return y
 
@@ -48,17 +59,25 @@ def definition(x, weight, bias, stride):
 @quick(lambda engine, version, shape: engine != "emulator" or version == 1 and shape[1] == 2)
 def test_forward(engine, rng, shape, version):
     x, weight, bias, _, stride = operands(rng, shape)
-    for b in (bias, None)[:1 if engine.name == "emulator" and version > 1 else 2]:
-        y = C.conv2d_forward(engine(x), engine(weight), b if b is None else engine(b), stride, version=version)
+    for b in (bias, None)[: 1 if engine.name == "emulator" and version > 1 else 2]:
+        y = C.conv2d_forward(
+            engine(x), engine(weight), b if b is None else engine(b), stride, version=version
+        )
         engine.check(y, C.conv2d_forward_reference(x, weight, b, stride), 1e-5)
     if engine.repeats > 1:
-        engine.check_equal(y, C.conv2d_forward(engine(x), engine(weight), None, stride, version=version))
+        engine.check_equal(
+            y, C.conv2d_forward(engine(x), engine(weight), None, stride, version=version)
+        )
 
 
 @SHAPES
 @versions(1, 2, 3)
 @where(lambda engine, version: engine != "emulator" or version)
-@quick(lambda engine, version, shape: engine != "emulator" or version == 1 or version == 3 and shape[1] > 2)
+@quick(
+    lambda engine, version, shape: (
+        engine != "emulator" or version == 1 or version == 3 and shape[1] > 2
+    )
+)
 def test_backward(engine, rng, shape, version):
     x, weight, bias, dy, stride = operands(rng, shape)
     start_weight, start_bias = rng.standard_normal(weight.shape), rng.standard_normal(bias.shape)
@@ -66,8 +85,11 @@ def test_backward(engine, rng, shape, version):
     want = C.conv2d_backward_reference(dy, x, weight, want_weight, want_bias, stride)
 
     def run():
-        dweight, dbias = engine(start_weight), engine(start_bias)  # gradients are added to what is there
-        dx = C.conv2d_backward(engine(dy), engine(x), engine(weight), dweight, dbias, stride, version=version)
+        # gradients are added to what is there
+        dweight, dbias = engine(start_weight), engine(start_bias)
+        dx = C.conv2d_backward(
+            engine(dy), engine(x), engine(weight), dweight, dbias, stride, version=version
+        )
         return dx, dweight, dbias
 
     first = run()
@@ -77,16 +99,27 @@ def test_backward(engine, rng, shape, version):
         engine.check_equal(got, again)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 4, 5, 8, 12, 3, 1), (1, 5, 4, 8, 12, 3, 2)])
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 5, 8, 12, 1, 1), (1, 4, 5, 8, 12, 3, 1), (1, 5, 4, 8, 12, 3, 2)]
+)
 @quick(lambda engine, shape: engine != "emulator" or shape[5] == 1)
 def test_backward_adds_a_residual_to_dx(engine, rng, shape):
     x, weight, _, dy, stride = operands(rng, shape)
     residual = rng.standard_normal(x.shape)
-    want = C.conv2d_backward_reference(dy, x, weight, np.zeros_like(weight), None, stride) + residual
+    want = (
+        C.conv2d_backward_reference(dy, x, weight, np.zeros_like(weight), None, stride) + residual
+    )
 
     def run(residual):
-        return C.conv2d_backward(engine(dy), engine(x), engine(weight), engine.zeros(weight.shape), None, stride,
-                                 residual=engine(residual))
+        return C.conv2d_backward(
+            engine(dy),
+            engine(x),
+            engine(weight),
+            engine.zeros(weight.shape),
+            None,
+            stride,
+            residual=engine(residual),
+        )
 
     dx = run(residual)
     engine.check(dx, want, 1e-5)
@@ -95,18 +128,35 @@ def test_backward_adds_a_residual_to_dx(engine, rng, shape):
         run(residual[..., :4])
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 3, 3, 3, 9, 3, 1), (1, 5, 4, 8, 4, 3, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 5, 8, 12, 1, 1), (1, 3, 3, 3, 9, 3, 1), (1, 5, 4, 8, 4, 3, 2)], ids=str
+)
 @versions(1, 2, 3, 7)
-@where(lambda engine, version, shape: engine != "emulator" or version and (shape[-2] > 1 or version == 2))
-@quick(lambda engine, version, shape: engine != "emulator" or shape[-1] > 1 and version not in (1, 3))
+@where(
+    lambda engine, version, shape: (
+        engine != "emulator" or version and (shape[-2] > 1 or version == 2)
+    )
+)
+@quick(
+    lambda engine, version, shape: engine != "emulator" or shape[-1] > 1 and version not in (1, 3)
+)
 def test_a_gradient_is_written(engine, rng, shape, version):
     """…whatever was there: with the bits of one that is added to zeros."""
     x, weight, bias, dy, stride = operands(rng, shape)
     got = []
     for accumulate in (True, False):
         dweight = engine(np.full(weight.shape, 0.0 if accumulate else np.nan))
-        C.conv2d_backward(engine(dy), engine(x), engine(weight), dweight, None, stride, need_dx=False, version=version,
-                          accumulate=accumulate)
+        C.conv2d_backward(
+            engine(dy),
+            engine(x),
+            engine(weight),
+            dweight,
+            None,
+            stride,
+            need_dx=False,
+            version=version,
+            accumulate=accumulate,
+        )
         got.append(dweight)
     engine.check_equal(*got)
 
@@ -114,7 +164,12 @@ def test_a_gradient_is_written(engine, rng, shape, version):
 def test_backward_without_dx_or_bias(engine, rng):
     x, weight, _, dy, stride = operands(rng, (1, 3, 3, 4, 12, 3, 1))
     dweight = engine.zeros(weight.shape)
-    assert C.conv2d_backward(engine(dy), engine(x), engine(weight), dweight, None, stride, need_dx=False) is None
+    assert (
+        C.conv2d_backward(
+            engine(dy), engine(x), engine(weight), dweight, None, stride, need_dx=False
+        )
+        is None
+    )
     want = np.zeros_like(weight)
     C.conv2d_backward_reference(dy, x, weight, want, need_dx=False)
     engine.check(dweight, want, 1e-5)
@@ -129,12 +184,27 @@ def test_flipped_weight(engine, rng):
 @pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (3, 3)])
 def test_reference_is_the_definition(rng, kernel, stride):
     x, weight, bias, dy, _ = operands(rng, (3, 5, 6, 2, 4, kernel, stride))
-    assert np.allclose(C.conv2d_forward_reference(x, weight, bias, stride), definition(x, weight, bias, stride))
+    assert np.allclose(
+        C.conv2d_forward_reference(x, weight, bias, stride), definition(x, weight, bias, stride)
+    )
     dweight, dbias = np.zeros_like(weight), np.zeros_like(bias)
     dx = C.conv2d_backward_reference(dy, x, weight, dweight, dbias, stride)
-    assert relative_error(dx, numerical_gradient(lambda v: definition(v, weight, bias, stride), x, dy)) < 1e-7
-    assert relative_error(dweight, numerical_gradient(lambda v: definition(x, v, bias, stride), weight, dy)) < 1e-7
-    assert relative_error(dbias, numerical_gradient(lambda v: definition(x, weight, v, stride), bias, dy)) < 1e-7
+    assert (
+        relative_error(dx, numerical_gradient(lambda v: definition(v, weight, bias, stride), x, dy))
+        < 1e-7
+    )
+    assert (
+        relative_error(
+            dweight, numerical_gradient(lambda v: definition(x, v, bias, stride), weight, dy)
+        )
+        < 1e-7
+    )
+    assert (
+        relative_error(
+            dbias, numerical_gradient(lambda v: definition(x, weight, v, stride), bias, dy)
+        )
+        < 1e-7
+    )
 
 
 @pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (3, 3)])
@@ -145,8 +215,10 @@ def test_cpu_engine_is_the_reference(rng, kernel, stride, monkeypatch):
     want = C.conv2d_forward_reference(x, weight, bias, stride)
     addends = rng.standard_normal((3, 4)), rng.standard_normal(want.shape)
     assert np.allclose(cpu.conv2d_forward_cpu(x, weight, bias, stride), want)
-    assert np.allclose(cpu.conv2d_forward_cpu(x, weight, None, stride, *addends),
-                       C.conv2d_forward_reference(x, weight, None, stride, *addends))
+    assert np.allclose(
+        cpu.conv2d_forward_cpu(x, weight, None, stride, *addends),
+        C.conv2d_forward_reference(x, weight, None, stride, *addends),
+    )
     got, wanted = ([np.ones_like(weight), np.ones_like(bias)] for _ in range(2))
     dx = cpu.conv2d_backward_cpu(dy, x, weight, *got, stride)
     assert np.allclose(dx, C.conv2d_backward_reference(dy, x, weight, *wanted, stride))
@@ -158,14 +230,26 @@ def test_float32_stays_float32(rng):
     x, weight, bias, dy, stride = operands(rng, (2, 6, 6, 4, 8, 3, 1))
     x, weight, bias, dy = (a.astype(np.float32) for a in (x, weight, bias, dy))
     assert C.conv2d_forward(x, weight, bias, stride).dtype == np.float32
-    assert C.conv2d_backward(dy, x, weight, np.zeros_like(weight), np.zeros_like(bias), stride).dtype == np.float32
+    assert (
+        C.conv2d_backward(dy, x, weight, np.zeros_like(weight), np.zeros_like(bias), stride).dtype
+        == np.float32
+    )
 
 
 def test_tiles_and_parts():
-    assert [tile_width(n) for n in (3, 64, 128, 192, 256, 320, 384)] == [64, 64, 128, 64, 128, 64, 128]
+    assert [tile_width(n) for n in (3, 64, 128, 192, 256, 320, 384)] == [
+        64,
+        64,
+        128,
+        64,
+        128,
+        64,
+        128,
+    ]
     for tiles, steps in ((1, 7), (5, 16384), (36, 256), (1024, 72), (32, 288)):
         parts, part_steps = cut(tiles, 128, steps)
-        assert (parts - 1) * part_steps < steps <= parts * part_steps  # every part has work, and nothing is left out
+        # every part has work, and nothing is left out
+        assert (parts - 1) * part_steps < steps <= parts * part_steps
 
 
 def test_cost_counts_two_flops_a_product():
@@ -175,10 +259,16 @@ def test_cost_counts_two_flops_a_product():
     assert C.conv2d_backward_cost(32, 64, 64, 64, 64, 3)[1] > 2 * flops
 
 
-@pytest.mark.parametrize("x, weight, stride, match", [
-    ((1, 4, 4, 3), (8, 3, 3, 4), 1, "channels last"), ((1, 4, 4, 3), (8, 2, 2, 3), 1, "odd"),
-    ((1, 4, 4, 3), (8, 3, 1, 3), 1, "square"), ((1, 4, 4, 3), (8, 3, 3, 3), 0, "stride"),
-    ((4, 4, 3), (8, 3, 3, 3), 1, "four axes")])
+@pytest.mark.parametrize(
+    "x, weight, stride, match",
+    [
+        ((1, 4, 4, 3), (8, 3, 3, 4), 1, "channels last"),
+        ((1, 4, 4, 3), (8, 2, 2, 3), 1, "odd"),
+        ((1, 4, 4, 3), (8, 3, 1, 3), 1, "square"),
+        ((1, 4, 4, 3), (8, 3, 3, 3), 0, "stride"),
+        ((4, 4, 3), (8, 3, 3, 3), 1, "four axes"),
+    ],
+)
 def test_operands_that_do_not_fit_say_so(engine, x, weight, stride, match):
     with pytest.raises(ValueError, match=match):
         C.conv2d_forward(engine(np.ones(x)), engine(np.ones(weight)), None, stride)
@@ -207,9 +297,13 @@ def test_results_do_not_depend_on_the_batch(rng):
 @pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1)])
 @quick(lambda engine, kernel, stride: engine != "emulator" or kernel * stride > 1)
 def test_channels_in_two_arrays(engine, rng, kernel, stride):
-    """The bits of the convolution of their concatenation, also where a channel's vector keeps it from linear.py."""
+    """The bits of the convolution of their concatenation, also where a channel's vector keeps it
+    from linear.py."""
     a, b = (engine(rng.standard_normal((2, 5, 3, n))) for n in (3, 2))
-    weight, channel = engine(rng.standard_normal((4, kernel, kernel, 5))), engine(rng.standard_normal((2, 4)))
+    weight, channel = (
+        engine(rng.standard_normal((4, kernel, kernel, 5))),
+        engine(rng.standard_normal((2, 4))),
+    )
     results, alone = [], engine.zeros(weight.shape)
     for x in (Pair(a, b), Pair(a, b).joined()):
         y = C.conv2d_forward(x, weight, stride=stride, channel=channel)

@@ -4,9 +4,14 @@ import pytest
 from numdiff.kernels.conv2d import im2col as M
 from tests.conftest import quick, shapes, versions, where
 
-SHAPES = shapes(minimal=(1, 1, 1, 4, 3, 1), odd=(2, 3, 5, 3, 3, 1), strided=(2, 5, 4, 8, 3, 2),
-                pointwise=(2, 4, 4, 4, 1, 2), wide=(1, 7, 6, 5, 5, 3),
-                large=(4, 32, 32, 64, 3, 1))  # B, H, W, C, kernel, stride
+SHAPES = shapes(
+    minimal=(1, 1, 1, 4, 3, 1),
+    odd=(2, 3, 5, 3, 3, 1),
+    strided=(2, 5, 4, 8, 3, 2),
+    pointwise=(2, 4, 4, 4, 1, 2),
+    wide=(1, 7, 6, 5, 5, 3),
+    large=(4, 32, 32, 64, 3, 1),
+)  # B, H, W, C, kernel, stride
 USABLE = where(lambda version, shape: version != 2 or shape[3] % 4 == 0)
 
 
@@ -29,13 +34,19 @@ def loops(x, kernel, stride):
 def test_forward(engine, rng, shape, version):
     *size, kernel, stride = shape
     x = rng.standard_normal(size).astype(np.float32)
-    engine.check(M.im2col_forward(engine(x), kernel, stride, version=version), M.im2col_forward(x, kernel, stride), 0)
+    engine.check(
+        M.im2col_forward(engine(x), kernel, stride, version=version),
+        M.im2col_forward(x, kernel, stride),
+        0,
+    )
 
 
 @SHAPES
 @versions(1, 2)
 @USABLE
-@quick(lambda engine, version, shape: engine != "emulator" or version == 2 or version and shape[3] > 3)
+@quick(
+    lambda engine, version, shape: engine != "emulator" or version == 2 or version and shape[3] > 3
+)
 def test_backward(engine, rng, shape, version):
     *size, kernel, stride = shape
     dcol = rng.standard_normal(M.im2col_forward(np.zeros(size), kernel, stride).shape)
@@ -50,7 +61,9 @@ def test_reference_is_the_definition(rng, kernel, stride):
     col = loops(x, kernel, stride)
     assert np.array_equal(M.im2col_forward_reference(x, kernel, stride), col)
     dcol = rng.standard_normal(col.shape)  # im2col is linear: <dcol, im2col x> = <col2im dcol, x>
-    assert np.isclose(np.sum(dcol * col), np.sum(M.im2col_backward_reference(dcol, x.shape, kernel, stride) * x))
+    assert np.isclose(
+        np.sum(dcol * col), np.sum(M.im2col_backward_reference(dcol, x.shape, kernel, stride) * x)
+    )
 
 
 def test_version_that_does_not_fit_says_so(engine):

@@ -1,22 +1,35 @@
-"""The two Hopper levels of the convolution; problems of several tiles, in two thread orders, are the check's."""
+"""The two Hopper levels of the convolution; problems of several tiles, in two thread orders, are
+the check's."""
+
 import numpy as np
 import pytest
 
 from numdiff.kernels.conv2d import conv2d_forward
-from numdiff.kernels.conv2d.levels import conv2d_level_forward, conv2d_level_forward_cost, halo, shifted_boxes
+from numdiff.kernels.conv2d.levels import (
+    conv2d_level_forward,
+    conv2d_level_forward_cost,
+    halo,
+    shifted_boxes,
+)
 from tests.conftest import shapes, versions, where
 from tests.kernels.matmul.test_levels import TOLERANCE, halves, is_one_short_file
 
 
 @shapes(minimal=(1, 16, 8, 64, 128), large=(3, 32, 40, 192, 256))
 @versions(1, 2)
-@where(lambda engine, shape: engine != "cpu" or shape[0] == 1)  # it takes its time, and is what is compared with
+# it takes its time, and is what is compared with
+@where(lambda engine, shape: engine != "cpu" or shape[0] == 1)
 @where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_conv2d_level(engine, rng, shape, version):
     *x_shape, N = shape
     x, weight = halves(rng, *x_shape), halves(rng, N, 3, 3, x_shape[3])
-    results = [conv2d_level_forward(engine(x), engine(weight), version=version) for _ in range(engine.repeats)]
-    engine.check(results[0], conv2d_forward(x.astype(np.float64), weight.astype(np.float64)), TOLERANCE)
+    results = [
+        conv2d_level_forward(engine(x), engine(weight), version=version)
+        for _ in range(engine.repeats)
+    ]
+    engine.check(
+        results[0], conv2d_forward(x.astype(np.float64), weight.astype(np.float64)), TOLERANCE
+    )
     engine.check_equal(results[0], results[-1])
 
 
@@ -34,9 +47,14 @@ def test_errors_say_what_to_do(engine, rng):
 
 def test_cost():
     moved, flops = conv2d_level_forward_cost(2, 16, 8, 64, 128)
-    assert moved == 2 * (2 * 128 * 64 + 9 * 64 * 128 + 2 * 128 * 128) and flops == 2 * 2 * 128 * 9 * 64 * 128
+    assert (
+        moved == 2 * (2 * 128 * 64 + 9 * 64 * 128 + 2 * 128 * 128)
+        and flops == 2 * 2 * 128 * 9 * 64 * 128
+    )
 
 
-@pytest.mark.parametrize("module", [shifted_boxes, halo], ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "module", [shifted_boxes, halo], ids=lambda module: module.__name__.rpartition(".")[2]
+)
 def test_a_level_is_one_short_file(module):
     assert is_one_short_file(module)

@@ -1,4 +1,6 @@
-"""3 × 3 convolutions by mma.sync from tiles with a halo: every tile, several tiles and chunks of channels a block."""
+"""3 × 3 convolutions by mma.sync from tiles with a halo: every tile, several tiles and chunks of
+channels a block."""
+
 import numpy as np
 import pytest
 
@@ -10,14 +12,25 @@ from tests.conftest import large, on, quick
 from .test_half import TOLERANCE, operands, repeat
 
 ADDENDS = "bias", "channel", "residual"
-# B, H, W, C_in, C_out: two tiles a block and two chunks of channels; segments of two images, and one that is missing
+# B, H, W, C_in, C_out: two tiles a block and two chunks of channels; segments of two images, and
+# one that is missing
 SMALL = [((16, 2), (1, 17, 3, 40, 8)), ((8, 2), (3, 3, 5, 8, 16))]
-LARGE = [(only, shape) for only in ((16, 4), (16, 2), (8, 4), (8, 2))
-         for shape in ((40, 16, 24, 40, 72), (150, 8, 8, 128, 136), (2, 64, 64, 64, 64), (3, 13, 9, 64, 64))]
+LARGE = [
+    (only, shape)
+    for only in ((16, 4), (16, 2), (8, 4), (8, 2))
+    for shape in (
+        (40, 16, 24, 40, 72),
+        (150, 8, 8, 128, 136),
+        (2, 64, 64, 64, 64),
+        (3, 13, 9, 64, 64),
+    )
+]
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-@pytest.mark.parametrize("only, shape", [*SMALL, *[pytest.param(*case, marks=large) for case in LARGE]], ids=str)
+@pytest.mark.parametrize(
+    "only, shape", [*SMALL, *[pytest.param(*case, marks=large) for case in LARGE]], ids=str
+)
 @on("emulator", "cuda")
 @quick(lambda engine, only, flipped: engine != "emulator" or only == (8, 2) and flipped)
 def test_tiles(engine, rng, monkeypatch, only, shape, flipped):
@@ -25,13 +38,19 @@ def test_tiles(engine, rng, monkeypatch, only, shape, flipped):
         monkeypatch.setattr(engine.backend, "multiprocessors", 1)
     a, kinds = operands(rng, (*shape, 3, 1))
     want = C.conv2d_forward_reference(a["x"], a["weight"], **{k: a[k] for k in ADDENDS})
-    weight = np.ascontiguousarray(a["weight"][:, ::-1, ::-1].transpose(3, 1, 2, 0)) if flipped else a["weight"]
+    weight = (
+        np.ascontiguousarray(a["weight"][:, ::-1, ::-1].transpose(3, 1, 2, 0))
+        if flipped
+        else a["weight"]
+    )
 
     def run():
         x = engine(a["x"], np.float16)
         y = empty(want.shape, np.float16, like=x)
         bias, channel, residual = (engine(a[k], kinds[k]) for k in ADDENDS)
-        return mma_halo.halo_forward(x, engine(weight, np.float16), bias, y, channel, residual, flipped, only)
+        return mma_halo.halo_forward(
+            x, engine(weight, np.float16), bias, y, channel, residual, flipped, only
+        )
 
     y = run()
     engine.check(y, want, TOLERANCE)
@@ -39,10 +58,20 @@ def test_tiles(engine, rng, monkeypatch, only, shape, flipped):
         repeat(engine, y, run)
 
 
-@pytest.mark.parametrize("only, shape", [
-    ((16, 3), (1, 3, 2, 8, 8)), ((8, 2), (3, 9, 5, 8, 8)),
-    *[pytest.param((seg, stages), case[1], marks=large) for case in LARGE[:4] for seg in (16, 8) for stages in (3, 2)]],
-                         ids=str)
+@pytest.mark.parametrize(
+    "only, shape",
+    [
+        ((16, 3), (1, 3, 2, 8, 8)),
+        ((8, 2), (3, 9, 5, 8, 8)),
+        *[
+            pytest.param((seg, stages), case[1], marks=large)
+            for case in LARGE[:4]
+            for seg in (16, 8)
+            for stages in (3, 2)
+        ],
+    ],
+    ids=str,
+)
 @on("emulator", "cuda")
 @quick(lambda engine, only: engine != "emulator" or only == (16, 3))
 def test_weight_gradient(engine, rng, monkeypatch, only, shape):
@@ -55,8 +84,9 @@ def test_weight_gradient(engine, rng, monkeypatch, only, shape):
 
     def run():
         dweight, dbias = engine(start), engine(start_bias)
-        mma_halo_gradient.halo_weight_gradient(engine(a["dy"], np.float16), engine(a["x"], np.float16), dweight,
-                                               dbias=dbias, only=only)
+        mma_halo_gradient.halo_weight_gradient(
+            engine(a["dy"], np.float16), engine(a["x"], np.float16), dweight, dbias=dbias, only=only
+        )
         return dweight, dbias
 
     got = run()

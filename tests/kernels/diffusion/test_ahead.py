@@ -3,9 +3,16 @@ import pytest
 
 from numdiff.kernels.diffusion import ahead as A
 
-SIZES = pytest.mark.parametrize("dtype, columns", [(np.float32, (8, 4, 12)), (np.float16, (8, 16)),
-                                                   (np.float32, (5, 3)), (np.float16, (700, 1400, 8)),
-                                                   (np.float16, (2, 3))])
+SIZES = pytest.mark.parametrize(
+    "dtype, columns",
+    [
+        (np.float32, (8, 4, 12)),
+        (np.float16, (8, 16)),
+        (np.float32, (5, 3)),
+        (np.float16, (700, 1400, 8)),
+        (np.float16, (2, 3)),
+    ],
+)
 
 
 def counter(engine, value):
@@ -39,19 +46,31 @@ def test_timesteps_of_the_steps_to_come(engine, rng, step, wanted):
 
 def test_what_does_not_fit_says_so(engine):
     joined, row = engine(np.zeros((2, 6), np.float32)), engine(np.zeros(6, np.float32))
-    for source, offset in ((np.zeros((3, 2), np.float32), 0), (np.zeros((2, 2), np.float32), 5),
-                           (np.zeros((2, 2), np.float16), 0)):
+    for source, offset in (
+        (np.zeros((3, 2), np.float32), 0),
+        (np.zeros((2, 2), np.float32), 5),
+        (np.zeros((2, 2), np.float16), 0),
+    ):
         with pytest.raises(ValueError, match="does not go to"):
             A.place(joined, engine(source), offset)
     with pytest.raises(ValueError, match="is none of"):
         A.take(joined, counter(engine, 1), counter(engine, 0), engine(np.zeros(5, np.float32)))
     with pytest.raises(ValueError, match="2 a step"):
-        A.timesteps_ahead(engine(np.zeros((2, 2), np.uint32)), counter(engine, 0), counter(engine, 0),
-                          engine(np.zeros(3, np.float32)), 2)
+        A.timesteps_ahead(
+            engine(np.zeros((2, 2), np.uint32)),
+            counter(engine, 0),
+            counter(engine, 0),
+            engine(np.zeros(3, np.float32)),
+            2,
+        )
     if engine.name != "cpu":
         with pytest.raises(ValueError, match="16 bytes"):
             A.take(joined, counter(engine, 1), counter(engine, 0), row, version=2)
 
 
 def test_costs():
-    assert A.place_cost(4, 6) == (192, 0) and A.take_cost(6, 2) == (32, 0) and A.timesteps_ahead_cost(6, 3) == (44, 0)
+    assert (
+        A.place_cost(4, 6) == (192, 0)
+        and A.take_cost(6, 2) == (32, 0)
+        and A.timesteps_ahead_cost(6, 3) == (44, 0)
+    )

@@ -33,13 +33,17 @@ def test_a_label_does_not_depend_on_its_batch(engine):
     if engine.computes:
         part = class_dropout_forward(engine(labels[:16]), 0.5, 9, 1, step, samples[48:])
         np.testing.assert_array_equal(download(part), download(whole)[48:])
-        other = class_dropout_forward(engine(labels), 0.5, 9, 1, counters(engine, 64, step=4)[0], samples)
+        other = class_dropout_forward(
+            engine(labels), 0.5, 9, 1, counters(engine, 64, step=4)[0], samples
+        )
         assert (download(other) != download(whole)).any()
 
 
 def test_none_and_bad_arguments(engine):
     labels, (step, samples) = engine(np.arange(4, dtype=np.int32)), counters(engine, 4)
-    engine.check_equal(class_dropout_forward(labels, 0.0, 9, 1, step, samples), np.arange(4, dtype=np.int32))
+    engine.check_equal(
+        class_dropout_forward(labels, 0.0, 9, 1, step, samples), np.arange(4, dtype=np.int32)
+    )
     with pytest.raises(ValueError, match="probability"):
         class_dropout_forward(labels, 1.0, 9, 1, step, samples)
     with pytest.raises(ValueError, match="int32"):

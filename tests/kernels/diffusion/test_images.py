@@ -4,15 +4,23 @@ import pytest
 from numdiff.kernels.diffusion import images as I
 from tests.conftest import shapes
 
-SHAPES = shapes(minimal=(1, 1, 4, 1), odd=(2, 3, 5, 3), grey=(3, 4, 4, 1), not_aligned=(2, 3, 7, 3),
-                large=(5, 32, 32, 3), four_channels=(2, 5, 3, 4))
+SHAPES = shapes(
+    minimal=(1, 1, 4, 1),
+    odd=(2, 3, 5, 3),
+    grey=(3, 4, 4, 1),
+    not_aligned=(2, 3, 7, 3),
+    large=(5, 32, 32, 3),
+    four_channels=(2, 5, 3, 4),
+)
 
 
 @SHAPES
 def test_images(engine, rng, shape):
     images = rng.integers(0, 256, shape, dtype=np.uint8)
     flip = (np.arange(shape[0]) % 2).astype(np.int32) if shape[0] > 1 else np.ones(1, np.int32)
-    values = np.array([np.float32(np.float32(i) / np.float32(127.5)) - np.float32(1) for i in range(256)])
+    values = np.array(
+        [np.float32(np.float32(i) / np.float32(127.5)) - np.float32(1) for i in range(256)]
+    )
     wanted = values[images]
     engine.check_equal(I.images_forward(engine(images)), wanted)
     for b in range(shape[0]):
@@ -32,7 +40,8 @@ def test_pixels(engine, rng, shape):
 def test_pixels_are_the_way_back(engine):
     images = np.arange(256, dtype=np.uint8).reshape(1, 8, 8, 4)
     engine.check_equal(I.pixels_forward(I.images_forward(engine(images))), images)
-    halves = (np.arange(0.5, 255) / 127.5 - 1).astype(np.float32)  # near a tie either neighbour is right, but the same
+    # near a tie either neighbour is right, but the same
+    halves = (np.arange(0.5, 255) / 127.5 - 1).astype(np.float32)
     engine.check_equal(I.pixels_forward(engine(halves)), I.pixels_forward(halves))
     if engine.has_versions:
         with pytest.raises(ValueError, match="must be float32"):

@@ -11,7 +11,7 @@ def test_reference_against_loops(rng, extra):
     total, gradient = 0.0, np.zeros_like(prediction)
     for c in range(7):
         difference = prediction[..., c] - target[..., c]
-        total += np.sum(difference ** 2)
+        total += np.sum(difference**2)
         gradient[..., c] = 0.25 * 2 * difference / target.size
     assert relative_error(M.mse_forward(prediction, target), [total / target.size]) < 1e-14
     assert relative_error(M.mse_backward(prediction, target, 0.25), gradient) < 1e-14
@@ -24,7 +24,10 @@ def test_gradient(rng):
 
 
 def test_reference_leaves_its_inputs_alone(rng):
-    prediction, target = rng.standard_normal((2, 3)).astype(np.float32), np.zeros((2, 3), np.float32)
+    prediction, target = (
+        rng.standard_normal((2, 3)).astype(np.float32),
+        np.zeros((2, 3), np.float32),
+    )
     before = prediction.copy()
     loss = M.mse_forward(prediction, target)
     assert np.array_equal(prediction, before) and loss.dtype == np.float32 and loss.shape == (1,)

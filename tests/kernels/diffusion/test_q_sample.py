@@ -20,19 +20,31 @@ def test_reference_against_loops(rng, name):
     a, s = tables()
     wanted = np.empty(shape)
     for b in range(shape[0]):
-        wanted[b] = a[t[b]] * x_0[b] + s[t[b]] * eps[b] if name == "q_sample" else a[t[b]] * eps[b] - s[t[b]] * x_0[b]
-    assert np.allclose(getattr(Q, f"{name}_forward")(x_0, eps, t, a, s), wanted, rtol=1e-14, atol=1e-14)
+        wanted[b] = (
+            a[t[b]] * x_0[b] + s[t[b]] * eps[b]
+            if name == "q_sample"
+            else a[t[b]] * eps[b] - s[t[b]] * x_0[b]
+        )
+    assert np.allclose(
+        getattr(Q, f"{name}_forward")(x_0, eps, t, a, s), wanted, rtol=1e-14, atol=1e-14
+    )
 
 
 def test_weights_against_loops(rng):
     x, weight = rng.standard_normal((3, 5, 7)), rng.standard_normal(50)
     t = rng.integers(0, 50, 3).astype(np.int32)
-    assert np.array_equal(Q.weigh_forward(x, t, weight), np.stack([weight[t[b]] * x[b] for b in range(3)]))
+    assert np.array_equal(
+        Q.weigh_forward(x, t, weight), np.stack([weight[t[b]] * x[b] for b in range(3)])
+    )
 
 
 def test_velocity_is_the_turned_noise(rng):
     """x_0 = √ᾱ x_t - √(1 - ᾱ) v: what the sampler relies on."""
-    x_0, eps, t = rng.standard_normal((4, 6)), rng.standard_normal((4, 6)), np.array([0, 10, 30, 49], np.int32)
+    x_0, eps, t = (
+        rng.standard_normal((4, 6)),
+        rng.standard_normal((4, 6)),
+        np.array([0, 10, 30, 49], np.int32),
+    )
     a, s = tables()
     x_t, v = Q.q_sample_forward(x_0, eps, t, a, s), Q.velocity_forward(x_0, eps, t, a, s)
     assert np.allclose(a[t][:, None] * x_t - s[t][:, None] * v, x_0)

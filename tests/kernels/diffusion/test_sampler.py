@@ -11,14 +11,19 @@ SHAPE = (3, 5, 7)
 @pytest.mark.parametrize("terms", [1, 2, 3])
 def test_combine(rng, terms):
     scalars, arrays = rng.standard_normal(terms), rng.standard_normal((terms, *SHAPE))
-    assert np.allclose(S.combine(*zip(scalars, arrays, strict=True)), np.tensordot(scalars, arrays, 1), rtol=1e-13)
+    assert np.allclose(
+        S.combine(*zip(scalars, arrays, strict=True)), np.tensordot(scalars, arrays, 1), rtol=1e-13
+    )
 
 
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("extra", [0, 3], ids=["same_channels", "more_channels"])
 def test_estimate_x_0(rng, clip, extra):
-    x, prediction = rng.standard_normal(SHAPE), rng.standard_normal((*SHAPE[:-1], SHAPE[-1] + extra))
-    wanted = 0.7 * x - 1.9 * prediction[..., :SHAPE[-1]]
+    x, prediction = (
+        rng.standard_normal(SHAPE),
+        rng.standard_normal((*SHAPE[:-1], SHAPE[-1] + extra)),
+    )
+    wanted = 0.7 * x - 1.9 * prediction[..., : SHAPE[-1]]
     wanted = np.minimum(np.maximum(wanted, -1), 1) if clip else wanted
     assert np.allclose(S.estimate_x_0(x, prediction, (0.7, -1.9), clip), wanted, atol=1e-13)
 
@@ -30,23 +35,36 @@ def test_guide(engine, rng, scale, channels):
     wanted = c.copy()
     for k in range(channels):
         wanted[..., k] = scale * c[..., k] + (1 - scale) * u[..., k]
-    engine.check(S.guide(engine(c), engine(u), scale, channels), wanted, 1e-6, (1 + scale) * (np.abs(c) + np.abs(u)))
+    engine.check(
+        S.guide(engine(c), engine(u), scale, channels),
+        wanted,
+        1e-6,
+        (1 + scale) * (np.abs(c) + np.abs(u)),
+    )
 
 
 def test_learned_step(rng):
     x, x_0, noise = (rng.standard_normal(SHAPE) for _ in range(3))
     prediction = rng.uniform(-1, 1, (*SHAPE[:-1], 2 * SHAPE[-1]))
     low, high = math.log(0.01), math.log(0.3)
-    fraction = (prediction[..., SHAPE[-1]:] + 1) / 2
-    deviation = np.sqrt(0.3 ** fraction * 0.01 ** (1 - fraction))  # eq. 15, without the logarithms
+    fraction = (prediction[..., SHAPE[-1] :] + 1) / 2
+    deviation = np.sqrt(0.3**fraction * 0.01 ** (1 - fraction))  # eq. 15, without the logarithms
     wanted = 0.4 * x + 0.6 * x_0 + deviation * noise
-    assert np.allclose(S.learned_step(x, x_0, prediction, noise, (0.4, 0.6, low, high)), wanted, atol=1e-13)
+    assert np.allclose(
+        S.learned_step(x, x_0, prediction, noise, (0.4, 0.6, low, high)), wanted, atol=1e-13
+    )
 
 
 def test_blend(engine, rng):
-    mask, known, x = rng.integers(0, 2, SHAPE).astype(float), rng.standard_normal(SHAPE), rng.standard_normal(SHAPE)
+    mask, known, x = (
+        rng.integers(0, 2, SHAPE).astype(float),
+        rng.standard_normal(SHAPE),
+        rng.standard_normal(SHAPE),
+    )
     x[mask == 1] = np.inf  # what was made where the image is known does not matter, whatever it is
-    wanted = np.array([k if m else y for m, k, y in zip(mask.flat, known.flat, x.flat, strict=True)]).reshape(SHAPE)
+    wanted = np.array(
+        [k if m else y for m, k, y in zip(mask.flat, known.flat, x.flat, strict=True)]
+    ).reshape(SHAPE)
     engine.check(S.blend(engine(mask), engine(known), engine(x)), wanted.astype(np.float32), 0)
 
 
@@ -59,7 +77,8 @@ def test_model_input(engine, rng, copies):
 
 
 def test_numbers_may_lie_on_the_engine(engine, rng):
-    """A step's numbers in an array, from the place on where its own begin, give the bits of Python's floats."""
+    """A step's numbers in an array, from the place on where its own begin, give the bits of
+    Python's floats."""
     x, u = (engine(rng.standard_normal((2, 3, 4))) for _ in range(2))
     row = engine(np.array([9.0, 0.3, -1.7, 4.0]))
     engine.check_equal(S.weighted_sum(row[1:3], x, u), S.combine((0.3, x), (-1.7, u)))
@@ -67,11 +86,20 @@ def test_numbers_may_lie_on_the_engine(engine, rng):
 
 
 def test_references_keep_float32_and_their_inputs(rng):
-    x, wide = rng.standard_normal((2, 3)).astype(np.float32), rng.standard_normal((2, 6)).astype(np.float32)
+    x, wide = (
+        rng.standard_normal((2, 3)).astype(np.float32),
+        rng.standard_normal((2, 6)).astype(np.float32),
+    )
     kept = x.copy(), wide.copy()
-    results = [S.combine((0.5, x)), S.combine((0.5, x), (2.0, x), (1.0, x)), S.estimate_x_0(x, wide, (1.0, -3.0)),
-               S.estimate_x_0(x, wide, (0.0, 1.0)), S.guide(wide, wide, 3.0, 2), S.blend(x, x, x),
-               S.learned_step(x, x, wide, x, (0.5, 0.5, -3.0, -2.0))]
+    results = [
+        S.combine((0.5, x)),
+        S.combine((0.5, x), (2.0, x), (1.0, x)),
+        S.estimate_x_0(x, wide, (1.0, -3.0)),
+        S.estimate_x_0(x, wide, (0.0, 1.0)),
+        S.guide(wide, wide, 3.0, 2),
+        S.blend(x, x, x),
+        S.learned_step(x, x, wide, x, (0.5, 0.5, -3.0, -2.0)),
+    ]
     assert all(r.dtype == np.float32 for r in results)
     for r in results:
         r.fill(9)

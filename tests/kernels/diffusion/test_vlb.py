@@ -12,21 +12,31 @@ WEIGHT = 1 / math.log(2)
 
 
 def make(rng, shape, far=0.5):
-    """A prediction some way off, pixels with many at the very edges, timesteps with the first among them."""
+    """A prediction some way off, pixels with many at the very edges, timesteps with the first among
+    them."""
     tables = Diffusion(1000)._bound_tables()
     target, x_0 = rng.standard_normal(shape), np.clip(1.5 * rng.standard_normal(shape), -1, 1)
-    prediction = np.concatenate((target + far * rng.standard_normal(shape), rng.standard_normal(shape)), axis=-1)
+    prediction = np.concatenate(
+        (target + far * rng.standard_normal(shape), rng.standard_normal(shape)), axis=-1
+    )
     t = rng.integers(0, 1000, shape[0]).astype(np.int32)
     t[::2] = 0
     return prediction, target, x_0, t, *tables
 
 
 def plain_term(error, v, x_0, t, k, low, width):
-    """The bound's term of one number, from the definitions of a divergence and of a bin, with math's functions."""
+    """The bound's term of one number, from the definitions of a divergence and of a bin, with
+    math's functions."""
     share, d = (v + 1) / 2, k[t] * error
     log_variance = share * (low[t] + width[t]) + (1 - share) * low[t]
     if t > 0:
-        return 0.5 * (log_variance - low[t] - 1 + math.exp(low[t] - log_variance) + d * d / math.exp(log_variance))
+        return 0.5 * (
+            log_variance
+            - low[t]
+            - 1
+            + math.exp(low[t] - log_variance)
+            + d * d / math.exp(log_variance)
+        )
 
     def cdf(z):
         return 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
@@ -42,7 +52,9 @@ def test_reference_against_the_definition(rng):
     total = 0.0
     for b, p, c in np.ndindex(target.shape):
         error = prediction[b, p, c] - target[b, p, c]
-        total += error**2 + WEIGHT * plain_term(error, prediction[b, p, 3 + c], x_0[b, p, c], t[b], *tables)
+        total += error**2 + WEIGHT * plain_term(
+            error, prediction[b, p, 3 + c], x_0[b, p, c], t[b], *tables
+        )
     got = V.hybrid_loss_forward_reference(*inputs, WEIGHT)
     assert got[0] == pytest.approx(total / target.size, rel=1e-6)
 
@@ -61,7 +73,8 @@ def test_gradient(rng):
 
 
 def test_the_true_posterior_costs_nothing():
-    """No error and v = -1, the smallest variance: the divergence is zero and so is its gradient in the mean."""
+    """No error and v = -1, the smallest variance: the divergence is zero and so is its gradient in
+    the mean."""
     tables = Diffusion(100)._bound_tables()
     target = np.zeros((3, 4))
     prediction = np.concatenate((target, -np.ones((3, 4))), axis=-1)
@@ -78,7 +91,9 @@ def test_pixels_far_from_the_mean_stay_finite(engine, rng):
 
 
 def test_wrong_arguments_say_so(engine):
-    prediction, target, x_0, t, *tables = (engine(a) for a in make(np.random.default_rng(0), (2, 3, 3)))
+    prediction, target, x_0, t, *tables = (
+        engine(a) for a in make(np.random.default_rng(0), (2, 3, 3))
+    )
     with pytest.raises(ValueError, match="twice its channels"):
         V.hybrid_loss_forward(target, target, x_0, t, *tables, 1.0)
     with pytest.raises(ValueError, match="t must be one int32"):

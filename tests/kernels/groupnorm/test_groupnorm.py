@@ -11,12 +11,28 @@ from numdiff.kernels.groupnorm import plan as planning
 from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS, counters
 from numdiff.kernels.groupnorm.one_pass_launch import one_pass_backward, one_pass_forward
 from numdiff.kernels.second_pass import add_parts
-from tests.conftest import large, numerical_gradient, on, quick, relative_error, shapes, versions, where
+from tests.conftest import (
+    large,
+    numerical_gradient,
+    on,
+    quick,
+    relative_error,
+    shapes,
+    versions,
+    where,
+)
 
 # (B, ..., C, groups)
-SHAPES = shapes(minimal=(1, 3, 4, 1), odd=(2, 3, 3, 8, 2), one_group=(3, 4, 4, 20, 1), not_aligned=(2, 7, 5, 30, 5),
-                groups_of_one=(2, 9, 8, 8), image=(2, 16, 16, 64, 32), large=(3, 37, 23, 192, 32),
-                wide=(1, 9, 9, 1536, 32))
+SHAPES = shapes(
+    minimal=(1, 3, 4, 1),
+    odd=(2, 3, 3, 8, 2),
+    one_group=(3, 4, 4, 20, 1),
+    not_aligned=(2, 7, 5, 30, 5),
+    groups_of_one=(2, 9, 8, 8),
+    image=(2, 16, 16, 64, 32),
+    large=(3, 37, 23, 192, 32),
+    wide=(1, 9, 9, 1536, 32),
+)
 USABLE = where(lambda version, shape: shape[-2] % {2: 4, 3: 8}.get(version, 1) == 0)
 SILU = pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 
@@ -37,34 +53,57 @@ def backward_reference(dy, x, weight, bias, groups, silu):
     """(dx, dweight, dbias) in float64."""
     _, mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
     dweight, dbias = np.zeros_like(weight), np.zeros_like(bias)
-    dx = GN.groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu)
+    dx = GN.groupnorm_backward_reference(
+        dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu
+    )
     return dx, dweight, dbias
 
 
 @SILU
 @pytest.mark.parametrize("dtype, tolerance", [(np.float32, 2e-6), (np.float64, 1e-12)], ids=str)
-@pytest.mark.parametrize("shape", [(5, 7, 5, 30, 5), (2, 3, 3, 600, 3)], ids=str)  # the second: a pixel is a span
+# the second: a pixel is a span
+@pytest.mark.parametrize("shape", [(5, 7, 5, 30, 5), (2, 3, 3, 600, 3)], ids=str)
 def test_cpu_engine_is_the_reference(rng, shape, dtype, tolerance, silu):
     *arrays, groups = make(rng, shape, offset=3.0)
     x, weight, bias, dy = (a.astype(dtype) for a in arrays)
     wide = [a.astype(np.float64) for a in (x, weight, bias)]
     want, mean, rstd = GN.groupnorm_forward_reference(*wide, groups, silu=silu)
-    for got, expected in zip(cpu.groupnorm_forward_cpu(x, weight, bias, groups, silu=silu), (want, mean, rstd),
-                             strict=True):
+    for got, expected in zip(
+        cpu.groupnorm_forward_cpu(x, weight, bias, groups, silu=silu),
+        (want, mean, rstd),
+        strict=True,
+    ):
         assert got.dtype == dtype and relative_error(got, expected) < tolerance
     for residual in (None, rng.standard_normal(x.shape).astype(dtype)):
         got, wanted = ([np.ones(shape[-2], kind) for _ in range(2)] for kind in (dtype, np.float64))
-        dx = cpu.groupnorm_backward_cpu(dy, x, weight, bias, mean.astype(dtype), rstd.astype(dtype), *got, groups, silu,
-                                        residual)
-        expected = GN.groupnorm_backward_reference(dy.astype(np.float64), *wide, mean, rstd, *wanted, groups, silu,
-                                                   residual)
-        assert all(relative_error(a, b) < tolerance for a, b in zip((dx, *got), (expected, *wanted), strict=True))
+        dx = cpu.groupnorm_backward_cpu(
+            dy,
+            x,
+            weight,
+            bias,
+            mean.astype(dtype),
+            rstd.astype(dtype),
+            *got,
+            groups,
+            silu,
+            residual,
+        )
+        expected = GN.groupnorm_backward_reference(
+            dy.astype(np.float64), *wide, mean, rstd, *wanted, groups, silu, residual
+        )
+        assert all(
+            relative_error(a, b) < tolerance
+            for a, b in zip((dx, *got), (expected, *wanted), strict=True)
+        )
 
 
 def test_an_image_has_the_same_bits_in_every_batch(rng):
     x, weight, bias, _, groups = make(rng, (5, 7, 5, 30, 5), offset=3.0)
     x, weight, bias = (a.astype(np.float32) for a in (x, weight, bias))
-    alone = [cpu.groupnorm_forward_cpu(x[i:i + 1], weight, bias, groups, silu=True)[0] for i in range(5)]
+    alone = [
+        cpu.groupnorm_forward_cpu(x[i : i + 1], weight, bias, groups, silu=True)[0]
+        for i in range(5)
+    ]
     together, _, _ = cpu.groupnorm_forward_cpu(x, weight, bias, groups, silu=True)
     np.testing.assert_array_equal(np.concatenate(alone), together)
 
@@ -77,9 +116,14 @@ def test_an_image_has_the_same_bits_in_every_batch(rng):
 def test_forward(engine, rng, shape, version, silu):
     x, weight, bias, _, groups = make(rng, shape)
     want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
-    runs = [GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=silu, version=version)
-            for _ in range(engine.repeats)]
-    parts = np.abs(x).reshape(shape[0], -1, groups, shape[-2] // groups)  # of a mean, which may be nearly 0
+    runs = [
+        GN.groupnorm_forward(
+            engine(x), engine(weight), engine(bias), groups, silu=silu, version=version
+        )
+        for _ in range(engine.repeats)
+    ]
+    # of a mean, which may be nearly 0
+    parts = np.abs(x).reshape(shape[0], -1, groups, shape[-2] // groups)
     sizes = want[0], parts.mean((1, 3)).reshape(want[1].shape), want[2]
     for got, again, expected, size in zip(runs[0], runs[-1], want, sizes, strict=True):
         engine.check(got, expected, 1e-5, size)
@@ -109,12 +153,25 @@ def test_backward(engine, rng, shape, version, silu):
     runs = []
     for _ in range(engine.repeats):
         dweight, dbias = engine(weight), engine(bias)  # not zero: gradients are added
-        dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), engine(mean), engine(rstd),
-                                   dweight, dbias, groups, silu=silu, residual=residual if residual is None else
-                                   engine(residual), version=version)
+        dx = GN.groupnorm_backward(
+            engine(dy),
+            engine(x),
+            engine(weight),
+            engine(bias),
+            engine(mean),
+            engine(rstd),
+            dweight,
+            dbias,
+            groups,
+            silu=silu,
+            residual=residual if residual is None else engine(residual),
+            version=version,
+        )
         runs.append((dx, dweight, dbias))
     dx = want[0] if residual is None else want[0] + residual
-    for got, again, expected in zip(runs[0], runs[-1], (dx, weight + want[1], bias + want[2]), strict=True):
+    for got, again, expected in zip(
+        runs[0], runs[-1], (dx, weight + want[1], bias + want[2]), strict=True
+    ):
         engine.check(got, expected, 1e-5)
         engine.check_equal(got, again)
 
@@ -122,7 +179,8 @@ def test_backward(engine, rng, shape, version, silu):
 @large
 @versions(1, 2, 3)
 def test_large_mean_keeps_its_digits(engine, rng, version):
-    """Mean 1000, deviation 2, and the first pixel far away: E[x²] - E[x]² would have no digit left in float32."""
+    """Mean 1000, deviation 2, and the first pixel far away: E[x²] - E[x]² would have no digit left
+    in float32."""
     x, weight, bias, _, groups = make(rng, (2, 40, 40, 64, 32), offset=1000.0)
     x[:, 0, 0] = 0
     x = x.astype(np.float32)
@@ -138,25 +196,44 @@ def test_several_chunks(engine, rng, monkeypatch):
     x, weight, bias, dy, groups = make(rng, (1, 70, 128, 2))
     want = GN.groupnorm_forward(x, weight, bias, groups, silu=True)
     assert R.cut(1, 70, 128, 4)[3] == 2
-    got = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=True, version=2)
+    got = GN.groupnorm_forward(
+        engine(x), engine(weight), engine(bias), groups, silu=True, version=2
+    )
     for a, b in zip(got, want, strict=True):
         engine.check(a, b, 1e-5)
     dweight, dbias = engine.zeros(128), engine.zeros(128)
-    dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), got[1], got[2], dweight, dbias,
-                               groups, silu=True, version=2)
-    for a, b in zip((dx, dweight, dbias), backward_reference(dy, x, weight, bias, groups, True), strict=True):
+    dx = GN.groupnorm_backward(
+        engine(dy),
+        engine(x),
+        engine(weight),
+        engine(bias),
+        got[1],
+        got[2],
+        dweight,
+        dbias,
+        groups,
+        silu=True,
+        version=2,
+    )
+    for a, b in zip(
+        (dx, dweight, dbias), backward_reference(dy, x, weight, bias, groups, True), strict=True
+    ):
         engine.check(a, b, 1e-5)
 
 
-# Version 3 ------------------------------------------------------------------------------------------------------------
+# Version 3 ----------------------------------------------------------------------------------------
+
 
 def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=None):
-    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping `turns` iterations; and the two plans.
+    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping `turns` iterations;
+    and the two plans.
 
     seam: x, dx and the residual are in two arrays
     """
-    x, weight, bias, dy, residual = (two(engine, a, seam) if seam and a.ndim > 1 and k != 3 else engine(a)
-                                     for k, a in enumerate(arrays))
+    x, weight, bias, dy, residual = (
+        two(engine, a, seam) if seam and a.ndim > 1 and k != 3 else engine(a)
+        for k, a in enumerate(arrays)
+    )
     B, C = x.shape[0], x.shape[-1]
 
     def plan(backward):
@@ -167,59 +244,88 @@ def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=No
 
     y, mean, rstd = one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan(False))
     dweight, dbias = engine.zeros(C), engine.zeros(C)
-    dx = one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True), residual)
+    dx = one_pass_backward(
+        dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True), residual
+    )
     assert not download(counters(dy.backend)).any()  # as the next launch needs them
     return (y, mean, rstd, dx.joined() if seam else dx, dweight, dbias), (plan(False), plan(True))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("shape, tile, threads, turns, again", [
-    pytest.param((3, 3, 3, 16, 4), 8, 32, 9, False, id="tiles"),
-    pytest.param((1, 5, 7, 24, 8), 24, 96, 9, False, id="odd_lanes"),
-    pytest.param((1, 9, 64, 16), 64, 32, 9, False, id="few_rows"),
-    pytest.param((1, 49, 16, 1), 16, 64, 9, False, id="threads_share_a_channel"),
-    pytest.param((1, 150, 8, 2), 8, 32, 9, False, id="more_turns_than_parts"),
-    pytest.param((1, 150, 8, 1), 8, 32, 3, True, id="reads_again")])
+@pytest.mark.parametrize(
+    "shape, tile, threads, turns, again",
+    [
+        pytest.param((3, 3, 3, 16, 4), 8, 32, 9, False, id="tiles"),
+        pytest.param((1, 5, 7, 24, 8), 24, 96, 9, False, id="odd_lanes"),
+        pytest.param((1, 9, 64, 16), 64, 32, 9, False, id="few_rows"),
+        pytest.param((1, 49, 16, 1), 16, 64, 9, False, id="threads_share_a_channel"),
+        pytest.param((1, 150, 8, 2), 8, 32, 9, False, id="more_turns_than_parts"),
+        pytest.param((1, 150, 8, 1), 8, 32, 3, True, id="reads_again"),
+    ],
+)
 @on()
 @quick(lambda engine, dtype: engine != "emulator" or dtype == np.float16)
 def test_one_pass(engine, rng, dtype, shape, tile, threads, turns, again):
     x, weight, bias, dy, groups = make(rng, shape)
     x, dy, residual = x.astype(dtype), dy.astype(dtype), rng.standard_normal(x.shape).astype(dtype)
-    runs = [one_pass_results(engine, (x, weight, bias, dy, residual), groups, True, tile, threads, turns)
-            for _ in range(engine.repeats)]
+    runs = [
+        one_pass_results(
+            engine, (x, weight, bias, dy, residual), groups, True, tile, threads, turns
+        )
+        for _ in range(engine.repeats)
+    ]
     P = x.size // (len(x) * x.shape[-1])
     assert all((plan.held < P) == again for plan in runs[0][1])
     x, dy = x.astype(np.float64), dy.astype(np.float64)
-    want = [*GN.groupnorm_forward(x, weight, bias, groups, silu=True),
-            *backward_reference(dy, x, weight, bias, groups, True)]
+    want = [
+        *GN.groupnorm_forward(x, weight, bias, groups, silu=True),
+        *backward_reference(dy, x, weight, bias, groups, True),
+    ]
     want[3] = want[3] + residual
     for k, (got, second, expected) in enumerate(zip(runs[0][0], runs[-1][0], want, strict=True)):
         engine.check(got, expected, 1e-3 if dtype == np.float16 and k in (0, 3) else 1e-5)
         engine.check_equal(got, second)
     if shape[-2] > 8:
         arrays = x.astype(dtype), weight, bias, dy.astype(dtype), residual
-        parts, _ = one_pass_results(engine, arrays, groups, True, tile, threads, turns, seam=shape[-2] - 8)
+        parts, _ = one_pass_results(
+            engine, arrays, groups, True, tile, threads, turns, seam=shape[-2] - 8
+        )
         for got, joined in zip(parts, runs[0][0], strict=True):
             engine.check_equal(got, joined)
 
 
 def half_results(engine, arrays, groups, silu, backward, part, team, near, cluster, seam=None):
-    """What version 3 in 16 bits gives, `part` channels a warp, `near` turns in registers, `cluster` blocks: (y, mean,
-    rstd), or (dx, dweight, dbias)."""
-    x, weight, bias, dy, residual, mean, rstd = (two(engine, a, seam) if seam and k in (0, 4) else engine(a)
-                                                 for k, a in enumerate(arrays))
+    """What version 3 in 16 bits gives, `part` channels a warp, `near` turns in registers, `cluster`
+    blocks: (y, mean, rstd), or (dx, dweight, dbias)."""
+    x, weight, bias, dy, residual, mean, rstd = (
+        two(engine, a, seam) if seam and k in (0, 4) else engine(a) for k, a in enumerate(arrays)
+    )
     B, C = x.shape[0], x.shape[-1]
     P = x.size // (B * C)
     sizes = B, P, C, C // groups, backward, part, team
     plan = planning.make_plan_half(*sizes, 1 << 20, 132, cluster)
     limit = plan.shared - near * 4 * plan.rows * plan.tile
     plan = planning.make_plan_half(*sizes, limit, 132, cluster)
-    assert plan.near == near and plan.blocks == cluster and plan.folded == (near > 0 and team % 2 == 0)
+    assert (
+        plan.near == near and plan.blocks == cluster and plan.folded == (near > 0 and team % 2 == 0)
+    )
     if not backward:
         return one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan)
     dweight, dbias = engine.zeros(C), engine.zeros(C)
-    dx = one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan,
-                           residual if silu else None)
+    dx = one_pass_backward(
+        dy,
+        x,
+        weight,
+        bias,
+        mean,
+        rstd,
+        dweight,
+        dbias,
+        groups,
+        silu,
+        plan,
+        residual if silu else None,
+    )
     return dx.joined() if seam else dx, dweight, dbias
 
 
@@ -229,42 +335,77 @@ def test_gradients_that_are_neighbours_take_one_sum(engine, rng, monkeypatch):
     x, weight, bias, dy, groups = make(rng, (3, 2, 4, 32, 8))
     mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups)[1:]
     counts = []
-    monkeypatch.setattr(one_pass_launch, "add_parts",
-                        lambda sums, waits, plain=add_parts: counts.append(len(sums)) or plain(sums, waits))
+    monkeypatch.setattr(
+        one_pass_launch,
+        "add_parts",
+        lambda sums, waits, plain=add_parts: counts.append(len(sums)) or plain(sums, waits),
+    )
 
     def run(dweight, dbias):
-        dx = GN.groupnorm_backward(engine(dy, np.float16), engine(x, np.float16), engine(weight), engine(bias),
-                                   engine(mean), engine(rstd), dweight, dbias, groups, silu=True, version=3)
+        dx = GN.groupnorm_backward(
+            engine(dy, np.float16),
+            engine(x, np.float16),
+            engine(weight),
+            engine(bias),
+            engine(mean),
+            engine(rstd),
+            dweight,
+            dbias,
+            groups,
+            silu=True,
+            version=3,
+        )
         return dx, dweight, dbias
 
     both = engine.zeros(64)
-    for got, want in zip(run(both[:32], both[32:]), run(engine.zeros(32), engine.zeros(32)), strict=True):
+    for got, want in zip(
+        run(both[:32], both[32:]), run(engine.zeros(32), engine.zeros(32)), strict=True
+    ):
         engine.check_equal(got, want)
     assert counts == [1, 2]
 
 
-HALVES = {  # shape and groups, channels of a warp, warps of a part, turns in registers, blocks of a cluster
-    "tiles": ((3, 3, 3, 32, 8), 16, 1, 0, 1), "odd_pixels": ((2, 7, 13, 16, 16), 16, 4, 0, 1),
-    "many_turns": ((1, 180, 16, 1), 16, 2, 0, 1), "many_samples": ((17, 5, 16, 2), 16, 1, 0, 1),
-    "groups_of_six": ((1, 35, 96, 16), 16, 2, 0, 1), "groups_of_ten": ((1, 20, 80, 8), 16, 1, 0, 1),
-    "cluster_of_two": ((1, 66, 32, 8), 16, 2, 0, 2), "cluster_of_four": ((1, 20, 48, 8), 16, 1, 0, 4),
-    "wide_tiles": ((2, 5, 5, 64, 16), 32, 2, 0, 1), "wide_one_group": ((1, 41, 32, 1), 32, 3, 0, 1),
-    "wide_groups_of_six": ((1, 19, 96, 16), 32, 2, 0, 1), "wide_cluster_of_two": ((2, 38, 64, 8), 32, 2, 0, 2),
+# shape and groups, channels of a warp, warps of a part, turns in registers, blocks of a cluster
+HALVES = {
+    "tiles": ((3, 3, 3, 32, 8), 16, 1, 0, 1),
+    "odd_pixels": ((2, 7, 13, 16, 16), 16, 4, 0, 1),
+    "many_turns": ((1, 180, 16, 1), 16, 2, 0, 1),
+    "many_samples": ((17, 5, 16, 2), 16, 1, 0, 1),
+    "groups_of_six": ((1, 35, 96, 16), 16, 2, 0, 1),
+    "groups_of_ten": ((1, 20, 80, 8), 16, 1, 0, 1),
+    "cluster_of_two": ((1, 66, 32, 8), 16, 2, 0, 2),
+    "cluster_of_four": ((1, 20, 48, 8), 16, 1, 0, 4),
+    "wide_tiles": ((2, 5, 5, 64, 16), 32, 2, 0, 1),
+    "wide_one_group": ((1, 41, 32, 1), 32, 3, 0, 1),
+    "wide_groups_of_six": ((1, 19, 96, 16), 32, 2, 0, 1),
+    "wide_cluster_of_two": ((2, 38, 64, 8), 32, 2, 0, 2),
     "wide_cluster_of_eight_groups_of_six": ((1, 40, 96, 16), 32, 1, 0, 8),
-    "one_turn_in_registers": ((1, 96, 32, 4), 16, 2, 1, 1), "two_turns_in_registers": ((1, 96, 16, 2), 16, 1, 2, 1),
+    "one_turn_in_registers": ((1, 96, 32, 4), 16, 2, 1, 1),
+    "two_turns_in_registers": ((1, 96, 16, 2), 16, 1, 2, 1),
     "cluster_of_eight_with_registers": ((1, 256, 16, 4), 16, 1, 1, 8),
     "wide_two_turns_in_registers": ((1, 64, 32, 4), 32, 2, 2, 1),
-    "wide_cluster_with_registers": ((1, 96, 32, 4), 32, 2, 1, 2)}
-QUICK = ("odd_pixels", "wide_groups_of_six", "wide_cluster_of_two", "one_turn_in_registers",
-         "wide_cluster_with_registers")
+    "wide_cluster_with_registers": ((1, 96, 32, 4), 32, 2, 1, 2),
+}
+QUICK = (
+    "odd_pixels",
+    "wide_groups_of_six",
+    "wide_cluster_of_two",
+    "one_turn_in_registers",
+    "wide_cluster_with_registers",
+)
 
 
 @SILU
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("name", HALVES)  # SiLU and the residual concern the turns in registers alone
+# SiLU and the residual concern the turns in registers alone
+@pytest.mark.parametrize("name", HALVES)
 @on()
-@where(lambda engine, name, silu, backward: (backward or not HALVES[name][3]) and (
-    engine != "emulator" or silu or HALVES[name][3] or name == "tiles"))
+@where(
+    lambda engine, name, silu, backward: (
+        (backward or not HALVES[name][3])
+        and (engine != "emulator" or silu or HALVES[name][3] or name == "tiles")
+    )
+)
 @quick(lambda engine, name, silu, backward: engine != "emulator" or silu and name in QUICK)
 def test_by_parts(engine, rng, name, silu, backward):
     shape, *cut = HALVES[name]
@@ -274,7 +415,9 @@ def test_by_parts(engine, rng, name, silu, backward):
     y, mean, rstd = GN.groupnorm_forward_reference(wide, weight, bias, groups, silu=silu)
     arrays = x, weight, bias, dy, residual, mean, rstd
     seams = *[None] * engine.repeats, x.shape[-1] // 16 * 8
-    first, *others = (half_results(engine, arrays, groups, silu, backward, *cut, seam) for seam in seams)
+    first, *others = (
+        half_results(engine, arrays, groups, silu, backward, *cut, seam) for seam in seams
+    )
     want = [y, mean, rstd]
     if backward:
         want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
@@ -301,19 +444,40 @@ def test_the_first_pixel_may_be_far_off(engine, rng, outlier):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("shape", [pytest.param((1, 3, 7, 16, 16), id="odd_pixels"),
-                                   pytest.param((1, 96, 16, 2), id="near"), pytest.param((1, 2, 3, 8, 2), id="narrow")])
-@quick(lambda engine, shape, dtype: engine != "emulator" or dtype == np.float16 or shape[1] != 96)  # as odd_pixels
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((1, 3, 7, 16, 16), id="odd_pixels"),
+        pytest.param((1, 96, 16, 2), id="near"),
+        pytest.param((1, 2, 3, 8, 2), id="narrow"),
+    ],
+)
+# as odd_pixels
+@quick(lambda engine, shape, dtype: engine != "emulator" or dtype == np.float16 or shape[1] != 96)
 def test_two_residuals_are_as_their_sum(engine, rng, shape, dtype):
     """The same bits: their sum is rounded, whichever kernel adds them."""
     x, weight, bias, dy, groups = make(rng, shape)
     x, dy, *residuals = (a.astype(dtype) for a in (x, dy, *rng.standard_normal((2, *x.shape))))
-    _, mean, rstd = GN.groupnorm_forward_reference(x.astype(np.float64), weight, bias, groups, silu=True)
+    _, mean, rstd = GN.groupnorm_forward_reference(
+        x.astype(np.float64), weight, bias, groups, silu=True
+    )
 
     def run(*given):
         dweight, dbias = engine(weight), engine(bias)
-        dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), engine(mean), engine(rstd),
-                                   dweight, dbias, groups, silu=True, residual=given[0], second=(*given, None)[1])
+        dx = GN.groupnorm_backward(
+            engine(dy),
+            engine(x),
+            engine(weight),
+            engine(bias),
+            engine(mean),
+            engine(rstd),
+            dweight,
+            dbias,
+            groups,
+            silu=True,
+            residual=given[0],
+            second=(*given, None)[1],
+        )
         return dx, dweight, dbias
 
     a, b = map(engine, residuals)
@@ -325,10 +489,14 @@ def test_two_residuals_are_as_their_sum(engine, rng, shape, dtype):
 
 @SILU
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("shape, seam", [
-    pytest.param((2, 3, 3, 16, 4), 8, id="between_groups"),
-    pytest.param((2, 9, 24, 2), 16, id="inside_a_group"),
-    pytest.param((1, 2, 3, 16, 2), 12, id="joined_first")])
+@pytest.mark.parametrize(
+    "shape, seam",
+    [
+        pytest.param((2, 3, 3, 16, 4), 8, id="between_groups"),
+        pytest.param((2, 9, 24, 2), 16, id="inside_a_group"),
+        pytest.param((1, 2, 3, 16, 2), 12, id="joined_first"),
+    ],
+)
 @quick(lambda engine, silu: engine != "emulator" or silu)
 def test_two_arrays_are_read_as_one(engine, rng, shape, seam, dtype, silu):
     """By the launcher's choice: version 3 if the seam is a multiple of eight, else after a copy."""
@@ -337,8 +505,19 @@ def test_two_arrays_are_read_as_one(engine, rng, shape, seam, dtype, silu):
     pair, before = two(engine, x, seam), two(engine, residual, seam) if silu else None
     y, mean, rstd = GN.groupnorm_forward(pair, engine(weight), engine(bias), groups, silu=silu)
     dweight, dbias = engine(weight), engine(bias)
-    dx = GN.groupnorm_backward(engine(dy), pair, engine(weight), engine(bias), mean, rstd, dweight, dbias, groups,
-                               silu=silu, residual=before)
+    dx = GN.groupnorm_backward(
+        engine(dy),
+        pair,
+        engine(weight),
+        engine(bias),
+        mean,
+        rstd,
+        dweight,
+        dbias,
+        groups,
+        silu=silu,
+        residual=before,
+    )
     assert isinstance(dx, Pair) and [part.shape for part in dx] == [part.shape for part in pair]
     wide = x.astype(np.float64)
     want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
@@ -347,15 +526,25 @@ def test_two_arrays_are_read_as_one(engine, rng, shape, seam, dtype, silu):
     rounding = 1e-3 if dtype == np.float16 else 1e-5
     if engine.name == "cpu" and dtype == np.float16:
         return  # which never computes in float16
-    engine.check(y, GN.groupnorm_forward_reference(wide, weight, bias, groups, silu=silu)[0], rounding)
+    engine.check(
+        y, GN.groupnorm_forward_reference(wide, weight, bias, groups, silu=silu)[0], rounding
+    )
     engine.check(dx.a, want[0][..., :seam], rounding)
     engine.check(dx.b, want[0][..., seam:], rounding)
     engine.check(dweight, weight + want[1], 1e-4 if dtype == np.float16 else 1e-5)
     engine.check(dbias, bias + want[2], 1e-4 if dtype == np.float16 else 1e-5)
 
 
-UNET = [(size, C) for size, channels in ((64, (64, 128, 192)), (32, (64, 128, 192, 256, 320)),
-                                         (16, (128, 192, 320, 384, 448)), (8, (192, 256, 448, 512))) for C in channels]
+UNET = [
+    (size, C)
+    for size, channels in (
+        (64, (64, 128, 192)),
+        (32, (64, 128, 192, 256, 320)),
+        (16, (128, 192, 320, 384, 448)),
+        (8, (192, 256, 448, 512)),
+    )
+    for C in channels
+]
 
 
 def with_statistics(engine, rng, shape, offset=0.0):
@@ -364,9 +553,18 @@ def with_statistics(engine, rng, shape, offset=0.0):
     return x, engine(x, np.float16), engine(normalise.channel_statistics_reference(x), np.float32)
 
 
-@pytest.mark.parametrize("shape, groups", [((2, 8, 16, 32), 4), ((1, 16, 8, 24), 12), ((3, 8, 8, 448), 32),
-                                           ((2, 64, 64, 64), 32), ((32, 32, 32, 320), 32), ((5, 48, 48, 72), 36)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "shape, groups",
+    [
+        ((2, 8, 16, 32), 4),
+        ((1, 16, 8, 24), 12),
+        ((3, 8, 8, 448), 32),
+        ((2, 64, 64, 64), 32),
+        ((32, 32, 32, 320), 32),
+        ((5, 48, 48, 72), 36),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("offset", [0.0, 40.0])
 @SILU
 @on()
@@ -378,36 +576,53 @@ def test_known_statistics(engine, rng, shape, groups, offset, silu):
     _, weight, bias, _, _ = make(rng, (1, shape[-1], groups))
     want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
     asked = (None if offset else 4,) if engine.name == "emulator" else (4, None)
-    runs = [GN.groupnorm_forward(x_, engine(weight), engine(bias), groups, silu=silu, statistics=known, version=version)
-            for version in asked]
+    runs = [
+        GN.groupnorm_forward(
+            x_, engine(weight), engine(bias), groups, silu=silu, statistics=known, version=version
+        )
+        for version in asked
+    ]
     tolerances = 1e-3, 1e-5, 1e-4 if offset else 1e-5
     for got, again, expected, tolerance in zip(runs[0], runs[-1], want, tolerances, strict=True):
         engine.check(got, expected, tolerance)
         engine.check_equal(got, again)
 
 
-@pytest.mark.parametrize("sizes, channels, groups", [((8, 16), (16, 8), 4), ((8, 8), (8, 8), 8),
-                                                     ((32, 64), (128, 64), 32)], ids=str)
+@pytest.mark.parametrize(
+    "sizes, channels, groups",
+    [((8, 16), (16, 8), 4), ((8, 8), (8, 8), 8), ((32, 64), (128, 64), 32)],
+    ids=str,
+)
 @on()
 @where(lambda engine, sizes: engine == "cuda" or sizes[1] <= 16)
 def test_known_statistics_of_two_arrays(engine, rng, sizes, channels, groups):
-    """…of which the first was made larger: its statistics are those of the small image. A group spans both."""
+    """…of which the first was made larger: its statistics are those of the small image. A group
+    spans both."""
     (small, _, known), (x_2, second, known_2) = (
         with_statistics(engine, rng, (2, size, size, c), offset)
-        for size, c, offset in zip(sizes, channels, (0.0, 3.0), strict=True))
+        for size, c, offset in zip(sizes, channels, (0.0, 3.0), strict=True)
+    )
     for axis in (1, 2):
         small = small.repeat(sizes[1] // sizes[0], axis=axis)
     x = np.concatenate((small, x_2), axis=-1)
     _, weight, bias, _, _ = make(rng, (1, sum(channels), groups))
     want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=True)
-    got = GN.groupnorm_forward(Pair(engine(small, np.float16), second), engine(weight), engine(bias), groups, silu=True,
-                               version=4, statistics=(known, known_2))
+    got = GN.groupnorm_forward(
+        Pair(engine(small, np.float16), second),
+        engine(weight),
+        engine(bias),
+        groups,
+        silu=True,
+        version=4,
+        statistics=(known, known_2),
+    )
     for result, expected, tolerance in zip(got, want, (1e-3, 1e-5, 1e-5), strict=True):
         engine.check(result, expected, tolerance)
 
 
 def test_where_statistics_are_of_no_use(engine, rng):
-    """Groups of an odd number of channels, float32 and the CPU engine read x as ever; version 4 says why it cannot."""
+    """Groups of an odd number of channels, float32 and the CPU engine read x as ever; version 4
+    says why it cannot."""
     x, x_, known = with_statistics(engine, rng, (1, 8, 8, 24))
     weight, bias = engine(np.ones(24)), engine(np.zeros(24))
     want = GN.groupnorm_forward_reference(x, np.ones(24), np.zeros(24), 8)
@@ -420,18 +635,22 @@ def test_where_statistics_are_of_no_use(engine, rng):
 
 
 def test_blocks_of_known_statistics():
-    """Whole warps, rows that share a pair of channels, and blocks enough for an H100 where there are pixels enough."""
+    """Whole warps, rows that share a pair of channels, and blocks enough for an H100 where there
+    are pixels enough."""
     for C in range(8, 2049, 8):
         rows, _ = normalise.block_shape(32, 4096, C, 132) or (None, None)
         if rows is None:
             assert C > 512 or C % 64
         else:
             assert rows * C // 8 % 32 == 0 and rows % 4 == 0 and rows * C // 8 <= 512
-    assert normalise.block_shape(32, 4096, 64, 132) == (64, 8) and normalise.block_shape(32, 64, 256, 132) == (8, 4)
+    assert normalise.block_shape(32, 4096, 64, 132) == (64, 8) and normalise.block_shape(
+        32, 64, 256, 132
+    ) == (8, 4)
 
 
 def test_plans():
-    """Every UNet shape has one; none needs more than a block may have; whole warps, whole groups, every pixel."""
+    """Every UNet shape has one; none needs more than a block may have; whole warps, whole groups,
+    every pixel."""
     for size, C in UNET:
         for itemsize in (2, 4):
             for backward in (False, True):
@@ -439,9 +658,15 @@ def test_plans():
                 plan = planning.choose_plan(32, P, C, width, itemsize, backward)
                 P //= plan.blocks
                 threads = plan.tile // 8 * plan.rows
-                assert not plan.part or (itemsize == 2 and plan.tile % plan.part == plan.rows % (256 // plan.part) == 0
-                                         and (plan.near == 0 or backward and P % plan.rows == 0))
-                assert C % plan.tile == plan.tile % width == plan.tile % 8 == 0 and plan.shared <= 227 << 10
+                assert not plan.part or (
+                    itemsize == 2
+                    and plan.tile % plan.part == plan.rows % (256 // plan.part) == 0
+                    and (plan.near == 0 or backward and P % plan.rows == 0)
+                )
+                assert (
+                    C % plan.tile == plan.tile % width == plan.tile % 8 == 0
+                    and plan.shared <= 227 << 10
+                )
                 assert threads % 32 == 0 and threads <= planning.MAX_THREADS and plan.rows % 4 == 0
                 assert plan.held == P or plan.held % plan.rows == 0
                 assert plan.share % plan.rows == 0
@@ -450,16 +675,30 @@ def test_plans():
                 assert plan.team_bits == 0 or 2 * plan.tile << plan.team_bits <= threads
                 assert plan.ring * itemsize % 16 == 0
     wide = planning.choose_plan(32, 64 * 64, 192, 6, 2, True)
-    assert (wide.tile, wide.blocks) == (96, 8) and planning.choose_plan(8, 128 * 128, 64, 2, 2, True).blocks == 8
+    assert (wide.tile, wide.blocks) == (96, 8) and planning.choose_plan(
+        8, 128 * 128, 64, 2, 2, True
+    ).blocks == 8
     assert planning.choose_plan(32, 64 * 64, 192, 6, 2, True, clusters=False).blocks == 1
-    assert planning.choose_plan(1, 9, 31 * 8, 31 * 8, 4, False) is None  # 31 threads a row: whole warps need 992
+    # 31 threads a row: whole warps need 992
+    assert planning.choose_plan(1, 9, 31 * 8, 31 * 8, 4, False) is None
 
 
 def test_version_2_follows_its_measurements():
     """µs on an H100, batch 32, with SiLU: what version 3's forecast is held against."""
-    half = ((64, 64, 31.4, 57.7), (64, 192, 89.8, 143.9), (32, 128, 22.3, 37.3), (32, 320, 41.9, 75.8),
-            (16, 448, 23.4, 36.2), (8, 256, 13.3, 18.7))
-    single = ((64, 64, 49.3, 79.4), (64, 192, 127.5, 199.5), (32, 320, 62.9, 97.3), (8, 256, 12.6, 17.6))
+    half = (
+        (64, 64, 31.4, 57.7),
+        (64, 192, 89.8, 143.9),
+        (32, 128, 22.3, 37.3),
+        (32, 320, 41.9, 75.8),
+        (16, 448, 23.4, 36.2),
+        (8, 256, 13.3, 18.7),
+    )
+    single = (
+        (64, 64, 49.3, 79.4),
+        (64, 192, 127.5, 199.5),
+        (32, 320, 62.9, 97.3),
+        (8, 256, 12.6, 17.6),
+    )
     for itemsize, rows in ((2, half), (4, single)):
         for size, C, forward, backward in rows:
             for measured, back in ((forward, False), (backward, True)):
@@ -469,8 +708,15 @@ def test_version_2_follows_its_measurements():
 
 def test_float32_takes_tiles_of_two_sectors():
     """…and version 2 for large images, where they find no room: as measured on an H100."""
-    for size, C, backward, best in ((64, 64, True, 2), (64, 128, False, 2), (64, 192, True, 2), (32, 64, False, 16),
-                                    (32, 128, True, 32), (32, 256, True, 32), (16, 128, False, 32)):
+    for size, C, backward, best in (
+        (64, 64, True, 2),
+        (64, 128, False, 2),
+        (64, 192, True, 2),
+        (32, 64, False, 16),
+        (32, 128, True, 32),
+        (32, 256, True, 32),
+        (16, 128, False, 32),
+    ):
         plan = planning.choose_plan(32, size * size, C, C // 32, 4, backward)
         slower = plan.ns > planning.version_2_estimate(32, size * size, C, 4, backward)
         assert (2 if slower else plan.tile) == best
@@ -482,8 +728,9 @@ def test_sectors_of_a_pixel():
 
 
 def test_few_blocks_take_version_2():
-    assert (planning.choose_plan(1, 256 * 256, 64, 2, 2, False).ns
-            > planning.version_2_estimate(1, 256 * 256, 64, 2, False))
+    assert planning.choose_plan(1, 256 * 256, 64, 2, 2, False).ns > planning.version_2_estimate(
+        1, 256 * 256, 64, 2, False
+    )
 
 
 @SILU
@@ -494,9 +741,15 @@ def test_reference_against_the_definition(rng, silu):
         c = slice(3 * g, 3 * g + 3)
         part = x[b, :, :, c]
         z = (part - part.mean()) / np.sqrt(part.var() + 1e-3) * weight[c] + bias[c]
-        np.testing.assert_allclose(y[b, :, :, c], z / (1 + np.exp(-z)) if silu else z, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose([mean[b, g], rstd[b, g]], [part.mean(), 1 / np.sqrt(part.var() + 1e-3)], rtol=1e-12,
-                                   atol=1e-13)
+        np.testing.assert_allclose(
+            y[b, :, :, c], z / (1 + np.exp(-z)) if silu else z, rtol=1e-12, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            [mean[b, g], rstd[b, g]],
+            [part.mean(), 1 / np.sqrt(part.var() + 1e-3)],
+            rtol=1e-12,
+            atol=1e-13,
+        )
 
 
 @SILU
@@ -518,8 +771,18 @@ def test_silu_does_not_overflow(engine):
     weight, bias = np.full(4, 1.0), np.full(4, -200.0)
     y, mean, rstd = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), 1, silu=True)
     engine.check(y, np.zeros(x.shape), 1e-30)
-    dx = GN.groupnorm_backward(engine(x), engine(x), engine(weight), engine(bias), mean, rstd, engine.zeros(4),
-                               engine.zeros(4), 1, silu=True)
+    dx = GN.groupnorm_backward(
+        engine(x),
+        engine(x),
+        engine(weight),
+        engine(bias),
+        mean,
+        rstd,
+        engine.zeros(4),
+        engine.zeros(4),
+        1,
+        silu=True,
+    )
     engine.check(dx, np.zeros(x.shape), 1e-30)
 
 

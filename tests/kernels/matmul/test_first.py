@@ -1,4 +1,5 @@
 """Rung 0 of the matmul, and its two orders of indices."""
+
 import numpy as np
 import pytest
 
@@ -20,15 +21,24 @@ def test_first(engine, rng, shape, version):
 def test_both_orders_give_the_same_bits(engine, rng):
     a, b = engine(rng.standard_normal((9, 7))), engine(rng.standard_normal((7, 10)))
     if engine.has_versions:
-        engine.check_equal(matmul_first_forward(a, b, version=1), matmul_first_forward(a, b, version=2))
+        engine.check_equal(
+            matmul_first_forward(a, b, version=1), matmul_first_forward(a, b, version=2)
+        )
 
 
 @pytest.mark.parametrize("version, loads, stores", [(1, "7.1", "17.5"), (2, "2.1", "3.2")])
 def test_what_coalescing_is(version, loads, stores):
     """Transactions per request, as the docstring says them."""
     case = next(case for case in check.CASES if case.name == "matmul_first")
-    table = counts_of(case, version).table(f"matmul_first_kernel_v{version}", 46, brief=True).splitlines()
-    load, store = (next(line for line in table if text in line).split() for text in ("total += A", "C[row, column]"))
+    table = (
+        counts_of(case, version)
+        .table(f"matmul_first_kernel_v{version}", 46, brief=True)
+        .splitlines()
+    )
+    load, store = (
+        next(line for line in table if text in line).split()
+        for text in ("total += A", "C[row, column]")
+    )
     assert (load[-2], store[-1]) == (loads, stores)
     assert loads in first.__doc__ and stores in first.__doc__
 

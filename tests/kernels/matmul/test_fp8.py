@@ -1,4 +1,5 @@
 """Products of E4M3 against float64, on every engine; what is refused."""
+
 import numpy as np
 import pytest
 
@@ -33,7 +34,13 @@ def operands(rng, M, N, K, *more):
     a, b = bits_of(rng.standard_normal((M, K))), bits_of(rng.standard_normal((N, K)))
     scale_a, scale_b = np.float32([2.0**-3]), np.float32([2.0])
     product = numbers_of(a).astype(float) @ numbers_of(b).astype(float).T / 4
-    return [a, b, scale_a, scale_b, *(rng.standard_normal(shape).astype(np.float16) for shape in more)], product
+    return [
+        a,
+        b,
+        scale_a,
+        scale_b,
+        *(rng.standard_normal(shape).astype(np.float16) for shape in more),
+    ], product
 
 
 @SHAPES
@@ -43,8 +50,12 @@ def test_products(engine, rng, shape, promoted):
     """…with a bias and a residual; and the same bits again."""
     (*given, residual), product = operands(rng, *shape, shape[:2])
     bias = rng.standard_normal(shape[1]).astype(np.float32)
-    results = [P.matmul_fp8_forward(*map(engine, given), bias=engine(bias), residual=engine(residual),
-                                    promoted=promoted) for _ in range(engine.repeats)]
+    results = [
+        P.matmul_fp8_forward(
+            *map(engine, given), bias=engine(bias), residual=engine(residual), promoted=promoted
+        )
+        for _ in range(engine.repeats)
+    ]
     assert results[0].dtype == np.float16
     engine.check(results[0], product + bias + residual, tolerance_of(engine, promoted))
     engine.check_equal(results[0], results[-1])
@@ -61,17 +72,25 @@ def test_products_with_their_activations(engine, rng, promoted):
     got = P.matmul_fp8_gelu_forward(*on_engine, engine(bias), promoted=promoted)
     engine.check(got[0], product + bias, tolerance)
     engine.check(got[1], gelu_forward(product + bias), tolerance)
-    without, y = P.matmul_fp8_gelu_forward(*on_engine, engine(bias), keeps_u=False, promoted=promoted)
+    without, y = P.matmul_fp8_gelu_forward(
+        *on_engine, engine(bias), keeps_u=False, promoted=promoted
+    )
     assert without is None or engine.name in ("cpu",)
     engine.check_equal(y, got[1])
-    engine.check(P.matmul_fp8_gelu_backward(*on_engine, engine(u), promoted=promoted),
-                 gelu_backward(product, u.astype(float)), tolerance)
+    engine.check(
+        P.matmul_fp8_gelu_backward(*on_engine, engine(u), promoted=promoted),
+        gelu_backward(product, u.astype(float)),
+        tolerance,
+    )
     got = P.matmul_fp8_swiglu_forward(*on_engine, engine(zero), promoted=promoted)
     engine.check(got[0], product, tolerance)
     engine.check(got[1], swiglu_forward(product), 2 * tolerance)
     (*given, u), product = operands(rng, M, N, K, (M, 2 * N))
-    engine.check(P.matmul_fp8_swiglu_backward(*map(engine, given), engine(u), promoted=promoted),
-                 swiglu_backward(product, u.astype(float)), 2 * tolerance)
+    engine.check(
+        P.matmul_fp8_swiglu_backward(*map(engine, given), engine(u), promoted=promoted),
+        swiglu_backward(product, u.astype(float)),
+        2 * tolerance,
+    )
 
 
 @quick(lambda engine: engine != "emulator")
@@ -80,7 +99,8 @@ def test_products_with_their_activations(engine, rng, promoted):
 @quick(lambda engine, promoted: engine != "emulator" or promoted)
 @quick(lambda engine, shape: engine != "cpu" or shape[0] == 72)
 def test_epilogues_that_round(engine, rng, shape, promoted):
-    """GELU and its derivative as bytes, and their largest magnitude, with the bits of a pass that rounds afterwards."""
+    """GELU and its derivative as bytes, and their largest magnitude, with the bits of a pass that
+    rounds afterwards."""
     (*given, u), _ = operands(rng, *shape, shape[:2])
     given, u, scale = [*map(engine, given)], engine(u), engine(np.float32([2.0**-4]))
     bias = engine(100 * rng.standard_normal(shape[1]).astype(np.float32))
@@ -89,12 +109,16 @@ def test_epilogues_that_round(engine, rng, shape, promoted):
     got_u, got = P.matmul_fp8_gelu_forward(*given, bias, promoted=promoted, into=(scale, amax))
     engine.check_equal(got_u, want_u)
     engine.check_equal(got, quantise_forward(h, scale, alone))
-    engine.check_equal(P.matmul_fp8_gelu_forward(*given, bias, False, promoted, (scale, amax))[1], got)
+    engine.check_equal(
+        P.matmul_fp8_gelu_forward(*given, bias, False, promoted, (scale, amax))[1], got
+    )
     assert not engine.computes or download(amax).max() == download(alone).max() > 0
     amax, alone = (engine(np.zeros(PARTIALS, np.uint32)) for _ in range(2))
     du = P.matmul_fp8_gelu_backward(*given, u, promoted)
-    engine.check_equal(P.matmul_fp8_gelu_backward(*given, u, promoted, (scale, amax)),
-                       quantise_forward(du, scale, alone))
+    engine.check_equal(
+        P.matmul_fp8_gelu_backward(*given, u, promoted, (scale, amax)),
+        quantise_forward(du, scale, alone),
+    )
     assert not engine.computes or download(amax).max() == download(alone).max() > 0
 
 
@@ -109,7 +133,8 @@ def test_gradients(engine, rng, shape, monkeypatch):
     P.matmul_fp8_gradient(*given, out, accumulate=False)
     once = download(out)
     P.matmul_fp8_gradient(*given, out)
-    tolerance = 5e-4 if engine.name == "cuda" else 1e-5  # of a stage's sum tensor cores keep about 14 bits
+    # of a stage's sum tensor cores keep about 14 bits
+    tolerance = 5e-4 if engine.name == "cuda" else 1e-5
     engine.check(once, product, tolerance)
     engine.check(out, 2 * product, tolerance)
     with pytest.raises(ValueError, match="the product float32"):
@@ -119,8 +144,12 @@ def test_gradients(engine, rng, shape, monkeypatch):
 @large
 @on("cpu")
 def test_what_the_scales_lose(rng):
-    """Four significant bits: products of normal numbers are off by 3.7 % of their size, whatever the scales."""
-    x, w = rng.standard_normal((64, 768)).astype(np.float32), rng.standard_normal((64, 768)).astype(np.float32)
+    """Four significant bits: products of normal numbers are off by 3.7 % of their size, whatever
+    the scales."""
+    x, w = (
+        rng.standard_normal((64, 768)).astype(np.float32),
+        rng.standard_normal((64, 768)).astype(np.float32),
+    )
     for scale in (2.0**-6, 2.0**-3):
         one = np.float32([scale])
         got = P.matmul_fp8_forward(bits_of(x / one), bits_of(w / one), one, one).astype(float)
@@ -136,8 +165,12 @@ def test_what_is_refused(rng):
         P.matmul_fp8_forward(*given, bias=np.zeros(3, np.float32))
     device = get_ptx_device()
     with pytest.raises(ValueError, match="K 8 must be a multiple of 16"):
-        P.matmul_fp8_forward(*(upload(x[:, :8].copy() if x.ndim == 2 else x, device) for x in given))
+        P.matmul_fp8_forward(
+            *(upload(x[:, :8].copy() if x.ndim == 2 else x, device) for x in given)
+        )
+
     class Older(type(device)):
         capability = (8, 0)
+
     with pytest.raises(NumdiffError, match="need a GPU of compute capability 9.0"):
         P.matmul_fp8_forward(*(upload(x, Older()) for x in given))

@@ -6,11 +6,20 @@ from numdiff.kernels.matmul import choice, launcher, vectorised
 from tests.conftest import large, numerical_gradient, quick, relative_error, shapes, versions, where
 
 # (batch, M, N, K)
-SHAPES = shapes(minimal=(1, 4, 4, 4), odd=(2, 5, 7, 3), one_tile=(1, 64, 64, 16), not_aligned=(3, 67, 130, 45),
-                vectors=(2, 132, 68, 36), large=(1, 300, 260, 516))
+SHAPES = shapes(
+    minimal=(1, 4, 4, 4),
+    odd=(2, 5, 7, 3),
+    one_tile=(1, 64, 64, 16),
+    not_aligned=(3, 67, 130, 45),
+    vectors=(2, 132, 68, 36),
+    large=(1, 300, 260, 516),
+)
 USABLE = where(lambda version, shape: version != 4 or not any(n % 4 for n in shape[1:]))
-TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
-                                     ids=["nn", "nt", "tn", "tt"])
+TRANSPOSES = pytest.mark.parametrize(
+    "transposes",
+    [(False, False), (False, True), (True, False), (True, True)],
+    ids=["nn", "nt", "tn", "tt"],
+)
 
 
 def operands(rng, shape, transposes=(False, False)):
@@ -26,8 +35,11 @@ def test_reference_is_the_sum_of_products(rng, transposes):
     bias = rng.standard_normal(4)
     c = P.matmul_forward_reference(a, b, *transposes, bias=bias, alpha=0.5)
     for z, m, n in np.ndindex(c.shape):
-        total = sum((a[z, k, m] if transposes[0] else a[z, m, k]) * (b[z, n, k] if transposes[1] else b[z, k, n])
-                    for k in range(5))
+        total = sum(
+            (a[z, k, m] if transposes[0] else a[z, m, k])
+            * (b[z, n, k] if transposes[1] else b[z, k, n])
+            for k in range(5)
+        )
         assert abs(c[z, m, n] - (0.5 * total + bias[n])) < 1e-12
 
 
@@ -47,14 +59,19 @@ def test_gradient(rng, transposes):
 @TRANSPOSES
 @USABLE
 @where(lambda engine, version: engine != "emulator" or version)
-@quick(lambda engine, version, shape: engine != "emulator" or version < 3 or shape[1] > 4)  # as in `kernels check`
+# as in `kernels check`
+@quick(lambda engine, version, shape: engine != "emulator" or version < 3 or shape[1] > 4)
 def test_matmul(engine, rng, shape, version, transposes):
     a, b = operands(rng, shape, transposes)
     bias = rng.standard_normal(shape[2])
-    c = P.matmul_forward(engine(a), engine(b), *transposes, bias=engine(bias), alpha=0.5, version=version)
+    c = P.matmul_forward(
+        engine(a), engine(b), *transposes, bias=engine(bias), alpha=0.5, version=version
+    )
     engine.check(c, P.matmul_forward(a, b, *transposes, bias=bias, alpha=0.5), 2e-6)
     if engine.repeats > 1:
-        again = P.matmul_forward(engine(a), engine(b), *transposes, bias=engine(bias), alpha=0.5, version=version)
+        again = P.matmul_forward(
+            engine(a), engine(b), *transposes, bias=engine(bias), alpha=0.5, version=version
+        )
         engine.check_equal(c, again)
 
 
@@ -83,7 +100,9 @@ def test_backward(engine, rng, shape, transposes):
 
 
 @pytest.mark.parametrize("tile", vectorised.TILES)
-@pytest.mark.parametrize("shape", [(1, 4, 4, 4), None, pytest.param((2, 132, 196, 44), marks=large)])
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 4, 4), None, pytest.param((2, 132, 196, 44), marks=large)]
+)
 @quick(lambda engine: engine != "emulator")  # the cases of `numdiff kernels check` have each tile
 def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
     """One chunk; one tile and a bit, of either extent; several."""
@@ -95,19 +114,39 @@ def test_each_tile_of_version_4(engine, rng, monkeypatch, shape, tile):
         engine.check(c, P.matmul_forward(a, b, *transposes), 2e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 4, 100), (1, 5, 7, 97), pytest.param((1, 64, 27, 5000), marks=large),
-                                   pytest.param((1, 64, 576, 4100), marks=large)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 8, 4, 100),
+        (1, 5, 7, 97),
+        pytest.param((1, 64, 27, 5000), marks=large),
+        pytest.param((1, 64, 576, 4100), marks=large),
+    ],
+)
 @pytest.mark.parametrize("version", [3, 4])
 @USABLE
 @where(lambda engine, version, shape: engine != "emulator" or version == 4 or shape[3] == 97)
 def test_split_k(engine, rng, monkeypatch, shape, version):
     monkeypatch.setattr(launcher, "choose_tile", lambda *a: ((64, 64), 3))
     _, M, N, K = shape
-    a, b, start = rng.standard_normal((K, M)), rng.standard_normal((N, K)), rng.standard_normal((M, N))
+    a, b, start = (
+        rng.standard_normal((K, M)),
+        rng.standard_normal((N, K)),
+        rng.standard_normal((M, N)),
+    )
     results = [engine(start) for _ in range(engine.repeats)]
     for out in results:
-        P.matmul_forward(engine(a), engine(b), True, True, bias=engine(start[0]), alpha=0.5, out=out, accumulate=True,
-                         version=version if engine.has_versions else None)
+        P.matmul_forward(
+            engine(a),
+            engine(b),
+            True,
+            True,
+            bias=engine(start[0]),
+            alpha=0.5,
+            out=out,
+            accumulate=True,
+            version=version if engine.has_versions else None,
+        )
     engine.check(results[0], start + 0.5 * (b @ a).T + start[0], 3e-6)
     engine.check_equal(results[0], results[-1])
 
@@ -116,7 +155,8 @@ def test_a_small_result_of_a_long_sum_is_split():
     tile, slices = choice.choose_tile(1, 64, 64, 131072, 132)
     assert slices >= 64
     assert choice.choose_tile(1, 4096, 4096, 4096, 132) == ((128, 128), 1)
-    assert choice.choose_tile(64, 64, 64, 4096, 132)[1] == 1  # the batch fills the GPU, and only one batch is summed
+    # the batch fills the GPU, and only one batch is summed
+    assert choice.choose_tile(64, 64, 64, 4096, 132)[1] == 1
     length = choice.slice_of(131071, slices)
     assert (slices - 1) * length < 131071 <= slices * length
 

@@ -1,4 +1,6 @@
-"""The schedule of several products in one launch of rung 5; `numdiff kernels check` has the kernels."""
+"""The schedule of several products in one launch of rung 5; `numdiff kernels check` has the
+kernels."""
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,19 @@ B2 = (2304, 768), (768, 768), (3072, 768), (768, 3072)  # of a block of DiT-B/2
 S2 = (1152, 384), (384, 384), (1536, 384), (384, 1536)
 
 
-@pytest.mark.parametrize("sizes, K, blocks", [
-    (B2, 16384, 132), (S2, 16384, 132), (B2, 16384, 108), (((768, 768),), 16384, 132), (((8, 8),), 64, 5),
-    (((8, 8), (136, 264)), 1000, 4), (((264, 512),), 32, 3), (((128, 256),) * 4, 4096, 2)])
+@pytest.mark.parametrize(
+    "sizes, K, blocks",
+    [
+        (B2, 16384, 132),
+        (S2, 16384, 132),
+        (B2, 16384, 108),
+        (((768, 768),), 16384, 132),
+        (((8, 8),), 64, 5),
+        (((8, 8), (136, 264)), 1000, 4),
+        (((264, 512),), 32, 3),
+        (((128, 256),) * 4, 4096, 2),
+    ],
+)
 @pytest.mark.parametrize("shortest", [1, 8])
 def test_each_step_of_each_tile_is_done_once(sizes, K, blocks, shortest):
     made = mma_group.schedule(sizes, K, blocks, shortest)
@@ -21,10 +33,14 @@ def test_each_step_of_each_tile_is_done_once(sizes, K, blocks, shortest):
     done = {}
     for b in range(blocks):
         lengths = units[:, b, 4] - units[:, b, 3]
-        assert (lengths[:-1] >= lengths[1:]).all() or (lengths[np.argmin(lengths):] >= 0).all()
-        assert not lengths[lengths.argmin():].any() or lengths.all()  # empty units come last
+        assert (lengths[:-1] >= lengths[1:]).all() or (lengths[np.argmin(lengths) :] >= 0).all()
+        assert not lengths[lengths.argmin() :].any() or lengths.all()  # empty units come last
         for p, row, column, k, k_end, part, M, N in units[lengths > 0, b].tolist():
-            assert (M, N) == sizes[p] and k % mma_group.STEP == 0 and (k_end % mma_group.STEP == 0 or k_end == K)
+            assert (
+                (M, N) == sizes[p]
+                and k % mma_group.STEP == 0
+                and (k_end % mma_group.STEP == 0 or k_end == K)
+            )
             done.setdefault((p, row, column), []).append((k, k_end, part))
     cut = {tuple(t[:3]): t for t in made.tiles.reshape(-1, mma_group.FIELDS).tolist()}
     assert len(done) == sum(-(-M // 128) * -(-N // 256) for M, N in sizes)
@@ -33,7 +49,9 @@ def test_each_step_of_each_tile_is_done_once(sizes, K, blocks, shortest):
         assert shares[0][0] == 0 and shares[-1][1] == K
         assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
         if len(shares) > 1:
-            assert [part for *_, part in shares] == [*range(cut[tile][3], cut[tile][3] + len(shares))]
+            assert [part for *_, part in shares] == [
+                *range(cut[tile][3], cut[tile][3] + len(shares))
+            ]
         else:
             assert tile not in cut and shares[0][2] == -1
     assert made.parts == sum(t[4] for t in cut.values())
@@ -41,7 +59,8 @@ def test_each_step_of_each_tile_is_done_once(sizes, K, blocks, shortest):
     assert shortest == 8 and K < 2000 or longest <= total / blocks + K / 8 + 2 * mma_group.STEP
 
 
-# What is launched on a card without Hopper's instructions ------------------------------------------------------------
+# What is launched on a card without Hopper's instructions -----------------------------------------
+
 
 def launched_by(function, capability=(8, 0)):
     """The names of the kernels that a function of a device launches on a card of this capability."""
@@ -50,26 +69,50 @@ def launched_by(function, capability=(8, 0)):
 
 def test_gelu_is_part_of_its_products():
     """…and a gate, which this rung lacks, is not requested."""
+
     def run(device):
         x, w = (empty(shape, np.float16, device) for shape in ((2048, 256), (512, 256)))
         u, _ = linear_gelu_forward(x, w, empty((512,), np.float32, device))
-        linear_backward(empty((2048, 256), np.float16, device), u, empty((256, 512), np.float16, device), None,
-                        gelu_of=u)
-        assert not linear_gate_supports(x.reshape(2, 1024, 256), empty((2, 512), np.float16, device), w)
+        linear_backward(
+            empty((2048, 256), np.float16, device),
+            u,
+            empty((256, 512), np.float16, device),
+            None,
+            gelu_of=u,
+        )
+        assert not linear_gate_supports(
+            x.reshape(2, 1024, 256), empty((2, 512), np.float16, device), w
+        )
 
-    assert [name.rpartition("x")[2].split("_", 1)[1] for name in launched_by(run)] == ["nt_gelu", "nn_gelu_gradient"]
+    assert [name.rpartition("x")[2].split("_", 1)[1] for name in launched_by(run)] == [
+        "nt_gelu",
+        "nn_gelu_gradient",
+    ]
 
 
 def test_one_weight_gradient_is_dealt_out_too():
     """…where slices would not fill the rounds; a product with few results in 16 bits is split."""
+
     def gradient(device):
-        matmul_forward(*(empty((16384, n), np.float16, device) for n in (3072, 768)), True, out_dtype=np.float32)
+        matmul_forward(
+            *(empty((16384, n), np.float16, device) for n in (3072, 768)),
+            True,
+            out_dtype=np.float32,
+        )
 
     def few(device):
-        matmul_forward(empty((64, 4608), np.float16, device), empty((4608, 768), np.float16, device),
-                       residual=empty((64, 768), np.float16, device))
+        matmul_forward(
+            empty((64, 4608), np.float16, device),
+            empty((4608, 768), np.float16, device),
+            residual=empty((64, 768), np.float16, device),
+        )
 
-    assert launched_by(gradient)[1:] == ["add_tiles_kernel"] and launched_by(gradient)[0].endswith("tn_plain_group")
+    assert launched_by(gradient)[1:] == ["add_tiles_kernel"] and launched_by(gradient)[0].endswith(
+        "tn_plain_group"
+    )
     names = launched_by(few)
-    assert names[0].startswith("gemm_mma_64x64") and names[1] in ("add_partials_kernel", "add_many_partials_kernel")
+    assert names[0].startswith("gemm_mma_64x64") and names[1] in (
+        "add_partials_kernel",
+        "add_many_partials_kernel",
+    )
     assert not any("add" in name for name in launched_by(few, (9, 0)))

@@ -12,14 +12,15 @@ HYPER = 0.9, 0.999, 1e-8, 0.05  # beta1, beta2, eps, weight decay
 
 
 def by_hand(w, g, m, v, t, rate, norm, beta1, beta2, eps, decay, clip):
-    """Algorithm 2 of Loshchilov and Hutter, an element at a time, in Python's floats; t counts from 1."""
+    """Algorithm 2 of Loshchilov and Hutter, an element at a time, in Python's floats; t counts from
+    1."""
     out = [], [], []
     for w_, g_, m_, v_ in zip(w.tolist(), g.tolist(), m.tolist(), v.tolist(), strict=True):
         if clip:
             g_ *= min(1, clip / (norm + 1e-6))
         m_ = beta1 * m_ + (1 - beta1) * g_
-        v_ = beta2 * v_ + (1 - beta2) * g_ ** 2
-        m_hat, v_hat = m_ / (1 - beta1 ** t), v_ / (1 - beta2 ** t)
+        v_ = beta2 * v_ + (1 - beta2) * g_**2
+        m_hat, v_hat = m_ / (1 - beta1**t), v_ / (1 - beta2**t)
         w_ -= rate * (m_hat / (math.sqrt(v_hat) + eps) + decay * w_)
         for values, value in zip(out, (w_, m_, v_), strict=True):
             values.append(value)
@@ -27,7 +28,12 @@ def by_hand(w, g, m, v, t, rate, norm, beta1, beta2, eps, decay, clip):
 
 
 def start(rng, n):
-    return (rng.standard_normal(n), rng.standard_normal(n), 0.1 * rng.standard_normal(n), rng.random(n) * 0.01)
+    return (
+        rng.standard_normal(n),
+        rng.standard_normal(n),
+        0.1 * rng.standard_normal(n),
+        rng.random(n) * 0.01,
+    )
 
 
 def scalars(engine, step, rate, norm):
@@ -35,11 +41,15 @@ def scalars(engine, step, rate, norm):
 
 
 @SHAPES
-@pytest.mark.parametrize("step, clip", [(0, 0.0), (3, 1.0), (250_000, 100.0)], ids=["first", "clipped", "late"])
+@pytest.mark.parametrize(
+    "step, clip", [(0, 0.0), (3, 1.0), (250_000, 100.0)], ids=["first", "clipped", "late"]
+)
 @quick(lambda engine, shape, step: engine != "cpu" or shape[0] < 10_000 or step == 3)
 def test_update(engine, rng, shape, step, clip):
     w, g, m, v = (a.astype(np.float32) for a in start(rng, shape[0]))
-    wanted = by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER, clip) if engine.computes else (w, m, v)
+    wanted = (
+        by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER, clip) if engine.computes else (w, m, v)
+    )
     results = []
     for _ in range(engine.repeats):
         arrays = [engine(a) for a in (w, g, m, v)]
@@ -67,7 +77,17 @@ def test_the_step_itself(engine, rng):
 def test_reference_in_float64(rng):
     w, g, m, v = start(rng, 50)
     wanted = by_hand(w, g, m, v, 8, 1e-3, 3.0, *HYPER, 2.0)
-    A.adamw_update(w, g, m, v, np.array([7], np.uint32), np.array([1e-3]), np.array([3.0]), *HYPER, clip_norm=2.0)
+    A.adamw_update(
+        w,
+        g,
+        m,
+        v,
+        np.array([7], np.uint32),
+        np.array([1e-3]),
+        np.array([3.0]),
+        *HYPER,
+        clip_norm=2.0,
+    )
     for got, want in zip((w, m, v), wanted, strict=True):
         assert np.allclose(got, want, rtol=1e-11, atol=1e-14)
 
@@ -108,7 +128,12 @@ def test_cost():
 @pytest.mark.parametrize("beta1, beta2", [(0.0, 0.999), (0.9, 0.0), (0.0, 0.0)])
 def test_betas_of_zero_are_rmsprop_and_the_sign(engine, rng, beta1, beta2):
     """No mean, or no mean square, is kept: the update is by the gradient, or by its size, alone."""
-    w, g, m, v = rng.standard_normal(8), rng.standard_normal(8), rng.standard_normal(8), rng.random(8)
+    w, g, m, v = (
+        rng.standard_normal(8),
+        rng.standard_normal(8),
+        rng.standard_normal(8),
+        rng.random(8),
+    )
     got = [engine(a) for a in (w, g, m, v)]
     A.adamw_update(*got, *scalars(engine, 3, 1e-2, 5.0), beta1, beta2, 1e-8, 0.0)
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
@@ -121,14 +146,33 @@ def test_betas_of_zero_are_rmsprop_and_the_sign(engine, rng, beta1, beta2):
 @pytest.mark.parametrize("count", [1, 260])
 def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
     """Against the three operations one after the other in float64."""
-    start = [rng.standard_normal(count), 1024 * rng.standard_normal(count), rng.standard_normal(count),
-             rng.random(count), rng.standard_normal(count)]
+    start = [
+        rng.standard_normal(count),
+        1024 * rng.standard_normal(count),
+        rng.standard_normal(count),
+        rng.random(count),
+        rng.standard_normal(count),
+    ]
     w, g, m, v, ema = (engine(a) for a in start)
     half = upload(np.zeros(count, np.float16), engine.backend)
-    A.adamw_update(w, g, m, v, *scalars(engine, 3, 1e-2, 5.0), *HYPER, clip_norm=1.0,
-                   unscale=engine(np.array([1 / 1024])), ema=ema, ema_decay=0.9, half=half, ema_warmup=ema_warmup)
+    A.adamw_update(
+        w,
+        g,
+        m,
+        v,
+        *scalars(engine, 3, 1e-2, 5.0),
+        *HYPER,
+        clip_norm=1.0,
+        unscale=engine(np.array([1 / 1024])),
+        ema=ema,
+        ema_decay=0.9,
+        half=half,
+        ema_warmup=ema_warmup,
+    )
     W, G, M, V, E = (a.copy() for a in start)
-    A.adamw_update_reference(W, G / 1024, M, V, np.array([3]), np.array([1e-2]), np.array([5.0]), *HYPER, 1.0)
+    A.adamw_update_reference(
+        W, G / 1024, M, V, np.array([3]), np.array([1e-2]), np.array([5.0]), *HYPER, 1.0
+    )
     E += (max(0.1, 9 / 13) if ema_warmup else 0.1) * (W - E)
     for got, want in ((w, W), (m, M), (v, V), (ema, E)):
         engine.check(got, want, scale=np.ones(count))  # one number may be nearly 0
@@ -139,11 +183,22 @@ def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
 @pytest.mark.parametrize("size", [64, 260])
 @on()
 def test_three_versions_agree(engine, rng, size):
-    """In every bit, but on a GPU, where ptxas fuses each version's products and sums in its own way."""
+    """In every bit, but on a GPU, where ptxas fuses each version's products and sums in its own
+    way."""
     start, results = [rng.standard_normal(size) ** 2 for _ in range(5)], []
     for version in (1, 2, 3):
         w, g, m, v, ema = (engine(a) for a in start)
-        A.adamw_update(w, g, m, v, *scalars(engine, 3, 1e-2, 5.0), *HYPER, ema=ema, ema_decay=0.9, version=version)
+        A.adamw_update(
+            w,
+            g,
+            m,
+            v,
+            *scalars(engine, 3, 1e-2, 5.0),
+            *HYPER,
+            ema=ema,
+            ema_decay=0.9,
+            version=version,
+        )
         results.append((w, m, v, ema))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):

@@ -48,7 +48,9 @@ def test_bad_input_says_so(engine):
         E.ema_update(engine(np.zeros(4)), engine(np.zeros(5)), *scalars(engine, 0), 0.9)
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
-            E.ema_update(engine(np.zeros(5)), engine(np.zeros(5)), *scalars(engine, 0), 0.9, version=2)
+            E.ema_update(
+                engine(np.zeros(5)), engine(np.zeros(5)), *scalars(engine, 0), 0.9, version=2
+            )
 
 
 def test_cost():

@@ -1,4 +1,5 @@
 """Dynamic loss scaling against a simulation in Python's own numbers."""
+
 import math
 
 import numpy as np
@@ -18,7 +19,14 @@ def follow(engine, norms, start, rule, interval):
         norm = upload(np.array([value], np.float32), engine.backend)
         loss_scale_update(norm, scale, unscale, counts, rule, interval)
         if engine.computes:
-            rows.append((download(norm)[0], download(unscale)[0], download(scale)[0], tuple(download(counts))))
+            rows.append(
+                (
+                    download(norm)[0],
+                    download(unscale)[0],
+                    download(scale)[0],
+                    tuple(download(counts)),
+                )
+            )
     return rows
 
 
@@ -27,8 +35,18 @@ def test_doubling(engine):
     if engine.computes:
         assert [r[2] for r in rows] == [16, 32, 16, 8, 8, 16, 16]
         assert [r[1] for r in rows] == [1 / 16, 1 / 16, 1 / 32, 1 / 16, 1 / 8, 1 / 8, 1 / 16]
-        np.testing.assert_array_equal([r[0] for r in rows], [0.5, 0.5, np.nan, np.nan, 0.5, 0.5, 0.25])
-        assert [r[3] for r in rows] == [(1, 0, 0), (0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 2, 0), (0, 2, 0), (1, 2, 0)]
+        np.testing.assert_array_equal(
+            [r[0] for r in rows], [0.5, 0.5, np.nan, np.nan, 0.5, 0.5, 0.25]
+        )
+        assert [r[3] for r in rows] == [
+            (1, 0, 0),
+            (0, 0, 0),
+            (0, 1, 1),
+            (0, 2, 2),
+            (1, 2, 0),
+            (0, 2, 0),
+            (1, 2, 0),
+        ]
 
 
 def test_log2(engine):

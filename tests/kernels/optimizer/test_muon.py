@@ -10,7 +10,13 @@ from numdiff.kernels.optimizer import newton_schulz as N
 from numdiff.kernels.versions import at_most
 from tests.conftest import on, quick, versions, where
 
-SHAPES = {"minimal": (2, 2), "odd": (3, 5), "tall": (24, 8), "wide": (8, 24), "several blocks": (40, 36)}
+SHAPES = {
+    "minimal": (2, 2),
+    "odd": (3, 5),
+    "tall": (24, 8),
+    "wide": (8, 24),
+    "several blocks": (40, 36),
+}
 STORED = np.load(pathlib.Path(__file__).parents[2] / "reference" / "muon.npz")
 SETTINGS = 0.95, 0.1, 1.0  # momentum, weight decay, clip norm
 
@@ -45,9 +51,12 @@ def test_five_iterations_are_the_polynomial_of_the_singular_values(rng, shape):
     np.testing.assert_allclose(N.newton_schulz_reference(x), want, atol=1e-10)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(np.float64, 0.0), (np.float32, 1e-4), (np.float16, 5e-3)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(np.float64, 0.0), (np.float32, 1e-4), (np.float16, 5e-3)]
+)
 def test_singular_values_come_close_to_one(rng, dtype, tolerance):
-    """From those that are a fiftieth of the norm on: also where what is between is rounded to float16."""
+    """From those that are a fiftieth of the norm on: also where what is between is rounded to
+    float16."""
     u, v = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (64, 24))
     s = np.geomspace(1, 1 / 20, 24)
     x = (u * (s / np.linalg.norm(s))) @ v.T
@@ -60,33 +69,47 @@ def test_singular_values_come_close_to_one(rng, dtype, tolerance):
 def hard(rng, kind, s=32, l=80):
     """A matrix that float16 has trouble with, of Frobenius norm 1."""
     u, v = (np.linalg.qr(rng.standard_normal((n, s)))[0] for n in (s, l))
-    x = {"noise": rng.standard_normal((s, l)), "ill-conditioned": (u * np.geomspace(1, 1e-6, s)) @ v.T,
-         "low rank": u[:, :4] @ v[:, :4].T + 1e-3 * rng.standard_normal((s, l)),
-         "one large": (u * np.r_[50, np.ones(s - 1)]) @ v.T}[kind]
+    x = {
+        "noise": rng.standard_normal((s, l)),
+        "ill-conditioned": (u * np.geomspace(1, 1e-6, s)) @ v.T,
+        "low rank": u[:, :4] @ v[:, :4].T + 1e-3 * rng.standard_normal((s, l)),
+        "one large": (u * np.r_[50, np.ones(s - 1)]) @ v.T,
+    }[kind]
     return x / np.linalg.norm(x)
 
 
-@pytest.mark.parametrize("dtype, parts", [(np.float16, (2, 1, 2)), (np.float32, (3, 2))], ids=["float16", "float32"])
+@pytest.mark.parametrize(
+    "dtype, parts", [(np.float16, (2, 1, 2)), (np.float32, (3, 2))], ids=["float16", "float32"]
+)
 @pytest.mark.parametrize("kind", ["noise", "ill-conditioned", "low rank", "one large"])
 def test_iterations_in_a_row_lose_nothing(rng, monkeypatch, kind, dtype, parts):
-    """By way of the Gram matrix, with X formed again in between, the result is as exact as by single iterations; in
-    float32 on the host, without that, nearly."""
+    """By way of the Gram matrix, with X formed again in between, the result is as exact as by
+    single iterations; in float32 on the host, without that, nearly."""
     x = hard(rng, kind)
     assert N.parts_of((1, *x.shape), dtype) == parts and N.parts_of((1, *x.shape), dtype, 1) == (1,)
     given, want = (N.FIRST * x[None]).astype(dtype), polynomial(x)
     in_a_row = np.linalg.norm(N.newton_schulz(given)[0] - want)
     monkeypatch.setattr(N, "WIDE", 3)
     assert N.parts_of((1, *x.shape), dtype) == (1,) * 5
-    assert in_a_row < (2 * np.linalg.norm(N.newton_schulz(given)[0] - want) if dtype == np.float16
-                       else 3e-3 * np.linalg.norm(want))
+    assert in_a_row < (
+        2 * np.linalg.norm(N.newton_schulz(given)[0] - want)
+        if dtype == np.float16
+        else 3e-3 * np.linalg.norm(want)
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("shape", [(2, 8, 16), (2, 16, 8)], ids=["wide", "tall"])
-@quick(lambda engine, dtype, shape: engine not in ("emulator", "ptx") or dtype == np.float16 and shape[1] == 16)
+@quick(
+    lambda engine, dtype, shape: (
+        engine not in ("emulator", "ptx") or dtype == np.float16 and shape[1] == 16
+    )
+)
 def test_an_iteration_on_every_engine(engine, rng, shape, dtype):
     x = unit(rng, *shape)
-    results = [N.newton_schulz(engine((N.A * x).astype(dtype), dtype), 1) for _ in range(engine.repeats)]
+    results = [
+        N.newton_schulz(engine((N.A * x).astype(dtype), dtype), 1) for _ in range(engine.repeats)
+    ]
     engine.check(results[0], polynomial(x, 1), 1e-5 if dtype == np.float32 else 1e-3)
     for other in results[1:]:
         engine.check_equal(other, results[0])
@@ -96,7 +119,9 @@ def test_an_iteration_on_every_engine(engine, rng, shape, dtype):
 @pytest.mark.parametrize("shape", [(4, 768, 768), (2, 3072, 768), (1, 768, 3072)])
 def test_large_ones_in_float16(engine, rng, shape):
     x = unit(rng, *shape)
-    engine.check(N.newton_schulz(engine((N.FIRST * x).astype(np.float16), np.float16)), polynomial(x), 3e-2)
+    engine.check(
+        N.newton_schulz(engine((N.FIRST * x).astype(np.float16), np.float16)), polynomial(x), 3e-2
+    )
 
 
 def laid_out(rng, shape):
@@ -125,24 +150,47 @@ def test_update(engine, rng, shape, version, monkeypatch):
     for _ in range(engine.repeats):
         W, G, V, E = map(engine, (w, g, m, e))
         half = engine.zeros(w.size, np.float16) if engine.name in ("cpu", "cuda") else None
-        update(version, W, G, V, M.Stack(engine(starts), *shape), engine(np.array([3], np.uint32)),
-                      engine(np.array([1e-2])), engine(np.array([5.0])), *SETTINGS, engine(np.array([0.5])), E, 0.9,
-                      half)
+        update(
+            version,
+            W,
+            G,
+            V,
+            M.Stack(engine(starts), *shape),
+            engine(np.array([3], np.uint32)),
+            engine(np.array([1e-2])),
+            engine(np.array([5.0])),
+            *SETTINGS,
+            engine(np.array([0.5])),
+            E,
+            0.9,
+            half,
+        )
         engine.check_equal(G, g.astype(np.float32))
         results.append((W, V, E))
     want_w, want_m, want_e = w.copy(), m.copy(), e.copy()
     for start in starts:
         at = slice(start, start + math.prod(shape))
-        new, moment = by_hand(w[at].reshape(shape), 0.5 / (5.0 + 1e-6) * g[at].reshape(shape), m[at].reshape(shape),
-                              0.2 * math.sqrt(max(shape)), 0.95, 0.1, 1e-2)
+        new, moment = by_hand(
+            w[at].reshape(shape),
+            0.5 / (5.0 + 1e-6) * g[at].reshape(shape),
+            m[at].reshape(shape),
+            0.2 * math.sqrt(max(shape)),
+            0.95,
+            0.1,
+            1e-2,
+        )
         want_w[at], want_m[at] = new.ravel(), moment.ravel()
         want_e[at] += max(0.1, 9 / 13) * (want_w[at] - want_e[at])
     tolerance = 2e-4 if half is not None and engine.name == "cuda" else 2e-6
     for got, want in zip(results[0], (want_w, want_m, want_e), strict=True):
         engine.check(got, want, tolerance)
     if half is not None:
-        inside = np.isin(np.arange(w.size), [i for s in starts for i in range(s, s + math.prod(shape))])
-        np.testing.assert_array_equal(download(half), np.where(inside, download(results[0][0]), 0).astype(np.float16))
+        inside = np.isin(
+            np.arange(w.size), [i for s in starts for i in range(s, s + math.prod(shape))]
+        )
+        np.testing.assert_array_equal(
+            download(half), np.where(inside, download(results[0][0]), 0).astype(np.float16)
+        )
     for first, *others in zip(*results, strict=True):
         for other in others:
             engine.check_equal(first, other)
@@ -150,7 +198,8 @@ def test_update(engine, rng, shape, version, monkeypatch):
 
 @versions(1, 2)
 def test_matrices_of_several_shapes_in_one_stack(engine, rng, version, monkeypatch):
-    """X has each in its corner, zeros around it; each moves by its own scale, and the padding does not."""
+    """X has each in its corner, zeros around it; each moves by its own scale, and the padding does
+    not."""
     extents, starts = np.array([[6, 12], [8, 16], [8, 4]]), np.array([212, 4, 140])
     w, g, m, e = rng.standard_normal((4, 288))
     stack = M.Stack(engine(starts), 8, 16, engine(extents.ravel()))
@@ -158,38 +207,69 @@ def test_matrices_of_several_shapes_in_one_stack(engine, rng, version, monkeypat
     if engine.computes:
         got = download(x)
         for matrix, (rows, columns) in zip(got, extents, strict=True):
-            assert np.count_nonzero(matrix) == np.count_nonzero(matrix[:rows, :columns]) == rows * columns
+            assert (
+                np.count_nonzero(matrix)
+                == np.count_nonzero(matrix[:rows, :columns])
+                == rows * columns
+            )
     if engine.name == "emulator":
         monkeypatch.setattr(M, "newton_schulz", lambda x: engine(polynomial(download(x) / N.FIRST)))
     W, V, E = map(engine, (w, m, e))
     half = engine.zeros(w.size, np.float16) if engine.name in ("cpu", "cuda") else None
-    update(version, W, engine(g), V, stack, engine(np.array([3], np.uint32)), engine(np.array([1e-2])),
-                  engine(np.array([5.0])), *SETTINGS, engine(np.array([0.5])), E, 0.9, half)
+    update(
+        version,
+        W,
+        engine(g),
+        V,
+        stack,
+        engine(np.array([3], np.uint32)),
+        engine(np.array([1e-2])),
+        engine(np.array([5.0])),
+        *SETTINGS,
+        engine(np.array([0.5])),
+        E,
+        0.9,
+        half,
+    )
     want_w, want_m, want_e = w.copy(), m.copy(), e.copy()
     for start, shape in zip(starts, extents, strict=True):
         at = slice(start, start + math.prod(shape))
-        new, moment = by_hand(w[at].reshape(shape), 0.5 / (5.0 + 1e-6) * g[at].reshape(shape), m[at].reshape(shape),
-                              0.2 * math.sqrt(max(shape)), 0.95, 0.1, 1e-2)
+        new, moment = by_hand(
+            w[at].reshape(shape),
+            0.5 / (5.0 + 1e-6) * g[at].reshape(shape),
+            m[at].reshape(shape),
+            0.2 * math.sqrt(max(shape)),
+            0.95,
+            0.1,
+            1e-2,
+        )
         want_w[at], want_m[at] = new.ravel(), moment.ravel()
         want_e[at] += max(0.1, 9 / 13) * (want_w[at] - want_e[at])
     for got, want in zip((W, V, E), (want_w, want_m, want_e), strict=True):
         engine.check(got, want, 2e-4 if half is not None and engine.name == "cuda" else 2e-6)
     if half is not None:
-        inside = np.concatenate([np.arange(start, start + math.prod(s))
-                                 for start, s in zip(starts, extents, strict=True)])
+        inside = np.concatenate(
+            [
+                np.arange(start, start + math.prod(s))
+                for start, s in zip(starts, extents, strict=True)
+            ]
+        )
         want = np.zeros(w.size, np.float16)
         want[inside] = download(W)[inside].astype(np.float16)
         np.testing.assert_array_equal(download(half), want)
 
 
 def test_which_shapes_share_a_stack():
-    """Few small ones do, those of which there are many or which are large do not; wide and tall ones never."""
+    """Few small ones do, those of which there are many or which are large do not; wide and tall
+    ones never."""
     many = {(768, 768): 48, (3072, 768): 12, (768, 3072): 12}
     assert M.alike(many, 132) == {shape: shape for shape in many}
     few = {(64, 576): 7, (64, 1152): 2, (128, 1152): 6, (768, 256): 6, (576, 192): 5, (64, 6): 1}
     assert M.alike(few, 132) == {
         **dict.fromkeys([(64, 576), (64, 1152), (128, 1152)], (128, 1152)),
-        **dict.fromkeys([(768, 256), (576, 192)], (768, 256)), (64, 6): (64, 6)}
+        **dict.fromkeys([(768, 256), (576, 192)], (768, 256)),
+        (64, 6): (64, 6),
+    }
 
 
 @pytest.mark.parametrize("number", range(3), ids=["wide", "tall", "square"])
@@ -198,8 +278,17 @@ def test_four_steps_of_torchs_muon(number):
     weight, gradients = STORED[f"weight_{number}"].ravel(), STORED[f"gradient_{number}"]
     stack, m = M.Stack(np.array([0]), *gradients.shape[1:]), np.zeros(weight.size)
     for step, gradient in enumerate(gradients):
-        M.muon_update(weight, gradient.ravel(), m, stack, np.array([step], np.uint32), STORED["rate"][None],
-                      np.ones(1), float(STORED["momentum"]), float(STORED["decay"]))
+        M.muon_update(
+            weight,
+            gradient.ravel(),
+            m,
+            stack,
+            np.array([step], np.uint32),
+            STORED["rate"][None],
+            np.ones(1),
+            float(STORED["momentum"]),
+            float(STORED["decay"]),
+        )
     np.testing.assert_allclose(weight, STORED[f"after_{number}"].ravel(), rtol=1e-9)
 
 
@@ -211,9 +300,20 @@ def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm,
     g[5] = norm
     arrays = [engine(a) for a in (w, m, e)]
     half = engine(w, np.float16)
-    update(version, arrays[0], engine(g), arrays[1], M.Stack(engine(starts), 4, 8), engine(np.array([3], np.uint32)),
-                  engine(np.array([1e-2])), engine(np.array([norm])), *SETTINGS, ema=arrays[2], ema_decay=0.9,
-                  half=half)
+    update(
+        version,
+        arrays[0],
+        engine(g),
+        arrays[1],
+        M.Stack(engine(starts), 4, 8),
+        engine(np.array([3], np.uint32)),
+        engine(np.array([1e-2])),
+        engine(np.array([norm])),
+        *SETTINGS,
+        ema=arrays[2],
+        ema_decay=0.9,
+        half=half,
+    )
     for array, old in zip(arrays, (w, m, e), strict=True):
         engine.check_equal(array, old.astype(np.float32))
     engine.check_equal(half, w.astype(np.float16))
@@ -222,7 +322,9 @@ def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm,
 def test_a_gradient_of_zeros_moves_nothing(engine):
     """As that of a block's first layers is, whose gate begins at zero: no division by its norm."""
     arrays = [engine(np.zeros(64)) for _ in range(3)]
-    x = M.muon_momentum(arrays[1], arrays[2], M.Stack(engine(np.array([0])), 8, 8), engine(np.ones(1)), 0.95)
+    x = M.muon_momentum(
+        arrays[1], arrays[2], M.Stack(engine(np.array([0])), 8, 8), engine(np.ones(1)), 0.95
+    )
     engine.check_equal(x, np.zeros((1, 8, 8), np.float32))
 
 
@@ -245,6 +347,11 @@ def test_cost():
     assert M.muon_momentum_cost(10, 2) == (220, 110)
     assert M.muon_apply_cost(10, 2, True, True) == (200, 70)
     s, l = 768, 3072
-    assert N.newton_schulz_cost((12, s, s), itemsize=2) == (5 * 12 * 2 * 7 * s * s, 5 * 12 * 4 * s**3)
+    assert N.newton_schulz_cost((12, s, s), itemsize=2) == (
+        5 * 12 * 2 * 7 * s * s,
+        5 * 12 * 4 * s**3,
+    )
     assert N.newton_schulz_cost((12, l, s), itemsize=2) == (
-        12 * 2 * (3 * (3 * s * l + 2 * s * s) + (13 + 2 + 13) * s * s), 12 * (3 * 3 * s * s * l + (5 + 1 + 5) * s**3))
+        12 * 2 * (3 * (3 * s * l + 2 * s * s) + (13 + 2 + 13) * s * s),
+        12 * (3 * 3 * s * s * l + (5 + 1 + 5) * s**3),
+    )

@@ -1,4 +1,5 @@
 """E4M3 in both orientations, with the sums of its columns."""
+
 import numpy as np
 import pytest
 
@@ -9,7 +10,8 @@ from tests.conftest import on, quick, shapes
 
 
 @shapes(minimal=(1, 16), odd=(70, 80), large=(3000, 1152))
-@quick(lambda engine, shape: engine != "emulator" or shape[0] == 1)  # `numdiff kernels check` has the other
+# `numdiff kernels check` has the other
+@quick(lambda engine, shape: engine != "emulator" or shape[0] == 1)
 @quick(lambda engine, shape: engine != "cpu" or shape[0] < 3000)
 def test_both_orientations(engine, rng, shape):
     """The rows and the reported maxima are those of `quantise_forward`; the sums are added."""
@@ -34,7 +36,10 @@ def test_both_orientations(engine, rng, shape):
     np.testing.assert_array_equal(columns[:, :R], rows.T)
     assert not columns[:, R:].any()
     numbers = numbers_of(rows).astype(float) / 4
-    assert (np.abs(download(sums) - more - numbers.sum(axis=0)) <= 1e-6 * (1 + np.abs(numbers).sum(axis=0))).all()
+    assert (
+        np.abs(download(sums) - more - numbers.sum(axis=0))
+        <= 1e-6 * (1 + np.abs(numbers).sum(axis=0))
+    ).all()
 
 
 @on("cpu")

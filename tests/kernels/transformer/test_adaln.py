@@ -16,8 +16,10 @@ def make(rng, shape):
 def sizes(x, shift, scale, dy, rstd, weight=1.0):
     """Of y and dx, before what they add up may cancel, as it may in all of three channels."""
     factor = (1 + np.abs(scale[:, None])) * np.abs(weight) * np.ones_like(x)
-    return (factor if shift is None else factor + np.abs(shift[:, None]),
-            factor * np.abs(dy) * rstd.reshape(*x.shape[:-1], 1))
+    return (
+        factor if shift is None else factor + np.abs(shift[:, None]),
+        factor * np.abs(dy) * rstd.reshape(*x.shape[:-1], 1),
+    )
 
 
 @versions(1, 2)
@@ -32,7 +34,10 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
 @pytest.mark.large
 @versions(1, 2)
 def test_large_mean_keeps_its_digits(engine, rng, version):
-    x, zero = (1000 + rng.standard_normal((2, 25, 256))).astype(np.float32), np.zeros((2, 256), np.float32)
+    x, zero = (
+        (1000 + rng.standard_normal((2, 25, 256))).astype(np.float32),
+        np.zeros((2, 256), np.float32),
+    )
     y, _, rstd = A.adaln_forward(engine(x), engine(zero), engine(zero), version=version)
     want, _, want_rstd = A.adaln_forward(x.astype(np.float64), zero, zero)
     engine.check(y, want, 2e-4)  # the mean itself is known to 1000 · 6e-8 only
@@ -45,8 +50,12 @@ def test_reference_against_the_definition(rng):
     for i, (b, t) in enumerate(np.ndindex(2, 3)):
         row = x[b, t]
         xhat = (row - row.mean()) / np.sqrt(row.var() + 1e-3)
-        np.testing.assert_allclose(y[b, t], xhat * (1 + scale[b]) + shift[b], rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose([mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-12)
+        np.testing.assert_allclose(
+            y[b, t], xhat * (1 + scale[b]) + shift[b], rtol=1e-10, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            [mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-12
+        )
 
 
 def test_gradient(rng):
@@ -58,19 +67,32 @@ def test_gradient(rng):
     assert relative_error(dscale, numerical_gradient(lambda a: f(x, shift, a)[0], scale, dy)) < 1e-7
 
 
-@shapes(minimal=(1, 1, 3), odd=(2, 3, 12), not_aligned=(2, 5, 33), wide=(2, 7, 1152), large=(2, 700, 192))
+@shapes(
+    minimal=(1, 1, 3),
+    odd=(2, 3, 12),
+    not_aligned=(2, 5, 33),
+    wide=(2, 7, 1152),
+    large=(2, 700, 192),
+)
 @versions(1, 2)
 @USABLE
 @pytest.mark.parametrize("norm", NORMS[1:], ids=str)
-@where(lambda engine, norm: engine != "ptx" or str(norm) == "rms weighted")  # test_compile_logs.py has the others
-@quick(lambda engine, norm, shape, version: engine != "emulator" or shape[-1] == 3 or version == 2 and (
-    norm.rms == norm.weighted))
+# test_compile_logs.py has the others
+@where(lambda engine, norm: engine != "ptx" or str(norm) == "rms weighted")
+@quick(
+    lambda engine, norm, shape, version: (
+        engine != "emulator" or shape[-1] == 3 or version == 2 and (norm.rms == norm.weighted)
+    )
+)
 @quick(lambda engine, norm, shape: engine != "launch" or norm.rms == norm.weighted)
 @where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_other_norms(engine, rng, shape, version, norm):
     """RMSNorm, a weight and no shift, in all combinations, forward and backward."""
     x, shift, scale, dy = make(rng, shape)
-    shift, weight = shift if norm.shifted else None, 1 + rng.standard_normal(shape[-1]) / 2 if norm.weighted else None
+    shift, weight = (
+        shift if norm.shifted else None,
+        1 + rng.standard_normal(shape[-1]) / 2 if norm.weighted else None,
+    )
     options = {"norm": norm.kind}
     want = A.adaln_forward(x, shift, scale, weight=weight, **options)
     start = rng.standard_normal(shape[-1])
@@ -82,13 +104,23 @@ def test_other_norms(engine, rng, shape, version, norm):
     for _ in range(engine.repeats):
         got = A.adaln_forward(*on_engine[:3], weight=on_engine[3], **options, version=version)
         sums = engine(start) if norm.weighted else None  # not zero: the weight's gradient is added
-        back = A.adaln_backward(engine(dy), on_engine[0], on_engine[2], *(a if a is None else engine(a) for a in want[
-            1:]), on_engine[3], sums, norm.shifted, version=version)
+        back = A.adaln_backward(
+            engine(dy),
+            on_engine[0],
+            on_engine[2],
+            *(a if a is None else engine(a) for a in want[1:]),
+            on_engine[3],
+            sums,
+            norm.shifted,
+            version=version,
+        )
         runs.append((*got, *back, sums))
     of_y, of_dx = sizes(x, shift, scale, dy, want[2], 1.0 if weight is None else weight)
     of_dweight = np.abs(start) + ((1 + np.abs(scale[:, None])) * np.abs(dy)).sum((0, 1))
     size = of_y, None, None, of_dx, None, None, of_dweight
-    for got, again, expected, scale in zip(runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True):
+    for got, again, expected, scale in zip(
+        runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True
+    ):
         if expected is None:
             assert got is None
             continue
@@ -100,7 +132,8 @@ def test_other_norms(engine, rng, shape, version, norm):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_definition_and_gradient_of_each_norm(rng, norm, weighted, shifted):
-    """LightningDiT: RMSNorm(x) · weight · (1 + scale) + shift, and all that may be otherwise or absent."""
+    """LightningDiT: RMSNorm(x) · weight · (1 + scale) + shift, and all that may be otherwise or
+    absent."""
     x, shift, scale, dy = make(rng, (2, 3, 5))
     weight, shift = 1 + rng.standard_normal(5) / 2 if weighted else None, shift if shifted else None
 
@@ -109,14 +142,16 @@ def test_definition_and_gradient_of_each_norm(rng, norm, weighted, shifted):
 
     y, mean, rstd = f()
     centred = x - x.mean(2, keepdims=True) if norm == "layer" else x
-    want = centred / np.sqrt((centred ** 2).mean(2, keepdims=True) + 1e-3) * (1 + scale[:, None])
+    want = centred / np.sqrt((centred**2).mean(2, keepdims=True) + 1e-3) * (1 + scale[:, None])
     want = want * (weight if weighted else 1) + (shift[:, None] if shifted else 0)
     np.testing.assert_allclose(y, want, rtol=1e-10, atol=1e-12)
     assert (mean is None) == (norm == "rms")
 
     before = rng.standard_normal(5)
     dweight = before.copy() if weighted else None  # not zero: the weight's gradient is added
-    dx, dshift, dscale = A.adaln_backward_reference(dy, x, scale, mean, rstd, weight, dweight, shifted)
+    dx, dshift, dscale = A.adaln_backward_reference(
+        dy, x, scale, mean, rstd, weight, dweight, shifted
+    )
     assert relative_error(dx, numerical_gradient(lambda a: f(x=a)[0], x, dy)) < 1e-7
     assert relative_error(dscale, numerical_gradient(lambda a: f(scale=a)[0], scale, dy)) < 1e-7
     if shifted:
@@ -124,7 +159,12 @@ def test_definition_and_gradient_of_each_norm(rng, norm, weighted, shifted):
     else:
         assert dshift is None
     if weighted:
-        assert relative_error(dweight - before, numerical_gradient(lambda a: f(weight=a)[0], weight, dy)) < 1e-7
+        assert (
+            relative_error(
+                dweight - before, numerical_gradient(lambda a: f(weight=a)[0], weight, dy)
+            )
+            < 1e-7
+        )
 
 
 def test_wrong_arguments_say_so(engine):
@@ -152,7 +192,9 @@ def test_sums_of_a_weighted_norm_in_two_passes(engine, rng, monkeypatch, norm):
     _, _, rstd = A.adaln_forward(x, None, scale, weight=weight, norm="rms")
     dweight, got = start.copy(), engine(start)
     want = A.adaln_backward(dy, x, scale, None, rstd, weight, dweight, norm.shifted)
-    found = A.adaln_backward(*map(engine, (dy, x, scale)), None, engine(rstd), engine(weight), got, norm.shifted)
+    found = A.adaln_backward(
+        *map(engine, (dy, x, scale)), None, engine(rstd), engine(weight), got, norm.shifted
+    )
     for one, expected in zip((*found, got), (*want, dweight), strict=True):
         if expected is None:
             assert one is None

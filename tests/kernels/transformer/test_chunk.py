@@ -14,15 +14,19 @@ def test_chunks_and_their_gradient(engine, rng, shape):
     parts = C.chunk_forward(engine(x), count)
     assert len(parts) == count
     for k, part in enumerate(parts):
-        engine.check_equal(part, x[:, k * width:(k + 1) * width].copy())
+        engine.check_equal(part, x[:, k * width : (k + 1) * width].copy())
     gradients = rng.standard_normal((count, B, width)).astype(np.float32)
-    engine.check_equal(C.chunk_backward([engine(g) for g in gradients]), np.concatenate(gradients, axis=1))
+    engine.check_equal(
+        C.chunk_backward([engine(g) for g in gradients]), np.concatenate(gradients, axis=1)
+    )
 
 
 def test_a_part_that_is_not_used_has_a_gradient_of_zero(engine, rng):
     g = rng.standard_normal((2, 3)).astype(np.float32)
     zero = np.zeros_like(g)
-    engine.check_equal(C.chunk_backward([None, engine(g), None]), np.concatenate((zero, g, zero), axis=1))
+    engine.check_equal(
+        C.chunk_backward([None, engine(g), None]), np.concatenate((zero, g, zero), axis=1)
+    )
 
 
 def test_wrong_arguments_say_so(engine):

@@ -15,7 +15,7 @@ def test_parts_lie_where_they_lay(engine, rng, dtype):
     for k, part in enumerate(parts):
         assert tuple(part.shape) == (3, 8) and part.dtype == dtype
         if engine.computes:
-            np.testing.assert_array_equal(download(part), x[:, 8 * k:8 * k + 8])
+            np.testing.assert_array_equal(download(part), x[:, 8 * k : 8 * k + 8])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -44,7 +44,11 @@ def test_gradients_of_neighbours(engine, rng):
     places, sums = [part.sums.place(part, 2)[1] for part in parts], parts[0].sums
     sums.partial, want = engine(given), given.astype(np.float64).sum(1)
     engine.check(Co.join_columns(places[1:]), want[:, 8:], 1e-6)
-    engine.check(Co.join_columns([None, places[1]]), np.concatenate((np.zeros((2, 8)), want[:, 8:16]), 1), 1e-6)
+    engine.check(
+        Co.join_columns([None, places[1]]),
+        np.concatenate((np.zeros((2, 8)), want[:, 8:16]), 1),
+        1e-6,
+    )
     engine.check(Co.join_columns(places), want, 1e-6)
     assert sums.partial is None
 

@@ -18,28 +18,46 @@ from numdiff.nn.parameter import Parameter
 from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
-SHAPES = shapes(minimal=(1, 1, 8), odd=(2, 5, 24), not_aligned=(2, 3, 33), tokens=(4, 64, 384), wide=(2, 17, 1152),
-                xl=(3, 256, 1152), base=(5, 256, 768), large=(2, 700, 1024))
+SHAPES = shapes(
+    minimal=(1, 1, 8),
+    odd=(2, 5, 24),
+    not_aligned=(2, 3, 33),
+    tokens=(4, 64, 384),
+    wide=(2, 17, 1152),
+    xl=(3, 256, 1152),
+    base=(5, 256, 768),
+    large=(2, 700, 1024),
+)
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16])
-FITS = where(lambda engine, dtype: engine != "cpu" or dtype == np.float32)  # NumPy computes in the type it is given
+# NumPy computes in the type it is given
+FITS = where(lambda engine, dtype: engine != "cpu" or dtype == np.float32)
 USABLE = where(lambda version, shape: version != 2 or shape[-1] % 8 == 0)
 GATED = pytest.mark.parametrize("gated", [True, False])
 
 
 def compiled(engine, version, shape, dtype):
-    """On `ptx`, version 2 for float16: gate.py's and adaln.py's tests compile the rest. In the emulator, None once."""
+    """On `ptx`, version 2 for float16: gate.py's and adaln.py's tests compile the rest. In the
+    emulator, None once."""
     if engine == "launch":
         return dtype == np.float16 and version is None
     if engine == "emulator":
         return version is not None or shape[-1] == 8
-    return engine != "ptx" or dtype == np.float16 and (version != 1 or shape[-1] <= 33) and shape[-1] not in (
-        8, 768, 1024)
+    return (
+        engine != "ptx"
+        or dtype == np.float16
+        and (version != 1 or shape[-1] <= 33)
+        and shape[-1] not in (8, 768, 1024)
+    )
 
 
 def make(rng, shape, dtype=np.float64):
     """x, h, dz, dy, gate, shift and scale, float64 numbers that the dtype holds."""
     B, _, C = shape
-    arrays = [1 + 2 * rng.standard_normal(shape), *rng.standard_normal((3, *shape)), *rng.standard_normal((3, B, C))]
+    arrays = [
+        1 + 2 * rng.standard_normal(shape),
+        *rng.standard_normal((3, *shape)),
+        *rng.standard_normal((3, B, C)),
+    ]
     return [a.astype(dtype).astype(np.float64) for a in arrays]
 
 
@@ -48,9 +66,15 @@ def tolerance(dtype):
 
 
 def sizes(z, y, mean, rstd, scale, weight=None):
-    """What errors are measured against: z is rounded before it is normalised, and a mean of few may be nearly 0."""
+    """What errors are measured against: z is rounded before it is normalised, and a mean of few may
+    be nearly 0."""
     factor = np.abs(1 + scale[:, None]) * (1 if weight is None else np.abs(weight))
-    return z, np.abs(y) + factor * np.abs(z) * rstd.reshape(*z.shape[:2], 1), np.abs(z).mean(2).reshape(-1), rstd
+    return (
+        z,
+        np.abs(y) + factor * np.abs(z) * rstd.reshape(*z.shape[:2], 1),
+        np.abs(z).mean(2).reshape(-1),
+        rstd,
+    )
 
 
 @SHAPES
@@ -64,9 +88,15 @@ def test_forward(engine, rng, shape, dtype, gated, version):
     x, h, _, _, gate, shift, scale = make(rng, shape, dtype)
     given = (x, h if gated else None, gate if gated else None, shift, scale)
     want = G.gate_adaln_forward(*given)
-    runs = [G.gate_adaln_forward(*(a if a is None else engine(a, dtype) for a in given), version=version)
-            for _ in range(engine.repeats)]
-    for got, again, expected, size in zip(runs[0], runs[-1], want, sizes(*want, scale), strict=True):
+    runs = [
+        G.gate_adaln_forward(
+            *(a if a is None else engine(a, dtype) for a in given), version=version
+        )
+        for _ in range(engine.repeats)
+    ]
+    for got, again, expected, size in zip(
+        runs[0], runs[-1], want, sizes(*want, scale), strict=True
+    ):
         engine.check(got, expected, tolerance(dtype), size)
         engine.check_equal(got, again)
 
@@ -88,10 +118,18 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
 @FITS
 @USABLE
 @where(compiled)
-@where(lambda engine, gated, arrives: engine != "ptx" or gated and arrives)  # what is absent leaves code out
-@quick(lambda engine, gated, arrives, dtype, shape: engine != "emulator" or gated == arrives and (
-    dtype == np.float16) == (shape[-1] == 24))
-@quick(lambda engine, gated, arrives, shape: engine == "emulator" or shape[-1] < 384 or gated and arrives)
+# what is absent leaves code out
+@where(lambda engine, gated, arrives: engine != "ptx" or gated and arrives)
+@quick(
+    lambda engine, gated, arrives, dtype, shape: (
+        engine != "emulator" or gated == arrives and (dtype == np.float16) == (shape[-1] == 24)
+    )
+)
+@quick(
+    lambda engine, gated, arrives, shape: (
+        engine == "emulator" or shape[-1] < 384 or gated and arrives
+    )
+)
 def test_backward(engine, rng, shape, dtype, gated, arrives, version):
     z, h, dz, dy, gate, shift, scale = make(rng, shape, dtype)
     h, gate, dz = h if gated else None, gate if gated else None, dz if arrives else None
@@ -99,7 +137,9 @@ def test_backward(engine, rng, shape, dtype, gated, arrives, version):
     want = G.gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd)
     given = [a if a is None else engine(a, dtype) for a in (dz, dy, z, h, gate, shift, scale)]
     statistics = [engine(a, np.float32) for a in (mean, rstd)]
-    runs = [G.gate_adaln_backward(*given, *statistics, version=version) for _ in range(engine.repeats)]
+    runs = [
+        G.gate_adaln_backward(*given, *statistics, version=version) for _ in range(engine.repeats)
+    ]
     for got, again, expected in zip(runs[0], runs[-1], want, strict=True):
         if expected is None:
             assert got is None
@@ -108,7 +148,9 @@ def test_backward(engine, rng, shape, dtype, gated, arrives, version):
         engine.check_equal(got, again)
 
 
-@shapes(minimal=(1, 1, 8), odd=(2, 3, 16), not_aligned=(2, 3, 33), xl=(3, 256, 1152), base=(5, 256, 768))
+@shapes(
+    minimal=(1, 1, 8), odd=(2, 3, 16), not_aligned=(2, 3, 33), xl=(3, 256, 1152), base=(5, 256, 768)
+)
 @TYPES
 @pytest.mark.parametrize("norm", (NORMS[0], NORMS[-1]), ids=str)
 @versions(1, 2)
@@ -119,17 +161,30 @@ def test_backward(engine, rng, shape, dtype, gated, arrives, version):
 @quick(lambda engine, shape: engine != "cpu" or shape[-1] < 768)
 def test_backward_of_x(engine, rng, shape, dtype, norm, version):
     """Given x instead of z, the backward has the same bits; so it does where dh becomes bytes."""
-    x, h, dz, dy, gate, shift, scale, weight = (a if a is None else engine(a, dtype) for a in with_norm(
-        rng, make(rng, shape, dtype), norm))
+    x, h, dz, dy, gate, shift, scale, weight = (
+        a if a is None else engine(a, dtype) for a in with_norm(rng, make(rng, shape, dtype), norm)
+    )
     weight = weight if weight is None else engine(download(weight).astype(np.float32))
-    z, _, *statistics = G.gate_adaln_forward(x, h, gate, shift, scale, weight=weight, norm=norm.kind, version=version)
+    z, _, *statistics = G.gate_adaln_forward(
+        x, h, gate, shift, scale, weight=weight, norm=norm.kind, version=version
+    )
     rest, found = (h, gate, shift, scale, *statistics, weight), []
     for given, options in ((z, {}), (None, {"x": x})):
         into = [engine(np.float32([0.25])), engine(np.zeros(PARTIALS, np.uint32))]
         dweight = engine(np.ones(shape[-1], np.float32)) if norm.weighted else None
-        found.append([*G.gate_adaln_backward(dz, dy, given, *rest, dweight, version=version, **options), dweight])
+        found.append(
+            [
+                *G.gate_adaln_backward(dz, dy, given, *rest, dweight, version=version, **options),
+                dweight,
+            ]
+        )
         if dtype == np.float16 and shape[-1] % 16 == 0:
-            found[-1] += *G.gate_adaln_backward(dz, dy, given, *rest, dh_into=into, version=version, **options), into[1]
+            found[-1] += (
+                *G.gate_adaln_backward(
+                    dz, dy, given, *rest, dh_into=into, version=version, **options
+                ),
+                into[1],
+            )
     for one, other in zip(*found, strict=True):
         assert one is other is None or engine.check_equal(one, other) is None
     with pytest.raises(ValueError, match="needs z, or x and h"):
@@ -137,29 +192,72 @@ def test_backward_of_x(engine, rng, shape, dtype, norm, version):
 
 
 def with_norm(rng, arrays, norm):
-    """x, h, dz, dy, gate, shift, scale as `make` gives them: gate, h and what a norm has not are None; (…, weight)."""
+    """x, h, dz, dy, gate, shift, scale as `make` gives them: gate, h and what a norm has not are
+    None; (…, weight)."""
     *rest, shift, scale = arrays
-    return (*rest, shift if norm.shifted else None, scale,
-            1 + rng.standard_normal(scale.shape[1]) / 2 if norm.weighted else None)
+    return (
+        *rest,
+        shift if norm.shifted else None,
+        scale,
+        1 + rng.standard_normal(scale.shape[1]) / 2 if norm.weighted else None,
+    )
 
 
-@shapes(minimal=(1, 1, 8), odd=(2, 5, 24), not_aligned=(2, 3, 33), wide=(2, 17, 1152), base=(5, 256, 768))
+@shapes(
+    minimal=(1, 1, 8),
+    odd=(2, 5, 24),
+    not_aligned=(2, 3, 33),
+    wide=(2, 17, 1152),
+    base=(5, 256, 768),
+)
 @TYPES
 @GATED
 @pytest.mark.parametrize("norm", NORMS[1:], ids=str)
 @versions(1, 2)
 @FITS
 @USABLE
-@where(lambda engine, version, dtype, shape, norm: engine != "ptx" or str(norm) == "rms weighted" and shape[
-    -1] > 24 and compiled(engine, version, shape, dtype))  # test_compile_logs.py compiles the kernels of each norm
+@where(
+    lambda engine, version, dtype, shape, norm: (
+        engine != "ptx"
+        or str(norm) == "rms weighted"
+        and shape[
+            # test_compile_logs.py compiles the kernels of each norm
+            -1
+        ]
+        > 24
+        and compiled(engine, version, shape, dtype)
+    )
+)
 @where(lambda engine, version, dtype: engine != "launch" or version is None and dtype == np.float16)
-@where(lambda engine, version, dtype, shape, gated: engine != "emulator" or version == 2 or version == 1 and shape[
-    -1] == 24 and gated == (dtype == np.float16))  # None is 2; test_adaln.py and test_gate.py have what 1 launches
-@quick(lambda engine, norm, dtype, shape, version, gated: engine != "emulator" or version == 2 and (
-    dtype == np.float16) == (shape[-1] == 8) and gated != norm.shifted and (
-        shape[-1] == 8 or norm.rms and norm.weighted))
-@quick(lambda engine, norm, gated, shape: engine not in ("cpu", "launch") or gated and (shape[-1] in (24, 33) or (
-    norm.rms and norm.weighted and not norm.shifted)))
+@where(
+    lambda engine, version, dtype, shape, gated: (
+        engine != "emulator"
+        or version == 2
+        or version == 1
+        and shape[
+            # None is 2; test_adaln.py and test_gate.py have what 1 launches
+            -1
+        ]
+        == 24
+        and gated == (dtype == np.float16)
+    )
+)
+@quick(
+    lambda engine, norm, dtype, shape, version, gated: (
+        engine != "emulator"
+        or version == 2
+        and (dtype == np.float16) == (shape[-1] == 8)
+        and gated != norm.shifted
+        and (shape[-1] == 8 or norm.rms and norm.weighted)
+    )
+)
+@quick(
+    lambda engine, norm, gated, shape: (
+        engine not in ("cpu", "launch")
+        or gated
+        and (shape[-1] in (24, 33) or (norm.rms and norm.weighted and not norm.shifted))
+    )
+)
 def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
     """RMSNorm, a weight and no shift, in all combinations, forward and backward."""
     x, h, dz, dy, gate, shift, scale, weight = with_norm(rng, make(rng, shape, dtype), norm)
@@ -168,7 +266,9 @@ def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
     start = rng.standard_normal(shape[-1])
     dweight = start.copy() if norm.weighted else None
     z, _, *statistics = G.gate_adaln_forward(x, None, None, shift, scale, weight=weight, norm=kind)
-    want_back = G.gate_adaln_backward(dz, dy, z, h, gate, shift, scale, *statistics, weight, dweight)
+    want_back = G.gate_adaln_backward(
+        dz, dy, z, h, gate, shift, scale, *statistics, weight, dweight
+    )
 
     def there(a, dtype=dtype):
         return a if a is None else engine(a, dtype)
@@ -176,13 +276,23 @@ def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
     of_forward = sizes(*want, scale, weight)
     weight, runs = there(weight, np.float32), []
     for _ in range(engine.repeats):
-        got = G.gate_adaln_forward(*map(there, (x, h, gate, shift, scale)), weight=weight, norm=kind, version=version)
-        sums = there(start if norm.weighted else None, np.float32)  # not zero: the weight's gradient is added
-        back = G.gate_adaln_backward(*map(there, (dz, dy, z, h, gate, shift, scale)), *(
-            there(a, np.float32) for a in statistics), weight, sums, version=version)
+        got = G.gate_adaln_forward(
+            *map(there, (x, h, gate, shift, scale)), weight=weight, norm=kind, version=version
+        )
+        # not zero: the weight's gradient is added
+        sums = there(start if norm.weighted else None, np.float32)
+        back = G.gate_adaln_backward(
+            *map(there, (dz, dy, z, h, gate, shift, scale)),
+            *(there(a, np.float32) for a in statistics),
+            weight,
+            sums,
+            version=version,
+        )
         runs.append((*got, *back, sums))
     size = *of_forward, *want_back, dweight
-    for got, again, expected, scale in zip(runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True):
+    for got, again, expected, scale in zip(
+        runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True
+    ):
         if expected is None:
             assert got is None
             continue
@@ -194,11 +304,25 @@ def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
 def test_warps_and_blocks_that_share_an_image(engine, rng, monkeypatch, norm):
     """Three turns of two warps in each of two blocks, which few tokens do not give."""
     choose = G.choose_plan
-    monkeypatch.setattr(G, "choose_plan", lambda B, T, *rest: (2, 2, -(-T // 2), *choose(B, T, *rest)[3:]))
+    monkeypatch.setattr(
+        G, "choose_plan", lambda B, T, *rest: (2, 2, -(-T // 2), *choose(B, T, *rest)[3:])
+    )
     z, h, dz, dy, gate, shift, scale, weight = with_norm(rng, make(rng, (2, 11, 16)), norm)
-    _, _, *statistics = G.gate_adaln_forward(z, None, None, shift, scale, weight=weight,
-                                             norm=norm.kind)
-    given = dz, dy, z, h, gate, shift, scale, *statistics, weight, np.ones(16) if norm.weighted else None
+    _, _, *statistics = G.gate_adaln_forward(
+        z, None, None, shift, scale, weight=weight, norm=norm.kind
+    )
+    given = (
+        dz,
+        dy,
+        z,
+        h,
+        gate,
+        shift,
+        scale,
+        *statistics,
+        weight,
+        np.ones(16) if norm.weighted else None,
+    )
     there = [a if a is None else engine(a) for a in given]
     for got, want in zip(G.gate_adaln_backward(*there), G.gate_adaln_backward(*given), strict=True):
         engine.check(got, want)
@@ -213,8 +337,12 @@ def test_reference_against_the_definition(rng):
         row = x[b, t] + gate[b] * h[b, t]
         np.testing.assert_allclose(z[b, t], row, rtol=1e-12)
         xhat = (row - row.mean()) / np.sqrt(row.var() + 1e-3)
-        np.testing.assert_allclose(y[b, t], xhat * (1 + scale[b]) + shift[b], rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose([mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-10)
+        np.testing.assert_allclose(
+            y[b, t], xhat * (1 + scale[b]) + shift[b], rtol=1e-10, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            [mean[i], rstd[i]], [row.mean(), 1 / np.sqrt(row.var() + 1e-3)], rtol=1e-10
+        )
 
 
 def test_gradient(rng):
@@ -223,20 +351,35 @@ def test_gradient(rng):
     found = G.gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd)
     arguments = [x, h, gate, shift, scale]
     for i, gradient in enumerate(found):
+
         def both(a, i=i):
-            out = G.gate_adaln_forward(*arguments[:i], a, *arguments[i + 1:])
+            out = G.gate_adaln_forward(*arguments[:i], a, *arguments[i + 1 :])
             return np.stack(out[:2])
-        assert relative_error(gradient, numerical_gradient(both, arguments[i], np.stack((dz, dy)))) < 1e-7
+
+        assert (
+            relative_error(gradient, numerical_gradient(both, arguments[i], np.stack((dz, dy))))
+            < 1e-7
+        )
 
 
 @TYPES
 @FITS
-@pytest.mark.parametrize("norm", [NORMS[0], Norm(True, True, False), Norm(True, True, True)], ids=str)
+@pytest.mark.parametrize(
+    "norm", [NORMS[0], Norm(True, True, False), Norm(True, True, True)], ids=str
+)
 @where(lambda engine, norm: engine != "ptx" or norm == NORMS[0])
-@quick(lambda engine, norm, dtype: engine != "emulator" or norm.rms and norm.shifted == (dtype == np.float32)
-       or norm == NORMS[0] and dtype == np.float16)
+@quick(
+    lambda engine, norm, dtype: (
+        engine != "emulator"
+        or norm.rms
+        and norm.shifted == (dtype == np.float32)
+        or norm == NORMS[0]
+        and dtype == np.float16
+    )
+)
 def test_columns_of_one_array_and_its_gradient(engine, rng, dtype, norm):
-    """A chain as in a DiT: a norm, then twice a gate with a norm, whose vectors are parts of one array."""
+    """A chain as in a DiT: a norm, then twice a gate with a norm, whose vectors are parts of one
+    array."""
     x, h, _, dy, *_ = make(rng, (2, 3, 16), dtype)
     modulation = (rng.standard_normal((2, 16 * 6)) / 2).astype(dtype).astype(np.float64)
     weights = 1 + rng.standard_normal((2, 16)) / 2
@@ -253,8 +396,14 @@ def test_columns_of_one_array_and_its_gradient(engine, rng, dtype, norm):
             tokens, branch, wide = given
             shift, scale, gate, shift_2, scale_2, _ = parts_of(wide)
             y = F.adaln(tokens, shift if norm.shifted else None, scale, **options[0])
-            z, y = F.gate_adaln(tokens, F.add(branch, y), gate, shift_2 if norm.shifted else None, scale_2,
-                                **options[1])
+            z, y = F.gate_adaln(
+                tokens,
+                F.add(branch, y),
+                gate,
+                shift_2 if norm.shifted else None,
+                scale_2,
+                **options[1],
+            )
             out = F.add(z, y)
         tape.backward(out, engine(dy, dtype))
         return [t.grad for t in given] + [p.grad for p in parameters if p is not None]
@@ -264,12 +413,27 @@ def test_columns_of_one_array_and_its_gradient(engine, rng, dtype, norm):
         engine.check(got, expected, 3 * tolerance(dtype))
 
 
-@pytest.mark.parametrize("norm, weighted, shifted", [("rms", True, True), ("rms", True, False), ("layer", False, False),
-                                                     ("rms", False, True), ("layer", True, True)])
+@pytest.mark.parametrize(
+    "norm, weighted, shifted",
+    [
+        ("rms", True, True),
+        ("rms", True, False),
+        ("layer", False, False),
+        ("rms", False, True),
+        ("layer", True, True),
+    ],
+)
 def test_gradients_of_every_norm_through_the_tape(rng, norm, weighted, shifted):
     """As in a block: a norm, then a gate with a norm, one weight for both; against differences."""
     x, h, _, dy, gate, shift, scale = make(rng, (2, 3, 8))
-    given = {"x": x, "h": h, "gate": gate, "scale": scale, "weight": 1 + rng.standard_normal(8) / 2, "shift": shift}
+    given = {
+        "x": x,
+        "h": h,
+        "gate": gate,
+        "scale": scale,
+        "weight": 1 + rng.standard_normal(8) / 2,
+        "shift": shift,
+    }
 
     def run(tape=None, **changed):
         arrays = {**given, **changed}
@@ -277,17 +441,29 @@ def test_gradients_of_every_norm_through_the_tape(rng, norm, weighted, shifted):
         weight = Parameter((8,), None) if weighted else None
         if weighted:
             weight.data, weight.grad = arrays["weight"], np.zeros(8)
-        vectors, options = (tensors["shift"] if shifted else None, tensors["scale"]), {"weight": weight, "norm": norm}
+        vectors, options = (
+            (tensors["shift"] if shifted else None, tensors["scale"]),
+            {"weight": weight, "norm": norm},
+        )
         y = F.adaln(tensors["x"], *vectors, **options)
-        z, y = F.gate_adaln(tensors["x"], F.add(tensors["h"], y), tensors["gate"], *vectors, **options)
+        z, y = F.gate_adaln(
+            tensors["x"], F.add(tensors["h"], y), tensors["gate"], *vectors, **options
+        )
         out = F.add(z, y)
         if tape:
             tape.backward(out, dy)
-        return out.data, {**{n: t.grad for n, t in tensors.items()}, "weight": weight and weight.grad}
+        return out.data, {
+            **{n: t.grad for n, t in tensors.items()},
+            "weight": weight and weight.grad,
+        }
 
     with Tape() as tape:
         _, gradients = run(tape)
-    for name in given.keys() - ({"weight"} if not weighted else set()) - ({"shift"} if not shifted else set()):
+    for name in (
+        given.keys()
+        - ({"weight"} if not weighted else set())
+        - ({"shift"} if not shifted else set())
+    ):
         want = numerical_gradient(lambda a, name=name: run(**{name: a})[0], given[name], dy)
         assert relative_error(gradients[name], want) < 1e-7, name
 
@@ -318,15 +494,26 @@ def test_columns_are_used_once(engine, rng):
 
 
 def test_plans():
-    for B, T, C, itemsize in ((64, 256, 768, 2), (1, 1, 8, 4), (256, 256, 384, 2), (7, 1000, 1280, 4), (3, 5, 1152, 2)):
-        for gated, shifted, sweeps in itertools.product((True, False), (True, False), (None, G.MAX_SWEEPS)):
+    for B, T, C, itemsize in (
+        (64, 256, 768, 2),
+        (1, 1, 8, 4),
+        (256, 256, 384, 2),
+        (7, 1000, 1280, 4),
+        (3, 5, 1152, 2),
+    ):
+        for gated, shifted, sweeps in itertools.product(
+            (True, False), (True, False), (None, G.MAX_SWEEPS)
+        ):
             for limit in (99 << 10, 163 << 10, 227 << 10):
-                warps, chunks, chunk, before, nbytes = G.choose_plan(B, T, C, itemsize, gated, limit, shifted=shifted,
-                                                                     sweeps=sweeps)
+                warps, chunks, chunk, before, nbytes = G.choose_plan(
+                    B, T, C, itemsize, gated, limit, shifted=shifted, sweeps=sweeps
+                )
                 assert nbytes <= limit and warps >= 1 and (chunks - 1) * chunk < T <= chunks * chunk
-                assert nbytes >= 4 * warps * C and before % 16 == 0  # the warps' sums take the same memory
+                # the warps' sums take the same memory
+                assert nbytes >= 4 * warps * C and before % 16 == 0
     assert G.choose_plan(64, 256, 768, 2, True)[:2] == (12, 2)  # 128 blocks for 132 multiprocessors
-    assert G.choose_plan(64, 256, 768, 2, True, shifted=False)[:2] == (16, 2)  # a third of the sums less to hold
+    # a third of the sums less to hold
+    assert G.choose_plan(64, 256, 768, 2, True, shifted=False)[:2] == (16, 2)
 
 
 def test_wrong_arguments_say_so(engine):
@@ -344,8 +531,11 @@ def test_wrong_arguments_say_so(engine):
 @pytest.mark.parametrize("norm, weighted", [("layer", False), ("rms", True)], ids=["layer", "rms"])
 @quick(lambda engine, shape: engine != "cpu" or shape[-1] == 16)
 def test_bytes_for_a_layer_in_fp8(engine, rng, shape, norm, weighted):
-    """y and dh as E4M3 have the bits of a pass that rounds afterwards, and so has the largest magnitude."""
-    x, h, dz, dy, gate, shift, scale = (engine(a.astype(np.float16)) for a in make(rng, shape, np.float16))
+    """y and dh as E4M3 have the bits of a pass that rounds afterwards, and so has the largest
+    magnitude."""
+    x, h, dz, dy, gate, shift, scale = (
+        engine(a.astype(np.float16)) for a in make(rng, shape, np.float16)
+    )
     weight = engine(rng.standard_normal(shape[-1]).astype(np.float32)) if weighted else None
     unit = engine(np.float32([2.0**-4]))
 
@@ -354,7 +544,9 @@ def test_bytes_for_a_layer_in_fp8(engine, rng, shape, norm, weighted):
 
     amax, alone = places()
     z, y, mean, rstd = G.gate_adaln_forward(x, h, gate, shift, scale, weight=weight, norm=norm)
-    found = G.gate_adaln_forward(x, h, gate, shift, scale, weight=weight, norm=norm, into=(unit, amax))
+    found = G.gate_adaln_forward(
+        x, h, gate, shift, scale, weight=weight, norm=norm, into=(unit, amax)
+    )
     for got, want in zip(found, (z, quantise_forward(y, unit, alone), mean, rstd), strict=True):
         assert got is want is None or engine.check_equal(got, want) is None
     assert not engine.computes or download(amax).max() == download(alone).max() > 0
@@ -380,13 +572,28 @@ def test_the_loops_of_the_cpu_engine(rng, shape, which, gated):
     own = None if weight is None else weight.astype(np.float32)
     want = gate_adaln_forward_reference(x, h, gate, shift, scale, 1e-3, weight, which.kind)
     got = cpu.gate_adaln_forward_cpu(*single, 1e-3, own, which.kind)
-    sums, exact = ((None, None) if weight is None else (np.ones(shape[2], np.float32), np.ones(shape[2])))
-    wanted = gate_adaln_backward_reference(dz, dy, want[0], *(h, gate, shift, scale), *want[2:], weight, exact)
-    found = cpu.gate_adaln_backward_cpu(None if dz is None else dz.astype(np.float32), dy.astype(np.float32), got[0],
-                                        *single[1:], *got[2:], own, sums)
+    sums, exact = (
+        (None, None) if weight is None else (np.ones(shape[2], np.float32), np.ones(shape[2]))
+    )
+    wanted = gate_adaln_backward_reference(
+        dz, dy, want[0], *(h, gate, shift, scale), *want[2:], weight, exact
+    )
+    found = cpu.gate_adaln_backward_cpu(
+        None if dz is None else dz.astype(np.float32),
+        dy.astype(np.float32),
+        got[0],
+        *single[1:],
+        *got[2:],
+        own,
+        sums,
+    )
     for a, b in zip((*got, *found, sums), (*want, *wanted, exact), strict=True):
         assert (a is None) == (b is None)
         assert a is None or a.dtype == np.float32 and relative_error(a, b) < 3e-6
-    alone = [cpu.gate_adaln_forward_cpu(*(a if a is None else a[i:i + 1] for a in single), 1e-3, own, which.kind)[1]
-             for i in range(len(x))]
+    alone = [
+        cpu.gate_adaln_forward_cpu(
+            *(a if a is None else a[i : i + 1] for a in single), 1e-3, own, which.kind
+        )[1]
+        for i in range(len(x))
+    ]
     np.testing.assert_array_equal(np.concatenate(alone), got[1])

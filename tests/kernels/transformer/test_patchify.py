@@ -4,8 +4,14 @@ import pytest
 from numdiff.kernels.transformer import patchify as P
 from tests.conftest import shapes
 
-SHAPES = shapes(minimal=(1, 2, 2, 1, 2), odd=(2, 6, 9, 5, 3), latents=(3, 8, 8, 4, 2), pixels=(2, 16, 8, 3, 4),
-                one_patch=(2, 4, 4, 3, 4), large=(4, 64, 64, 3, 4))  # B, H, W, C, patch
+SHAPES = shapes(
+    minimal=(1, 2, 2, 1, 2),
+    odd=(2, 6, 9, 5, 3),
+    latents=(3, 8, 8, 4, 2),
+    pixels=(2, 16, 8, 3, 4),
+    one_patch=(2, 4, 4, 3, 4),
+    large=(4, 64, 64, 3, 4),
+)  # B, H, W, C, patch
 
 
 def by_loops(x, patch):

@@ -11,22 +11,38 @@ from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 # B, T, heads, HS
-SHAPES = shapes(minimal=(1, 1, 1, 8), odd=(2, 3, 3, 24), not_aligned=(2, 5, 3, 6), tokens=(3, 64, 6, 64),
-                xl=(2, 100, 16, 72), wide=(2, 33, 5, 128), narrow=(5, 16, 8, 32))
+SHAPES = shapes(
+    minimal=(1, 1, 1, 8),
+    odd=(2, 3, 3, 24),
+    not_aligned=(2, 5, 3, 6),
+    tokens=(3, 64, 6, 64),
+    xl=(2, 100, 16, 72),
+    wide=(2, 33, 5, 128),
+    narrow=(5, 16, 8, 32),
+)
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16])
 WHAT = pytest.mark.parametrize("norms, rotates", [(True, True), (True, False), (False, True)])
 PLACE = pytest.mark.parametrize("in_place", [True, False])
 USABLE = where(lambda version, shape: version != 2 or shape[-1] % 8 == 0)
-FEW = quick(lambda engine, norms, rotates, in_place, dtype: in_place == (norms and rotates) and (
-    in_place or dtype == np.float32 and engine != "emulator"))  # `numdiff kernels check` has norm and rotation alone
+FEW = quick(
+    lambda engine, norms, rotates, in_place, dtype: (
+        in_place == (norms and rotates)
+        and (
+            # `numdiff kernels check` has norm and rotation alone
+            in_place or dtype == np.float32 and engine != "emulator"
+        )
+    )
+)
 
 
 @where
 def ONCE(engine, version, shape, norms, rotates, in_place, dtype):
-    """None is version 2 where that can be, and in place or not a kernel is the same; norm or rotation alone: in the
-    emulator each type and each place."""
+    """None is version 2 where that can be, and in place or not a kernel is the same; norm or
+    rotation alone: in the emulator each type and each place."""
     if engine == "emulator":
-        return (version is not None or shape[-1] == 8) and (norms and rotates or in_place == (dtype == np.float16))
+        return (version is not None or shape[-1] == 8) and (
+            norms and rotates or in_place == (dtype == np.float16)
+        )
     if engine == "ptx":
         return in_place and version is not None
     return engine != "launch" or in_place or version is None
@@ -35,12 +51,15 @@ def ONCE(engine, version, shape, norms, rotates, in_place, dtype):
 def make(rng, shape, norms=True, rotates=True, dtype=np.float64):
     """qkv, dqkv, then weights and rotation as arguments, float64 numbers that their types hold."""
     B, T, heads, HS = shape
-    qkv, dy = (a.astype(dtype).astype(np.float64) for a in rng.standard_normal((2, B, T, 3 * heads * HS)))
+    qkv, dy = (
+        a.astype(dtype).astype(np.float64) for a in rng.standard_normal((2, B, T, 3 * heads * HS))
+    )
     given = {}
     if norms:
         given["q_weight"], given["k_weight"] = rng.standard_normal((2, HS))
     if rotates:
-        given["rotation"] = rng.standard_normal((2, T, HS))  # no angle's: nothing is taken for granted
+        # no angle's: nothing is taken for granted
+        given["rotation"] = rng.standard_normal((2, T, HS))
     return qkv, dy, {name: a.astype(np.float32).astype(np.float64) for name, a in given.items()}
 
 
@@ -65,22 +84,24 @@ def test_forward(engine, rng, shape, dtype, norms, rotates, in_place, version):
     qkv, _, given = make(rng, shape, norms, rotates, dtype)
     want, _ = Q.qk_norm_rope_forward(qkv, heads, **given)
     runs = []
-    for keeps in (True, False)[:engine.repeats]:
+    for keeps in (True, False)[: engine.repeats]:
         x = engine(qkv, dtype)
-        y, kept = Q.qk_norm_rope_forward(x, heads, **moved(engine, given), in_place=in_place, keeps=keeps,
-                                         version=version)
+        y, kept = Q.qk_norm_rope_forward(
+            x, heads, **moved(engine, given), in_place=in_place, keeps=keeps, version=version
+        )
         assert y.dtype == dtype and (y is x) == in_place
         runs.append(y)
         if not (norms and keeps):
             assert kept is None
         else:
-            engine.check(kept, qkv[..., :2 * heads * HS] if in_place else qkv, 0)
+            engine.check(kept, qkv[..., : 2 * heads * HS] if in_place else qkv, 0)
         if not in_place:
             engine.check(x, qkv, 0)
     engine.check(runs[0], want, tolerance(dtype))
     engine.check_equal(runs[0], runs[-1])
     if engine.computes:
-        assert np.array_equal(download(runs[0])[..., 2 * heads * HS:], qkv[..., 2 * heads * HS:])  # v, bit for bit
+        # v, bit for bit
+        assert np.array_equal(download(runs[0])[..., 2 * heads * HS :], qkv[..., 2 * heads * HS :])
 
 
 @SHAPES
@@ -96,15 +117,26 @@ def test_backward_accumulates(engine, rng, shape, dtype, norms, rotates, in_plac
     qkv, dy, given = make(rng, shape, norms, rotates, dtype)
     start = rng.standard_normal((2, HS))
     sums = [*start.copy()] if norms else [None, None]
-    want = Q.qk_norm_rope_backward(dy, qkv if norms else None, heads, **given, dq_weight=sums[0], dk_weight=sums[1])
+    want = Q.qk_norm_rope_backward(
+        dy, qkv if norms else None, heads, **given, dq_weight=sums[0], dk_weight=sums[1]
+    )
     runs = []
     for several in range(engine.repeats):
         kept = None
         if norms:  # what either of the two ways forward keeps
-            kept = engine(qkv[..., :2 * heads * HS] if in_place or several else qkv, dtype)
-        g, got = engine(dy, dtype), [engine(a) for a in start] if norms else [None, None]  # gradients are added
-        dx = Q.qk_norm_rope_backward(g, kept, heads, **moved(engine, given), dq_weight=got[0], dk_weight=got[1],
-                                     in_place=in_place, version=version)
+            kept = engine(qkv[..., : 2 * heads * HS] if in_place or several else qkv, dtype)
+        # gradients are added
+        g, got = engine(dy, dtype), [engine(a) for a in start] if norms else [None, None]
+        dx = Q.qk_norm_rope_backward(
+            g,
+            kept,
+            heads,
+            **moved(engine, given),
+            dq_weight=got[0],
+            dk_weight=got[1],
+            in_place=in_place,
+            version=version,
+        )
         assert dx.dtype == dtype and (dx is g) == in_place
         if not in_place:
             engine.check(g, dy, 0)
@@ -120,9 +152,11 @@ def test_reference_against_the_definition(rng):
     for b, t, part, head in np.ndindex(2, 3, 2, 2):
         at = slice(part * 8 + head * 4, part * 8 + head * 4 + 4)
         x = qkv[b, t, at]
-        z = x / np.sqrt(np.mean(x ** 2) + 0.1) * given[("q_weight", "k_weight")[part]]
+        z = x / np.sqrt(np.mean(x**2) + 0.1) * given[("q_weight", "k_weight")[part]]
         cos, sin = given["rotation"][:, t]
-        np.testing.assert_allclose(y[b, t, at], z * cos + np.array([-z[1], z[0], -z[3], z[2]]) * sin, rtol=1e-6)
+        np.testing.assert_allclose(
+            y[b, t, at], z * cos + np.array([-z[1], z[0], -z[3], z[2]]) * sin, rtol=1e-6
+        )
 
 
 @WHAT
@@ -130,11 +164,19 @@ def test_gradient(rng, norms, rotates):
     qkv, dy, given = make(rng, (2, 2, 2, 4), norms, rotates)
     sums = np.zeros((2, 4))
     dx = Q.qk_norm_rope_backward(dy, qkv, 2, **given, dq_weight=sums[0], dk_weight=sums[1])
-    assert relative_error(dx, numerical_gradient(lambda a: Q.qk_norm_rope_forward(a, 2, **given)[0], qkv, dy)) < 1e-7
+    assert (
+        relative_error(
+            dx, numerical_gradient(lambda a: Q.qk_norm_rope_forward(a, 2, **given)[0], qkv, dy)
+        )
+        < 1e-7
+    )
     for name, found in zip(("q_weight", "k_weight"), sums, strict=True):
         if norms:
-            want = numerical_gradient(lambda a, name=name: Q.qk_norm_rope_forward(qkv, 2, **{**given, name: a})[0],
-                                      given[name], dy)
+            want = numerical_gradient(
+                lambda a, name=name: Q.qk_norm_rope_forward(qkv, 2, **{**given, name: a})[0],
+                given[name],
+                dy,
+            )
             assert relative_error(found, want) < 1e-7
 
 
@@ -143,19 +185,34 @@ def test_blocks_of_several_images(engine, rng, monkeypatch):
     monkeypatch.setattr(Q, "choose_chunk", lambda *_: 2)
     qkv, dy, given = make(rng, (3, 2, 3, 8))
     sums = np.zeros((2, 8))
-    engine.check(Q.qk_norm_rope_forward(engine(qkv), 3, **moved(engine, given), in_place=True)[0],
-                 Q.qk_norm_rope_forward(qkv, 3, **given)[0])
+    engine.check(
+        Q.qk_norm_rope_forward(engine(qkv), 3, **moved(engine, given), in_place=True)[0],
+        Q.qk_norm_rope_forward(qkv, 3, **given)[0],
+    )
     want = Q.qk_norm_rope_backward(dy, qkv, 3, **given, dq_weight=sums[0], dk_weight=sums[1])
     got = [engine.zeros(8), engine.zeros(8)]
-    engine.check(Q.qk_norm_rope_backward(engine(dy), engine(qkv), 3, **moved(engine, given), dq_weight=got[0],
-                                         dk_weight=got[1], in_place=True), want)
+    engine.check(
+        Q.qk_norm_rope_backward(
+            engine(dy),
+            engine(qkv),
+            3,
+            **moved(engine, given),
+            dq_weight=got[0],
+            dk_weight=got[1],
+            in_place=True,
+        ),
+        want,
+    )
     for one, expected in zip(got, sums, strict=True):
         engine.check(one, expected)
 
 
-@pytest.mark.parametrize("B, T", [(1, 16), (64, 256), (65, 256), (1000, 4), (3, 4096), (100_000, 1)])
+@pytest.mark.parametrize(
+    "B, T", [(1, 16), (64, 256), (65, 256), (1000, 4), (3, 4096), (100_000, 1)]
+)
 def test_chunks_fill_the_card_once(B, T):
-    """As many blocks as run at once, or all that there are; what a block has grows only with the batch."""
+    """As many blocks as run at once, or all that there are; what a block has grows only with the
+    batch."""
     chunk = Q.choose_chunk(B, T, 2, 6, 132)
     blocks = -(-T // 4) * 2 * -(-B // chunk)
     assert 1 <= chunk <= B and -(-B // chunk) <= Q.MAX_CHUNKS
@@ -166,15 +223,29 @@ def test_chunks_fill_the_card_once(B, T):
 
 @versions(1, 2)
 @pytest.mark.parametrize("wanted", [(False, True), (False, False)])
-@quick(lambda engine, version, wanted: engine != "emulator" or version == 2 or version == 1 and wanted[1])
+@quick(
+    lambda engine, version, wanted: (
+        engine != "emulator" or version == 2 or version == 1 and wanted[1]
+    )
+)
 def test_a_gradient_that_is_not_wanted(engine, rng, wanted, version):
     """Of frozen weights: the others' are the same."""
     qkv, dy, given = make(rng, (1, 2, 2, 8))
     sums = np.zeros((2, 8))
     want = Q.qk_norm_rope_backward(dy, qkv, 2, **given, dq_weight=sums[0], dk_weight=sums[1])
     got = [engine.zeros(8) if each else None for each in wanted]
-    engine.check(Q.qk_norm_rope_backward(engine(dy), engine(qkv), 2, **moved(engine, given), dq_weight=got[0],
-                                         dk_weight=got[1], version=version), want)
+    engine.check(
+        Q.qk_norm_rope_backward(
+            engine(dy),
+            engine(qkv),
+            2,
+            **moved(engine, given),
+            dq_weight=got[0],
+            dk_weight=got[1],
+            version=version,
+        ),
+        want,
+    )
     if wanted[1]:
         engine.check(got[1], sums[1])
 
@@ -182,7 +253,9 @@ def test_a_gradient_that_is_not_wanted(engine, rng, wanted, version):
 @versions(1, 2)
 def test_eps_counts_where_a_head_is_nearly_zero(engine, rng, version):
     qkv, _, given = make(rng, (1, 2, 2, 8))
-    y, _ = Q.qk_norm_rope_forward(engine(1e-3 * qkv), 2, **moved(engine, given), eps=1e-4, version=version)
+    y, _ = Q.qk_norm_rope_forward(
+        engine(1e-3 * qkv), 2, **moved(engine, given), eps=1e-4, version=version
+    )
     engine.check(y, Q.qk_norm_rope_forward(1e-3 * qkv, 2, **given, eps=1e-4)[0])
 
 
@@ -203,7 +276,8 @@ def test_wrong_arguments_say_so(engine):
             Q.qk_norm_rope_forward(x, 2, w, w, version=2)
 
 
-# On the tape ----------------------------------------------------------------------------------------------------------
+# On the tape --------------------------------------------------------------------------------------
+
 
 def parameter(engine, value, dtype=np.float32):
     p = Parameter(value.shape, None)
@@ -215,15 +289,21 @@ def parameter(engine, value, dtype=np.float32):
 @on("cpu", "cuda")  # attention takes the emulator long
 @WHAT
 def test_a_layer_then_attention_runs_in_place(engine, rng, norms, rotates):
-    """linear, qk_norm_rope, attention: as without a layer, out of place; the layer's array is overwritten, the
-    gradient's, too."""
+    """linear, qk_norm_rope, attention: as without a layer, out of place; the layer's array is
+    overwritten, the gradient's, too."""
     B, T, heads, HS = 2, 3, 2, 8
     qkv, _, given = make(rng, (B, T, heads, HS), norms, rotates)
-    x, weight, dy = rng.standard_normal((B, T, 8)), rng.standard_normal((48, 8)) / 3, rng.standard_normal((B, T, 16))
+    x, weight, dy = (
+        rng.standard_normal((B, T, 8)),
+        rng.standard_normal((48, 8)) / 3,
+        rng.standard_normal((B, T, 16)),
+    )
     rotation = engine(given["rotation"]) if rotates else None
     found = []
     for owned in (True, False):
-        weights = [parameter(engine, given[name]) if norms else None for name in ("q_weight", "k_weight")]
+        weights = [
+            parameter(engine, given[name]) if norms else None for name in ("q_weight", "k_weight")
+        ]
         leaf, p = Tensor(engine(x), requires_grad=True), parameter(engine, weight)
         with Tape() as tape:
             qkv = F.linear(leaf, p)
@@ -239,7 +319,8 @@ def test_a_layer_then_attention_runs_in_place(engine, rng, norms, rotates):
 
 
 def test_nothing_of_the_caller_is_overwritten(engine, rng):
-    """A tensor of the caller's, and a gradient that another operation holds, too: gradients as by differences."""
+    """A tensor of the caller's, and a gradient that another operation holds, too: gradients as by
+    differences."""
     B, T, heads, HS = 1, 2, 1, 4
     qkv, dy, given = make(rng, (B, T, heads, HS))
     weights = [parameter(engine, given[name]) for name in ("q_weight", "k_weight")]
@@ -262,7 +343,11 @@ def test_a_frozen_weight_gets_no_gradient(engine, rng):
     with Tape() as tape:
         y = F.qk_norm_rope(leaf, 1, *weights)
     tape.backward(y, engine(dy))
-    assert not download(weights[0].grad).any() and download(weights[1].grad).any() and download(leaf.grad).any()
+    assert (
+        not download(weights[0].grad).any()
+        and download(weights[1].grad).any()
+        and download(leaf.grad).any()
+    )
 
 
 def test_without_anything_to_do_it_is_the_same_tensor():
@@ -272,7 +357,8 @@ def test_without_anything_to_do_it_is_the_same_tensor():
 
 @on("cpu")
 def test_a_layer_keeps_no_result(rng):
-    """`linear` lends its result only where its own backward does not read it: gradients of a chain by differences."""
+    """`linear` lends its result only where its own backward does not read it: gradients of a chain
+    by differences."""
     layer = Linear(4, 24)
     layer.weight.data, layer.bias.data = rng.standard_normal((24, 4)), rng.standard_normal(24)
     layer.weight.grad, layer.bias.grad = np.zeros((24, 4)), np.zeros(24)
@@ -280,7 +366,9 @@ def test_a_layer_keeps_no_result(rng):
     rotation = rng.standard_normal((2, 3, 4))
 
     def forward(a):
-        return F.attention(F.qk_norm_rope(layer(Tensor(a, requires_grad=True)), 2, rotation=rotation), 2, "new")
+        return F.attention(
+            F.qk_norm_rope(layer(Tensor(a, requires_grad=True)), 2, rotation=rotation), 2, "new"
+        )
 
     leaf = Tensor(x, requires_grad=True)
     with Tape() as tape:
@@ -295,14 +383,18 @@ def test_the_loops_of_the_cpu_engine(rng, shape, norms, rotates):
     """float32 compared with the reference in float64; an image has the same bits in every batch."""
     B, T, heads, HS = shape
     qkv, dy = rng.standard_normal((2, B, T, 3 * heads * HS))
-    weights, rotation = rng.standard_normal((2, HS)) if norms else None, rng.standard_normal((2, T, HS))
+    weights, rotation = (
+        rng.standard_normal((2, HS)) if norms else None,
+        rng.standard_normal((2, T, HS)),
+    )
     rotation = rotation if rotates else None
-    y, dqkv, kept = qkv.copy(), dy.copy(), qkv[..., :2 * heads * HS].copy()
+    y, dqkv, kept = qkv.copy(), dy.copy(), qkv[..., : 2 * heads * HS].copy()
     reference.qk_norm_rope_forward_reference(qkv, y, heads, weights, rotation, 1e-3)
     sums = reference.qk_norm_rope_backward_reference(dy, kept, dqkv, heads, weights, rotation, 1e-3)
 
     def single(array):
         return None if array is None else array.astype(np.float32)
+
     given = heads, single(weights), single(rotation), 1e-3
     x, d, before = single(qkv), single(dy), single(kept)
     out, gradient = x.copy(), d.copy()
@@ -311,6 +403,6 @@ def test_the_loops_of_the_cpu_engine(rng, shape, norms, rotates):
     assert relative_error(out, y) < 1e-6 and relative_error(gradient, dqkv) < 1e-6
     assert not norms or relative_error(found, sums) < 3e-6
     for i in range(B):
-        alone = x[i:i + 1].copy()
+        alone = x[i : i + 1].copy()
         cpu.qk_norm_rope_forward_cpu(alone, alone, *given)
         np.testing.assert_array_equal(alone[0], out[i])

@@ -12,7 +12,13 @@
 READ NEXT
     reference.py
 """
-from .launcher import depthwise_backward, depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
+
+from .launcher import (
+    depthwise_backward,
+    depthwise_forward,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
+)
 from .layernorm import (
     depthwise_layernorm_backward,
     depthwise_layernorm_forward,
@@ -27,8 +33,18 @@ from .reference import (
     depthwise_weight_gradient_reference,
 )
 
-__all__ = ["depthwise_backward", "depthwise_forward", "depthwise_forward_cost", "depthwise_forward_reference",
-           "depthwise_input_gradient", "depthwise_input_gradient_cost", "depthwise_input_gradient_reference",
-           "depthwise_layernorm_backward", "depthwise_layernorm_forward", "depthwise_layernorm_forward_cost",
-           "depthwise_weight_gradient", "depthwise_weight_gradient_cost",
-           "depthwise_weight_gradient_reference"]
+__all__ = [
+    "depthwise_backward",
+    "depthwise_forward",
+    "depthwise_forward_cost",
+    "depthwise_forward_reference",
+    "depthwise_input_gradient",
+    "depthwise_input_gradient_cost",
+    "depthwise_input_gradient_reference",
+    "depthwise_layernorm_backward",
+    "depthwise_layernorm_forward",
+    "depthwise_layernorm_forward_cost",
+    "depthwise_weight_gradient",
+    "depthwise_weight_gradient_cost",
+    "depthwise_weight_gradient_reference",
+]

@@ -1,4 +1,5 @@
-"""The weight's gradient of a depthwise convolution in 16 bits, version 4: TMA, and every pixel read once for all taps.
+"""The weight's gradient of a depthwise convolution in 16 bits, version 4: TMA, and every pixel read
+once for all taps.
 
 WHAT IS NEW
     P[m, n] = Σ_k x[k, m] · dy[k, n], whose diagonals m - n are taps, as in mma.py; but k counts 16 places of a tile,
@@ -27,6 +28,7 @@ SOURCE
 READ NEXT
     attention/hopper_tiles.py
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +76,8 @@ PITCHES, DY_PITCHES = {7: 38, 4: 39}, {7: 34, 4: 33}  # pixels from row to row
 ALIGNED = 512  # elements, 1024 bytes
 
 PITCH, DY_PITCH = Constant(lambda STRIP: PITCHES[STRIP]), Constant(lambda STRIP: DY_PITCHES[STRIP])
-STAGE = Constant(lambda ROWS, K, PITCH: -(-(ROWS + K - 1) * PITCH * CHANNELS // ALIGNED) * ALIGNED)  # elements of x
+# elements of x
+STAGE = Constant(lambda ROWS, K, PITCH: -(-(ROWS + K - 1) * PITCH * CHANNELS // ALIGNED) * ALIGNED)
 BYTES = Constant(lambda ROWS, K, PITCH: 2 * (ROWS + K - 1) * PITCH * CHANNELS)
 STAGE_BYTES = Constant(lambda STAGE: 2 * STAGE)
 DY_BYTES = Constant(lambda ROWS, DY_PITCH: 2 * ROWS * DY_PITCH * CHANNELS)
@@ -83,8 +86,8 @@ GRADIENTS = Constant(lambda STRIP: 8 * STRIP)  # words of dy of a lane
 
 
 class Lane(NamedTuple):
-    """What a lane reads: its pixel in row 0 of its strip, in x's first block of eight, in x's last, in dy's first; and
-    which eighth of a pixel."""
+    """What a lane reads: its pixel in row 0 of its strip, in x's first block of eight, in x's last,
+    in dy's first; and which eighth of a pixel."""
 
     pixel: int
     last: int
@@ -92,7 +95,8 @@ class Lane(NamedTuple):
     quad: int
 
 
-# Carrying: one thread -------------------------------------------------------------------------------------------------
+# Carrying: one thread -----------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def request_tile(tensor, ring, stage, parity, size, n, pad, work, image):
@@ -100,8 +104,15 @@ def request_tile(tensor, ring, stage, parity, size, n, pad, work, image):
     tile, part = divide(n, work.slices)
     b, top, left = place_of(tile, image)
     full = producer_acquire(ring, stage, parity, size)
-    tma_load_4d(stage_at(ring, stage), tensor, full, uint32(part * CHANNELS), uint32(left - pad), uint32(top - pad),
-                uint32(b))
+    tma_load_4d(
+        stage_at(ring, stage),
+        tensor,
+        full,
+        uint32(part * CHANNELS),
+        uint32(left - pad),
+        uint32(top - pad),
+        uint32(b),
+    )
     return advance(ring, stage, parity)
 
 
@@ -115,12 +126,17 @@ def bring_tiles(map_dy, map_x, x_ring, dy_ring, work, image):
     dy_stage, dy_parity = producer_start()
     stage, parity = request_tile(map_x, x_ring, stage, parity, BYTES, start, K // 2, work, image)
     for n in range(start, int32(work.tiles), step):
-        dy_stage, dy_parity = request_tile(map_dy, dy_ring, dy_stage, dy_parity, DY_BYTES, n, 0, work, image)
+        dy_stage, dy_parity = request_tile(
+            map_dy, dy_ring, dy_stage, dy_parity, DY_BYTES, n, 0, work, image
+        )
         if n + step < work.tiles:
-            stage, parity = request_tile(map_x, x_ring, stage, parity, BYTES, int32(n + step), K // 2, work, image)
+            stage, parity = request_tile(
+                map_x, x_ring, stage, parity, BYTES, int32(n + step), K // 2, work, image
+            )
 
 
-# Multiplying: a warp four channels ------------------------------------------------------------------------------------
+# Multiplying: a warp four channels ----------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def element_of(pixel, quad):
@@ -130,19 +146,27 @@ def element_of(pixel, quad):
 
 @cuda.jit(device=True, forceinline=True)
 def read_gradient(gradients, memory, at, lane):
-    """gradients[8 · row + 2 · channel …] = the words of B: column lane // 4 of the strip's groups 0, 1 and 2, 3."""
+    """gradients[8 · row + 2 · channel …] = the words of B: column lane // 4 of the strip's groups
+    0, 1 and 2, 3."""
     for row in range(STRIP):
         here = int32(at + element_of(int32(lane.dy + row * DY_PITCH), lane.quad))
         for h in range(2):
             a0, a1 = load_words2(memory, here + 2 * h * BLOCK_OF_8)
             z0, z1 = load_words2(memory, here + (2 * h + 1) * BLOCK_OF_8)
-            gradients[8 * row + h], gradients[8 * row + 2 + h] = low_halves(a0, z0), high_halves(a0, z0)
-            gradients[8 * row + 4 + h], gradients[8 * row + 6 + h] = low_halves(a1, z1), high_halves(a1, z1)
+            gradients[8 * row + h], gradients[8 * row + 2 + h] = (
+                low_halves(a0, z0),
+                high_halves(a0, z0),
+            )
+            gradients[8 * row + 4 + h], gradients[8 * row + 6 + h] = (
+                low_halves(a1, z1),
+                high_halves(a1, z1),
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
 def read_row(words, memory, at, t, lane):
-    """words[4 · channel …] = A: columns lane // 4 and 8 more of the strip's groups 0 and 1, then of 2 and 3; row t."""
+    """words[4 · channel …] = A: columns lane // 4 and 8 more of the strip's groups 0 and 1, then of
+    2 and 3; row t."""
     here = int32(at + element_of(int32(lane.pixel + t * PITCH), lane.quad))
     a0, a1 = load_words2(memory, here)
     for n in range(4):
@@ -158,7 +182,8 @@ def read_row(words, memory, at, t, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def add_row(acc, gradients, memory, at, t, lane):
-    """acc[4 · (K · channel + r) …] += row t of x of each strip by the row t - r of dy, for all rows of taps r."""
+    """acc[4 · (K · channel + r) …] += row t of x of each strip by the row t - r of dy, for all rows
+    of taps r."""
     if t >= STEPS:
         return
     words = cuda.local.array(16, "uint32")
@@ -208,8 +233,12 @@ def multiply_tiles(memory, x_ring, dy_ring, partial, work, image):
     column, strip = int32(lane >> 2), int32(lane & 3)
     first = int32(strip * STRIP * PITCH)
     # of the last block columns 6 and 7 are taps' that there are not, and are outside
-    where = Lane(int32(first + column), int32(first + 32 + min(column, 5)), int32(strip * STRIP * DY_PITCH + column),
-                 warp)
+    where = Lane(
+        int32(first + column),
+        int32(first + 32 + min(column, 5)),
+        int32(strip * STRIP * DY_PITCH + column),
+        warp,
+    )
     acc, gradients = cuda.local.array(SUMS, "float32"), cuda.local.array(GRADIENTS, "uint32")
     for n in range(SUMS):
         acc[n] = float32(0)
@@ -230,17 +259,24 @@ def multiply_tiles(memory, x_ring, dy_ring, partial, work, image):
         store_sums(acc, memory, warp, partial, int32(part * K * K * image.C + c), image.C, lane)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("9.0a")
 def depthwise_weight_gradient_kernel_v4(map_dy, map_x, like, partial, work, image):
-    """partial (blocks of a slice, K, K, C): the sums over each block's tiles. like: an array of x's type; work: `Work`,
-    image: mma.py's `Image`."""
+    """partial (blocks of a slice, K, K, C): the sums over each block's tiles. like: an array of x's
+    type; work: `Work`, image: mma.py's `Image`."""
     memory = cuda.shared.array(0, like.dtype.type, alignment=1024)
     barriers = cuda.shared.array(6, np.uint64)
     base, full = smem_u32(memory), smem_u32(barriers)
     x_ring = Ring(base, STAGE_BYTES, 2, full, barrier_at(full, 2))
-    dy_ring = Ring(uint32(base + uint32(2 * STAGE_BYTES)), DY_BYTES, 1, barrier_at(full, 4), barrier_at(full, 5))
+    dy_ring = Ring(
+        uint32(base + uint32(2 * STAGE_BYTES)),
+        DY_BYTES,
+        1,
+        barrier_at(full, 4),
+        barrier_at(full, 5),
+    )
     if cuda.threadIdx.x == 0:
         init_ring(x_ring, 1, CONSUMERS)
         init_ring(dy_ring, 1, CONSUMERS)
@@ -255,11 +291,20 @@ def depthwise_weight_gradient_kernel_v4(map_dy, map_x, like, partial, work, imag
         multiply_tiles(memory, x_ring, dy_ring, partial, work, image)
 
 
-WEIGHT_GRADIENT = Variants([(kernel, height) for kernel in KERNELS for height in HEIGHTS], lambda key: specialise(
-    depthwise_weight_gradient_kernel_v4, launch_bounds=(THREADS, 1), K=key[0], ROWS=STRIPS * key[1], COLUMNS=WIDTH))
+WEIGHT_GRADIENT = Variants(
+    [(kernel, height) for kernel in KERNELS for height in HEIGHTS],
+    lambda key: specialise(
+        depthwise_weight_gradient_kernel_v4,
+        launch_bounds=(THREADS, 1),
+        K=key[0],
+        ROWS=STRIPS * key[1],
+        COLUMNS=WIDTH,
+    ),
+)
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Launcher -----------------------------------------------------------------------------------------
+
 
 def add_weight_gradient(dy, x, dweight):
     """Add to dweight."""
@@ -270,9 +315,16 @@ def add_weight_gradient(dy, x, dweight):
     blocks = blocks_of(work, x.backend.multiprocessors)
     partial = empty((blocks // slices, dweight.size), np.float32, like=x)
     stage = -(-(rows + kernel - 1) * PITCHES[height] * CHANNELS // ALIGNED) * ALIGNED
-    launch(in_bfloat16(WEIGHT_GRADIENT[kernel, height], x.dtype), blocks, THREADS,
-           tensor_map(dy, (CHANNELS, DY_PITCHES[height], rows, 1), swizzle=64),
-           tensor_map(x, (CHANNELS, PITCHES[height], rows + kernel - 1, 1), swizzle=64), x.reshape(-1),
-           partial.reshape(-1), work, Image(H, W, C, 0, 0, 0, 0),
-           shared=2 * (2 * stage + rows * DY_PITCHES[height] * CHANNELS))
+    launch(
+        in_bfloat16(WEIGHT_GRADIENT[kernel, height], x.dtype),
+        blocks,
+        THREADS,
+        tensor_map(dy, (CHANNELS, DY_PITCHES[height], rows, 1), swizzle=64),
+        tensor_map(x, (CHANNELS, PITCHES[height], rows + kernel - 1, 1), swizzle=64),
+        x.reshape(-1),
+        partial.reshape(-1),
+        work,
+        Image(H, W, C, 0, 0, 0, 0),
+        shared=2 * (2 * stage + rows * DY_PITCHES[height] * CHANNELS),
+    )
     add_rows(partial, dweight.reshape(-1))

@@ -13,6 +13,7 @@ SOURCE
 READ NEXT
     layernorm.py
 """
+
 import numpy as np
 
 from ....device import empty, is_device, launch
@@ -40,9 +41,12 @@ from .reference import (
 )
 from .tiled import BYTES, FORWARD, GRADIENT_ROWS, KERNELS, WEIGHT_GRADIENT, threads_of
 
-FASTEST = {"forward": 4, "input_gradient": 4, "weight_gradient": 4}  # of 16 bits: the launcher's choice on Hopper
-NARROW = 16  # columns of images up to which version 3 stays: half of version 4's tiles, 32 wide, would be empty
-GRADIENT_BLOCKS = 1024  # of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
+# of 16 bits: the launcher's choice on Hopper
+FASTEST = {"forward": 4, "input_gradient": 4, "weight_gradient": 4}
+# columns of images up to which version 3 stays: half of version 4's tiles, 32 wide, would be empty
+NARROW = 16
+# of version 2's weight gradient, about: eight for each multiprocessor of a large GPU
+GRADIENT_BLOCKS = 1024
 
 
 def by_tma(x):
@@ -52,13 +56,17 @@ def by_tma(x):
 
 def _check(x, weight):
     if len(x.shape) != 4 or len(weight.shape) != 3 or x.shape[3] != weight.shape[2]:
-        raise ValueError(f"x (B, H, W, C) and weight (kernel, kernel, C) are {tuple(x.shape)} and "
-                         f"{tuple(weight.shape)}: channels last and equal")
+        raise ValueError(
+            f"x (B, H, W, C) and weight (kernel, kernel, C) are {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}: channels last and equal"
+        )
     kernel, across, C = weight.shape
     if kernel != across or kernel % 2 == 0:
         raise ValueError(f"a depthwise kernel of {kernel} × {across}: it must be square and odd")
     if x.size >= 2**31:
-        raise TooManyElementsError(f"{tuple(x.shape)} has too many elements for 32-bit indices: split the batch")
+        raise TooManyElementsError(
+            f"{tuple(x.shape)} has too many elements for 32-bit indices: split the batch"
+        )
 
 
 def _check_forward(x, weight, bias, channel):
@@ -66,13 +74,17 @@ def _check_forward(x, weight, bias, channel):
     B, _, _, C = x.shape
     for name, array, shape in (("bias", bias, (C,)), ("channel", channel, (B, C))):
         if array is not None and tuple(array.shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(array.shape)}, this convolution needs {shape}")
+            raise ValueError(
+                f"{name} has shape {tuple(array.shape)}, this convolution needs {shape}"
+            )
 
 
 def _check_weight_gradient(dy, x, dweight):
     _check(x, dweight)
     if tuple(dy.shape) != tuple(x.shape) or dy.dtype != x.dtype:
-        raise ValueError(f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}")
+        raise ValueError(
+            f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}"
+        )
 
 
 def _choose(x, weight, version, direction):
@@ -80,18 +92,24 @@ def _choose(x, weight, version, direction):
     kernel, _, C = weight.shape
     fits = C % 8 == 0 and kernel in KERNELS and supports(x, FORWARD, WEIGHT_GRADIENT)
     if version in (2, 3, 4) and not fits:
-        raise ValueError(f"version {label('depthwise', version)} takes eight channels at a time and 3 × 3, 5 × 5 or "
-                         f"7 × 7 taps, on a device of capability 8.0, not {C} channels and {kernel} × {kernel} here; "
-                         "use version=1")
+        raise ValueError(
+            f"version {label('depthwise', version)} takes eight channels at a time and 3 × 3, 5 × 5 or "
+            f"7 × 7 taps, on a device of capability 8.0, not {C} channels and {kernel} × {kernel} here; "
+            "use version=1"
+        )
     if version in (3, 4) and not is_half(x.dtype):
-        raise ValueError(f"version {label('depthwise', version)} takes float16 and bfloat16, not {x.dtype}; use "
-                         "version=2")
+        raise ValueError(
+            f"version {label('depthwise', version)} takes float16 and bfloat16, not {x.dtype}; use "
+            "version=2"
+        )
     if version == 4 and not supports(x, hopper.FORWARD):
         raise ValueError("version 4 (hopper) needs compute capability 9.0; use version=3")
     if version is not None:
         return version
-    return capped("depthwise", 1 + fits if not (fits and is_half(x.dtype)) else
-                  FASTEST[direction] if by_tma(x) else 3)
+    return capped(
+        "depthwise",
+        1 + fits if not (fits and is_half(x.dtype)) else FASTEST[direction] if by_tma(x) else 3,
+    )
 
 
 def _side(x):
@@ -111,8 +129,13 @@ def _convolve(x, weight, bias, channel, flip, version, residual=None):
     if residual is not None:
         return add_forward(_convolve(x, weight, bias, channel, flip, version), residual)
     image = Image(H, W, C, flip, int(bias is not None), int(channel is not None))
-    arrays = (x.reshape(-1), weight.reshape(-1), nothing if bias is None else bias,
-              nothing if channel is None else channel.reshape(-1), y.reshape(-1))
+    arrays = (
+        x.reshape(-1),
+        weight.reshape(-1),
+        nothing if bias is None else bias,
+        nothing if channel is None else channel.reshape(-1),
+        y.reshape(-1),
+    )
     if version == 1:
         launch(depthwise_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, *arrays, len(weight), image)
         return y
@@ -122,36 +145,70 @@ def _convolve(x, weight, bias, channel, flip, version, residual=None):
     return y
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
 VERSIONS = "naive", "tiled", "mma", "hopper"
 
 
 def _problems(make, *fast):
-    """Small problems of an operation: tiles that the image does not fill, and a slice that the channels do not fill.
+    """Small problems of an operation: tiles that the image does not fill, and a slice that the
+    channels do not fill.
 
-    make: takes the label, x's shape, the filter's size, a kind of array, and what a `Problem` has besides; fast: labels
-        of those that the quick tests run; the others differ in constants of kernels
+    make: takes the label, x's shape, the filter's size, a kind of array, and what a `Problem` has
+        besides; fast: labels of those that the quick tests run; the others differ in constants of
+        kernels
     """
-    given = [("three channels", (1, 4, 5, 3), 3, "n", single), ("3×3", (2, 5, 10, 8), 3, "nt", single),
-             ("3×3 float16, two slices", (1, 2, 9, 40), 3, "ntmh", half),
-             ("7×7 float16, two tiles", (1, 2, 34, 8), 7, "mh", half),
-             ("3×3 float16, five tiles", (1, 2, 130, 8), 3, "h", half)]
-    given += [(f"{k}×{k} float16, {rows} rows", (1, rows, 3, 8), k, "h", half) for k in (3, 5, 7)
-              for rows in (3, 17, 29)]
+    given = [
+        ("three channels", (1, 4, 5, 3), 3, "n", single),
+        ("3×3", (2, 5, 10, 8), 3, "nt", single),
+        ("3×3 float16, two slices", (1, 2, 9, 40), 3, "ntmh", half),
+        ("7×7 float16, two tiles", (1, 2, 34, 8), 7, "mh", half),
+        ("3×3 float16, five tiles", (1, 2, 130, 8), 3, "h", half),
+    ]
+    given += [
+        (f"{k}×{k} float16, {rows} rows", (1, rows, 3, 8), k, "h", half)
+        for k in (3, 5, 7)
+        for rows in (3, 17, 29)
+    ]
     given += [(f"{k}×{k} float16, 17 wide", (1, 1, 17, 8), k, "m", half) for k in (3, 5)]
-    given += [(f"{k}×{k}{' float16' * (array is half)}, {width} wide", (1, 2, width, 8), k,
-               "tm" if array is half else "t", array)
-              for k in (3, 5, 7) for array in (single, half) for width in (3, 9)]
+    given += [
+        (
+            f"{k}×{k}{' float16' * (array is half)}, {width} wide",
+            (1, 2, width, 8),
+            k,
+            "tm" if array is half else "t",
+            array,
+        )
+        for k in (3, 5, 7)
+        for array in (single, half)
+        for width in (3, 9)
+    ]
     first = {name[0]: name for name in VERSIONS}
-    return [make(label, shape, k, array, versions=tuple(first[letter] for letter in letters), fast=label in fast,
-                 bfloat16=label == "3×3 float16, 3 wide") for label, shape, k, letters, array in given]
+    return [
+        make(
+            label,
+            shape,
+            k,
+            array,
+            versions=tuple(first[letter] for letter in letters),
+            fast=label in fast,
+            bfloat16=label == "3×3 float16, 3 wide",
+        )
+        for label, shape, k, letters, array in given
+    ]
 
 
 def _forward_problem(label, shape, k, array, **more):
     B, _, _, C = shape
-    return Problem(label, x=array(*shape), weight=array(k, k, C), bias=single(C), channel=single(B, C), once=True,
-                   **more)
+    return Problem(
+        label,
+        x=array(*shape),
+        weight=array(k, k, C),
+        bias=single(C),
+        channel=single(B, C),
+        once=True,
+        **more,
+    )
 
 
 def _input_problem(label, shape, k, array, **more):
@@ -163,51 +220,118 @@ ROWS_COMPILED = {3: (3, 17), 5: (3, 29), 7: (17, 29)}  # {kernel: rows} that tes
 
 def _increased_problems(*fast):
     """Problems of version 4 with a residual."""
-    compiled = {f"{k}×{k} float16, {rows} rows" for k, each in ROWS_COMPILED.items() for rows in each}
-    return [Problem(f"{each.label}, with a residual", **each.arguments, residual=each.arguments["dy"],
-                    versions=("hopper",), fast=each.fast, once=True, only_compiled=each.label in compiled)
-            for each in _problems(_input_problem, *fast) if "hopper" in each.versions]
+    compiled = {
+        f"{k}×{k} float16, {rows} rows" for k, each in ROWS_COMPILED.items() for rows in each
+    }
+    return [
+        Problem(
+            f"{each.label}, with a residual",
+            **each.arguments,
+            residual=each.arguments["dy"],
+            versions=("hopper",),
+            fast=each.fast,
+            once=True,
+            only_compiled=each.label in compiled,
+        )
+        for each in _problems(_input_problem, *fast)
+        if "hopper" in each.versions
+    ]
 
 
 def _weight_problem(label, shape, k, array, **more):
-    return Problem(label, dy=array(*shape), x=array(*shape), dweight=single(k, k, shape[3]), tolerance=1e-5, once=True,
-                   **more)
+    return Problem(
+        label,
+        dy=array(*shape),
+        x=array(*shape),
+        dweight=single(k, k, shape[3]),
+        tolerance=1e-5,
+        once=True,
+        **more,
+    )
 
 
 # For the benchmark: of a ConvNeXt block, and of the first of ConvNeXt-T
-SEVENS, FIRST, LATER = half(32, 32, 32, 128), half(64, 56, 56, 96), {"versions": VERSIONS[1:], "measured": True}
+SEVENS, FIRST, LATER = (
+    half(32, 32, 32, 128),
+    half(64, 56, 56, 96),
+    {"versions": VERSIONS[1:], "measured": True},
+)
 
 
-@operation(reference=depthwise_forward_reference, cost=depthwise_forward_cost, check=_check_forward, chooses=True,
-           versions=[Version(name) for name in VERSIONS],
-           problems=[*_problems(_forward_problem, "three channels", "3×3, 3 wide", "3×3 float16, two slices",
-                                "7×7 float16, two tiles", "7×7 float16, 3 rows"),
-                     Problem(x=SEVENS, weight=half(7, 7, 128), bias=single(128), channel=single(32, 128),
-                             measured=True), Problem(x=FIRST, weight=half(7, 7, 96), **LATER)])
+@operation(
+    reference=depthwise_forward_reference,
+    cost=depthwise_forward_cost,
+    check=_check_forward,
+    chooses=True,
+    versions=[Version(name) for name in VERSIONS],
+    problems=[
+        *_problems(
+            _forward_problem,
+            "three channels",
+            "3×3, 3 wide",
+            "3×3 float16, two slices",
+            "7×7 float16, two tiles",
+            "7×7 float16, 3 rows",
+        ),
+        Problem(
+            x=SEVENS,
+            weight=half(7, 7, 128),
+            bias=single(128),
+            channel=single(32, 128),
+            measured=True,
+        ),
+        Problem(x=FIRST, weight=half(7, 7, 96), **LATER),
+    ],
+)
 def depthwise_forward(x, weight, bias=None, channel=None, version=None):
-    """The convolution of x (B, H, W, C) with weight (kernel, kernel, C), padded by kernel // 2, plus bias (C,) and
-    channel (B, C), where they are given, as a new array like x."""
+    """The convolution of x (B, H, W, C) with weight (kernel, kernel, C), padded by kernel // 2,
+    plus bias (C,) and channel (B, C), where they are given, as a new array like x."""
     return _convolve(x, weight, bias, channel, 0, _choose(x, weight, version, "forward"))
 
 
-@operation(reference=depthwise_input_gradient_reference, cost=depthwise_input_gradient_cost,
-           check=lambda dy, weight: _check(dy, weight), chooses=True, versions=[Version(name) for name in VERSIONS],
-           problems=[*_problems(_input_problem, "three channels", "3×3 float16, two slices", "7×7 float16, 9 wide"),
-                     *_increased_problems("3×3 float16, five tiles", "7×7 float16, 3 rows"),
-                     Problem(dy=SEVENS, weight=half(7, 7, 128), measured=True),
-                     Problem(dy=FIRST, weight=half(7, 7, 96), **LATER)])
+@operation(
+    reference=depthwise_input_gradient_reference,
+    cost=depthwise_input_gradient_cost,
+    check=lambda dy, weight: _check(dy, weight),
+    chooses=True,
+    versions=[Version(name) for name in VERSIONS],
+    problems=[
+        *_problems(
+            _input_problem, "three channels", "3×3 float16, two slices", "7×7 float16, 9 wide"
+        ),
+        *_increased_problems("3×3 float16, five tiles", "7×7 float16, 3 rows"),
+        Problem(dy=SEVENS, weight=half(7, 7, 128), measured=True),
+        Problem(dy=FIRST, weight=half(7, 7, 96), **LATER),
+    ],
+)
 def depthwise_input_gradient(dy, weight, residual=None, version=None):
     """dx of dy (B, H, W, C); plus `residual`, like it, where it is given."""
-    return _convolve(dy, weight, None, None, 1, _choose(dy, weight, version, "input_gradient"), residual)
+    return _convolve(
+        dy, weight, None, None, 1, _choose(dy, weight, version, "input_gradient"), residual
+    )
 
 
-@operation(reference=depthwise_weight_gradient_reference, cost=depthwise_weight_gradient_cost,
-           check=_check_weight_gradient, chooses=True, versions=[Version(name) for name in VERSIONS],
-           problems=[*_problems(_weight_problem, "three channels", "5×5, 3 wide", "3×3 float16, two slices",
-                                "3×3 float16, five tiles", "3×3 float16, 17 wide", "7×7 float16, 3 rows"),
-                     Problem(dy=SEVENS, x=SEVENS, dweight=single(7, 7, 128), measured=True),
-                     Problem(dy=FIRST, x=FIRST, dweight=single(7, 7, 96), **LATER)],
-           writes=("dweight",))
+@operation(
+    reference=depthwise_weight_gradient_reference,
+    cost=depthwise_weight_gradient_cost,
+    check=_check_weight_gradient,
+    chooses=True,
+    versions=[Version(name) for name in VERSIONS],
+    problems=[
+        *_problems(
+            _weight_problem,
+            "three channels",
+            "5×5, 3 wide",
+            "3×3 float16, two slices",
+            "3×3 float16, five tiles",
+            "3×3 float16, 17 wide",
+            "7×7 float16, 3 rows",
+        ),
+        Problem(dy=SEVENS, x=SEVENS, dweight=single(7, 7, 128), measured=True),
+        Problem(dy=FIRST, x=FIRST, dweight=single(7, 7, 96), **LATER),
+    ],
+    writes=("dweight",),
+)
 def depthwise_weight_gradient(dy, x, dweight, version=None):
     """Add the weight's gradient to dweight (kernel, kernel, C), float32."""
     version = _choose(x, dweight, version, "weight_gradient")
@@ -216,23 +340,53 @@ def depthwise_weight_gradient(dy, x, dweight, version=None):
         return
     (B, H, W, C), kernel = x.shape, len(dweight)
     if version == 1:
-        launch(depthwise_weight_gradient_kernel_v1, -(-dweight.size // BLOCK), BLOCK, dy.reshape(-1), x.reshape(-1),
-               dweight.reshape(-1), B, H, W, C, kernel)
+        launch(
+            depthwise_weight_gradient_kernel_v1,
+            -(-dweight.size // BLOCK),
+            BLOCK,
+            dy.reshape(-1),
+            x.reshape(-1),
+            dweight.reshape(-1),
+            B,
+            H,
+            W,
+            C,
+            kernel,
+        )
         return
     side, slices = _side(x), -(-C * x.dtype.itemsize // BYTES)
     tiles = _tiles(x, GRADIENT_ROWS, side)
     chunk = -(-tiles // max(1, GRADIENT_BLOCKS // slices))
     chunks = -(-tiles // chunk)
     partial = empty((chunks, dweight.size), np.float32, like=x)
-    launch(WEIGHT_GRADIENT[kernel, x.dtype.itemsize, side], chunks * slices, kernel * WARP, dy.reshape(-1),
-           x.reshape(-1), partial.reshape(-1), tiles, chunk, slices, Image(H, W, C, 0, 0, 0))
+    launch(
+        WEIGHT_GRADIENT[kernel, x.dtype.itemsize, side],
+        chunks * slices,
+        kernel * WARP,
+        dy.reshape(-1),
+        x.reshape(-1),
+        partial.reshape(-1),
+        tiles,
+        chunk,
+        slices,
+        Image(H, W, C, 0, 0, 0),
+    )
     add_rows(partial, dweight.reshape(-1))
 
 
-def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None,
-                       dchannel=None):
-    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
-    wanted, and not computed).
+def depthwise_backward(
+    dy,
+    x,
+    weight,
+    dweight,
+    dbias=None,
+    need_dx=True,
+    need_channel=False,
+    residual=None,
+    dchannel=None,
+):
+    """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight
+    and dbias (None: not wanted, and not computed).
 
     need_channel: returns (dx, the gradient (B, C) of `channel`); residual: like x, added to dx
     dchannel: that gradient, where it is known

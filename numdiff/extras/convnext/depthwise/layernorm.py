@@ -19,6 +19,7 @@ SOURCE
 READ NEXT
     ../block.py
 """
+
 from ....kernels.layernorm import layernorm_backward, layernorm_forward
 from ....kernels.operation import operation
 from ....kernels.problem import Problem, filled, half, single
@@ -32,22 +33,38 @@ def depthwise_layernorm_forward_cost(B, H, W, C, kernel, itemsize=2):
     return moved + itemsize * B * H * W * C, flops + 8 * B * H * W * C
 
 
-@operation(cost=depthwise_layernorm_forward_cost, problems=[Problem(
-    # the means of the channels are results, too: none is nearly 0
-    x=half(1, 1, 17, 8), weight=half(7, 7, 8), bias=filled((8,), lambda rng: 4 + rng.standard_normal(8)),
-    channel=single(1, 8), gain=single(8), offset=single(8), once=True)])
+@operation(
+    cost=depthwise_layernorm_forward_cost,
+    problems=[
+        Problem(
+            # the means of the channels are results, too: none is nearly 0
+            x=half(1, 1, 17, 8),
+            weight=half(7, 7, 8),
+            bias=filled((8,), lambda rng: 4 + rng.standard_normal(8)),
+            channel=single(1, 8),
+            gain=single(8),
+            offset=single(8),
+            once=True,
+        )
+    ],
+)
 def depthwise_layernorm_forward(x, weight, bias, channel, gain, offset, eps=1e-6):
-    """(h, y, mean, rstd): h the depthwise convolution of x (B, H, W, C) with weight (kernel, kernel, C), plus bias (C,)
-    and channel (B, C), or None; y its LayerNorm over the channels with gain and offset (C,); mean and rstd (pixels,).
+    """(h, y, mean, rstd): h the depthwise convolution of x (B, H, W, C) with weight (kernel,
+    kernel, C), plus bias (C,) and channel (B, C), or None; y its LayerNorm over the channels with
+    gain and offset (C,); mean and rstd (pixels,).
     """
     h = depthwise_forward(x, weight, bias, channel)
     return h, *layernorm_forward(h, gain, offset, eps)
 
 
-def depthwise_layernorm_backward(dy, x, h, weight, gain, mean, rstd, gradients, need_dx=True, residual=None):
-    """(dx, or None unless `need_dx`, and the gradient (B, C) of `channel`) from what the forward took and gave.
+def depthwise_layernorm_backward(
+    dy, x, h, weight, gain, mean, rstd, gradients, need_dx=True, residual=None
+):
+    """(dx, or None unless `need_dx`, and the gradient (B, C) of `channel`) from what the forward
+    took and gave.
 
-    gradients: of weight, bias, gain and offset, which are added to (None: not wanted); residual: like x, added to dx
+    gradients: of weight, bias, gain and offset, which are added to (None: not wanted); residual:
+    like x, added to dx
     """
     dweight, dbias, dgain, doffset = gradients
     dh, dchannel = layernorm_backward(dy, h, gain, mean, rstd, dgain, doffset, images=len(x))

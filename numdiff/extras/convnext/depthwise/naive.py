@@ -17,6 +17,7 @@ SOURCE
 READ NEXT
     tiled.py, where neighbours share what they read.
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, float32
@@ -26,7 +27,8 @@ BLOCK = 256  # threads
 
 
 class Image(NamedTuple):
-    """Of x and y (·, H, W, C); flip: 1 to count the taps from the other end; bias, channel: whether there is one."""
+    """Of x and y (·, H, W, C); flip: 1 to count the taps from the other end; bias, channel: whether
+    there is one."""
 
     H: int
     W: int
@@ -55,7 +57,9 @@ def depthwise_forward_kernel_v1(x, weight, bias, channel, y, kernel, image):
                     tap = r * kernel + s
                     if image.flip:
                         tap = kernel * kernel - 1 - tap
-                    total += float32(x[((b * H + h) * W + w) * C + c]) * float32(weight[tap * C + c])
+                    total += float32(x[((b * H + h) * W + w) * C + c]) * float32(
+                        weight[tap * C + c]
+                    )
         y[out] = total
 
 
@@ -69,11 +73,13 @@ def depthwise_weight_gradient_kernel_v1(dy, x, dweight, B, H, W, C, kernel):
         for b in range(B):
             for i in range(H):
                 h = i + r - kernel // 2
-                row_total = float32(0)  # a sum for each row: a running sum over 100,000 pixels would lose two digits
+                # a sum for each row: a running sum over 100,000 pixels would lose two digits
+                row_total = float32(0)
                 for j in range(W):
                     w = j + s - kernel // 2
                     if h >= 0 and h < H and w >= 0 and w < W:
-                        row_total += (float32(dy[((b * H + i) * W + j) * C + c])
-                                      * float32(x[((b * H + h) * W + w) * C + c]))
+                        row_total += float32(dy[((b * H + i) * W + j) * C + c]) * float32(
+                            x[((b * H + h) * W + w) * C + c]
+                        )
                 total += row_total
         dweight[out] += total

@@ -1,4 +1,5 @@
-"""Depthwise convolution: every channel has a filter of its own, and no arithmetic to hide the memory behind.
+"""Depthwise convolution: every channel has a filter of its own, and no arithmetic to hide the
+memory behind.
 
 MATHEMATICS
     forward   y[b,i,j,c] = bias[c] + channel[b,c] + Σ_rs x[b, i+r-pad, j+s-pad, c] · weight[r,s,c]
@@ -24,6 +25,7 @@ SOURCE
 READ NEXT
     naive.py
 """
+
 import numpy as np
 
 from ....dtypes import in_single
@@ -34,7 +36,7 @@ def _taps(x, kernel):
     (_, h, w, _), pad = x.shape, kernel // 2
     padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     for r, s in np.ndindex(kernel, kernel):
-        yield (r, s), padded[:, r:r + h, s:s + w]
+        yield (r, s), padded[:, r : r + h, s : s + w]
 
 
 @in_single()
@@ -58,7 +60,8 @@ def depthwise_weight_gradient_reference(dy, x, dweight):
         dweight[tap] += np.einsum("bijc,bijc->c", dy, seen)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+# Cost ---------------------------------------------------------------------------------------------
+
 
 def depthwise_forward_cost(B, H, W, C, kernel, itemsize=4):
     """(bytes, FLOPs): x read and y written once."""

@@ -4,9 +4,9 @@ MATHEMATICS, SHAPES
     as in reference.py
 VERSIONS
     v2 tiled: a block copies a tile of pixels with its halo, of 64 bytes of channels, to shared memory, 16 bytes a copy;
-       a thread computes eight neighbouring pixels of four channels in registers, so that what it reads from shared
-       memory serves up to eight outputs. The weight gradient: a warp a row of taps, whose sums stay in its registers
-       while the block goes from tile to tile.
+       a thread computes eight neighbouring pixels of four channels in registers, so that what it
+       reads from shared memory serves up to eight outputs. The weight gradient: a warp a row of
+       taps, whose sums stay in its registers while the block goes from tile to tile.
 LAUNCH
     forward and dx: a block for each tile of 16 × 16 pixels (8 × 8 of small images) and slice of 32 channels (16 in
     float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight: blocks of `kernel` warps, each with a
@@ -20,6 +20,7 @@ SOURCE
 READ NEXT
     mma.py, for 16 bits.
 """
+
 from ....device import cuda, float32, int32, load4, store4
 from ....device.async_copy import cp_async_commit, cp_async_wait_all
 from ....device.eight import copy8, store8
@@ -31,31 +32,38 @@ from ....kernels.common import divide
 BYTES = 64  # of a pixel's channels in a tile: two sectors of memory
 RUN = 8  # neighbouring pixels of a thread
 KERNELS = 3, 5, 7
-GRADIENT_ROWS = 8  # of pixels in a tile of the weight gradient, so that x and dy take 29 KB together
+# of pixels in a tile of the weight gradient, so that x and dy take 29 KB together
+GRADIENT_ROWS = 8
 
 
-# v2: tiles in shared memory, runs of pixels in registers --------------------------------------------------------------
-# WHAT IS NEW: neighbouring outputs share all but a column of what they see. A block of 16 × 16 outputs reads 22 × 22
-# pixels once, not 49 times, and a thread with eight outputs in a row reads 14 pixels of a row of taps, not 56.
-# WHY IT PAYS: version 1 has two loads for every product; here it is 21 loads of four numbers for 224 products.
-# Rows of the tile are an odd number of pixels, of 64 bytes, apart, so that two rows' pixels are in different banks.
+# v2: tiles in shared memory, runs of pixels in registers ------------------------------------------
+# WHAT IS NEW: neighbouring outputs share all but a column of what they see. A block of 16 × 16
+# outputs reads 22 × 22 pixels once, not 49 times, and a thread with eight outputs in a row reads 14
+# pixels of a row of taps, not 56. WHY IT PAYS: version 1 has two loads for every product; here it
+# is 21 loads of four numbers for 224 products. Rows of the tile are an odd number of pixels, of 64
+# bytes, apart, so that two rows' pixels are in different banks.
 
-K, SLICE, ROWS, COLUMNS = Constant(), Constant(), Constant(), Constant()  # taps a row, channels, a tile's pixels
-HALO_ROWS, HALO_COLUMNS = Constant(lambda ROWS, K: ROWS + K - 1), Constant(lambda COLUMNS, K: COLUMNS + K - 1)
+# taps a row, channels, a tile's pixels
+K, SLICE, ROWS, COLUMNS = Constant(), Constant(), Constant(), Constant()
+HALO_ROWS, HALO_COLUMNS = (
+    Constant(lambda ROWS, K: ROWS + K - 1),
+    Constant(lambda COLUMNS, K: COLUMNS + K - 1),
+)
 PITCH = Constant(lambda HALO_COLUMNS, SLICE: (HALO_COLUMNS | 1) * SLICE)
 TILE = Constant(lambda HALO_ROWS, PITCH: HALO_ROWS * PITCH)
 DY_PITCH = Constant(lambda COLUMNS, SLICE: (COLUMNS | 1) * SLICE)
 DY_TILE = Constant(lambda ROWS, DY_PITCH: ROWS * DY_PITCH)
 TAPS, WEIGHTS = Constant(lambda K: K * K), Constant(lambda K, SLICE: K * K * SLICE)
 QUADS, OCTETS = Constant(lambda SLICE: SLICE // 4), Constant(lambda SLICE: SLICE // 8)
-GROUPS = Constant(lambda QUADS: WARP // QUADS)  # rows of pixels that a warp of the weight gradient adds up at a time
+# rows of pixels that a warp of the weight gradient adds up at a time
+GROUPS = Constant(lambda QUADS: WARP // QUADS)
 RUN4, K4, SEEN4 = 4 * RUN, Constant(lambda K: 4 * K), Constant(lambda K: 4 * (RUN + K - 1))
 
 
 @cuda.jit(device=True, forceinline=True)
 def copy_pixels(tile, pitch, rows, columns, x, b, top, left, first, image):
-    """Start copies of rows × columns pixels from (top, left) of image b, of the channels from `first` on; zeros where
-    there are none. All threads call it."""
+    """Start copies of rows × columns pixels from (top, left) of image b, of the channels from
+    `first` on; zeros where there are none. All threads call it."""
     zero = float32(0)
     for k in range(int32(cuda.threadIdx.x), rows * columns * OCTETS, int32(cuda.blockDim.x)):
         pixel, octet = divide(k, int32(OCTETS))
@@ -79,7 +87,8 @@ def place_of(tile, image):
 
 @cuda.jit(device=True, forceinline=True)
 def look_at(seen, tile, x):
-    """What the taps of one row see from a run of pixels, of four channels: the tile's numbers from x on."""
+    """What the taps of one row see from a run of pixels, of four channels: the tile's numbers from
+    x on."""
     for q in range(RUN + K - 1):
         x0, x1, x2, x3 = load4(tile, x + q * SLICE)
         seen[4 * q], seen[4 * q + 1], seen[4 * q + 2], seen[4 * q + 3] = x0, x1, x2, x3
@@ -87,8 +96,8 @@ def look_at(seen, tile, x):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_row(totals, seen, weights, w, tile, x):
-    """totals[p] += x[p + s] · weight[s] for the pixels p of a run and the taps s of one row, of four channels; pixels
-    are read from x on, weights from w on."""
+    """totals[p] += x[p + s] · weight[s] for the pixels p of a run and the taps s of one row, of
+    four channels; pixels are read from x on, weights from w on."""
     look_at(seen, tile, x)
     for s in range(K):
         w0, w1, w2, w3 = load4(weights, w + s * SLICE)
@@ -104,10 +113,22 @@ def depthwise_forward_kernel_v2(x, weight, bias, channel, y, slices, image):
     tile = cuda.shared.array(TILE, x.dtype.type, alignment=128)
     weights = cuda.shared.array(WEIGHTS, float32, alignment=128)
     t, C = int32(cuda.threadIdx.x), image.C
-    n, part = divide(int32(cuda.blockIdx.x), slices)  # neighbours have the same pixels: their channels share lines
+    # neighbours have the same pixels: their channels share lines
+    n, part = divide(int32(cuda.blockIdx.x), slices)
     b, top, left = place_of(n, image)
     first = int32(part * SLICE)
-    copy_pixels(tile, PITCH, HALO_ROWS, HALO_COLUMNS, x, b, int32(top - K // 2), int32(left - K // 2), first, image)
+    copy_pixels(
+        tile,
+        PITCH,
+        HALO_ROWS,
+        HALO_COLUMNS,
+        x,
+        b,
+        int32(top - K // 2),
+        int32(left - K // 2),
+        first,
+        image,
+    )
     cp_async_commit()
     for k in range(t, WEIGHTS, int32(cuda.blockDim.x)):
         tap, c = divide(k, int32(SLICE))
@@ -124,8 +145,14 @@ def depthwise_forward_kernel_v2(x, weight, bias, channel, y, slices, image):
     i, j, c = int32(top + row), int32(left + run * RUN), int32(first + quad * 4)
     if i < image.H and j < image.W and c < C:
         for r in range(K):
-            multiply_row(totals, seen, weights, int32(r * K * SLICE + quad * 4), tile,
-                         int32((row + r) * PITCH + run * RUN * SLICE + quad * 4))
+            multiply_row(
+                totals,
+                seen,
+                weights,
+                int32(r * K * SLICE + quad * 4),
+                tile,
+                int32((row + r) * PITCH + run * RUN * SLICE + quad * 4),
+            )
         a0 = a1 = a2 = a3 = float32(0)
         if image.bias:
             a0, a1, a2, a3 = load4(bias, c)
@@ -134,13 +161,20 @@ def depthwise_forward_kernel_v2(x, weight, bias, channel, y, slices, image):
             a0, a1, a2, a3 = a0 + e0, a1 + e1, a2 + e2, a3 + e3
         for p in range(RUN):
             if j + p < image.W:
-                store4(y, ((b * image.H + i) * image.W + j + p) * C + c, totals[4 * p] + a0, totals[4 * p + 1] + a1,
-                       totals[4 * p + 2] + a2, totals[4 * p + 3] + a3)
+                store4(
+                    y,
+                    ((b * image.H + i) * image.W + j + p) * C + c,
+                    totals[4 * p] + a0,
+                    totals[4 * p + 1] + a1,
+                    totals[4 * p + 2] + a2,
+                    totals[4 * p + 3] + a3,
+                )
 
 
 @cuda.jit(device=True, forceinline=True)
 def add_run(totals, seen, tile, x, gradient, g):
-    """totals[s] += Σ_p dy[p] · x[p + s] over the pixels p of a run, of four channels; read from x and from g on."""
+    """totals[s] += Σ_p dy[p] · x[p + s] over the pixels p of a run, of four channels; read from x
+    and from g on."""
     look_at(seen, tile, x)
     for p in range(RUN):
         g0, g1, g2, g3 = load4(gradient, g + p * SLICE)
@@ -176,22 +210,46 @@ def depthwise_weight_gradient_kernel_v2(dy, x, partial, tiles, chunk, slices, im
     for n in range(part * chunk, min(part * chunk + chunk, tiles)):
         b, top, left = place_of(int32(n), image)
         cuda.syncthreads()  # the tile before is no longer read
-        copy_pixels(tile, PITCH, HALO_ROWS, HALO_COLUMNS, x, b, int32(top - K // 2), int32(left - K // 2), first, image)
+        copy_pixels(
+            tile,
+            PITCH,
+            HALO_ROWS,
+            HALO_COLUMNS,
+            x,
+            b,
+            int32(top - K // 2),
+            int32(left - K // 2),
+            first,
+            image,
+        )
         copy_pixels(gradient, DY_PITCH, ROWS, COLUMNS, dy, b, top, left, first, image)
         cp_async_commit()
         cp_async_wait_all()
         cuda.syncthreads()
-        for i in range(group, min(int32(ROWS), int32(image.H - top)), int32(GROUPS)):  # below it dy is zero
+        # below it dy is zero
+        for i in range(group, min(int32(ROWS), int32(image.H - top)), int32(GROUPS)):
             for j in range(0, COLUMNS * SLICE, RUN * SLICE):
-                add_run(totals, seen, tile, int32((i + r) * PITCH + quad * 4 + j), gradient,
-                        int32(i * DY_PITCH + quad * 4 + j))
+                add_run(
+                    totals,
+                    seen,
+                    tile,
+                    int32((i + r) * PITCH + quad * 4 + j),
+                    gradient,
+                    int32(i * DY_PITCH + quad * 4 + j),
+                )
     for s in range(K4):
         totals[s] = group_sum(totals[s])
     c = int32(first + quad * 4)
     if group == 0 and c < image.C:
         for s in range(K):
-            store4(partial, ((part * K + r) * K + s) * image.C + c, totals[4 * s], totals[4 * s + 1],
-                   totals[4 * s + 2], totals[4 * s + 3])
+            store4(
+                partial,
+                ((part * K + r) * K + s) * image.C + c,
+                totals[4 * s],
+                totals[4 * s + 1],
+                totals[4 * s + 2],
+                totals[4 * s + 3],
+            )
 
 
 def threads_of(_, itemsize, side):
@@ -199,9 +257,25 @@ def threads_of(_, itemsize, side):
 
 
 KEYS = [(kernel, bytes_, side) for kernel in KERNELS for bytes_ in (2, 4) for side in (8, 16)]
-FORWARD = Variants(KEYS, lambda key: specialise(
-    depthwise_forward_kernel_v2, launch_bounds=(threads_of(*key), 1), K=key[0], SLICE=BYTES // key[1], ROWS=key[2],
-    COLUMNS=key[2]))
-WEIGHT_GRADIENT = Variants(KEYS, lambda key: specialise(
-    depthwise_weight_gradient_kernel_v2, launch_bounds=(key[0] * WARP, 1), K=key[0], SLICE=BYTES // key[1],
-    ROWS=GRADIENT_ROWS, COLUMNS=key[2]))
+FORWARD = Variants(
+    KEYS,
+    lambda key: specialise(
+        depthwise_forward_kernel_v2,
+        launch_bounds=(threads_of(*key), 1),
+        K=key[0],
+        SLICE=BYTES // key[1],
+        ROWS=key[2],
+        COLUMNS=key[2],
+    ),
+)
+WEIGHT_GRADIENT = Variants(
+    KEYS,
+    lambda key: specialise(
+        depthwise_weight_gradient_kernel_v2,
+        launch_bounds=(key[0] * WARP, 1),
+        K=key[0],
+        SLICE=BYTES // key[1],
+        ROWS=GRADIENT_ROWS,
+        COLUMNS=key[2],
+    ),
+)

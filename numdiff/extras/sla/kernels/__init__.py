@@ -1,14 +1,16 @@
-"""Sparse-linear attention: softmax attention to the blocks of keys that matter, linear attention to the rest.
+"""Sparse-linear attention: softmax attention to the blocks of keys that matter, linear attention to
+the rest.
 
-Each block of 64 queries chooses some blocks of 64 keys by the products of their means. A query attends to these as in
-flash attention. All other keys enter only through sums, computed once for the whole image, from which those of the
-chosen blocks are subtracted. So time grows with the chosen share of T², and training teaches the model to live with
+Each block of 64 queries chooses some blocks of 64 keys by the products of their means. A query
+attends to these as in flash attention. All other keys enter only through sums, computed once for
+the whole image, from which those of the chosen blocks are subtracted. So time grows with the chosen
+share of T², and training teaches the model to live with
 it: the linear part passes through a layer that starts from zero.
 
-The linear part has two definitions. By default the linear part leaves out the chosen blocks, as in the branch SLA-1 of
-the authors' code (github.com/thu-ml/SLA). With `all_keys` it takes all keys, as in their branch main. Weights tuned
-with one do not fit the other. The paper's third category, negligible blocks that are skipped, is in neither branch, nor
-here.
+The linear part has two definitions. By default the linear part leaves out the chosen blocks, as in
+the branch SLA-1 of the authors' code (github.com/thu-ml/SLA). With `all_keys` it takes all keys, as
+in their branch main. Weights tuned with one do not fit the other. The paper's third category,
+negligible blocks that are skipped, is in neither branch, nor here.
 
 Read the files in this order.
 
@@ -31,8 +33,9 @@ VERSIONS
     v1 naive: one thread a row, float32 sums, all head sizes, any type
     v2 mma: float16 and bfloat16 on tensor cores, the same heads; nine launches forward and backward, and the sums of
        dW and db
-    v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k and v alone: what
-       runs from 65 blocks on; an H200, T 16,384: 291 instead of 316 µs with top-k 5 %, 771 instead of 929 with 20 %
+    v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k
+       and v alone: what runs from 65 blocks on; an H200, T 16,384: 291 instead of 316 µs with top-k
+       5 %, 771 instead of 929 with 20 %
 COST
     4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
     T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of
@@ -42,9 +45,26 @@ SOURCE
 READ NEXT
     reference.py
 """
+
 from .choice import BLOCK, blocks_of, count_of
 from .launcher import sla_backward, sla_forward
-from .reference import Kept, sla_backward_cost, sla_backward_reference, sla_forward_cost, sla_forward_reference
+from .reference import (
+    Kept,
+    sla_backward_cost,
+    sla_backward_reference,
+    sla_forward_cost,
+    sla_forward_reference,
+)
 
-__all__ = ["BLOCK", "Kept", "blocks_of", "count_of", "sla_backward", "sla_backward_cost", "sla_backward_reference",
-           "sla_forward", "sla_forward_cost", "sla_forward_reference"]
+__all__ = [
+    "BLOCK",
+    "Kept",
+    "blocks_of",
+    "count_of",
+    "sla_backward",
+    "sla_backward_cost",
+    "sla_backward_reference",
+    "sla_forward",
+    "sla_forward_cost",
+    "sla_forward_reference",
+]

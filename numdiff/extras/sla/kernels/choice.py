@@ -1,12 +1,14 @@
-"""Which blocks are critical: means of blocks, their products, and the largest of each row, the same on every engine.
+"""Which blocks are critical: means of blocks, their products, and the largest of each row, the same
+on every engine.
 
 WHAT IT DOES
     totals      sums over all blocks: of H and of (z, sums of k) in the forward, of A and a in the backward
     choose      P of eight blocks of queries and all blocks of keys, a thread a block of keys, whose sums come through
-                shared memory, 32 channels at a time; then a warp finds the `count` largest of a row. It bisects the
-                count-th largest number bit by bit: how many are at least as large? If they are `count`, it is done.
-                Floats are compared as integers in which the order is that of the floats, the first 256 in registers. Of
-                equal ones the first count.
+                shared memory, 32 channels at a time; then a warp finds the `count` largest of a
+                row. It bisects the count-th largest number bit by bit: how many are at least as
+                large? If they are `count`, it is done. Floats are compared as integers in which the
+                order is that of the floats, the first 256 in registers. Of equal ones the first
+                count.
     transpose   for each block of keys, which blocks of queries have it in their list: a warp looks it up in 32 lists at
                 a time, and ballots keep the order
 THE SAME ON EVERY ENGINE
@@ -28,6 +30,7 @@ SOURCE
 READ NEXT
     simple.py
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -47,14 +50,15 @@ MAX_HEAD = 72
 CHANNELS = 32  # of a tile of means in shared memory, of which each thread takes a row
 PITCH = CHANNELS + 4  # numbers from a row to the next: an odd number of 16 bytes
 EIGHTH = CHANNELS // 4  # threads that fetch a row
-TILE_BYTES = 4 * (THREADS * PITCH + (ROWS + 1) * MAX_HEAD)  # of it, of q's means and of the mean of k
+# of it, of q's means and of the mean of k
+TILE_BYTES = 4 * (THREADS * PITCH + (ROWS + 1) * MAX_HEAD)
 HELD = 8  # numbers of a row in a lane's registers
 
 
 class Problem(NamedTuple):
-    """qkv is (images, T, width); heads of q are `head_step` apart, k of a head `part` after its q, v as far after that.
-    N blocks, `count` of them critical; scale: of scores; rest: 1 where the linear part leaves the critical blocks out,
-    0 where it takes all keys."""
+    """qkv is (images, T, width); heads of q are `head_step` apart, k of a head `part` after its q,
+    v as far after that. N blocks, `count` of them critical; scale: of scores; rest: 1 where the
+    linear part leaves the critical blocks out, 0 where it takes all keys."""
 
     T: int
     width: int
@@ -66,7 +70,8 @@ class Problem(NamedTuple):
     rest: int = 1
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# Reference ----------------------------------------------------------------------------------------
+
 
 def blocks_of(T):
     return -(-T // BLOCK)
@@ -99,12 +104,13 @@ def sum_over_blocks(x):
     for part in filled.reshape(-1, GROUPS, *x.shape[1:]):
         groups += part
     while len(groups) > 1:
-        groups = groups[:len(groups) // 2] + groups[len(groups) // 2:]
+        groups = groups[: len(groups) // 2] + groups[len(groups) // 2 :]
     return groups[0]
 
 
 def choose_blocks(q, k, count):
-    """The critical blocks of each block of queries, int32 (N, count), rising; q and k (T, HS) of one head."""
+    """The critical blocks of each block of queries, int32 (N, count), rising; q and k (T, HS) of
+    one head."""
     T, HS = q.shape
     N = blocks_of(T)
     sizes = np.full((N, 1), BLOCK, np.float32)
@@ -115,18 +121,22 @@ def choose_blocks(q, k, count):
     for c in range(HS):
         parts[c % 4] += q_mean[:, None, c] * k_mean[None, :, c]
     products = (parts[0] + parts[1]) + (parts[2] + parts[3])
-    return np.sort(np.argsort(-products, axis=-1, kind="stable")[:, :count], axis=-1).astype(np.int32)
+    return np.sort(np.argsort(-products, axis=-1, kind="stable")[:, :count], axis=-1).astype(
+        np.int32
+    )
 
 
 def bits_left(critical):
-    """The complement of the lists critical (…, N, count), a bit for each block of keys: int32 (…, N, ceil(N / 32))."""
+    """The complement of the lists critical (…, N, count), a bit for each block of keys: int32 (…,
+    N, ceil(N / 32))."""
     N = critical.shape[-2]
     left = np.ones((*critical.shape[:-1], -(-N // WARP) * WARP), np.uint8)
     np.put_along_axis(left, critical, 0, -1)
     return np.packbits(left, axis=-1, bitorder="little").view(np.int32)
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True)
 def head_number():
@@ -142,8 +152,8 @@ def rows_of_block(block, T):
 
 @cuda.jit(device=True)
 def sum_group(x, start, size, group, N):
-    """Four neighbouring columns, from x[start], of every eighth block from `group` on; blocks are `size` apart. Eight
-    are requested before the first is added."""
+    """Four neighbouring columns, from x[start], of every eighth block from `group` on; blocks are
+    `size` apart. Eight are requested before the first is added."""
     a, b, c, d = float32(0), float32(0), float32(0), float32(0)
     ahead = cuda.local.array((AHEAD, 4), float32)
     whole = N // (AHEAD * GROUPS) * (AHEAD * GROUPS)
@@ -161,8 +171,8 @@ def sum_group(x, start, size, group, N):
 
 @cuda.jit(launch_bounds=(THREADS, 3))
 def sla_totals_kernel(x, small, total, small_total, N, size, small_size):
-    """Sums over the N blocks of x (B, heads, N, size) and small (B, heads, N, small_size): both float32 (B, heads, …).
-    Both sizes are multiples of 4."""
+    """Sums over the N blocks of x (B, heads, N, size) and small (B, heads, N, small_size): both
+    float32 (B, heads, …). Both sizes are multiples of 4."""
     sums = cuda.shared.array((GROUPS, COLUMNS), float32)
     lane, group = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
     parts = (size + COLUMNS - 1) // COLUMNS
@@ -183,7 +193,12 @@ def sla_totals_kernel(x, small, total, small_total, N, size, small_size):
                 sums[group, i * WARP + lane] += sums[group + half, i * WARP + lane]
         half //= 2
     if group == 0:  # the last sums were its own
-        a, b, c, d = sums[0, lane], sums[0, WARP + lane], sums[0, 2 * WARP + lane], sums[0, 3 * WARP + lane]
+        a, b, c, d = (
+            sums[0, lane],
+            sums[0, WARP + lane],
+            sums[0, 2 * WARP + lane],
+            sums[0, 3 * WARP + lane],
+        )
         if of_x and column < size:
             store4(total, head_number() * size + column, a, b, c, d)
         elif not of_x and column < small_size:
@@ -199,27 +214,44 @@ def rising(x):
 
 @cuda.jit(device=True, forceinline=True)
 def centred(sums, size, mean):
-    """The mean of four columns of a block of keys, less the mean of all; multiplied by 1 / 64 where that is exact."""
+    """The mean of four columns of a block of keys, less the mean of all; multiplied by 1 / 64 where
+    that is exact."""
     if size == BLOCK:
         share = float32(1 / BLOCK)
-        return (product(sums[0], share) - mean[0], product(sums[1], share) - mean[1],
-                product(sums[2], share) - mean[2], product(sums[3], share) - mean[3])
+        return (
+            product(sums[0], share) - mean[0],
+            product(sums[1], share) - mean[1],
+            product(sums[2], share) - mean[2],
+            product(sums[3], share) - mean[3],
+        )
     size = float32(size)
-    return sums[0] / size - mean[0], sums[1] / size - mean[1], sums[2] / size - mean[2], sums[3] / size - mean[3]
+    return (
+        sums[0] / size - mean[0],
+        sums[1] / size - mean[1],
+        sums[2] / size - mean[2],
+        sums[3] / size - mean[3],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_keys(tile, k_sums, first, channel, problem, HS):
-    """The sums of the blocks of keys from `first` on, 256 or as many as there are, into a tile: the 32 channels from
-    `channel` on, a row of them by eight threads, each of which loads four rows before it stores the first."""
+    """The sums of the blocks of keys from `first` on, 256 or as many as there are, into a tile: the
+    32 channels from `channel` on, a row of them by eight threads, each of which loads four rows
+    before it stores the first."""
     t, exist = int32(cuda.threadIdx.x), int32(problem.N - first)
     c, apart, step = int32(4 * (t % EIGHTH)), int32(THREADS // EIGHTH), int32(2 * HS)
     at, last = (head_number() * problem.N + first) * step + HS + channel + c, int32(exist - 1)
     if channel + c < HS:
         for i in range(int32(t // EIGHTH), min(int32(THREADS), exist), int32(4 * apart)):
             j, k, l = int32(i + apart), int32(i + 2 * apart), int32(i + 3 * apart)
-            a, b = load4(k_sums, at + int32(i * step)), load4(k_sums, at + int32(min(j, last) * step))
-            d, e = load4(k_sums, at + int32(min(k, last) * step)), load4(k_sums, at + int32(min(l, last) * step))
+            a, b = (
+                load4(k_sums, at + int32(i * step)),
+                load4(k_sums, at + int32(min(j, last) * step)),
+            )
+            d, e = (
+                load4(k_sums, at + int32(min(k, last) * step)),
+                load4(k_sums, at + int32(min(l, last) * step)),
+            )
             for row, v in ((i, a), (j, b), (k, d), (l, e)):
                 if row < exist:
                     store4(tile, int32(row * PITCH + c), v[0], v[1], v[2], v[3])
@@ -227,8 +259,8 @@ def fetch_keys(tile, k_sums, first, channel, problem, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def add_channels(parts, tile, q, k_mean, t, size, channel, channels):
-    """parts[row, i] += the products of every fourth channel from i on: eight rows of q with row t of the tile, the sums
-    of `size` keys."""
+    """parts[row, i] += the products of every fourth channel from i on: eight rows of q with row t
+    of the tile, the sums of `size` keys."""
     for c in range(int32(0), int32(channels), int32(4)):
         k = centred(load4(tile, int32(t * PITCH + c)), size, load4(k_mean, int32(channel + c)))
         for row in range(ROWS):
@@ -254,16 +286,27 @@ def store_products(keys, tile, q, k_sums, k_mean, problem, HS):
             cuda.syncthreads()
             if first + t < N:
                 size = rows_of_block(first + t, problem.T)
-                add_channels(parts, tile, q, k_mean, t, size, channel, min(int32(HS - channel), int32(CHANNELS)))
+                add_channels(
+                    parts,
+                    tile,
+                    q,
+                    k_mean,
+                    t,
+                    size,
+                    channel,
+                    min(int32(HS - channel), int32(CHANNELS)),
+                )
         if first + t < N:
             for row in range(ROWS):
-                keys[row * N + first + t] = rising((parts[row, 0] + parts[row, 1]) + (parts[row, 2] + parts[row, 3]))
+                keys[row * N + first + t] = rising(
+                    (parts[row, 0] + parts[row, 1]) + (parts[row, 2] + parts[row, 3])
+                )
 
 
 @cuda.jit(device=True, forceinline=True)
 def how_many(held, keys, start, N, least, lane):
-    """The number of a warp's row's elements that are at least `least`, which is not 0. The first 256 are held in
-    registers."""
+    """The number of a warp's row's elements that are at least `least`, which is not 0. The first
+    256 are held in registers."""
     found = int32(0)
     for i in range(HELD):
         found = int32(found + (int32(1) if held[i] >= least else int32(0)))
@@ -276,12 +319,14 @@ def how_many(held, keys, start, N, least, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def threshold(keys, start, N, count, lane):
-    """(least, spare): the `count` largest are those above `least`, and of those that equal it the first `spare`."""
+    """(least, spare): the `count` largest are those above `least`, and of those that equal it the
+    first `spare`."""
     held = cuda.local.array(HELD, "uint32")
     for i in range(HELD):
         j = int32(lane + i * WARP)
         held[i] = keys[start + j] if j < N else uint32(0)
-    least, spare = uint32(0), int32(count)  # the largest number that `count` of them reach: the count-th largest
+    # the largest number that `count` of them reach: the count-th largest
+    least, spare = uint32(0), int32(count)
     for bit in range(int32(31), int32(-1), int32(-1)):
         higher = uint32(least | uint32(uint32(1) << uint32(bit)))
         found = how_many(held, keys, start, N, higher, lane)
@@ -296,8 +341,9 @@ def threshold(keys, start, N, count, lane):
 
 @cuda.jit(launch_bounds=(THREADS, 3))
 def sla_choose_kernel(q_mean, k_sums, k_total, critical, left, problem, HS):
-    """critical (B, heads, N, count) and left, its `bits_left` (ones where the linear part takes all keys), from q_mean
-    (B, heads, N, HS), k_sums (B, heads, N, 2, HS), whose second half sums k, and k_total, the same over all blocks."""
+    """critical (B, heads, N, count) and left, its `bits_left` (ones where the linear part takes all
+    keys), from q_mean (B, heads, N, HS), k_sums (B, heads, N, 2, HS), whose second half sums k, and
+    k_total, the same over all blocks."""
     keys = cuda.shared.array(0, "uint32")
     tile = cuda.shared.array((THREADS, PITCH), float32, alignment=16)
     q = cuda.shared.array((ROWS, MAX_HEAD), float32, alignment=16)
@@ -320,7 +366,9 @@ def sla_choose_kernel(q_mean, k_sums, k_total, critical, left, problem, HS):
             inside = j < N
             key = keys[start + min(j, N - 1)]
             equal = cuda.ballot_sync(FULL_MASK, inside and key == least)
-            takes = inside and (key > least or key == least and int32(cuda.popc(uint32(equal & before))) < spare)
+            takes = inside and (
+                key > least or key == least and int32(cuda.popc(uint32(equal & before))) < spare
+            )
             taken = cuda.ballot_sync(FULL_MASK, takes)
             if takes:
                 critical[to + cuda.popc(uint32(taken & before))] = j
@@ -346,9 +394,12 @@ def holds(critical, start, count, j):
 
 @cuda.jit
 def sla_transpose_kernel(critical, lists, counts, N, count):
-    """lists (B, heads, N, N): for each block of keys the blocks of queries for which it is critical, rising; counts (B,
-    heads, N): how many. Elements behind them are not written."""
-    lane, j = cuda.threadIdx.x % WARP, cuda.blockIdx.x * (THREADS // WARP) + cuda.threadIdx.x // WARP
+    """lists (B, heads, N, N): for each block of keys the blocks of queries for which it is
+    critical, rising; counts (B, heads, N): how many. Elements behind them are not written."""
+    lane, j = (
+        cuda.threadIdx.x % WARP,
+        cuda.blockIdx.x * (THREADS // WARP) + cuda.threadIdx.x // WARP,
+    )
     if j < N:
         head = head_number()
         start = (head * N + j) * N

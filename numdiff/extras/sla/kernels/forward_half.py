@@ -1,12 +1,14 @@
-"""Sparse-linear attention forward, rung 2: float16 and mma.sync, the critical blocks one after the other.
+"""Sparse-linear attention forward, rung 2: float16 and mma.sync, the critical blocks one after the
+other.
 
 WHAT IS NEW, AND WHY IT PAYS
     The loop is ../forward_half.py's with 64 queries a block, and the next tile of keys is the next of a list instead of
     the next in memory: its number is read two rounds ahead, its copy starts one round ahead.
     With k and v comes the block's H, half as many bytes more from the L2 cache, and is subtracted from the total
     in the threads' registers: S needs no kernel of its own.
-    Then S as float16 in shared memory, φ(q) from the fragments of q that are there, o_l = φ(q) S, o_l Wᵀ, and the sum
-    with o_s: two more products, as much as one more block, without a byte in between.
+    Then S as float16 in shared memory, φ(q) from the fragments of q that are there, o_l = φ(q) S,
+    o_l Wᵀ, and the sum with o_s: two more products, as much as one more block, without a byte in
+    between.
 LAUNCH
     grid (N, heads, B), 4 warps; dynamic shared memory, KiB: q and two stages of k, v, H and z, 29, 62
     or 66.
@@ -22,6 +24,7 @@ SOURCE
 READ NEXT
     rest_half.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -83,12 +86,17 @@ SCRATCH = Constant(lambda HS: max(SCORES, HS // 2))  # o_l takes their place
 BOTH = Constant(lambda HS: 2 * HS)  # numbers of Z and of z's total
 GIVEN = Constant()  # whether S is there (rest_half.py), not to be made of H
 STAGE = Constant(lambda HS, GIVEN: stage_bytes(HS, GIVEN))
-SMALL_AT = Constant(lambda HS, GIVEN: 2 * tile_bytes(HS) + (0 if GIVEN else 2 * HS * HS))  # of z, in a stage
+# of z, in a stage
+SMALL_AT = Constant(lambda HS, GIVEN: 2 * tile_bytes(HS) + (0 if GIVEN else 2 * HS * HS))
 
 
 def stage_bytes(HS, given):
     """Bytes of k, v, H and z; without H there is room for S and W."""
-    return max(2 * tile_bytes(HS) + 4 * HS, 2 * square_bytes(HS)) if given else 2 * tile_bytes(HS) + sums_bytes(HS)
+    return (
+        max(2 * tile_bytes(HS) + 4 * HS, 2 * square_bytes(HS))
+        if given
+        else 2 * tile_bytes(HS) + sums_bytes(HS)
+    )
 
 
 def shared_bytes(HS, given=False):
@@ -96,8 +104,8 @@ def shared_bytes(HS, given=False):
 
 
 class Registers(NamedTuple):
-    """A lane's: fragments of q; scores; outputs; packed probabilities; maxima and sums of two queries, their factors;
-    what is left of H's total."""
+    """A lane's: fragments of q; scores; outputs; packed probabilities; maxima and sums of two
+    queries, their factors; what is left of H's total."""
 
     q: object
     s: object
@@ -115,7 +123,9 @@ def fetch_block(stage, qkv, sums, start, problem, j, t):
     at = start + problem.part + j * BLOCK * problem.width
     exist = int32(problem.T - j * BLOCK)
     fetch_rows(stage, PITCH, qkv, at, problem.width, exist, BLOCK, HS, t, THREADS)
-    fetch_rows(stage + TILE, PITCH, qkv, at + problem.part, problem.width, exist, BLOCK, HS, t, THREADS)
+    fetch_rows(
+        stage + TILE, PITCH, qkv, at + problem.part, problem.width, exist, BLOCK, HS, t, THREADS
+    )
     block = head_number() * problem.N + j
     if GIVEN:
         fetch_small(stage + SMALL_AT, sums[1], block * 2 * HS, t)
@@ -130,7 +140,9 @@ def attend(r, tile, exist, c, lane):
     clear(r.s, SCORES)
     for n in range(0, KEYS, 2):
         rows = tile + n * 8 * PITCH
-        multiply_rows(r.s, n, KEYS, r.q, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS)
+        multiply_rows(
+            r.s, n, KEYS, r.q, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS
+        )
     if exist < BLOCK:
         hide_keys(r.s, 1, KEYS, exist, lane)
     online_softmax(r.s, r.o, r.largest, r.l, r.shrink, 1, KEYS, N, c)
@@ -148,8 +160,8 @@ def reciprocal_of(left, whole):
 
 @cuda.jit(device=True, forceinline=True)
 def linear_part(r, phi, tiles, small, some, lane):
-    """o_l of the warp's queries in r.s; r of the upper rows and of the lower. S is the tile at the address; small: Z,
-    and z of all blocks, over N; some: whether any block is left."""
+    """o_l of the warp's queries in r.s; r of the upper rows and of the lower. S is the tile at the
+    address; small: Z, and z of all blocks, over N; some: whether any block is left."""
     widen(phi, r.q)
     above, below = features(phi)
     scale_rows(phi, above, below)
@@ -178,7 +190,8 @@ def join(r, tile, bias, above, below, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(r, shared, y, numbers, problem, weights, sums, keeps, t):
-    """The epilogue: y, logsumexp and r of the warp's queries. numbers: (logsumexp, r); weights: r; sums: l."""
+    """The epilogue: y, logsumexp and r of the warp's queries. numbers: (logsumexp, r); weights: r;
+    sums: l."""
     lane, warp = int32(t % WARP), int32(t // WARP)
     first = int32(cuda.blockIdx.x * BLOCK + warp * 16)
     patch = int32(warp * 16 * PITCH)
@@ -197,7 +210,9 @@ def write_rows(r, shared, y, numbers, problem, weights, sums, keeps, t):
 
 
 @requires("8.0")
-def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, S, Z, problem, keeps):
+def sla_forward_kernel_v2(
+    qkv, lists, sums, totals, layer, y, logsumexp, r_out, S, Z, problem, keeps
+):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     small = cuda.shared.array(BOTH, float32)
     tiles, t = shared_address(shared), int32(cuda.threadIdx.x)
@@ -205,13 +220,30 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     start, i, head = start_of_head(problem), int32(cuda.blockIdx.x), head_number()
     listed = (head * problem.N + i) * count
     exist = int32(problem.T - i * BLOCK)
-    fetch_rows(tiles, PITCH, qkv, start + i * BLOCK * problem.width, problem.width, exist, BLOCK, HS, t, THREADS)
+    fetch_rows(
+        tiles,
+        PITCH,
+        qkv,
+        start + i * BLOCK * problem.width,
+        problem.width,
+        exist,
+        BLOCK,
+        HS,
+        t,
+        THREADS,
+    )
     j, ahead = lists[listed], lists[listed + min(1, count - 1)]
     fetch_block(tiles + TILE, qkv, sums, start, problem, j, t)
-    r = Registers(cuda.local.array(WORDS, "uint32"), cuda.local.array(SCRATCH, "float32"),
-                  cuda.local.array(NUMBERS, "float32"), cuda.local.array(4, "uint32"),
-                  cuda.local.array(2, "float32"), cuda.local.array(2, "float32"), cuda.local.array(2, "float32"),
-                  cuda.local.array(LEFT, "float32"))
+    r = Registers(
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(SCRATCH, "float32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(4, "uint32"),
+        cuda.local.array(2, "float32"),
+        cuda.local.array(2, "float32"),
+        cuda.local.array(2, "float32"),
+        cuda.local.array(LEFT, "float32"),
+    )
     clear(r.o, NUMBERS)
     for k in range(2):
         r.largest[k], r.l[k] = LOWEST, float32(0)
@@ -225,14 +257,24 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
         cp_async_wait(0)
         cuda.syncthreads()  # the block is there, and the other stage is no longer read
         if n + 1 < count:
-            fetch_block(tiles + int32(2 * TILE + STAGE - stage), qkv, sums, start, problem, ahead, opaque(t))
+            fetch_block(
+                tiles + int32(2 * TILE + STAGE - stage), qkv, sums, start, problem, ahead, opaque(t)
+            )
         elif GIVEN:  # the other stage is free for S and W
-            fetch_square(tiles + int32(2 * TILE + STAGE - stage), S, (head * problem.N + i) * SIZE, opaque(t))
+            fetch_square(
+                tiles + int32(2 * TILE + STAGE - stage), S, (head * problem.N + i) * SIZE, opaque(t)
+            )
             fetch_square(tiles + int32(2 * TILE + SQUARE + STAGE - stage), layer[0], 0, opaque(t))
             cp_async_commit()
         if n == 0:
             load_left(r.q, tiles + int32(warp * 16 * PITCH + by_row(lane, PITCH)), 1, PITCH, HS)
-        attend(r, tiles + stage, int32(problem.T - j * BLOCK), float32(problem.scale * LOG2_E), int32(opaque(t) % WARP))
+        attend(
+            r,
+            tiles + stage,
+            int32(problem.T - j * BLOCK),
+            float32(problem.scale * LOG2_E),
+            int32(opaque(t) % WARP),
+        )
         t_sums = opaque(t)
         if problem.rest > 0:
             if not GIVEN:
@@ -249,15 +291,23 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
         stage, block = int32(TILE), head * problem.N + i
         fetch_square(tiles + int32(TILE + SQUARE), layer[0], 0, t)
         cp_async_commit()
-        store_left(shared, stage, r.left, float32(1) / float32(problem.N), S, block * SIZE, keeps, t)
+        store_left(
+            shared, stage, r.left, float32(1) / float32(problem.N), S, block * SIZE, keeps, t
+        )
     if t < HS:
         small[t] = small[t] / float32(problem.N)
         if keeps:
             Z[(head * problem.N + i) * HS + t] = small[t]
     cp_async_wait(0)
     cuda.syncthreads()
-    weights = linear_part(r, cuda.local.array(NUMBERS, "float32"), tiles + stage, small,
-                          problem.rest == 0 or count < problem.N, lane)
+    weights = linear_part(
+        r,
+        cuda.local.array(NUMBERS, "float32"),
+        tiles + stage,
+        small,
+        problem.rest == 0 or count < problem.N,
+        lane,
+    )
     l = sum_of_row(r.l[0]), sum_of_row(r.l[1])
     join(r, tiles + int32(stage + SQUARE), layer[1], float32(1) / l[0], float32(1) / l[1], lane)
     write_rows(r, shared, y, (logsumexp, r_out), problem, weights, l, keeps, opaque(t))
@@ -265,5 +315,10 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
 
 def make_forward(HS, given=False):
     """given: S is there, as rung 3 has it."""
-    return specialise(sla_forward_kernel_v2, launch_bounds=(THREADS, 4 if given and HS < 72 else 3), HS=HS, GIVEN=given,
-                      name=f"sla_forward_kernel_v{3 if given else 2}_{HS}")
+    return specialise(
+        sla_forward_kernel_v2,
+        launch_bounds=(THREADS, 4 if given and HS < 72 else 3),
+        HS=HS,
+        GIVEN=given,
+        name=f"sla_forward_kernel_v{3 if given else 2}_{HS}",
+    )

@@ -1,4 +1,5 @@
-"""Sparse-linear attention backward, rung 2, mma.sync: dq over the lists of key blocks, dk and dv over their transpose.
+"""Sparse-linear attention backward, rung 2, mma.sync: dq over the lists of key blocks, dk and dv
+over their transpose.
 
 WHAT IS NEW, AND WHY IT PAYS
     dq: a warp keeps q and dy of its 16 queries in registers and takes 16 keys at a time: S and dP, then dS as the left
@@ -8,8 +9,10 @@ WHAT IS NEW, AND WHY IT PAYS
     an order: in float32 in memory that is 16 KiB a critical block each way, more than the two products take.
     The linear part's dφ(k) = v Rᵀ − ρ and dv += φ(k) R end the second kernel, from the fragments of k and v that are
     there.
-    A list of dkv is as long as its block of keys is popular. Where lists above `long` go first, the grid is twice as
-    large: its first half takes those of all heads, its second the others, and a block of the other half's ends at once.
+    A list of dkv is as long as its block of keys is popular. Where lists above `long` go first, the
+    grid is twice as
+    large: its first half takes those of all heads, its second the others, and a block of the other
+    half's ends at once.
 LAUNCH
     grid (N, heads, B), 4 warps; dynamic shared memory, KiB: dq 25 or 45 (two stages of k and v, and q or dy); dkv 36,
     72 or 76 (k, v, and two stages of q, dy, their numbers, A and a).
@@ -24,6 +27,7 @@ SOURCE
 READ NEXT
     launcher.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, float32, int32, opaque
@@ -32,7 +36,12 @@ from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
 from ....device.tensor_core import load_word, load_words4, unpack_half2
-from ....kernels.attention.backward_half import fetch_numbers, probabilities, probability, score_gradients
+from ....kernels.attention.backward_half import (
+    fetch_numbers,
+    probabilities,
+    probability,
+    score_gradients,
+)
 from ....kernels.attention.forward import LOG2_E
 from ....kernels.attention.fragments import (
     add_products,
@@ -98,7 +107,8 @@ def multiply_sixteen(s, kept, rows, lane):
     multiply_rows(s, 0, 2, kept, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS)
 
 
-# dq -------------------------------------------------------------------------------------------------------------------
+# dq -----------------------------------------------------------------------------------------------
+
 
 class Queries(NamedTuple):
     """A lane's: fragments of q and dy; scores and their gradients of 16 keys, either packed; dq."""
@@ -116,13 +126,16 @@ def fetch_keys(stage, qkv, start, problem, j, t):
     """Start the copies of a block's k and v to an address."""
     at, exist = start + problem.part + j * BLOCK * problem.width, int32(problem.T - j * BLOCK)
     fetch_rows(stage, PITCH, qkv, at, problem.width, exist, BLOCK, HS, t, THREADS)
-    fetch_rows(stage + TILE, PITCH, qkv, at + problem.part, problem.width, exist, BLOCK, HS, t, THREADS)
+    fetch_rows(
+        stage + TILE, PITCH, qkv, at + problem.part, problem.width, exist, BLOCK, HS, t, THREADS
+    )
     cp_async_commit()
 
 
 @cuda.jit(device=True, forceinline=True)
 def add_keys(r, tile, L, D, c, lane):
-    """dq += dS k of a block of keys at an address. Keys that do not exist are zeros, and add nothing."""
+    """dq += dS k of a block of keys at an address. Keys that do not exist are zeros, and add
+    nothing."""
     for key in range(0, BLOCK, 16):
         rows = tile + int32(key * PITCH)
         multiply_sixteen(r.s, r.q, rows, lane)
@@ -147,7 +160,10 @@ def add_linear_part(dq, dqkv, at, width, exist, scale, lane):
         if row + 8 < exist:
             below = unpack_half2(load_word(dqkv, c + 8 * width))
         dq[4 * n], dq[4 * n + 1] = scale * dq[4 * n] + above[0], scale * dq[4 * n + 1] + above[1]
-        dq[4 * n + 2], dq[4 * n + 3] = scale * dq[4 * n + 2] + below[0], scale * dq[4 * n + 3] + below[1]
+        dq[4 * n + 2], dq[4 * n + 3] = (
+            scale * dq[4 * n + 2] + below[0],
+            scale * dq[4 * n + 3] + below[1],
+        )
 
 
 @requires("8.0")
@@ -157,31 +173,64 @@ def sla_dq_kernel_v2(dy, qkv, lists, logsumexp, sums, dqkv, problem):
     lane, warp, i, count = int32(t % WARP), int32(t // WARP), int32(cuda.blockIdx.x), problem.count
     start, head, heads, T = start_of_head(problem), head_number(), cuda.gridDim.y, problem.T
     exist, listed = int32(T - i * BLOCK), (head * problem.N + i) * count
-    fetch_rows(tiles, PITCH, qkv, start + i * BLOCK * problem.width, problem.width, exist, BLOCK, HS, t, THREADS)
+    fetch_rows(
+        tiles,
+        PITCH,
+        qkv,
+        start + i * BLOCK * problem.width,
+        problem.width,
+        exist,
+        BLOCK,
+        HS,
+        t,
+        THREADS,
+    )
     fetch_keys(tiles + TILE, qkv, start, problem, lists[listed], t)
     ahead = lists[listed + min(1, count - 1)]
     row = int32(i * BLOCK + warp * 16 + lane // 4)
-    L = (LOG2_E * number_of_row(logsumexp, head * T, row, row < T, lane),
-         LOG2_E * number_of_row(logsumexp, head * T, row + 8, row + 8 < T, lane))
-    D = (number_of_row(sums, head * T, row, row < T, lane), number_of_row(sums, head * T, row + 8, row + 8 < T, lane))
-    r = Queries(cuda.local.array(WORDS, "uint32"), cuda.local.array(WORDS, "uint32"),
-                cuda.local.array(PAIR, "float32"), cuda.local.array(PAIR, "float32"), cuda.local.array(4, "uint32"),
-                cuda.local.array(NUMBERS, "float32"))
+    L = (
+        LOG2_E * number_of_row(logsumexp, head * T, row, row < T, lane),
+        LOG2_E * number_of_row(logsumexp, head * T, row + 8, row + 8 < T, lane),
+    )
+    D = (
+        number_of_row(sums, head * T, row, row < T, lane),
+        number_of_row(sums, head * T, row + 8, row + 8 < T, lane),
+    )
+    r = Queries(
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(PAIR, "float32"),
+        cuda.local.array(PAIR, "float32"),
+        cuda.local.array(4, "uint32"),
+        cuda.local.array(NUMBERS, "float32"),
+    )
     clear(r.dq, NUMBERS)
     own = tiles + int32(warp * 16 * PITCH + by_row(lane, PITCH))
     cp_async_wait(0)
     cuda.syncthreads()
     load_left(r.q, own, 1, PITCH, HS)
     cuda.syncthreads()  # dy comes where q was
-    fetch_rows(tiles, PITCH, dy, ((cuda.blockIdx.z * T + i * BLOCK) * heads + cuda.blockIdx.y) * HS, int32(heads * HS),
-               exist, BLOCK, HS, t, THREADS)
+    fetch_rows(
+        tiles,
+        PITCH,
+        dy,
+        ((cuda.blockIdx.z * T + i * BLOCK) * heads + cuda.blockIdx.y) * HS,
+        int32(heads * HS),
+        exist,
+        BLOCK,
+        HS,
+        t,
+        THREADS,
+    )
     cp_async_commit()
     stage = int32(TILE)
     for n in range(count):
         cp_async_wait(0)
         cuda.syncthreads()
         if n + 1 < count:
-            fetch_keys(tiles + int32(2 * TILE + KV_STAGE - stage), qkv, start, problem, ahead, opaque(t))
+            fetch_keys(
+                tiles + int32(2 * TILE + KV_STAGE - stage), qkv, start, problem, ahead, opaque(t)
+            )
         if n == 0:
             load_left(r.g, own, 1, PITCH, HS)
         add_keys(r, tiles + stage, L, D, float32(problem.scale * LOG2_E), lane)
@@ -196,11 +245,12 @@ def sla_dq_kernel_v2(dy, qkv, lists, logsumexp, sums, dqkv, problem):
     copy_out(shared, patch, PITCH, dqkv, at, problem.width, int32(T - first), 16, HS, lane)
 
 
-# dk and dv ------------------------------------------------------------------------------------------------------------
+# dk and dv ----------------------------------------------------------------------------------------
+
 
 class Keys(NamedTuple):
-    """A lane's: fragments of k and v; scores and their gradients of 16 queries, either packed; dk and dv; what is left
-    of A's total."""
+    """A lane's: fragments of k and v; scores and their gradients of 16 queries, either packed; dk
+    and dv; what is left of A's total."""
 
     k: object
     v: object
@@ -226,10 +276,33 @@ def fetch_queries(stage, qkv, dy, given, start, images, problem, i, t):
     """Start the copies of a block of queries to an address: q, dy, L and D, A and a."""
     exist, image, heads = int32(problem.T - i * BLOCK), cuda.blockIdx.z % images, cuda.gridDim.y
     head = image * heads + cuda.blockIdx.y
-    fetch_rows(stage, PITCH, qkv, start + i * BLOCK * problem.width, problem.width, exist, BLOCK, HS, t, THREADS)
-    fetch_rows(stage + TILE, PITCH, dy, ((image * problem.T + i * BLOCK) * heads + cuda.blockIdx.y) * HS,
-               int32(heads * HS), exist, BLOCK, HS, t, THREADS)
-    fetch_numbers(stage + NUMBERS_AT, given.logsumexp, given.sums, head * problem.T + i * BLOCK, exist, t)
+    fetch_rows(
+        stage,
+        PITCH,
+        qkv,
+        start + i * BLOCK * problem.width,
+        problem.width,
+        exist,
+        BLOCK,
+        HS,
+        t,
+        THREADS,
+    )
+    fetch_rows(
+        stage + TILE,
+        PITCH,
+        dy,
+        ((image * problem.T + i * BLOCK) * heads + cuda.blockIdx.y) * HS,
+        int32(heads * HS),
+        exist,
+        BLOCK,
+        HS,
+        t,
+        THREADS,
+    )
+    fetch_numbers(
+        stage + NUMBERS_AT, given.logsumexp, given.sums, head * problem.T + i * BLOCK, exist, t
+    )
     block = head * problem.N + i
     fetch_sums(stage + SUMS_AT, given.A, block * SIZE, given.a, block * HS, t)
     cp_async_commit()
@@ -237,7 +310,8 @@ def fetch_queries(stage, qkv, dy, given, start, images, problem, i, t):
 
 @cuda.jit(device=True, forceinline=True)
 def add_queries(r, shared, tiles, stage, c, lane):
-    """dk and dv of the warp's keys, plus what a block of queries gives. Those that do not exist are zeros."""
+    """dk and dv of the warp's keys, plus what a block of queries gives. Those that do not exist are
+    zeros."""
     for query in range(0, BLOCK, 16):
         rows = tiles + int32(stage + query * PITCH)
         numbers = int32(stage + NUMBERS_AT + (query + lane % 4 * 2) * ROW_NUMBERS)
@@ -256,7 +330,8 @@ def add_queries(r, shared, tiles, stage, c, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def add_linear(r, phi, dphi, R, rho, scale, lane):
-    """dk = scale · dk + the gradient through φ(k), dv += φ(k) R; R: of a tile, rho: float32 in shared memory."""
+    """dk = scale · dk + the gradient through φ(k), dv += φ(k) R; R: of a tile, rho: float32 in
+    shared memory."""
     widen(phi, r.k)
     above, below = features(phi)
     scale_rows(phi, above, below)
@@ -267,7 +342,10 @@ def add_linear(r, phi, dphi, R, rho, scale, lane):
     for n in range(N):
         c = 8 * n + lane % 4 * 2
         for i in range(2):
-            dphi[4 * n + i], dphi[4 * n + 2 + i] = dphi[4 * n + i] - rho[c + i], dphi[4 * n + 2 + i] - rho[c + i]
+            dphi[4 * n + i], dphi[4 * n + 2 + i] = (
+                dphi[4 * n + i] - rho[c + i],
+                dphi[4 * n + 2 + i] - rho[c + i],
+            )
     feature_gradient(dphi, phi)
     for n in range(NUMBERS):
         r.dk[n] = scale * r.dk[n] + dphi[n]
@@ -278,7 +356,13 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long
     shared = cuda.shared.array(0, "uint8", alignment=128)
     rho = cuda.shared.array(HS, float32)
     tiles, t = shared_address(shared), int32(cuda.threadIdx.x)
-    lane, warp, j, T, width = int32(t % WARP), int32(t // WARP), int32(cuda.blockIdx.x), problem.T, problem.width
+    lane, warp, j, T, width = (
+        int32(t % WARP),
+        int32(t // WARP),
+        int32(cuda.blockIdx.x),
+        problem.T,
+        problem.width,
+    )
     images = int32(cuda.gridDim.z // 2) if long > 0 else int32(cuda.gridDim.z)
     start = cuda.blockIdx.z % images * T * width + cuda.blockIdx.y * problem.head_step
     head = cuda.blockIdx.z % images * cuda.gridDim.y + cuda.blockIdx.y
@@ -294,10 +378,16 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long
     if count > 0:
         fetch_queries(tiles + 2 * TILE, qkv, dy, given, start, images, problem, lists[listed], t)
         ahead = lists[listed + min(1, count - 1)]
-    r = Keys(cuda.local.array(WORDS, "uint32"), cuda.local.array(WORDS, "uint32"),
-             cuda.local.array(PAIR, "float32"), cuda.local.array(PAIR, "float32"), cuda.local.array(4, "uint32"),
-             cuda.local.array(NUMBERS, "float32"), cuda.local.array(NUMBERS, "float32"),
-             cuda.local.array(LEFT, "float32"))
+    r = Keys(
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(PAIR, "float32"),
+        cuda.local.array(PAIR, "float32"),
+        cuda.local.array(4, "uint32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(LEFT, "float32"),
+    )
     clear(r.dk, NUMBERS)
     clear(r.dv, NUMBERS)
     load_total(r.left, totals[0], head * SIZE, t)
@@ -314,8 +404,17 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long
         cp_async_wait(0)
         cuda.syncthreads()  # the block is there, and the other stage is no longer read
         if n + 1 < count:
-            fetch_queries(tiles + int32(4 * TILE + Q_STAGE - stage), qkv, dy, given, start, images, problem, ahead,
-                          opaque(t))
+            fetch_queries(
+                tiles + int32(4 * TILE + Q_STAGE - stage),
+                qkv,
+                dy,
+                given,
+                start,
+                images,
+                problem,
+                ahead,
+                opaque(t),
+            )
         add_queries(r, shared, tiles, stage, float32(problem.scale * LOG2_E), lane)
         if problem.rest > 0:
             take_away(r.left, shared, stage + SUMS_AT, t)
@@ -336,7 +435,18 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long
     stash(shared, TILE + patch, PITCH, r.dv, 0, N, float32(1), float32(1), lane)
     cuda.syncwarp()
     copy_out(shared, patch, PITCH, dqkv, at + first * width, width, exist - first, 16, HS, lane)
-    copy_out(shared, TILE + patch, PITCH, dqkv, at + problem.part + first * width, width, exist - first, 16, HS, lane)
+    copy_out(
+        shared,
+        TILE + patch,
+        PITCH,
+        dqkv,
+        at + problem.part + first * width,
+        width,
+        exist - first,
+        16,
+        HS,
+        lane,
+    )
 
 
 def make_dq(HS):

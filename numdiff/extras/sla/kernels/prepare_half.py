@@ -1,4 +1,5 @@
-"""Sparse-linear attention, rung 2: what is known of each block of keys before any query looks at it, in float16.
+"""Sparse-linear attention, rung 2: what is known of each block of keys before any query looks at
+it, in float16.
 
 WHAT IS NEW, AND WHY IT PAYS
     q, k and v of a block pass through shared memory once, by cp.async, for everything: sums of columns in the order of
@@ -17,12 +18,22 @@ SOURCE
 READ NEXT
     forward_half.py
 """
+
 from ....device import cuda, float32, int32
 from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import specialise
-from ....kernels.attention.fragments import by_chunk, by_row, clear, copy_out, fetch_rows, load_left, pitch_of, stash
+from ....kernels.attention.fragments import (
+    by_chunk,
+    by_row,
+    clear,
+    copy_out,
+    fetch_rows,
+    load_left,
+    pitch_of,
+    stash,
+)
 from .choice import BLOCK, head_number, rows_of_block
 from .simple import start_of_head
 from .tiles_half import (
@@ -74,8 +85,17 @@ def sla_prepare_kernel_v2(qkv, q_mean, H, z, problem):
     above, below = features(phi)
     row = int32(warp * 16 + lane // 4)
     cuda.syncthreads()  # k is no longer read
-    stash(shared, int32(warp * 16 * PITCH), PITCH, phi, 0, N, above if row < rows else float32(0),
-          below if row + 8 < rows else float32(0), lane)
+    stash(
+        shared,
+        int32(warp * 16 * PITCH),
+        PITCH,
+        phi,
+        0,
+        N,
+        above if row < rows else float32(0),
+        below if row + 8 < rows else float32(0),
+        lane,
+    )
     cuda.syncthreads()
     sum_runs(partial, 2, shared, int32(0), lane, warp)
     cuda.syncthreads()
@@ -85,11 +105,26 @@ def sla_prepare_kernel_v2(qkv, q_mean, H, z, problem):
         z[block * 2 * HS + HS + t] = joined(partial, 1, t)
     if warp * 16 < HS:
         clear(phi, NUMBERS)  # they become 16 rows of H
-        add_transposed(phi, tiles + int32(warp * 32 + by_chunk(lane, PITCH)), tiles + int32(TILE + by_row(lane, PITCH)))
+        add_transposed(
+            phi,
+            tiles + int32(warp * 32 + by_chunk(lane, PITCH)),
+            tiles + int32(TILE + by_row(lane, PITCH)),
+        )
         patch = int32(2 * TILE + warp * 16 * PITCH)
         stash(shared, patch, PITCH, phi, 0, N, float32(1), float32(1), lane)
         cuda.syncwarp()
-        copy_out(shared, patch, PITCH, H, block * SIZE + warp * 16 * HS, int32(HS), int32(16), 16, HS, lane)
+        copy_out(
+            shared,
+            patch,
+            PITCH,
+            H,
+            block * SIZE + warp * 16 * HS,
+            int32(HS),
+            int32(16),
+            16,
+            HS,
+            lane,
+        )
     if NINTH:
         tail = cuda.local.array(TAIL, "float32")
         clear(tail, TAIL)

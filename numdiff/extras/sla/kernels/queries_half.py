@@ -1,12 +1,13 @@
-"""Sparse-linear attention backward, rung 2: what a block of queries gives without looking at a single key.
+"""Sparse-linear attention backward, rung 2: what a block of queries gives without looking at a
+single key.
 
 WHAT IS NEW, AND WHY IT PAYS
     All products of the linear part are between tiles of 64 rows that are there: dO = dy W, o_l = φ(q) S once more (it
     was not kept: S is as many bytes, and serves dφ(q) = dO Sᵀ, too), A = (r φ(q))ᵀ dO and dW = dyᵀ o_l: five, by
     mma.sync. Left sides along a row stay in registers; the two that sum over the rows go through shared memory, where
     ldmatrix transposes them.
-    A block of threads takes several blocks of queries, and keeps dW and db in registers meanwhile: their partial sums
-    would be as many bytes as A else.
+    A block of threads takes several blocks of queries, and keeps dW and db in registers meanwhile:
+    their partial sums would be as many bytes as A else.
     dq's linear part is written as dq; lists_half.py adds the rest.
 LAUNCH
     grid (ceil(N / some), heads, B), 4 warps; dynamic shared memory 4 tiles and 2 squares: 25, 54 or 56 KiB.
@@ -21,6 +22,7 @@ SOURCE
 READ NEXT
     lists_half.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, float32, int32, opaque
@@ -28,7 +30,15 @@ from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
-from ....kernels.attention.fragments import by_chunk, by_row, clear, copy_out, fetch_rows, load_left, stash
+from ....kernels.attention.fragments import (
+    by_chunk,
+    by_row,
+    clear,
+    copy_out,
+    fetch_rows,
+    load_left,
+    stash,
+)
 from .choice import BLOCK, head_number
 from .simple import start_of_head
 from .tiles_half import (
@@ -74,7 +84,8 @@ def shared_bytes(HS):
 
 
 class Registers(NamedTuple):
-    """A lane's: packed fragments of two tiles; φ(q), dO, o_l, dφ(q) or dq, and dW of its warp's rows; of dW's tail."""
+    """A lane's: packed fragments of two tiles; φ(q), dO, o_l, dφ(q) or dq, and dW of its warp's
+    rows; of dW's tail."""
 
     words: object
     more: object
@@ -92,7 +103,18 @@ def fetch_tiles(tiles, qkv, dy, y, S_in, start, i, problem, t):
     exist, heads = int32(problem.T - i * BLOCK), cuda.gridDim.y
     at = ((cuda.blockIdx.z * problem.T + i * BLOCK) * heads + cuda.blockIdx.y) * HS
     step = int32(heads * HS)
-    fetch_rows(tiles + Q, PITCH, qkv, start + i * BLOCK * problem.width, problem.width, exist, BLOCK, HS, t, THREADS)
+    fetch_rows(
+        tiles + Q,
+        PITCH,
+        qkv,
+        start + i * BLOCK * problem.width,
+        problem.width,
+        exist,
+        BLOCK,
+        HS,
+        t,
+        THREADS,
+    )
     fetch_rows(tiles + G, PITCH, dy, at, step, exist, BLOCK, HS, t, THREADS)
     fetch_rows(tiles + Y, PITCH, y, at, step, exist, BLOCK, HS, t, THREADS)
     fetch_square(tiles + S, S_in, (head_number() * problem.N + i) * SIZE, t)
@@ -101,8 +123,8 @@ def fetch_tiles(tiles, qkv, dy, y, S_in, start, i, problem, t):
 
 @cuda.jit(device=True, forceinline=True)
 def take_rows(r, tiles, bias, weights, rows, lane):
-    """φ(q), dO and o_l of the warp's rows; dy · (y − b) of the upper and of the lower. weights: |r|; rows: byte of the
-    warp's first."""
+    """φ(q), dO and o_l of the warp's rows; dy · (y − b) of the upper and of the lower. weights:
+    |r|; rows: byte of the warp's first."""
     here = tiles + int32(rows + by_row(lane, PITCH))
     load_left(r.words, here + G, 1, PITCH, HS)
     load_left(r.more, here + Y, 1, PITCH, HS)
@@ -139,7 +161,8 @@ def query_gradient(r, tiles, Z, at, weights, D, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def sum_columns(r, shared, tiles, means, A, a, block, column_sum, lane, warp, t):
-    """A of the block, in r.linear, and its share of dW, by 16 rows a warp; a; the sum so far of a column of dy."""
+    """A of the block, in r.linear, and its share of dW, by 16 rows a warp; a; the sum so far of a
+    column of dy."""
     if warp * 16 < HS:
         place, columns = int32(by_row(lane, PITCH)), int32(warp * 32 + by_chunk(lane, PITCH))
         add_transposed(r.dW, tiles + int32(G + columns), tiles + int32(Y + place))
@@ -171,10 +194,31 @@ def write_rows(r, shared, dqkv, A, start, i, block, problem, warp, lane):
     stash(shared, Q + patch, PITCH, r.dq, 0, N, float32(1), float32(1), lane)
     cuda.syncwarp()
     if warp * 16 < HS:
-        copy_out(shared, DO + patch, PITCH, A, block * SIZE + warp * 16 * HS, int32(HS), int32(16), 16, HS, lane)
+        copy_out(
+            shared,
+            DO + patch,
+            PITCH,
+            A,
+            block * SIZE + warp * 16 * HS,
+            int32(HS),
+            int32(16),
+            16,
+            HS,
+            lane,
+        )
     first = int32(i * BLOCK + warp * 16)
-    copy_out(shared, Q + patch, PITCH, dqkv, start + first * problem.width, problem.width, int32(problem.T - first), 16,
-             HS, lane)
+    copy_out(
+        shared,
+        Q + patch,
+        PITCH,
+        dqkv,
+        start + first * problem.width,
+        problem.width,
+        int32(problem.T - first),
+        16,
+        HS,
+        lane,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -202,10 +246,16 @@ def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, ou
     means = cuda.shared.array(BLOCK, float32)
     tiles, t_start = shared_address(shared), int32(cuda.threadIdx.x)
     start, head = start_of_head(problem), head_number()
-    r = Registers(cuda.local.array(WORDS, "uint32"), cuda.local.array(WORDS, "uint32"),
-                  cuda.local.array(NUMBERS, "float32"), cuda.local.array(NUMBERS, "float32"),
-                  cuda.local.array(NUMBERS, "float32"), cuda.local.array(NUMBERS, "float32"),
-                  cuda.local.array(NUMBERS, "float32"), cuda.local.array(TAIL, "float32"))
+    r = Registers(
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(WORDS, "uint32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(NUMBERS, "float32"),
+        cuda.local.array(TAIL, "float32"),
+    )
     clear(r.dW, NUMBERS)
     clear(r.tail, TAIL)
     column_sum = float32(0)
@@ -218,8 +268,10 @@ def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, ou
         cuda.syncthreads()  # the tiles of the block before are no longer read
         fetch_tiles(tiles, qkv, dy, y, S_in, start, i, problem, t)
         row = int32(i * BLOCK + warp * 16 + lane // 4)
-        signed = (number_of_row(r_in, head * problem.T, row, row < problem.T, lane),
-                  number_of_row(r_in, head * problem.T, row + 8, row + 8 < problem.T, lane))
+        signed = (
+            number_of_row(r_in, head * problem.T, row, row < problem.T, lane),
+            number_of_row(r_in, head * problem.T, row + 8, row + 8 < problem.T, lane),
+        )
         weights = abs(signed[0]), abs(signed[1])
         cp_async_wait(0)
         cuda.syncthreads()
@@ -229,7 +281,10 @@ def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, ou
             sums[head * problem.T + row] = plain[0] - D[0]
         if lane % 4 == 0 and row + 8 < problem.T:
             sums[head * problem.T + row + 8] = plain[1] - D[1]
-        D = (float32(0) if signed[0] < float32(0) else D[0]), (float32(0) if signed[1] < float32(0) else D[1])
+        D = (
+            (float32(0) if signed[0] < float32(0) else D[0]),
+            (float32(0) if signed[1] < float32(0) else D[1]),
+        )
         if lane % 4 == 0:
             means[warp * 16 + lane // 4], means[warp * 16 + lane // 4 + 8] = D
         patch = int32(warp * 16 * PITCH)

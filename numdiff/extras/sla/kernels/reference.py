@@ -2,15 +2,18 @@
 
 MATHEMATICS, for each image and head, q k v dy (T, HS); blocks i of 64 queries, blocks j of 64 keys, N of each
     choice     P_ij = mean(q of i) · (mean(k of j) − mean(k)); the largest `count` of row i are its critical blocks C_i.
-               The gradient does not go through it. choice.py has it, in an arithmetic that gives all engines the same.
+               The gradient does not go through it. choice.py has it, in an arithmetic that gives
+               all engines the same.
     sparse     o_s = softmax attention of the queries of i over the keys of C_i alone (../reference.py)
     linear     φ(x) = softmax of a row over its HS channels;  H_j = Σ_t φ(k_t) v_tᵀ  and  z_j = Σ_t φ(k_t), t in block j
                S_i = (Σ_j H_j − Σ_{j in C_i} H_j) / N           Z_i likewise of z        r = 1 / (φ(q)·Z_i)
                o_l = r φ(q) S_i: linear attention over all other keys; 0 where C_i are all blocks
     together   y = o_s + o_l Wᵀ + b, with W (HS, HS) and b (HS,) of the layer, the same for all heads
     all keys   S_i = Σ_j H_j / N for every i, likewise Z_i, A and a: nothing is left out, C_i included. The sparse part,
-               W and b are as before; so are all formulas, with empty C_i, and r < 0 or 0 does not occur.
-    The 1/N cancels in o_l. It keeps S_i, a mean over blocks, in float16's range however long the sequence is.
+               W and b are as before; so are all formulas, with empty C_i, and r < 0 or 0 does not
+               occur.
+    The 1/N cancels in o_l. It keeps S_i, a mean over blocks, in float16's range however long the
+    sequence is.
 BACKWARD
     dW = Σ dyᵀ o_l, db = Σ dy, dO = dy W is the gradient of o_l, and D = dO·o_l row by row
     sparse     ../reference.py's, whose row sum is dy·o_s = dy·(y − b) − D: o_s is not kept
@@ -37,6 +40,7 @@ SOURCE
 READ NEXT
     choice.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -61,16 +65,26 @@ class Kept(NamedTuple):
     Z: object
 
 
-def sla_forward_reference(qkv, weight, bias, heads, topk, order="legacy", keeps=True, all_keys=False):
-    """(y, Kept) of qkv (B, T, 3C), weight (HS, HS), bias (HS,), with the share `topk` of the blocks critical in each
-    row. keeps: False: None instead of `Kept`. all_keys: whether the linear part takes the critical blocks, too."""
+def sla_forward_reference(
+    qkv, weight, bias, heads, topk, order="legacy", keeps=True, all_keys=False
+):
+    """(y, Kept) of qkv (B, T, 3C), weight (HS, HS), bias (HS,), with the share `topk` of the blocks
+    critical in each row. keeps: False: None instead of `Kept`. all_keys: whether the linear part
+    takes the critical blocks, too."""
     B, T, width = qkv.shape
     count = count_of(topk, blocks_of(T))
-    q, k, v, W, b = (np.asarray(a, working_type(a.dtype)) for a in (*split_heads(qkv, heads, order), weight, bias))
+    q, k, v, W, b = (
+        np.asarray(a, working_type(a.dtype))
+        for a in (*split_heads(qkv, heads, order), weight, bias)
+    )
     N, HS = blocks_of(T), q.shape[-1]
-    kept = Kept(np.empty((B, heads, N, count), np.int32), np.empty((B, heads, T), q.dtype),
-                np.empty((B, heads, T), q.dtype), np.empty((B, heads, N, HS, HS), q.dtype),
-                np.empty((B, heads, N, HS), q.dtype))
+    kept = Kept(
+        np.empty((B, heads, N, count), np.int32),
+        np.empty((B, heads, T), q.dtype),
+        np.empty((B, heads, T), q.dtype),
+        np.empty((B, heads, N, HS, HS), q.dtype),
+        np.empty((B, heads, N, HS), q.dtype),
+    )
     y = np.empty((B, T, width // 3), qkv.dtype)
     out = merge_heads(y, heads)
 
@@ -78,7 +92,9 @@ def sla_forward_reference(qkv, weight, bias, heads, topk, order="legacy", keeps=
         for h in range(part.start, part.stop):
             where = divmod(h, heads)
             kept.critical[where] = choose_blocks(q[where], k[where], count)
-            attended, *rest = _forward_of_head(q[where], k[where], v[where], kept.critical[where], all_keys)
+            attended, *rest = _forward_of_head(
+                q[where], k[where], v[where], kept.critical[where], all_keys
+            )
             out[where] = attended[0] + attended[1] @ W.T + b
             for array, value in zip(kept[1:], rest, strict=True):
                 array[where] = value
@@ -89,12 +105,15 @@ def sla_forward_reference(qkv, weight, bias, heads, topk, order="legacy", keeps=
     return y, kept._replace(S=kept.S.astype(qkv.dtype)) if is_half(qkv.dtype) else kept
 
 
-def sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy",
-                           all_keys=False):
+def sla_backward_reference(
+    dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy", all_keys=False
+):
     """dqkv; adds to dweight and dbias, float32 on any device, where they are not None."""
     B, T, _ = qkv.shape
-    q, k, v, W, b, g = (np.asarray(a, working_type(a.dtype)) for a in (
-        *split_heads(qkv, heads, order), weight, bias, merge_heads(dy, heads)))
+    q, k, v, W, b, g = (
+        np.asarray(a, working_type(a.dtype))
+        for a in (*split_heads(qkv, heads, order), weight, bias, merge_heads(dy, heads))
+    )
     o = np.asarray(merge_heads(y, heads), q.dtype) - b
     S = np.asarray(kept.S, q.dtype)
     dqkv = np.empty_like(qkv)
@@ -105,8 +124,9 @@ def sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads
         for h in range(part.start, part.stop):
             where = divmod(h, heads)
             given = (a[where] for a in (kept.critical, kept.logsumexp, kept.r, S, kept.Z))
-            *found, dW[h] = _backward_of_head(g[where], q[where], k[where], v[where], o[where], *given, W,
-                                                all_keys)
+            *found, dW[h] = _backward_of_head(
+                g[where], q[where], k[where], v[where], o[where], *given, W, all_keys
+            )
             for gradient, value in zip(gradients, found, strict=True):
                 gradient[where] = value
 
@@ -118,7 +138,8 @@ def sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads
     return dqkv
 
 
-# One head -------------------------------------------------------------------------------------------------------------
+# One head -----------------------------------------------------------------------------------------
+
 
 def feature(x):
     """φ: the softmax of each row over its channels."""
@@ -134,12 +155,13 @@ def in_blocks(x):
     """x (T, …) as (N, 64, …), filled up with zeros."""
     N = blocks_of(len(x))
     filled = np.zeros((N * BLOCK, *x.shape[1:]), x.dtype)
-    filled[:len(x)] = x
+    filled[: len(x)] = x
     return filled.reshape(N, BLOCK, *x.shape[1:])
 
 
 def without(parts, left_out):
-    """The total of parts (N, …) minus those that `left_out` (N, N), 0 or 1, names in each row, over N."""
+    """The total of parts (N, …) minus those that `left_out` (N, N), 0 or 1, names in each row, over
+    N."""
     rest = parts.sum(0) - np.tensordot(left_out, parts, 1)
     return rest / parts.dtype.type(len(parts))
 
@@ -151,7 +173,8 @@ def pieces(N, count):
 
 
 def scores(q, keys, critical, T):
-    """The scores (blocks, 64, count · 64) of some blocks' queries and their critical keys; those beyond T are −inf."""
+    """The scores (blocks, 64, count · 64) of some blocks' queries and their critical keys; those
+    beyond T are −inf."""
     gathered = keys[critical].reshape(len(critical), -1, keys.shape[-1])
     s = np.matmul(q, gathered.swapaxes(-1, -2)) / q.dtype.type(math.sqrt(q.shape[-1]))
     token = (critical[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(critical), 1, -1)
@@ -228,18 +251,20 @@ def _backward_of_head(dy, q, k, v, o, critical, logsumexp, r, S, Z, W, all_keys)
     return *(a.reshape(-1, a.shape[-1])[:T] for a in (dq, dk, dv)), dW
 
 
-# Costs ----------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
+
 
 def sla_forward_cost(B, T, C, heads, count):
-    """(bytes, FLOPs): qkv read, y and logsumexp written; scores and outputs of the critical blocks; H, φ(q) S and W."""
+    """(bytes, FLOPs): qkv read, y and logsumexp written; scores and outputs of the critical blocks;
+    H, φ(q) S and W."""
     N, HS = blocks_of(T), C // heads
     pairs = N * count * BLOCK * BLOCK
     return 4 * (4 * B * T * C + B * heads * T), 4 * B * C * pairs + 6 * B * T * C * HS
 
 
 def sla_backward_cost(B, T, C, heads, count):
-    """qkv, y, dy and logsumexp read, dqkv written; five products of the critical blocks; dO, o_l, dW, A, dφ(q), dφ(k)
-    and dv of the linear part."""
+    """qkv, y, dy and logsumexp read, dqkv written; five products of the critical blocks; dO, o_l,
+    dW, A, dφ(q), dφ(k) and dv of the linear part."""
     N, HS = blocks_of(T), C // heads
     pairs = N * count * BLOCK * BLOCK
     return 4 * (8 * B * T * C + B * heads * T), 10 * B * C * pairs + 14 * B * T * C * HS

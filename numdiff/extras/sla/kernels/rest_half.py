@@ -1,4 +1,5 @@
-"""Sparse-linear attention forward, rung 3: S of all blocks of queries as one product on the tensor cores.
+"""Sparse-linear attention forward, rung 3: S of all blocks of queries as one product on the tensor
+cores.
 
 WHAT IS NEW, AND WHY IT PAYS
     S_i is the sum of H_j over the blocks of keys that are not in C_i: a row of zeros and ones times a matrix of N rows,
@@ -24,13 +25,22 @@ SOURCE
 READ NEXT
     queries_half.py
 """
+
 from ....device import cuda, float32, int32, uint32
 from ....device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import specialise
 from ....device.tensor_core import load_word, ones_half2
-from ....kernels.attention.fragments import add_products, by_row, clear, copy_out, fetch_rows, pitch_of, stash
+from ....kernels.attention.fragments import (
+    add_products,
+    by_row,
+    clear,
+    copy_out,
+    fetch_rows,
+    pitch_of,
+    stash,
+)
 from .choice import head_number
 from .tiles_half import THREADS
 
@@ -53,13 +63,18 @@ def shared_bytes(N):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_bits(tiles, left, at, exist, given, row_bytes, t):
-    """Start the copies of 128 rows of `given` words from left[at] on, of which `exist` exist; zeros for all others."""
+    """Start the copies of 128 rows of `given` words from left[at] on, of which `exist` exist; zeros
+    for all others."""
     first, apart = int32(t // 8), int32(THREADS // 8)
     for w in range(int32(t % 8), int32(row_bytes // 4 - 1), int32(8)):
         to, start = tiles + int32(BITS + first * row_bytes + 4 * w), at + int32(first * given + w)
         for i in range(QUERIES // (THREADS // 8)):
-            cp_async_4_zfill(to + int32(i * apart * row_bytes), left, start + int32(i * apart * given),
-                             int32(4) if first + i * apart < exist and w < given else int32(0))
+            cp_async_4_zfill(
+                to + int32(i * apart * row_bytes),
+                left,
+                start + int32(i * apart * given),
+                int32(4) if first + i * apart < exist and w < given else int32(0),
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -72,8 +87,8 @@ def pair_of(word, bit):
 
 @cuda.jit(device=True, forceinline=True)
 def add_rows(sums, words, shared, at, row_bytes, tile, lane):
-    """sums += 32 blocks of keys, times the bits of the warp's 32 rows. at: byte of the bits in the lane's first row;
-    tile: address of the first block, and the lane's `by_row`"""
+    """sums += 32 blocks of keys, times the bits of the warp's 32 rows. at: byte of the bits in the
+    lane's first row; tile: address of the first block, and the lane's `by_row`"""
     bit = uint32(lane % 4 * 2)
     a = uint32(load_word(shared, at) >> bit)
     b = uint32(load_word(shared, int32(at + 8 * row_bytes)) >> bit)
@@ -93,7 +108,10 @@ def sla_rest_kernel_v3(H, left, S, N, size):
     tiles, t = shared_address(shared), int32(cuda.threadIdx.x)
     lane, warp, head = int32(t % WARP), int32(t // WARP), head_number()
     rows = int32((N + QUERIES - 1) // QUERIES)
-    first, column = int32(cuda.blockIdx.x % rows * QUERIES), int32(cuda.blockIdx.x // rows * COLUMNS)
+    first, column = (
+        int32(cuda.blockIdx.x % rows * QUERIES),
+        int32(cuda.blockIdx.x // rows * COLUMNS),
+    )
     start = head * N * size + column
     fetch_rows(tiles, PITCH, H, start, size, int32(N), KEYS, COLUMNS, t, THREADS)
     row_bytes, given = int32(4 * ((N + KEYS - 1) // KEYS * (KEYS // 32) + 1)), int32((N + 31) // 32)
@@ -108,19 +126,49 @@ def sla_rest_kernel_v3(H, left, S, N, size):
         cuda.syncthreads()  # the tile is there, and the other stage is no longer read
         if j + KEYS < N:
             ahead = int32(j + KEYS)
-            fetch_rows(tiles + int32(STAGE - stage), PITCH, H, start + ahead * size, size, int32(N - ahead), KEYS,
-                       COLUMNS, t, THREADS)
+            fetch_rows(
+                tiles + int32(STAGE - stage),
+                PITCH,
+                H,
+                start + ahead * size,
+                size,
+                int32(N - ahead),
+                KEYS,
+                COLUMNS,
+                t,
+                THREADS,
+            )
             cp_async_commit()
         for half in range(2):
-            add_rows(sums, words, shared, int32(own + j // 32 * 4 + half * 4), row_bytes,
-                     tiles + int32(stage + half * 32 * PITCH + by_row(lane, PITCH)), lane)
+            add_rows(
+                sums,
+                words,
+                shared,
+                int32(own + j // 32 * 4 + half * 4),
+                row_bytes,
+                tiles + int32(stage + half * 32 * PITCH + by_row(lane, PITCH)),
+                lane,
+            )
         stage = int32(STAGE - stage)
     cuda.syncthreads()  # the stages are no longer read: S takes their place
     share, patch, row = float32(1) / float32(N), int32(warp * 32 * PITCH), int32(first + warp * 32)
     for m in range(2):
-        stash(shared, int32(patch + m * 16 * PITCH), PITCH, sums, m, COLUMNS // 8, share, share, lane)
+        stash(
+            shared, int32(patch + m * 16 * PITCH), PITCH, sums, m, COLUMNS // 8, share, share, lane
+        )
     cuda.syncwarp()
-    copy_out(shared, patch, PITCH, S, (head * N + row) * size + column, size, int32(N - row), 32, COLUMNS, lane)
+    copy_out(
+        shared,
+        patch,
+        PITCH,
+        S,
+        (head * N + row) * size + column,
+        size,
+        int32(N - row),
+        32,
+        COLUMNS,
+        lane,
+    )
 
 
 def make_rest():

@@ -3,8 +3,9 @@
 WHAT IT DOES
     prepare     for each block of keys: φ(k) in shared memory, H and z from it; the mean of q, the sum of k
     forward     for each block of queries: its critical blocks pass by in shared memory, and every thread takes its row
-                through them (../simple.py's online softmax). Then S = (total − the critical ones' H) / N takes their
-                place, and a row's linear part is two products of a vector and a matrix.
+                through them (../simple.py's online softmax). Then S = (total − the critical ones'
+                H) / N takes their place, and a row's linear part is two products of a vector and a
+                matrix.
     backward    queries: all that needs no keys, and A and a of the block; then dq over the list of critical blocks;
                 then, a block of keys at a time, dk and dv over the list of queries for which it is critical, and the
                 linear part's from the total of A without theirs.
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     tiles_half.py
 """
+
 import math
 
 from ....device import cuda, float32
@@ -103,7 +105,8 @@ def rest_of(total, at, parts, parts_at, size, element, listed, list_at, count, N
 
 @cuda.jit(device=True)
 def denominator(phi, small, z_total, at, N, HS):
-    """r = 1 / (φ·Z) with Z in `small`; negative where that is less than LEAST_SHARE of φ·(all of z)."""
+    """r = 1 / (φ·Z) with Z in `small`; negative where that is less than LEAST_SHARE of φ·(all of
+    z)."""
     left, whole = float32(0), float32(0)
     for c in range(HS):
         left += phi[c] * small[c]
@@ -124,7 +127,8 @@ def row_times(out, factor, row, matrix, at, HS):
 
 @cuda.jit(device=True)
 def column_products(out, at, tile, left, right, rows, HS):
-    """out[at + c · HS + d] = Σ over a tile's rows of column c of the one, d of the other, from `left` and `right`."""
+    """out[at + c · HS + d] = Σ over a tile's rows of column c of the one, d of the other, from
+    `left` and `right`."""
     for i in range(cuda.threadIdx.x, HS * HS, BLOCK):
         total = float32(0)
         for r in range(rows):
@@ -159,7 +163,9 @@ def make_kernels(HS):
                 total += tile[r * HS + c]
             z[block * 2 * HS + c] = total
 
-    def sla_forward_kernel_v1(qkv, lists, sums, totals, layer, y, logsumexp, r, S, Z, problem, keeps):
+    def sla_forward_kernel_v1(
+        qkv, lists, sums, totals, layer, y, logsumexp, r, S, Z, problem, keeps
+    ):
         tile = cuda.shared.array(PAIR, float32)
         small = cuda.shared.array(HS, float32)
         q = cuda.local.array(HS, float32)
@@ -194,19 +200,43 @@ def make_kernels(HS):
                 add_scaled(o, p, tile[TILE:], key, HS)
         cuda.syncthreads()
         for e in range(t, SIZE, BLOCK):
-            tile[e] = rest_of(totals[0], head * SIZE, sums[0], head * N * SIZE, SIZE, e, lists, block * count,
-                              excluded, N)
+            tile[e] = rest_of(
+                totals[0],
+                head * SIZE,
+                sums[0],
+                head * N * SIZE,
+                SIZE,
+                e,
+                lists,
+                block * count,
+                excluded,
+                N,
+            )
             if keeps:
                 S[block * SIZE + e] = tile[e]
         for c in range(t, HS, BLOCK):
-            small[c] = rest_of(totals[1], head * 2 * HS, sums[1], head * N * 2 * HS, 2 * HS, c, lists, block * count,
-                               excluded, N)
+            small[c] = rest_of(
+                totals[1],
+                head * 2 * HS,
+                sums[1],
+                head * N * 2 * HS,
+                2 * HS,
+                c,
+                lists,
+                block * count,
+                excluded,
+                N,
+            )
             if keeps:
                 Z[block * HS + c] = small[c]
         cuda.syncthreads()
         if inside:
             feature_of(q, q, HS)
-            weight = denominator(q, small, totals[1], head * 2 * HS, N, HS) if excluded < N else float32(0)
+            weight = (
+                denominator(q, small, totals[1], head * 2 * HS, N, HS)
+                if excluded < N
+                else float32(0)
+            )
             row_times(linear, abs(weight), q, tile, 0, HS)
             to = ((cuda.blockIdx.z * T + query) * cuda.gridDim.y + cuda.blockIdx.y) * HS
             for d in range(HS):
@@ -283,7 +313,13 @@ def make_kernels(HS):
         head, start, query = head_number(), start_of_head(problem), cuda.blockIdx.x * BLOCK + t
         inside = query < T
         load_row(q, qkv, start + query * width, inside, HS)
-        load_row(g, dy, ((cuda.blockIdx.z * T + query) * cuda.gridDim.y + cuda.blockIdx.y) * HS, inside, HS)
+        load_row(
+            g,
+            dy,
+            ((cuda.blockIdx.z * T + query) * cuda.gridDim.y + cuda.blockIdx.y) * HS,
+            inside,
+            HS,
+        )
         L = logsumexp[head * T + query] if inside else float32(0)
         mean = sums[head * T + query] if inside else float32(0)
         for d in range(HS):
@@ -310,7 +346,13 @@ def make_kernels(HS):
         v = cuda.local.array(HS, float32)
         dk = cuda.local.array(HS, float32)
         dv = cuda.local.array(HS, float32)
-        T, width, N, t, heads = problem.T, problem.width, problem.N, cuda.threadIdx.x, cuda.gridDim.y
+        T, width, N, t, heads = (
+            problem.T,
+            problem.width,
+            problem.N,
+            cuda.threadIdx.x,
+            cuda.gridDim.y,
+        )
         head, start, key = head_number(), start_of_head(problem), cuda.blockIdx.x * BLOCK + t
         block = head * N + cuda.blockIdx.x
         inside, at = key < T, start + problem.part + key * width
@@ -323,29 +365,59 @@ def make_kernels(HS):
             rows = rows_of_block(i, T)
             cuda.syncthreads()
             load_tile(tile, 0, qkv, start + i * BLOCK * width, width, rows, HS)
-            load_tile(tile, TILE, dy, ((cuda.blockIdx.z * T + i * BLOCK) * heads + cuda.blockIdx.y) * HS, heads * HS,
-                      rows, HS)
+            load_tile(
+                tile,
+                TILE,
+                dy,
+                ((cuda.blockIdx.z * T + i * BLOCK) * heads + cuda.blockIdx.y) * HS,
+                heads * HS,
+                rows,
+                HS,
+            )
             cuda.syncthreads()
             for query in range(rows):
                 row = head * T + i * BLOCK + query
-                p = math.exp(min(problem.scale * score(k, tile, query, HS) - given.logsumexp[row], float32(0)))
+                p = math.exp(
+                    min(
+                        problem.scale * score(k, tile, query, HS) - given.logsumexp[row], float32(0)
+                    )
+                )
                 add_scaled(dv, p, tile[TILE:], query, HS)
-                add_scaled(dk, p * (score(v, tile[TILE:], query, HS) - given.sums[row]), tile, query, HS)
+                add_scaled(
+                    dk, p * (score(v, tile[TILE:], query, HS) - given.sums[row]), tile, query, HS
+                )
         cuda.syncthreads()
         excluded = counts[block] if problem.rest > 0 else 0
         for e in range(t, SIZE, BLOCK):
-            tile[e] = rest_of(totals[0], head * SIZE, given.A, head * N * SIZE, SIZE, e, lists, block * N,
-                              excluded, N)
+            tile[e] = rest_of(
+                totals[0],
+                head * SIZE,
+                given.A,
+                head * N * SIZE,
+                SIZE,
+                e,
+                lists,
+                block * N,
+                excluded,
+                N,
+            )
         for c in range(t, HS, BLOCK):
-            small[c] = rest_of(totals[1], head * HS, given.a, head * N * HS, HS, c, lists, block * N,
-                              excluded, N)
+            small[c] = rest_of(
+                totals[1], head * HS, given.a, head * N * HS, HS, c, lists, block * N, excluded, N
+            )
         cuda.syncthreads()
         add_linear(k, v, dk, dv, tile, small, problem.scale, HS)
         if inside:
             for d in range(HS):
                 dqkv[at + d], dqkv[at + problem.part + d] = dk[d], dv[d]
 
-    made = (sla_prepare_kernel_v1, sla_forward_kernel_v1, sla_queries_kernel_v1, sla_dq_kernel_v1, sla_dkv_kernel_v1)
+    made = (
+        sla_prepare_kernel_v1,
+        sla_forward_kernel_v1,
+        sla_queries_kernel_v1,
+        sla_dq_kernel_v1,
+        sla_dkv_kernel_v1,
+    )
     for kernel in made:
         kernel.__name__ = f"{kernel.__name__}_{HS}"
     return [cuda.jit(kernel) for kernel in made]
@@ -353,7 +425,8 @@ def make_kernels(HS):
 
 @cuda.jit(device=True)
 def add_linear(k, v, dk, dv, R, rho, scale, HS):
-    """dk = scale · dk + the gradient that dφ(k) = v Rᵀ − ρ gives, and dv += φ(k) R; k becomes φ(k) and v dφ(k)."""
+    """dk = scale · dk + the gradient that dφ(k) = v Rᵀ − ρ gives, and dv += φ(k) R; k becomes φ(k)
+    and v dφ(k)."""
     feature_of(k, k, HS)
     mean = float32(0)
     for c in range(HS):

@@ -1,10 +1,11 @@
-"""The common part of the float16 rungs: features of fragments, products along a tile's rows, and totals minus what is
-listed.
+"""The common part of the float16 rungs: features of fragments, products along a tile's rows, and
+totals minus what is listed.
 
 A block of 4 warps has 64 rows, a warp 16 of them; tiles and fragments are those of ../fragments.py.
 ACCUMULATORS
-    as everywhere in this folder: of fragment n, 16 rows by 8 columns, a lane has in [4n], [4n + 1] two neighbours of
-    row l / 4, columns 8n + 2 (l % 4), and in [4n + 2], [4n + 3] those of the row 8 below. A row is in four lanes.
+    as everywhere in this folder: of fragment n, 16 rows by 8 columns, a lane has in [4n], [4n + 1]
+    two neighbours of row l / 4, columns 8n + 2 (l % 4), and in [4n + 2], [4n + 3] those of the row
+    8 below. A row is in four lanes.
 HEADS OF 72
     are eight fragments of 8 columns and a ninth. Along a row, 64 of it make four products of 16 deep, the rest one of
     8, as in ../fragments.py; no zeros are stored. The same where a sum is over the 72 rows of a square: S, W or R.
@@ -22,6 +23,7 @@ SOURCE
 READ NEXT
     prepare_half.py
 """
+
 from ....device import cuda, float32, int32, load4, uint32
 from ....device.async_copy import cp_async_16
 from ....device.limits import FULL_MASK, WARP
@@ -44,7 +46,16 @@ from ....device.tensor_core import (
 )
 from ....kernels.attention.forward import LOG2_E, LOWEST
 from ....kernels.attention.forward_half import exponentials, largest_of_row, sum_of_row
-from ....kernels.attention.fragments import CHUNK, HALVES, add_products, by_chunk, by_row, multiply_rows, pack, pitch_of
+from ....kernels.attention.fragments import (
+    CHUNK,
+    HALVES,
+    add_products,
+    by_chunk,
+    by_row,
+    multiply_rows,
+    pack,
+    pitch_of,
+)
 from .choice import BLOCK
 
 WARPS = 4
@@ -84,7 +95,8 @@ LEFT = Constant(lambda EIGHTS, TWOS: EIGHTS * 8 + (2 if TWOS else 0))
 TAIL = Constant(lambda HS: 12 if HS % 16 else 1)  # numbers of a warp's fragments of the tail
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
+# Rows ---------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def widen(x, words):
@@ -112,7 +124,10 @@ def narrow(words, x):
 @cuda.jit(device=True, forceinline=True)
 def features(x):
     """x becomes e^(x − the row's maximum); what makes φ of it, for the upper and the lower rows."""
-    m_above, m_below = LOG2_E * largest_of_row(x, N, 0, LOWEST), LOG2_E * largest_of_row(x, N, 2, LOWEST)
+    m_above, m_below = (
+        LOG2_E * largest_of_row(x, N, 0, LOWEST),
+        LOG2_E * largest_of_row(x, N, 2, LOWEST),
+    )
     above, below = exponentials(x, N, 0, LOG2_E, m_above), exponentials(x, N, 2, LOG2_E, m_below)
     return float32(1) / sum_of_row(above), float32(1) / sum_of_row(below)
 
@@ -156,11 +171,13 @@ def feature_gradient(dphi, phi):
         dphi[4 * n + 3] = phi[4 * n + 3] * (dphi[4 * n + 3] - below)
 
 
-# Tiles ----------------------------------------------------------------------------------------------------------------
+# Tiles --------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def add_transposed(accumulators, left, right):
-    """accumulators += leftᵀ · right, summed over the 64 rows of both tiles: 16 columns of the one, HS of the other.
+    """accumulators += leftᵀ · right, summed over the 64 rows of both tiles: 16 columns of the one,
+    HS of the other.
 
     left: address of the columns, and the lane's `by_chunk`; right: of a tile, and its `by_row`
     """
@@ -177,7 +194,8 @@ def add_transposed(accumulators, left, right):
 
 @cuda.jit(device=True, forceinline=True)
 def add_tail(accumulators, left, right, warp):
-    """…of the left tile's last eight columns: the warp's fragments `warp`, `warp` + 4 and, if it is the first, 8.
+    """…of the left tile's last eight columns: the warp's fragments `warp`, `warp` + 4 and, if it is
+    the first, 8.
 
     left, right: addresses of tiles, and the lane's `by_row`
     """
@@ -196,8 +214,11 @@ def write_tail(accumulators, out, at, lane, warp):
     for i in range(3):
         n = int32(warp + 4 * i)
         if n < N:
-            store_word(out, at + (HS - 8 + lane // 4) * HS + 8 * n + lane % 4 * 2,
-                       pack_half2(accumulators[4 * i], accumulators[4 * i + 1]))
+            store_word(
+                out,
+                at + (HS - 8 + lane // 4) * HS + 8 * n + lane % 4 * 2,
+                pack_half2(accumulators[4 * i], accumulators[4 * i + 1]),
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -219,11 +240,20 @@ def add_four(out, first, a, b):
 def times_square(out, words, square, lane):
     """out += left · square, summed over its HS rows; square: an address."""
     for s in range(STEPS):
-        add_products(out, (words[4 * s], words[4 * s + 1], words[4 * s + 2], words[4 * s + 3]),
-                     square + int32(s * 16 * PITCH + by_row(lane, PITCH)), 1, HS)
+        add_products(
+            out,
+            (words[4 * s], words[4 * s + 1], words[4 * s + 2], words[4 * s + 3]),
+            square + int32(s * 16 * PITCH + by_row(lane, PITCH)),
+            1,
+            HS,
+        )
     if NINTH:
-        a, rows = (words[4 * STEPS], words[4 * STEPS + 1]), square + int32(STEPS * 16 * PITCH + by_eight(lane))
-        add_four(out, 0, a, ldmatrix_x4_trans(rows))  # a loop would not be unrolled, and `out` not be in registers
+        a, rows = (
+            (words[4 * STEPS], words[4 * STEPS + 1]),
+            square + int32(STEPS * 16 * PITCH + by_eight(lane)),
+        )
+        # a loop would not be unrolled, and `out` not be in registers
+        add_four(out, 0, a, ldmatrix_x4_trans(rows))
         add_four(out, 16, a, ldmatrix_x4_trans(rows + 4 * CHUNK))
         mma_m16n8k8_into(out, 32, a, ldmatrix_x1_trans(rows + 8 * CHUNK))
 
@@ -233,15 +263,25 @@ def times_transposed(out, words, square, lane):
     """out += left · squareᵀ, summed over its columns; square: an address."""
     for n in range(0, N - 1, 2):
         rows = square + int32(n * 8 * PITCH)
-        multiply_rows(out, n, N, words, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS)
+        multiply_rows(
+            out, n, N, words, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS
+        )
     if NINTH:
         rows = square + int32((N - 1) * 8 * PITCH + by_eight(lane))
         for s in range(0, STEPS, 2):
             b = ldmatrix_x4(rows + int32(s * 32))
-            mma_m16n8k16_into(out, 4 * N - 4, (words[4 * s], words[4 * s + 1], words[4 * s + 2], words[4 * s + 3]),
-                              (b[0], b[1]))
-            mma_m16n8k16_into(out, 4 * N - 4, (words[4 * s + 4], words[4 * s + 5], words[4 * s + 6], words[4 * s + 7]),
-                              (b[2], b[3]))
+            mma_m16n8k16_into(
+                out,
+                4 * N - 4,
+                (words[4 * s], words[4 * s + 1], words[4 * s + 2], words[4 * s + 3]),
+                (b[0], b[1]),
+            )
+            mma_m16n8k16_into(
+                out,
+                4 * N - 4,
+                (words[4 * s + 4], words[4 * s + 5], words[4 * s + 6], words[4 * s + 7]),
+                (b[2], b[3]),
+            )
         last = ldmatrix_x1(rows + int32(STEPS * 32))
         mma_m16n8k8_into(out, 4 * N - 4, (words[4 * STEPS], words[4 * STEPS + 1]), last)
 
@@ -252,7 +292,9 @@ def fetch_square(tile, x, at, t):
     for i in range((SIZE // HALVES + THREADS - 1) // THREADS):
         chunk = int32(t + i * THREADS)
         if chunk < SIZE // HALVES:
-            cp_async_16(tile + int32(chunk // N * PITCH + chunk % N * CHUNK), x, at + chunk * HALVES)
+            cp_async_16(
+                tile + int32(chunk // N * PITCH + chunk % N * CHUNK), x, at + chunk * HALVES
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -276,16 +318,20 @@ def sum_run(shared, tile, run, column):
 def sum_runs(partial, which, shared, tile, lane, warp):
     """partial[which, run, column] of all columns of a tile: a warp has a run."""
     for column in range(2 * lane, HS, 2 * WARP):
-        partial[which, warp, column], partial[which, warp, column + 1] = sum_run(shared, tile, warp, column)
+        partial[which, warp, column], partial[which, warp, column + 1] = sum_run(
+            shared, tile, warp, column
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
 def joined(partial, which, column):
     return (partial[which, 0, column] + partial[which, 1, column]) + (
-        partial[which, 2, column] + partial[which, 3, column])
+        partial[which, 2, column] + partial[which, 3, column]
+    )
 
 
-# What is left of a total ----------------------------------------------------------------------------------------------
+# What is left of a total --------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_small(to, small, at, t):
@@ -296,7 +342,8 @@ def fetch_small(to, small, at, t):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_sums(to, x, at, small, small_at, t):
-    """Start the copies of a block's HS² numbers from x[at] and of its HS float32 from small[small_at]."""
+    """Start the copies of a block's HS² numbers from x[at] and of its HS float32 from
+    small[small_at]."""
     for i in range(EIGHTS):
         chunk = int32(t + i * THREADS)
         cp_async_16(to + chunk * CHUNK, x, at + chunk * HALVES)
@@ -311,11 +358,19 @@ def load_total(left, total, at, t):
         start = at + int32(t + i * THREADS) * HALVES
         for k in range(0, 8, 4):
             v = load4(total, start + k)
-            left[8 * i + k], left[8 * i + k + 1], left[8 * i + k + 2], left[8 * i + k + 3] = v[0], v[1], v[2], v[3]
+            left[8 * i + k], left[8 * i + k + 1], left[8 * i + k + 2], left[8 * i + k + 3] = (
+                v[0],
+                v[1],
+                v[2],
+                v[3],
+            )
     if TWOS > 0:
         left[8 * EIGHTS], left[8 * EIGHTS + 1] = float32(0), float32(0)
         if t < TWOS:
-            left[8 * EIGHTS], left[8 * EIGHTS + 1] = total[at + REST + 2 * t], total[at + REST + 2 * t + 1]
+            left[8 * EIGHTS], left[8 * EIGHTS + 1] = (
+                total[at + REST + 2 * t],
+                total[at + REST + 2 * t + 1],
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -344,10 +399,14 @@ def store_left(shared, tile, left, factor, out, out_at, writes, t):
     """factor · left as a tile of HS rows in shared memory, and, if it `writes`, to out[out_at …]."""
     for i in range(EIGHTS):
         chunk = int32(t + i * THREADS)
-        a, b = pack_half2(factor * left[8 * i], factor * left[8 * i + 1]), pack_half2(
-            factor * left[8 * i + 2], factor * left[8 * i + 3])
-        c, d = pack_half2(factor * left[8 * i + 4], factor * left[8 * i + 5]), pack_half2(
-            factor * left[8 * i + 6], factor * left[8 * i + 7])
+        a, b = (
+            pack_half2(factor * left[8 * i], factor * left[8 * i + 1]),
+            pack_half2(factor * left[8 * i + 2], factor * left[8 * i + 3]),
+        )
+        c, d = (
+            pack_half2(factor * left[8 * i + 4], factor * left[8 * i + 5]),
+            pack_half2(factor * left[8 * i + 6], factor * left[8 * i + 7]),
+        )
         store_words4(shared, tile + chunk // N * PITCH + chunk % N * CHUNK, a, b, c, d)
         if writes:
             store_words4(out, out_at + chunk * HALVES, a, b, c, d)

@@ -1,12 +1,13 @@
-"""Convolution of float32 by tf32, forward: an implicit GEMM on tensor cores, for any GPU from sm_80 on.
+"""Convolution of float32 by tf32, forward: an implicit GEMM on tensor cores, for any GPU from sm_80
+on.
 
 MATHEMATICS
     as in ../implicit.py, whose matrix col is gathered here, too, without being written:
     forward           y[p, n] = Σ_k col[p, k] · weight[n, k] + bias[n] + channel[image, n] + residual[p, n]
     input gradient    the forward over dy, whose weight[c, tap, n] is weight[n, taps - 1 - tap, c]. The tile of it is
-                      read in its stored layout, a row of c for each n, and multiplied across: no flipped copy is made.
-                      With a stride only every stride-th tap meets a pixel of dy: ../launcher.py then multiplies and
-                      calls im2col.
+                      read in its stored layout, a row of c for each n, and multiplied across: no
+                      flipped copy is made. With a stride only every stride-th tap meets a pixel of
+                      dy: ../launcher.py then multiplies and calls im2col.
 WHAT IS NEW, AND WHY IT PAYS, against ../implicit.py
     products by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in
     shared memory, fragments and the rounding are those of ../matmul.py: read that first.
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     weight_gradient.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32, load4, store4, uint32
@@ -53,15 +55,20 @@ from ..matmul import (
 BLOCK = 256  # threads of the kernel that adds parts
 
 # Of each kernel, in addition to those of ../matmul.py
-GRADIENT = Constant()  # of the input: the weight is (C, taps, N), to be read from its last tap to its first
-PIXELS, WEIGHTS = Constant(lambda TILE_M: TILE_M * 4 // THREADS), Constant(lambda TILE_N: TILE_N * 4 // THREADS)
+# of the input: the weight is (C, taps, N), to be read from its last tap to its first
+GRADIENT = Constant()
+PIXELS, WEIGHTS = (
+    Constant(lambda TILE_M: TILE_M * 4 // THREADS),
+    Constant(lambda TILE_N: TILE_N * 4 // THREADS),
+)
 # copies of a thread in a step; and the pixels, or rows of weights, from one to the next
 APART = THREADS // 4
 FOURS = Constant(lambda TILE_N: TILE_N // 4)  # of a row of n in the gradient's tile
 K_APART = Constant(lambda TILE_N: THREADS // (TILE_N // 4))
 
 
-# The epilogue ---------------------------------------------------------------------------------------------------------
+# The epilogue -------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def write_four(y, pixel, n, exists, N, per_image, v0, v1, v2, v3, addends, added):
@@ -84,19 +91,45 @@ def write_four(y, pixel, n, exists, N, per_image, v0, v1, v2, v3, addends, added
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(y, start, accumulators, i, pixel, n, pixels, N, per_image, addends, added):
-    """Fragments 16 · i … of a lane, as `write_rows` of ../matmul.py: two pixels, four channels of each pair."""
+    """Fragments 16 · i … of a lane, as `write_rows` of ../matmul.py: two pixels, four channels of
+    each pair."""
     p = int32(pixel + 16 * i)
     for j in range(PAIRS):
         s, m = 8 * (PAIRS * i + j), int32(n + 16 * j)
-        write_four(y, int32(start + p), m, p < pixels and m < N, N, per_image, accumulators[s], accumulators[s + 4],
-                   accumulators[s + 1], accumulators[s + 5], addends, added)
-        write_four(y, int32(start + p + 1), m, p + 1 < pixels and m < N, N, per_image, accumulators[s + 2],
-                   accumulators[s + 6], accumulators[s + 3], accumulators[s + 7], addends, added)
+        write_four(
+            y,
+            int32(start + p),
+            m,
+            p < pixels and m < N,
+            N,
+            per_image,
+            accumulators[s],
+            accumulators[s + 4],
+            accumulators[s + 1],
+            accumulators[s + 5],
+            addends,
+            added,
+        )
+        write_four(
+            y,
+            int32(start + p + 1),
+            m,
+            p + 1 < pixels and m < N,
+            N,
+            per_image,
+            accumulators[s + 2],
+            accumulators[s + 6],
+            accumulators[s + 3],
+            accumulators[s + 7],
+            addends,
+            added,
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_outputs(y, start, accumulators, pixel, n, pixels, N, per_image, addends, added):
-    """A lane's outputs, from its first pixel and channel on; start: pixels before those of this part."""
+    """A lane's outputs, from its first pixel and channel on; start: pixels before those of this
+    part."""
     # not in a loop: accumulators stay in registers only under constant indices
     write_rows(y, start, accumulators, 0, pixel, n, pixels, N, per_image, addends, added)
     write_rows(y, start, accumulators, 1, pixel, n, pixels, N, per_image, addends, added)
@@ -105,21 +138,24 @@ def write_outputs(y, start, accumulators, pixel, n, pixels, N, per_image, addend
         write_rows(y, start, accumulators, 3, pixel, n, pixels, N, per_image, addends, added)
 
 
-# The producer: copies of a step ---------------------------------------------------------------------------------------
+# The producer: copies of a step -------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def inside_of(first, extent, size, apart):
-    """Bits 0, apart, … below size · apart: up to the first and from the last that is in an image of `extent`."""
+    """Bits 0, apart, … below size · apart: up to the first and from the last that is in an image of
+    `extent`."""
     low, high = int32(max(int32(0), int32(-first))), int32(min(int32(size), int32(extent - first)))
     return int32((int32(1) << int32(high * apart)) - (int32(1) << int32(low * apart)))
 
 
 @cuda.jit(device=True, forceinline=True)
 def window(pixel, pixels, H, W, C, Ho, Wo, size, stride, rows):
-    """The start of an output pixel's window in x (perhaps before it), and which of its taps are inside the image, as
-    bits; none for a pixel beyond the last.
+    """The start of an output pixel's window in x (perhaps before it), and which of its taps are
+    inside the image, as bits; none for a pixel beyond the last.
 
-    rows: a bit for the first tap of each row. Times the bits of one row that is the same bits in all of them.
+    rows: a bit for the first tap of each row. Times the bits of one row that is the same bits in
+    all of them.
     """
     image, rest = divide(min(pixel, int32(pixels - 1)), int32(Ho * Wo))
     i, j = divide(rest, Wo)
@@ -129,9 +165,9 @@ def window(pixel, pixels, H, W, C, Ho, Wo, size, stride, rows):
 
 
 class Copies(NamedTuple):
-    """What a thread copies of each step: the channels from `four` on of PIXELS pixels, to address a_to; of WEIGHTS rows
-    of the weight, of channel n, what begins with b_k of the step's channels, to address b_to. (Of the gradient's, the
-    channels from n on, and b_k is the row.)"""
+    """What a thread copies of each step: the channels from `four` on of PIXELS pixels, to address
+    a_to; of WEIGHTS rows of the weight, of channel n, what begins with b_k of the step's channels,
+    to address b_to. (Of the gradient's, the channels from n on, and b_k is the row.)"""
 
     four: int
     a_to: int
@@ -170,8 +206,12 @@ def fetch_pixels(x, at, stage, starts, seen, mine, geometry):
     tap_bit = int32(int32(1) << at.tap if at.c + four < geometry.C else 0)
     for i in range(PIXELS):
         inside = seen[i] & tap_bit != 0
-        cp_async_16_zfill(mine.a_to + int32(stage * A_BYTES + i * APART * ROW), x, int32(starts[i] + a_at),
-                          int32(16) if inside else int32(0))
+        cp_async_16_zfill(
+            mine.a_to + int32(stage * A_BYTES + i * APART * ROW),
+            x,
+            int32(starts[i] + a_at),
+            int32(16) if inside else int32(0),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -188,7 +228,12 @@ def fetch_weights(weight, at, stage, taps, mine, geometry):
             inside = at.c + b_k < C and n + i * APART < N
             source = int32(((n + i * APART) * taps + at.tap) * C + at.c + b_k)
             to = int32(i * APART * ROW)
-        cp_async_16_zfill(mine.b_to + int32(stage * B_BYTES + to), weight, source, int32(16) if inside else int32(0))
+        cp_async_16_zfill(
+            mine.b_to + int32(stage * B_BYTES + to),
+            weight,
+            source,
+            int32(16) if inside else int32(0),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -201,7 +246,8 @@ def next_step(at, geometry):
     return Step(tap, r, s, c)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def conv2d_tf32(x, weight, addends, y, geometry, pixels, part_steps, added):
@@ -213,7 +259,8 @@ def conv2d_tf32(x, weight, addends, y, geometry, pixels, part_steps, added):
     first_pixel, first_n = int32(cuda.blockIdx.x * TILE_M), int32(cuda.blockIdx.y * TILE_N)
     warp_row, warp_column = int32(warp // WARPS_N * WARP_M), int32(warp % WARPS_N * WARP_N)
     taps = int32(size * size)
-    first_taps = int32(((int32(1) << taps) - 1) // ((int32(1) << size) - 1))  # bits 0, size, 2 · size, …
+    # bits 0, size, 2 · size, …
+    first_taps = int32(((int32(1) << taps) - 1) // ((int32(1) << size) - 1))
     chunks = int32((uint32(C) + uint32(BK - 1)) // uint32(BK))  # steps of a tap
     first_step = int32(cuda.blockIdx.z * part_steps)
     steps = int32(min(int32(part_steps), int32(taps * chunks - first_step)))
@@ -221,8 +268,18 @@ def conv2d_tf32(x, weight, addends, y, geometry, pixels, part_steps, added):
     starts = cuda.local.array(PIXELS, "int32")
     seen = cuda.local.array(PIXELS, "int32")
     for i in range(PIXELS):
-        starts[i], seen[i] = window(int32(first_pixel + row_at(int32(t // 4)) + i * APART), pixels, H, W, C, Ho, Wo,
-                                    size, stride, first_taps)
+        starts[i], seen[i] = window(
+            int32(first_pixel + row_at(int32(t // 4)) + i * APART),
+            pixels,
+            H,
+            W,
+            C,
+            Ho,
+            Wo,
+            size,
+            stride,
+            first_taps,
+        )
     mine = copies_of(base, first_n, t)
     tap, chunk = divide(first_step, chunks)
     r, s = divide(tap, size)
@@ -244,11 +301,26 @@ def conv2d_tf32(x, weight, addends, y, geometry, pixels, part_steps, added):
             multiply_tiles(accumulators, tiles, base, stage, warp_row, warp_column, lane)
             stage = int32(0 if stage == STAGES - 1 else stage + 1)
 
-    pixel, n = int32(first_pixel + warp_row + lane // 4 * 2), int32(first_n + warp_column + lane % 4 * 4)
-    write_outputs(y, int32(cuda.blockIdx.z * pixels), accumulators, pixel, n, pixels, N, int32(Ho * Wo), addends, added)
+    pixel, n = (
+        int32(first_pixel + warp_row + lane // 4 * 2),
+        int32(first_n + warp_column + lane % 4 * 4),
+    )
+    write_outputs(
+        y,
+        int32(cuda.blockIdx.z * pixels),
+        accumulators,
+        pixel,
+        n,
+        pixels,
+        N,
+        int32(Ho * Wo),
+        addends,
+        added,
+    )
 
 
-# The second kernel: adds the parts ------------------------------------------------------------------------------------
+# The second kernel: adds the parts ----------------------------------------------------------------
+
 
 @cuda.jit
 def add_parts_and_more_kernel(partial, addends, y, parts, pixels, N, per_image, added):

@@ -1,4 +1,5 @@
-"""The weight gradient of a float32 convolution by tf32: pixels are the inner dimension, both operands are transposed.
+"""The weight gradient of a float32 convolution by tf32: pixels are the inner dimension, both
+operands are transposed.
 
     dweight[n, k] += Σ_p dy[p, n] · col[p, k]
 WHAT A THREAD KNOWS
@@ -13,6 +14,7 @@ SOURCE
 READ NEXT
     launcher.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
@@ -43,14 +45,19 @@ from ..matmul import (
 from .forward import write_outputs
 
 PER_PIXEL = THREADS // BK  # threads of a pixel, in the weight gradient
-OF_DY, OF_X = Constant(lambda TILE_M: TILE_M // 4 // PER_PIXEL), Constant(lambda TILE_N: TILE_N // 4 // PER_PIXEL)
+OF_DY, OF_X = (
+    Constant(lambda TILE_M: TILE_M // 4 // PER_PIXEL),
+    Constant(lambda TILE_N: TILE_N // 4 // PER_PIXEL),
+)
 
 
-# The producer: copies of a step ---------------------------------------------------------------------------------------
+# The producer: copies of a step -------------------------------------------------------------------
+
 
 class Columns(NamedTuple):
-    """What a thread copies of each step's pixel: channels n, n + 32 … of dy, to address a_to; of x, to address b_to,
-    OF_X columns of col, whose taps are dr rows and ds columns away, `offset` elements further on."""
+    """What a thread copies of each step's pixel: channels n, n + 32 … of dy, to address a_to; of x,
+    to address b_to, OF_X columns of col, whose taps are dr rows and ds columns away, `offset`
+    elements further on."""
 
     n: int
     a_to: int
@@ -71,10 +78,13 @@ class Pixel(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def find_columns(dr, ds, offset, first_k, mine, geometry):
-    """Which taps and channels this thread's columns of col are: chunks mine, mine + 8, … of a tile's row."""
+    """Which taps and channels this thread's columns of col are: chunks mine, mine + 8, … of a
+    tile's row."""
     W, C, size = geometry.W, geometry.C, geometry.size
     for i in range(OF_X):
-        dr[i], ds[i], offset[i], left = column_source(int32(first_k + 4 * (mine + PER_PIXEL * i)), W, C, C, size)
+        dr[i], ds[i], offset[i], left = column_source(
+            int32(first_k + 4 * (mine + PER_PIXEL * i)), W, C, C, size
+        )
         if left == 0:
             dr[i] = int32(-32768 * size)  # no such column: a tap far above every image
 
@@ -86,16 +96,27 @@ def fetch_pixel(dy, x, at, last, stage, mine, geometry):
     exists = at.number < last
     h, w = int32(at.i * stride), int32(at.j * stride)
     row_of_x = h if exists else int32(-(1 << 20))  # outside through every tap
-    dy_at, x_at = int32(at.number * geometry.N + mine.n), int32(((at.image * H + h) * W + w) * geometry.C)
+    dy_at, x_at = (
+        int32(at.number * geometry.N + mine.n),
+        int32(((at.image * H + h) * W + w) * geometry.C),
+    )
     for i in range(OF_DY):
         inside = exists and mine.n + 4 * PER_PIXEL * i < geometry.N
-        cp_async_16_zfill(mine.a_to + int32(stage * A_BYTES + i * PER_PIXEL * 16), dy,
-                          int32(dy_at + 4 * PER_PIXEL * i), int32(16) if inside else int32(0))
+        cp_async_16_zfill(
+            mine.a_to + int32(stage * A_BYTES + i * PER_PIXEL * 16),
+            dy,
+            int32(dy_at + 4 * PER_PIXEL * i),
+            int32(16) if inside else int32(0),
+        )
     for i in range(OF_X):
         # as a number without sign, one left of or above the image is beyond its end
         inside = (uint32(row_of_x + mine.dr[i]) < uint32(H)) & (uint32(w + mine.ds[i]) < uint32(W))
-        cp_async_16_zfill(mine.b_to + int32(stage * B_BYTES + i * PER_PIXEL * 16), x, int32(x_at + mine.offset[i]),
-                          int32(16) if inside else int32(0))
+        cp_async_16_zfill(
+            mine.b_to + int32(stage * B_BYTES + i * PER_PIXEL * 16),
+            x,
+            int32(x_at + mine.offset[i]),
+            int32(16) if inside else int32(0),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -117,11 +138,13 @@ def pixel_at(number, geometry):
     return Pixel(number, image, i, j)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def conv2d_tf32_weight_gradient(dy, x, partial, geometry, pixels, part_pixels):
-    """partial[part] = the products of the part's pixels: TILE_M channels of dy × TILE_N columns of col a block."""
+    """partial[part] = the products of the part's pixels: TILE_M channels of dy × TILE_N columns of
+    col a block."""
     N, C, size = geometry.N, geometry.C, geometry.size
     tiles = cuda.shared.array(0, "uint8", alignment=128)
     base = shared_address(tiles)
@@ -139,8 +162,14 @@ def conv2d_tf32_weight_gradient(dy, x, partial, geometry, pixels, part_pixels):
     ds = cuda.local.array(OF_X, "int32")
     offset = cuda.local.array(OF_X, "int32")
     find_columns(dr, ds, offset, first_k, chunk, geometry)
-    mine = Columns(int32(first_n + 4 * chunk), base + place_across(row, chunk, TILE_M * 4),
-                   base + B_FIRST + place_across(row, chunk, TILE_N * 4), dr, ds, offset)
+    mine = Columns(
+        int32(first_n + 4 * chunk),
+        base + place_across(row, chunk, TILE_M * 4),
+        base + B_FIRST + place_across(row, chunk, TILE_N * 4),
+        dr,
+        ds,
+        offset,
+    )
     at = pixel_at(int32(first + row), geometry)
     on = pixel_at(int32(BK), geometry)  # from a step's pixel to the next one's
     accumulators = cuda.local.array(ACCUMULATORS, "float32")
@@ -160,5 +189,15 @@ def conv2d_tf32_weight_gradient(dy, x, partial, geometry, pixels, part_pixels):
             stage = int32(0 if stage == STAGES - 1 else stage + 1)
 
     n, k = int32(first_n + warp_row + lane // 4 * 2), int32(first_k + warp_column + lane % 4 * 4)
-    write_outputs(partial, int32(cuda.blockIdx.z * N), accumulators, n, k, N, K, K, Addends(x, x, x),
-                  Added(False, False, False))
+    write_outputs(
+        partial,
+        int32(cuda.blockIdx.z * N),
+        accumulators,
+        n,
+        k,
+        N,
+        K,
+        K,
+        Addends(x, x, x),
+        Added(False, False, False),
+    )

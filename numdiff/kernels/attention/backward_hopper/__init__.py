@@ -1,4 +1,5 @@
-"""Flash attention backward on Hopper, v5: five products by wgmma, in one kernel. Read the files in this order.
+"""Flash attention backward on Hopper, v5: five products by wgmma, in one kernel. Read the files in
+this order.
 
     layout.py      constants, shared memory, pipelines
     products.py    the location of each operand, and its orientation

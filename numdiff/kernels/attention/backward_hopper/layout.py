@@ -1,4 +1,5 @@
-"""Flash attention backward on Hopper: constants, the layout of shared memory, and the pipelines between warps.
+"""Flash attention backward on Hopper: constants, the layout of shared memory, and the pipelines
+between warps.
 
 SHARED MEMORY of a block, in this order:
     two buffers of k and v       tiles of 256 keys; dk and dv take their place before their store
@@ -11,8 +12,9 @@ FOUR PIPELINES
     queries      TMA fills a stage; both consumers empty it when their dq is made
     y            TMA fills it; the two warps that make D empty it
     statistics   those warps fill L and D of a stage, which goes back with its q and dy
-A PLACE is an address in shared memory in units of 16 bytes, as descriptors count. So half of a descriptor is a
-    constant, and there are no registers to spare for the other half. What ends in _at counts bytes from the start.
+A PLACE is an address in shared memory in units of 16 bytes, as descriptors count. So half of a
+    descriptor is a constant, and there are no registers to spare for the other half. What ends in
+    _at counts bytes from the start.
 
 SOURCE
     kernel.py; swizzled rows, and places as descriptors count them: PTX ISA, section 9.7.15.5; the pipelines: section
@@ -20,6 +22,7 @@ SOURCE
 READ NEXT
     products.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, float32, int32, uint32
@@ -55,15 +58,25 @@ def stage_bytes(HS):
 
 def shared_bytes(HS):
     """Buffers of k and v; dSᵀ; stages of q, dy, L and D; y; the zeros behind a ninth part."""
-    return BUFFERS * 2 * tile_bytes(HS, KEYS) + KEYS * DS_ROW + (CHUNK * ROWS if HS == 72 else 0) + \
-        stages_of(HS) * stage_bytes(HS) + tile_bytes(HS, QUERIES)
+    return (
+        BUFFERS * 2 * tile_bytes(HS, KEYS)
+        + KEYS * DS_ROW
+        + (CHUNK * ROWS if HS == 72 else 0)
+        + stages_of(HS) * stage_bytes(HS)
+        + tile_bytes(HS, QUERIES)
+    )
 
 
 HS = Constant()  # the head size
-ROW, COLUMNS = Constant(row_bytes), Constant(lambda HS: min(HS, 64))  # bytes and columns of a tile's first part
+# bytes and columns of a tile's first part
+ROW, COLUMNS = Constant(row_bytes), Constant(lambda HS: min(HS, 64))
 N = Constant(lambda HS: 32 if HS == 72 else 64)  # queries of a product
-TILE, Q_TILE = Constant(lambda HS: tile_bytes(HS, KEYS)), Constant(lambda HS: tile_bytes(HS, QUERIES))
-BUFFER, STAGE, STAGES = Constant(lambda TILE: 2 * TILE), Constant(stage_bytes), Constant(stages_of)  # k, v; q, dy
+TILE, Q_TILE = (
+    Constant(lambda HS: tile_bytes(HS, KEYS)),
+    Constant(lambda HS: tile_bytes(HS, QUERIES)),
+)
+# k, v; q, dy
+BUFFER, STAGE, STAGES = Constant(lambda TILE: 2 * TILE), Constant(stage_bytes), Constant(stages_of)
 STATISTICS = Constant(lambda Q_TILE: 2 * Q_TILE)  # within a stage: L, then D
 NINTH = Constant(lambda ROW: KEYS * ROW)  # within a tile
 DS_AT = Constant(lambda BUFFER: BUFFERS * BUFFER)
@@ -73,10 +86,12 @@ ZEROS = Constant(lambda Y_AT, Q_TILE: Y_AT + Q_TILE)  # behind all ninth parts
 ZERO_WORDS = CHUNK * ROWS // 4
 
 
-# Arguments and work ---------------------------------------------------------------------------------------------------
+# Arguments and work -------------------------------------------------------------------------------
+
 
 class Maps(NamedTuple):
-    """q, k: of qkv, in boxes of 64 and 256 tokens; dy, y: of 64; out: of dqkv, of 128; with those of ninth parts."""
+    """q, k: of qkv, in boxes of 64 and 256 tokens; dy, y: of 64; out: of dqkv, of 128; with those
+    of ninth parts."""
 
     q: object
     q_ninth: object
@@ -91,8 +106,9 @@ class Maps(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """dq of (image, token, head) is at image · T · dq_row + token · dq_row + head · dq_head, and each further chunk's
-    behind all images. head_step: columns of qkv from a head to the next; part: from q's to k's and v's."""
+    """dq of (image, token, head) is at image · T · dq_row + token · dq_row + head · dq_head, and
+    each further chunk's behind all images. head_step: columns of qkv from a head to the next; part:
+    from q's to k's and v's."""
 
     images: int
     T: int
@@ -113,13 +129,21 @@ def work_tile(unit, p):
     rest, chunk = divide(unit, p.chunks)
     image, head = divide(rest, p.heads)
     first_key = int32(chunk * p.chunk_tiles * KEYS)
-    return image, head, first_key, int32(min(int32(p.T), int32(first_key + p.chunk_tiles * KEYS))), chunk
+    return (
+        image,
+        head,
+        first_key,
+        int32(min(int32(p.T), int32(first_key + p.chunk_tiles * KEYS))),
+        chunk,
+    )
 
 
-# Pipelines ------------------------------------------------------------------------------------------------------------
+# Pipelines ----------------------------------------------------------------------------------------
+
 
 class Rings(NamedTuple):
-    """keys: buffers of k and v; queries: stages of q and dy; statistics: the first stage's barrier of L and D; y."""
+    """keys: buffers of k and v; queries: stages of q and dy; statistics: the first stage's barrier
+    of L and D; y."""
 
     keys: object
     queries: object
@@ -129,10 +153,12 @@ class Rings(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def make_rings(base, barriers):
-    return Rings(make_ring(base, BUFFER, BUFFERS, barrier_at(barriers, 3 * STAGES)),
-                 make_ring(base + uint32(STAGES_AT), STAGE, STAGES, barriers),
-                 make_ring(base + uint32(Y_AT), Q_TILE, 1, barrier_at(barriers, 3 * STAGES + 2 * BUFFERS)),
-                 barrier_at(barriers, 2 * STAGES))
+    return Rings(
+        make_ring(base, BUFFER, BUFFERS, barrier_at(barriers, 3 * STAGES)),
+        make_ring(base + uint32(STAGES_AT), STAGE, STAGES, barriers),
+        make_ring(base + uint32(Y_AT), Q_TILE, 1, barrier_at(barriers, 3 * STAGES + 2 * BUFFERS)),
+        barrier_at(barriers, 2 * STAGES),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -160,13 +186,17 @@ def set_up(shared, rings, maps):
     cuda.syncthreads()
 
 
-# A consumer's thread --------------------------------------------------------------------------------------------------
+# A consumer's thread ------------------------------------------------------------------------------
+
 
 class Consumer(NamedTuple):
-    """A consumer thread's constants. Places are in 16 bytes, what ends in _at in bytes from shared memory's start.
+    """A consumer thread's constants. Places are in 16 bytes, what ends in _at in bytes from shared
+    memory's start.
 
-    c: the scores' factor, 1 / √HS in units of ln 2; own_at, own_ninth_at: from a tile's start to this consumer's keys;
-    side: from a row's start to its columns of dq, a place; ds_at: dS of the thread's key in the first 64, of its first
+    c: the scores' factor, 1 / √HS in units of ln 2; own_at, own_ninth_at: from a tile's start to
+    this consumer's keys;
+    side: from a row's start to its columns of dq, a place; ds_at: dS of the thread's key in the
+    first 64, of its first
     query; query: whose dq it writes, of a tile
     """
 
@@ -190,10 +220,22 @@ def this_consumer(base, scale):
     number, thread, lane = int32((t >> 7) - 1), int32(t & 127), int32(t & 31)
     base_place = int32((base & ADDRESS) >> UNIT)
     return Consumer(
-        number=number, lane=lane, elected=thread == 0, c=float32(scale * LOG2_E), base_place=base_place,
-        ds_place=int32(base_place + DS_AT // CHUNK), zeros=int32(base_place + ZEROS // CHUNK),
-        own_at=int32(number * (CONSUMER_KEYS * ROW)), own_ninth_at=int32(NINTH + number * (CONSUMER_KEYS * CHUNK)),
+        number=number,
+        lane=lane,
+        elected=thread == 0,
+        c=float32(scale * LOG2_E),
+        base_place=base_place,
+        ds_place=int32(base_place + DS_AT // CHUNK),
+        zeros=int32(base_place + ZEROS // CHUNK),
+        own_at=int32(number * (CONSUMER_KEYS * ROW)),
+        own_ninth_at=int32(NINTH + number * (CONSUMER_KEYS * CHUNK)),
         side=int32(number * (COLUMNS // 16)),
-        ds_at=int32(DS_AT + (number * CONSUMER_KEYS + (thread >> 5) * 16 + (lane >> 2)) * DS_ROW + (lane >> 2) * CHUNK
-                    + (lane & 3) * 4),
-        query=int32((thread >> 5) * 16 + (lane >> 2) + (lane & 1) * 8))  # as `four_neighbours` leaves them
+        ds_at=int32(
+            DS_AT
+            + (number * CONSUMER_KEYS + (thread >> 5) * 16 + (lane >> 2)) * DS_ROW
+            + (lane >> 2) * CHUNK
+            + (lane & 3) * 4
+        ),
+        # as `four_neighbours` leaves them
+        query=int32((thread >> 5) * 16 + (lane >> 2) + (lane & 1) * 8),
+    )

@@ -1,16 +1,18 @@
-"""The products of flash attention's backward, by wgmma: the location of each operand, and its orientation.
+"""The products of flash attention's backward, by wgmma: the location of each operand, and its
+orientation.
 
     Sᵀ = k·qᵀ, dPᵀ = v·dyᵀ         `multiply_along`: both sides from shared memory, summed over the head size
     dv += Pᵀ·dy, dk += dSᵀ·q       `add_queries`: the left side from registers, summed over queries
     dq = dS·k                      `multiply_keys`, `multiply_ninth`: both sides read across, summed over all keys
-Of HS 72 the last eight columns are a separate part, the ninth (../hopper_tiles.py), with products of their own.
-A place is an address in units of 16 bytes (layout.py).
+Of HS 72 the last eight columns are a separate part, the ninth (../hopper_tiles.py), with products
+of their own. A place is an address in units of 16 bytes (layout.py).
 
 SOURCE
     ../reference.py; PTX ISA, sections 9.7.15 (wgmma) and 9.7.15.5 (matrices in shared memory).
 READ NEXT
     round.py, in which order they run.
 """
+
 from ....device import cuda, int32, uint32
 from ....device.wgmma import make_wgmma, make_wgmma_a_registers, make_wgmma_wait
 from ..hopper_tiles import GROUP, NARROW, WIDE, u64
@@ -59,12 +61,15 @@ def multiply_along(HS, N, s, k, k_ninth, q, q_ninth, zeros):
         multiply(N, s, descriptor(HS, k + uint32(4)), descriptor(HS, q + uint32(4)), 1)
         multiply(N, s, descriptor(HS, k + uint32(6)), descriptor(HS, q + uint32(6)), 1)
     if HS == 72:
-        multiply(N, s, ninth_descriptor_along(k_ninth, zeros), ninth_descriptor_along(q_ninth, zeros), 1)
+        multiply(
+            N, s, ninth_descriptor_along(k_ninth, zeros), ninth_descriptor_along(q_ninth, zeros), 1
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
 def add_queries(HS, N, accumulators, accumulators_ninth, words, q, q_ninth):
-    """accumulators += left · q for 64 keys, over N queries; words: the left side, of a key and its queries."""
+    """accumulators += left · q for 64 keys, over N queries; words: the left side, of a key and its
+    queries."""
     for i in range(N // 16):
         left = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
         if HS == 32:
@@ -74,20 +79,36 @@ def add_queries(HS, N, accumulators, accumulators_ninth, words, q, q_ninth):
     if HS == 72:
         for i in range(N // 16):
             left = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
-            rows_8(accumulators_ninth, left, ninth_descriptor_across(q_ninth + uint32(16 * i)), int32(1))
+            rows_8(
+                accumulators_ninth,
+                left,
+                ninth_descriptor_across(q_ninth + uint32(16 * i)),
+                int32(1),
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_keys(HS, dq, ds, k):
-    """dq = dS · k over all keys of the tile, for half of the columns of the first part, from the place k on."""
+    """dq = dS · k over all keys of the tile, for half of the columns of the first part, from the
+    place k on."""
     if HS == 32:
         keys_16(dq, descriptor(64, ds), descriptor(HS, k), int32(0))
         for i in range(1, KEYS // 16):
-            keys_16(dq, descriptor(64, ds + uint32(128 * i)), descriptor(HS, k + uint32(64 * i)), int32(1))
+            keys_16(
+                dq,
+                descriptor(64, ds + uint32(128 * i)),
+                descriptor(HS, k + uint32(64 * i)),
+                int32(1),
+            )
     else:
         keys_32(dq, descriptor(64, ds), descriptor(HS, k), int32(0))
         for i in range(1, KEYS // 16):
-            keys_32(dq, descriptor(64, ds + uint32(128 * i)), descriptor(HS, k + uint32(128 * i)), int32(1))
+            keys_32(
+                dq,
+                descriptor(64, ds + uint32(128 * i)),
+                descriptor(HS, k + uint32(128 * i)),
+                int32(1),
+            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -95,8 +116,12 @@ def multiply_ninth(dq_ninth, ds, k_ninth):
     """The last eight of 72 columns of dq, likewise."""
     keys_8(dq_ninth, descriptor(64, ds), ninth_descriptor_across(k_ninth), int32(0))
     for i in range(1, KEYS // 16):
-        keys_8(dq_ninth, descriptor(64, ds + uint32(128 * i)), ninth_descriptor_across(k_ninth + uint32(16 * i)),
-               int32(1))
+        keys_8(
+            dq_ninth,
+            descriptor(64, ds + uint32(128 * i)),
+            ninth_descriptor_across(k_ninth + uint32(16 * i)),
+            int32(1),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)

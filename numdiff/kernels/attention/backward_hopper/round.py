@@ -1,17 +1,20 @@
-"""One round of flash attention's backward: 64 queries by 64 keys of a consumer, from scores to dv and dk.
+"""One round of flash attention's backward: 64 queries by 64 keys of a consumer, from scores to dv
+and dk.
 
     Sᵀ = k·qᵀ, dPᵀ = v·dyᵀ   are started together; when Sᵀ is complete, dPᵀ still runs
     Pᵀ = exp(Sᵀ - L)         in registers; packed, it is the left operand of dv += Pᵀ·dy, in its layout
     dSᵀ = Pᵀ (dPᵀ - D)       likewise, of dk += dSᵀ·q; and it goes to shared memory, where dq needs it from all keys
     With HS 72 there are registers for 32 queries at a time only, in a loop that the compilers may not unroll: ptxas
     keeps everything that two straight pieces of code share. `opaque` hides a number from them for the same reason.
-L and D come from shared memory, two queries at a time: a thread has columns 2 · (lane & 3) … of each eight queries.
+L and D come from shared memory, two queries at a time: a thread has columns 2 · (lane & 3) … of
+each eight queries.
 
 SOURCE
     ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section 9.7.15 (wgmma).
 READ NEXT
     row_sums.py, where D comes from.
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32, opaque, uint32
@@ -31,7 +34,8 @@ V, DY = Constant(lambda TILE: TILE // CHUNK), Constant(lambda Q_TILE: Q_TILE // 
 
 
 class Registers(NamedTuple):
-    """A consumer thread's registers: S, then P, and dP, then dS, of 64 keys; P and dS packed; its columns of dq."""
+    """A consumer thread's registers: S, then P, and dP, then dS, of 64 keys; P and dS packed; its
+    columns of dq."""
 
     s: object
     ds: object
@@ -42,7 +46,8 @@ class Registers(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """dk and dv of 64 keys, and of their ninth parts: accumulators that a thread keeps while the queries pass by."""
+    """dk and dv of 64 keys, and of their ninth parts: accumulators that a thread keeps while the
+    queries pass by."""
 
     dk: object
     dk_ninth: object
@@ -51,8 +56,8 @@ class Gradients(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A tile's places of q and of its ninth part, which dy follows; the barrier of L and D, its parity, and where in
-    shared memory this thread's are."""
+    """A tile's places of q and of its ninth part, which dy follows; the barrier of L and D, its
+    parity, and where in shared memory this thread's are."""
 
     q: int
     q_ninth: int
@@ -68,7 +73,10 @@ def probabilities(N, s, shared, at, c):
         w = load_words2(shared, int32(at + 32 * j))
         L0, L1 = float_of(w[0]), float_of(w[1])
         s[4 * j], s[4 * j + 1] = probability(s[4 * j], c, L0), probability(s[4 * j + 1], c, L1)
-        s[4 * j + 2], s[4 * j + 3] = probability(s[4 * j + 2], c, L0), probability(s[4 * j + 3], c, L1)
+        s[4 * j + 2], s[4 * j + 3] = (
+            probability(s[4 * j + 2], c, L0),
+            probability(s[4 * j + 3], c, L1),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -78,7 +86,10 @@ def score_gradients(N, s, p, shared, at):
         w = load_words2(shared, int32(at + 32 * j))
         D0, D1 = float_of(w[0]), float_of(w[1])
         s[4 * j], s[4 * j + 1] = p[4 * j] * (s[4 * j] - D0), p[4 * j + 1] * (s[4 * j + 1] - D1)
-        s[4 * j + 2], s[4 * j + 3] = p[4 * j + 2] * (s[4 * j + 2] - D0), p[4 * j + 3] * (s[4 * j + 3] - D1)
+        s[4 * j + 2], s[4 * j + 3] = (
+            p[4 * j + 2] * (s[4 * j + 2] - D0),
+            p[4 * j + 3] * (s[4 * j + 3] - D1),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -89,13 +100,17 @@ def pack_all(N, words, s):
 
 @cuda.jit(device=True, forceinline=True)
 def store_ds(N, shared, at, words, chunk):
-    """A thread's dS of N queries into shared memory, from a chunk of its key's row on; at: its word in the row's first.
+    """A thread's dS of N queries into shared memory, from a chunk of its key's row on; at: its word
+    in the row's first.
 
     The rows, 128 bytes, are swizzled as TMA does it.
     """
     at = opaque(at)
     for i in range(N // 16):
-        place, next_place = int32(at ^ ((chunk + 2 * i) * CHUNK)), int32(at ^ ((chunk + 2 * i + 1) * CHUNK))
+        place, next_place = (
+            int32(at ^ ((chunk + 2 * i) * CHUNK)),
+            int32(at ^ ((chunk + 2 * i + 1) * CHUNK)),
+        )
         store_word(shared, place, words[4 * i])
         store_word(shared, int32(place + 8 * DS_ROW), words[4 * i + 1])
         store_word(shared, next_place, words[4 * i + 2])
@@ -104,10 +119,11 @@ def store_ds(N, shared, at, words, chunk):
 
 @cuda.jit(device=True, forceinline=True)
 def add_block(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
-    """dv += P · dy and dk += dS · q for 64 keys and N queries; dS goes to shared memory, from a chunk of a row on.
+    """dv += P · dy and dk += dS · q for 64 keys and N queries; dS goes to shared memory, from a
+    chunk of a row on.
 
-    k: places, which those of v follow; first: whether dS may still be read for dq. On return S, dS and P are free, and
-    with HS over 32 all products are done.
+    k: places, which those of v follow; first: whether dS may still be read for dq. On return S, dS
+    and P are free, and with HS over 32 all products are done.
     """
     zeros = uint32(zeros)
     k, k_ninth = uint32(opaque(k)), uint32(opaque(k_ninth))
@@ -115,7 +131,9 @@ def add_block(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, chunk,
     wgmma_fence()
     multiply_along(HS, N, r.s, k, k_ninth, q, q_ninth, zeros)
     wgmma_commit()
-    multiply_along(HS, N, r.ds, k + uint32(V), k_ninth + uint32(V), q + uint32(DY), q_ninth + uint32(DY), zeros)
+    multiply_along(
+        HS, N, r.ds, k + uint32(V), k_ninth + uint32(V), q + uint32(DY), q_ninth + uint32(DY), zeros
+    )
     wgmma_commit()
 
     mbarrier_wait(tile.barrier, uint32(tile.parity))
@@ -123,7 +141,9 @@ def add_block(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, chunk,
     probabilities(N, r.s, shared, tile.statistics_at, c)
     pack_all(N, r.words, r.s)
     wgmma_fence()
-    add_queries(HS, N, accumulators.dv, accumulators.dv_ninth, r.words, q + uint32(DY), q_ninth + uint32(DY))
+    add_queries(
+        HS, N, accumulators.dv, accumulators.dv_ninth, r.words, q + uint32(DY), q_ninth + uint32(DY)
+    )
     wgmma_commit()
 
     wait_for_scores(N, r.ds)
@@ -147,7 +167,24 @@ def add_keys(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, first):
     else:
         query = opaque(int32(0))
         while query < QUERIES:
-            part = Queries(int32(tile.q + query * (ROW // CHUNK)), int32(tile.q_ninth + query), tile.barrier,
-                           tile.parity, int32(tile.statistics_at + 4 * query))
-            add_block(r, accumulators, k, k_ninth, part, zeros, shared, c, ds_at, query >> 3, first and query == 0)
+            part = Queries(
+                int32(tile.q + query * (ROW // CHUNK)),
+                int32(tile.q_ninth + query),
+                tile.barrier,
+                tile.parity,
+                int32(tile.statistics_at + 4 * query),
+            )
+            add_block(
+                r,
+                accumulators,
+                k,
+                k_ninth,
+                part,
+                zeros,
+                shared,
+                c,
+                ds_at,
+                query >> 3,
+                first and query == 0,
+            )
             query = int32(query + N)

@@ -1,9 +1,10 @@
-"""D of each query for flash attention's backward, D = Σ dy · y, and L: by two warps, concurrently with the products.
+"""D of each query for flash attention's backward, D = Σ dy · y, and L: by two warps, concurrently
+with the products.
 
-dy is in shared memory for the products already, and y is loaded for this alone. So each element of both is read from
-memory once, and no separate kernel and no array for D are needed (../reference.py derives D). L is the logsumexp in
-units of ln 2, as `probability` wants it. HS // 16 · 2 lanes share a row, eight numbers each at a time; their sums meet
-by shuffles.
+dy is in shared memory for the products already, and y is loaded for this alone. So each element of
+both is read from memory once, and no separate kernel and no array for D are needed (../reference.py
+derives D). L is the logsumexp in units of ln 2, as `probability` wants it. HS // 16 · 2 lanes share
+a row, eight numbers each at a time; their sums meet by shuffles.
 
 SOURCE
     ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2, which makes D first; PTX ISA, section
@@ -11,6 +12,7 @@ SOURCE
 READ NEXT
     kernel.py
 """
+
 from ....device import cuda, float32, int32, opaque
 from ....device.limits import FULL_MASK, WARP
 from ....device.mbarrier import mbarrier_arrive
@@ -41,14 +43,17 @@ def product_of_eight(a, b):
 
 @cuda.jit(device=True, forceinline=True)
 def write_row_sum(HS, shared, dy_at, y_at, row, lane, to):
-    """D of a row of the tiles of dy and y, HS // 16 · 2 lanes a row; `to`: where the tile's D go, 4 bytes each."""
+    """D of a row of the tiles of dy and y, HS // 16 · 2 lanes a row; `to`: where the tile's D go, 4
+    bytes each."""
     LANES = HS // 16 * 2
     chunk = int32(lane & (LANES - 1))
     place = place_in_tile(HS, 0, row, chunk)
     total = product_of_eight(load_words4(shared, dy_at + place), load_words4(shared, y_at + place))
     if HS == 72 and chunk == 0:
         place = int32(QUERIES * 128 + row * CHUNK)
-        total += product_of_eight(load_words4(shared, dy_at + place), load_words4(shared, y_at + place))
+        total += product_of_eight(
+            load_words4(shared, dy_at + place), load_words4(shared, y_at + place)
+        )
     if LANES == 8:
         total += cuda.shfl_xor_sync(FULL_MASK, total, 4)
     total += cuda.shfl_xor_sync(FULL_MASK, total, 2)
@@ -59,9 +64,11 @@ def write_row_sum(HS, shared, dy_at, y_at, row, lane, to):
 
 @cuda.jit(device=True, forceinline=True)
 def make_statistics(shared, logsumexp, rings, p):
-    """Two warps, each for half of a tile's queries: L, in units of ln 2, and D = Σ dy · y, next to q and dy.
+    """Two warps, each for half of a tile's queries: L, in units of ln 2, and D = Σ dy · y, next to
+    q and dy.
 
-    They wait for dy and y, release y, and arrive at the stage's barrier `statistics`, for which consumers wait.
+    They wait for dy and y, release y, and arrive at the stage's barrier `statistics`, for which
+    consumers wait.
     """
     t = int32(cuda.threadIdx.x)
     lane, rows = int32(t & 31), int32((t >> 5) * WARP - WARP)
@@ -87,7 +94,9 @@ def make_statistics(shared, logsumexp, rings, p):
                 while i < int32(rows + WARP):  # two at a time, in turn: there are few registers
                     to = int32(at + (STATISTICS + 4 * QUERIES))
                     write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), i, lane, to)
-                    write_row_sum(HS, shared, int32(at + Q_TILE), int32(Y_AT), int32(i + PASS), lane, to)
+                    write_row_sum(
+                        HS, shared, int32(at + Q_TILE), int32(Y_AT), int32(i + PASS), lane, to
+                    )
                     i = int32(i + 2 * PASS)
                 consumer_release(rings.y, y_stage)
                 mbarrier_arrive(barrier_at(rings.statistics, stage))

@@ -1,4 +1,5 @@
-"""Convolution in float16 on Hopper's tensor cores, fed by TMA. Read ../levels/ first, then these files in this order.
+"""Convolution in float16 on Hopper's tensor cores, fed by TMA. Read ../levels/ first, then these
+files in this order.
 
     boxes.py                the layout of pixels in shared memory: boxes with a halo, sub-blocks, matrix descriptors
     layout.py               the convolution's constants, arguments, stages and buffers

@@ -1,17 +1,20 @@
-"""Sums of a 3 × 3 weight gradient: from registers to dweight, through a cluster's shared memory, in a fixed order.
+"""Sums of a 3 × 3 weight gradient: from registers to dweight, through a cluster's shared memory, in
+a fixed order.
 
-The blocks of a cluster have summed different pixels of one tile. Each leaves its accumulators in its shared memory,
-where the pixels were, and adds up one share of the tile from the shared memory of all. Where one cluster has all the
-pixels, that is the result. Otherwise ../../second_pass.py adds the clusters' sums.
-A VECTOR is four neighbouring sums of a thread, 16 bytes. wgmma gives a thread two of row n and two of row n + 8;
-    `four_neighbours` makes four of one row of them, in pairs of lanes. A thread has CW / 8 vectors for each of its
-    three taps; left: channels from the tile's first, none beyond a row.
+The blocks of a cluster have summed different pixels of one tile. Each leaves its accumulators in
+its shared memory, where the pixels were, and adds up one share of the tile from the shared memory
+of all. Where one cluster has all the pixels, that is the result. Otherwise ../../second_pass.py
+adds the clusters' sums. A VECTOR is four neighbouring sums of a thread, 16 bytes. wgmma gives a
+thread two of row n and two of row n + 8;
+    `four_neighbours` makes four of one row of them, in pairs of lanes. A thread has CW / 8 vectors
+    for each of its three taps; left: channels from the tile's first, none beyond a row.
 
 SOURCE
     device/cluster.py; emulator/wgmma_layouts.py says which sums a thread has.
 READ NEXT
     weight_gradient_3x3_layout.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, float32, int32, load4, store4, uint32
@@ -32,8 +35,9 @@ VECTORS = Constant(lambda CW: 3 * CW // 8)  # of a thread
 class Share(NamedTuple):
     """A thread's sums, and those of them that its block will add up.
 
-    at: of its first in dweight, flat; tap_row: from there to the next tap's; left: channels from the tile's first, none
-    beyond a row; first, last: its block's vectors; odd: whether the lane has row n + 8 of its pair
+    at: of its first in dweight, flat; tap_row: from there to the next tap's; left: channels from
+    the tile's first, none beyond a row; first, last: its block's vectors; odd: whether the lane has
+    row n + 8 of its pair
     """
 
     at: int
@@ -44,11 +48,13 @@ class Share(NamedTuple):
     odd: int
 
 
-# A thread's sums ------------------------------------------------------------------------------------------------------
+# A thread's sums ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def four_neighbours(a0, a1, a2, a3, odd):
-    """A thread has two sums of row n and two of row n + 8: in pairs of lanes, four neighbours of one row instead.
+    """A thread has two sums of row n and two of row n + 8: in pairs of lanes, four neighbours of
+    one row instead.
 
     Applied twice, it changes nothing.
     """
@@ -59,7 +65,8 @@ def four_neighbours(a0, a1, a2, a3, odd):
 
 @cuda.jit(device=True, forceinline=True)
 def share_of(thread, tap_column, own, share, C, N):
-    """The `Share` of a thread (0 … 127) of the warpgroup that has this column of taps; share: vectors of a block."""
+    """The `Share` of a thread (0 … 127) of the warpgroup that has this column of taps; share:
+    vectors of a block."""
     odd = thread & 1
     n = int32(own.line * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + odd * 8)
     first_c = int32(own.column * CW)
@@ -72,7 +79,8 @@ def share_of(thread, tap_column, own, share, C, N):
 
 @cuda.jit(device=True, forceinline=True)
 def read_tap(tap, dweight, at, acc, left, first, last, odd):
-    """The initial values of a thread's sums of one of its taps: of vectors first … last - 1, dweight.
+    """The initial values of a thread's sums of one of its taps: of vectors first … last - 1,
+    dweight.
 
     left: channels from the tile's first, none beyond a row
     """
@@ -81,7 +89,9 @@ def read_tap(tap, dweight, at, acc, left, first, last, odd):
         a0 = a1 = a2 = a3 = float32(0)
         if 8 * j < left and v >= first and v < last:
             a0, a1, a2, a3 = load4(dweight, at + 8 * j)
-        acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3] = four_neighbours(a0, a1, a2, a3, odd)
+        acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3] = four_neighbours(
+            a0, a1, a2, a3, odd
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -96,7 +106,8 @@ def write_tap(tap, out, at, acc, left, odd):
 
 @cuda.jit(device=True, forceinline=True)
 def read_sums(acc, dweight, mine, left):
-    """The initial values of a thread's sums: those that its block will add up from dweight, all others from 0."""
+    """The initial values of a thread's sums: those that its block will add up from dweight, all
+    others from 0."""
     read_tap(0, dweight, mine.at, acc, left, mine.first, mine.last, mine.odd)
     read_tap(1, dweight, mine.at + mine.tap_row, acc, left, mine.first, mine.last, mine.odd)
     read_tap(2, dweight, mine.at + 2 * mine.tap_row, acc, left, mine.first, mine.last, mine.odd)
@@ -110,7 +121,8 @@ def write_sums(out, at, acc, mine):
     write_tap(2, out, at + 2 * mine.tap_row, acc, mine.left, mine.odd)
 
 
-# In a cluster ---------------------------------------------------------------------------------------------------------
+# In a cluster -------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def four_of(address, exists):
@@ -125,7 +137,14 @@ def four_of(address, exists):
 def leave_sums(sums, consumer, acc):
     """All of a thread's sums go to its block's shared memory."""
     for v in range(VECTORS):
-        store4(sums, 4 * (v * CONSUMERS + consumer), acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3])
+        store4(
+            sums,
+            4 * (v * CONSUMERS + consumer),
+            acc[4 * v],
+            acc[4 * v + 1],
+            acc[4 * v + 2],
+            acc[4 * v + 3],
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -141,7 +160,8 @@ def write_vector(v, out, at, mine, sums):
 def add_up(place, rank, blocks, out, at, mine):
     """out = the sums of all blocks of the cluster, of a thread's vectors of the block's share.
 
-    Each block begins with its own sums: if all began with the first block's, they would queue for its memory.
+    Each block begins with its own sums: if all began with the first block's, they would queue for
+    its memory.
     """
     for begin in range(mine.first, mine.last, AT_ONCE):
         s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = u0 = u1 = u2 = u3 = float32(0)
@@ -162,7 +182,8 @@ def add_up(place, rank, blocks, out, at, mine):
 
 @cuda.jit(device=True, forceinline=True)
 def add_bias(bias_sums, bias_out, own, N, blocks, has_bias):
-    """The producer's warpgroup in a cluster: warp 1 of the first block adds up all blocks' sums of dy."""
+    """The producer's warpgroup in a cluster: warp 1 of the first block adds up all blocks' sums of
+    dy."""
     cluster_sync()  # all sums are there
     four = int32(4 * (int32(cuda.threadIdx.x) - 32))
     n = int32(own.line * TILE + four)

@@ -1,7 +1,9 @@
-"""The sums of dy's columns from its tiles in shared memory: a bias's gradient, by two warps during the products.
+"""The sums of dy's columns from its tiles in shared memory: a bias's gradient, by two warps during
+the products.
 
-A weight gradient reads all of dy for its products. Two warps of the producer's warpgroup, each for 32 of the 64 columns
-of a tile, read it once more from shared memory, and so no pass over dy is left. They multiply by ones on the tensor
+A weight gradient reads all of dy for its products. Two warps of the producer's warpgroup, each for
+32 of the 64 columns of a tile, read it once more from shared memory, and so no pass over dy is
+left. They multiply by ones on the tensor
 cores: additions number by number held up the products.
 
 SOURCE
@@ -9,6 +11,7 @@ SOURCE
 READ NEXT
     weight_gradient.py
 """
+
 from ....device import cuda, float32, int32, uint32
 from ....device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16, ones_half2
 from .boxes import ROW
@@ -20,7 +23,8 @@ CHANNELS_A_WARP = 32  # of dy, whose sums a warp makes
 def add_columns(box, sixty_fours, warp, lane):
     """The sum of a channel of dy over 64 pixels or more, whose box starts at a shared address.
 
-    Of the warp's 32 channels a lane gets the sum of `column_of`, as its quad's four lanes have the same four.
+    Of the warp's 32 channels a lane gets the sum of `column_of`, as its quad's four lanes have the
+    same four.
     """
     k, half = uint32(lane & 7), uint32(lane >> 3 & 1)
     address = box + k * uint32(128) + uint32(lane >> 4) * uint32(1024)
@@ -28,15 +32,28 @@ def add_columns(box, sixty_fours, warp, lane):
     high = address + ((uint32(4 * warp + 2) + half ^ k) << uint32(4))
     ones, l_sums = ones_half2(), (float32(0), float32(0), float32(0), float32(0))
     h_sums = l_sums
-    for _ in range(sixty_fours):  # all loads first: the tensor cores keep shared memory busy, so each takes long
+    # all loads first: the tensor cores keep shared memory busy, so each takes long
+    for _ in range(sixty_fours):
         l0, h0 = ldmatrix_x4_trans(low), ldmatrix_x4_trans(high)
         l1, h1 = ldmatrix_x4_trans(low + uint32(2048)), ldmatrix_x4_trans(high + uint32(2048))
         l2, h2 = ldmatrix_x4_trans(low + uint32(4096)), ldmatrix_x4_trans(high + uint32(4096))
         l3, h3 = ldmatrix_x4_trans(low + uint32(6144)), ldmatrix_x4_trans(high + uint32(6144))
-        l_sums, h_sums = mma_m16n8k16(l0, (ones, ones), l_sums), mma_m16n8k16(h0, (ones, ones), h_sums)
-        l_sums, h_sums = mma_m16n8k16(l1, (ones, ones), l_sums), mma_m16n8k16(h1, (ones, ones), h_sums)
-        l_sums, h_sums = mma_m16n8k16(l2, (ones, ones), l_sums), mma_m16n8k16(h2, (ones, ones), h_sums)
-        l_sums, h_sums = mma_m16n8k16(l3, (ones, ones), l_sums), mma_m16n8k16(h3, (ones, ones), h_sums)
+        l_sums, h_sums = (
+            mma_m16n8k16(l0, (ones, ones), l_sums),
+            mma_m16n8k16(h0, (ones, ones), h_sums),
+        )
+        l_sums, h_sums = (
+            mma_m16n8k16(l1, (ones, ones), l_sums),
+            mma_m16n8k16(h1, (ones, ones), h_sums),
+        )
+        l_sums, h_sums = (
+            mma_m16n8k16(l2, (ones, ones), l_sums),
+            mma_m16n8k16(h2, (ones, ones), h_sums),
+        )
+        l_sums, h_sums = (
+            mma_m16n8k16(l3, (ones, ones), l_sums),
+            mma_m16n8k16(h3, (ones, ones), h_sums),
+        )
         low += uint32(64 * ROW)
         high += uint32(64 * ROW)
     first, second = (h_sums[0], h_sums[2]) if lane & 2 else (l_sums[0], l_sums[2])

@@ -15,7 +15,8 @@ SHAPES
     C and N multiples of 8 (a row that TMA brings is a multiple of 16 bytes), kernel odd, stride 1; any B, H, W
 VERSIONS
     v5  hopper-columns: for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below.
-        A row of it is a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
+        A row of it is a multiple of eight pixels, so every matrix begins where the swizzle's
+        pattern begins.
     v6  hopper: one box with the whole halo. A tile of 16 × 16 pixels becomes a box of 18 × 18: 1.27 times its pixels
         cross from L2, where v5 moves them 3.4 times and a box for each tap 9 times. A tap's matrix may begin at any row
         of 128 bytes, because TMA and wgmma both swizzle by the bits of the address.
@@ -23,7 +24,8 @@ VERSIONS
 ROLES  (384 threads: three warpgroups)
     warp 0 loads boxes of pixels         one stage for each block of channels (v6), or column of taps (v5)
     warp 3 loads the weight              one stage a tap, or a column of three (separate kernels: a third of the
-                                         waits); where all of it fits, once for all tiles (`resident`)
+                                         waits); where all of it fits, once for all tiles
+                                         (`resident`)
     warps 1, 2 overlap the products      each stores a consumer's results, makes their statistics, and brings the next
                                          residual, to the place of the next results, and what is added to each channel
     warpgroups 1, 2 multiply             sub-blocks of 64 pixels by BN output channels. Where shared memory holds all
@@ -42,6 +44,7 @@ SOURCE
 READ NEXT
     epilogue.py
 """
+
 import numpy as np
 
 from ....device import cuda, int32, launch, uint32
@@ -104,7 +107,8 @@ ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread for a sub-block
 producer_registers, consumer_registers = make_setmaxnreg(72, False), make_setmaxnreg(216, True)
 
 
-# Producers: a thread for the pixels, a thread for the weight ----------------------------------------------------------
+# Producers: a thread for the pixels, a thread for the weight --------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def load_pixels(ring, map_x, boxes, shape, tiling):
@@ -117,26 +121,43 @@ def load_pixels(ring, map_x, boxes, shape, tiling):
         image = int32(group * tiling.tile_images)
         for block in range(shape.channel_blocks):
             for load in range(boxes.loads):
-                full = producer_acquire(ring, stage, parity, boxes.pitch * boxes.height * tiling.tile_images * ROW)
-                tma_load_4d(stage_at(ring, stage), map_x, full, uint32(block * BK), uint32(w + load), uint32(h),
-                            uint32(image))
+                full = producer_acquire(
+                    ring, stage, parity, boxes.pitch * boxes.height * tiling.tile_images * ROW
+                )
+                tma_load_4d(
+                    stage_at(ring, stage),
+                    map_x,
+                    full,
+                    uint32(block * BK),
+                    uint32(w + load),
+                    uint32(h),
+                    uint32(image),
+                )
                 stage, parity = advance(ring, stage, parity)
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_tap(address, map_weight, full, first, tap, taps, block):
-    """Load a tap of the weight by TMA: BN output channels from `first` on, a block of 64 input channels."""
+    """Load a tap of the weight by TMA: BN output channels from `first` on, a block of 64 input
+    channels."""
     if TRANSPOSED:
         for slab in range(SLABS):
-            tma_load_3d(address + uint32(slab * SLAB_BYTES), map_weight, full, uint32(first + slab * COLS),
-                        uint32(taps - 1 - tap), uint32(block * BK))
+            tma_load_3d(
+                address + uint32(slab * SLAB_BYTES),
+                map_weight,
+                full,
+                uint32(first + slab * COLS),
+                uint32(taps - 1 - tap),
+                uint32(block * BK),
+            )
     else:
         tma_load_3d(address, map_weight, full, uint32(block * BK), uint32(tap), uint32(first))
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_weight(ring, map_weight, boxes, shape, tiling):
-    """One thread loads the weight by TMA, TAPS_PER_STAGE taps of a column at a time; once, if it is resident."""
+    """One thread loads the weight by TMA, TAPS_PER_STAGE taps of a column at a time; once, if it is
+    resident."""
     tma_prefetch(map_weight)
     stage, parity = producer_start()
     size = shape.size
@@ -149,31 +170,43 @@ def load_weight(ring, map_weight, boxes, shape, tiling):
                     full = producer_acquire(ring, stage, parity, B_BYTES)
                     to = stage_at(ring, stage)
                     for k in range(TAPS_PER_STAGE):
-                        load_tap(to, map_weight, full, first, int32((part + k) * size + column), size * size, block)
+                        load_tap(
+                            to,
+                            map_weight,
+                            full,
+                            first,
+                            int32((part + k) * size + column),
+                            size * size,
+                            block,
+                        )
                         to += uint32(TAP_BYTES)
                     stage, parity = advance(ring, stage, parity)
 
 
-# Consumers ------------------------------------------------------------------------------------------------------------
+# Consumers ----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def consume(consumer, a_ring, b_ring, buffers, boxes, shape, tiling, epilogue):
-    """A warpgroup multiplies its sub-blocks of all tiles of the block, and leaves the results in its buffer."""
+    """A warpgroup multiplies its sub-blocks of all tiles of the block, and leaves the results in
+    its buffer."""
     acc = cuda.local.array(ACCUMULATORS, np.float32)
     acc_2 = cuda.local.array(ACCUMULATORS, np.float32)
     view = view_of(consumer, boxes, shape, tiling)
     out = int32(buffers.at + consumer * OUT_BYTES)
     a_stage, a_parity = consumer_start()
     b_stage, b_parity = consumer_start()
-    out_parity, turn_parity = uint32(0), uint32(1 - consumer)  # of ping-pong, the first consumer begins
+    # of ping-pong, the first consumer begins
+    out_parity, turn_parity = uint32(0), uint32(1 - consumer)
     for _ in range(cuda.blockIdx.x, boxes.tiles, cuda.gridDim.x):
         consumer_wait(b_ring, b_stage, b_parity)
         consumer_wait(a_ring, a_stage, a_parity)
         if tiling.ping_pong:
             mbarrier_wait(barrier_at(buffers.turn, consumer), turn_parity)
             turn_parity ^= uint32(1)
-        a_stage, a_parity, b_stage, b_parity = main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage,
-                                                         b_parity, view, tiling.resident)
+        a_stage, a_parity, b_stage, b_parity = main_loop(
+            acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, view, tiling.resident
+        )
         if tiling.ping_pong:
             mbarrier_arrive(barrier_at(buffers.turn, 1 - consumer))
         wgmma_wait(acc)
@@ -191,13 +224,20 @@ def consume(consumer, a_ring, b_ring, buffers, boxes, shape, tiling, epilogue):
         addends_at = int32(buffers.addends_at + consumer * SUB * BN)
         stage_results(buffers.tiles, out, acc, buffers.addends, addends_at, epilogue)
         if SUB == 2:
-            stage_results(buffers.tiles, int32(out + SLABS * SLAB_BYTES), acc_2, buffers.addends,
-                          int32(addends_at + BN), epilogue)
+            stage_results(
+                buffers.tiles,
+                int32(out + SLABS * SLAB_BYTES),
+                acc_2,
+                buffers.addends,
+                int32(addends_at + BN),
+                epilogue,
+            )
         fence_proxy_async()
         mbarrier_arrive(barrier_at(buffers.written, consumer))
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def set_up(a_ring, b_ring, buffers):
@@ -219,15 +259,34 @@ def convolve(maps, vectors, shape, tiling, epilogue):
     addends = cuda.shared.array(0, np.float32, alignment=1024)  # sees the same memory
     barriers = cuda.shared.array(BARRIERS, np.uint64)
     first, base = smem_u32(barriers), smem_u32(tiles)
-    out_at = int32(tiling.b_stages * B_BYTES)  # behind the weight's stages; then come the pixels', then the addends
+    # behind the weight's stages; then come the pixels', then the addends
+    out_at = int32(tiling.b_stages * B_BYTES)
     out_address = uint32(base + uint32(tiling.b_stages) * uint32(B_BYTES))
-    a_ring = Ring(uint32(out_address + uint32(2 * OUT_BYTES)), tiling.a_bytes, tiling.a_stages, first,
-                  barrier_at(first, MAX_A))
-    b_ring = Ring(base, B_BYTES, tiling.b_stages, barrier_at(first, 2 * MAX_A), barrier_at(first, 2 * MAX_A + MAX_B))
+    a_ring = Ring(
+        uint32(out_address + uint32(2 * OUT_BYTES)),
+        tiling.a_bytes,
+        tiling.a_stages,
+        first,
+        barrier_at(first, MAX_A),
+    )
+    b_ring = Ring(
+        base,
+        B_BYTES,
+        tiling.b_stages,
+        barrier_at(first, 2 * MAX_A),
+        barrier_at(first, 2 * MAX_A + MAX_B),
+    )
     ready = barrier_at(first, 2 * MAX_A + 2 * MAX_B)
-    buffers = Buffers(tiles, out_address, out_at, addends,
-                      int32((out_at + 2 * OUT_BYTES + tiling.a_stages * tiling.a_bytes) >> 2),
-                      ready, barrier_at(ready, 2), barrier_at(ready, 4))
+    buffers = Buffers(
+        tiles,
+        out_address,
+        out_at,
+        addends,
+        int32((out_at + 2 * OUT_BYTES + tiling.a_stages * tiling.a_bytes) >> 2),
+        ready,
+        barrier_at(ready, 2),
+        barrier_at(ready, 4),
+    )
     t = int32(cuda.threadIdx.x)
     if t == 0:
         set_up(a_ring, b_ring, buffers)
@@ -248,40 +307,69 @@ def convolve(maps, vectors, shape, tiling, epilogue):
 
 
 def make_kernel(BN, SUB, taps_per_stage, transposed):
-    """The kernel for tiles of BN output channels and 128 · SUB pixels; transposed: the input gradient."""
+    """The kernel for tiles of BN output channels and 128 · SUB pixels; transposed: the input
+    gradient."""
     kind = "input_gradient" if transposed else "forward"
-    return specialise(convolve, name=f"conv2d_{kind}_kernel_v6_{128 * SUB}x{BN}_{taps_per_stage}",
-                      launch_bounds=(THREADS, 1), BN=BN, SUB=SUB, TAPS_PER_STAGE=taps_per_stage, TRANSPOSED=transposed)
+    return specialise(
+        convolve,
+        name=f"conv2d_{kind}_kernel_v6_{128 * SUB}x{BN}_{taps_per_stage}",
+        launch_bounds=(THREADS, 1),
+        BN=BN,
+        SUB=SUB,
+        TAPS_PER_STAGE=taps_per_stage,
+        TRANSPOSED=transposed,
+    )
 
 
-KEYS = [(*tile, taps) for tile in VARIANTS for taps in (1, 3)
-        if (*tile, taps) != (128, 2, 3)]  # of these, no three stages fit with the pixels
+KEYS = [
+    (*tile, taps) for tile in VARIANTS for taps in (1, 3) if (*tile, taps) != (128, 2, 3)
+]  # of these, no three stages fit with the pixels
 conv2d_forward_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, False))
 conv2d_input_gradient_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, True))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def hopper_supports(x, weight, stride):
     """Whether this rung takes these operands."""
     size, inputs = weight.shape[2:]
-    return (supports(x, conv2d_forward_kernels_v6) and is_half(x.dtype) and stride == 1
-            and inputs % 8 == 0 and weight.shape[0] % 8 == 0 and size <= 7)
+    return (
+        supports(x, conv2d_forward_kernels_v6)
+        and is_half(x.dtype)
+        and stride == 1
+        and inputs % 8 == 0
+        and weight.shape[0] % 8 == 0
+        and size <= 7
+    )
 
 
 def statistics_shape(y_shape):
-    """The shape of the statistics of a result (B, H, W, N), or None if 8 × 8 pixels do not tile its images."""
+    """The shape of the statistics of a result (B, H, W, N), or None if 8 × 8 pixels do not tile its
+    images."""
     B, H, W, N = y_shape
     return (B, H // 8 * (W // 8), 2, N // 2) if H % 8 == W % 8 == 0 else None
 
 
 def plan_for(x, channels, size, addends, gradient, whole_halo, only, taps_per_stage):
-    """The `Plan` for these arrays: as estimated, or as measured on this card, or `only` and `taps_per_stage`."""
+    """The `Plan` for these arrays: as estimated, or as measured on this card, or `only` and
+    `taps_per_stage`."""
     (b, h, w, c), multiprocessors = x.shape, x.backend.multiprocessors
 
     def planned(only=None, taps_per_stage=None):
-        return choose_plan(nominal_extent(b), h, w, c, channels, size, bool(whole_halo), multiprocessors, only,
-                           taps_per_stage, addends)[1]
+        return choose_plan(
+            nominal_extent(b),
+            h,
+            w,
+            c,
+            channels,
+            size,
+            bool(whole_halo),
+            multiprocessors,
+            only,
+            taps_per_stage,
+            addends,
+        )[1]
 
     def measured(choice):
         bn, sub, taps = choice
@@ -289,12 +377,16 @@ def plan_for(x, channels, size, addends, gradient, whole_halo, only, taps_per_st
 
     if only is None and taps_per_stage is None:
         kind = "conv2d_input_gradient v6" if gradient else "conv2d v6"
-        plan = tuned_or(planned, measured, x.backend, kind, nominal_extent(b), h, w, c, channels, size)
+        plan = tuned_or(
+            planned, measured, x.backend, kind, nominal_extent(b), h, w, c, channels, size
+        )
     else:
         plan = planned(only, taps_per_stage)
     if nominal_extent(b) == b:
         return plan
-    tiles = -(-channels // plan.bn) * -(-w // plan.width) * -(-h // plan.height) * -(-b // plan.images)
+    tiles = (
+        -(-channels // plan.bn) * -(-w // plan.width) * -(-h // plan.height) * -(-b // plan.images)
+    )
     return plan._replace(tiles=tiles)  # that there really are
 
 
@@ -302,47 +394,99 @@ def maps_for(plan, x, weight, y, residual, gradient):
     """The `Maps` of a convolution: boxes of pixels with their halo, of taps, and of output buffers."""
     size, columns = weight.shape[1], 64 if plan.bn % 64 == 0 else 32
     halo = size // 2 * 2
-    map_x = tensor_map(x, (BK, plan.width + halo * plan.whole_halo, plan.height + halo, plan.images))
+    map_x = tensor_map(
+        x, (BK, plan.width + halo * plan.whole_halo, plan.height + halo, plan.images)
+    )
     taps = weight.reshape(weight.shape[0], size * size, weight.shape[3])
     if gradient:
         map_weight = tensor_map(taps, (columns, 1, BK), swizzle=2 * columns)
     else:
         map_weight = tensor_map(taps, (BK, 1, plan.bn))
     map_y = tensor_map(y, (columns, 8, 8, 1), swizzle=2 * columns)
-    map_residual = map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
+    map_residual = (
+        map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
+    )
     return Maps(map_x, map_weight, map_y, map_residual)
 
 
-def hopper_convolution(x, weight, bias, y, channel=None, residual=None, gradient=False, whole_halo=True, only=None,
-                       taps_per_stage=None, statistics=None):
-    """y = conv2d(x, weight) + …, or with `gradient` the input gradient from x = dy; ../launcher.py has checked them.
+def hopper_convolution(
+    x,
+    weight,
+    bias,
+    y,
+    channel=None,
+    residual=None,
+    gradient=False,
+    whole_halo=True,
+    only=None,
+    taps_per_stage=None,
+    statistics=None,
+):
+    """y = conv2d(x, weight) + …, or with `gradient` the input gradient from x = dy; ../launcher.py
+    has checked them.
 
     statistics: of `statistics_shape`, to be written; not with `gradient`
     only, taps_per_stage: a forced tile (BN, SUB) and 1 or 3, for tests and `numdiff bench tune`
     """
     b, h, w, c = x.shape
     n, size, backend = y.shape[3], weight.shape[1], x.backend
-    plan = plan_for(x, n, size, bias is not None or channel is not None, gradient, whole_halo, only, taps_per_stage)
+    plan = plan_for(
+        x,
+        n,
+        size,
+        bias is not None or channel is not None,
+        gradient,
+        whole_halo,
+        only,
+        taps_per_stage,
+    )
     nothing = no_numbers(backend)
     kernels = conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6
     kernel = in_bfloat16(kernels[plan.bn, plan.pixels // 128, plan.taps_per_stage], x.dtype)
-    launch(kernel, min(plan.tiles, backend.multiprocessors), THREADS,
-           maps_for(plan, x, weight, y, residual, gradient),
-           Vectors(nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1)),
-           Shape(b, h, w, n, -(-c // BK), size),
-           Tiling(int(plan.whole_halo), plan.width, plan.height, plan.images, plan.a_stages, plan.a_bytes,
-                  plan.b_stages, int(plan.resident), int(plan.ping_pong)),
-           Epilogue(int(bias is not None), int(channel is not None), int(residual is not None),
-                    nothing if statistics is None else statistics.reshape(-1), int(statistics is not None)),
-           shared=plan.shared)
+    launch(
+        kernel,
+        min(plan.tiles, backend.multiprocessors),
+        THREADS,
+        maps_for(plan, x, weight, y, residual, gradient),
+        Vectors(
+            nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1)
+        ),
+        Shape(b, h, w, n, -(-c // BK), size),
+        Tiling(
+            int(plan.whole_halo),
+            plan.width,
+            plan.height,
+            plan.images,
+            plan.a_stages,
+            plan.a_bytes,
+            plan.b_stages,
+            int(plan.resident),
+            int(plan.ping_pong),
+        ),
+        Epilogue(
+            int(bias is not None),
+            int(channel is not None),
+            int(residual is not None),
+            nothing if statistics is None else statistics.reshape(-1),
+            int(statistics is not None),
+        ),
+        shared=plan.shared,
+    )
     return y
 
 
-def hopper_forward(x, weight, bias, y, channel=None, residual=None, whole_halo=True, statistics=None):
-    """y = conv2d(x, weight) + bias + channel + residual; of it `statistics`, if an array for them is given."""
-    return hopper_convolution(x, weight, bias, y, channel, residual, whole_halo=whole_halo, statistics=statistics)
+def hopper_forward(
+    x, weight, bias, y, channel=None, residual=None, whole_halo=True, statistics=None
+):
+    """y = conv2d(x, weight) + bias + channel + residual; of it `statistics`, if an array for them
+    is given."""
+    return hopper_convolution(
+        x, weight, bias, y, channel, residual, whole_halo=whole_halo, statistics=statistics
+    )
 
 
 def hopper_input_gradient(dy, weight, dx, whole_halo=True, residual=None):
     """dx of a convolution of stride 1, plus `residual`, like it."""
-    return hopper_convolution(dy, weight, None, dx, residual=residual, gradient=True, whole_halo=whole_halo)
+    return hopper_convolution(
+        dy, weight, None, dx, residual=residual, gradient=True, whole_halo=whole_halo
+    )

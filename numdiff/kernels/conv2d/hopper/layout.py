@@ -1,19 +1,21 @@
 """A Hopper convolution's constants, its kernel's arguments, and its layout of shared memory.
 
-A and B are the operands of the product, pixels × channels by channels × BN: x (or dy) and the weight.
-SHARED MEMORY of a block, in this order:
+A and B are the operands of the product, pixels × channels by channels × BN: x (or dy) and the
+weight. SHARED MEMORY of a block, in this order:
     b_stages stages of the weight    one tap, or a column of three: 64 input by BN output channels each
     two output buffers               one for each consumer: its results before their store, before that its residual
     a_stages stages of pixels        a box of 64 input channels (boxes.py)
     addends, float32                 what is added to each channel of each sub-block: bias and channel
-AN OUTPUT BUFFER has SLABS pieces of COLS channels for each sub-block, so that a row of 64 or 32 channels is as long as
-    the swizzle reaches. The weight of an input gradient, which is read across, has such slabs, too.
+AN OUTPUT BUFFER has SLABS pieces of COLS channels for each sub-block, so that a row of 64 or 32
+    channels is as long as the swizzle reaches. The weight of an input gradient, which is read
+    across, has such slabs, too.
 
 SOURCE
     convolution.py; the swizzle: boxes.py.
 READ NEXT
     products.py, the main loop over these stages.
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32
@@ -24,25 +26,29 @@ from .boxes import ROW
 BK = 64  # input channels in a stage: a pixel's row in a box
 MAX_A, MAX_B = 4, 12  # stages of pixels and of the weight
 BARRIERS = 2 * MAX_A + 2 * MAX_B + 6
-VARIANTS = tuple((bn, sub) for sub in (1, 2) for bn in (32, 64, 96, 128))  # (BN, SUB) of the kernels
+# (BN, SUB) of the kernels
+VARIANTS = tuple((bn, sub) for sub in (1, 2) for bn in (32, 64, 96, 128))
 
 BN = Constant()  # output channels of a tile
 SUB = Constant()  # sub-blocks of 64 pixels that a consumer multiplies: 1 or 2
-# taps in a stage of the weight: 1, or the 3 of a column. It is a constant, because a branch among the products of a
-# round would end their group
+# taps in a stage of the weight: 1, or the 3 of a column. It is a constant, because a branch among
+# the products of a round would end their group
 TAPS_PER_STAGE = Constant()
-# whether it is the input gradient, for which the weight's tile is read across: its 64 rows are the inner dimension, and
-# output channels are next to each other
+# whether it is the input gradient, for which the weight's tile is read across: its 64 rows are the
+# inner dimension, and output channels are next to each other
 TRANSPOSED = Constant()
-COLS = Constant(lambda BN: 64 if BN % 64 == 0 else 32)  # channels in a row of an output buffer, of a transposed weight
+# channels in a row of an output buffer, of a transposed weight
+COLS = Constant(lambda BN: 64 if BN % 64 == 0 else 32)
 SLABS = Constant(lambda BN, COLS: BN // COLS)
 SLAB_BYTES = Constant(lambda COLS: 128 * COLS)  # of 64 such rows
 TAP_BYTES = Constant(lambda BN: BN * ROW)  # of the weight
 B_BYTES = Constant(lambda TAP_BYTES, TAPS_PER_STAGE: TAPS_PER_STAGE * TAP_BYTES)  # of a stage of it
-OUT_BYTES = Constant(lambda SUB, SLABS, SLAB_BYTES: SUB * SLABS * SLAB_BYTES)  # of a consumer's output buffer
+# of a consumer's output buffer
+OUT_BYTES = Constant(lambda SUB, SLABS, SLAB_BYTES: SUB * SLABS * SLAB_BYTES)
 
 
-# Arguments ------------------------------------------------------------------------------------------------------------
+# Arguments ----------------------------------------------------------------------------------------
+
 
 class Maps(NamedTuple):
     """Tensor maps of x (or dy), of the weight, of y and of the residual."""
@@ -61,7 +67,8 @@ class Vectors(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The shape of y: images, height, width, N channels; channel_blocks: of 64 input channels; size: of the kernel."""
+    """The shape of y: images, height, width, N channels; channel_blocks: of 64 input channels;
+    size: of the kernel."""
 
     images: int
     height: int
@@ -95,12 +102,15 @@ class Epilogue(NamedTuple):
     has_statistics: int
 
 
-# Tiles ----------------------------------------------------------------------------------------------------------------
+# Tiles --------------------------------------------------------------------------------------------
+
 
 class Boxes(NamedTuple):
-    """A box of pixels: its padding, pixels in a row (pitch), rows (height); loads: boxes for a block of channels.
+    """A box of pixels: its padding, pixels in a row (pitch), rows (height); loads: boxes for a
+    block of channels.
 
-    The tiles of the result: columns (of BN output channels), across and down an image, tiles: all of them.
+    The tiles of the result: columns (of BN output channels), across and down an image, tiles: all
+    of them.
     """
 
     pad: int
@@ -114,11 +124,12 @@ class Boxes(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Shared memory of the results. tiles: all bytes, address: of the first consumer's output buffer, at: its first
-    byte; addends (float32): what is added to each channel of each sub-block, from addends_at on.
+    """Shared memory of the results. tiles: all bytes, address: of the first consumer's output
+    buffer, at: its first byte; addends (float32): what is added to each channel of each sub-block,
+    from addends_at on.
 
-    Barriers of the two consumers: ready: it may write (and the residual is there); written: it has written; turn: it
-    may multiply, with ping-pong.
+    Barriers of the two consumers: ready: it may write (and the residual is there); written: it has
+    written; turn: it may multiply, with ping-pong.
     """
 
     tiles: object
@@ -139,14 +150,22 @@ def boxes_of(shape, tiling):
     across = divide(shape.width + tiling.tile_w - 1, tiling.tile_w)[0]
     down = divide(shape.height + tiling.tile_h - 1, tiling.tile_h)[0]
     groups = divide(shape.images + tiling.tile_images - 1, tiling.tile_images)[0]
-    return Boxes(pad, int32(tiling.tile_w + 2 * pad if tiling.whole_halo else tiling.tile_w),
-                 int32(tiling.tile_h + 2 * pad), int32(1 if tiling.whole_halo else shape.size), columns, across, down,
-                 int32(columns * across * down * groups))
+    return Boxes(
+        pad,
+        int32(tiling.tile_w + 2 * pad if tiling.whole_halo else tiling.tile_w),
+        int32(tiling.tile_h + 2 * pad),
+        int32(1 if tiling.whole_halo else shape.size),
+        columns,
+        across,
+        down,
+        int32(columns * across * down * groups),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(tile, boxes):
-    """(column of tiles, tile across, tile down, group of images) of a tile; consecutive tiles share pixels."""
+    """(column of tiles, tile across, tile down, group of images) of a tile; consecutive tiles share
+    pixels."""
     rest, column = divide(tile, boxes.columns)
     rest, i = divide(rest, boxes.across)
     image, j = divide(rest, boxes.down)

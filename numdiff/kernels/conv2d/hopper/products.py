@@ -15,6 +15,7 @@ SOURCE
 READ NEXT
     convolution.py, the kernel around it.
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
@@ -26,19 +27,23 @@ from .layout import SUB, TAPS_PER_STAGE
 
 wgmma = Constant(lambda BN, TRANSPOSED: make_wgmma(BN, transpose_b=TRANSPOSED))
 wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN))
-# The weight's descriptors, in bytes: TRANSPOSED, from a slab to the next, and from eight input channels to the next
+# The weight's descriptors, in bytes: TRANSPOSED, from a slab to the next, and from eight input
+# channels to the next
 B_LEADING = Constant(lambda TRANSPOSED, SLAB_BYTES: SLAB_BYTES if TRANSPOSED else 16)
 B_STRIDE = Constant(lambda TRANSPOSED, COLS: 16 * COLS if TRANSPOSED else 8 * ROW)
 B_SWIZZLE = Constant(lambda TRANSPOSED, COLS: 2 if TRANSPOSED and COLS == 32 else 1)
-# and from one to another, where 16 bytes count 1: from a tap to the next; from 16 input channels to the next
+# and from one to another, where 16 bytes count 1: from a tap to the next; from 16 input channels to
+# the next
 B_TAP = Constant(lambda TAP_BYTES: u64(TAP_BYTES // 16))
 B_STEP = Constant(lambda TRANSPOSED, COLS: 2 * COLS if TRANSPOSED else 2)
 
 
 class View(NamedTuple):
-    """How a consumer sees a box. rows, rows_2: bytes to its sub-blocks; stride: bytes from an image row to the next.
+    """How a consumer sees a box. rows, rows_2: bytes to its sub-blocks; stride: bytes from an image
+    row to the next.
 
-    rounds: of a tile; box_taps: taps that read one box; size: of the kernel; elected: whether this thread releases
+    rounds: of a tile; box_taps: taps that read one box; size: of the kernel; elected: whether this
+    thread releases
     """
 
     rows: int
@@ -56,9 +61,15 @@ def view_of(consumer, boxes, shape, tiling):
     rows = row_of(consumer * SUB, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)
     rows_2 = row_of(consumer * SUB + 1, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)
     size = shape.size
-    return View(uint32(rows) * uint32(ROW), uint32(rows_2) * uint32(ROW), uint32(uint32(boxes.pitch) * uint32(ROW)),
-                int32(shape.channel_blocks * size * (1 if TAPS_PER_STAGE == 3 else size)),
-                int32(size * size if tiling.whole_halo else size), size, (cuda.threadIdx.x & 127) == 0)
+    return View(
+        uint32(rows) * uint32(ROW),
+        uint32(rows_2) * uint32(ROW),
+        uint32(uint32(boxes.pitch) * uint32(ROW)),
+        int32(shape.channel_blocks * size * (1 if TAPS_PER_STAGE == 3 else size)),
+        int32(size * size if tiling.whole_halo else size),
+        size,
+        (cuda.threadIdx.x & 127) == 0,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -82,7 +93,8 @@ def multiply_rest(acc, a, b):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_first(acc, a_at, stride, b):
-    """acc = a tap's products for 64 channels; a_at: address of the pixels, b: the weight's descriptor."""
+    """acc = a tap's products for 64 channels; a_at: address of the pixels, b: the weight's
+    descriptor."""
     a = descriptor(a_at, uint32(16), stride, 1)
     wgmma(acc, a, b, int32(0))
     multiply_rest(acc, a, b)
@@ -102,10 +114,13 @@ def multiply_tap(acc, acc_2, a_1, a_2, stride, b):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_column(acc, acc_2, a_1, a_2, stride, b):
-    """The products of a stage's other two taps, below the first one, whose pixels are at a_1 and a_2."""
+    """The products of a stage's other two taps, below the first one, whose pixels are at a_1 and
+    a_2."""
     if TAPS_PER_STAGE == 3:
         multiply_tap(acc, acc_2, a_1 + stride, a_2 + stride, stride, b + B_TAP)
-        multiply_tap(acc, acc_2, a_1 + stride + stride, a_2 + stride + stride, stride, b + B_TAP + B_TAP)
+        multiply_tap(
+            acc, acc_2, a_1 + stride + stride, a_2 + stride + stride, stride, b + B_TAP + B_TAP
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -116,10 +131,11 @@ def weight_at(ring, stage):
 
 @cuda.jit(device=True, forceinline=True)
 def main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, view, resident):
-    """acc, acc_2 = a tile's products, once the first stages of pixels and weight are there; returns the rings' state.
+    """acc, acc_2 = a tile's products, once the first stages of pixels and weight are there; returns
+    the rings' state.
 
-    view: the consumer's `View`; resident: whether the weight stays. A stage is released when the next round is on its
-    way.
+    view: the consumer's `View`; resident: whether the weight stays. A stage is released when the
+    next round is on its way.
     """
     stride = view.stride
     a_at = stage_at(a_ring, a_stage)
@@ -132,7 +148,8 @@ def main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, 
     wgmma_commit()
 
     shift = uint32(TAPS_PER_STAGE) * stride
-    used, row = TAPS_PER_STAGE, TAPS_PER_STAGE  # taps that have read the stage, and those of the column
+    # taps that have read the stage, and those of the column
+    used, row = TAPS_PER_STAGE, TAPS_PER_STAGE
     for _ in range(int32(1), view.rounds):
         before_a, before_b = a_stage, b_stage
         next_box = used == view.box_taps

@@ -29,6 +29,7 @@ SOURCE
 READ NEXT
     weight_gradient_plan.py
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,14 @@ from ....device.pipeline import (
 from ....device.requires import requires
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_4d, tma_prefetch
-from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ....device.wgmma import (
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_wait,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_1,
+)
 from ...common import divide, no_numbers
 from ...reduce import column_sum, sample_sum
 from ...second_pass import add_rows
@@ -118,8 +126,9 @@ class Tiling(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """The layout of a stage. pad: of the kernel; pitch: pixels in a row of x's box, height: its rows; copies: boxes of
-    x, copy_rows: pixels of each; pixels: of dy's box, dy_bytes: its bytes."""
+    """The layout of a stage. pad: of the kernel; pitch: pixels in a row of x's box, height: its
+    rows; copies: boxes of x, copy_rows: pixels of each; pixels: of dy's box, dy_bytes: its bytes.
+    """
 
     pad: int
     pitch: int
@@ -131,7 +140,8 @@ class Boxes(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A block's work: the column, row and group of nine taps of its tile; its chunks; whether it sums dy's pixels."""
+    """A block's work: the column, row and group of nine taps of its tile; its chunks; whether it
+    sums dy's pixels."""
 
     column: int
     row: int
@@ -148,8 +158,15 @@ def boxes_of(shape, tiling):
     pitch = int32(tiling.tile_w + 2 * pad if tiling.whole_halo else tiling.tile_w)
     height = int32(tiling.tile_h + 2 * pad)
     pixels = int32(tiling.tile_w * tiling.tile_h * tiling.tile_images)
-    return Boxes(pad, pitch, height, int32(1 if tiling.whole_halo else shape.size),
-                 int32(pitch * height * tiling.tile_images), pixels, uint32(pixels * ROW))
+    return Boxes(
+        pad,
+        pitch,
+        height,
+        int32(1 if tiling.whole_halo else shape.size),
+        int32(pitch * height * tiling.tile_images),
+        pixels,
+        uint32(pixels * ROW),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -158,8 +175,14 @@ def own_work(shape, tiling, has_bias):
     rest, column = divide(cuda.blockIdx.x, divide(shape.C + TILE - 1, TILE)[0])
     group, row = divide(rest, divide(shape.N + TILE - 1, TILE)[0])
     first_chunk = int32(cuda.blockIdx.y * tiling.part_chunks)
-    return Own(column, row, group, first_chunk, int32(min(first_chunk + tiling.part_chunks, tiling.chunks)),
-               has_bias != 0 and column == 0 and group == 0)
+    return Own(
+        column,
+        row,
+        group,
+        first_chunk,
+        int32(min(first_chunk + tiling.part_chunks, tiling.chunks)),
+        has_bias != 0 and column == 0 and group == 0,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -173,13 +196,26 @@ def load_boxes(ring, maps, boxes, own, shape, tiling):
     for chunk in range(own.first_chunk, own.last_chunk):
         rest, i = divide(chunk, across)
         images_before, j = divide(rest, down)
-        w, h, image = int32(i * tiling.tile_w), int32(j * tiling.tile_h), uint32(images_before * tiling.tile_images)
-        full = producer_acquire(ring, stage, parity, boxes.dy_bytes + uint32(boxes.copies * boxes.copy_rows * ROW))
+        w, h, image = (
+            int32(i * tiling.tile_w),
+            int32(j * tiling.tile_h),
+            uint32(images_before * tiling.tile_images),
+        )
+        full = producer_acquire(
+            ring, stage, parity, boxes.dy_bytes + uint32(boxes.copies * boxes.copy_rows * ROW)
+        )
         to = stage_at(ring, stage)
         tma_load_4d(to, maps.dy, full, uint32(own.row * TILE), uint32(w), uint32(h), image)
         for copy in range(boxes.copies):
-            tma_load_4d(to + boxes.dy_bytes + uint32(copy * boxes.copy_rows * ROW), maps.x, full,
-                        uint32(own.column * TILE), uint32(w - boxes.pad + copy), uint32(h - boxes.pad), image)
+            tma_load_4d(
+                to + boxes.dy_bytes + uint32(copy * boxes.copy_rows * ROW),
+                maps.x,
+                full,
+                uint32(own.column * TILE),
+                uint32(w - boxes.pad + copy),
+                uint32(h - boxes.pad),
+                image,
+            )
         stage, parity = advance(ring, stage, parity)
 
 
@@ -211,14 +247,17 @@ def multiply_three(acc_0, acc_1, acc_2, a, b_0, b_1, b_2):
 
 @cuda.jit(device=True, forceinline=True)
 def main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, chunks, elected):
-    """acc = the products of `chunks` chunks, for three taps; shifts: bytes from a stage to the pixels that each sees.
+    """acc = the products of `chunks` chunks, for three taps; shifts: bytes from a stage to the
+    pixels that each sees.
 
-    The first 64 pixels overwrite the accumulators; they stand before the loop so that ptxas sees it. A stage is
-    released when the products of the next are under way.
+    The first 64 pixels overwrite the accumulators; they stand before the loop so that ptxas sees
+    it. A stage is released when the products of the next are under way.
     """
     shift_0, shift_1, shift_2 = shifts
-    dy_stride, x_stride = uint32(tiling.tile_w * ROW), uint32(boxes.pitch * ROW)  # from eight pixels to those below
-    dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))  # 16 pixels, in descriptors
+    # from eight pixels to those below
+    dy_stride, x_stride = uint32(tiling.tile_w * ROW), uint32(boxes.pitch * ROW)
+    # 16 pixels, in descriptors
+    dy_step, x_step = np.uint64(dy_stride >> uint32(3)), np.uint64(x_stride >> uint32(3))
     sub_blocks = boxes.pixels >> 6
     stage, parity = consumer_start()
     sub, at = int32(0), ring.base
@@ -246,7 +285,9 @@ def main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, chunks, elected)
             stage, parity = advance(ring, stage, parity)
             at = stage_at(ring, stage)
             consumer_wait(ring, stage, parity)
-        x_at = at + uint32(row_of(sub, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)) * uint32(ROW)
+        x_at = at + uint32(
+            row_of(sub, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)
+        ) * uint32(ROW)
         dy_row = row_of(sub, tiling.tile_w, tiling.tile_h, tiling.tile_w, tiling.tile_h)
         a = descriptor(at + uint32(dy_row) * uint32(ROW), uint32(16), dy_stride, 1)
         b_0 = descriptor(x_at + shift_0, uint32(16), x_stride, 1)
@@ -283,10 +324,27 @@ def consume(ring, warpgroup, partial, boxes, own, shape, tiling):
     row_0 = tap_rows(min(tap, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
     row_1 = tap_rows(min(tap + 1, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
     row_2 = tap_rows(min(tap + 2, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
-    shifts = (uint32(row_0) * uint32(ROW) + boxes.dy_bytes, uint32(row_1) * uint32(ROW) + boxes.dy_bytes,
-              uint32(row_2) * uint32(ROW) + boxes.dy_bytes)
-    main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, int32(own.last_chunk - own.first_chunk), thread == 0)
-    to = (cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x) * SUMS + (warpgroup - 1) * (SUMS // 3) + thread * 4
+    shifts = (
+        uint32(row_0) * uint32(ROW) + boxes.dy_bytes,
+        uint32(row_1) * uint32(ROW) + boxes.dy_bytes,
+        uint32(row_2) * uint32(ROW) + boxes.dy_bytes,
+    )
+    main_loop(
+        acc_0,
+        acc_1,
+        acc_2,
+        ring,
+        shifts,
+        boxes,
+        tiling,
+        int32(own.last_chunk - own.first_chunk),
+        thread == 0,
+    )
+    to = (
+        (cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x) * SUMS
+        + (warpgroup - 1) * (SUMS // 3)
+        + thread * 4
+    )
     write_tap(partial, to, acc_0)
     write_tap(partial, to + TILE * TILE, acc_1)
     write_tap(partial, to + 2 * TILE * TILE, acc_2)
@@ -300,8 +358,13 @@ def conv2d_weight_gradient_kernel_v6(maps, partial, bias_partial, shape, tiling,
     barriers = cuda.shared.array(BARRIERS, np.uint64)
     first = smem_u32(barriers)
     boxes, own = boxes_of(shape, tiling), own_work(shape, tiling, has_bias)
-    ring = Ring(smem_u32(tiles), uint32(boxes.dy_bytes + uint32(tiling.x_bytes)), tiling.stages, first,
-                barrier_at(first, MAX_STAGES))
+    ring = Ring(
+        smem_u32(tiles),
+        uint32(boxes.dy_bytes + uint32(tiling.x_bytes)),
+        tiling.stages,
+        first,
+        barrier_at(first, MAX_STAGES),
+    )
     t = int32(cuda.threadIdx.x)
     if t == 0:
         init_barriers(ring.full, MAX_STAGES, 1)
@@ -322,7 +385,8 @@ def conv2d_weight_gradient_kernel_v6(maps, partial, bias_partial, shape, tiling,
 
 @cuda.jit
 def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
-    """dweight += the sum of the parts: 32 vectors of four sums a block, its rows of threads share the parts."""
+    """dweight += the sum of the parts: 32 vectors of four sums a block, its rows of threads share
+    the parts."""
     tile = cuda.shared.array(BLOCK_SUMS, float32)
     lane, share, shares = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockDim.y)
     vector = int32(cuda.blockIdx.x * ADDED + lane)
@@ -342,7 +406,8 @@ def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
     rest, column = divide(block, divide(C + TILE - 1, TILE)[0])
     group, row = divide(rest, divide(N + TILE - 1, TILE)[0])
     tap = int32(group * TAPS + tap)
-    for which in range(share, int32(4), shares):  # of the vector's sums; its location: emulator/wgmma_layouts.py
+    # of the vector's sums; its location: emulator/wgmma_layouts.py
+    for which in range(share, int32(4), shares):
         n = int32(row * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + (which >> 1) * 8)
         c = int32(column * TILE + k * 8 + (thread & 3) * 2 + (which & 1))
         if n < N and c < C and tap < taps:
@@ -352,11 +417,14 @@ def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
             dweight[(n * taps + tap) * C + c] += total
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
 
-def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False, need_channel=False,
-                           accumulate=True):
-    """dweight += …, dbias += …, for arrays that ../launcher.py has checked; general: not by the kernels for 3 × 3 taps.
+
+def hopper_weight_gradient(
+    dy, x, dweight, dbias=None, whole_halo=True, general=False, need_channel=False, accumulate=True
+):
+    """dweight += …, dbias += …, for arrays that ../launcher.py has checked; general: not by the
+    kernels for 3 × 3 taps.
 
     accumulate: False: dweight = …
     need_channel: returns the sums of dy over each image's pixels, (B, N)
@@ -365,7 +433,9 @@ def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=
     c, size = x.shape[3], dweight.shape[1]
     if size == SIZE and not general:
         dchannel = empty((b, n), np.float32, like=dy) if need_channel else None
-        hopper_weight_gradient_3x3(dy, x, dweight, dbias, whole_halo, dchannel=dchannel, accumulate=accumulate)
+        hopper_weight_gradient_3x3(
+            dy, x, dweight, dbias, whole_halo, dchannel=dchannel, accumulate=accumulate
+        )
         return dchannel
     if not accumulate:
         fill_zero(dweight)
@@ -379,19 +449,48 @@ def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=
     plan = choose_plan(b, h, w, c, n, size, bool(whole_halo), backend.multiprocessors)[1]
     pad = size // 2
     map_dy = tensor_map(dy, (TILE, plan.width, plan.height, plan.images))
-    map_x = tensor_map(x, (TILE, plan.width + 2 * pad * bool(whole_halo), plan.height + 2 * pad, plan.images))
+    map_x = tensor_map(
+        x, (TILE, plan.width + 2 * pad * bool(whole_halo), plan.height + 2 * pad, plan.images)
+    )
     tiles = -(-c // TILE) * -(-n // TILE) * -(-size * size // TAPS)
     partial = empty((plan.parts, tiles * SUMS), np.float32, like=dy)
-    bias_partial = no_numbers(backend) if dbias is None else empty((plan.parts, n), np.float32, like=dy)
+    bias_partial = (
+        no_numbers(backend) if dbias is None else empty((plan.parts, n), np.float32, like=dy)
+    )
     kernel = in_bfloat16(conv2d_weight_gradient_kernel_v6, x.dtype)
-    launch(kernel, (tiles, plan.parts), THREADS, Maps(map_dy, map_x), partial.reshape(-1),
-           bias_partial.reshape(-1), Shape(b, h, w, c, n, size),
-           Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes, plan.chunks,
-                  plan.part_chunks), int(dbias is not None),
-           shared=plan.stages * (plan.width * plan.height * plan.images * ROW + plan.x_bytes))
-    launch(add_weight_gradient_kernel, tiles * SUMS // 4 // ADDED, (ADDED, min(plan.parts, SHARES)),
-           partial.reshape(-1), dweight.reshape(-1),
-           plan.parts, tiles * SUMS, c, n, size * size)
+    launch(
+        kernel,
+        (tiles, plan.parts),
+        THREADS,
+        Maps(map_dy, map_x),
+        partial.reshape(-1),
+        bias_partial.reshape(-1),
+        Shape(b, h, w, c, n, size),
+        Tiling(
+            int(whole_halo),
+            plan.width,
+            plan.height,
+            plan.images,
+            plan.stages,
+            plan.x_bytes,
+            plan.chunks,
+            plan.part_chunks,
+        ),
+        int(dbias is not None),
+        shared=plan.stages * (plan.width * plan.height * plan.images * ROW + plan.x_bytes),
+    )
+    launch(
+        add_weight_gradient_kernel,
+        tiles * SUMS // 4 // ADDED,
+        (ADDED, min(plan.parts, SHARES)),
+        partial.reshape(-1),
+        dweight.reshape(-1),
+        plan.parts,
+        tiles * SUMS,
+        c,
+        n,
+        size * size,
+    )
     if dbias is not None:
         add_rows(bias_partial, dbias)
     return dchannel

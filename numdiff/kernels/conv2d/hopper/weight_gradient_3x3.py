@@ -5,8 +5,8 @@ MATHEMATICS
 SHAPES
     dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, 3, 3, C), dbias (N,): float32, added to;
     dweight may be written instead
-    dchannel (B, N) float32: the sums of dy over each image's pixels, where a vector of its own was added to each image
-    C and N multiples of 8, stride 1
+    dchannel (B, N) float32: the sums of dy over each image's pixels, where a vector of its own was
+    added to each image C and N multiples of 8, stride 1
 WHAT IS NEW, AND WHY IT PAYS
     Three taps below each other see pixels that are one row of x's box apart. A wgmma's descriptor says how far it is
     from one run of channels to the next (its leading dimension), so with one row as that distance a single product is
@@ -20,8 +20,8 @@ WHAT IS NEW, AND WHY IT PAYS
     several clusters share the pixels, each writes its sums once, an eighth of what its blocks would write.
     The share that a block will add up starts from what dweight holds, if it is added to; the block loads that while the
     first pixels are in flight.
-    A chunk's products are one stretch of code without a branch, so a kernel is made for each number of pixels: see
-    `multiply_chunk`.
+    A chunk's products are one stretch of code without a branch, so a kernel is made for each number
+    of pixels: see `multiply_chunk`.
 ROLES  (512 threads: four warpgroups)
     warp 0 loads boxes of dy and x              one stage for each chunk of 64, 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias, and image by image for
@@ -44,6 +44,7 @@ SOURCE
 READ NEXT
     weight_gradient_3x3_plan.py
 """
+
 import numpy as np
 
 from ....device import cuda, empty, float32, int32, launch, uint32
@@ -66,7 +67,14 @@ from ....device.requires import requires
 from ....device.specialise import Constant, Variants, specialise
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_4d, tma_prefetch
-from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ....device.wgmma import (
+    make_setmaxnreg,
+    make_wgmma,
+    make_wgmma_wait,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait_1,
+)
 from ...common import divide, no_numbers
 from ...second_pass import Sum, add_parts
 from ...tuning import tuned_or
@@ -83,7 +91,16 @@ from .cluster_sums import (
     write_sums,
 )
 from .column_sums import add_columns, column_of
-from .weight_gradient_3x3_layout import Arrays, Maps, Parts, Shape, Tiling, boxes_of, own_work, place_of
+from .weight_gradient_3x3_layout import (
+    Arrays,
+    Maps,
+    Parts,
+    Shape,
+    Tiling,
+    boxes_of,
+    own_work,
+    place_of,
+)
 from .weight_gradient_3x3_plan import MAX_STAGES, PIXELS, WIDTHS, choose_plan
 
 THREADS = 512  # four warpgroups
@@ -92,7 +109,7 @@ BARRIERS = 2 * MAX_STAGES
 producer_registers, consumer_registers = make_setmaxnreg(104, False), make_setmaxnreg(136, True)
 
 
-# Constants of a kernel ------------------------------------------------------------------------------------------------
+# Constants of a kernel ----------------------------------------------------------------------------
 
 SUBS = Constant()  # sub-blocks of 64 pixels in a chunk: 1, 2 or 4
 ACCUMULATORS = Constant(lambda CW: 3 * CW // 2)  # of a thread: three taps
@@ -102,7 +119,8 @@ wgmma = Constant(lambda CW: make_wgmma(3 * CW, True, True))
 wgmma_wait = Constant(lambda CW: make_wgmma_wait(3 * CW))
 
 
-# The producer's warpgroup ---------------------------------------------------------------------------------------------
+# The producer's warpgroup -------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def load_boxes(ring, maps, boxes, own, shape, tiling):
@@ -111,13 +129,26 @@ def load_boxes(ring, maps, boxes, own, shape, tiling):
     rest, i = divide(own.first_chunk, shape.across)
     before, j = divide(rest, shape.down)
     for _ in range(own.first_chunk, own.last_chunk):
-        w, h, image = int32(i * tiling.tile_w), int32(j * tiling.tile_h), uint32(before * tiling.tile_images)
-        full = producer_acquire(ring, stage, parity, boxes.dy_bytes + uint32(boxes.copies * boxes.copy_rows * X_ROW))
+        w, h, image = (
+            int32(i * tiling.tile_w),
+            int32(j * tiling.tile_h),
+            uint32(before * tiling.tile_images),
+        )
+        full = producer_acquire(
+            ring, stage, parity, boxes.dy_bytes + uint32(boxes.copies * boxes.copy_rows * X_ROW)
+        )
         to = stage_at(ring, stage)
         tma_load_4d(to, maps.dy, full, uint32(own.line * TILE), uint32(w), uint32(h), image)
         for copy in range(boxes.copies):
-            tma_load_4d(to + boxes.dy_bytes + uint32(copy * boxes.copy_rows * X_ROW), maps.x, full,
-                        uint32(own.column * CW), uint32(w - 1 + copy), uint32(h - 1), image)
+            tma_load_4d(
+                to + boxes.dy_bytes + uint32(copy * boxes.copy_rows * X_ROW),
+                maps.x,
+                full,
+                uint32(own.column * CW),
+                uint32(w - 1 + copy),
+                uint32(h - 1),
+                image,
+            )
         i += int32(1)
         if i == shape.across:
             i, j = int32(0), int32(j + 1)
@@ -160,7 +191,8 @@ def sum_dy(ring, bias_sums, arrays, own, shape, tiling, blocks, has_bias, has_ch
         arrays.bias_out[own.part * shape.N + n] = total
 
 
-# Consumers ------------------------------------------------------------------------------------------------------------
+# Consumers ----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_sub_block(acc, a, b, dy_step, x_step):
@@ -173,28 +205,49 @@ def multiply_sub_block(acc, a, b, dy_step, x_step):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_chunk(acc, dy_at, x_at, dy_stride, x_stride, places):
-    """acc += the products of a chunk's SUBS sub-blocks; the strides: bytes from eight pixels to those below.
+    """acc += the products of a chunk's SUBS sub-blocks; the strides: bytes from eight pixels to
+    those below.
 
-    It has no branch: at a branch ptxas would end the group of products, and the wait for all but the last group would
-    become a wait for this chunk.
+    It has no branch: at a branch ptxas would end the group of products, and the wait for all but
+    the last group would become a wait for this chunk.
     """
-    a, b = descriptor(dy_at, uint32(16), dy_stride, 1), descriptor(x_at, x_stride, x_stride, X_SWIZZLE)
-    dy_step, x_step = u64(dy_stride >> uint32(3)), u64(x_stride >> uint32(3))  # 16 pixels, in descriptors
+    a, b = (
+        descriptor(dy_at, uint32(16), dy_stride, 1),
+        descriptor(x_at, x_stride, x_stride, X_SWIZZLE),
+    )
+    # 16 pixels, in descriptors
+    dy_step, x_step = u64(dy_stride >> uint32(3)), u64(x_stride >> uint32(3))
     dy_1, x_1, dy_2, x_2, dy_3, x_3 = places
     multiply_sub_block(acc, a, b, dy_step, x_step)
     if SUBS > 1:
-        multiply_sub_block(acc, a + u64(dy_1 * uint32(ROW // 16)), b + u64(x_1 * uint32(X_ROW // 16)),
-                           dy_step, x_step)
+        multiply_sub_block(
+            acc,
+            a + u64(dy_1 * uint32(ROW // 16)),
+            b + u64(x_1 * uint32(X_ROW // 16)),
+            dy_step,
+            x_step,
+        )
     if SUBS > 2:
-        multiply_sub_block(acc, a + u64(dy_2 * uint32(ROW // 16)), b + u64(x_2 * uint32(X_ROW // 16)),
-                           dy_step, x_step)
-        multiply_sub_block(acc, a + u64(dy_3 * uint32(ROW // 16)), b + u64(x_3 * uint32(X_ROW // 16)),
-                           dy_step, x_step)
+        multiply_sub_block(
+            acc,
+            a + u64(dy_2 * uint32(ROW // 16)),
+            b + u64(x_2 * uint32(X_ROW // 16)),
+            dy_step,
+            x_step,
+        )
+        multiply_sub_block(
+            acc,
+            a + u64(dy_3 * uint32(ROW // 16)),
+            b + u64(x_3 * uint32(X_ROW // 16)),
+            dy_step,
+            x_step,
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
 def main_loop(acc, ring, x_shift, dy_stride, x_stride, places, chunks, elected):
-    """acc += the products of `chunks` chunks; x_shift: bytes from a stage to the pixels of x that the taps see.
+    """acc += the products of `chunks` chunks; x_shift: bytes from a stage to the pixels of x that
+    the taps see.
 
     A stage is released when the products of the next chunk are under way.
     """
@@ -221,22 +274,40 @@ def main_loop(acc, ring, x_shift, dy_stride, x_stride, places, chunks, elected):
 
 @cuda.jit(device=True, forceinline=True)
 def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
-    """A warpgroup multiplies a column of three taps for all chunks of the block, and writes, or adds up, the results.
+    """A warpgroup multiplies a column of three taps for all chunks of the block, and writes, or
+    adds up, the results.
     """
     acc = cuda.local.array(ACCUMULATORS, np.float32)
     thread = int32(cuda.threadIdx.x) & 127
     tap_column = int32(warpgroup - 1)
-    x_shift = boxes.dy_bytes + uint32(tap_column * (1 if tiling.whole_halo else boxes.copy_rows) * X_ROW)
+    x_shift = boxes.dy_bytes + uint32(
+        tap_column * (1 if tiling.whole_halo else boxes.copy_rows) * X_ROW
+    )
     dy_stride, x_stride = uint32(tiling.tile_w * ROW), uint32(boxes.pitch * X_ROW)
     w, h = tiling.tile_w, tiling.tile_h
     # of sub-blocks 1, 2 and 3: in dy's box, and in x's
-    places = (place_of(1, w, h, w, h), place_of(1, w, h, boxes.pitch, boxes.height),
-              place_of(2, w, h, w, h), place_of(2, w, h, boxes.pitch, boxes.height),
-              place_of(3, w, h, w, h), place_of(3, w, h, boxes.pitch, boxes.height))
+    places = (
+        place_of(1, w, h, w, h),
+        place_of(1, w, h, boxes.pitch, boxes.height),
+        place_of(2, w, h, w, h),
+        place_of(2, w, h, boxes.pitch, boxes.height),
+        place_of(3, w, h, w, h),
+        place_of(3, w, h, boxes.pitch, boxes.height),
+    )
     mine = share_of(thread, tap_column, own, parts.share, shape.C, shape.N)
     read_sums(acc, arrays.dweight, mine, int32(mine.left if own.group == 0 and parts.adds else 0))
-    wgmma_wait(acc)  # no product is in flight yet: for the compilers, the accumulators are complete from here on
-    main_loop(acc, ring, x_shift, dy_stride, x_stride, places, int32(own.last_chunk - own.first_chunk), thread == 0)
+    # no product is in flight yet: for the compilers, the accumulators are complete from here on
+    wgmma_wait(acc)
+    main_loop(
+        acc,
+        ring,
+        x_shift,
+        dy_stride,
+        x_stride,
+        places,
+        int32(own.last_chunk - own.first_chunk),
+        thread == 0,
+    )
 
     at = np.int64(own.group) * int32(shape.N * TAPS * shape.C) + mine.at
     if parts.blocks == 1:
@@ -250,19 +321,26 @@ def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
         cluster_sync_relaxed()  # all reads are complete
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("9.0a")
 def weight_gradient(maps, arrays, shape, tiling, parts, has_bias, has_channel):
     """maps: `Maps`, arrays: `Arrays`, shape: `Shape`, tiling: `Tiling`, parts: `Parts`."""
     tiles = cuda.shared.array(0, np.uint8, alignment=1024)
-    sums = cuda.shared.array(0, float32, alignment=1024)  # in the same place, once all is multiplied
+    # in the same place, once all is multiplied
+    sums = cuda.shared.array(0, float32, alignment=1024)
     barriers = cuda.shared.array(BARRIERS, np.uint64)
     bias_sums = cuda.shared.array(TILE, float32)
     first = smem_u32(barriers)
     boxes, own = boxes_of(tiling), own_work(parts, has_bias, has_channel)
-    ring = Ring(smem_u32(tiles), uint32(boxes.dy_bytes + uint32(tiling.x_bytes)), tiling.stages, first,
-                barrier_at(first, MAX_STAGES))
+    ring = Ring(
+        smem_u32(tiles),
+        uint32(boxes.dy_bytes + uint32(tiling.x_bytes)),
+        tiling.stages,
+        first,
+        barrier_at(first, MAX_STAGES),
+    )
     t = int32(cuda.threadIdx.x)
     if t == 0:
         tma_prefetch(maps.dy)
@@ -288,15 +366,22 @@ def weight_gradient(maps, arrays, shape, tiling, parts, has_bias, has_channel):
 
 def make_kernel(width, pixels):
     """The kernel for tiles of `width` channels that takes `pixels` pixels at once."""
-    return specialise(weight_gradient, name=f"conv2d_weight_gradient_3x3_kernel_v6_{width}_{pixels}",
-                      launch_bounds=(THREADS, 1), CW=width, SUBS=pixels // 64)
+    return specialise(
+        weight_gradient,
+        name=f"conv2d_weight_gradient_3x3_kernel_v6_{width}_{pixels}",
+        launch_bounds=(THREADS, 1),
+        CW=width,
+        SUBS=pixels // 64,
+    )
 
 
-conv2d_weight_gradient_3x3_kernels_v6 = Variants([(width, pixels) for width in WIDTHS for pixels in PIXELS],
-                                                 lambda key: make_kernel(*key))
+conv2d_weight_gradient_3x3_kernels_v6 = Variants(
+    [(width, pixels) for width in WIDTHS for pixels in PIXELS], lambda key: make_kernel(*key)
+)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def plan_for(dy, x, whole_halo, only):
     """The `Plan` for these arrays: as estimated, or as measured on this card, or with `only`."""
@@ -314,7 +399,9 @@ def plan_for(dy, x, whole_halo, only):
     return planned(only and tuple(only))
 
 
-def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only=None, dchannel=None, accumulate=True):
+def hopper_weight_gradient_3x3(
+    dy, x, dweight, dbias=None, whole_halo=True, only=None, dchannel=None, accumulate=True
+):
     """dweight += …, dbias += …, dchannel = …, for arrays that ../launcher.py has checked.
 
     accumulate: False: dweight = …
@@ -325,23 +412,43 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
     across, down = -(-w // plan.width), -(-h // plan.height)
     places = across * down
     map_dy = tensor_map(dy, (TILE, plan.width, plan.height, plan.images))
-    map_x = tensor_map(x, (plan.channels, plan.width + 2 * bool(whole_halo), plan.height + 2, plan.images),
-                       swizzle=2 * plan.channels)
+    map_x = tensor_map(
+        x,
+        (plan.channels, plan.width + 2 * bool(whole_halo), plan.height + 2, plan.images),
+        swizzle=2 * plan.channels,
+    )
 
     nothing = no_numbers(dy.backend)
     targets = [nothing if a is None else a.reshape(-1) for a in (dweight, dbias, dchannel)]
-    counts = plan.groups, plan.groups, places  # of their parts; of dchannel's one for each chunk of an image
+    # of their parts; of dchannel's one for each chunk of an image
+    counts = plan.groups, plan.groups, places
     out, bias_out, channel_out = parts = [
-        target if count == 1 or target is nothing else empty((count * target.size,), np.float32, like=dy)
-        for target, count in zip(targets, counts, strict=True)]
-    kernel = conv2d_weight_gradient_3x3_kernels_v6[plan.channels, plan.width * plan.height * plan.images]
-    launch(in_bfloat16(kernel, x.dtype), (-(-c // plan.channels), -(-n // TILE), plan.parts), THREADS,
-           Maps(map_dy, map_x), Arrays(targets[0], targets[1], out, bias_out, channel_out),
-           Shape(b, across, down, c, n),
-           Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),
-           Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share, int(accumulate)), int(dbias is not None),
-           int(dchannel is not None), shared=plan.shared, cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
-    sums = [Sum(part, count, target, False) for part, count, target in zip(parts, counts, targets, strict=True)
-            if count > 1 and target is not nothing]
+        target
+        if count == 1 or target is nothing
+        else empty((count * target.size,), np.float32, like=dy)
+        for target, count in zip(targets, counts, strict=True)
+    ]
+    kernel = conv2d_weight_gradient_3x3_kernels_v6[
+        plan.channels, plan.width * plan.height * plan.images
+    ]
+    launch(
+        in_bfloat16(kernel, x.dtype),
+        (-(-c // plan.channels), -(-n // TILE), plan.parts),
+        THREADS,
+        Maps(map_dy, map_x),
+        Arrays(targets[0], targets[1], out, bias_out, channel_out),
+        Shape(b, across, down, c, n),
+        Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),
+        Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share, int(accumulate)),
+        int(dbias is not None),
+        int(dchannel is not None),
+        shared=plan.shared,
+        cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1,
+    )
+    sums = [
+        Sum(part, count, target, False)
+        for part, count, target in zip(parts, counts, targets, strict=True)
+        if count > 1 and target is not nothing
+    ]
     if sums:  # only dchannel is read before the backward pass ends
         add_parts(sums, waits=dchannel is None or places == 1)

@@ -1,15 +1,18 @@
-"""The 3 × 3 weight gradient's arguments, the layout of a stage of its shared memory, and a block's work.
+"""The 3 × 3 weight gradient's arguments, the layout of a stage of its shared memory, and a block's
+work.
 
-A STAGE has a chunk of pixels: dy's box, 64 channels of 64, 128 or 256 pixels, and behind it x's, CW channels of the
-    same pixels with a halo of one on each side (or three boxes of them, each shifted by a pixel: `whole_halo` 0).
-A TILE of results is 64 channels of dy by CW of x, for all nine taps. Its chunks are shared among the blocks along the
-    grid's z axis, whose neighbours are a cluster.
+A STAGE has a chunk of pixels: dy's box, 64 channels of 64, 128 or 256 pixels, and behind it x's, CW
+    channels of the same pixels with a halo of one on each side (or three boxes of them, each
+    shifted by a pixel: `whole_halo` 0).
+A TILE of results is 64 channels of dy by CW of x, for all nine taps. Its chunks are shared among
+    the blocks along the grid's z axis, whose neighbours are a cluster.
 
 SOURCE
     weight_gradient_3x3.py.
 READ NEXT
     weight_gradient_3x3.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
@@ -17,7 +20,8 @@ from ...common import divide
 from .boxes import ROW
 from .cluster_sums import SIZE
 
-# Arguments ------------------------------------------------------------------------------------------------------------
+# Arguments ----------------------------------------------------------------------------------------
+
 
 class Maps(NamedTuple):
     """Tensor maps of dy and x."""
@@ -27,8 +31,8 @@ class Maps(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """All flat. out (clusters, N, taps, C), bias_out (clusters, N): the clusters' sums, or dweight and dbias
-    themselves; channel_out (places of a chunk in an image, B, N)."""
+    """All flat. out (clusters, N, taps, C), bias_out (clusters, N): the clusters' sums, or dweight
+    and dbias themselves; channel_out (places of a chunk in an image, B, N)."""
 
     dweight: object
     dbias: object
@@ -59,8 +63,9 @@ class Tiling(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """How the chunks are shared. part_chunks: of a part, one more of the first `more`; blocks: of a cluster; share:
-    vectors of four sums that one of them adds up in each thread; adds: whether to what dweight holds."""
+    """How the chunks are shared. part_chunks: of a part, one more of the first `more`; blocks: of a
+    cluster; share: vectors of four sums that one of them adds up in each thread; adds: whether to
+    what dweight holds."""
 
     part_chunks: int
     more: int
@@ -69,11 +74,12 @@ class Parts(NamedTuple):
     adds: int
 
 
-# Layout -----------------------------------------------------------------------------------------------------
+# Layout -------------------------------------------------------------------------------------------
+
 
 class Boxes(NamedTuple):
-    """The layout of a stage. pitch: pixels in a row of x's box, height: its rows; copies: boxes of x, copy_rows: pixels
-    of each; dy_bytes: of dy's box, which is the first."""
+    """The layout of a stage. pitch: pixels in a row of x's box, height: its rows; copies: boxes of
+    x, copy_rows: pixels of each; dy_bytes: of dy's box, which is the first."""
 
     pitch: int
     height: int
@@ -83,8 +89,8 @@ class Boxes(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A block's work: column and line of its tile, its part of the pixels; group: its cluster of those of the tile, and
-    its rank there; its chunks; sums_dy: whether it sums dy's pixels, too."""
+    """A block's work: column and line of its tile, its part of the pixels; group: its cluster of
+    those of the tile, and its rank there; its chunks; sums_dy: whether it sums dy's pixels, too."""
 
     column: int
     line: int
@@ -102,8 +108,13 @@ def boxes_of(tiling):
     pitch = int32(tiling.tile_w + 2 if tiling.whole_halo else tiling.tile_w)
     height = int32(tiling.tile_h + 2)
     pixels = int32(tiling.tile_w * tiling.tile_h * tiling.tile_images)
-    return Boxes(pitch, height, int32(1 if tiling.whole_halo else SIZE), int32(pitch * height * tiling.tile_images),
-                 uint32(pixels * ROW))
+    return Boxes(
+        pitch,
+        height,
+        int32(1 if tiling.whole_halo else SIZE),
+        int32(pitch * height * tiling.tile_images),
+        uint32(pixels * ROW),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -112,14 +123,22 @@ def own_work(parts, has_bias, has_channel):
     column, line, part = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
     first_chunk = int32(part * parts.part_chunks + min(part, parts.more))
     group, rank = divide(part, parts.blocks)
-    return Own(column, line, part, group, rank, first_chunk,
-               int32(first_chunk + parts.part_chunks + (1 if part < parts.more else 0)),
-               (has_bias != 0 or has_channel != 0) and column == 0)
+    return Own(
+        column,
+        line,
+        part,
+        group,
+        rank,
+        first_chunk,
+        int32(first_chunk + parts.part_chunks + (1 if part < parts.more else 0)),
+        (has_bias != 0 or has_channel != 0) and column == 0,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(sub, tile_w, tile_h, pitch, lines):
-    """Pixels from a box's first to those of its sub-block number `sub`; pitch: of a line, lines: of an image."""
+    """Pixels from a box's first to those of its sub-block number `sub`; pitch: of a line, lines: of
+    an image."""
     line, i = divide(int32(sub), tile_w >> 3)
     image, j = divide(line, tile_h >> 3)
     return uint32((image * lines + 8 * j) * pitch + 8 * i)

@@ -1,10 +1,12 @@
-"""How a weight gradient is cut: chunks of pixels, parts of them, and the estimate that chooses among them.
+"""How a weight gradient is cut: chunks of pixels, parts of them, and the estimate that chooses
+among them.
 
 SOURCE
     the project's own; comments next to the estimate's constants give their origin.
 READ NEXT
     cluster_sums.py, then weight_gradient_3x3.py, which 3 × 3 kernels take.
 """
+
 import functools
 from typing import NamedTuple
 
@@ -17,7 +19,8 @@ MAX_STAGES = 6
 
 
 class Plan(NamedTuple):
-    """How the pixels are cut: chunks of width × height pixels of `images` images, `part_chunks` of them to a part."""
+    """How the pixels are cut: chunks of width × height pixels of `images` images, `part_chunks` of
+    them to a part."""
 
     width: int
     height: int
@@ -29,8 +32,10 @@ class Plan(NamedTuple):
     parts: int
 
 
-BYTES_A_NS, FLOPS_A_NS = 42.0, 6000.0  # of a multiprocessor: from L2 to shared memory, all of them at it; wgmma
-START_NS, CHUNK_NS = 3000.0, 100.0  # launch to first product and to the second kernel; what a stage costs in addition
+# of a multiprocessor: from L2 to shared memory, all of them at it; wgmma
+BYTES_A_NS, FLOPS_A_NS = 42.0, 6000.0
+# launch to first product and to the second kernel; what a stage costs in addition
+START_NS, CHUNK_NS = 3000.0, 100.0
 PART_BYTES_A_NS = 3500.0  # of partial sums, written and read, through the L2 cache
 
 
@@ -39,7 +44,20 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
     """(estimate of nanoseconds, `Plan`) with the lowest estimate."""
     pad, best = size // 2, None
     tiles = -(-C // TILE) * -(-N // TILE) * -(-size * size // TAPS)
-    wanted = {turns * multiprocessors // tiles for turns in (1, 2, 3, 4)} | {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
+    wanted = {turns * multiprocessors // tiles for turns in (1, 2, 3, 4)} | {
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+    }
     for width, height, images in tiles_of(64, 128, 256):
         pixels = width * height * images
         box = (width + 2 * pad * whole_halo) * (height + 2 * pad) * images
@@ -50,15 +68,25 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
         chunks = -(-W // width) * -(-H // height) * -(-B // images)
         moved = (pixels * ROW + x_bytes) / BYTES_A_NS
         multiplied = 2 * pixels * TILE * TILE * TAPS / FLOPS_A_NS
-        chunk = (1.2 if stages == 2 else 1.0) * max(moved, multiplied) + 0.1 * min(moved, multiplied)
+        chunk = (1.2 if stages == 2 else 1.0) * max(moved, multiplied) + 0.1 * min(
+            moved, multiplied
+        )
         for parts in sorted(wanted):
             part_chunks = -(-chunks // max(1, min(chunks, parts)))
             parts = -(-chunks // part_chunks)
             rounds = -(-parts * tiles // multiprocessors)
-            estimate = START_NS + rounds * (part_chunks * (CHUNK_NS + chunk) + 1500) + \
-                parts * tiles * SUMS * 8 / PART_BYTES_A_NS
+            estimate = (
+                START_NS
+                + rounds * (part_chunks * (CHUNK_NS + chunk) + 1500)
+                + parts * tiles * SUMS * 8 / PART_BYTES_A_NS
+            )
             if best is None or estimate < best[0]:
-                best = estimate, Plan(width, height, images, stages, x_bytes, chunks, part_chunks, parts)
+                best = (
+                    estimate,
+                    Plan(width, height, images, stages, x_bytes, chunks, part_chunks, parts),
+                )
     if best is None:
-        raise ValueError(f"a {size} × {size} weight gradient does not fit into shared memory: use version=1")
+        raise ValueError(
+            f"a {size} × {size} weight gradient does not fit into shared memory: use version=1"
+        )
     return best

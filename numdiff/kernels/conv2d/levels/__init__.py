@@ -1,4 +1,5 @@
-"""A 3 × 3 convolution on Hopper in two levels, float16, one idea each. Read them after ../../matmul/levels/.
+"""A 3 × 3 convolution on Hopper in two levels, float16, one idea each. Read them after
+../../matmul/levels/.
 
     shifted_boxes.py        level 1  a shifted box of pixels for each tap: a matrix product with other coordinates
     halo.py                 level 2  one box with its halo, which all nine taps read in place
@@ -10,6 +11,7 @@ VERSIONS
 COST
     x and weight read once and y written once; 2 · 9 · C FLOPs for each of B · H · W · N results.
 """
+
 import numpy as np
 
 from ....device import empty
@@ -35,8 +37,10 @@ def conv2d_level_forward_cost(B, H, W, C_in, C_out):
 def _check(x, weight):
     N, C = len(weight), x.shape[3]
     if tuple(weight.shape) != (N, 3, 3, C) or x.dtype != weight.dtype:
-        raise ValueError(f"x {x.shape} of {x.dtype} needs weight (N, 3, 3, {C}) of the same type, not {weight.shape} "
-                         f"of {weight.dtype}")
+        raise ValueError(
+            f"x {x.shape} of {x.dtype} needs weight (N, 3, 3, {C}) of the same type, not {weight.shape} "
+            f"of {weight.dtype}"
+        )
 
 
 def _lacks_tiles(x, weight):
@@ -46,13 +50,23 @@ def _lacks_tiles(x, weight):
     return None
 
 
-@operation(reference=conv2d_level_forward_reference, cost=conv2d_level_forward_cost, check=_check,
-           versions=[Version(name, launch, fits=_lacks_tiles, requires="9.0a", dtypes=["float16"])
-                     for name, launch in (("shifted-boxes", launch_shifted_boxes), ("halo", launch_halo))],
-           # a tile for each of two images; two across and two down, of 128 channels
-           problems=[Problem(x=half(2, 16, 8, 64), weight=half(128, 3, 3, 64), once=True, fast=("shifted-boxes",)),
-                     Problem(x=half(1, 32, 16, 128), weight=half(128, 3, 3, 128), once=True, fast=("halo",)),
-                     Problem(x=half(32, 32, 32, 256), weight=half(256, 3, 3, 256), measured=True)])
+@operation(
+    reference=conv2d_level_forward_reference,
+    cost=conv2d_level_forward_cost,
+    check=_check,
+    versions=[
+        Version(name, launch, fits=_lacks_tiles, requires="9.0a", dtypes=["float16"])
+        for name, launch in (("shifted-boxes", launch_shifted_boxes), ("halo", launch_halo))
+    ],
+    # a tile for each of two images; two across and two down, of 128 channels
+    problems=[
+        Problem(
+            x=half(2, 16, 8, 64), weight=half(128, 3, 3, 64), once=True, fast=("shifted-boxes",)
+        ),
+        Problem(x=half(1, 32, 16, 128), weight=half(128, 3, 3, 128), once=True, fast=("halo",)),
+        Problem(x=half(32, 32, 32, 256), weight=half(256, 3, 3, 256), measured=True),
+    ],
+)
 def conv2d_level_forward(x, weight, version=None):
     """x (B, H, W, C) convolved with weight (N, 3, 3, C), as a new array (B, H, W, N), all float16.
 

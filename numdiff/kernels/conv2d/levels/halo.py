@@ -21,6 +21,7 @@ SOURCE
 READ NEXT
     ../hopper/, the kernel that the models run.
 """
+
 from ....device import cuda, launch, pipeline
 from ....device.mbarrier import fence_barrier_init, smem_u32
 from ....device.requires import requires
@@ -36,7 +37,8 @@ THREADS, BARRIERS, ACCUMULATORS = 384, 2 * (A_STAGES + B_STAGES), BN // 2
 ROW = 2 * BK
 BOX_BYTES, B_BYTES = BOX_H * BOX_W * ROW, BN * ROW
 A_BYTES = -(-BOX_BYTES // 1024) * 1024  # of a stage: each begins where the swizzle's pattern begins
-multiply, wgmma_wait = make_multiply(BN, stride_a=BOX_W * ROW), make_wgmma_wait(BN)  # eight pixels: a row of the box on
+# eight pixels: a row of the box on
+multiply, wgmma_wait = make_multiply(BN, stride_a=BOX_W * ROW), make_wgmma_wait(BN)
 give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
 
 
@@ -46,8 +48,9 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers, t = cuda.shared.array(BARRIERS, "uint64"), cuda.threadIdx.x
     boxes = pipeline.make_ring(smem_u32(tiles), A_BYTES, A_STAGES, smem_u32(barriers))
-    taps = pipeline.make_ring(smem_u32(tiles) + A_STAGES * A_BYTES, B_BYTES, B_STAGES,
-                              smem_u32(barriers) + 16 * A_STAGES)
+    taps = pipeline.make_ring(
+        smem_u32(tiles) + A_STAGES * A_BYTES, B_BYTES, B_STAGES, smem_u32(barriers) + 16 * A_STAGES
+    )
     across, down, blocks = W // TILE_W, H // TILE_H, C // BK
     n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
     w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
@@ -64,11 +67,15 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
             stage, parity = pipeline.producer_start()
             for block in range(blocks):
                 full = pipeline.producer_acquire(boxes, box, box_parity, BOX_BYTES)
-                tma_load_4d(pipeline.stage_at(boxes, box), map_x, full, block * BK, w - 1, h - 1, image)
+                tma_load_4d(
+                    pipeline.stage_at(boxes, box), map_x, full, block * BK, w - 1, h - 1, image
+                )
                 box, box_parity = pipeline.advance(boxes, box, box_parity)
                 for tap in range(9):
                     full = pipeline.producer_acquire(taps, stage, parity, B_BYTES)
-                    tma_load_2d(pipeline.stage_at(taps, stage), map_weight, full, tap * C + block * BK, n)
+                    tma_load_2d(
+                        pipeline.stage_at(taps, stage), map_weight, full, tap * C + block * BK, n
+                    )
                     stage, parity = pipeline.advance(taps, stage, parity)
     else:  # the consumers
         take_registers()
@@ -78,7 +85,8 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
         stage, parity = pipeline.consumer_start()
         pipeline.consumer_wait(boxes, box, box_parity)
         pipeline.consumer_wait(taps, stage, parity)
-        mine = consumer * 8 * BOX_W * ROW  # this consumer's first pixel in a box: eight rows of it each
+        # this consumer's first pixel in a box: eight rows of it each
+        mine = consumer * 8 * BOX_W * ROW
         multiply(acc, pipeline.stage_at(boxes, box) + mine, pipeline.stage_at(taps, stage), 0)
         for step in range(1, 9 * blocks):
             tap, previous, previous_box = step % 9, stage, box
@@ -107,6 +115,16 @@ def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
 def launch_halo(x, weight, y):
     """y (B, H, W, N) = x (B, H, W, C) convolved with weight (N, 3, 3, C), all float16."""
     (B, H, W, C), N = x.shape, len(weight)
-    launch(conv2d_level_kernel_v2, (N // BN, B * H // TILE_H * W // TILE_W), THREADS,
-           tensor_map(x, (BK, BOX_W, BOX_H, 1)), tensor_map(weight.reshape(N, 9 * C), (BK, BN)), y.reshape(-1), H, W, C,
-           N, shared=A_STAGES * A_BYTES + B_STAGES * B_BYTES)
+    launch(
+        conv2d_level_kernel_v2,
+        (N // BN, B * H // TILE_H * W // TILE_W),
+        THREADS,
+        tensor_map(x, (BK, BOX_W, BOX_H, 1)),
+        tensor_map(weight.reshape(N, 9 * C), (BK, BN)),
+        y.reshape(-1),
+        H,
+        W,
+        C,
+        N,
+        shared=A_STAGES * A_BYTES + B_STAGES * B_BYTES,
+    )

@@ -1,4 +1,5 @@
-"""A 3 × 3 convolution on Hopper, level 1: a matrix product whose A is a shifted box of the image for each tap.
+"""A 3 × 3 convolution on Hopper, level 1: a matrix product whose A is a shifted box of the image
+for each tap.
 
 MATHEMATICS
     y[b, h, w, n] = Σ_r Σ_s Σ_c x[b, h + r - 1, w + s - 1, c] · weight[n, r, s, c], with x = 0 outside of the image
@@ -9,9 +10,10 @@ WHAT IS NEW, compared with ../../matmul/levels/producer_consumer.py
     box of a four-dimensional tensor: TMA loads it with one instruction, with zeros outside the image,
     which is the padding. So the kernel is the matrix product's, except for the producer's coordinates and the place of
     a result.
-THE ROWS OF A TILE are its pixels, one image row after the other: 64 of them, 8 × 8 pixels, for each consumer.
-WHAT REMAINS
-    Each pixel crosses from the L2 cache to shared memory nine times, and for each tile all of its weights cross once.
+THE ROWS OF A TILE are its pixels, one image row after the other: 64 of them, 8 × 8 pixels, for each
+consumer. WHAT REMAINS
+    Each pixel crosses from the L2 cache to shared memory nine times, and for each tile all of its
+    weights cross once.
 LAUNCH
     grid (N / 128, B · H / 16 · W / 8), 384 threads, 128 KiB of dynamic shared memory; H, W, C, N multiples of 16, 8,
     64, 128.
@@ -20,6 +22,7 @@ SOURCE
 READ NEXT
     halo.py, where a pixel crosses once.
 """
+
 from ....device import cuda, launch, pipeline
 from ....device.mbarrier import smem_u32
 from ....device.requires import requires
@@ -89,6 +92,16 @@ def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
 def launch_shifted_boxes(x, weight, y):
     """y (B, H, W, N) = x (B, H, W, C) convolved with weight (N, 3, 3, C), all float16."""
     (B, H, W, C), N = x.shape, len(weight)
-    launch(conv2d_level_kernel_v1, (N // BN, B * H // TILE_H * W // TILE_W), THREADS,
-           tensor_map(x, (BK, TILE_W, TILE_H, 1)), tensor_map(weight.reshape(N, 9 * C), (BK, BN)), y.reshape(-1), H, W,
-           C, N, shared=STAGES * STAGE_BYTES)
+    launch(
+        conv2d_level_kernel_v1,
+        (N // BN, B * H // TILE_H * W // TILE_W),
+        THREADS,
+        tensor_map(x, (BK, TILE_W, TILE_H, 1)),
+        tensor_map(weight.reshape(N, 9 * C), (BK, BN)),
+        y.reshape(-1),
+        H,
+        W,
+        C,
+        N,
+        shared=STAGES * STAGE_BYTES,
+    )

@@ -1,4 +1,5 @@
-"""Float16 convolution from few channels: a window's numbers, 27 of three channels, are the inner dimension.
+"""Float16 convolution from few channels: a window's numbers, 27 of three channels, are the inner
+dimension.
 
     y[p, n] = Σ_k col[p, k] · weight[n, k],  k = tap · C + c: 27 of 32, or of up to seven channels 63 of 64
 THE ORDER OF k AND n
@@ -12,6 +13,7 @@ SOURCE
 READ NEXT
     to_few.py
 """
+
 import numpy as np
 
 from ....device import cuda, float32, int32, uint32
@@ -25,7 +27,8 @@ BLOCK = 128  # threads
 BLOCKS = 4  # on a multiprocessor
 
 STEPS = Constant()  # of 16 products an output, at most
-ROW = Constant(lambda STEPS: 8 * STEPS + 4)  # words of a weight's row in shared memory: eight rows' words are in
+# words of a weight's row in shared memory: eight rows' words are in
+ROW = Constant(lambda STEPS: 8 * STEPS + 4)
 WORDS = Constant(lambda ROW: SLAB * ROW)  # different banks
 FRAGMENTS, INNER = Constant(lambda STEPS: 16 * STEPS), Constant(lambda STEPS: 4 * STEPS)
 
@@ -34,8 +37,8 @@ FRAGMENTS, INNER = Constant(lambda STEPS: 16 * STEPS), Constant(lambda STEPS: 4 
 def store_weights(words, weight, first_n, C, N, gradient, t):
     """A slab's weights as float16 pairs into shared memory.
 
-    Row 8 · j + g has the channel that column g of product j stands for: a lane's two columns in each of four products
-    are eight neighbouring channels.
+    Row 8 · j + g has the channel that column g of product j stands for: a lane's two columns in
+    each of four products are eight neighbouring channels.
     """
     for k in range(t, SLAB * 8 * STEPS, int32(BLOCK)):
         place, pair = divide(k, int32(8 * STEPS))
@@ -46,10 +49,21 @@ def store_weights(words, weight, first_n, C, N, gradient, t):
         tap_2, c_2 = divide(int32(2 * pair + 1), C)
         if n < N:
             if tap < TAPS:
-                low = float32(weight[(c * TAPS + TAPS - 1 - tap) * N + n if gradient else (n * TAPS + tap) * C + c])
+                low = float32(
+                    weight[
+                        (c * TAPS + TAPS - 1 - tap) * N + n
+                        if gradient
+                        else (n * TAPS + tap) * C + c
+                    ]
+                )
             if tap_2 < TAPS:
-                high = float32(weight[(c_2 * TAPS + TAPS - 1 - tap_2) * N + n if gradient else
-                                      (n * TAPS + tap_2) * C + c_2])
+                high = float32(
+                    weight[
+                        (c_2 * TAPS + TAPS - 1 - tap_2) * N + n
+                        if gradient
+                        else (n * TAPS + tap_2) * C + c_2
+                    ]
+                )
         words[place * ROW + pair] = pack_half2(low, high)
 
 
@@ -81,7 +95,9 @@ def number(array, at, mask, tap):
 @cuda.jit(device=True, forceinline=True)
 def pair_of(x, at, mask, taps, offsets, k):
     """The inputs of a pixel's inner indices k and k + 1, as a word."""
-    return pack_half2(number(x, at + offsets[k], mask, taps[k]), number(x, at + offsets[k + 1], mask, taps[k + 1]))
+    return pack_half2(
+        number(x, at + offsets[k], mask, taps[k]), number(x, at + offsets[k + 1], mask, taps[k + 1])
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -89,8 +105,12 @@ def multiply_window(accumulators, weights, x, taps, offsets, at, at_2, mask, mas
     """accumulators += (what two pixels' windows show) · weights; at, at_2: of the pixels in x."""
     for step in range(STEPS):
         k = 4 * step
-        a = (pair_of(x, at, mask, taps, offsets, k), pair_of(x, at_2, mask_2, taps, offsets, k),
-             pair_of(x, at, mask, taps, offsets, k + 2), pair_of(x, at_2, mask_2, taps, offsets, k + 2))
+        a = (
+            pair_of(x, at, mask, taps, offsets, k),
+            pair_of(x, at_2, mask_2, taps, offsets, k),
+            pair_of(x, at, mask, taps, offsets, k + 2),
+            pair_of(x, at_2, mask_2, taps, offsets, k + 2),
+        )
         for j in range(8):
             b = 2 * (j * STEPS + step)
             mma_m16n8k16_into(accumulators, 4 * j, a, (weights[b], weights[b + 1]))
@@ -99,10 +119,14 @@ def multiply_window(accumulators, weights, x, taps, offsets, at, at_2, mask, mas
 @cuda.jit(device=True, forceinline=True)
 def write_eight(y, at, accumulators, k):
     """Eight neighbouring channels of a pixel, two of each of four products."""
-    store_words4(y, at, pack_half2(accumulators[k], accumulators[k + 1]),
-                 pack_half2(accumulators[k + 4], accumulators[k + 5]),
-                 pack_half2(accumulators[k + 8], accumulators[k + 9]),
-                 pack_half2(accumulators[k + 12], accumulators[k + 13]))
+    store_words4(
+        y,
+        at,
+        pack_half2(accumulators[k], accumulators[k + 1]),
+        pack_half2(accumulators[k + 4], accumulators[k + 5]),
+        pack_half2(accumulators[k + 8], accumulators[k + 9]),
+        pack_half2(accumulators[k + 12], accumulators[k + 13]),
+    )
 
 
 @requires("8.0")
@@ -126,7 +150,9 @@ def conv2d_from_narrow_kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, 
     find_taps(taps, offsets, q, W, C)
     accumulators = cuda.local.array(32, np.float32)
     groups = int32((pixels + GROUP - 1) // GROUP)
-    for group in range(int32(cuda.blockIdx.x * (BLOCK // 32) + warp), groups, int32(cuda.gridDim.x * (BLOCK // 32))):
+    for group in range(
+        int32(cuda.blockIdx.x * (BLOCK // 32) + warp), groups, int32(cuda.gridDim.x * (BLOCK // 32))
+    ):
         pixel, pixel_2 = int32(group * GROUP + row), int32(group * GROUP + row + 8)
         line, w = divide(pixel, W)
         mask = seen(divide(line, H)[1], w, H, W, pixel < pixels)
@@ -135,8 +161,19 @@ def conv2d_from_narrow_kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, 
         for j in range(8):
             for k in range(2):
                 accumulators[4 * j + k] = accumulators[4 * j + 2 + k] = biases[
-                    uint32(j // 4 * 32 + 8 * q + j % 4 * 2 + k)]
-        multiply_window(accumulators, weights, x, taps, offsets, int32(pixel * C), int32(pixel_2 * C), mask, mask_2)
+                    uint32(j // 4 * 32 + 8 * q + j % 4 * 2 + k)
+                ]
+        multiply_window(
+            accumulators,
+            weights,
+            x,
+            taps,
+            offsets,
+            int32(pixel * C),
+            int32(pixel_2 * C),
+            mask,
+            mask_2,
+        )
         for half in range(2):
             n = int32(first_n + half * 32 + q * 8)
             if n < N:
@@ -148,5 +185,11 @@ def conv2d_from_narrow_kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, 
 
 # The kernels for up to 16 · steps products an output
 conv2d_from_narrow_kernels = {
-    steps: specialise(conv2d_from_narrow_kernel, name=f"conv2d_from_narrow_kernel_{16 * steps}",
-                      launch_bounds=(BLOCK, 8 // steps), STEPS=steps) for steps in (2, 4)}
+    steps: specialise(
+        conv2d_from_narrow_kernel,
+        name=f"conv2d_from_narrow_kernel_{16 * steps}",
+        launch_bounds=(BLOCK, 8 // steps),
+        STEPS=steps,
+    )
+    for steps in (2, 4)
+}

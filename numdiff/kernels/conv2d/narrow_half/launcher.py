@@ -1,4 +1,5 @@
-"""Float16 convolution with few channels on one side: which layers these kernels take, and their launches.
+"""Float16 convolution with few channels on one side: which layers these kernels take, and their
+launches.
 
 SHAPES
     x, weight, y, dy, dx float16; bias, dweight, dbias float32. 3 × 3 kernel, stride 1; one side up to NARROW channels,
@@ -15,6 +16,7 @@ SOURCE
 READ NEXT
     ../../matmul/hopper/, where tensor cores read their operands straight from shared memory.
 """
+
 import numpy as np
 
 from ....device import empty, launch
@@ -37,16 +39,24 @@ def _small(size, stride, wide):
 
 
 def narrow_supports(x, weight, stride, plain):
-    """Whether these kernels take the forward pass: to few channels, or from few; no addends but the bias (`plain`)."""
+    """Whether these kernels take the forward pass: to few channels, or from few; no addends but the
+    bias (`plain`)."""
     n, size, _, c = weight.shape
-    return (plain and (n <= NARROW and _small(size, stride, c) or c <= NARROW and _small(size, stride, n))
-            and is_half(x.dtype) and supports(x, to_few.conv2d_to_narrow_kernel))
+    return (
+        plain
+        and (n <= NARROW and _small(size, stride, c) or c <= NARROW and _small(size, stride, n))
+        and is_half(x.dtype)
+        and supports(x, to_few.conv2d_to_narrow_kernel)
+    )
 
 
 def narrow_gradient_supports(x, weight, stride):
     """Whether they take the weight gradient: also the tile must fit."""
     few = min(weight.shape[0], weight.shape[3])
-    return bool(narrow_supports(x, weight, stride, True)) and gradient_tile(1, x.shape[2], few) <= MAX_SHARED
+    return (
+        bool(narrow_supports(x, weight, stride, True))
+        and gradient_tile(1, x.shape[2], few) <= MAX_SHARED
+    )
 
 
 def narrow_input_gradient_supports(dy, weight, stride):
@@ -58,11 +68,26 @@ def _from_narrow(x, weight, bias, y, gradient):
     b, h, w, c = x.shape
     n, pixels = y.shape[3], b * h * w
     backend = x.backend
-    blocks = min(-(-pixels // (GROUP * from_few.BLOCK // 32)), from_few.BLOCKS * backend.multiprocessors)
+    blocks = min(
+        -(-pixels // (GROUP * from_few.BLOCK // 32)), from_few.BLOCKS * backend.multiprocessors
+    )
     kernel = in_bfloat16(from_few.conv2d_from_narrow_kernels[2 if TAPS * c <= 32 else 4], x.dtype)
-    launch(kernel, (blocks, -(-n // SLAB)), from_few.BLOCK, x.reshape(-1),
-           weight.reshape(-1), no_numbers(backend) if bias is None else bias, y.reshape(-1), h, w, c, n, pixels,
-           int(bias is not None), gradient)
+    launch(
+        kernel,
+        (blocks, -(-n // SLAB)),
+        from_few.BLOCK,
+        x.reshape(-1),
+        weight.reshape(-1),
+        no_numbers(backend) if bias is None else bias,
+        y.reshape(-1),
+        h,
+        w,
+        c,
+        n,
+        pixels,
+        int(bias is not None),
+        gradient,
+    )
     return y
 
 
@@ -73,9 +98,20 @@ def narrow_half_forward(x, weight, bias, y):
     if n > NARROW:
         return _from_narrow(x, weight, bias, y, 0)
     kernel = in_bfloat16(to_few.conv2d_to_narrow_kernel, x.dtype)
-    launch(kernel, (-(-w // to_few.TILE_W) * -(-h // to_few.TILE_H) * b, -(-n // THREE)), to_few.BLOCK, x.reshape(-1),
-           weight.reshape(-1), no_numbers(x.backend) if bias is None else bias, y.reshape(-1), h, w, c, n,
-           int(bias is not None))
+    launch(
+        kernel,
+        (-(-w // to_few.TILE_W) * -(-h // to_few.TILE_H) * b, -(-n // THREE)),
+        to_few.BLOCK,
+        x.reshape(-1),
+        weight.reshape(-1),
+        no_numbers(x.backend) if bias is None else bias,
+        y.reshape(-1),
+        h,
+        w,
+        c,
+        n,
+        int(bias is not None),
+    )
     return y
 
 
@@ -103,11 +139,34 @@ def narrow_half_weight_gradient(dy, x, dweight, dbias=None):
     parts = min(-(-pixels // (GROUP * WARPS * turns)), most)
     partial = empty((parts, threes * slabs * RESULTS), np.float32, like=dy)
     kernel = in_bfloat16(gradient.conv2d_narrow_weight_gradient_kernel_half, x.dtype)
-    launch(kernel, (slabs, threes, parts), gradient.BLOCK, wide.reshape(-1),
-           narrow.reshape(-1), partial.reshape(-1), h, w, m, j, pixels, turns,
-           shared=max(gradient_tile(turns, w, j), 4 * gradient.SLOTS * RESULTS))
+    launch(
+        kernel,
+        (slabs, threes, parts),
+        gradient.BLOCK,
+        wide.reshape(-1),
+        narrow.reshape(-1),
+        partial.reshape(-1),
+        h,
+        w,
+        m,
+        j,
+        pixels,
+        turns,
+        shared=max(gradient_tile(turns, w, j), 4 * gradient.SLOTS * RESULTS),
+    )
     has_bias = dbias is not None and not to_few
-    launch(gradient.add_narrow_weight_gradient_kernel, threes * slabs * RESULTS // 32,
-           (32, min(parts, gradient.ADD_ROWS)), partial.reshape(-1), dweight.reshape(-1),
-           dbias if has_bias else no_numbers(dy.backend), parts, slabs, m, j, int(to_few), int(has_bias))
+    launch(
+        gradient.add_narrow_weight_gradient_kernel,
+        threes * slabs * RESULTS // 32,
+        (32, min(parts, gradient.ADD_ROWS)),
+        partial.reshape(-1),
+        dweight.reshape(-1),
+        dbias if has_bias else no_numbers(dy.backend),
+        parts,
+        slabs,
+        m,
+        j,
+        int(to_few),
+        int(has_bias),
+    )
     return has_bias

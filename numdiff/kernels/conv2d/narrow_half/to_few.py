@@ -1,9 +1,11 @@
-"""Float16 convolution to few channels: the sum over channels comes first, for every tap, then the sum over taps.
+"""Float16 convolution to few channels: the sum over channels comes first, for every tap, then the
+sum over taps.
 
-    z[q, (tap, n)] = Σ_c x[q, c] · weight[n, tap, c], 27 of 32 columns for three channels: by tensor cores
-    y[p, n] = bias[n] + Σ_tap z[p + tap - pad, (tap, n)]: nine additions a number, from shared memory
-A lane loads 16 neighbouring channels of its pixel, eight words: so the inner index of a fragment's places is in another
-order than it stands in memory, for both operands alike.
+    z[q, (tap, n)] = Σ_c x[q, c] · weight[n, tap, c], 27 of 32 columns for three channels: by tensor
+    cores y[p, n] = bias[n] + Σ_tap z[p + tap - pad, (tap, n)]: nine additions a number, from shared
+    memory
+A lane loads 16 neighbouring channels of its pixel, eight words: so the inner index of a fragment's
+places is in another order than it stands in memory, for both operands alike.
 LAUNCH
     256 threads for TILE_H × TILE_W pixels and three channels; z, with its halo, in 37 KiB of shared memory.
 SOURCE
@@ -11,6 +13,7 @@ SOURCE
 READ NEXT
     weight_gradient.py
 """
+
 import numpy as np
 
 from ....device import cuda, float32, int32, uint32
@@ -50,12 +53,17 @@ def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, has_bias):
     row, q = lane >> 2, lane & 3
     rest, tile_w = divide(cuda.blockIdx.x, int32((W + TILE_W - 1) // TILE_W))
     image, tile_h = divide(rest, int32((H + TILE_H - 1) // TILE_H))
-    first_h, first_w, first_n = int32(tile_h * TILE_H), int32(tile_w * TILE_W), int32(cuda.blockIdx.y * THREE)
+    first_h, first_w, first_n = (
+        int32(tile_h * TILE_H),
+        int32(tile_w * TILE_W),
+        int32(cuda.blockIdx.y * THREE),
+    )
     accumulators = cuda.local.array(16, np.float32)
     weights = cuda.local.array(32, np.uint32)
     for first_c in range(int32(0), C, int32(SLAB)):
         cuda.syncthreads()
-        # word `which` (0 … 7) of quad lane q has its channels 2 · which and 2 · which + 1 of sixteen
+        # word `which` (0 … 7) of quad lane q has its channels 2 · which and 2 · which + 1 of
+        # sixteen
         for k in range(t, int32(1024), int32(BLOCK)):
             column, which, word = (k >> 2) & 31, k >> 7, uint32(0)
             tap, channel = divide(column, int32(THREE))
@@ -73,16 +81,33 @@ def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, has_bias):
             h_2, w_2 = divide(m_2, int32(HALO_W))
             h, w = int32(first_h + h - 1), int32(first_w + w - 1)
             h_2, w_2 = int32(first_h + h_2 - 1), int32(first_w + w_2 - 1)
-            inside, inside_2 = m < HALO and within(h, w, H, W), m_2 < HALO and within(h_2, w_2, H, W)
+            inside, inside_2 = (
+                m < HALO and within(h, w, H, W),
+                m_2 < HALO and within(h_2, w_2, H, W),
+            )
             a = sixteen(x, (image * H + h) * W + w, inside, int32(first_c + q * 16), C)
             b = sixteen(x, (image * H + h_2) * W + w_2, inside_2, int32(first_c + q * 16), C)
             for k in range(16):
                 accumulators[k] = float32(0)
             for j in range(4):
-                mma_m16n8k16_into(accumulators, 4 * j, (a[0], b[0], a[1], b[1]), (weights[j], weights[4 + j]))
-                mma_m16n8k16_into(accumulators, 4 * j, (a[2], b[2], a[3], b[3]), (weights[8 + j], weights[12 + j]))
-                mma_m16n8k16_into(accumulators, 4 * j, (a[4], b[4], a[5], b[5]), (weights[16 + j], weights[20 + j]))
-                mma_m16n8k16_into(accumulators, 4 * j, (a[6], b[6], a[7], b[7]), (weights[24 + j], weights[28 + j]))
+                mma_m16n8k16_into(
+                    accumulators, 4 * j, (a[0], b[0], a[1], b[1]), (weights[j], weights[4 + j])
+                )
+                mma_m16n8k16_into(
+                    accumulators, 4 * j, (a[2], b[2], a[3], b[3]), (weights[8 + j], weights[12 + j])
+                )
+                mma_m16n8k16_into(
+                    accumulators,
+                    4 * j,
+                    (a[4], b[4], a[5], b[5]),
+                    (weights[16 + j], weights[20 + j]),
+                )
+                mma_m16n8k16_into(
+                    accumulators,
+                    4 * j,
+                    (a[6], b[6], a[7], b[7]),
+                    (weights[24 + j], weights[28 + j]),
+                )
             for k in range(16):
                 column = int32(k // 4 * 8 + 2 * q + k % 2)
                 mine = int32(m if k % 4 < 2 else m_2)

@@ -1,8 +1,9 @@
-"""The weight gradient of a float16 convolution with few channels on one side: pixels are the inner dimension.
+"""The weight gradient of a float16 convolution with few channels on one side: pixels are the inner
+dimension.
 
-    sums[(tap, j), m] = Σ_p narrow[p + tap - pad, j] · wide[p, m]: wide is dy and narrow x, or wide is x and narrow dy,
-    whose pixel is on the other side of x's, so the taps are counted down. Row 27 of 32 is ones: where wide is dy its
-    sums are dbias.
+    sums[(tap, j), m] = Σ_p narrow[p + tap - pad, j] · wide[p, m]: wide is dy and narrow x, or wide
+    is x and narrow dy, whose pixel is on the other side of x's, so the taps are counted down. Row
+    27 of 32 is ones: where wide is dy its sums are dbias.
 LAUNCH
     512 threads, one block a multiprocessor, for chunks of up to 1,024 pixels. What the chunk sees of the narrow side,
     with the image rows before and after it, is one run of memory: it is copied to shared memory first, where 27 numbers
@@ -16,6 +17,7 @@ SOURCE
 READ NEXT
     launcher.py
 """
+
 import numpy as np
 
 from ....device import cuda, float32, int32, load4, store4, uint32
@@ -34,7 +36,8 @@ ADD_ROWS = 32  # threads that share the parts of a sum
 ADD_SHARED = 32 * ADD_ROWS
 
 
-# The narrow side: what the taps see -----------------------------------------------------------------------------------
+# The narrow side: what the taps see ---------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def next_pixel(i, j, H, W):
@@ -52,14 +55,18 @@ def seen_by_four(pixel, pixels, H, W):
     i_1, w_1 = next_pixel(i_0, w, H, W)
     i_2, w_2 = next_pixel(i_1, w_1, H, W)
     i_3, w_3 = next_pixel(i_2, w_2, H, W)
-    return (seen(i_0, w, H, W, pixel < pixels), seen(i_1, w_1, H, W, pixel + 1 < pixels),
-            seen(i_2, w_2, H, W, pixel + 2 < pixels), seen(i_3, w_3, H, W, pixel + 3 < pixels))
+    return (
+        seen(i_0, w, H, W, pixel < pixels),
+        seen(i_1, w_1, H, W, pixel + 1 < pixels),
+        seen(i_2, w_2, H, W, pixel + 2 < pixels),
+        seen(i_3, w_3, H, W, pixel + 3 < pixels),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def find_places(places, row, first_j, W, J):
-    """The taps of a lane's four rows, and 32 times the offsets in the tile from the number of the first pixel's first
-    tap: registers are scarce."""
+    """The taps of a lane's four rows, and 32 times the offsets in the tile from the number of the
+    first pixel's first tap: registers are scarce."""
     for k in range(4):
         tap, j = divide(int32(8 * k + row), int32(THREE))
         exists = tap < TAPS and first_j + j < J
@@ -69,7 +76,8 @@ def find_places(places, row, first_j, W, J):
 
 @cuda.jit(device=True, forceinline=True)
 def fill_tile(tile, values, narrow, start, count, size, t):
-    """Numbers start … of the narrow side, which has `size`, into shared memory, zeros where there are none.
+    """Numbers start … of the narrow side, which has `size`, into shared memory, zeros where there
+    are none.
 
     values: AT_ONCE numbers, in registers
     """
@@ -94,21 +102,26 @@ def seen_number(tile, at, mask, tap):
 
 @cuda.jit(device=True, forceinline=True)
 def gather(a, tile, places, mine, masks, row, J):
-    """Two fragments of what the taps see of 16 pixels, of which a lane has four; mine: the first of these in the tile.
+    """Two fragments of what the taps see of 16 pixels, of which a lane has four; mine: the first of
+    these in the tile.
 
     Of row + 8 · k: pixels 0 and 1, pixels 2 and 3.
     """
     for k in range(4):
         at, tap = int32(mine * J + (places[k] >> 5)), places[k] & 31
         v_0, v_1 = seen_number(tile, at, masks[0], tap), seen_number(tile, at + J, masks[1], tap)
-        v_2, v_3 = seen_number(tile, at + 2 * J, masks[2], tap), seen_number(tile, at + 3 * J, masks[3], tap)
+        v_2, v_3 = (
+            seen_number(tile, at + 2 * J, masks[2], tap),
+            seen_number(tile, at + 3 * J, masks[3], tap),
+        )
         if k == 3 and row == 3:  # row 27 of 32
             v_0 = v_1 = v_2 = v_3 = float32(1)
         a[k // 2 * 4 + k % 2] = pack_half2(v_0, v_1)
         a[k // 2 * 4 + k % 2 + 2] = pack_half2(v_2, v_3)
 
 
-# The wide side, and the products --------------------------------------------------------------------------------------
+# The wide side, and the products ------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def fetch(wide, p, pixel, pixels, m, M, exists):
@@ -134,7 +147,8 @@ def high_halves(a, b):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_group(accumulators, a, p):
-    """accumulators += two fragments of taps · eight of wide channels, of 16 pixels; p: what `fetch` has brought."""
+    """accumulators += two fragments of taps · eight of wide channels, of 16 pixels; p: what `fetch`
+    has brought."""
     low, high = (a[0], a[1], a[2], a[3]), (a[4], a[5], a[6], a[7])
     for k in range(4):
         b = (low_halves(p[k], p[4 + k]), low_halves(p[8 + k], p[12 + k]))
@@ -145,39 +159,56 @@ def multiply_group(accumulators, a, p):
         mma_m16n8k16_into(accumulators, 32 + 8 * k + 4, high, b)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def write_sum_of_warps(partial, tile, accumulators, warp, lane, t):
-    """The warps' accumulators, added up in shared memory: those of the second half of the warps go to the first's."""
+    """The warps' accumulators, added up in shared memory: those of the second half of the warps go
+    to the first's."""
     cuda.syncthreads()
     slot = int32((warp & (SLOTS - 1)) * RESULTS + lane * 4)
     if warp >= SLOTS:
         for k in range(16):
-            store4(tile, slot + 128 * k, accumulators[4 * k], accumulators[4 * k + 1], accumulators[4 * k + 2],
-                   accumulators[4 * k + 3])
+            store4(
+                tile,
+                slot + 128 * k,
+                accumulators[4 * k],
+                accumulators[4 * k + 1],
+                accumulators[4 * k + 2],
+                accumulators[4 * k + 3],
+            )
     cuda.syncthreads()
     if warp < SLOTS:
         for k in range(16):
             s0, s1, s2, s3 = load4(tile, slot + 128 * k)
-            store4(tile, slot + 128 * k, accumulators[4 * k] + s0, accumulators[4 * k + 1] + s1,
-                   accumulators[4 * k + 2] + s2, accumulators[4 * k + 3] + s3)
+            store4(
+                tile,
+                slot + 128 * k,
+                accumulators[4 * k] + s0,
+                accumulators[4 * k + 1] + s1,
+                accumulators[4 * k + 2] + s2,
+                accumulators[4 * k + 3] + s3,
+            )
     cuda.syncthreads()
     t0 = t1 = t2 = t3 = float32(0)
     for k in range(SLOTS):  # in order
         s0, s1, s2, s3 = load4(tile, k * RESULTS + 4 * t)
         t0, t1, t2, t3 = t0 + s0, t1 + s1, t2 + s2, t3 + s3
-    part = ((cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x) * RESULTS
+    part = (
+        (cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x
+    ) * RESULTS
     store4(partial, part + 4 * t, t0, t1, t2, t3)
 
 
 @requires("8.0")
 @cuda.jit(launch_bounds=BLOCK)
 def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, pixels, turns):
-    """partial[part, group, slab] = sums[(tap, j), m] of the part's pixels, as its threads hold them; row 27 sums wide.
+    """partial[part, group, slab] = sums[(tap, j), m] of the part's pixels, as its threads hold
+    them; row 27 sums wide.
 
-    turns: groups of 16 pixels of each warp in a chunk. A lane's pixels are four neighbours of a group; product k has
-    channel 8 · column + k of the slab.
+    turns: groups of 16 pixels of each warp in a chunk. A lane's pixels are four neighbours of a
+    group; product k has channel 8 · column + k of the slab.
     """
     tile = cuda.shared.array(0, float32)
     t = int32(cuda.threadIdx.x)
@@ -214,7 +245,8 @@ def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J,
     write_sum_of_warps(partial, tile, accumulators, warp, lane, t)
 
 
-# The second kernel: adds the blocks' sums -----------------------------------------------------------------------------
+# The second kernel: adds the blocks' sums ---------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def one_or_zero(array, at, exists):
@@ -222,8 +254,11 @@ def one_or_zero(array, at, exists):
 
 
 @cuda.jit
-def add_narrow_weight_gradient_kernel(partial, dweight, dbias, parts, slabs, M, J, flipped, has_bias):
-    """dweight += the sum of the parts, dbias += that of their row 27: 32 sums a block, whose rows share the parts."""
+def add_narrow_weight_gradient_kernel(
+    partial, dweight, dbias, parts, slabs, M, J, flipped, has_bias
+):
+    """dweight += the sum of the parts, dbias += that of their row 27: 32 sums a block, whose rows
+    share the parts."""
     tile = cuda.shared.array(ADD_SHARED, float32)
     lane, share, shares = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockDim.y)
     place = int32(cuda.blockIdx.x * 32 + lane)

@@ -1,17 +1,20 @@
-"""The 3 × 3 window around a pixel: which of its taps are in the image, as bits, and where they are in memory.
+"""The 3 × 3 window around a pixel: which of its taps are in the image, as bits, and where they are
+in memory.
 
 SOURCE
     ../direct.py, whose windows they are.
 READ NEXT
     from_few.py
 """
+
 from ....device import cuda, int32
 from ...common import divide
 
 SIZE, TAPS = 3, 9
 SLAB = 64  # wide channels of a block: eight for each of eight lanes, or 16 for each of four
 GROUP = 16  # pixels of a warp's step: the rows of an mma
-THREE = 3  # narrow channels of a block, to few channels and in the gradient: 27 of 32 rows or columns are used
+# narrow channels of a block, to few channels and in the gradient: 27 of 32 rows or columns are used
+THREE = 3
 COLUMNS = 32
 OUTSIDE = 31  # stands for "no tap": no mask has this bit
 

@@ -1,4 +1,5 @@
-"""Matmul in float16 on Hopper's tensor cores, v6: wgmma, fed by TMA. Read ../levels/ first, then these in this order.
+"""Matmul in float16 on Hopper's tensor cores, v6: wgmma, fed by TMA. Read ../levels/ first, then
+these in this order.
 
     kernel.py              what is new, and why it pays; the roles of warps; the kernel and its variants; figures
     layout.py              its constants and arguments; where tiles are, in shared memory and in C

@@ -1,4 +1,5 @@
-"""A consumer of Hopper's matmul: a warpgroup multiplies its 64 rows of a tile, and writes the results.
+"""A consumer of Hopper's matmul: a warpgroup multiplies its 64 rows of a tile, and writes the
+results.
 
     bias            requested before the main loop, needed after it: staging.py
     main loop       main_loop.py
@@ -10,6 +11,7 @@ SOURCE
 READ NEXT
     main_loop.py
 """
+
 from ....device import cuda, int32, uint32
 from ....device.eight import array_of
 from ....device.limits import WARP, WARPGROUP
@@ -17,7 +19,13 @@ from ....device.mbarrier import bar_sync
 from ....device.pipeline import consumer_start
 from ....device.tma import tma_store_wait_0
 from ...quantise import keep_largest
-from .epilogues import epilogue_float, epilogue_gate, epilogue_half, epilogue_layer_scale, prefetch_gates
+from .epilogues import (
+    epilogue_float,
+    epilogue_gate,
+    epilogue_half,
+    epilogue_layer_scale,
+    prefetch_gates,
+)
 from .fp8_epilogues import epilogue_gelu_eight, epilogue_gelu_gradient_eight
 from .gelu_epilogues import epilogue_gelu, epilogue_gelu_again_gradient, epilogue_gelu_gradient
 from .group_schedule import of_product
@@ -61,14 +69,18 @@ from .work import is_work, next_unit, tile_at
 
 @cuda.jit(device=True, forceinline=True)
 def write_block(block, turn, amax, acc, gates, place, staging, part, maps, arrays, work, epilogue):
-    """The epilogue of a warpgroup's block of 64 columns (of SwiGLU: of a pair of blocks); returns the next turn of its
-    two tiles in shared memory, and with `EIGHT` the largest magnitudes so far, two float16: amax."""
+    """The epilogue of a warpgroup's block of 64 columns (of SwiGLU: of a pair of blocks); returns
+    the next turn of its two tiles in shared memory, and with `EIGHT` the largest magnitudes so far,
+    two float16: amax."""
     if EIGHT:
         if GELU_GRADIENT:
-            turn, amax = epilogue_gelu_gradient_eight(block, turn, amax, acc, place, staging, arrays.scale_c, work)
+            turn, amax = epilogue_gelu_gradient_eight(
+                block, turn, amax, acc, place, staging, arrays.scale_c, work
+            )
         else:
-            amax = epilogue_gelu_eight(block, amax, acc, place, staging, maps, arrays.scale_c, work,
-                                       epilogue.has_residual)
+            amax = epilogue_gelu_eight(
+                block, amax, acc, place, staging, maps, arrays.scale_c, work, epilogue.has_residual
+            )
     elif GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
     elif GELU_AGAIN_GRADIENT:
@@ -78,20 +90,37 @@ def write_block(block, turn, amax, acc, gates, place, staging, part, maps, array
     elif GELU:
         epilogue_gelu(block, acc, place, staging, maps, work, epilogue.has_residual)
     elif LAYER_SCALE:
-        epilogue_layer_scale(block, acc, place, staging, maps, arrays.residual, arrays.row_sums, work,
-                             epilogue.has_residual)
+        epilogue_layer_scale(
+            block,
+            acc,
+            place,
+            staging,
+            maps,
+            arrays.residual,
+            arrays.row_sums,
+            work,
+            epilogue.has_residual,
+        )
     elif SWIGLU_GRADIENT:
         turn = epilogue_swiglu_gradient(block, turn, acc, place, staging, work)
     elif SWIGLU:
-        turn = epilogue_swiglu(block, BLOCKS, turn, acc, place, staging, maps, work, epilogue.has_residual)
+        turn = epilogue_swiglu(
+            block, BLOCKS, turn, acc, place, staging, maps, work, epilogue.has_residual
+        )
     elif SYMMETRIC:
         epilogue_symmetric(block, acc, place, staging, maps, arrays.residual, work, epilogue)
     elif HALF:
-        seam = int32(work.seam if B_ALONG_N and not A_ALONG_M and not BATCHED and not STACKED else work.N)
+        seam = int32(
+            work.seam if B_ALONG_N and not A_ALONG_M and not BATCHED and not STACKED else work.N
+        )
         if STACKED:
-            turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.c, work, epilogue)
+            turn = epilogue_half(
+                block, turn, acc, place, staging, seam, maps, arrays.c, work, epilogue
+            )
         else:
-            turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, epilogue)
+            turn = epilogue_half(
+                block, turn, acc, place, staging, seam, maps, arrays.residual, work, epilogue
+            )
     else:
         start = part if GROUPED else part * (work.M * work.N)
         if STACKED and A_ALONG_M:
@@ -106,22 +135,31 @@ def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
     acc, gates = cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(GROUPS, "uint32")
     t = int32(cuda.threadIdx.x)
     consumer, elected, lane = int32(t // WARPGROUP - 1), t % WARPGROUP == 0, int32(t % WARP)
-    thread_row = int32(t % WARPGROUP // WARP * 16 + lane // 4)  # of its first output, within the warpgroup's 64
-    a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
+    # of its first output, within the warpgroup's 64
+    thread_row = int32(t % WARPGROUP // WARP * 16 + lane // 4)
+    # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
+    a_offset = uint32(consumer) * uint32(BOX_BYTES)
     turn, amax = int32(0), uint32(0)
     if FP8:
         scale = arrays.scale_a[0] * arrays.scale_b[0]
     stage, parity = consumer_start()
     while is_work(unit, stride, work):
         tile = tile_at(unit, stride, work)
-        place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * COLUMNS), thread_row, lane)
+        place = Place(
+            int32(tile.row * BM + consumer * 64), int32(tile.column * COLUMNS), thread_row, lane
+        )
         if SWIGLU:
             b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, epilogue.has_bias)
         elif BIASED:  # the bias comes while the tile is multiplied
             gap = int32(0)
             if STACKED:
-                gap = int32(uint32(place.first_column) // uint32(work.seam)) * arrays.residual.bias_gap
-            b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column + gap, work.N + gap, epilogue.has_bias)
+                gap = (
+                    int32(uint32(place.first_column) // uint32(work.seam))
+                    * arrays.residual.bias_gap
+                )
+            b0, b1 = prefetch_bias(
+                BN, arrays.bias, place.first_column + gap, work.N + gap, epilogue.has_bias
+            )
         if GATE:
             prefetch_gates(gates, GROUPS, arrays.residual, place, work)
         steps = int32(tile.end_k - tile.first_k)
@@ -138,21 +176,31 @@ def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
             stage_bias(BN, staging, b0, b1)
         part, target, extent = tile.part, arrays, work
         if GROUPED:
-            if tile.number >= work.whole and not join_parts(acc, tile, consumer, arrays.bias, arrays.residual, staging,
-                                                            work):
+            if tile.number >= work.whole and not join_parts(
+                acc, tile, consumer, arrays.bias, arrays.residual, staging, work
+            ):
                 unit = next_unit(unit, tile, stride, work)
                 continue
             c = array_of(tile.product, arrays.c)
             part, target = int32(0), Arrays(c, c, c, c)
             extent = Extent(of_product(tile.product, work.M), of_product(tile.product, work.N))
-        # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
-        turn, amax = write_block(0, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
+        # block by block of 64 columns, not in a loop: accumulators stay in registers only under
+        # constant indices
+        turn, amax = write_block(
+            0, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue
+        )
         if BLOCKS > 1:
-            turn, amax = write_block(1, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
+            turn, amax = write_block(
+                1, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue
+            )
         if BLOCKS > 2:
-            turn, amax = write_block(2, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
+            turn, amax = write_block(
+                2, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue
+            )
         if BLOCKS > 3:
-            turn, amax = write_block(3, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
+            turn, amax = write_block(
+                3, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue
+            )
         unit = next_unit(unit, tile, stride, work)
     if EIGHT:
         keep_largest(arrays.amax, int32(cuda.blockIdx.x), amax, lane)

@@ -1,27 +1,30 @@
 """Epilogues of Hopper's matmul: what becomes of the accumulators.
 
-AN EPILOGUE runs on the consumers while the tensor cores are idle. The main loop of a 128 × 256 tile takes about 16,000
-    cycles for K = 768, so every thousand cycles of an epilogue cost 6 %, and it is kept short:
+AN EPILOGUE runs on the consumers while the tensor cores are idle. The main loop of a 128 × 256 tile
+    takes about 16,000 cycles for K = 768, so every thousand cycles of an epilogue cost 6 %, and it
+    is kept short:
 
     float16         alpha · accumulator + bias + residual; TMA writes one tile while the next is made (staging.py)
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
     gate            residual + gate · (accumulator + bias), the gate a row for each image: how a DiT joins its branches,
-                    if no backward needs the branch itself. The residual arrives by `exchange` (exchange.py);
-                    the gates are loaded into registers before the main loop
+                    if no backward needs the branch itself. The residual arrives by `exchange`
+                    (exchange.py); the gates are loaded into registers before the main loop
     layer scale     z = accumulator + bias and residual + scale · z, two tiles at once
 
     GELU, GELU'     gelu_epilogues.py; as E4M3, for a next product of 8 bits, fp8_epilogues.py
     SwiGLU          swiglu_epilogues.py
     symmetric       symmetric_epilogue.py
 
-FIRST ALL LOADS, then the arithmetic, last all stores: the compilers move no load past a store, and nothing would
-    overlap. Results beyond the edges are computed from the last rows and columns that exist, and never written.
+FIRST ALL LOADS, then the arithmetic, last all stores: the compilers move no load past a store, and
+    nothing would overlap. Results beyond the edges are computed from the last rows and columns that
+    exist, and never written.
 
 SOURCE
     kernel.py; PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).
 READ NEXT
     exchange.py
 """
+
 from ....device import cuda, int32, uint32
 from ....device.mbarrier import bar_sync, mbarrier_wait
 from ....device.pipeline import barrier_at
@@ -81,7 +84,9 @@ def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, 
             if column < seam:
                 tma_store_2d(base + uint32(tile), maps.c, uint32(column), uint32(first_row))
             else:
-                tma_store_2d(base + uint32(tile), maps.second, uint32(column - seam), uint32(first_row))
+                tma_store_2d(
+                    base + uint32(tile), maps.second, uint32(column - seam), uint32(first_row)
+                )
             tma_store_commit()
         turn = int32(turn + 1)
     return turn
@@ -95,30 +100,47 @@ def epilogue_float(block, acc, place, c, start, bias, work, epilogue):
     if column < work.N and first_row < work.M:
         for j in range(8):
             i = 32 * block + 4 * j
-            write_fragment(c, start, acc[i], acc[i + 1], acc[i + 2], acc[i + 3], int32(first_row + thread_row),
-                           int32(column + 8 * j), lane, work, bias, epilogue)
+            write_fragment(
+                c,
+                start,
+                acc[i],
+                acc[i + 1],
+                acc[i + 2],
+                acc[i + 3],
+                int32(first_row + thread_row),
+                int32(column + 8 * j),
+                lane,
+                work,
+                bias,
+                epilogue,
+            )
 
 
-# A gate ---------------------------------------------------------------------------------------------------------------
+# A gate -------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def prefetch_gates(gates, groups, gated, place, work):
-    """A thread's gates of a tile, which arrive while it is multiplied: a word for each group of eight columns.
+    """A thread's gates of a tile, which arrive while it is multiplied: a word for each group of
+    eight columns.
 
     Its two rows, eight apart, are of one image, as images have a multiple of 16.
     """
     row = min(int32(place.first_row + place.thread_row), int32(work.M - 1))
     at = int32(uint32(row) // uint32(gated.tokens)) * gated.pitch + gated.first
     for j in range(groups):
-        gates[j] = load_word(gated.gate, at + min(int32(place.first_column + 8 * j + place.lane % 4 * 2),
-                                                  int32(work.N - 2)))
+        gates[j] = load_word(
+            gated.gate,
+            at + min(int32(place.first_column + 8 * j + place.lane % 4 * 2), int32(work.N - 2)),
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_gate(block, turn, acc, gates, place, staging, work):
     """residual + gate · (accumulator + bias), in the tile that holds the residual; the next turn.
 
-    The sum in brackets is rounded first, as it is where a separate kernel gates it and adds: the same bits.
+    The sum in brackets is rounded first, as it is where a separate kernel gates it and adds: the
+    same bits.
     """
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
@@ -143,11 +165,13 @@ def epilogue_gate(block, turn, acc, gates, place, staging, work):
     return turn
 
 
-# A layer's scale ------------------------------------------------------------------------------------------------------
+# A layer's scale ----------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_layer_scale(block, acc, place, staging, maps, residual, scale, work, keeps_z):
-    """z = accumulator + bias, if it is kept, and residual + scale · z, by way of a tile in shared memory for each."""
+    """z = accumulator + bias, if it is kept, and residual + scale · z, by way of a tile in shared
+    memory for each."""
     first_row, first_column, thread_row, lane = place
     tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)
@@ -185,5 +209,7 @@ def epilogue_layer_scale(block, acc, place, staging, maps, residual, scale, work
         if elected:
             if keeps_z:
                 tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
-            tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row))
+            tma_store_2d(
+                base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
+            )
             tma_store_commit()

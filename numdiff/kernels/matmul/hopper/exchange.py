@@ -1,17 +1,20 @@
-"""Tiles that an epilogue of Hopper's matmul reads, and what it leaves in their place, by a warp that is idle.
+"""Tiles that an epilogue of Hopper's matmul reads, and what it leaves in their place, by a warp
+that is idle.
 
-They are the residual of a gated product, and u of GELU' and of SwiGLU's backward. A thread of the producer's warpgroup,
-one for each consumer (CUTLASS: an epilogue load warp, which here stores, too), loads them by TMA while the product is
-computed. It stores the results as soon as the consumer has left them in the tile's place. Consumers never
-stall on epilogue loads or stores.
+They are the residual of a gated product, and u of GELU' and of SwiGLU's backward. A thread of the
+producer's warpgroup, one for each consumer (CUTLASS: an epilogue load warp, which here stores,
+too), loads them by TMA while the product is computed. It stores the results as soon as the consumer
+has left them in the tile's place. Consumers never stall on epilogue loads or stores.
 
-TWO BARRIERS A TILE: `loaded`, on which TMA counts bytes, and `ready`, at which the consumer's four warps arrive.
+TWO BARRIERS A TILE: `loaded`, on which TMA counts bytes, and `ready`, at which the consumer's four
+warps arrive.
 
 SOURCE
     PTX ISA, sections 9.7.9.27 (cp.async.bulk.tensor) and 9.7.13.15 (mbarrier).
 READ NEXT
     fast_gelu.py
 """
+
 from ....device import cuda, int32, uint32
 from ....device.mbarrier import mbarrier_expect_tx, mbarrier_wait
 from ....device.pipeline import barrier_at
@@ -40,8 +43,8 @@ def fetch_tiles(count, again, tile, maps, barrier, x, y):
 
 @cuda.jit(device=True, forceinline=True)
 def return_tiles(count, again, eight, tile, maps, x, y):
-    """Store the results in the tiles of `fetch_tiles` to `maps.c`; eight: they are bytes now, see fp8_epilogues.py;
-    again: the next tile goes to where the first came from."""
+    """Store the results in the tiles of `fetch_tiles` to `maps.c`; eight: they are bytes now, see
+    fp8_epilogues.py; again: the next tile goes to where the first came from."""
     if eight:
         for i in range(4):
             tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
@@ -56,13 +59,14 @@ def return_tiles(count, again, eight, tile, maps, x, y):
 
 @cuda.jit(device=True, forceinline=True)
 def exchange(paired, count, again, eight, consumer, blocks, unit, stride, staging, maps, work):
-    """One thread loads the tiles of `maps.d` that a consumer needs in its epilogue, and stores its results to `maps.c`:
-    one for each block of 64 columns, or `count` (u1 and u2, du1 and du2).
+    """One thread loads the tiles of `maps.d` that a consumer needs in its epilogue, and stores its
+    results to `maps.c`: one for each block of 64 columns, or `count` (u1 and u2, du1 and du2).
 
-    again: one tile comes, u, and two go; the second, GELU(u), goes to where u came from, which no other block reads
+    again: one tile comes, u, and two go; the second, GELU(u), goes to where u came from, which no
+    other block reads
 
-    A tile waits in one of two buffers while the product is made. The consumer overwrites it with its results, and once
-    TMA has read those the tile after the next is fetched into the buffer.
+    A tile waits in one of two buffers while the product is made. The consumer overwrites it with
+    its results, and once TMA has read those the tile after the next is fetched into the buffer.
     """
     turn = int32(0)
     x_1 = y_1 = x_2 = y_2 = int32(0)  # where the last tile and the one before it belong

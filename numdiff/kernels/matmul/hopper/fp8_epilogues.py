@@ -1,4 +1,5 @@
-"""Epilogues of ../hopper_fp8.py whose result the next product of E4M3 reads: bytes, and their largest magnitude.
+"""Epilogues of ../hopper_fp8.py whose result the next product of E4M3 reads: bytes, and their
+largest magnitude.
 
 WHAT IS NEW, AND WHY IT PAYS
     Between the two layers of an MLP stands GELU(u), in the backward dy·W times GELU'(u); only products of E4M3 read
@@ -7,17 +8,20 @@ WHAT IS NEW, AND WHY IT PAYS
     The bits are those of the two kernels: what is rounded to E4M3 has been rounded to float16 before, and the scale
     comes from earlier steps, so it is known before the tile is. What the next scale needs, the largest magnitude, each
     thread keeps over all its tiles; a warp's goes to memory once, by an integer maximum.
-A THREAD has 16 words of two float16: of each eight columns, columns 2 · (lane % 4) and the next, of a row and of the
-    row 8 below. As E4M3 these are one word; two neighbouring lanes exchange theirs, and then the even one has four
-    columns of the row, the odd one of the row below: eight stores instead of sixteen.
-IN SHARED MEMORY the bytes of a warp's 16 rows are 1 KiB, rows of 64 bytes with a swizzle of 64 bytes: chunk j of row r
-    at j ^ (r / 2 % 4). Backward they overwrite the first half of the 2 KiB of u that the same warp has read, so no
-    other warp need be waited for, and TMA stores them in four boxes of 16 rows.
+A THREAD has 16 words of two float16: of each eight columns, columns 2 · (lane % 4) and the next, of
+    a row and of the row 8 below. As E4M3 these are one word; two neighbouring lanes exchange
+    theirs, and then the even one has four columns of the row, the odd one of the row below: eight
+    stores instead of sixteen.
+IN SHARED MEMORY the bytes of a warp's 16 rows are 1 KiB, rows of 64 bytes with a swizzle of 64
+    bytes: chunk j of row r at j ^ (r / 2 % 4). Backward they overwrite the first half of the 2 KiB
+    of u that the same warp has read, so no other warp need be waited for, and TMA stores them in
+    four boxes of 16 rows.
 SOURCE
     PTX ISA, sections 9.7.9.21 (cvt) and 5.5.7 (swizzling modes).
 READ NEXT
     row_sums.py; ../hopper_fp8.py.
 """
+
 from ....device import cuda, float32, int32, uint32
 from ....device.float8 import larger_halves, pack_e4m3x4
 from ....device.limits import FULL_MASK
@@ -44,8 +48,8 @@ BYTES_OF_WARP = 1024  # 16 rows of 64
 
 @cuda.jit(device=True, forceinline=True)
 def bytes_of_words(words, amax, factor, place, M):
-    """A thread's 16 words of two float16 as words[0 … 7] of four E4M3; the larger of `amax`, two float16, and their
-    magnitudes, of rows that there are."""
+    """A thread's 16 words of two float16 as words[0 … 7] of four E4M3; the larger of `amax`, two
+    float16, and their magnitudes, of rows that there are."""
     even = place.lane & 1 == 0
     above = below = uint32(0)
     for j in range(8):
@@ -53,7 +57,9 @@ def bytes_of_words(words, amax, factor, place, M):
         below = larger_halves(below, words[2 * j + 1] & MAGNITUDES)
         v0, v1 = unpack_half2(words[2 * j])
         w0, w1 = unpack_half2(words[2 * j + 1])
-        own = pack_e4m3x4(scaled(v0, factor), scaled(v1, factor), scaled(w0, factor), scaled(w1, factor))
+        own = pack_e4m3x4(
+            scaled(v0, factor), scaled(v1, factor), scaled(w0, factor), scaled(w1, factor)
+        )
         other = word_of(cuda.shfl_xor_sync(FULL_MASK, float_of(own), 1))
         words[j] = low_halves(own, other) if even else high_halves(other, own)
     row = int32(place.first_row + place.thread_row)
@@ -66,7 +72,8 @@ def bytes_of_words(words, amax, factor, place, M):
 
 @cuda.jit(device=True, forceinline=True)
 def store_bytes(tiles, tile, pitch, words, place):
-    """words[0 … 7] into the tile that begins at this byte; pitch: from one warp's bytes to the next's."""
+    """words[0 … 7] into the tile that begins at this byte; pitch: from one warp's bytes to the
+    next's."""
     row = int32(place.thread_row % 16 + 8 * (place.lane & 1))
     at = int32(tile + place.thread_row // 16 * pitch + row * 64 + place.lane % 4 // 2 * 4)
     for j in range(8):
@@ -98,21 +105,28 @@ def epilogue_gelu_eight(block, amax, acc, place, staging, maps, scale, work, kee
         if keeps_u:
             for j in range(8):
                 for half in range(2):
-                    store_word(tiles, word_place(staging.at, thread_row, lane, j, half), words[2 * j + half])
+                    store_word(
+                        tiles,
+                        word_place(staging.at, thread_row, lane, j, half),
+                        words[2 * j + half],
+                    )
         store_bytes(tiles, int32(staging.at + BOX_BYTES), BYTES_OF_WARP, activated, place)
         fence_proxy_async()
         bar_sync(uint32(warpgroup), uint32(128))
         if elected:
             if keeps_u:
                 tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
-            tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row))
+            tma_store_2d(
+                base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
+            )
             tma_store_commit()
     return amax
 
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_gelu_gradient_eight(block, turn, amax, acc, place, staging, scale, work):
-    """As `epilogue_gelu_gradient`, with bytes in the tile that held u; the next turn, and the next `amax`."""
+    """As `epilogue_gelu_gradient`, with bytes in the tile that held u; the next turn, and the next
+    `amax`."""
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -127,7 +141,9 @@ def epilogue_gelu_gradient_eight(block, turn, amax, acc, place, staging, scale, 
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 u0, u1 = unpack_half2(words[2 * j + half])
-                words[2 * j + half] = pack_half2(acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1))
+                words[2 * j + half] = pack_half2(
+                    acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1)
+                )
         amax = bytes_of_words(words, amax, float32(1) / scale[0], place, work.M)
         cuda.syncwarp()  # all lanes have read what is overwritten
         store_bytes(tiles, tile, WARP_BYTES, words, place)

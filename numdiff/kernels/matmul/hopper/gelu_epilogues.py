@@ -6,14 +6,15 @@
     GELU' and GELU  where GELU(u) is wanted, too, for the weight's gradient (fc2's dyᵀ·GELU(u)): one multiplication
                     more, and a second tile, which is stored where u was. So it is not kept from the forward on
 
-A tile of 128 × 256 takes GELU about 2,600 cycles, of them 2,048 for tanh, and GELU' about 4,300, of them 4,096 for an
-exponential and a reciprocal.
+A tile of 128 × 256 takes GELU about 2,600 cycles, of them 2,048 for tanh, and GELU' about 4,300, of
+them 4,096 for an exponential and a reciprocal.
 
 SOURCE
     fast_gelu.py.
 READ NEXT
     swiglu_epilogues.py
 """
+
 from ....device import cuda, int32, uint32
 from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from ....device.pipeline import barrier_at
@@ -23,11 +24,13 @@ from .fast_gelu import fast_gelu, fast_gelu_gradient, gelu_and_gradient
 from .layout import BOX_BYTES
 from .staging import word_place
 
-# Forward --------------------------------------------------------------------------------------------------------------
+# Forward ------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_gelu(block, acc, place, staging, maps, work, keeps_u):
-    """u = accumulator + bias, if it is kept, and GELU(u), by way of a tile in shared memory for each.
+    """u = accumulator + bias, if it is kept, and GELU(u), by way of a tile in shared memory for
+    each.
 
     The arithmetic comes before the wait: meanwhile TMA reads the tiles of the block before.
     """
@@ -60,11 +63,14 @@ def epilogue_gelu(block, acc, place, staging, maps, work, keeps_u):
         if elected:
             if keeps_u:
                 tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
-            tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row))
+            tma_store_2d(
+                base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
+            )
             tma_store_commit()
 
 
-# Backward -------------------------------------------------------------------------------------------------------------
+# Backward -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
@@ -83,7 +89,9 @@ def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 u0, u1 = unpack_half2(words[2 * j + half])
-                words[2 * j + half] = pack_half2(acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1))
+                words[2 * j + half] = pack_half2(
+                    acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1)
+                )
         for j in range(8):
             for half in range(2):
                 store_word(tiles, word_place(tile, thread_row, lane, j, half), words[2 * j + half])
@@ -114,8 +122,10 @@ def epilogue_gelu_again_gradient(block, turn, acc, place, staging, work):
                 u0, u1 = unpack_half2(words[2 * j + half])
                 y0, slope0 = gelu_and_gradient(u0)
                 y1, slope1 = gelu_and_gradient(u1)
-                words[2 * j + half], activated[2 * j + half] = (pack_half2(acc[i] * slope0, acc[i + 1] * slope1),
-                                                                pack_half2(y0, y1))
+                words[2 * j + half], activated[2 * j + half] = (
+                    pack_half2(acc[i] * slope0, acc[i + 1] * slope1),
+                    pack_half2(y0, y1),
+                )
         for j in range(8):
             for half in range(2):
                 at = word_place(tile, thread_row, lane, j, half)

@@ -1,23 +1,27 @@
-"""A grouped GEMM: several products with the same K in one launch of Hopper's matmul; the blocks of each tile, and
-over which steps.
+"""A grouped GEMM: several products with the same K in one launch of Hopper's matmul; the blocks of
+each tile, and over which steps.
 
-    C_p (M_p, N_p) = A_p · B_p over K, for up to four products p: the gradients of a transformer block's four weights,
-    each of which by itself has too few tiles for all multiprocessors, or a few more than they take in one round
+    C_p (M_p, N_p) = A_p · B_p over K, for up to four products p: the gradients of a transformer
+    block's four weights, each of which by itself has too few tiles for all multiprocessors, or a
+    few more than they take in one round
 
-The tiles of all products are numbered consecutively. With P blocks, the first ones, a multiple of P, are multiplied
-whole, P at a time. The R < P that remain are cut along K so that all blocks end together, after L = R · K / P steps:
+The tiles of all products are numbered consecutively. With P blocks, the first ones, a multiple of
+P, are multiplied whole, P at a time. The R < P that remain are cut along K so that all blocks end
+together, after L = R · K / P steps:
 
     R = 3 tiles, P = 5 blocks        block 0, 1, 2   the first L steps of tile 0, 1, 2
                                      block 3         the rest of tile 0, and the first steps of the rest of tile 1
                                      block 4         what is left of tile 1, and the rest of tile 2
 
-    More generally every tile has `slices` slices of L steps, each with a block of its own, and a last one of `left`
-    steps; the last slices of all tiles, laid end to end, are cut into shares, one for each remaining block. A share is
-    no shorter than a last slice, so a last slice is cut at most once, and a tile has slices + 1 or slices + 2 parts.
+    More generally every tile has `slices` slices of L steps, each with a block of its own, and a
+    last one of `left` steps; the last slices of all tiles, laid end to end, are cut into shares,
+    one for each remaining block. A share is no shorter than a last slice, so a last slice is cut at
+    most once, and a tile has slices + 1 or slices + 2 parts.
 
-    Stream-K (Osama et al.) cuts all R · K steps into P runs, and no two blocks work on the same k at the same time, so
-    each would read its operands from memory. Here the blocks with slices of their own run in step, and the others a few
-    steps apart, so that the L2 cache has what a neighbour has read.
+    Stream-K (Osama et al.) cuts all R · K steps into P runs, and no two blocks work on the same k
+    at the same time, so each would read its operands from memory. Here the blocks with slices of
+    their own run in step, and the others a few steps apart, so that the L2 cache has what a
+    neighbour has read.
 
 DETERMINISM
     a plan follows from the sizes and the number of multiprocessors; a tile's parts are added in their order.
@@ -26,6 +30,7 @@ SOURCE
 READ NEXT
     parts.py; ../group.py, which launches it.
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
@@ -36,13 +41,16 @@ NEVER = 2**31 - 1  # the first tile of a product that does not exist
 
 
 class Group(NamedTuple):
-    """The products of a launch, and how their tiles are shared among the blocks; in place of `Work`.
+    """The products of a launch, and how their tiles are shared among the blocks; in place of
+    `Work`.
 
-    M, N, tiles_m, tiles_n: four numbers each, a product's size and its rows and columns of tiles; first: its first
+    M, N, tiles_m, tiles_n: four numbers each, a product's size and its rows and columns of tiles;
+    first: its first
     tile; sums: the element at which its row sums begin (four numbers each, too)
-    k_tiles: steps along K; tiles: of all products; whole: how many of them are multiplied by one block each
-    of the others: slice_tiles: steps of a slice that has a block of its own; slices: such slices of a tile; alone: of
-    all tiles; left: steps of a tile's last slice; share: steps of a block that takes last slices, one after the other
+    k_tiles: steps along K; tiles: of all products; whole: how many of them are multiplied by one
+    block each of the others: slice_tiles: steps of a slice that has a block of its own; slices:
+    such slices of a tile; alone: of all tiles; left: steps of a tile's last slice; share: steps of
+    a block that takes last slices, one after the other
     parts: that a tile has at most
     """
 
@@ -64,11 +72,12 @@ class Group(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A block's way through its units. A unit below `whole` is a tile's number; one from there on is `whole` plus the
-    number of a step of the tiles that are cut, at which a part begins. The steps of slices with a block of their own
-    are numbered first, then those of the last slices.
+    """A block's way through its units. A unit below `whole` is a tile's number; one from there on
+    is `whole` plus the number of a step of the tiles that are cut, at which a part begins. The
+    steps of slices with a block of their own are numbered first, then those of the last slices.
 
-    stride: from one whole tile to the next; begin, last: the block's first step, and the one after its last
+    stride: from one whole tile to the next; begin, last: the block's first step, and the one after
+    its last
     """
 
     stride: int
@@ -77,7 +86,8 @@ class Walk(NamedTuple):
 
 
 class GroupTile(NamedTuple):
-    """As `WorkTile` (work.py); product: the one it belongs to; number: the tile's among those of all products."""
+    """As `WorkTile` (work.py); product: the one it belongs to; number: the tile's among those of
+    all products."""
 
     part: int
     row: int
@@ -110,7 +120,9 @@ def walk_of(block, blocks, group):
         last = int32(begin + group.slice_tiles)
     else:
         begin = int32(steps + (block - group.alone) * group.share)
-        last = int32(min(int32(begin + group.share), int32(steps + (group.tiles - group.whole) * group.left)))
+        last = int32(
+            min(int32(begin + group.share), int32(steps + (group.tiles - group.whole) * group.left))
+        )
     begin = int32(group.whole + begin)
     last = int32(max(int32(group.whole + last), group.whole))
     return int32(block if block < group.whole else begin), Walk(blocks, begin, last)
@@ -147,8 +159,11 @@ def group_tile(unit, walk, group):
             end_k = int32(min(group.k_tiles, int32(first_k + (walk.last - unit))))
         number = int32(number + group.whole)
     product = product_of(number, group.first)
-    row, column = tile_place(int32(number - of_product(product, group.first)), of_product(product, group.tiles_m),
-                             of_product(product, group.tiles_n))
+    row, column = tile_place(
+        int32(number - of_product(product, group.first)),
+        of_product(product, group.tiles_m),
+        of_product(product, group.tiles_n),
+    )
     return GroupTile(part, row, column, first_k, end_k, product, number)
 
 
@@ -162,10 +177,12 @@ def parts_of(number, group):
     return int32(group.slices + 1 + int32(next_share < begin + group.left))
 
 
-# On the host ----------------------------------------------------------------------------------------------------------
+# On the host --------------------------------------------------------------------------------------
+
 
 class Cut(NamedTuple):
-    """How tiles are shared among blocks: as the fields of `Group` of these names; blocks: of the launch."""
+    """How tiles are shared among blocks: as the fields of `Group` of these names; blocks: of the
+    launch."""
 
     whole: int
     slice_tiles: int
@@ -178,8 +195,8 @@ class Cut(NamedTuple):
 
 
 def cut(tiles, k_tiles, blocks, shortest=1, splits=True):
-    """The `Cut` of `tiles` tiles of k_tiles steps for `blocks` blocks; shortest: the fewest steps of a slice (a tile's
-    last one may have fewer); splits: whether tiles may be cut."""
+    """The `Cut` of `tiles` tiles of k_tiles steps for `blocks` blocks; shortest: the fewest steps
+    of a slice (a tile's last one may have fewer); splits: whether tiles may be cut."""
     whole = tiles // blocks * blocks
     rest = tiles - whole
     steps = min(k_tiles, max(shortest, -(-rest * k_tiles // blocks)))
@@ -188,7 +205,16 @@ def cut(tiles, k_tiles, blocks, shortest=1, splits=True):
     slices = -(-k_tiles // steps) - 1
     left, others = k_tiles - slices * steps, blocks - rest * slices
     share = max(left, -(-rest * left // others))
-    return Cut(whole, steps, slices, rest * slices, left, share, slices + 1 + bool(cuts_of(rest, left, share)), blocks)
+    return Cut(
+        whole,
+        steps,
+        slices,
+        rest * slices,
+        left,
+        share,
+        slices + 1 + bool(cuts_of(rest, left, share)),
+        blocks,
+    )
 
 
 def cuts_of(rest, left, share):

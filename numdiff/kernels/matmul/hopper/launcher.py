@@ -1,13 +1,16 @@
-"""Launching Hopper's matmul: tensor maps, the variant that fits, and the second pass of a sum in slices.
+"""Launching Hopper's matmul: tensor maps, the variant that fits, and the second pass of a sum in
+slices.
 
-The width of a tile and the number of slices are given: ../choice.py chooses them. Kernels for weights at equal
-distances, several products and E4M3 are launched elsewhere: ../stack.py, ../group.py, ../hopper_fp8.py.
+The width of a tile and the number of slices are given: ../choice.py chooses them. Kernels for
+weights at equal distances, several products and E4M3 are launched elsewhere: ../stack.py,
+../group.py, ../hopper_fp8.py.
 
 SOURCE
     kernel.py; PTX ISA, section 5.5.3, on tensor maps.
 READ NEXT
     ../../conv2d/hopper/: the same pipeline, with a convolution's coordinates.
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +22,27 @@ from ....dtypes import is_half
 from ...second_pass import Sum, add_parts
 from ..product import Fused
 from ..split_half import add_partials, unused
-from .kernel import ACTIVATION_KERNELS, BATCH_KERNELS, KERNELS, PAIR_ACTIVATION_KERNELS, PAIR_KERNELS, SYMMETRIC_KERNELS
-from .layout import BK, BM, BOX, THREADS, TWO_TILES, Arrays, Epilogue, Gated, Maps, Work, shared_bytes
+from .kernel import (
+    ACTIVATION_KERNELS,
+    BATCH_KERNELS,
+    KERNELS,
+    PAIR_ACTIVATION_KERNELS,
+    PAIR_KERNELS,
+    SYMMETRIC_KERNELS,
+)
+from .layout import (
+    BK,
+    BM,
+    BOX,
+    THREADS,
+    TWO_TILES,
+    Arrays,
+    Epilogue,
+    Gated,
+    Maps,
+    Work,
+    shared_bytes,
+)
 from .row_sums import ADD_ROW_SUMS, WRITE_ROW_SUMS
 from .symmetric_epilogue import tiles_of
 from .work import schedule, workers_of
@@ -39,15 +61,18 @@ def takes_batch(M, K, dtype):
     return M % BM == 0 and K % BK == 0 and is_half(dtype)
 
 
-# Tensor maps, kernels and workspaces ----------------------------------------------------------------------------------
+# Tensor maps, kernels and workspaces --------------------------------------------------------------
+
 
 def map_of(x, along_k, rows):
-    """The tensor map of an operand: boxes of `rows` rows of 64 k, or of 64 k with a row of 64 for each."""
+    """The tensor map of an operand: boxes of `rows` rows of 64 k, or of 64 k with a row of 64 for
+    each."""
     return tensor_map(x, (BK, rows) if along_k else (BOX, BK))
 
 
 def map_of_halves(x):
-    """The tensor map of rows of two halves of H columns: (M, 2, H), boxes of 64 rows and 64 columns of one half."""
+    """The tensor map of rows of two halves of H columns: (M, 2, H), boxes of 64 rows and 64 columns
+    of one half."""
     M, H = len(x), x.shape[1] // 2
     return tensor_map(x, (BOX, 1, BOX), dims=(H, 2, M), strides=(2 * H, 4 * H))
 
@@ -59,7 +84,11 @@ def variant_of(a, b, c, tiling, fused):
         return (SYMMETRIC_KERNELS if fused.symmetric else BATCH_KERNELS)[key[:3]], False
     alone, pairs = KERNELS, PAIR_KERNELS
     if fused.activation:
-        key, alone, pairs = (tiling.width, fused.activation), ACTIVATION_KERNELS, PAIR_ACTIVATION_KERNELS
+        key, alone, pairs = (
+            (tiling.width, fused.activation),
+            ACTIVATION_KERNELS,
+            PAIR_ACTIVATION_KERNELS,
+        )
     paired = tiling.paired and key in pairs
     return (pairs if paired else alone)[key], paired
 
@@ -73,14 +102,21 @@ def maps_of(a, b, c, fused, width, columns):
         map_c, map_d = map_of_halves(c.array), map_of_halves(fused.other)
     elif fused.activation == "swiglu" and fused.keeps_u:
         map_c = map_of_halves(c.array)
-    map_2 = (map_of(b.second, False, width) if b.second is not None else
-             map_of(a.second, True, BM) if a.second is not None else
-             map_a if c.second is None else tensor_map(c.second, (BOX, BOX)))
+    map_2 = (
+        map_of(b.second, False, width)
+        if b.second is not None
+        else map_of(a.second, True, BM)
+        if a.second is not None
+        else map_a
+        if c.second is None
+        else tensor_map(c.second, (BOX, BOX))
+    )
     return Maps(map_a, map_b, map_c, map_d, map_2)
 
 
 def seam_of(operands, fused, otherwise):
-    """Where a second matrix begins: the first column of a pair's second part, or the rows of one matrix of a batch."""
+    """Where a second matrix begins: the first column of a pair's second part, or the rows of one
+    matrix of a batch."""
     pair = next((operand for operand in operands if operand.second is not None), None)
     if pair is not None:
         return pair.array.shape[1]
@@ -88,49 +124,89 @@ def seam_of(operands, fused, otherwise):
 
 
 def places_of_sums(a, c, row_sums, M, N, slices, tiles_n):
-    """(where a launch writes its sums in float32, where those of rows, what it does with these); with several slices,
-    or several tiles in a row, these are parts that a second pass adds up."""
+    """(where a launch writes its sums in float32, where those of rows, what it does with these);
+    with several slices, or several tiles in a row, these are parts that a second pass adds up."""
     nothing = unused(a)
     target = nothing if is_half(c.dtype) else c.reshape(-1)
     if slices > 1:
-        target = empty((slices * (M * N + (0 if row_sums is None else tiles_n * M)),), np.float32, like=a)
+        target = empty(
+            (slices * (M * N + (0 if row_sums is None else tiles_n * M)),), np.float32, like=a
+        )
     if row_sums is None:
         return target, nothing, 0
     if slices * tiles_n == 1:
         return target, row_sums, ADD_ROW_SUMS
-    return target, (target[slices * M * N:] if slices > 1 else
-                    empty((tiles_n * M,), np.float32, like=a)), WRITE_ROW_SUMS
+    return (
+        target,
+        (target[slices * M * N :] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)),
+        WRITE_ROW_SUMS,
+    )
 
 
-# The launch -----------------------------------------------------------------------------------------------------------
+# The launch ---------------------------------------------------------------------------------------
+
 
 def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
-    """C = A·B of float16 or bfloat16, with what is fused to it; C is like them, or float32 and then without a residual.
+    """C = A·B of float16 or bfloat16, with what is fused to it; C is like them, or float32 and then
+    without a residual.
 
     a, b, c: `Operand`; tiling: `Tiling`; fused: `Fused`
     """
     (rows, K), (_, N), width = a.extents, b.extents, tiling.width
-    M, N, columns = a.count * rows, N // fused.halves, width // fused.halves  # of a tile, or of each half in it
+    # of a tile, or of each half in it
+    M, N, columns = a.count * rows, N // fused.halves, width // fused.halves
     kernel, paired = variant_of(a, b, c, tiling, fused)
     maps = maps_of(a, b, c, fused, width, width // 2 if paired else columns)
     seam = seam_of((a, b, c), fused, max(N, K) + width)
     cluster, k_tiles, tiles_n = 2 if paired else 1, -(-K // BK), -(-N // columns)
-    tiles_m, tiles_n = (a.count, tiles_of(N, width)) if fused.symmetric else (-(-M // (BM * cluster)), tiles_n)
+    tiles_m, tiles_n = (
+        (a.count, tiles_of(N, width)) if fused.symmetric else (-(-M // (BM * cluster)), tiles_n)
+    )
     workers = workers_of(a.array.backend.multiprocessors, paired)
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, tiling.slices, k_tiles, workers)
     units = slices * tiles_m * tiles_n
     target, sums, summing = places_of_sums(a.array, c.array, fused.row_sums, M, N, slices, tiles_n)
     biases, residual = unused(a.array) if fused.bias is None else fused.bias, fused.residual
-    added = a.array if residual is None else residual if isinstance(residual, Gated) else residual.reshape(M, N)
+    added = (
+        a.array
+        if residual is None
+        else residual
+        if isinstance(residual, Gated)
+        else residual.reshape(M, N)
+    )
     end = float(fused.alpha), int(fused.bias is not None)
-    written = fused.keeps_u and not fused.activation.endswith("gradient") if fused.activation else residual is not None
-    launch(in_bfloat16(kernel, a.array.dtype), cluster * min(units, workers), THREADS, maps,
-           Arrays(target, biases, added, sums if fused.scale is None else fused.scale),
-           Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
-           Epilogue(*(end if slices == 1 else (1.0, 0)), int(written), int(fused.accumulate and slices == 1), summing,
-                    float(fused.diagonal)),
-           shared=shared_bytes(width, fused.activation in TWO_TILES), cluster=cluster)
+    written = (
+        fused.keeps_u and not fused.activation.endswith("gradient")
+        if fused.activation
+        else residual is not None
+    )
+    launch(
+        in_bfloat16(kernel, a.array.dtype),
+        cluster * min(units, workers),
+        THREADS,
+        maps,
+        Arrays(target, biases, added, sums if fused.scale is None else fused.scale),
+        Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
+        Epilogue(
+            *(end if slices == 1 else (1.0, 0)),
+            int(written),
+            int(fused.accumulate and slices == 1),
+            summing,
+            float(fused.diagonal),
+        ),
+        shared=shared_bytes(width, fused.activation in TWO_TILES),
+        cluster=cluster,
+    )
     if slices > 1:
-        add_partials(target, c.array, slices, biases, *end, fused.accumulate, fused.row_sums, slices * tiles_n)
+        add_partials(
+            target,
+            c.array,
+            slices,
+            biases,
+            *end,
+            fused.accumulate,
+            fused.row_sums,
+            slices * tiles_n,
+        )
     elif summing == WRITE_ROW_SUMS:
         add_parts([Sum(sums, tiles_n, fused.row_sums, True)])

@@ -1,16 +1,19 @@
 """The main loop of Hopper's matmul: a consumer's products of one tile, stage after stage.
 
-A stage is four wgmma of 16 along k (of E4M3, 32), in one group. While a group runs, the next stage is waited for and
-its group issued. As soon as no more than that one is under way, the stage before has been read, and the producer may
-fill it again. So the tensor cores always have a group to continue with.
+A stage is four wgmma of 16 along k (of E4M3, 32), in one group. While a group runs, the next stage
+is waited for and its group issued. As soon as no more than that one is under way, the stage before
+has been read, and the producer may fill it again. So the tensor cores always have a group to
+continue with.
 
-`promoted_loop` is for E4M3, of whose sums the tensor cores keep too few bits (PROMOTION in ../hopper_fp8.py).
+`promoted_loop` is for E4M3, of whose sums the tensor cores keep too few bits (PROMOTION in
+../hopper_fp8.py).
 
 SOURCE
     PTX ISA, section 9.7.15 (wgmma).
 READ NEXT
     staging.py
 """
+
 import numpy as np
 
 from ....device import cuda, float32, int32, uint32
@@ -23,7 +26,11 @@ from .layout import A_BYTES, ACCUMULATORS, PAIRED, descriptor
 # from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
 A_STEP = Constant(lambda A_ALONG_M: np.uint64(128 if A_ALONG_M else 2))
 B_STEP = Constant(lambda B_ALONG_N: np.uint64(128 if B_ALONG_N else 2))
-wgmma = Constant(lambda BN, A_ALONG_M, B_ALONG_N, FP8: make_wgmma(BN, A_ALONG_M, B_ALONG_N, "e4m3" if FP8 else "f16"))
+wgmma = Constant(
+    lambda BN, A_ALONG_M, B_ALONG_N, FP8: make_wgmma(
+        BN, A_ALONG_M, B_ALONG_N, "e4m3" if FP8 else "f16"
+    )
+)
 wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN, pin=False))
 
 
@@ -32,7 +39,9 @@ def release(ring, stage):
     """A warpgroup has read a stage: its producer, of a pair both, may fill it again."""
     consumer_release(ring, stage)
     if PAIRED:
-        mbarrier_arrive_cluster(cluster_address(barrier_at(ring.empty, stage), cluster_rank() ^ uint32(1)))
+        mbarrier_arrive_cluster(
+            cluster_address(barrier_at(ring.empty, stage), cluster_rank() ^ uint32(1))
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -47,8 +56,8 @@ def multiply_rest(acc, a, b):
 def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
     """acc = the products of `steps` stages; returns the ring's stage and parity after them.
 
-    The first stage overwrites the accumulators; it stands before the loop so that ptxas sees it. A stage is released
-    when the products of the next are under way.
+    The first stage overwrites the accumulators; it stands before the loop so that ptxas sees it. A
+    stage is released when the products of the next are under way.
     """
     consumer_wait(ring, stage, parity)
     address = stage_at(ring, stage)
@@ -82,8 +91,8 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
 
 @cuda.jit(device=True, forceinline=True)
 def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
-    """As `main_loop`, with each stage's products in accumulators of their own, which float32 additions then add to
-    `sums`. Meanwhile the tensor cores multiply for the other consumer."""
+    """As `main_loop`, with each stage's products in accumulators of their own, which float32
+    additions then add to `sums`. Meanwhile the tensor cores multiply for the other consumer."""
     acc = cuda.local.array(ACCUMULATORS, "float32")
     for i in range(ACCUMULATORS):
         sums[i] = float32(0)

@@ -1,9 +1,10 @@
-"""Tiles split along K in one launch (stream-K fix-up): the last-arriving block reduces the partials.
+"""Tiles split along K in one launch (stream-K fix-up): the last-arriving block reduces the
+partials.
 
-A consumer warpgroup stores its part, one half of the rows, in the order of its registers, and counts it. The
-last-arriving one adds up all parts, in their order, and continues with the epilogue. There is no second launch, and no
-block waits for another. A fence on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so
-the counter is 0 again for the next launch.
+A consumer warpgroup stores its part, one half of the rows, in the order of its registers, and
+counts it. The last-arriving one adds up all parts, in their order, and continues with the epilogue.
+There is no second launch, and no block waits for another. A fence on both sides of the count lets
+it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0 again for the next launch.
 
 SOURCE
     group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds up the
@@ -11,6 +12,7 @@ SOURCE
 READ NEXT
     launcher.py
 """
+
 from ....device import cuda, float32, int32, load4, store4, uint32
 from ....device.eight import fence
 from ....device.limits import WARPGROUP
@@ -21,7 +23,8 @@ from .layout import ACCUMULATORS, BM, BN
 
 @cuda.jit(device=True, forceinline=True)
 def add_part(acc, parts, at):
-    """acc += a warpgroup's part of a tile, of which this thread's numbers begin at `at`: all loads may be under way."""
+    """acc += a warpgroup's part of a tile, of which this thread's numbers begin at `at`: all loads
+    may be under way."""
     for i in range(ACCUMULATORS // 4):
         v0, v1, v2, v3 = load4(parts, at + 4 * WARPGROUP * i)
         acc[4 * i] += v0
@@ -32,15 +35,23 @@ def add_part(acc, parts, at):
 
 @cuda.jit(device=True, forceinline=True)
 def join_parts(acc, tile, consumer, parts, counters, staging, group):
-    """Write a warpgroup's part of a split tile, and count it. Returns whether it is the last-arriving one, which then
-    has the sum of all parts in its accumulators, added up in their order."""
+    """Write a warpgroup's part of a split tile, and count it. Returns whether it is the
+    last-arriving one, which then has the sum of all parts in its accumulators, added up in their
+    order."""
     thread, barrier = int32(cuda.threadIdx.x % WARPGROUP), uint32(consumer + 1)
     number, count = int32(tile.number - group.whole), parts_of(tile.number, group)
     size = int32(BM * BN // 2)  # of a warpgroup's part
     first = int32((2 * number + consumer) * group.parts * size + 4 * thread)
     at = int32(first + tile.part * size)
     for i in range(ACCUMULATORS // 4):
-        store4(parts, at + 4 * WARPGROUP * i, acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3])
+        store4(
+            parts,
+            at + 4 * WARPGROUP * i,
+            acc[4 * i],
+            acc[4 * i + 1],
+            acc[4 * i + 2],
+            acc[4 * i + 3],
+        )
     bar_sync(barrier, uint32(WARPGROUP))
     if thread == 0:
         fence()  # a warpgroup that sees this count also sees what this one has written

@@ -29,6 +29,7 @@ SOURCE
 READ NEXT
     consumer.py, which reads what has arrived.
 """
+
 from ....device import cuda, int32, uint32
 from ....device.cluster import cluster_rank
 from ....device.eight import array_of
@@ -58,14 +59,17 @@ from .layout import (
 )
 from .work import is_work, next_unit, tile_at
 
-# One operand of a stage -----------------------------------------------------------------------------------------------
+# One operand of a stage ---------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def load_a(address, full, m, k, maps, seam):
     """Load a stage's tile of A, from row m and column k on."""
     if A_ALONG_M:
         for i in range(2):
-            tma_load_2d(address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k))
+            tma_load_2d(
+                address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k)
+            )
     elif not BATCHED and not STACKED and not B_ALONG_N and k >= seam:
         tma_load_2d(address, maps.second, full, uint32(k - seam), uint32(m))
     else:
@@ -74,8 +78,8 @@ def load_a(address, full, m, k, maps, seam):
 
 @cuda.jit(device=True, forceinline=True)
 def load_box(i, address, box_map, full, x, y, rows):
-    """Load box number i of B at column x and row y; of a pair of blocks each loads every other box, and both
-    receive it. rows: of one matrix of a stack."""
+    """Load box number i of B at column x and row y; of a pair of blocks each loads every other box,
+    and both receive it. rows: of one matrix of a stack."""
     if STACKED and not A_ALONG_M:
         matrix = uint32(y) // uint32(rows)
         tma_load_3d(address, box_map, full, uint32(x), uint32(y) - matrix * uint32(rows), matrix)
@@ -105,15 +109,16 @@ def load_b(address, full, n, k, maps, seam):
 
 @cuda.jit(device=True, forceinline=True)
 def load_halves(address, full, n, k, maps, H):
-    """`load_b` of a weight along k with 2 · H rows: those of u1's columns from n on, then those of u2's."""
+    """`load_b` of a weight along k with 2 · H rows: those of u1's columns from n on, then those of
+    u2's."""
     for half in range(2):
         load_box(half, address + uint32(half * COLUMNS * BK * 2), maps.b, full, k, n + half * H, H)
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_of_batch(address, full, m, n, k, maps, work):
-    """Both tiles: an operand along k is one tall matrix, in which A's row m is right already; of one along m or n the
-    batch is stacked along k."""
+    """Both tiles: an operand along k is one tall matrix, in which A's row m is right already; of
+    one along m or n the batch is stacked along k."""
     matrix = int32(uint32(m) // uint32(work.seam))
     below = int32(k + matrix * work.k_tiles * BK)
     if A_ALONG_M:
@@ -126,11 +131,13 @@ def load_of_batch(address, full, m, n, k, maps, work):
         load_b(address + uint32(A_BYTES), full, int32(n + matrix * work.N), k, maps, work.seam)
 
 
-# All stages -----------------------------------------------------------------------------------------------------------
+# All stages ---------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def produce(ring, unit, stride, maps, work):
-    """One thread loads the tiles of A and B by TMA, stage after stage, of all work tiles of the block."""
+    """One thread loads the tiles of A and B by TMA, stage after stage, of all work tiles of the
+    block."""
     stage, parity = producer_start()
     while is_work(unit, stride, work):
         tile = tile_at(unit, stride, work)

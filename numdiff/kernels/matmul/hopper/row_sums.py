@@ -1,19 +1,22 @@
-"""Sums of A's rows from its tiles in shared memory: a bias's gradient, by two warps during the products.
+"""Sums of A's rows from its tiles in shared memory: a bias's gradient, by two warps during the
+products.
 
-A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. If these sums are
-requested, warps 1 and 2 of the producer's warpgroup, which have nothing else to do, add up 64 rows of A each. Adding up
-a step takes about as long as multiplying it; so the tiles of a row share the steps (with four tiles, each adds every
-fourth step), and the pipeline hides them. The two warps release a stage as the consumers do. No separate pass over dy
-is left.
+A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. If
+these sums are requested, warps 1 and 2 of the producer's warpgroup, which have nothing else to do,
+add up 64 rows of A each. Adding up a step takes about as long as multiplying it; so the tiles of a
+row share the steps (with four tiles, each adds every fourth step), and the pipeline hides them. The
+two warps release a stage as the consumers do. No separate pass over dy is left.
 
-A lane has four loads in flight before it adds; one after the other they would take twice as long as the products. (Sums
-as products with ones would not help: mma and wgmma compete for the same tensor cores.)
+A lane has four loads in flight before it adds; one after the other they would take twice as long as
+the products. (Sums as products with ones would not help: mma and wgmma compete for the same tensor
+cores.)
 
 SOURCE
     ../reference.py; PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
     group_schedule.py
 """
+
 from ....device import cuda, float32, int32, load4, store4, uint32
 from ....device.limits import FULL_MASK, WARP
 from ....device.pipeline import advance, consumer_release, consumer_start, consumer_wait
@@ -22,10 +25,12 @@ from .group_schedule import of_product
 from .layout import BM, BOX, BOX_BYTES, GROUPED, STACKED, STAGE_BYTES
 from .work import is_work, next_unit, tile_at
 
-WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2  # what becomes of A's row sums: a tile's are written, those of all of K added
+# what becomes of A's row sums: a tile's are written, those of all of K added
+WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2
 
 
-# A lane's sums --------------------------------------------------------------------------------------------------------
+# A lane's sums ------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def add_eight(sums, w):
@@ -39,7 +44,8 @@ def add_eight(sums, w):
 
 @cuda.jit(device=True, forceinline=True)
 def add_rows(tiles, box, lane, sums):
-    """Add this lane's 16 rows of k of a box (64 k × 64 rows of A, swizzled) to its sums of eight rows of A."""
+    """Add this lane's 16 rows of k of a box (64 k × 64 rows of A, swizzled) to its sums of eight
+    rows of A."""
     chunk, first = lane & 7, lane >> 3
     for i in range(4):
         k = first + 16 * i
@@ -61,7 +67,8 @@ def add_lanes(value):
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(row_sums, start, row, M, lane, sums, add):
-    """A warp's 64 sums, from `row` on, written or added: lanes 0 … 7 have four each, and so do lanes 8 … 15."""
+    """A warp's 64 sums, from `row` on, written or added: lanes 0 … 7 have four each, and so do
+    lanes 8 … 15."""
     s0, s1, s2, s3, s4, s5, s6, s7 = sums
     s0, s1, s2, s3 = add_lanes(s0), add_lanes(s1), add_lanes(s2), add_lanes(s3)
     s4, s5, s6, s7 = add_lanes(s4), add_lanes(s5), add_lanes(s6), add_lanes(s7)
@@ -76,7 +83,8 @@ def write_rows(row_sums, start, row, M, lane, sums, add):
         store4(row_sums, at, s0, s1, s2, s3)
 
 
-# A warp's way through the stages --------------------------------------------------------------------------------------
+# A warp's way through the stages ------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
@@ -110,16 +118,38 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
         if STACKED:
             if tile.column == 0:
                 matrix = int32(uint32(row) // uint32(work.seam))
-                write_rows(arrays.row_sums, matrix * arrays.residual.bias_gap, row, work.M, lane, sums, True)
+                write_rows(
+                    arrays.row_sums,
+                    matrix * arrays.residual.bias_gap,
+                    row,
+                    work.M,
+                    lane,
+                    sums,
+                    True,
+                )
         elif GROUPED:
             M, part = of_product(tile.product, work.M), tile.part
             last = int32(work.parts if tile.end_k == work.k_tiles else int32(part + 1))
             while part < last:  # and zeros in place of the parts that others have
-                write_rows(arrays.row_sums, of_product(tile.product, work.sums) + (part * sharing + tile.column) * M,
-                           row, M, lane, sums, False)
+                write_rows(
+                    arrays.row_sums,
+                    of_product(tile.product, work.sums) + (part * sharing + tile.column) * M,
+                    row,
+                    M,
+                    lane,
+                    sums,
+                    False,
+                )
                 sums = zero, zero, zero, zero, zero, zero, zero, zero
                 part = int32(part + 1)
         else:
-            write_rows(arrays.row_sums, (tile.part * work.tiles_n + tile.column) * work.M, row, work.M, lane, sums,
-                       summing == ADD_ROW_SUMS)
+            write_rows(
+                arrays.row_sums,
+                (tile.part * work.tiles_n + tile.column) * work.M,
+                row,
+                work.M,
+                lane,
+                sums,
+                summing == ADD_ROW_SUMS,
+            )
         unit = next_unit(unit, tile, stride, work)

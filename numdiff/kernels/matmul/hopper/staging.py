@@ -1,21 +1,24 @@
-"""A thread's results of Hopper's matmul, and the shared memory through which they go before their store.
+"""A thread's results of Hopper's matmul, and the shared memory through which they go before their
+store.
 
-An epilogue works on a block of 64 × 64 outputs of a warpgroup at a time: 32 accumulators a thread, which become 16
-words of two float16. They are made in registers and stored in a tile of shared memory, 8 KiB, which TMA writes to
-memory. Each consumer has two such tiles, or two pairs, so that it fills one while TMA reads the other; `turn` counts
-them.
+An epilogue works on a block of 64 × 64 outputs of a warpgroup at a time: 32 accumulators a thread,
+which become 16 words of two float16. They are made in registers and stored in a tile of shared
+memory, 8 KiB, which TMA writes to memory. Each consumer has two such tiles, or two pairs, so that
+it fills one while TMA reads the other; `turn` counts them.
 
-Chunk j, of 16 bytes, of row r of a tile is at j ^ (r % 8), the swizzle of 128 bytes that TMA expects: a warp's words
-fall into 32 different banks.
+Chunk j, of 16 bytes, of row r of a tile is at j ^ (r % 8), the swizzle of 128 bytes that TMA
+expects: a warp's words fall into 32 different banks.
 
-A tile's bias goes through shared memory, too. Each thread loads two elements of it before the main loop, so that they
-arrive meanwhile, and stores them there after it, for all threads of the warpgroup.
+A tile's bias goes through shared memory, too. Each thread loads two elements of it before the main
+loop, so that they arrive meanwhile, and stores them there after it, for all threads of the
+warpgroup.
 
 SOURCE
     PTX ISA, section 5.5.7 (swizzling modes).
 READ NEXT
     epilogues.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, float32, int32, uint32
@@ -26,8 +29,8 @@ from ....device.tma import fence_proxy_async
 
 
 class Place(NamedTuple):
-    """The place of a thread's outputs: its warpgroup's first row and column, its own first row within those 64, its
-    lane."""
+    """The place of a thread's outputs: its warpgroup's first row and column, its own first row
+    within those 64, its lane."""
 
     first_row: int
     first_column: int
@@ -36,8 +39,9 @@ class Place(NamedTuple):
 
 
 class Staging(NamedTuple):
-    """Shared memory of a warpgroup's epilogue. tiles: all bytes, base: their address; at: the first byte of its two
-    tiles; biases (float32): its own from biases_at on; loaded, ready: barriers of its tiles, see `exchange`."""
+    """Shared memory of a warpgroup's epilogue. tiles: all bytes, base: their address; at: the first
+    byte of its two tiles; biases (float32): its own from biases_at on; loaded, ready: barriers of
+    its tiles, see `exchange`."""
 
     tiles: object
     base: int
@@ -50,7 +54,8 @@ class Staging(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def word_place(tile, thread_row, lane, j, half):
-    """Byte in a tile of the columns 8 · j + 2 · (lane % 4) and the next, in the thread's row or the one 8 below."""
+    """Byte in a tile of the columns 8 · j + 2 · (lane % 4) and the next, in the thread's row or the
+    one 8 below."""
     return int32(tile + thread_row * 128 + 1024 * half + ((j ^ (lane >> 2)) << 4) + lane % 4 * 4)
 
 
@@ -59,7 +64,11 @@ def return_words(words, turn, tile, place, staging):
     """A thread's words, back in the tile that `exchange` brought and will store; the next turn."""
     for j in range(8):
         for half in range(2):
-            store_word(staging.tiles, word_place(tile, place.thread_row, place.lane, j, half), words[2 * j + half])
+            store_word(
+                staging.tiles,
+                word_place(tile, place.thread_row, place.lane, j, half),
+                words[2 * j + half],
+            )
     fence_proxy_async()
     cuda.syncwarp()
     if place.lane == 0:
@@ -67,11 +76,13 @@ def return_words(words, turn, tile, place, staging):
     return int32(turn + 1)
 
 
-# The bias -------------------------------------------------------------------------------------------------------------
+# The bias -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def prefetch_bias(BN, bias, first_column, N, has_bias):
-    """The two numbers of a tile's bias that this thread fetches for its warpgroup; zeros without a bias."""
+    """The two numbers of a tile's bias that this thread fetches for its warpgroup; zeros without a
+    bias."""
     b0 = b1 = float32(0)
     n = int32(first_column + int32(cuda.threadIdx.x & 127))
     if has_bias:

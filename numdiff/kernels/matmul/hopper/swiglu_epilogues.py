@@ -27,6 +27,7 @@ SOURCE
 READ NEXT
     symmetric_epilogue.py; ../activations.py, the caller.
 """
+
 import math
 
 from ....device import cuda, float32, int32, uint32
@@ -34,7 +35,13 @@ from ....device.approximate import power_of_two, reciprocal, tanh_approximate
 from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from ....device.pipeline import barrier_at
 from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_3d, tma_store_commit, tma_store_wait_read_1
+from ....device.tma import (
+    fence_proxy_async,
+    tma_store_2d,
+    tma_store_3d,
+    tma_store_commit,
+    tma_store_wait_read_1,
+)
 from .layout import BOX_BYTES
 from .staging import word_place
 
@@ -56,14 +63,16 @@ def gate_gradients(g, a, b):
     return g * b * (s + y - y * s), g * y
 
 
-# Forward --------------------------------------------------------------------------------------------------------------
+# Forward ------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def prefetch_biases(BN, bias, first_column, H, has_bias):
     """As `prefetch_bias`, for a tile of BN / 2 columns of each half of the bias (2 · H,)."""
     b0 = b1 = float32(0)
     t = int32(cuda.threadIdx.x & 127)
-    half = int32(uint32(t) // uint32(BN // 2))  # 0 where a tile is so wide that each thread has a number of both
+    # 0 where a tile is so wide that each thread has a number of both
+    half = int32(uint32(t) // uint32(BN // 2))
     n = int32(first_column + t - half * (BN // 2))
     if has_bias and n < H:
         b0 = bias[n + half * H]
@@ -74,7 +83,8 @@ def prefetch_biases(BN, bias, first_column, H, has_bias):
 
 @cuda.jit(device=True, forceinline=True)
 def biased(block, j, half, acc, place, staging):
-    """Two neighbours of a block with their bias: columns 8 · j … of the thread's row, or of the one 8 below."""
+    """Two neighbours of a block with their bias: columns 8 · j … of the thread's row, or of the one
+    8 below."""
     n = int32(staging.biases_at + 64 * block + 8 * j + place.lane % 4 * 2)
     i = 32 * block + 4 * j + 2 * half
     return acc[i] + staging.biases[n], acc[i + 1] + staging.biases[n + 1]
@@ -82,7 +92,8 @@ def biased(block, j, half, acc, place, staging):
 
 @cuda.jit(device=True, forceinline=True)
 def stage_words(words, turn, place, staging):
-    """A warpgroup's 64 × 64 results in the buffer whose turn it is, ready for TMA; returns the buffer's first byte."""
+    """A warpgroup's 64 × 64 results in the buffer whose turn it is, ready for TMA; returns the
+    buffer's first byte."""
     warpgroup = uint32(cuda.threadIdx.x // 128)
     tile = int32(staging.at + (turn & 1) * BOX_BYTES)
     if cuda.threadIdx.x % 128 == 0:
@@ -90,7 +101,11 @@ def stage_words(words, turn, place, staging):
     bar_sync(warpgroup, uint32(128))
     for j in range(8):
         for half in range(2):
-            store_word(staging.tiles, word_place(tile, place.thread_row, place.lane, j, half), words[2 * j + half])
+            store_word(
+                staging.tiles,
+                word_place(tile, place.thread_row, place.lane, j, half),
+                words[2 * j + half],
+            )
     fence_proxy_async()
     bar_sync(warpgroup, uint32(128))
     return tile
@@ -105,13 +120,20 @@ def write_half(part, pairs, column, words, turn, acc, place, staging, maps, pair
             words[2 * j + half] = pack_half2(u0, u1)
     tile = stage_words(words, turn, place, staging)
     if cuda.threadIdx.x % 128 == 0:
-        tma_store_3d(staging.base + uint32(tile), maps.c, uint32(column), uint32(part), uint32(place.first_row))
+        tma_store_3d(
+            staging.base + uint32(tile),
+            maps.c,
+            uint32(column),
+            uint32(part),
+            uint32(place.first_row),
+        )
         tma_store_commit()
 
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_swiglu(pair, pairs, turn, acc, place, staging, maps, work, keeps_u):
-    """u1, u2 = accumulators + bias, if they are kept, and silu(u1) · u2, of 64 columns; the next turn.
+    """u1, u2 = accumulators + bias, if they are kept, and silu(u1) · u2, of 64 columns; the next
+    turn.
 
     pair, pairs: the columns are those of blocks number `pair` and pair + pairs
     """
@@ -129,17 +151,21 @@ def epilogue_swiglu(pair, pairs, turn, acc, place, staging, maps, work, keeps_u)
                 words[2 * j + half] = pack_half2(gate(a0, b0), gate(a1, b1))
         tile = stage_words(words, turn, place, staging)
         if cuda.threadIdx.x % 128 == 0:
-            tma_store_2d(staging.base + uint32(tile), maps.d, uint32(column), uint32(place.first_row))
+            tma_store_2d(
+                staging.base + uint32(tile), maps.d, uint32(column), uint32(place.first_row)
+            )
             tma_store_commit()
         turn = int32(turn + 1)
     return turn
 
 
-# Backward -------------------------------------------------------------------------------------------------------------
+# Backward -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_swiglu_gradient(block, turn, acc, place, staging, work):
-    """(du1, du2) of 64 columns from dh, the accumulators, in the two tiles that hold u1 and u2; the next turn."""
+    """(du1, du2) of 64 columns from dh, the accumulators, in the two tiles that hold u1 and u2; the
+    next turn."""
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -159,7 +185,10 @@ def epilogue_swiglu_gradient(block, turn, acc, place, staging, work):
                 b0, b1 = unpack_half2(second[2 * j + half])
                 da0, db0 = gate_gradients(acc[i], a0, b0)
                 da1, db1 = gate_gradients(acc[i + 1], a1, b1)
-                first[2 * j + half], second[2 * j + half] = pack_half2(da0, da1), pack_half2(db0, db1)
+                first[2 * j + half], second[2 * j + half] = (
+                    pack_half2(da0, da1),
+                    pack_half2(db0, db1),
+                )
         for j in range(8):
             for half in range(2):
                 at = word_place(tile, thread_row, lane, j, half)

@@ -1,21 +1,23 @@
 """Products of Hopper's matmul that are symmetric: half of the tiles, and each result stored twice.
 
-WHICH: X·Xᵀ, A·A of a symmetric A, A·B of two that commute (polynomials of one matrix). Only tiles that reach the
-    diagonal or are below it are multiplied; of a matrix of 768 rows 12 of 18 where tiles have 256 columns, 21 of 36
-    where they have 128.
+WHICH: X·Xᵀ, A·A of a symmetric A, A·B of two that commute (polynomials of one matrix). Only tiles
+    that reach the diagonal or are below it are multiplied; of a matrix of 768 rows 12 of 18 where
+    tiles have 256 columns, 21 of 36 where they have 128.
 EPILOGUE
     alpha · accumulator + residual, and diagonal where row == column, so that a polynomial's a·I costs no pass and
     reads no matrix. A block of 64 × 64 on the diagonal is stored as it is; one below it also as its transpose, at the
     mirrored place; one above it is not stored: another tile has it. So each number is written once, and the two halves
     have the same bits (but for the diagonal blocks, whose bits are those of the sums as they were made).
-THE TRANSPOSE is made in registers: lanes 4 apart hold neighbouring rows of one pair of columns. Each gives the other
-    the number that it lacks, and has two neighbours of a column then, which are a word of the transposed tile. The 32
-    words of a warp fall into 32 different banks, as those of the tile itself.
+THE TRANSPOSE is made in registers: lanes 4 apart hold neighbouring rows of one pair of columns.
+    Each gives the other the number that it lacks, and has two neighbours of a column then, which
+    are a word of the transposed tile. The 32 words of a warp fall into 32 different banks, as those
+    of the tile itself.
 SOURCE
     PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
     fp8_epilogues.py; ../symmetric.py, the caller.
 """
+
 from ....device import cuda, float32, int32, uint32
 from ....device.limits import FULL_MASK
 from ....device.mbarrier import bar_sync
@@ -42,8 +44,8 @@ def symmetric_place(tile, width):
 
 @cuda.jit(device=True, forceinline=True)
 def transposed_word(v0, v1, lane):
-    """Rows r and r + 1 of a column, r even, from pairs of columns of which lanes hold one row; odd rows get the next
-    column."""
+    """Rows r and r + 1 of a column, r even, from pairs of columns of which lanes hold one row; odd
+    rows get the next column."""
     odd = lane & 4
     other = cuda.shfl_xor_sync(FULL_MASK, v0 if odd else v1, 4)
     return pack_half2(other if odd else v0, v1 if odd else other)
@@ -51,7 +53,8 @@ def transposed_word(v0, v1, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def transposed_place(tile, thread_row, lane, j, half):
-    """Byte of `transposed_word` in the transposed tile: its row is column 8 · j + 2 · (lane % 4), or the next."""
+    """Byte of `transposed_word` in the transposed tile: its row is column 8 · j + 2 · (lane % 4),
+    or the next."""
     row = int32(8 * j + lane % 4 * 2 + (lane >> 2 & 1))
     chunk = int32((thread_row >> 3) + half)
     return int32(tile + row * 128 + ((chunk ^ (row & 7)) << 4) + (lane >> 3) * 4)
@@ -59,11 +62,13 @@ def transposed_place(tile, thread_row, lane, j, half):
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogue):
-    """alpha · accumulator + residual + diagonal of a block on the diagonal or below it, and its transpose above."""
+    """alpha · accumulator + residual + diagonal of a block on the diagonal or below it, and its
+    transpose above."""
     first_row, first_column, thread_row, lane = place
     N, tiles, base = work.N, staging.tiles, staging.base
     column = int32(first_column + 64 * block)
-    matrix_row = int32(uint32(first_row) // uint32(work.seam) * uint32(work.seam))  # the first of this matrix
+    # the first of this matrix
+    matrix_row = int32(uint32(first_row) // uint32(work.seam) * uint32(work.seam))
     above = int32(first_row - matrix_row)  # rows of the matrix above this block
     if column <= above:  # the same for the whole warpgroup
         warpgroup = cuda.threadIdx.x // 128
@@ -73,8 +78,10 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogu
         if epilogue.has_residual:
             for j in range(8):
                 for half in range(2):
-                    words[2 * j + half] = load_word(residual, (first_row + thread_row + 8 * half) * N + column + 8 * j
-                                                    + lane % 4 * 2)
+                    words[2 * j + half] = load_word(
+                        residual,
+                        (first_row + thread_row + 8 * half) * N + column + 8 * j + lane % 4 * 2,
+                    )
         for j in range(8):
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
@@ -82,7 +89,8 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogu
                 if epilogue.has_residual:
                     r0, r1 = unpack_half2(words[2 * j + half])
                     v0, v1 = v0 + r0, v1 + r1
-                offset = int32(thread_row + 8 * half - 8 * j - lane % 4 * 2)  # of the diagonal's column in this row
+                # of the diagonal's column in this row
+                offset = int32(thread_row + 8 * half - 8 * j - lane % 4 * 2)
                 v0 += diagonal if offset == 0 else float32(0)
                 v1 += diagonal if offset == 1 else float32(0)
                 words[2 * j + half] = pack_half2(v0, v1)
@@ -92,15 +100,24 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogu
         bar_sync(uint32(warpgroup), uint32(128))
         for j in range(8):
             for half in range(2):
-                store_word(tiles, word_place(staging.at, thread_row, lane, j, half), words[2 * j + half])
+                store_word(
+                    tiles, word_place(staging.at, thread_row, lane, j, half), words[2 * j + half]
+                )
                 if column < above:
-                    store_word(tiles, transposed_place(staging.at + BOX_BYTES, thread_row, lane, j, half),
-                               mirrored[2 * j + half])
+                    store_word(
+                        tiles,
+                        transposed_place(staging.at + BOX_BYTES, thread_row, lane, j, half),
+                        mirrored[2 * j + half],
+                    )
         fence_proxy_async()
         bar_sync(uint32(warpgroup), uint32(128))
         if elected:
             tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
             if column < above:
-                tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.c, uint32(above),
-                             uint32(matrix_row + column))
+                tma_store_2d(
+                    base + uint32(staging.at + BOX_BYTES),
+                    maps.c,
+                    uint32(above),
+                    uint32(matrix_row + column),
+                )
             tma_store_commit()

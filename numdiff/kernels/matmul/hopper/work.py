@@ -1,8 +1,9 @@
-"""Which tiles of Hopper's matmul a block takes, one after the other, and how a long sum is cut into slices.
+"""Which tiles of Hopper's matmul a block takes, one after the other, and how a long sum is cut into
+slices.
 
-A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of one slice of a tile's sum. There are as
-    many blocks as multiprocessors, and each takes every gridDim-th unit. Producer, consumers and the epilogue warps
-    walk over the same units, each by itself:
+A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of one slice of a
+    tile's sum. There are as many blocks as multiprocessors, and each takes every gridDim-th unit.
+    Producer, consumers and the epilogue warps walk over the same units, each by itself:
 
         while is_work(unit, …):  tile = tile_at(unit, …);  …;  unit = next_unit(unit, tile, …)
 
@@ -13,14 +14,15 @@ SPLIT K
     quarter of two or three tiles. That is two slices instead of four equal ones, and half the partial results
     (`schedule`).
 
-The matrices of a batch count as one tall matrix; of a symmetric result only the tiles on and below the diagonal are
-units. Several products in one launch have a walk of their own (group_schedule.py).
+The matrices of a batch count as one tall matrix; of a symmetric result only the tiles on and below
+the diagonal are units. Several products in one launch have a walk of their own (group_schedule.py).
 
 SOURCE
     Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 3, on filling a GPU by splitting sums.
 READ NEXT
     producer.py
 """
+
 from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
@@ -33,7 +35,8 @@ PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveC
 
 
 class WorkTile(NamedTuple):
-    """What a unit stands for: slice number `part`, steps first_k … end_k - 1, of the tile in this row and column."""
+    """What a unit stands for: slice number `part`, steps first_k … end_k - 1, of the tile in this
+    row and column."""
 
     part: int
     row: int
@@ -56,12 +59,19 @@ def work_tile(unit, work):
         if PAIRED:
             row = row_of_pair(row)
     first_k = int32(part * work.slice_tiles)
-    return WorkTile(part, row, column, first_k, int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))))
+    return WorkTile(
+        part,
+        row,
+        column,
+        first_k,
+        int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def is_work(unit, stride, work):
-    """Whether there is such a unit, or with `GROUPED` whether the block has it; stride is then a `Walk`."""
+    """Whether there is such a unit, or with `GROUPED` whether the block has it; stride is then a
+    `Walk`."""
     if GROUPED:
         return unit < stride.last
     return unit < work.units
@@ -83,18 +93,21 @@ def next_unit(unit, tile, stride, work):
     return int32(unit + stride)
 
 
-# On the host ----------------------------------------------------------------------------------------------------------
+# On the host --------------------------------------------------------------------------------------
+
 
 def workers_of(multiprocessors, paired):
-    """How many blocks, or pairs of blocks, a card runs at once. A pair more would run after the others."""
+    """How many blocks, or pairs of blocks, a card runs at once. A pair more would run after the
+    others."""
     return max(1, PAIRS_AT_ONCE * multiprocessors // MULTIPROCESSORS) if paired else multiprocessors
 
 
 def schedule(tiles, slices, k_tiles, blocks):
-    """How `blocks` blocks share the sums of `tiles` tiles: (steps of a slice, slices, units with a block of their own).
+    """How `blocks` blocks share the sums of `tiles` tiles: (steps of a slice, slices, units with a
+    block of their own).
 
-    If all slices but the last get one block each, these are made longer and the last shorter. Each of the remaining
-    blocks then takes several last slices, in the time of one of the others.
+    If all slices but the last get one block each, these are made longer and the last shorter. Each
+    of the remaining blocks then takes several last slices, in the time of one of the others.
     """
     alone, steps = (slices - 1) * tiles, -(-k_tiles // slices)
     if 0 < alone < blocks < slices * tiles:

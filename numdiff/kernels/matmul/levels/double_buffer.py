@@ -2,14 +2,16 @@
 
 WHAT IS NEW
     TMA: one thread requests a box of a matrix, and the tensor memory accelerator copies it to shared memory, swizzled.
-        No thread computes an address, and no register holds data in flight. The tensor map, made by the host, says
-        where the matrix is and how large a box is.
-    mbarrier: what threads wait for. It counts arrivals and bytes: the requesting thread arrives and says how many bytes
-        to expect (expect_tx); TMA counts them as they come. A phase ends when all have arrived and all bytes have come;
-        then the next begins. Phases have parity 0, 1, 0, 1 …, and a thread waits for the phase of a parity to end.
-    Double buffer: while step k is multiplied, the tiles of step k + 1 are in flight to the other half of shared
-        memory.
-    multiply: the descriptors, fence, wgmmas and commit of level 1, in one word from here on (device/wgmma.py).
+        No thread computes an address, and no register holds data in flight. The tensor map, made by
+        the host, says where the matrix is and how large a box is.
+    mbarrier: what threads wait for. It counts arrivals and bytes: the requesting thread arrives and
+        says how many bytes to expect (expect_tx); TMA counts them as they come. A phase ends when
+        all have arrived and all bytes have come; then the next begins. Phases have parity 0, 1, 0,
+        1 …, and a thread waits for the phase of a parity to end.
+    Double buffer: while step k is multiplied, the tiles of step k + 1 are in flight to the other
+        half of shared memory.
+    multiply: the descriptors, fence, wgmmas and commit of level 1, in one word from here on
+    (device/wgmma.py).
 WHY IT PAYS
     Loading and multiplying overlap, and the warpgroup's instructions are products and little else.
 WHAT REMAINS
@@ -22,8 +24,15 @@ SOURCE
 READ NEXT
     producer_consumer.py, where some threads only ask and the others only multiply.
 """
+
 from ....device import cuda, launch
-from ....device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
+from ....device.mbarrier import (
+    fence_barrier_init,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    smem_u32,
+)
 from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
@@ -86,5 +95,14 @@ def matmul_level_kernel_v2(map_a, map_b, c, N, K):
 def launch_double_buffer(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     (M, K), N = a.shape, len(b)
-    launch(matmul_level_kernel_v2, (N // BN, M // BM), THREADS, tensor_map(a, (BK, BM)), tensor_map(b, (BK, BN)),
-           c.reshape(-1), N, K, shared=2 * STAGE_BYTES)
+    launch(
+        matmul_level_kernel_v2,
+        (N // BN, M // BM),
+        THREADS,
+        tensor_map(a, (BK, BM)),
+        tensor_map(b, (BK, BN)),
+        c.reshape(-1),
+        N,
+        K,
+        shared=2 * STAGE_BYTES,
+    )

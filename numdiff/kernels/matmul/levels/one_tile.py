@@ -1,4 +1,5 @@
-"""Hopper, level 1: a warpgroup multiplies one tile of C with wgmma; its threads have loaded the operands.
+"""Hopper, level 1: a warpgroup multiplies one tile of C with wgmma; its threads have loaded the
+operands.
 
 WHAT IS NEW
     wgmma: 128 threads (four warps, a warpgroup) issue one instruction together, which multiplies a 64 × 16 tile of A by
@@ -12,11 +13,13 @@ LAYOUT OF A TILE
     swizzle. The next 16 of k are 32 bytes further on.
 A STEP OF 64 ALONG k
     1. the threads load both tiles, 16 bytes at a time, and store them swizzled;
-    2. fence_proxy_async, because the tensor cores read shared memory through a path of their own; then a barrier;
-    3. wgmma_fence, four wgmmas, commit, wait: wgmma is asynchronous, so the threads run on until they wait for it;
-    4. a barrier: no thread may overwrite a tile that another warp's products still read.
-    The first step stands before the loop: its first wgmma overwrites the accumulators (scale_d = 0), and must be known
-    to do so when the kernel is compiled.
+    2. fence_proxy_async, because the tensor cores read shared memory through a path of their own;
+       then a barrier;
+    3. wgmma_fence, four wgmmas, commit, wait: wgmma is asynchronous, so the threads run on until
+       they wait for it;
+    4. a barrier: no thread may overwrite a tile that another warp's products still read. The first
+    step stands before the loop: its first wgmma overwrites the accumulators (scale_d = 0), and must
+    be known to do so when the kernel is compiled.
 WHAT REMAINS
     While the threads load, the tensor cores wait, and vice versa; and every number passes through a register.
 LAUNCH
@@ -26,6 +29,7 @@ SOURCE
 READ NEXT
     double_buffer.py, where TMA loads, one step ahead.
 """
+
 import numpy as np
 
 from ....device import cuda, launch
@@ -39,8 +43,10 @@ BM, BN, BK = 64, 256, 64  # the tile of C, and a step along k
 THREADS, ACCUMULATORS = 128, BN // 2  # one warpgroup; float32 in each thread
 ROW = 2 * BK  # bytes of a row of a tile: as far as the swizzle reaches
 A_BYTES, B_BYTES = BM * ROW, BN * ROW
-DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # 128-byte swizzle; 1024 bytes from 8 rows to the next
-K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)  # 16, 32, 48 of k further: 32, 64, 96 bytes / 16
+# 128-byte swizzle; 1024 bytes from 8 rows to the next
+DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)
+# 16, 32, 48 of k further: 32, 64, 96 bytes / 16
+K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
 wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
 
 
@@ -52,7 +58,8 @@ def descriptor(address):
 
 @cuda.jit(device=True, forceinline=True)
 def load_tile(tiles, offset, rows, x, first_row, k, K):
-    """Rows first_row … of x, columns k … k + 63, to byte `offset` of shared memory, 16 bytes a thread and turn."""
+    """Rows first_row … of x, columns k … k + 63, to byte `offset` of shared memory, 16 bytes a
+    thread and turn."""
     for chunk in range(cuda.threadIdx.x, rows * 8, THREADS):
         row, j = chunk // 8, chunk % 8
         w0, w1, w2, w3 = load_words4(x, (first_row + row) * K + k + 8 * j)
@@ -93,7 +100,8 @@ def matmul_level_kernel_v1(a, b, c, N, K):
         wgmma_wait_0()
     wgmma_wait(acc)  # it also orders later reads of the accumulators for the compilers
 
-    # accumulators 4j … 4j + 3: columns 8j + 2 · (lane % 4) and the next, in a row and in the one 8 below
+    # accumulators 4j … 4j + 3: columns 8j + 2 · (lane % 4) and the next, in a row and in the one 8
+    # below
     row, column = m + t // 32 * 16 + t % 32 // 4, n + t % 4 * 2
     for j in range(BN // 8):
         store_word(c, row * N + column + 8 * j, pack_half2(acc[4 * j], acc[4 * j + 1]))
@@ -103,5 +111,14 @@ def matmul_level_kernel_v1(a, b, c, N, K):
 def launch_one_tile(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     (M, K), N = a.shape, len(b)
-    launch(matmul_level_kernel_v1, (N // BN, M // BM), THREADS, a.reshape(-1), b.reshape(-1), c.reshape(-1), N, K,
-           shared=A_BYTES + B_BYTES)
+    launch(
+        matmul_level_kernel_v1,
+        (N // BN, M // BM),
+        THREADS,
+        a.reshape(-1),
+        b.reshape(-1),
+        c.reshape(-1),
+        N,
+        K,
+        shared=A_BYTES + B_BYTES,
+    )

@@ -1,13 +1,16 @@
-"""Hopper, level 4: a persistent kernel, one block for each multiprocessor, which goes from tile to tile.
+"""Hopper, level 4: a persistent kernel, one block for each multiprocessor, which goes from tile to
+tile.
 
 WHAT IS NEW
     Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th work tile. The producer
-        does not stop at a tile's end: while the consumers store one, it already fills the stages for the next.
-    Order: a persistent kernel also chooses which tiles are computed at the same time. Here 16 rows of tiles sweep over
-        the columns together: these tiles form a square rather than a stripe, share most of their operands, and find
-        them in the L2 cache.
-    Pipeline words: a stage is no longer step % STAGES, because a tile begins at the stage where the one before ended.
-        From here on the ring of level 3, with its barriers and parities, is in the words of device/pipeline.py.
+        does not stop at a tile's end: while the consumers store one, it already fills the stages
+        for the next.
+    Order: a persistent kernel also chooses which tiles are computed at the same time. Here 16 rows
+        of tiles sweep over the columns together: these tiles form a square rather than a stripe,
+        share most of their operands, and find them in the L2 cache.
+    Pipeline words: a stage is no longer step % STAGES, because a tile begins at the stage where the
+        one before ended. From here on the ring of level 3, with its barriers and parities, is in
+        the words of device/pipeline.py.
 WHY IT PAYS
     No block but the first of a multiprocessor begins with empty stages, and each number of A and B is read from memory
     fewer times.
@@ -20,6 +23,7 @@ SOURCE
 READ NEXT
     tma_store.py, where TMA stores the results.
 """
+
 from ....device import cuda, launch, pipeline
 from ....device.mbarrier import smem_u32
 from ....device.requires import requires
@@ -39,7 +43,8 @@ give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232
 
 @cuda.jit(device=True, forceinline=True)
 def tile_place(tile, rows, columns):
-    """First row and column of work tile number `tile` of C, which is cut into `rows` × `columns` tiles."""
+    """First row and column of work tile number `tile` of C, which is cut into `rows` × `columns`
+    tiles."""
     group = tile // (GROUP * columns)
     height = min(GROUP, rows - group * GROUP)  # the last group may have fewer rows
     inside = tile % (GROUP * columns)  # its number within the group, column by column
@@ -53,7 +58,8 @@ def matmul_level_kernel_v4(map_a, map_b, c, rows, columns, steps):
     barriers = cuda.shared.array(BARRIERS, "uint64")
     ring = pipeline.make_ring(smem_u32(tiles), STAGE_BYTES, STAGES, smem_u32(barriers))
     t = cuda.threadIdx.x
-    pipeline.start_ring(ring, 1, 2)  # a stage is filled by one arrival, the producer's, and emptied by two
+    # a stage is filled by one arrival, the producer's, and emptied by two
+    pipeline.start_ring(ring, 1, 2)
 
     if t < 128:  # the producer's warpgroup
         give_registers()
@@ -94,12 +100,24 @@ def matmul_level_kernel_v4(map_a, map_b, c, rows, columns, steps):
             N = columns * BN
             for j in range(BN // 8):
                 store_word(c, row * N + column + 8 * j, pack_half2(acc[4 * j], acc[4 * j + 1]))
-                store_word(c, (row + 8) * N + column + 8 * j, pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
+                store_word(
+                    c, (row + 8) * N + column + 8 * j, pack_half2(acc[4 * j + 2], acc[4 * j + 3])
+                )
 
 
 def launch_persistent(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     rows, columns, steps = len(a) // BM, len(b) // BN, a.shape[1] // BK
     blocks = min(rows * columns, a.backend.multiprocessors)
-    launch(matmul_level_kernel_v4, blocks, THREADS, tensor_map(a, (BK, BM)), tensor_map(b, (BK, BN)), c.reshape(-1),
-           rows, columns, steps, shared=STAGES * STAGE_BYTES)
+    launch(
+        matmul_level_kernel_v4,
+        blocks,
+        THREADS,
+        tensor_map(a, (BK, BM)),
+        tensor_map(b, (BK, BN)),
+        c.reshape(-1),
+        rows,
+        columns,
+        steps,
+        shared=STAGES * STAGE_BYTES,
+    )

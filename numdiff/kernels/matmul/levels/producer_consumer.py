@@ -1,13 +1,16 @@
-"""Hopper, level 3: warp specialisation, a warpgroup that only loads tiles by TMA, and two that only multiply.
+"""Hopper, level 3: warp specialisation, a warpgroup that only loads tiles by TMA, and two that only
+multiply.
 
 WHAT IS NEW
     Producer and consumers: one thread of warpgroup 0, the producer, loads tiles; warpgroups 1 and 2, the consumers,
-        multiply 64 rows each of a tile of 128 × 256. They never meet at a block-wide barrier: between them are four
-        stages of shared memory, with two mbarriers each. A stage's `full` completes when TMA has delivered its bytes;
-        the consumers wait for it. They arrive at `empty` when they have read the stage; the producer waits for both
-        arrivals before it loads the next tiles there.
+        multiply 64 rows each of a tile of 128 × 256. They never meet at a block-wide barrier:
+        between them are four stages of shared memory, with two mbarriers each. A stage's `full`
+        completes when TMA has delivered its bytes; the consumers wait for it. They arrive at
+        `empty` when they have read the stage; the producer waits for both arrivals before it loads
+        the next tiles there.
     setmaxnreg: the producer gives registers back, the consumers take them: 40 + 2 · 232 = 3 · 168.
-    A step in flight: wgmma_wait_1 waits for all but the last group of products, so the step just issued keeps the
+    A step in flight: wgmma_wait_1 waits for all but the last group of products, so the step just
+    issued keeps the
         tensor cores busy while the stage of the step before it is released.
 WHY IT PAYS
     No thread waits for the whole block any more, and the tiles of up to three steps are in flight while one is
@@ -26,6 +29,7 @@ SOURCE
 READ NEXT
     persistent.py, where a block continues with another tile.
 """
+
 from ....device import cuda, launch
 from ....device.mbarrier import (
     fence_barrier_init,
@@ -50,7 +54,8 @@ give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232
 
 
 @requires("9.0a")
-@cuda.jit(launch_bounds=(THREADS, 1))  # one block a multiprocessor: 168 registers a thread, which setmaxnreg moves
+# one block a multiprocessor: 168 registers a thread, which setmaxnreg moves
+@cuda.jit(launch_bounds=(THREADS, 1))
 def matmul_level_kernel_v3(map_a, map_b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
@@ -79,7 +84,8 @@ def matmul_level_kernel_v3(map_a, map_b, c, N, K):
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1  # 0: the upper 64 rows of the tile, 1: the lower
         mbarrier_wait(full, 0)
-        multiply(acc, base + consumer * 64 * ROW, base + A_BYTES, 0)  # the first step overwrites the accumulators
+        # the first step overwrites the accumulators
+        multiply(acc, base + consumer * 64 * ROW, base + A_BYTES, 0)
         for step in range(1, steps):
             stage, parity = step % STAGES, step // STAGES % 2
             mbarrier_wait(full + 8 * stage, parity)
@@ -94,11 +100,22 @@ def matmul_level_kernel_v3(map_a, map_b, c, N, K):
         row, column = m + consumer * 64 + t % 128 // 32 * 16 + t % 32 // 4, n + t % 4 * 2
         for j in range(BN // 8):
             store_word(c, row * N + column + 8 * j, pack_half2(acc[4 * j], acc[4 * j + 1]))
-            store_word(c, (row + 8) * N + column + 8 * j, pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
+            store_word(
+                c, (row + 8) * N + column + 8 * j, pack_half2(acc[4 * j + 2], acc[4 * j + 3])
+            )
 
 
 def launch_producer_consumer(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     (M, K), N = a.shape, len(b)
-    launch(matmul_level_kernel_v3, (N // BN, M // BM), THREADS, tensor_map(a, (BK, BM)), tensor_map(b, (BK, BN)),
-           c.reshape(-1), N, K, shared=STAGES * STAGE_BYTES)
+    launch(
+        matmul_level_kernel_v3,
+        (N // BN, M // BM),
+        THREADS,
+        tensor_map(a, (BK, BM)),
+        tensor_map(b, (BK, BN)),
+        c.reshape(-1),
+        N,
+        K,
+        shared=STAGES * STAGE_BYTES,
+    )

@@ -2,8 +2,8 @@
 
 WHAT IS NEW
     TMA store: a consumer puts its results, rounded to float16, into a swizzled tile of shared memory, and one thread
-        starts TMA to copy it to C. It closes a group of stores (commit) and waits for groups: until TMA has read their
-        tiles, which may then be overwritten, or until all has arrived in C.
+        starts TMA to copy it to C. It closes a group of stores (commit) and waits for groups: until
+        TMA has read their tiles, which may then be overwritten, or until all has arrived in C.
 WHY IT PAYS
     TMA writes rows of 128 bytes, where a warp of level 4 writes 16 bytes of eight rows each; no thread computes an
     address in C; and while TMA copies, the consumers continue.
@@ -16,12 +16,19 @@ SOURCE
 READ NEXT
     ../hopper/, the kernel that the models run.
 """
+
 from ....device import cuda, launch, pipeline
 from ....device.mbarrier import bar_sync, smem_u32
 from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
-from ....device.tma import fence_proxy_async, make_tma_store_wait, tma_load_2d, tma_store_2d, tma_store_commit
+from ....device.tma import (
+    fence_proxy_async,
+    make_tma_store_wait,
+    tma_load_2d,
+    tma_store_2d,
+    tma_store_commit,
+)
 from ....device.wgmma import make_multiply, make_setmaxnreg, make_wgmma_wait, wgmma_wait_1
 
 BM, BN, BK, STAGES = 128, 256, 64, 4
@@ -36,7 +43,8 @@ wait_read, wait_stored = make_tma_store_wait(0, read=True), make_tma_store_wait(
 
 @cuda.jit(device=True, forceinline=True)
 def tile_place(tile, rows, columns):
-    """First row and column of work tile number `tile` of C, which is cut into `rows` × `columns` tiles."""
+    """First row and column of work tile number `tile` of C, which is cut into `rows` × `columns`
+    tiles."""
     group = tile // (GROUP * columns)
     height, inside = min(GROUP, rows - group * GROUP), tile % (GROUP * columns)
     return (group * GROUP + inside % height) * BM, inside // height * BN
@@ -51,7 +59,8 @@ def store_tile(acc, tiles, base, map_c, m, n, consumer):
     for block in range(BN // 64):
         if t == 0:
             wait_read()  # what the tile held before
-        bar_sync(consumer + 1, 128)  # a barrier of this consumer's threads: the other is elsewhere in its loop
+        # a barrier of this consumer's threads: the other is elsewhere in its loop
+        bar_sync(consumer + 1, 128)
         for j in range(8):  # row % 8 is lane // 4
             i, chunk = 32 * block + 4 * j, ((j ^ (lane // 4)) << 4) + lane % 4 * 4
             store_word(tiles, box + row * ROW + chunk, pack_half2(acc[i], acc[i + 1]))
@@ -114,5 +123,15 @@ def launch_tma_store(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     rows, columns, steps = len(a) // BM, len(b) // BN, a.shape[1] // BK
     blocks = min(rows * columns, a.backend.multiprocessors)
-    launch(matmul_level_kernel_v5, blocks, THREADS, tensor_map(a, (BK, BM)), tensor_map(b, (BK, BN)),
-           tensor_map(c, (64, 64)), rows, columns, steps, shared=STAGES * STAGE_BYTES + 2 * BOX)
+    launch(
+        matmul_level_kernel_v5,
+        blocks,
+        THREADS,
+        tensor_map(a, (BK, BM)),
+        tensor_map(b, (BK, BN)),
+        tensor_map(c, (64, 64)),
+        rows,
+        columns,
+        steps,
+        shared=STAGES * STAGE_BYTES + 2 * BOX,
+    )

@@ -1,4 +1,5 @@
-"""mma.sync, level 1: a warp multiplies 16 × 16 by 16 × 8 in one instruction, and its lanes load the fragments.
+"""mma.sync, level 1: a warp multiplies 16 × 16 by 16 × 8 in one instruction, and its lanes load the
+fragments.
 
 WHAT IS NEW
     mma.sync: the 32 lanes of a warp execute it together. Each operand, a fragment, is spread over their registers. Lane
@@ -22,6 +23,7 @@ SOURCE
 READ NEXT
     swizzle.py, where an instruction loads four times as much, without conflicts.
 """
+
 from ....device import cuda, float32, launch
 from ....device.requires import requires
 from ....device.tensor_core import (
@@ -54,16 +56,24 @@ def load_tile(tiles, offset, x, first, k, K, t):
 def fragment_a(tiles, row, k, lane):
     """16 rows of A's tile, 16 of k."""
     at = (row + lane // 4) * ROW + (k + lane % 4 * 2) * 2
-    return (load_word(tiles, at), load_word(tiles, at + 8 * ROW), load_word(tiles, at + 16),
-            load_word(tiles, at + 8 * ROW + 16))
+    return (
+        load_word(tiles, at),
+        load_word(tiles, at + 8 * ROW),
+        load_word(tiles, at + 16),
+        load_word(tiles, at + 8 * ROW + 16),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def fragments_b(tiles, column, k, lane):
     """16 columns of C, rows of B's tile: two fragments."""
     at = A_BYTES + (column + lane // 4) * ROW + (k + lane % 4 * 2) * 2
-    return (load_word(tiles, at), load_word(tiles, at + 16), load_word(tiles, at + 8 * ROW),
-            load_word(tiles, at + 8 * ROW + 16))
+    return (
+        load_word(tiles, at),
+        load_word(tiles, at + 16),
+        load_word(tiles, at + 8 * ROW),
+        load_word(tiles, at + 8 * ROW + 16),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -83,7 +93,10 @@ def multiply_row(sums, i, a, b0, b1, b2, b3):
 def multiply(sums, tiles, k, warp_row, warp_column, lane):
     """sums += 16 of k of both tiles."""
     b0, b1 = fragments_b(tiles, warp_column, k, lane), fragments_b(tiles, warp_column + 16, k, lane)
-    b2, b3 = fragments_b(tiles, warp_column + 32, k, lane), fragments_b(tiles, warp_column + 48, k, lane)
+    b2, b3 = (
+        fragments_b(tiles, warp_column + 32, k, lane),
+        fragments_b(tiles, warp_column + 48, k, lane),
+    )
     multiply_row(sums, 0, fragment_a(tiles, warp_row, k, lane), b0, b1, b2, b3)
     multiply_row(sums, 1, fragment_a(tiles, warp_row + 16, k, lane), b0, b1, b2, b3)
     multiply_row(sums, 2, fragment_a(tiles, warp_row + 32, k, lane), b0, b1, b2, b3)
@@ -123,5 +136,14 @@ def matmul_mma_level_kernel_v1(a, b, c, N, K):
 def launch_fragments(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     (M, K), N = a.shape, len(b)
-    launch(matmul_mma_level_kernel_v1, (N // BN, M // BM), THREADS, a.reshape(-1), b.reshape(-1), c.reshape(-1), N, K,
-           shared=BYTES)
+    launch(
+        matmul_mma_level_kernel_v1,
+        (N // BN, M // BM),
+        THREADS,
+        a.reshape(-1),
+        b.reshape(-1),
+        c.reshape(-1),
+        N,
+        K,
+        shared=BYTES,
+    )

@@ -4,8 +4,8 @@ WHAT IS NEW
     cp.async: a copy of 16 bytes from global to shared memory that runs by itself, and passes through no register. A
     thread's copies of one step are a group. Shared memory has STAGES pairs of tiles: two groups are in flight while a
     third pair is multiplied (../../../device/async_copy.py).
-    One barrier a step instead of two: it says that the copies of all threads have arrived, and that the stage which is
-    refilled next is no longer read.
+    One barrier a step instead of two: it says that the copies of all threads have arrived, and that
+    the stage which is refilled next is no longer read.
 WHY IT PAYS
     the latency of memory is hidden by the products of two steps.
 WHAT REMAINS
@@ -19,6 +19,7 @@ SOURCE
 READ NEXT
     ../mma.py
 """
+
 from ....device import cuda, float32, launch, uint32
 from ....device.async_copy import cp_async_16, cp_async_commit, cp_async_wait, shared_address
 from ....device.requires import requires
@@ -32,10 +33,13 @@ PENDING = STAGES - 2  # groups in flight while a tile is multiplied
 
 @cuda.jit(device=True, forceinline=True)
 def copy_tile(base, x, first, k, K, t):
-    """Start the copies of 128 rows of x from `first` on, columns k … k + 31, to a shared address, swizzled."""
+    """Start the copies of 128 rows of x from `first` on, columns k … k + 31, to a shared address,
+    swizzled."""
     for i in range(4):
         row, chunk = (t + i * THREADS) // 4, (t + i * THREADS) % 4
-        cp_async_16(uint32(base + place_along_k(row, chunk, ROW)), x, (first + row) * K + k + 8 * chunk)
+        cp_async_16(
+            uint32(base + place_along_k(row, chunk, ROW)), x, (first + row) * K + k + 8 * chunk
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -73,5 +77,14 @@ def matmul_mma_level_kernel_v3(a, b, c, N, K):
 def launch_stages(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     (M, K), N = a.shape, len(b)
-    launch(matmul_mma_level_kernel_v3, (N // BN, M // BM), THREADS, a.reshape(-1), b.reshape(-1), c.reshape(-1), N, K,
-           shared=STAGES * BYTES)
+    launch(
+        matmul_mma_level_kernel_v3,
+        (N // BN, M // BM),
+        THREADS,
+        a.reshape(-1),
+        b.reshape(-1),
+        c.reshape(-1),
+        N,
+        K,
+        shared=STAGES * BYTES,
+    )

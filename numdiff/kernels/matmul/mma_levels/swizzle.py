@@ -17,17 +17,31 @@ SOURCE
 READ NEXT
     stages.py, where copies run while tiles are multiplied.
 """
+
 from ....device import cuda, float32, launch, uint32
 from ....device.async_copy import shared_address
 from ....device.requires import requires
 from ....device.tensor_core import ldmatrix_x4, load_words4, store_words4
 from ....device.tiles import a_along_k, place_along_k
-from .fragments import A_BYTES, BK, BM, BN, BYTES, ROW, SUMS, THREADS, WARP, multiply_row, store_sums
+from .fragments import (
+    A_BYTES,
+    BK,
+    BM,
+    BN,
+    BYTES,
+    ROW,
+    SUMS,
+    THREADS,
+    WARP,
+    multiply_row,
+    store_sums,
+)
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_tile(tiles, offset, x, first, k, K, t):
-    """128 rows of x from `first` on, columns k … k + 31, to byte `offset` of shared memory, swizzled."""
+    """128 rows of x from `first` on, columns k … k + 31, to byte `offset` of shared memory,
+    swizzled."""
     for i in range(4):
         row, chunk = (t + i * THREADS) // 4, (t + i * THREADS) % 4
         w0, w1, w2, w3 = load_words4(x, (first + row) * K + k + 8 * chunk)
@@ -50,8 +64,14 @@ def fragments_b(base, column, step, lane):
 @cuda.jit(device=True, forceinline=True)
 def multiply(sums, base, step, warp_row, warp_column, lane):
     """sums += k 16 · step … of both tiles."""
-    b0, b1 = fragments_b(base, warp_column, step, lane), fragments_b(base, warp_column + 16, step, lane)
-    b2, b3 = fragments_b(base, warp_column + 32, step, lane), fragments_b(base, warp_column + 48, step, lane)
+    b0, b1 = (
+        fragments_b(base, warp_column, step, lane),
+        fragments_b(base, warp_column + 16, step, lane),
+    )
+    b2, b3 = (
+        fragments_b(base, warp_column + 32, step, lane),
+        fragments_b(base, warp_column + 48, step, lane),
+    )
     multiply_row(sums, 0, fragment_a(base, warp_row, step, lane), b0, b1, b2, b3)
     multiply_row(sums, 1, fragment_a(base, warp_row + 16, step, lane), b0, b1, b2, b3)
     multiply_row(sums, 2, fragment_a(base, warp_row + 32, step, lane), b0, b1, b2, b3)
@@ -81,5 +101,14 @@ def matmul_mma_level_kernel_v2(a, b, c, N, K):
 def launch_swizzle(a, b, c):
     """c (M, N) = a (M, K) · b (N, K)ᵀ, all float16."""
     (M, K), N = a.shape, len(b)
-    launch(matmul_mma_level_kernel_v2, (N // BN, M // BM), THREADS, a.reshape(-1), b.reshape(-1), c.reshape(-1), N, K,
-           shared=BYTES)
+    launch(
+        matmul_mma_level_kernel_v2,
+        (N // BN, M // BM),
+        THREADS,
+        a.reshape(-1),
+        b.reshape(-1),
+        c.reshape(-1),
+        N,
+        K,
+        shared=BYTES,
+    )

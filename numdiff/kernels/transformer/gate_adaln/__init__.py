@@ -1,4 +1,5 @@
-"""Gate, residual and the adaptive norm after it, in one pass each way. Read the files in this order.
+"""Gate, residual and the adaptive norm after it, in one pass each way. Read the files in this
+order.
 
     reference.py   what is computed, the derived gradients, and what it costs
     cpu.py         the same without a GPU, a token at a time
@@ -10,6 +11,7 @@
 READ NEXT
     reference.py
 """
+
 from .launcher import gate_adaln_backward, gate_adaln_forward, gate_adaln_supports
 from .reference import (
     gate_adaln_backward_cost,
@@ -18,5 +20,12 @@ from .reference import (
     gate_adaln_forward_reference,
 )
 
-__all__ = ["gate_adaln_backward", "gate_adaln_backward_cost", "gate_adaln_backward_reference", "gate_adaln_forward",
-           "gate_adaln_forward_cost", "gate_adaln_forward_reference", "gate_adaln_supports"]
+__all__ = [
+    "gate_adaln_backward",
+    "gate_adaln_backward_cost",
+    "gate_adaln_backward_reference",
+    "gate_adaln_forward",
+    "gate_adaln_forward_cost",
+    "gate_adaln_forward_reference",
+    "gate_adaln_supports",
+]

@@ -1,4 +1,5 @@
-"""Gate, residual and adaptive norm, backward in one pass: a block has a chunk of an image's tokens with all channels.
+"""Gate, residual and adaptive norm, backward in one pass: a block has a chunk of an image's tokens
+with all channels.
 
 WHAT A WARP DOES
     It takes every n-th token of the chunk, of n warps. Its next two tokens are copied to shared memory while it works
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     launcher.py
 """
+
 import functools
 from typing import NamedTuple
 
@@ -31,7 +33,18 @@ from ....device.specialise import Constant, Variants
 from ...common import warp_sum
 from ...quantise import keep_largest, store_rounded8
 from ..norms import RMS, SHIFTED, WEIGHTED, average_of
-from .forward import EIGHT, EIGHT_KEYS, GATED, KEYS, SWEEP, SWEEPS, WARP, gated, kernel_of, normalised
+from .forward import (
+    EIGHT,
+    EIGHT_KEYS,
+    GATED,
+    KEYS,
+    SWEEP,
+    SWEEPS,
+    WARP,
+    gated,
+    kernel_of,
+    normalised,
+)
 
 STAGES = 2  # tokens of a warp in shared memory: the one that it works on, and the next
 MAX_CHUNKS = 16  # of an image
@@ -39,7 +52,8 @@ OVERHEAD = 2  # tokens' worth of time that a block takes to begin and to end
 
 
 def threads_of(sweeps, shifted=True):
-    """At most, in the backward: as many as leave a thread the registers for its sums, fewer where there is no shift."""
+    """At most, in the backward: as many as leave a thread the registers for its sums, fewer where
+    there is no shift."""
     if not shifted and sweeps <= 3:
         return 512
     return 384 if sweeps <= 4 else 256
@@ -52,8 +66,9 @@ ARRAYS = Constant(lambda GATED: 4 if GATED else 3)  # of a token in shared memor
 
 
 class Chunks(NamedTuple):
-    """T tokens an image, of C channels; chunk: tokens of a block; ring: element at which tokens start in shared memory;
-    has_dz: whether z itself has a gradient; of_x: whether x is given instead of z."""
+    """T tokens an image, of C channels; chunk: tokens of a block; ring: element at which tokens
+    start in shared memory; has_dz: whether z itself has a gradient; of_x: whether x is given
+    instead of z."""
 
     T: int
     C: int
@@ -83,11 +98,13 @@ class Places(NamedTuple):
     gate_row: int
 
 
-# The producer: copies to shared memory --------------------------------------------------------------------------------
+# The producer: copies to shared memory ------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def start_token(kept, at, source, i, c, C):
-    """Start copies of this lane's channels, c, c + 256 …, of a token that starts at source[i], to kept[at …]."""
+    """Start copies of this lane's channels, c, c + 256 …, of a token that starts at source[i], to
+    kept[at …]."""
     while c < C:
         copy8(kept, at, source, i + c)
         at, c = int32(at + SWEEP), int32(c + SWEEP)
@@ -105,18 +122,20 @@ def start_copies(kept, at, arrays, i, c, cut):
         start_token(kept, at + 3 * cut.C, h, i, c, cut.C)
 
 
-# 1 + scale and gate in shared memory ----------------------------------------------------------------------------------
+# 1 + scale and gate in shared memory --------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(c):
-    """The place of four channels from c on: of each sweep the lanes' first four, then their other four."""
+    """The place of four channels from c on: of each sweep the lanes' first four, then their other
+    four."""
     return c // SWEEP * SWEEP + c % 8 * WARP + c % SWEEP // 8 * 4
 
 
 @cuda.jit(device=True, forceinline=True)
 def fill_factors(floats, first, vector, start, C, one, t, threads):
-    """floats[first …] = one + the channels of a vector, in an order in which 8 lanes that read 16 bytes each, as one
-    access of shared memory, find them in 32 different banks."""
+    """floats[first …] = one + the channels of a vector, in an order in which 8 lanes that read 16
+    bytes each, as one access of shared memory, find them in 32 different banks."""
     c = int32(4 * t)
     while c < C:
         a0, a1, a2, a3 = load4(vector, start + c)
@@ -132,7 +151,14 @@ def fill_weighted(floats, scales, start, C, t, threads):
     while c < C:
         a0, a1, a2, a3 = load4(scales[0], start + c)
         w0, w1, w2, w3 = load4(scales[1], c)
-        store4(floats, int32(place_of(c)), w0 * (one + a0), w1 * (one + a1), w2 * (one + a2), w3 * (one + a3))
+        store4(
+            floats,
+            int32(place_of(c)),
+            w0 * (one + a0),
+            w1 * (one + a1),
+            w2 * (one + a2),
+            w3 * (one + a3),
+        )
         c = int32(c + 4 * threads)
 
 
@@ -142,8 +168,10 @@ def factors_of(floats, first, lane):
     return load4(floats, first + lane * 4), load4(floats, first + SWEEP // 2 + lane * 4)
 
 
-# Two sweeps over a token ----------------------------------------------------------------------------------------------
-# `totals` holds the lane's sums over tokens: dshift's, then dscale's, then dgate's; tuples have four channels.
+# Two sweeps over a token --------------------------------------------------------------------------
+# `totals` holds the lane's sums over tokens: dshift's, then dscale's, then dgate's; tuples have
+# four channels.
+
 
 @cuda.jit(device=True, forceinline=True)
 def look_at_four(totals, shift, scale, dy, x, factor):
@@ -159,8 +187,12 @@ def look_at_four(totals, shift, scale, dy, x, factor):
 @cuda.jit(device=True, forceinline=True)
 def norm_gradient(dy, x, factor, dz, r, a, k):
     """g of four channels, from the averages a of f and k of f · xhat."""
-    return (dz[0] + r * (dy[0] * factor[0] - a - x[0] * k), dz[1] + r * (dy[1] * factor[1] - a - x[1] * k),
-            dz[2] + r * (dy[2] * factor[2] - a - x[2] * k), dz[3] + r * (dy[3] * factor[3] - a - x[3] * k))
+    return (
+        dz[0] + r * (dy[0] * factor[0] - a - x[0] * k),
+        dz[1] + r * (dy[1] * factor[1] - a - x[1] * k),
+        dz[2] + r * (dy[2] * factor[2] - a - x[2] * k),
+        dz[3] + r * (dy[3] * factor[3] - a - x[3] * k),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -180,7 +212,8 @@ def gate_token(floats, kept, at, s, lane, C):
 
 @cuda.jit(device=True, forceinline=True)
 def look_at_token(totals, floats, kept, at, c, lane, average, r, cut):
-    """The first sweep over a token: adds to the sums of dshift and dscale; the averages of f and of f · xhat."""
+    """The first sweep over a token: adds to the sums of dshift and dscale; the averages of f and of
+    f · xhat."""
     C = cut.C
     sum_f = sum_fx = float32(0)
     for s in range(SWEEPS):
@@ -191,10 +224,14 @@ def look_at_token(totals, floats, kept, at, c, lane, average, r, cut):
                     gate_token(floats, kept, here, s, lane, C)
             d, x = load8(kept, here), load8(kept, here + C)
             low, high = factors_of(floats, s * SWEEP, lane)
-            f, fx = look_at_four(totals, 8 * s, SCALE + 8 * s, d[:4], normalised(x[:4], average, r), low)
+            f, fx = look_at_four(
+                totals, 8 * s, SCALE + 8 * s, d[:4], normalised(x[:4], average, r), low
+            )
             sum_f += f
             sum_fx += fx
-            f, fx = look_at_four(totals, 8 * s + 4, SCALE + 8 * s + 4, d[4:], normalised(x[4:], average, r), high)
+            f, fx = look_at_four(
+                totals, 8 * s + 4, SCALE + 8 * s + 4, d[4:], normalised(x[4:], average, r), high
+            )
             sum_f += f
             sum_fx += fx
     a = float32(0)
@@ -205,8 +242,8 @@ def look_at_token(totals, floats, kept, at, c, lane, average, r, cut):
 
 @cuda.jit(device=True, forceinline=True)
 def write_token(dx, dhs, i, totals, floats, kept, at, c, lane, norm, averages, cut, factor, most):
-    """The second sweep: dx and dh of a token, which starts at dx[i] for this lane; adds to the sums of dgate. The next
-    `most`."""
+    """The second sweep: dx and dh of a token, which starts at dx[i] for this lane; adds to the sums
+    of dgate. The next `most`."""
     (average, r), (a, k) = norm, averages
     for s in range(SWEEPS):
         if c + s * SWEEP < cut.C:
@@ -223,8 +260,9 @@ def write_token(dx, dhs, i, totals, floats, kept, at, c, lane, norm, averages, c
             if GATED:
                 branch = load8(kept, here + 3 * cut.C)
                 low, high = factors_of(floats, (SWEEPS + s) * SWEEP, lane)
-                back = (gate_gradient(totals, GATE + 8 * s, g0, branch[:4], low) +
-                        gate_gradient(totals, GATE + 8 * s + 4, g1, branch[4:], high))
+                back = gate_gradient(totals, GATE + 8 * s, g0, branch[:4], low) + gate_gradient(
+                    totals, GATE + 8 * s + 4, g1, branch[4:], high
+                )
                 if EIGHT:
                     most = store_rounded8(dhs[0], i + s * SWEEP, back, factor, most)
                 else:
@@ -232,12 +270,15 @@ def write_token(dx, dhs, i, totals, floats, kept, at, c, lane, norm, averages, c
     return most
 
 
-# The block's sums -----------------------------------------------------------------------------------------------------
+# The block's sums ---------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def bring(floats, at, totals, first):
     store4(floats, at, totals[first], totals[first + 1], totals[first + 2], totals[first + 3])
-    store4(floats, at + 4, totals[first + 4], totals[first + 5], totals[first + 6], totals[first + 7])
+    store4(
+        floats, at + 4, totals[first + 4], totals[first + 5], totals[first + 6], totals[first + 7]
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -264,20 +305,29 @@ def add_warps(floats, out, start, C, warps, t, threads):
 
 @cuda.jit(device=True, forceinline=True)
 def add_warps_weighted(floats, dscales, places, scales, k, C, warps, t, threads):
-    """From S, the sums of the warps' rows: dscale's, weight · S, and dweight's, (1 + scale) · S; scale from k on."""
+    """From S, the sums of the warps' rows: dscale's, weight · S, and dweight's, (1 + scale) · S;
+    scale from k on."""
     c, one = int32(4 * t), float32(1)
     while c < C:
         s0, s1, s2, s3 = sum_of_warps(floats, c, C, warps)
         a0, a1, a2, a3 = load4(scales[0], k + c)
         w0, w1, w2, w3 = load4(scales[1], c)
         store4(dscales[0], places[0] + c, w0 * s0, w1 * s1, w2 * s2, w3 * s3)
-        store4(dscales[1], places[1] + c, (one + a0) * s0, (one + a1) * s1, (one + a2) * s2, (one + a3) * s3)
+        store4(
+            dscales[1],
+            places[1] + c,
+            (one + a0) * s0,
+            (one + a1) * s1,
+            (one + a2) * s2,
+            (one + a3) * s3,
+        )
         c = int32(c + 4 * threads)
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_sums(out, start, floats, place, totals, first, c, C, warps):
-    """out[start …] = the block's sums, of which each lane has 8 · SWEEPS from totals[first] on. All threads call it."""
+    """out[start …] = the block's sums, of which each lane has 8 · SWEEPS from totals[first] on. All
+    threads call it."""
     bring_sums(floats, place, totals, first, c, C)
     add_warps(floats, out, start, C, warps, int32(cuda.threadIdx.x), int32(cuda.blockDim.x))
 
@@ -292,14 +342,17 @@ def bring_sums(floats, place, totals, first, c, C):
     cuda.syncthreads()
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @requires("8.0")
 def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut, factors, places):
-    """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where `places` says.
+    """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where
+    `places` says.
 
     z: or x, where cut.of_x
-    scales: (scale,), or with a weight (scale, weight), and then `sums` has a fourth array (B · chunks, C), for dweight;
+    scales: (scale,), or with a weight (scale, weight), and then `sums` has a fourth array (B ·
+    chunks, C), for dweight;
     dhs: (dh,), or (bytes, their scale, amax); cut: `Chunks`; factors: `Factors`
     """
     floats = cuda.shared.array(0, float32, alignment=128)
@@ -326,7 +379,16 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut
     else:
         fill_factors(floats, 0, scales[0], first_scale, C, float32(1), t, threads)
     if GATED:
-        fill_factors(floats, SWEEPS * SWEEP, gate, b * factors.gate_pitch + factors.gate, C, float32(0), t, threads)
+        fill_factors(
+            floats,
+            SWEEPS * SWEEP,
+            gate,
+            b * factors.gate_pitch + factors.gate,
+            C,
+            float32(0),
+            t,
+            threads,
+        )
     totals = cuda.local.array(TOTALS, "float32")
     for i in range(TOTALS):
         totals[i] = float32(0)
@@ -337,32 +399,60 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut
     while token < end:
         next_average = next_r = float32(0)  # before they are needed: their way from memory is long
         if token + warps < end:
-            next_average, next_r = average_of(mean, start + token + warps), rstd[start + token + warps]
+            next_average, next_r = (
+                average_of(mean, start + token + warps),
+                rstd[start + token + warps],
+            )
         cp_async_wait(1)
         at = int32(own + stage)
         averages = look_at_token(totals, floats, kept, at, c, lane, average, r, cut)
-        most = write_token(dx, dhs, (start + token) * C + c, totals, floats, kept, at, c, lane, (average, r), averages,
-                           cut, unit, most)
+        most = write_token(
+            dx,
+            dhs,
+            (start + token) * C + c,
+            totals,
+            floats,
+            kept,
+            at,
+            c,
+            lane,
+            (average, r),
+            averages,
+            cut,
+            unit,
+            most,
+        )
         ahead = int32(token + STAGES * warps)
         if ahead < end:
             start_copies(kept, at, arrays, (start + ahead) * C, c, cut)
         cp_async_commit()
-        token, average, r, stage = int32(token + warps), next_average, next_r, int32(ARRAYS * C - stage)
+        token, average, r, stage = (
+            int32(token + warps),
+            next_average,
+            next_r,
+            int32(ARRAYS * C - stage),
+        )
 
     row = b * cuda.gridDim.x + cuda.blockIdx.x
     if EIGHT:
         keep_largest(dhs[2], int32(row), most, lane)
     place = int32(warp * C + c)  # the warps' sums replace the factors and the tokens
     if SHIFTED:
-        write_sums(sums[0], row * places.shift_row + places.shift, floats, place, totals, 0, c, C, warps)
+        write_sums(
+            sums[0], row * places.shift_row + places.shift, floats, place, totals, 0, c, C, warps
+        )
     at = row * places.scale_row + places.scale
     if WEIGHTED:
         bring_sums(floats, place, totals, SCALE, c, C)
-        add_warps_weighted(floats, (sums[1], sums[3]), (at, row * C), scales, first_scale, C, warps, t, threads)
+        add_warps_weighted(
+            floats, (sums[1], sums[3]), (at, row * C), scales, first_scale, C, warps, t, threads
+        )
     else:
         write_sums(sums[1], at, floats, place, totals, SCALE, c, C, warps)
     if GATED:
-        write_sums(sums[2], row * places.gate_row + places.gate, floats, place, totals, GATE, c, C, warps)
+        write_sums(
+            sums[2], row * places.gate_row + places.gate, floats, place, totals, GATE, c, C, warps
+        )
 
 
 def made(key, eight=False):
@@ -374,11 +464,23 @@ BACKWARD, EIGHT_BACKWARD = Variants(KEYS, made), Variants(EIGHT_KEYS, lambda key
 
 
 @functools.cache
-def choose_plan(B, T, C, itemsize, is_gated, limit=HOPPER_SHARED, multiprocessors=MULTIPROCESSORS, chunks=None,
-                sweeps=None, shifted=True):
-    """(warps, chunks of an image's tokens, tokens a chunk, bytes before the ring, shared bytes), or None.
+def choose_plan(
+    B,
+    T,
+    C,
+    itemsize,
+    is_gated,
+    limit=HOPPER_SHARED,
+    multiprocessors=MULTIPROCESSORS,
+    chunks=None,
+    sweeps=None,
+    shifted=True,
+):
+    """(warps, chunks of an image's tokens, tokens a chunk, bytes before the ring, shared bytes), or
+    None.
 
-    As many warps as there is shared memory for; as many chunks (if not given) as end soonest, counting turns of a warp.
+    As many warps as there is shared memory for; as many chunks (if not given) as end soonest,
+    counting turns of a warp.
     sweeps: of the kernel (default: what C channels take); shifted: whether it has a shift
     """
     vectors, arrays = (2, 4) if is_gated else (1, 3)

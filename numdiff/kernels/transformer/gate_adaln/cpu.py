@@ -1,4 +1,5 @@
-"""Gate, residual, norm and modulation on the CPU engine: loops compiled for the host, a token at a time.
+"""Gate, residual, norm and modulation on the CPU engine: loops compiled for the host, a token at a
+time.
 
 MATHEMATICS
     that of reference.py: all of it in one pass over a token, whose numbers stay in the core's first cache, where NumPy
@@ -14,6 +15,7 @@ SOURCE
 READ NEXT
     forward.py
 """
+
 import math
 
 import numpy as np
@@ -29,8 +31,8 @@ ONE = np.float32(1)
 
 @on_host
 def modulate_tokens(x, h, gate, factor, shift, eps, centred, z, y, mean, rstd):
-    """The forward pass of an image's tokens. x, h, z, y (T, C); gate, factor, shift (C,); mean, rstd (T,); z is written
-    where there is a gate, and else is x"""
+    """The forward pass of an image's tokens. x, h, z, y (T, C); gate, factor, shift (C,); mean,
+    rstd (T,); z is written where there is a gate, and else is x"""
     count = np.float32(x.shape[1])
     for t in range(len(x)):
         a, n, out = x[t], z[t], y[t]
@@ -57,8 +59,8 @@ def modulate_tokens(x, h, gate, factor, shift, eps, centred, z, y, mean, rstd):
 
 @on_host
 def differentiate_tokens(dz, dy, z, h, gate, factor, mean, rstd, dx, dh, dgate, dshift, of_dy):
-    """The backward pass of an image's tokens; adds to dgate, dshift and of_dy, Σ dy · xhat, (C,). dz, dy, z, h, dx, dh
-    (T, C); mean without numbers: of RMSNorm"""
+    """The backward pass of an image's tokens; adds to dgate, dshift and of_dy, Σ dy · xhat, (C,).
+    dz, dy, z, h, dx, dh (T, C); mean without numbers: of RMSNorm"""
     xhat, count = np.empty(z.shape[1], np.float32), np.float32(z.shape[1])
     for t in range(len(z)):
         a, d, g, r = z[t], dy[t], dx[t], rstd[t]
@@ -94,7 +96,8 @@ def differentiate_tokens(dz, dy, z, h, gate, factor, mean, rstd, dx, dh, dgate, 
                 dgate[c] += g[c] * branch[c]
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def _factors(scale, weight):
     return np.ascontiguousarray(1 + scale if weight is None else weight * (1 + scale), np.float32)
@@ -102,7 +105,11 @@ def _factors(scale, weight):
 
 def _given(array, count, axes):
     """Contiguous; for None an empty array of `axes` axes for each of `count` images."""
-    return np.empty((count,) + (0,) * axes, np.float32) if array is None else np.ascontiguousarray(array)
+    return (
+        np.empty((count,) + (0,) * axes, np.float32)
+        if array is None
+        else np.ascontiguousarray(array)
+    )
 
 
 @in_single(2, 3)
@@ -110,7 +117,12 @@ def gate_adaln_forward_cpu(x, h, gate, shift, scale, eps=1e-6, weight=None, norm
     if x.dtype != np.float32:
         return gate_adaln_forward_reference(x, h, gate, shift, scale, eps, weight, norm)
     B, T, C = x.shape
-    x, h, gate, shift = np.ascontiguousarray(x), _given(h, B, 2), _given(gate, B, 1), _given(shift, B, 1)
+    x, h, gate, shift = (
+        np.ascontiguousarray(x),
+        _given(h, B, 2),
+        _given(gate, B, 1),
+        _given(shift, B, 1),
+    )
     y, z = np.empty_like(x), np.empty_like(x) if gate.size else x
     factor, centred = _factors(scale, weight), norm == "layer"
     rstd = np.empty((B, T), np.float32)
@@ -118,24 +130,46 @@ def gate_adaln_forward_cpu(x, h, gate, shift, scale, eps=1e-6, weight=None, norm
 
     def images(some):
         for b in range(some.start, some.stop):
-            modulate_tokens(x[b], h[b], gate[b], factor[b], shift[b], np.float32(eps), centred, z[b], y[b], mean[b],
-                            rstd[b])
+            modulate_tokens(
+                x[b],
+                h[b],
+                gate[b],
+                factor[b],
+                shift[b],
+                np.float32(eps),
+                centred,
+                z[b],
+                y[b],
+                mean[b],
+                rstd[b],
+            )
 
     over_batch(images, B, x.size // PARALLEL_THRESHOLD_FACTOR)
     return z, y, mean.reshape(-1) if centred else None, rstd.reshape(-1)
 
 
 @in_single(2, 3, 4)
-def gate_adaln_backward_cpu(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None):
+def gate_adaln_backward_cpu(
+    dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None
+):
     if z.dtype != np.float32:
-        return gate_adaln_backward_reference(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight)
+        return gate_adaln_backward_reference(
+            dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight
+        )
     B, T, C = z.shape
     factor, rstd = _factors(scale, weight), rstd.reshape(B, T)
     dx, dh = np.empty(z.shape, np.float32), None if h is None else np.empty(z.shape, np.float32)
-    dgate, dshift, dscale = (np.zeros((B, C), np.float32) if wanted else None
-                             for wanted in (h is not None, shift is not None, True))
+    dgate, dshift, dscale = (
+        np.zeros((B, C), np.float32) if wanted else None
+        for wanted in (h is not None, shift is not None, True)
+    )
     tokens = [_given(array, B, 2) for array in (dz, dy, z, h)]
-    vectors = _given(gate, B, 1), factor, _given(None if mean is None else mean.reshape(B, T), B, 1), rstd
+    vectors = (
+        _given(gate, B, 1),
+        factor,
+        _given(None if mean is None else mean.reshape(B, T), B, 1),
+        rstd,
+    )
     results = dx, _given(dh, B, 2), _given(dgate, B, 1), _given(dshift, B, 1), dscale
 
     def images(some):

@@ -1,14 +1,16 @@
-"""Gate, residual and adaptive norm, forward in one pass: a warp a token, held in registers between sweeps.
+"""Gate, residual and adaptive norm, forward in one pass: a warp a token, held in registers between
+sweeps.
 
-THREE SWEEPS over the token, of which only the first reads x and h: z and the sum for the mean; squares about the mean;
-    y. A lane has eight channels of every 256: 16 bytes of float16 an instruction. z is kept as it is stored, in 16 bits
-    two channels a register.
+THREE SWEEPS over the token, of which only the first reads x and h: z and the sum for the mean;
+    squares about the mean; y. A lane has eight channels of every 256: 16 bytes of float16 an
+    instruction. z is kept as it is stored, in 16 bits two channels a register.
 LOADS FIRST
     The compilers move no load past a store. So all of x, h and gate is loaded before anything is computed, and scale
     and shift before z is stored.
-A KERNEL FOR EACH norm, for tokens of up to 256, 512 … 1280 channels, with and without a gate: the source branches on
-    constants. In 16 bits, tokens of 264 to 384 channels have half a warp each and three pieces of 128 channels, which
-    leave no lane idle at 384, in 64 registers: 132 multiprocessors run 8,448 tokens at once.
+A KERNEL FOR EACH norm, for tokens of up to 256, 512 … 1280 channels, with and without a gate: the
+    source branches on constants. In 16 bits, tokens of 264 to 384 channels have half a warp each
+    and three pieces of 128 channels, which leave no lane idle at 384, in 64 registers: 132
+    multiprocessors run 8,448 tokens at once.
 LAUNCH
     blocks of 256 threads for eight tokens, or 16; no shared memory.
 NEEDS
@@ -18,6 +20,7 @@ SOURCE
 READ NEXT
     backward.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -39,10 +42,15 @@ LANES = Constant()  # that share a token: 32, or 16
 SPAN = Constant(lambda LANES: 8 * LANES)  # channels that they take at a time
 SWEEPS = Constant()  # of those lanes over their token: it has up to SPAN · SWEEPS channels
 GATED = Constant()  # whether there are h and gate; without, z is x
-EIGHT = Constant()  # whether y, backward dh, is rounded to E4M3, for a layer in FP8 that alone reads it
+# whether y, backward dh, is rounded to E4M3, for a layer in FP8 that alone reads it
+EIGHT = Constant()
 # The norms that models have run with as many sweeps as their tokens take, the others with the most.
-KEYS = [(sweeps, gated, norm) for norm in NORMS for gated in (False, True)
-        for sweeps in (range(1, MAX_SWEEPS + 1) if norm.rms == norm.weighted else (MAX_SWEEPS,))]
+KEYS = [
+    (sweeps, gated, norm)
+    for norm in NORMS
+    for gated in (False, True)
+    for sweeps in (range(1, MAX_SWEEPS + 1) if norm.rms == norm.weighted else (MAX_SWEEPS,))
+]
 EIGHT_KEYS = [key for key in KEYS if key[1] and key[2].rms == key[2].weighted]
 HALF_KEYS = [(HALF, *key[1:]) for key in KEYS if key[0] == 2]  # of the forward
 
@@ -68,8 +76,18 @@ def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False, **con
     """constants: LANES, for the forward; with half a warp there are twice as many sweeps."""
     name = f"{'gate_' * gated}{name}_{str(sweeps).replace('.', '_')}{'_eight' * eight}"
     sweeps = int(2 * sweeps) if sweeps == HALF else sweeps
-    kernel = norm.kernel(text, name, "RMS", "WEIGHTED", "SHIFTED", SWEEPS=sweeps, GATED=gated, EIGHT=eight,
-                         launch_bounds=launch_bounds, **constants)
+    kernel = norm.kernel(
+        text,
+        name,
+        "RMS",
+        "WEIGHTED",
+        "SHIFTED",
+        SWEEPS=sweeps,
+        GATED=gated,
+        EIGHT=eight,
+        launch_bounds=launch_bounds,
+        **constants,
+    )
     return requires("9.0")(kernel) if eight else kernel
 
 
@@ -82,7 +100,8 @@ class Shape(NamedTuple):
 
 
 class ForwardPlaces(NamedTuple):
-    """The elements at which image 0's gate, shift and scale begin, and the distances to the next image's."""
+    """The elements at which image 0's gate, shift and scale begin, and the distances to the next
+    image's."""
 
     gate: int
     gate_pitch: int
@@ -91,7 +110,8 @@ class ForwardPlaces(NamedTuple):
     pitch: int
 
 
-# Four or eight channels, as tuples ------------------------------------------------------------------------------------
+# Four or eight channels, as tuples ----------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def normalised(x, average, r):
@@ -101,8 +121,16 @@ def normalised(x, average, r):
 @cuda.jit(device=True, forceinline=True)
 def gated(x, h, gate):
     """x + gate · h of eight channels."""
-    return (x[0] + gate[0] * h[0], x[1] + gate[1] * h[1], x[2] + gate[2] * h[2], x[3] + gate[3] * h[3],
-            x[4] + gate[4] * h[4], x[5] + gate[5] * h[5], x[6] + gate[6] * h[6], x[7] + gate[7] * h[7])
+    return (
+        x[0] + gate[0] * h[0],
+        x[1] + gate[1] * h[1],
+        x[2] + gate[2] * h[2],
+        x[3] + gate[3] * h[3],
+        x[4] + gate[4] * h[4],
+        x[5] + gate[5] * h[5],
+        x[6] + gate[6] * h[6],
+        x[7] + gate[7] * h[7],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -111,7 +139,8 @@ def squares(x, average):
     return (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
 
 
-# The kernel -----------------------------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of_lanes(value):
@@ -126,7 +155,8 @@ def sum_of_lanes(value):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_token(words, array, first, c, C):
-    """Load this lane's channels, c … c + 7, c + SPAN …, of a token; the first of them is array[first]."""
+    """Load this lane's channels, c … c + 7, c + SPAN …, of a token; the first of them is
+    array[first]."""
     for s in range(SWEEPS):
         if c + s * SPAN < C:
             fetch8(array, first + s * SPAN, words[s])
@@ -135,7 +165,8 @@ def fetch_token(words, array, first, c, C):
 def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places, eps):
     """z and y (B, T, C), mean and rstd (B · T,) float32, from x and h (B, T, C).
 
-    scales: (scale,), or with a weight (scale, weight); ys: (y,), or (bytes, their scale, amax); shape: a `Shape`;
+    scales: (scale,), or with a weight (scale, weight); ys: (y,), or (bytes, their scale, amax);
+    shape: a `Shape`;
     places: `ForwardPlaces`, of gate, shift and scale
     """
     c, C = int32(cuda.threadIdx.x % LANES * 8), shape.C
@@ -143,7 +174,11 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
     if row < shape.rows:  # the same for all lanes of a token
         kept = cuda.local.array((SWEEPS, 8), "uint32")
         a, b = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array((SWEEPS, 8), "uint32")
-        v, f, g = (cuda.local.array(8, "float32"), cuda.local.array(8, "float32"), cuda.local.array(8, "float32"))
+        v, f, g = (
+            cuda.local.array(8, "float32"),
+            cuda.local.array(8, "float32"),
+            cuda.local.array(8, "float32"),
+        )
         first, image = row * C + c, row // shape.T
         fetch_token(kept, x, first, c, C)
         if GATED:
@@ -176,7 +211,9 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
         for s in range(SWEEPS):
             if c + s * SPAN < C:
                 numbers8(z, kept[s], v)
-                total += squares((v[0], v[1], v[2], v[3]), average) + squares((v[4], v[5], v[6], v[7]), average)
+                total += squares((v[0], v[1], v[2], v[3]), average) + squares(
+                    (v[4], v[5], v[6], v[7]), average
+                )
         r = float32(1) / math.sqrt(sum_of_lanes(total) / float32(C) + eps)
         factor, most = float32(1), uint32(0)
         if EIGHT:
@@ -198,8 +235,13 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
                 for i in range(8):
                     v[i] = (v[i] - average) * r * f[i] + g[i]
                 if EIGHT:
-                    most = store_rounded8(ys[0], first + s * SPAN, (v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]),
-                                          factor, most)
+                    most = store_rounded8(
+                        ys[0],
+                        first + s * SPAN,
+                        (v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]),
+                        factor,
+                        most,
+                    )
                 else:
                     store8_from(ys[0], first + s * SPAN, v)
         if c == 0:
@@ -211,9 +253,17 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
 
 
 def made(key, eight=False):
-    """A key's kernel. Three blocks a multiprocessor to E4M3, or ptxas takes 64 of 66 registers, and spills two."""
+    """A key's kernel. Three blocks a multiprocessor to E4M3, or ptxas takes 64 of 66 registers, and
+    spills two."""
     blocks = 3 if eight else 4 if key[0] == HALF else 1
-    return kernel_of(adaln_forward_v2, "adaln_forward_kernel_v2", *key, (BLOCK, blocks), eight, LANES=lanes_of(key))
+    return kernel_of(
+        adaln_forward_v2,
+        "adaln_forward_kernel_v2",
+        *key,
+        (BLOCK, blocks),
+        eight,
+        LANES=lanes_of(key),
+    )
 
 
 FORWARD = Variants(KEYS + HALF_KEYS, made)

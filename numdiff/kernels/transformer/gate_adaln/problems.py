@@ -1,4 +1,5 @@
-"""Problems of gate_adaln, both directions: every kernel, with a gate and without, of every norm; columns; FP8 bytes.
+"""Problems of gate_adaln, both directions: every kernel, with a gate and without, of every norm;
+columns; FP8 bytes.
 
 SHAPES
     as in reference.py
@@ -7,6 +8,7 @@ SOURCE
 READ NEXT
     launcher.py, whose records have them.
 """
+
 import functools
 import sys
 
@@ -36,30 +38,51 @@ def vectors(shape, norm, gated, array):
     """The arguments that are no tokens, of a forward and of a backward."""
     B, _, C = shape
     vector = array(B, C)
-    return {"gate": vector if gated else None, "shift": vector if norm.shifted else None, "scale": vector,
-            "weight": single(C) if norm.weighted else None}
+    return {
+        "gate": vector if gated else None,
+        "shift": vector if norm.shifted else None,
+        "scale": vector,
+        "weight": single(C) if norm.weighted else None,
+    }
 
 
 def forward_problem(shape, norm=PLAIN, gated=True, array=single, **more):
     tokens = array(*shape)
-    return Problem(x=tokens, h=tokens if gated else None, norm=norm.kind, **vectors(shape, norm, gated, array), **more)
+    return Problem(
+        x=tokens,
+        h=tokens if gated else None,
+        norm=norm.kind,
+        **vectors(shape, norm, gated, array),
+        **more,
+    )
 
 
 def backward_problem(shape, norm=PLAIN, gated=True, array=single, of_x=False, **more):
     """dz arrives too where there is a gate, or where the norm is not DiT's."""
     (B, T, C), tokens = shape, array(*shape)
     more["derived"] = more.get("derived", statistics)
-    return Problem(dz=tokens if gated or norm != PLAIN else None, dy=tokens, z=None if of_x else tokens,
-                   x=tokens if of_x else None, h=tokens if gated else None,
-                   mean=None if norm.rms else single(B * T), rstd=positive(B * T),
-                   dweight=single(C) if norm.weighted else None, **vectors(shape, norm, gated, array), **more)
+    return Problem(
+        dz=tokens if gated or norm != PLAIN else None,
+        dy=tokens,
+        z=None if of_x else tokens,
+        x=tokens if of_x else None,
+        h=tokens if gated else None,
+        mean=None if norm.rms else single(B * T),
+        rstd=positive(B * T),
+        dweight=single(C) if norm.weighted else None,
+        **vectors(shape, norm, gated, array),
+        **more,
+    )
 
 
-# Each kernel ----------------------------------------------------------------------------------------------------------
+# Each kernel --------------------------------------------------------------------------------------
+
 
 def label_of(C, norm, gated, array):
-    return (f"{'' if norm == PLAIN else f'{norm}, '}{'' if gated else 'no gate, '}{C} channels"
-            f"{', float16' * (array is half)}")
+    return (
+        f"{'' if norm == PLAIN else f'{norm}, '}{'' if gated else 'no gate, '}{C} channels"
+        f"{', float16' * (array is half)}"
+    )
 
 
 def both(shape, norm=PLAIN, gated=True, array=single, of_x=False, backward=True, **more):
@@ -73,7 +96,10 @@ def both(shape, norm=PLAIN, gated=True, array=single, of_x=False, backward=True,
     if backward:
         yield True, backward_problem(shape, norm, gated, array, label=label, **more)
     if of_x:
-        yield True, backward_problem(shape, norm, gated, array, of_x=True, label=f"{label}, of x", **more)
+        yield (
+            True,
+            backward_problem(shape, norm, gated, array, of_x=True, label=f"{label}, of x", **more),
+        )
 
 
 def each_kernel(call):
@@ -93,7 +119,8 @@ def each_kernel(call):
             yield from both((1, 2, 16), norm, array=half)
 
 
-# Columns --------------------------------------------------------------------------------------------------------------
+# Columns ------------------------------------------------------------------------------------------
+
 
 def in_two(call, run):
     """run() with two warps a block and two blocks an image."""
@@ -111,6 +138,7 @@ def in_two(call, run):
             return run(a, version)
         finally:
             launcher.choose_plan = choose
+
     return forced
 
 
@@ -125,36 +153,80 @@ def of_columns(call):
 
     def backward(a, version, of_x):
         gate, shift, scale = columns.columns_forward(a.modulation, 3)
-        dx, dh, *gradients = call(a.dz, a.dy, None if of_x else a.x, a.h, gate, shift, scale, a.mean, a.rstd,
-                                  version=version, x=a.x if of_x else None)
+        dx, dh, *gradients = call(
+            a.dz,
+            a.dy,
+            None if of_x else a.x,
+            a.h,
+            gate,
+            shift,
+            scale,
+            a.mean,
+            a.rstd,
+            version=version,
+            x=a.x if of_x else None,
+        )
         return dx, dh, columns.join_columns(gradients, a.modulation.dtype)
 
     def derived(arrays):
-        return statistics({"x": arrays["x"], "scale": np.zeros((B, C), arrays["x"].dtype), "mean": None})
+        return statistics(
+            {"x": arrays["x"], "scale": np.zeros((B, C), arrays["x"].dtype), "mean": None}
+        )
 
     more = {"versions": ("fused",), "bfloat16": True}
     yield False, Problem(f"{C} channels, float16", run=forward, **given, **more)
     for of_x in (False, True):
-        yield True, Problem(f"{C} channels, float16{', of x' * of_x}", dz=tokens, dy=tokens, derived=derived,
-                            run=in_two(call, functools.partial(backward, of_x=of_x)), **given, **more)
+        yield (
+            True,
+            Problem(
+                f"{C} channels, float16{', of x' * of_x}",
+                dz=tokens,
+                dy=tokens,
+                derived=derived,
+                run=in_two(call, functools.partial(backward, of_x=of_x)),
+                **given,
+                **more,
+            ),
+        )
 
 
-# Bytes for layers in FP8 ----------------------------------------------------------------------------------------------
+# Bytes for layers in FP8 --------------------------------------------------------------------------
+
 
 def of_eight(call):
-    """Every kernel whose y, or dh, is bytes; with them the scale that their largest magnitude gives."""
+    """Every kernel whose y, or dh, is bytes; with them the scale that their largest magnitude
+    gives."""
+
     def inputs(rng, shape, norm):
         B, _, C = shape
         # 1 + scale > 0, or a zero's sign would depend on whether 0 is added
-        made = {name: rng.integers(-7, 9, of).astype(np.float16) / 8 for name, of in (
-            ("x", shape), ("h", shape), ("dz", shape), ("dy", shape), ("gate", (B, C)), ("shift", (B, C)),
-            ("scale", (B, C)))}
+        made = {
+            name: rng.integers(-7, 9, of).astype(np.float16) / 8
+            for name, of in (
+                ("x", shape),
+                ("h", shape),
+                ("dz", shape),
+                ("dy", shape),
+                ("gate", (B, C)),
+                ("shift", (B, C)),
+                ("scale", (B, C)),
+            )
+        }
         z = made["x"].astype(np.float64)
         mean = np.zeros(B * shape[1]) if norm.rms else z.mean(2).reshape(-1)
-        made["rstd"] = 1 / np.sqrt(((z - mean.reshape(*shape[:2], 1)) ** 2).mean(2).reshape(-1) + 1e-6)
-        return {**made, "mean": mean, "weight": rng.integers(1, 4, C).astype(np.float32), "unit": np.float32([1]),
-                "scale_8": np.float32([2.0**-5]), "history": np.zeros((1, HISTORY), np.float32),
-                "amax": np.zeros(PARTIALS, np.uint32), "dweight": np.zeros(C)}
+        made["rstd"] = 1 / np.sqrt(
+            ((z - mean.reshape(*shape[:2], 1)) ** 2).mean(2).reshape(-1) + 1e-6
+        )
+        return {
+            **made,
+            "mean": mean,
+            "weight": rng.integers(1, 4, C).astype(np.float32),
+            "unit": np.float32([1]),
+            "scale_8": np.float32([2.0**-5]),
+            "history": np.zeros((1, HISTORY), np.float32),
+            "amax": np.zeros(PARTIALS, np.uint32),
+            "dweight": np.zeros(C),
+        }
 
     def rounding(a, function):
         """What `function((scale, amax))` gives, bytes as their numbers, and the scale from amax."""
@@ -164,25 +236,59 @@ def of_eight(call):
         return (a.unit, *(array for array in found if array is not None))
 
     def forward(a, version, norm):
-        return rounding(a, lambda into: call(
-            a.x, a.h, a.gate, a.shift if norm.shifted else None, a.scale, weight=a.weight if norm.weighted else None,
-            norm=norm.kind, version=version, into=into))
+        return rounding(
+            a,
+            lambda into: call(
+                a.x,
+                a.h,
+                a.gate,
+                a.shift if norm.shifted else None,
+                a.scale,
+                weight=a.weight if norm.weighted else None,
+                norm=norm.kind,
+                version=version,
+                into=into,
+            ),
+        )
 
     def backward(a, version, norm):
         more = {"weight": a.weight, "dweight": a.dweight} if norm.weighted else {}
-        return rounding(a, lambda into: call(
-            a.dz, a.dy, a.x, a.h, a.gate, a.shift if norm.shifted else None, a.scale, None if norm.rms else a.mean,
-            a.rstd, version=version, dh_into=into, **more))
+        return rounding(
+            a,
+            lambda into: call(
+                a.dz,
+                a.dy,
+                a.x,
+                a.h,
+                a.gate,
+                a.shift if norm.shifted else None,
+                a.scale,
+                None if norm.rms else a.mean,
+                a.rstd,
+                version=version,
+                dh_into=into,
+                **more,
+            ),
+        )
 
     for sweeps, _, norm in EIGHT_KEYS:
         C = 256 * sweeps - 240
         for is_backward, function in ((False, forward), (True, backward)):
-            yield is_backward, Problem(
-                f"{norm}, to e4m3, {C} channels", inputs=functools.partial(inputs, shape=(1, 2, C), norm=norm),
-                run=functools.partial(function, norm=norm), versions=("fused",), tolerance=EIGHT_TOLERANCE, fast=False)
+            yield (
+                is_backward,
+                Problem(
+                    f"{norm}, to e4m3, {C} channels",
+                    inputs=functools.partial(inputs, shape=(1, 2, C), norm=norm),
+                    run=functools.partial(function, norm=norm),
+                    versions=("fused",),
+                    tolerance=EIGHT_TOLERANCE,
+                    fast=False,
+                ),
+            )
 
 
-# Of a model's size ----------------------------------------------------------------------------------------------------
+# Of a model's size --------------------------------------------------------------------------------
+
 
 def of_a_model(call):
     """A DiT-B/2's, and with RMSNorm a LightningDiT-B/2's."""
@@ -193,8 +299,18 @@ def of_a_model(call):
     yield False, forward_problem(shape, **given)
     yield True, backward_problem(shape, **given)
     yield True, backward_problem(shape, of_x=True, note="of x", **given)
-    yield False, forward_problem(shape, versions=("fused",), note="to E4M3", into=[single(1), amax], **given)
-    yield True, backward_problem(shape, versions=("fused",), note="to E4M3", dh_into=[single(1), amax], **given)
+    yield (
+        False,
+        forward_problem(
+            shape, versions=("fused",), note="to E4M3", into=[single(1), amax], **given
+        ),
+    )
+    yield (
+        True,
+        backward_problem(
+            shape, versions=("fused",), note="to E4M3", dh_into=[single(1), amax], **given
+        ),
+    )
     for norm, note in ((rms, "RMSNorm"), (rms._replace(shifted=False), "RMSNorm, no shift")):
         for gated in (True, False):
             said = f"{note}{'' if gated else ', no gate'}"
@@ -204,5 +320,9 @@ def of_a_model(call):
 
 def problems(call, backward):
     """[Problem] of a direction, whose operation is `call`."""
-    return [problem for group in (each_kernel, of_columns, of_eight, of_a_model) for is_backward, problem in group(call)
-            if is_backward == backward]
+    return [
+        problem
+        for group in (each_kernel, of_columns, of_eight, of_a_model)
+        for is_backward, problem in group(call)
+        if is_backward == backward
+    ]

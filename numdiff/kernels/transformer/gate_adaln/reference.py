@@ -5,8 +5,9 @@ MATHEMATICS, for token t of image b; all but h's product is ../gate.py, then ../
     Backward, from dy and from what arrives for z itself, dz: with xhat the normalised z, f = dy · (1 + scale),
         g = dz + rstd · (f - average(f) - xhat · average(f · xhat))          all of z's gradient
         dx = g       dh = gate · g       dgate = Σ_t g · h       dshift = Σ_t dy       dscale = Σ_t dy · xhat
-    Without h (the norm before a network's first branch) z is x and there is no gate. RMSNorm, a weight and no shift as
-    in ../norms.py, each on its own: f = dy · weight · (1 + scale), and Σ_t dy · xhat gives both dscale and dweight.
+    Without h (the norm before a network's first branch) z is x and there is no gate. RMSNorm, a
+    weight and no shift as in ../norms.py, each on its own: f = dy · weight · (1 + scale), and Σ_t
+    dy · xhat gives both dscale and dweight.
 SHAPES
     x, h, z, y and their gradients (B, T, C) float16, bfloat16 or float32; gate, shift, scale (B, C), arrays or
     `Columns`; weight, dweight (C,), mean, rstd (B · T,) float32. dgate, dshift, dscale: float32 (B, C) for arrays, for
@@ -26,6 +27,7 @@ SOURCE
 READ NEXT
     cpu.py
 """
+
 from ....dtypes import in_single
 from ..adaln import adaln_backward_reference, adaln_forward_reference
 from ..gate import gate_backward_reference, gate_forward_reference
@@ -38,8 +40,12 @@ def gate_adaln_forward_reference(x, h, gate, shift, scale, eps=1e-6, weight=None
 
 
 @in_single(2, 3, 4)
-def gate_adaln_backward_reference(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None):
-    dx, dshift, dscale = adaln_backward_reference(dy, z, scale, mean, rstd, weight, dweight, shift is not None)
+def gate_adaln_backward_reference(
+    dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None
+):
+    dx, dshift, dscale = adaln_backward_reference(
+        dy, z, scale, mean, rstd, weight, dweight, shift is not None
+    )
     if dz is not None:
         dx += dz
     dh, dgate = (None, None) if h is None else gate_backward_reference(dx, h, gate)

@@ -1,4 +1,5 @@
-"""QK-norm and rotary position embedding of the packed qkv, in one pass over q and k. Read the files in this order.
+"""QK-norm and rotary position embedding of the packed qkv, in one pass over q and k. Read the files
+in this order.
 
     reference.py   what is computed, the derived gradients, and what it costs
     cpu.py         the same without a GPU, a token at a time
@@ -9,6 +10,7 @@
 READ NEXT
     reference.py
 """
+
 from .launcher import qk_norm_rope_backward, qk_norm_rope_forward
 from .reference import (
     qk_norm_rope_backward_cost,
@@ -17,5 +19,11 @@ from .reference import (
     qk_norm_rope_forward_reference,
 )
 
-__all__ = ["qk_norm_rope_backward", "qk_norm_rope_backward_cost", "qk_norm_rope_backward_reference",
-           "qk_norm_rope_forward", "qk_norm_rope_forward_cost", "qk_norm_rope_forward_reference"]
+__all__ = [
+    "qk_norm_rope_backward",
+    "qk_norm_rope_backward_cost",
+    "qk_norm_rope_backward_reference",
+    "qk_norm_rope_forward",
+    "qk_norm_rope_forward_cost",
+    "qk_norm_rope_forward_reference",
+]

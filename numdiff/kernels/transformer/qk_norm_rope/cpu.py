@@ -1,4 +1,5 @@
-"""QK-norm and rotation on the CPU engine: loops compiled for the host, q and k of a token at a time.
+"""QK-norm and rotation on the CPU engine: loops compiled for the host, q and k of a token at a
+time.
 
 MATHEMATICS
     that of reference.py, whose dozen passes over an image are one here.
@@ -19,6 +20,7 @@ SOURCE
 READ NEXT
     naive.py
 """
+
 import math
 
 import numpy as np
@@ -31,12 +33,14 @@ PARALLEL_THRESHOLD_FACTOR = 3  # an element is 3 times cheaper than the threshol
 ONE = np.float32(1)
 
 
-# Loops, compiled for the host -----------------------------------------------------------------------------------------
+# Loops, compiled for the host ---------------------------------------------------------------------
+
 
 @on_host
 def turn_tokens(x, y, weight, cos, sin, eps):
-    """The forward pass of an image's tokens. x, y (T, …), whose rows begin with q and k; weight (n,), of each number;
-    cos, sin (T or 0, HS), sines with their signs; eps: negative where there is no norm"""
+    """The forward pass of an image's tokens. x, y (T, …), whose rows begin with q and k; weight
+    (n,), of each number; cos, sin (T or 0, HS), sines with their signs; eps: negative where there
+    is no norm"""
     n, HS = len(weight), cos.shape[1]
     z, exchanged, rstd = np.empty(n, np.float32), np.empty(n, np.float32), np.ones(n, np.float32)
     u, v = np.empty(n, np.float32), np.empty(n, np.float32)
@@ -44,7 +48,7 @@ def turn_tokens(x, y, weight, cos, sin, eps):
         a, out = x[t], y[t]
         if eps >= 0:
             for first in range(0, n, HS):
-                head, own = a[first:first + HS], rstd[first:first + HS]
+                head, own = a[first : first + HS], rstd[first : first + HS]
                 r = ONE / math.sqrt(dot(head, head) / np.float32(HS) + eps)
                 for c in range(HS):
                     own[c] = r
@@ -52,7 +56,7 @@ def turn_tokens(x, y, weight, cos, sin, eps):
             z[i] = a[i] * rstd[i] * weight[i]
         if len(cos):
             for first in range(0, n, HS):
-                own_u, own_v = u[first:first + HS], v[first:first + HS]
+                own_u, own_v = u[first : first + HS], v[first : first + HS]
                 for c in range(HS):
                     own_u[c] = cos[t, c]
                     own_v[c] = sin[t, c]
@@ -67,8 +71,8 @@ def turn_tokens(x, y, weight, cos, sin, eps):
 
 @on_host
 def turn_tokens_back(dy, kept, dx, weight, cos, sin, eps, of_weight):
-    """The backward pass of an image's tokens, with the sines of `turn_tokens`, each two exchanged; adds to of_weight
-    (n,), Σ_tokens dz · xhat."""
+    """The backward pass of an image's tokens, with the sines of `turn_tokens`, each two exchanged;
+    adds to of_weight (n,), Σ_tokens dz · xhat."""
     n, HS = len(weight), cos.shape[1]
     g, exchanged, xhat = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
     u, v, rstd, average = np.empty((4, n), np.float32)
@@ -78,7 +82,7 @@ def turn_tokens_back(dy, kept, dx, weight, cos, sin, eps, of_weight):
             g[i] = d[i]
         if len(cos):
             for first in range(0, n, HS):
-                own_u, own_v = u[first:first + HS], v[first:first + HS]
+                own_u, own_v = u[first : first + HS], v[first : first + HS]
                 for c in range(HS):
                     own_u[c] = cos[t, c]
                     own_v[c] = sin[t, c]
@@ -90,7 +94,7 @@ def turn_tokens_back(dy, kept, dx, weight, cos, sin, eps, of_weight):
         if eps >= 0:
             a = kept[t]
             for first in range(0, n, HS):
-                head, own = a[first:first + HS], rstd[first:first + HS]
+                head, own = a[first : first + HS], rstd[first : first + HS]
                 r = ONE / math.sqrt(dot(head, head) / np.float32(HS) + eps)
                 for c in range(HS):
                     own[c] = r
@@ -99,7 +103,10 @@ def turn_tokens_back(dy, kept, dx, weight, cos, sin, eps, of_weight):
                 of_weight[i] += g[i] * xhat[i]
                 g[i] *= weight[i]
             for first in range(0, n, HS):
-                own, mean = average[first:first + HS], dot(g[first:first + HS], xhat[first:first + HS])
+                own, mean = (
+                    average[first : first + HS],
+                    dot(g[first : first + HS], xhat[first : first + HS]),
+                )
                 for c in range(HS):
                     own[c] = mean / np.float32(HS)
             for i in range(n):
@@ -108,12 +115,19 @@ def turn_tokens_back(dy, kept, dx, weight, cos, sin, eps, of_weight):
             out[i] = g[i]
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Launchers ----------------------------------------------------------------------------------------
+
 
 def _given(heads, HS, weights, rotation, eps):
     """(weight, cos, sin, eps) as `turn_tokens` takes them."""
-    weight = np.ones(2 * heads * HS, np.float32) if weights is None else np.repeat(weights, heads, 0).reshape(-1)
-    cos, sin = np.empty((2, 0, HS), np.float32) if rotation is None else (rotation[0], rotation[1].copy())
+    weight = (
+        np.ones(2 * heads * HS, np.float32)
+        if weights is None
+        else np.repeat(weights, heads, 0).reshape(-1)
+    )
+    cos, sin = (
+        np.empty((2, 0, HS), np.float32) if rotation is None else (rotation[0], rotation[1].copy())
+    )
     sin[:, 0::2] *= -1
     return weight, cos, sin, np.float32(-1 if weights is None else eps)
 

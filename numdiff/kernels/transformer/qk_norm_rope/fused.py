@@ -1,4 +1,5 @@
-"""QK-norm and rotary position embedding, rung 2: a head is a few lanes of a warp, eight neighbouring channels each.
+"""QK-norm and rotary position embedding, rung 2: a head is a few lanes of a warp, eight
+neighbouring channels each.
 
 WHAT IS NEW, AND WHY IT PAYS
     HS / 8 lanes have a head, so a warp's lanes read 16 neighbouring bytes (of float16) each, together as many heads as
@@ -18,6 +19,7 @@ SOURCE
 READ NEXT
     launcher.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -28,21 +30,25 @@ from ....device.limits import FULL_MASK, WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, Variants, specialise
 
-NORMS, ROTATES = Constant(), Constant()  # whether q and k are normalised, and whether they are rotated
+# whether q and k are normalised, and whether they are rotated
+NORMS, ROTATES = Constant(), Constant()
 LEVELS = Constant()  # a head has 2^LEVELS lanes; 0: any number
 EIGHT = 3  # LEVELS of heads of 64 channels
 STEPS = 3  # pieces of a token, eight channels a lane, that a warp loads at once
 LANES = 16  # of a head, at most
 THREADS = 128
 WARPS = THREADS // WARP
-PITCH = THREADS + 8  # between planes of the block's sums: four planes in a row begin in different groups of 8 banks
+# between planes of the block's sums: four planes in a row begin in different groups of 8 banks
+PITCH = THREADS + 8
 PLANES = 8 * PITCH
 
 
 class Walk(NamedTuple):
-    """T tokens of B images, of `heads` heads of HS channels, D together; a warp takes its token in `chunk` images.
+    """T tokens of B images, of `heads` heads of HS channels, D together; a warp takes its token in
+    `chunk` images.
 
-    pitch: elements from a token of `kept` to the next; keeps: whether it is written; lanes: of a head; share: 1 / HS
+    pitch: elements from a token of `kept` to the next; keeps: whether it is written; lanes: of a
+    head; share: 1 / HS
     """
 
     B: int
@@ -81,32 +87,60 @@ def head_sum(value, place):
 @cuda.jit(device=True, forceinline=True)
 def turned(x, cos, sin):
     """x · cos + rotate_half(x) · sin of eight channels, four pairs (x0, x1) → (-x1, x0)."""
-    return (x[0] * cos[0] - x[1] * sin[0], x[1] * cos[1] + x[0] * sin[1],
-            x[2] * cos[2] - x[3] * sin[2], x[3] * cos[3] + x[2] * sin[3],
-            x[4] * cos[4] - x[5] * sin[4], x[5] * cos[5] + x[4] * sin[5],
-            x[6] * cos[6] - x[7] * sin[6], x[7] * cos[7] + x[6] * sin[7])
+    return (
+        x[0] * cos[0] - x[1] * sin[0],
+        x[1] * cos[1] + x[0] * sin[1],
+        x[2] * cos[2] - x[3] * sin[2],
+        x[3] * cos[3] + x[2] * sin[3],
+        x[4] * cos[4] - x[5] * sin[4],
+        x[5] * cos[5] + x[4] * sin[5],
+        x[6] * cos[6] - x[7] * sin[6],
+        x[7] * cos[7] + x[6] * sin[7],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def turned_back(g, cos, sin):
     """The gradient of `turned`."""
-    return (g[0] * cos[0] + g[1] * sin[1], g[1] * cos[1] - g[0] * sin[0],
-            g[2] * cos[2] + g[3] * sin[3], g[3] * cos[3] - g[2] * sin[2],
-            g[4] * cos[4] + g[5] * sin[5], g[5] * cos[5] - g[4] * sin[4],
-            g[6] * cos[6] + g[7] * sin[7], g[7] * cos[7] - g[6] * sin[6])
+    return (
+        g[0] * cos[0] + g[1] * sin[1],
+        g[1] * cos[1] - g[0] * sin[0],
+        g[2] * cos[2] + g[3] * sin[3],
+        g[3] * cos[3] - g[2] * sin[2],
+        g[4] * cos[4] + g[5] * sin[5],
+        g[5] * cos[5] - g[4] * sin[4],
+        g[6] * cos[6] + g[7] * sin[7],
+        g[7] * cos[7] - g[6] * sin[6],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def norm_gradients(z, x, factor, k):
     """dx of eight channels, from dz, weight · rstd and k = rstd³ · average(h · x)."""
-    return (z[0] * factor[0] - x[0] * k, z[1] * factor[1] - x[1] * k, z[2] * factor[2] - x[2] * k,
-            z[3] * factor[3] - x[3] * k, z[4] * factor[4] - x[4] * k, z[5] * factor[5] - x[5] * k,
-            z[6] * factor[6] - x[6] * k, z[7] * factor[7] - x[7] * k)
+    return (
+        z[0] * factor[0] - x[0] * k,
+        z[1] * factor[1] - x[1] * k,
+        z[2] * factor[2] - x[2] * k,
+        z[3] * factor[3] - x[3] * k,
+        z[4] * factor[4] - x[4] * k,
+        z[5] * factor[5] - x[5] * k,
+        z[6] * factor[6] - x[6] * k,
+        z[7] * factor[7] - x[7] * k,
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def products(a, b):
-    return (a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3], a[4] * b[4], a[5] * b[5], a[6] * b[6], a[7] * b[7])
+    return (
+        a[0] * b[0],
+        a[1] * b[1],
+        a[2] * b[2],
+        a[3] * b[3],
+        a[4] * b[4],
+        a[5] * b[5],
+        a[6] * b[6],
+        a[7] * b[7],
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -136,7 +170,8 @@ def eight(array, words, values):
 
 @cuda.jit(device=True, forceinline=True)
 def factors(rotation, q_weight, k_weight, part, t, c, walk):
-    """(cosines, sines, weights) of a lane's channels c … c + 7; ones, zeros and ones where there are none."""
+    """(cosines, sines, weights) of a lane's channels c … c + 7; ones, zeros and ones where there
+    are none."""
     zero, one = float32(0), float32(1)
     weight = cos = (one, one, one, one, one, one, one, one)
     sin = (zero, zero, zero, zero, zero, zero, zero, zero)
@@ -163,7 +198,8 @@ def new_head(v, factors, place, walk, eps):
     return turned(v, cos, sin) if ROTATES else products(v, weight)
 
 
-# Forward --------------------------------------------------------------------------------------------------------------
+# Forward ------------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def next_turn(b, c, busy, D):
@@ -174,7 +210,8 @@ def next_turn(b, c, busy, D):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_turn(x, words, at, first, busy, D):
-    """Load a lane's channels of a turn; first: its first channel in the token's q, k or v, which begins at x[at]."""
+    """Load a lane's channels of a turn; first: its first channel in the token's q, k or v, which
+    begins at x[at]."""
     for s in range(STEPS):
         here = int32(first + s * busy * 8)
         if here < D:
@@ -191,7 +228,8 @@ def keep_turn(words, brought):
 
 @requires("8.0")
 def qk_norm_rope_forward_v2(x, y, kept, q_weight, k_weight, rotation, walk, eps):
-    """y (B, T, 3 · D) from x, and with walk.keeps q and k of x to `kept`; q, k and v by the grid's third axis."""
+    """y (B, T, 3 · D) from x, and with walk.keeps q and k of x to `kept`; q, k and v by the grid's
+    third axis."""
     words, brought = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
     values = cuda.local.array(8, "float32")
     clear(brought, STEPS)
@@ -199,7 +237,10 @@ def qk_norm_rope_forward_v2(x, y, kept, q_weight, k_weight, rotation, walk, eps)
     t = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP)
     own, busy, D = int32(lane % lanes), int32(WARP // lanes * lanes), int32(walk.D)
     mine = int32(lane * 8 if lane < busy else D)  # its first channel of q
-    b, end = int32(cuda.blockIdx.y * walk.chunk), int32(min((cuda.blockIdx.y + 1) * walk.chunk, walk.B))
+    b, end = (
+        int32(cuda.blockIdx.y * walk.chunk),
+        int32(min((cuda.blockIdx.y + 1) * walk.chunk, walk.B)),
+    )
     if t < walk.T:  # the same for all lanes of a warp
         cos, sin, weight = factors(rotation, q_weight, k_weight, part, t, own * 8, walk)
         cos, sin = products(cos, weight), products(sin, neighbours(weight))
@@ -211,12 +252,23 @@ def qk_norm_rope_forward_v2(x, y, kept, q_weight, k_weight, rotation, walk, eps)
             b_next, c_next = next_turn(b, c, busy, D)
             keep_turn(words, brought)
             if b_next < end:
-                fetch_turn(x, brought, ((b_next * walk.T + t) * 3 + part) * D, int32(c_next + mine), busy, D)
+                fetch_turn(
+                    x,
+                    brought,
+                    ((b_next * walk.T + t) * 3 + part) * D,
+                    int32(c_next + mine),
+                    busy,
+                    D,
+                )
             for s in range(STEPS):
                 here = int32(c + s * busy * 8)
                 if here < D:  # the same for all lanes
                     v = eight(x, words[s], values)
-                    z = new_head(v, (cos, sin, weight), (lane, own, lanes), walk, eps) if part < 2 else v
+                    z = (
+                        new_head(v, (cos, sin, weight), (lane, own, lanes), walk, eps)
+                        if part < 2
+                        else v
+                    )
                     if walk.keeps and here + mine < D:
                         store8(kept, to + (here + mine), v)
                     if here + mine < D:
@@ -224,7 +276,8 @@ def qk_norm_rope_forward_v2(x, y, kept, q_weight, k_weight, rotation, walk, eps)
             b, c = b_next, c_next
 
 
-# Backward -------------------------------------------------------------------------------------------------------------
+# Backward -----------------------------------------------------------------------------------------
+
 
 @cuda.jit(device=True, forceinline=True)
 def add_to(sums, p, r):
@@ -234,7 +287,8 @@ def add_to(sums, p, r):
 
 @cuda.jit(device=True, forceinline=True)
 def write_sums(partial, sums, part, at_once, lanes, HS):
-    """partial (2, blocks, HS): the block's sums for dweight, from eight a thread. All threads call it."""
+    """partial (2, blocks, HS): the block's sums for dweight, from eight a thread. All threads call
+    it."""
     tile = cuda.shared.array(PLANES, "float32")
     thread = int32(cuda.threadIdx.x)
     for c in range(8):
@@ -252,7 +306,8 @@ def write_sums(partial, sums, part, at_once, lanes, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def head_gradient(z, x, sums, is_there, factors, place, walk, eps):
-    """Eight channels of dq or dk, from z, those of dy, and x, those of q or k; adds to sums if there is a head."""
+    """Eight channels of dq or dk, from z, those of dy, and x, those of q or k; adds to sums if
+    there is a head."""
     cos, sin, weight = factors
     if ROTATES:
         z = turned_back(z, cos, sin)
@@ -269,9 +324,16 @@ def head_gradient(z, x, sums, is_there, factors, place, walk, eps):
 
 @requires("8.0")
 def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, partial, walk, eps):
-    """dqkv (B, T, 3 · D): dq, dk and dv by the grid's third axis; for q and k each block's sums for dweight, too."""
-    g_words, x_words = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
-    g_brought, x_brought = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
+    """dqkv (B, T, 3 · D): dq, dk and dv by the grid's third axis; for q and k each block's sums for
+    dweight, too."""
+    g_words, x_words = (
+        cuda.local.array((STEPS, 8), "uint32"),
+        cuda.local.array((STEPS, 8), "uint32"),
+    )
+    g_brought, x_brought = (
+        cuda.local.array((STEPS, 8), "uint32"),
+        cuda.local.array((STEPS, 8), "uint32"),
+    )
     values, sums = cuda.local.array(8, "float32"), cuda.local.array(8, "float32")
     clear(g_brought, STEPS)
     clear(x_brought, STEPS)
@@ -281,7 +343,10 @@ def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, parti
     t = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP)
     own, busy, D = int32(lane % lanes), int32(WARP // lanes * lanes), int32(walk.D)
     mine = int32(lane * 8 if lane < busy else D)
-    b, end = int32(cuda.blockIdx.y * walk.chunk), int32(min((cuda.blockIdx.y + 1) * walk.chunk, walk.B))
+    b, end = (
+        int32(cuda.blockIdx.y * walk.chunk),
+        int32(min((cuda.blockIdx.y + 1) * walk.chunk, walk.B)),
+    )
     if t < walk.T:
         cos, sin, weight = factors(rotation, q_weight, k_weight, part, t, own * 8, walk)
         c = int32(0)
@@ -304,8 +369,16 @@ def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, parti
                     z = eight(dy, g_words[s], values)
                     if part < 2:
                         x = eight(kept, x_words[s], values)
-                        z = head_gradient(z, x, sums, here + mine < D, (cos, sin, weight), (lane, own, lanes), walk,
-                                          eps)
+                        z = head_gradient(
+                            z,
+                            x,
+                            sums,
+                            here + mine < D,
+                            (cos, sin, weight),
+                            (lane, own, lanes),
+                            walk,
+                            eps,
+                        )
                     if here + mine < D:
                         store8(dqkv, at + (here + mine), z)
             b, c = b_next, c_next
@@ -313,11 +386,19 @@ def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, parti
         write_sums(partial, sums, part, int32(busy // lanes), lanes, int32(walk.HS))
 
 
-# The kernels ----------------------------------------------------------------------------------------------------------
+# The kernels --------------------------------------------------------------------------------------
 
-KEYS = [(True, True, 0), (True, True, EIGHT), (True, False, 0), (True, False, EIGHT), (False, True, 0)]
+KEYS = [
+    (True, True, 0),
+    (True, True, EIGHT),
+    (True, False, 0),
+    (True, False, EIGHT),
+    (False, True, 0),
+]
 # blocks of a multiprocessor, by registers
-FORWARD_BLOCKS, BACKWARD_BLOCKS = (dict(zip(KEYS, each, strict=True)) for each in ((5, 6, 5, 6, 5), (3, 4, 3, 3, 5)))
+FORWARD_BLOCKS, BACKWARD_BLOCKS = (
+    dict(zip(KEYS, each, strict=True)) for each in ((5, 6, 5, 6, 5), (3, 4, 3, 3, 5))
+)
 
 
 def key_of(norms, rotates, HS):
@@ -326,9 +407,19 @@ def key_of(norms, rotates, HS):
 
 
 def kernel_of(text, name, blocks, norms, rotates, levels):
-    return specialise(text, name=f"qk_{'norm_' * norms}{'rope_' * rotates}{name}_kernel_v2{'_64' if levels else ''}",
-                      launch_bounds=(THREADS, blocks), NORMS=norms, ROTATES=rotates, LEVELS=levels)
+    return specialise(
+        text,
+        name=f"qk_{'norm_' * norms}{'rope_' * rotates}{name}_kernel_v2{'_64' if levels else ''}",
+        launch_bounds=(THREADS, blocks),
+        NORMS=norms,
+        ROTATES=rotates,
+        LEVELS=levels,
+    )
 
 
-FORWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_forward_v2, "forward", FORWARD_BLOCKS[key], *key))
-BACKWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_backward_v2, "backward", BACKWARD_BLOCKS[key], *key))
+FORWARD = Variants(
+    KEYS, lambda key: kernel_of(qk_norm_rope_forward_v2, "forward", FORWARD_BLOCKS[key], *key)
+)
+BACKWARD = Variants(
+    KEYS, lambda key: kernel_of(qk_norm_rope_backward_v2, "backward", BACKWARD_BLOCKS[key], *key)
+)

@@ -1,8 +1,8 @@
 """QK-norm and rotary position embedding, rung 1: one thread a head of a token.
 
-A token's heads are numbered: those of q, then of k, then of v. Backward in three kernels: 1 / √(mean square) of each
-head, for the other two; then a thread a channel of a head for dweight, which goes down all tokens; then dx, a thread a
-head again.
+A token's heads are numbered: those of q, then of k, then of v. Backward in three kernels: 1 /
+√(mean square) of each head, for the other two; then a thread a channel of a head for dweight, which
+goes down all tokens; then dx, a thread a head again.
 LAUNCH
     256 threads a block, as many as there are heads of all tokens, or channels of a token's heads.
 SOURCE
@@ -10,6 +10,7 @@ SOURCE
 READ NEXT
     fused.py
 """
+
 import math
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from ....device import cuda, float32
 
 
 class Heads(NamedTuple):
-    """`tokens`, T an image, of `heads` heads of HS channels; `parts` of q, k and v are dealt with, 2 or 3.
+    """`tokens`, T an image, of `heads` heads of HS channels; `parts` of q, k and v are dealt with,
+    2 or 3.
 
     pitch: channels from a token of `kept` to the next; keeps, norms, rotates: whether
     """
@@ -49,7 +51,10 @@ def gradient_of_pair(dy, i, rotation, at, cut):
     g0, g1 = float32(dy[i]), float32(dy[i + 1])
     if cut.rotates:
         sines = cut.T * cut.HS
-        return (g0 * rotation[at] + g1 * rotation[at + sines + 1], g1 * rotation[at + 1] - g0 * rotation[at + sines])
+        return (
+            g0 * rotation[at] + g1 * rotation[at + sines + 1],
+            g1 * rotation[at + 1] - g0 * rotation[at + sines],
+        )
     return g0, g1
 
 
@@ -72,8 +77,10 @@ def qk_norm_rope_forward_kernel_v1(x, y, kept, q_weight, k_weight, rotation, cut
                 x0, x1 = x0 * r * w0, x1 * r * w1
             if cut.rotates and not is_value:
                 sines = at + cut.T * cut.HS
-                x0, x1 = (x0 * rotation[at + c] - x1 * rotation[sines + c],
-                          x1 * rotation[at + c + 1] + x0 * rotation[sines + c + 1])
+                x0, x1 = (
+                    x0 * rotation[at + c] - x1 * rotation[sines + c],
+                    x1 * rotation[at + c + 1] + x0 * rotation[sines + c + 1],
+                )
             y[first + c] = x0
             y[first + c + 1] = x1
 
@@ -83,7 +90,9 @@ def qk_rstd_kernel_v1(kept, rstd, cut, eps):
     """rstd (tokens · 2 · heads,) of the heads of q and k."""
     i = cuda.grid(1)
     if i < cut.tokens * 2 * cut.heads:
-        rstd[i] = rstd_of(kept, i // (2 * cut.heads) * cut.pitch + i % (2 * cut.heads) * cut.HS, cut.HS, eps)
+        rstd[i] = rstd_of(
+            kept, i // (2 * cut.heads) * cut.pitch + i % (2 * cut.heads) * cut.HS, cut.HS, eps
+        )
 
 
 @cuda.jit
@@ -95,8 +104,13 @@ def qk_weight_kernel_v1(dy, kept, rotation, rstd, sums, cut):
         total = float32(0)
         for row in range(cut.tokens):
             pair = c - c % 2
-            z0, z1 = gradient_of_pair(dy, (row * 3 * cut.heads + head) * cut.HS + pair, rotation,
-                                      row % cut.T * cut.HS + pair, cut)
+            z0, z1 = gradient_of_pair(
+                dy,
+                (row * 3 * cut.heads + head) * cut.HS + pair,
+                rotation,
+                row % cut.T * cut.HS + pair,
+                cut,
+            )
             x = float32(kept[row * cut.pitch + head * cut.HS + c])
             total += (z1 if c % 2 else z0) * x * rstd[row * 2 * cut.heads + head]
         sums[i] = total
@@ -117,7 +131,9 @@ def qk_norm_rope_backward_kernel_v1(dy, kept, q_weight, k_weight, rotation, rstd
                 z0, z1 = gradient_of_pair(dy, first + c, rotation, at + c, cut)
                 w0 = q_weight[c] if head < cut.heads else k_weight[c]
                 w1 = q_weight[c + 1] if head < cut.heads else k_weight[c + 1]
-                average += (z0 * w0 * float32(kept[before + c]) + z1 * w1 * float32(kept[before + c + 1])) * r
+                average += (
+                    z0 * w0 * float32(kept[before + c]) + z1 * w1 * float32(kept[before + c + 1])
+                ) * r
             average /= float32(cut.HS)
         for c in range(0, cut.HS, 2):
             z0, z1 = float32(dy[first + c]), float32(dy[first + c + 1])

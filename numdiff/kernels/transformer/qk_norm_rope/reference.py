@@ -22,6 +22,7 @@ SOURCE
 READ NEXT
     cpu.py
 """
+
 import numpy as np
 
 from ....device import over_batch
@@ -53,7 +54,9 @@ def _turned_back(dy, rotation):
 
 def _normalised(x, eps):
     """(xhat, rstd (…, 1)) over the last axis."""
-    rstd = 1 / np.sqrt(np.einsum("...c,...c->...", x, x)[..., None] / x.shape[-1] + x.dtype.type(eps))
+    rstd = 1 / np.sqrt(
+        np.einsum("...c,...c->...", x, x)[..., None] / x.shape[-1] + x.dtype.type(eps)
+    )
     return x * rstd, rstd
 
 
@@ -89,15 +92,25 @@ def qk_norm_rope_backward_reference(dy, kept, dqkv, heads, weights, rotation, ep
         _q_and_k(dqkv[b], heads, HS)[...] = g
         return sums
 
-    return sum(over_batch(lambda some: sum(image(b) for b in range(some.start, some.stop)), len(dy), dy.size))
+    return sum(
+        over_batch(
+            lambda some: sum(image(b) for b in range(some.start, some.stop)), len(dy), dy.size
+        )
+    )
 
 
-def qk_norm_rope_forward_cost(B, T, C, heads, itemsize=4, norms=True, rotates=True, in_place=True, keeps=True):
+def qk_norm_rope_forward_cost(
+    B, T, C, heads, itemsize=4, norms=True, rotates=True, in_place=True, keeps=True
+):
     """(bytes, FLOPs) of B images of T tokens, their q of C channels."""
     n, table = B * T * C, 8 * C // heads * (T * rotates + norms)
-    return itemsize * n * (4 + 2 * (keeps and norms) if in_place else 6) + table, 2 * n * (4 * norms + 3 * rotates)
+    return itemsize * n * (4 + 2 * (keeps and norms) if in_place else 6) + table, 2 * n * (
+        4 * norms + 3 * rotates
+    )
 
 
 def qk_norm_rope_backward_cost(B, T, C, heads, itemsize=4, norms=True, rotates=True, in_place=True):
     n, table = B * T * C, 8 * C // heads * (T * rotates + 3 * norms)
-    return itemsize * n * ((4 if in_place else 6) + 2 * norms) + table, 2 * n * (11 * norms + 3 * rotates)
+    return itemsize * n * ((4 if in_place else 6) + 2 * norms) + table, 2 * n * (
+        11 * norms + 3 * rotates
+    )
