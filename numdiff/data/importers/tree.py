@@ -328,7 +328,9 @@ def _by_folders(tree, pictures, order):
     if result.classes is None:  # all images are in one folder, and links to it may be next to it
         prefix = prefix[: prefix.rstrip("/").rfind("/") + 1]
     for name, first in tree.repeated:
-        one, other = (path[len(prefix) :].split("/")[0] for path in (name, first))
+        if path is not None and not _through_link(path, name):  # the link was read first
+            name, first = first, name
+        one, other = (each[len(prefix) :].split("/")[0] for each in (name, first))
         if (
             one != other
             and first != ITSELF
@@ -340,6 +342,12 @@ def _by_folders(tree, pictures, order):
                 f"classes, {one} and {other}: remove one of them, copy the images, or add --labels none."
             )
     return result
+
+
+def _through_link(folder, name):
+    """Whether a path below a folder goes through a symbolic link."""
+    parts = name.split("/")
+    return any(os.path.islink(os.path.join(folder, *parts[: i + 1])) for i in range(len(parts)))
 
 
 def _find_metadata(tree):
