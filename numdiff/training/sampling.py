@@ -548,6 +548,11 @@ def _check_names(grid, npz, animation):
 
 def _check_skip(skip, count, row):
     """row: images of a row of slerp, else 1."""
+    if row > count:
+        raise UsageError(
+            f"--slerp {row} makes rows of more than the {counted(count, 'image')} of --count: give a "
+            "smaller one."
+        )
     if not 0 <= skip < count:
         raise UsageError(
             f"--skip {skip} leaves none of the {counted(count, 'image')} of --count: give a smaller one."

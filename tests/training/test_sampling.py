@@ -762,6 +762,7 @@ BAD = [  # arguments, exit code, what the message says
     ("--skip 16", 2, "--skip 16 leaves none of the 16 images of --count"),
     ("--slerp 4 --skip 3", 2, "--skip 3 must leave whole rows of --slerp 4: give 0"),
     ("--slerp 5", 2, ": --slerp needs whole rows"),
+    (f"--slerp {2**64}", 2, f"--slerp {2**64} makes rows of more than"),
     ("--slerp 4 --sampler ddpm", 2, "adds no noise"),
     ("--sampler heun --s-churn 3 --s-tmin 5 --s-tmax 2", 2, "--s-tmin 5 is above --s-tmax 2"),
     (
