@@ -2,9 +2,9 @@
 
 A bucket is a run of whole parameters. It may leave for the other ranks once the last operation that
 adds to one of its gradients has been played back. The first backward pass shows which one that is:
-an operation's backward is a closure over the parameters that it adds to. The step is static, so the
-plan made then holds for every later step; if a tape ever has another length, all buckets of that
-step leave at its end.
+each record of the tape names the parameters to whose gradients it adds (`Record.parameters`). The
+step is static, so the plan made then holds for every later step; if a tape ever has another length,
+all buckets of that step leave at its end.
 
 A gradient that changed after it had left would make the ranks' weights differ, which
 `Trainer.check_ranks` finds.
@@ -14,9 +14,6 @@ import math
 
 from ..device.threads import Stack
 from ..nn import Tape as PlainTape
-from ..nn.deferred_gradients import DeferredGradients
-from ..nn.module import Module
-from ..nn.parameter import Parameter
 
 NEVER = math.inf  # in place of a record, of a parameter that is in none: it is complete at the end
 # float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
@@ -79,6 +76,11 @@ class Plan:
                 self.leaving.setdefault(ready[k], []).append(k)
 
 
+def touched_by(records):
+    """For each record of a tape, in the order of playing back, the parameters that it adds to."""
+    return [record.parameters for record in reversed(records)]
+
+
 def last_records(touched):
     """{id of a parameter: number of the last record, in the order of playing back, that adds to its
     gradient}."""
@@ -89,45 +91,8 @@ def last_records(touched):
     }
 
 
-def parameters_of(function, depth=4):
-    """The Parameters that a record's backward can reach: in its closure, in modules, lists and
-    functions there, and those of layers whose gradients come together."""
-    found, stack = [], [(function, depth)]
-    while stack:
-        value, depth = stack.pop()
-        if isinstance(value, Parameter):
-            found.append(value)
-        elif isinstance(value, DeferredGradients):
-            found += value.parameters
-        elif isinstance(value, Module):
-            found += [parameter for _, parameter in value.named_parameters()]
-        elif depth and isinstance(value, (list, tuple)):
-            stack += [(v, depth - 1) for v in value]
-        elif depth and isinstance(value, dict):
-            stack += [(v, depth - 1) for v in value.values()]
-        elif depth and callable(value):
-            inside = [
-                cell.cell_contents
-                for cell in getattr(value, "__closure__", None) or ()
-                if _filled(cell)
-            ]
-            inside += [
-                getattr(value, name, None) for name in ("__self__", "func", "args", "keywords")
-            ]
-            stack += [(v, depth - 1) for v in inside]
-    return found
-
-
-def _filled(cell):
-    try:
-        cell.cell_contents  # noqa: B018 - an empty cell raises
-    except ValueError:
-        return False
-    return True
-
-
 class Watch:
-    """Context: the tapes played back inside tell `begin` and `played`."""
+    """Context: the tapes played back inside call `begin` and `played` of `watcher`."""
 
     def __init__(self, watcher):
         self.watcher = watcher

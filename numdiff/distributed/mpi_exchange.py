@@ -8,7 +8,7 @@ import numpy as np
 from ..device import HostTwin, between, copy_into, is_device
 from ..kernels.second_pass import flush_reductions
 from ..progress import tick
-from .buckets import Plan, Watch, parameters_of
+from .buckets import Plan, Watch, touched_by
 from .exchange_base import Mail, NoExchange, shared_part, try_sums, wait
 
 
@@ -76,7 +76,7 @@ class MpiExchange(NoExchange):
 
     def begin(self, records):
         if self.plan.records != len(records):
-            self.plan.make([parameters_of(record.backward) for record in reversed(records)])
+            self.plan.make(touched_by(records))
 
     def played(self, number):
         for bucket in self.plan.leaving.get(number, ()):

@@ -38,7 +38,7 @@ from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_o
 from ..kernels.second_pass import flush_on_side_stream
 from ..kernels.side_stream import follow
 from ..nn.partition import joined
-from .buckets import NEVER, last_records, parameters_of
+from .buckets import NEVER, last_records, touched_by
 
 BLOCKS = 64  # of 256 threads, that add up during the backward pass; 0: the sum follows it
 # about, of nearly the same size: little more than one of them is left for after the backward pass
@@ -132,13 +132,10 @@ class Overlap:
 
     def begin(self, records):
         if len(records) not in self.groups:
-            exchange, touched = (
-                self.exchange,
-                [parameters_of(record.backward) for record in reversed(records)],
-            )
+            exchange = self.exchange
             self.groups[len(records)] = groups_of(
                 self.parameters,
-                touched,
+                touched_by(records),
                 exchange.rank,
                 len(exchange.gradients),
                 exchange.partition and exchange.partition.bounds,

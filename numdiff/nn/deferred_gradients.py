@@ -15,8 +15,9 @@ fc1's dy, is freed by then if GELU(u) was kept.
 
 THE INVARIANT of aliasing.py holds. Deferred arrays are freed when the block's first layer has been
 played back, before a gradient of an earlier block is requested. The gradients themselves are
-requested at the launch. Until then they are `stale` or aliased, and distributed/buckets.py, which
-watches the backward pass, finds the weights of all these layers in the record of each.
+requested at the launch. Until then they are `stale` or aliased, and the record of each layer names
+the parameters of all of them (`Record.parameters`), for distributed/buckets.py, which watches the
+backward pass.
 
 If the layers are small, that launch runs concurrently with the backward pass of the block before
 (kernels/side_stream.py).
@@ -26,10 +27,12 @@ launched when the backward pass ends (`flushed_at_end`).
 """
 
 import contextlib
+from typing import NamedTuple
 
 from ..device.threads import Stack
 from ..kernels.linear_gradients import linear_gradients_backward
 from ..kernels.side_stream import on_side_stream
+from .parameter import Parameter
 
 # bytes of a layer's dy up to which the launch goes to the side stream (kernels/side_stream.py)
 SMALL = 9 << 20
@@ -42,28 +45,27 @@ _pending = Stack()  # those with deferred layers in this thread's backward passe
 class DeferredGradients:
     """Layers of one forward pass of a block.
 
-    weights: of the layers that may register; layers: the number that has registered; parameters:
-    their weights and
-    biases; deferred: (weight, bias, dy, x) of layers that have been played back and not flushed
+    weights: of the layers that may register; layers: the number that has registered
+    parameters: their weights and biases
+    deferred: (weight, bias, dy, x) of layers that have been played back and not flushed
     """
 
     def __init__(self, weights):
         self.weights, self.parameters, self.layers, self.deferred = weights, [], 0, []
 
     def register(self, weight, bias):
-        """The function to which a layer's backward gives dy (R, N) and x (R, K) instead of
-        computing gradients."""
+        """The `DeferredLayer` of a layer with these Parameters; bias may be None."""
         self.layers += 1
         self.parameters += [parameter for parameter in (weight, bias) if parameter is not None]
+        return DeferredLayer(self, weight, bias)
 
-        def defer(dy, x):
-            if not self.deferred:
-                _pending.append(self)
-            self.deferred.append((weight, bias, dy, x))
-            if len(self.deferred) == self.layers:
-                self.flush()
-
-        return defer
+    def defer(self, *layer):
+        """Keep (weight, bias, dy, x) of a layer; with the last one, compute all gradients."""
+        if not self.deferred:
+            _pending.append(self)
+        self.deferred.append(layer)
+        if len(self.deferred) == self.layers:
+            self.flush()
 
     def flush(self):
         """Compute the deferred gradients in one launch; in two if only some of them are added to."""
@@ -80,6 +82,18 @@ class DeferredGradients:
                 layers[0][0], *(gradient for layer in layers for gradient in layer[2:]), small=SMALL
             ):
                 linear_gradients_backward(layers, accumulate)
+
+
+class DeferredLayer(NamedTuple):
+    """One layer of a `group`. The layer's backward calls it with dy (R, N) and x (R, K) instead of
+    computing the gradients of weight and bias."""
+
+    group: DeferredGradients
+    weight: Parameter
+    bias: Parameter | None
+
+    def __call__(self, dy, x):
+        self.group.defer(self.weight, self.bias, dy, x)
 
 
 @contextlib.contextmanager

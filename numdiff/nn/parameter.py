@@ -113,3 +113,9 @@ def restored_parameter(shape, written, data, padding=0, frozen=False):
     parameter = Parameter(shape, None, written, padding)
     parameter.data, parameter.frozen = data, frozen
     return parameter
+
+
+def trains(*parameters):
+    """Whether one of the Parameters (None: absent) is trained, so that an operation must be
+    recorded for it."""
+    return any(parameter is not None and not parameter.frozen for parameter in parameters)

@@ -58,7 +58,9 @@ def recompute(module, *arguments, **options):
         return ()
 
     slots = Slots([part.slot for part in outputs])
-    tape.records.append(tensor.Record(f"{module.name} again", slots, (), backward))
+    parameters = [parameter for _, parameter in module.named_parameters()]
+    record = tensor.Record(f"{module.name} again", slots, (), backward, parameters=parameters)
+    tape.records.append(record)
     return outputs[0] if isinstance(result, Tensor) else outputs
 
 

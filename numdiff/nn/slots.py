@@ -74,27 +74,39 @@ class Slots:
 
 class Record:
     """One executed operation: the function to call with its output's gradient, and where the
-    results go. adds: `backward` takes the gradient so far of the first input (or None) as a second
-    argument, and adds it to the
-        first gradient that it returns; `TWO`: it takes two such terms
+    results go.
+
+    adds: `backward` takes the gradient so far of the first input (or None) as a second argument,
+        and adds it to the first gradient that it returns; `TWO`: it takes two such terms
+    parameters: Parameters to whose gradients `backward` adds; None stands for an absent one
+    deferred: a `DeferredLayer`, or None, for each layer of the operation whose gradients are
+        computed together with those of other layers
     """
 
-    __slots__ = ("name", "output", "inputs", "backward", "adds")
+    __slots__ = ("name", "output", "inputs", "backward", "adds", "_parameters", "_deferred")
 
-    def __init__(self, name, output, inputs, backward, adds=False):
-        self.name, self.output, self.inputs, self.backward, self.adds = (
-            name,
-            output,
-            inputs,
-            backward,
-            adds,
-        )
+    def __init__(self, name, output, inputs, backward, adds=False, parameters=(), deferred=()):
+        self.name, self.output, self.inputs = name, output, inputs
+        self.backward, self.adds = backward, adds
+        self._parameters, self._deferred = parameters, deferred
+
+    @property
+    def parameters(self):
+        """All Parameters to whose gradients playing this record may add: with a deferred layer,
+        those of all layers that are deferred together, once the forward pass has ended."""
+        own = [parameter for parameter in self._parameters if parameter is not None]
+        together = [layer.group.parameters for layer in self._deferred if layer is not None]
+        return [*own, *(parameter for group in together for parameter in group)]
 
     def play(self, arrived):
-        """The gradients of the inputs from that of the output."""
-        if not self.adds:
-            return self.backward(arrived)
-        slot = self.inputs[0]
-        return self.backward(
-            arrived, *((None,) * int(self.adds) if slot is None else slot.take(self.adds))
-        )
+        """The gradients of the inputs from that of the output, one (or None) for each input."""
+        so_far = ()
+        if self.adds:
+            slot = self.inputs[0]
+            so_far = (None,) * int(self.adds) if slot is None else slot.take(self.adds)
+        gradients = self.backward(arrived, *so_far)
+        if len(gradients) != len(self.inputs):
+            raise ValueError(
+                f"{self.name}: {len(gradients)} gradients for {len(self.inputs)} inputs"
+            )
+        return gradients

@@ -12,6 +12,7 @@ activation lives until the last record that needs it has been played.
 import numpy as np
 
 from ..device import AnyArray, download, upload
+from .parameter import trains
 from .recording import check_finite, check_played_back, scoped, tapes
 from .scheduling import backward_pass, before_operation
 from .slots import Record, Slot, Slots
@@ -87,28 +88,22 @@ class Tape:
         if arrived is None:  # nothing that was differentiated depends on it
             return
         before_operation(arrived)
-        gradients = record.play(arrived)
-        if len(gradients) != len(record.inputs):
-            raise ValueError(
-                f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs"
-            )
-        for slot, value in zip(record.inputs, gradients, strict=True):
+        for slot, value in zip(record.inputs, record.play(arrived), strict=True):
             if self.check_finite and value is not None:
                 check_finite(value, f"gradient from {record.name}")
             if slot is not None and value is not None:
                 slot.receive(value)
 
 
-def record(name, result, inputs, backward, has_parameters=False, adds=False):
-    """Wrap an operation's `result` as a Tensor, and put the operation on the active tape. result:
-    an array, or a list of them: then a list of Tensors is returned, and `backward` takes a list of
-    gradients backward: gradient of the result -> a tuple with one gradient (or None) for each of
-    the `inputs`, which are Tensors has_parameters: it also adds to gradients of parameters, so it
-    is always recorded; adds: see `Record`
+def record(name, result, inputs, backward, parameters=(), adds=False, deferred=()):
+    """Wrap an operation's `result` as a Tensor, and put the operation on the active tape.
+    result: an array, or a list: then the results are a list, and `backward` takes a list
+    backward: gradient of the result -> one gradient (or None) for each of the Tensors `inputs`
+    parameters, adds, deferred: see `Record`; one that trains a parameter is always recorded
     """
     several = type(result) in (list, tuple)  # a `Pair` is one array
     results, tape = result if several else [result], tapes[-1] if tapes else None
-    is_recorded = tape is not None and (has_parameters or any(x.slot for x in inputs))
+    is_recorded = tape is not None and (trains(*parameters) or any(x.slot for x in inputs))
     outputs = [Tensor(array, requires_grad=is_recorded) for array in results]
     if is_recorded:
         name = scoped(name)
@@ -116,5 +111,6 @@ def record(name, result, inputs, backward, has_parameters=False, adds=False):
             for array in results:
                 check_finite(array, name)
         slot = Slots([y.slot for y in outputs]) if several else outputs[0].slot
-        tape.records.append(Record(name, slot, tuple(x.slot for x in inputs), backward, adds))
+        slots = tuple(x.slot for x in inputs)
+        tape.records.append(Record(name, slot, slots, backward, adds, parameters, deferred))
     return outputs if several else outputs[0]

@@ -1031,20 +1031,29 @@ def test_buckets_leave_early_and_complete(kind, twin, monkeypatch):
     assert len(early) > 2  # and the first do not wait for the last
 
 
-def test_parameters_are_found_wherever_a_backward_keeps_them():
-    from numdiff.nn import Linear
+@pytest.mark.parametrize("kind", ["unet", "dit"])
+@pytest.mark.parametrize("recompute", ["no", "blocks"])
+def test_a_record_names_the_parameters_that_its_backward_adds_to(kind, recompute, monkeypatch):
+    model = random_model(kind)
+    if recompute != "no":
+        model.recompute_blocks(recompute)
+    gradient, spans = model.parameters.grad, model.parameters.spans()
 
-    layer, other = Linear(2, 3), Linear(3, 2)
+    class Watcher:
+        def begin(self, records):
+            self.named, self.before = buckets.touched_by(records), gradient.copy()
 
-    def uses(weights, dy):
-        return weights, dy
+        def played(self, number):
+            changed, self.before = gradient != self.before, gradient.copy()
+            named = {id(parameter) for parameter in self.named[number]}
+            for name, (parameter, first, _, stop) in spans.items():
+                assert not changed[first:stop].any() or id(parameter) in named, name
 
-    table = {"pair": [other.weight, (other.bias,)]}
-    assert buckets.parameters_of(functools.partial(uses, layer.weight)) == [layer.weight]
-    assert set(map(id, buckets.parameters_of(lambda dy: (layer, table)))) == set(
-        map(id, (layer.weight, layer.bias, other.weight, other.bias))
-    )
-    assert buckets.parameters_of(lambda dy: dy) == []
+    watcher = Watcher()
+    monkeypatch.setattr(exchange.NoExchange, "watch", lambda self: buckets.Watch(watcher))
+    gradient_step(model, None, mpi_exchange.HostArray, monkeypatch)
+    found = {id(parameter) for parameters in watcher.named for parameter in parameters}
+    assert found == {id(parameter) for _, parameter in model.named_parameters()}
 
 
 class Threads:

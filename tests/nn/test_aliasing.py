@@ -14,7 +14,7 @@ from numdiff.device.arena import Arena
 from numdiff.device.array import POISON, set_poison
 from numdiff.device.planned import CARDS, Planned
 from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import Plan, Watch, parameters_of
+from numdiff.distributed.buckets import Plan, Watch, touched_by
 from numdiff.errors import NumdiffError
 from numdiff.extras.convnext import functional as convnext
 from numdiff.extras.sla import functional as sla
@@ -290,7 +290,7 @@ def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
 
     class Watcher:
         def begin(self, records):
-            plan.make([parameters_of(record.backward) for record in reversed(records)])
+            plan.make(touched_by(records))
 
         def played(self, number):
             for bucket in plan.leaving.get(number, ()):

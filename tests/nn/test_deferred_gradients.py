@@ -8,7 +8,7 @@ from numdiff import kernels as K
 from numdiff.device import get_backend
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS
-from numdiff.distributed.buckets import last_records, parameters_of
+from numdiff.distributed.buckets import last_records, touched_by
 from numdiff.kernels import linear_gradients as L
 from numdiff.nn import DiT, Tape, Tensor, deferred_gradients, float8
 from numdiff.nn.layers import Linear
@@ -61,7 +61,7 @@ def gradients(model, x, dy, times=1, **options):
     for _ in range(times):
         with Tape() as tape:
             y = model(x, **options)
-        records = [parameters_of(record.backward) for record in reversed(tape.records)]
+        records = touched_by(tape.records)
         tape.backward(y, dy)
     model.parameters.end_gradients()
     return model.parameters.grad.copy(), records

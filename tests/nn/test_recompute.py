@@ -8,7 +8,7 @@ import pytest
 from numdiff import kernels as K
 from numdiff.device.array import set_poison
 from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import Plan, Watch, parameters_of
+from numdiff.distributed.buckets import Plan, Watch, touched_by
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, DiT, UNet
 from numdiff.training.step import TrainingStep
@@ -179,7 +179,7 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
 
     class Watcher:
         def begin(self, records):
-            plan.make([parameters_of(record.backward) for record in reversed(records)])
+            plan.make(touched_by(records))
 
         def played(self, number):
             for bucket in plan.leaving.get(number, ()):

@@ -5,7 +5,7 @@ import pytest
 
 from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.distributed.buckets import last_records, parameters_of
+from numdiff.distributed.buckets import last_records, touched_by
 from numdiff.nn import Linear, Module, Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.module import FlatParameters
@@ -47,7 +47,7 @@ def gradients(count, runs, backend):
         for parts in F.stack_columns(c, layers, 2, runs):
             for at in range(0, len(parts), 2):
                 y = F.adaln(y, *parts[at : at + 2])
-    last = last_records([parameters_of(record.backward) for record in reversed(tape.records)])
+    last = last_records(touched_by(tape.records))
     tape.backward(y, dy)
     return [download(array) for array in (flat.grad, c.grad, x.grad)], [
         last[id(weight)] for weight, _ in layers

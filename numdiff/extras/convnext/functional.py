@@ -2,7 +2,7 @@
 
 from ... import kernels as K
 from ...nn.functional.arguments import checked
-from ...nn.functional.gradients import gradient_of, trains
+from ...nn.functional.gradients import gradient_of
 from ...nn.parameter import Parameter
 from ...nn.tensor import Tensor, record
 
@@ -39,7 +39,7 @@ def depthwise_conv2d(
         y,
         (x,) if channel is None else (x, channel),
         backward,
-        has_parameters=trains(weight, bias),
+        parameters=(weight, bias),
         adds=True,
     )
 
@@ -72,6 +72,6 @@ def depthwise_layer_norm(
         y,
         (x, channel),
         backward,
-        has_parameters=trains(weight, bias, gain, offset),
+        parameters=(weight, bias, gain, offset),
         adds=True,
     )

@@ -3,7 +3,7 @@
 from ... import kernels as K
 from ...nn.functional.arguments import checked
 from ...nn.functional.attentions import owning
-from ...nn.functional.gradients import gradient_of, trains
+from ...nn.functional.gradients import gradient_of
 from ...nn.parameter import Parameter
 from ...nn.recording import is_recording
 from ...nn.tensor import Tensor, record
@@ -54,5 +54,5 @@ def sparse_linear_attention(
         y,
         (qkv,),
         owning(qkv, gradient),
-        has_parameters=trains(weight, bias),
+        parameters=(weight, bias),
     )

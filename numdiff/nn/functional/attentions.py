@@ -10,7 +10,7 @@ from ..parameter import Parameter
 from ..recording import is_recording
 from ..tensor import Tensor, record
 from .elementwise import cast
-from .gradients import gradient_of, trains
+from .gradients import gradient_of
 
 
 def attention(qkv: Tensor, heads: int, order: str = "legacy") -> Tensor:
@@ -100,7 +100,7 @@ def qk_norm_rope(
             ),
         )
 
-    result = record("qk_norm_rope", y, (qkv,), backward, has_parameters=trains(q_weight, k_weight))
+    result = record("qk_norm_rope", y, (qkv,), backward, parameters=(q_weight, k_weight))
     slot = result.slot
     if in_place:
         qkv.data = None

@@ -3,7 +3,7 @@
 from ... import kernels as K
 from ..parameter import Parameter
 from ..tensor import Tensor, record
-from .gradients import gradient_of, gradient_to_fill, trains
+from .gradients import gradient_of, gradient_to_fill
 
 
 def conv2d(
@@ -57,6 +57,6 @@ def conv2d(
         statistics=left,
     )
     inputs = [t for t in (x, channel, residual) if t is not None]
-    result = record("conv2d", y, inputs, backward, has_parameters=trains(weight, bias), adds=True)
+    result = record("conv2d", y, inputs, backward, parameters=(weight, bias), adds=True)
     result.statistics = left
     return result

@@ -9,10 +9,9 @@ import numpy.typing
 from ... import kernels as K
 from ...device import AnyArray
 from ...kernels.fuse import PER_CHANNEL, Fused
-from ..parameter import Parameter
+from ..parameter import Parameter, trains
 from ..recording import is_recording
 from ..tensor import Tensor, record
-from .gradients import trains
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -116,7 +115,7 @@ def fused(chain: Fused, x: Tensor, *operands: Any) -> Tensor:
         chain.forward(*data.values()),
         list(tensors.values()),
         backward,
-        has_parameters=bool(trained),
+        parameters=[*trained.values()],
     )
 
 

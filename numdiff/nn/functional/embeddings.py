@@ -6,7 +6,6 @@ from ... import kernels as K
 from ...device import AnyArray
 from ..parameter import Parameter
 from ..tensor import Tensor, record
-from .gradients import trains
 
 
 def timestep_embedding(t: AnyArray, dim: int, max_period: float = 10000.0) -> Tensor:
@@ -26,7 +25,7 @@ def embedding(labels: AnyArray, weight: Parameter) -> Tensor:
         K.embedding_forward(labels, weight.data),
         (),
         backward,
-        has_parameters=trains(weight),
+        parameters=(weight,),
     )
 
 

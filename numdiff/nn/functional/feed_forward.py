@@ -9,7 +9,7 @@ from ..parameter import Parameter
 from ..recording import is_recording
 from ..tensor import Tensor, record
 from .elementwise import gelu, swiglu
-from .gradients import deferral, gradients_of, trains
+from .gradients import deferral, gradients_of
 from .modulation import layer_scale, layer_scale_gradient
 from .products import linear
 
@@ -27,7 +27,7 @@ def bias_gelu(x: Tensor, bias: Parameter) -> Tensor:
         K.bias_gelu_forward(saved, bias.data),
         (x,),
         lambda dy: (K.bias_gelu_backward(dy, saved, bias.data, bias.grad),),
-        has_parameters=trains(bias),
+        parameters=(bias,),
     )
 
 
@@ -114,8 +114,9 @@ def mlp(
         y,
         (x,) if scale is None else (x, residual),
         backward,
-        has_parameters=trains(weight, bias, weight_2, bias_2, scale),
+        parameters=(weight, bias, weight_2, bias_2, scale),
         adds=True,
+        deferred=(aside, aside_2),
     )
 
 
@@ -160,5 +161,11 @@ def swiglu_mlp(
         )
 
     return record(
-        "swiglu_mlp", y, (x,), backward, has_parameters=trains(w12, b12, w3, b3), adds=True
+        "swiglu_mlp",
+        y,
+        (x,),
+        backward,
+        parameters=(w12, b12, w3, b3),
+        adds=True,
+        deferred=(aside, aside_3),
     )

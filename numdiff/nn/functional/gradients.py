@@ -6,13 +6,13 @@ Those of linear layers that are computed together are deferred (../deferred_grad
 """
 
 from ..deferred_gradients import deferral_of
+from ..parameter import trains
 from ..recording import is_recording
 
 
-def trains(*parameters):
-    """Whether one of the Parameters (None: absent) is trained, so that an operation must be
-    recorded for it."""
-    return any(parameter is not None and not parameter.frozen for parameter in parameters)
+def parameters_in(layers):
+    """The Parameters of layers [(weight, bias)], as `record` takes them."""
+    return [parameter for layer in layers for parameter in layer]
 
 
 def gradient_of(parameter):
@@ -42,6 +42,6 @@ def gradients_of(weight, bias, aside=None):
 
 
 def deferral(weight, bias, layer):
-    """For `gradients_of`: the `defer` function of a layer recorded within `together`, or None;
+    """For `gradients_of`: the `DeferredLayer` of a layer recorded within `together`, or None;
     layer: in FP8."""
     return deferral_of(weight, bias) if layer is None and is_recording() else None

@@ -2,9 +2,9 @@
 
 from ... import kernels as K
 from .. import float8
-from ..parameter import Parameter
+from ..parameter import Parameter, trains
 from ..tensor import Tensor, record
-from .gradients import gradient_of, trains
+from .gradients import gradient_of
 
 
 def adaln(
@@ -46,7 +46,7 @@ def adaln(
         y,
         (x, shift, scale) if has_shift else (x, scale),
         backward,
-        has_parameters=trains(weight),
+        parameters=(weight,),
         adds=True,
     )
 
@@ -103,7 +103,7 @@ def gate_adaln(
         [z, y],
         (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),
         backward,
-        has_parameters=trains(weight),
+        parameters=(weight,),
     )
 
 
@@ -129,7 +129,7 @@ def layer_scale(x: Tensor, h: Tensor, scale: Parameter) -> Tensor:
         y,
         (x, h),
         lambda dy: (dy, layer_scale_gradient(dy, saved, scale)),
-        has_parameters=trains(scale),
+        parameters=(scale,),
     )
 
 

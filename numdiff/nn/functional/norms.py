@@ -4,7 +4,7 @@ from ... import kernels as K
 from ..parameter import Parameter
 from ..slots import TWO
 from ..tensor import Tensor, record
-from .gradients import gradient_of, trains
+from .gradients import gradient_of
 
 
 def group_norm(
@@ -40,7 +40,7 @@ def group_norm(
             ),
         )
 
-    return record("group_norm", y, (x,), backward, has_parameters=trains(weight, bias), adds=TWO)
+    return record("group_norm", y, (x,), backward, parameters=(weight, bias), adds=TWO)
 
 
 def layer_norm(
@@ -63,7 +63,7 @@ def layer_norm(
             ),
         )
 
-    return record("layer_norm", y, (x,), backward, has_parameters=trains(weight, bias))
+    return record("layer_norm", y, (x,), backward, parameters=(weight, bias))
 
 
 def rms_norm(x: Tensor, weight: Parameter | None = None, eps: float = 1e-6) -> Tensor:
@@ -74,7 +74,7 @@ def rms_norm(x: Tensor, weight: Parameter | None = None, eps: float = 1e-6) -> T
     def backward(dy):
         return (K.rmsnorm_backward(dy, saved, weight and weight.data, rstd, gradient_of(weight)),)
 
-    return record("rms_norm", y, (x,), backward, has_parameters=trains(weight))
+    return record("rms_norm", y, (x,), backward, parameters=(weight,))
 
 
 def softmax(x: Tensor, scale: float = 1.0) -> Tensor:

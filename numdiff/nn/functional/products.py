@@ -8,10 +8,10 @@ from ...device import AnyArray
 from ...dtypes import is_half
 from .. import float8
 from ..deferred_gradients import deferring
-from ..parameter import Parameter
+from ..parameter import Parameter, trains
 from ..recording import is_recording
 from ..tensor import Tensor, record
-from .gradients import deferral, gradients_of, trains
+from .gradients import deferral, gradients_of, parameters_in
 from .movement import columns
 
 
@@ -54,8 +54,9 @@ def linear(
         y,
         (x,) if residual is None else (x, residual),
         backward,
-        has_parameters=trains(weight, bias),
+        parameters=(weight, bias),
         adds=True,
+        deferred=(aside,),
     )
     result.owned = True
     return result
@@ -96,7 +97,7 @@ def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> li
         K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]),
         (x,),
         backward,
-        has_parameters=trains(*(parameter for layer in layers for parameter in layer)),
+        parameters=parameters_in(layers),
     )
 
 
@@ -129,7 +130,11 @@ def linear_stack(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> Te
         )
 
     return record(
-        "linear_stack", stack_forward(saved, layers), (x,), backward, has_parameters=trained
+        "linear_stack",
+        stack_forward(saved, layers),
+        (x,),
+        backward,
+        parameters=parameters_in(layers),
     )
 
 
@@ -190,7 +195,7 @@ def stack_columns(
             parts[count * first : count * (first + size)],
             (y,),
             backward_of(layers[first : first + size], first),
-            has_parameters=True,
+            parameters=parameters_in(layers[first : first + size]),
         )
         first += size
 
