@@ -13,21 +13,14 @@ Every rank runs all of this; only rank 0 writes and prints (distributed/communic
 """
 
 import contextlib
-import math
 import os
 import pathlib
-import shlex
-import signal
-import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-from .. import __version__, plots
-from ..device.roof import peak_flops
+from .. import __version__
 from ..distributed.communicator import connect
-from ..distributed.together import stop_signals
 from ..errors import NumdiffError, visibly
-from ..files import WriteError, check_held, held_folder
+from ..files import held_folder
 from ..progress import doing
 from ..settings import flag
 from .build import (
@@ -46,21 +39,13 @@ from .build import (
     model_options,
     open_data,
 )
-from .checkpoint import (
-    checkpoint_name,
-    checkpoint_step,
-    list_checkpoints,
-    newest_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-)
 from .compiling import compiling
 from .initial import check_dataset, forget, start_of
+from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
 from .options import TrainOptions, load_options
 from .plan import plan_run
-from .precision import SCALES_LOSS
-from .previews import Previews, draws, sampling_record
-from .report import STATS, Output, Reporter, columns_of, image_grid, read_stats, save_png
+from .previews import Previews, draws
+from .report import STATS, Output, columns_of
 from .resume import (
     check_resumed_data,
     check_same_model,
@@ -76,22 +61,9 @@ from .resume import (
     split_of,
     why_no_step,
 )
-from .run_extension import extensions_of
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
-SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
 LARGE = 50_000_000  # parameters of a model whose building takes long enough to be said
-# steps after which the ranks compare their weights, which they also do at every checkpoint
-COMPARE_EVERY = 1000
-
-
-class Stopped(NumdiffError):
-    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, or its output has no reader) and has
-    saved its state."""
-
-    def __init__(self, message, signal_number):
-        super().__init__(message)
-        self.exit_code = 128 + signal_number
 
 
 def train(
@@ -155,21 +127,14 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         ahead = compiling(
             lambda card: plan_run(options, dataset, card, communicator), communicator, echo
         )
-    parameters = count_parameters(
-        options.model,
-        model_options(
-            options, dataset.channels, len(dataset.classes) if options.class_cond else None
-        ),
-    )[0]
+    channels = dataset.channels
+    num_classes = len(dataset.classes) if options.class_cond else None
+    sizes = model_options(options, channels, num_classes)
+    parameters, _ = count_parameters(options.model, sizes)
     if parameters > LARGE:
         echo(f"build     {parameters:,} parameters, their moments and averages")
     with ahead:
-        model = communicator.build(
-            build_model,
-            options,
-            dataset.channels,
-            len(dataset.classes) if options.class_cond else None,
-        )
+        model = communicator.build(build_model, options, channels, num_classes)
     trainer = build_trainer(
         options if state is None else of_resumed(options, communicator), model, dataset
     )
@@ -189,28 +154,8 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         hold(run_dir)
         echo(f"run       {run_dir}")
     else:
-        check_same_model(meta, model, checkpoint)
-        check_same_training(meta, trainer, checkpoint)
-        if warning := check_resumed_data(meta, trainer, checkpoint, new_data):
-            echo(f"data      {warning}")
-        trainer.load_state(state)
-        unfinished = trainer.step < options.steps
-        if not unfinished and not (
-            trainer.step == options.steps
-            and communicator.first(lacks_pictures, options, model, run_dir)
-        ):
-            raise NumdiffError(
-                communicator.first(why_no_step, run_dir, trainer.step, options.steps)
-            )
-        if line := say_new_split(meta.get("split"), split_of(trainer)):
-            echo(f"ranks     {line}")
-        then = meta.get("schedule") or schedule_of(communicator.first(load_options, run_dir))
-        if unfinished and (line := say_new_rate(then, options, trainer.step, checkpoint)):
-            echo(f"rate      {line}")
-        echo(
-            f"run       {run_dir}, resumed after step {trainer.step} of {options.steps}"
-            f"{'' if unfinished else ', for its pictures'}"
-        )
+        for line in resume_trainer(trainer, options, run_dir, checkpoint, meta, state, new_data):
+            echo(line)
     with contextlib.ExitStack() as held:
         held.callback(dataset.close)
         held.callback(trainer.close)
@@ -218,12 +163,37 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         if state is not None:
             communicator.first(prepare_resumed, options, run_dir, trainer.step)
         communicator.log_to(pathlib.Path(run_dir, "watchdog.log").absolute())
-        _train(options, trainer, previews, pathlib.Path(run_dir), echo)
+        TrainingLoop(options, trainer, previews, pathlib.Path(run_dir), echo).run()
     pictures = draws(options, model)
     if pictures and columns_of(model) == len(dataset.classes) > 1:
         echo(f"columns   {', '.join(dataset.classes)}")
     echo(f"done      {sample_path(run_dir, trainer.step) if pictures else run_dir}")
     return run_dir
+
+
+def resume_trainer(trainer, options, run_dir, checkpoint, meta, state, new_data):
+    """Check a checkpoint against the run, and load it; yields the lines to print. Collective.
+
+    meta, state: of the checkpoint. Raises a `NumdiffError` where nothing remains to be done.
+    """
+    communicator, model = trainer.communicator, trainer.model
+    check_same_model(meta, model, checkpoint)
+    check_same_training(meta, trainer, checkpoint)
+    if warning := check_resumed_data(meta, trainer, checkpoint, new_data):
+        yield f"data      {warning}"
+    trainer.load_state(state)
+    step, steps = trainer.step, options.steps
+    if step >= steps:
+        lacks = step == steps and communicator.first(lacks_pictures, options, model, run_dir)
+        if not lacks:
+            raise NumdiffError(communicator.first(why_no_step, run_dir, step, steps))
+    if line := say_new_split(meta.get("split"), split_of(trainer)):
+        yield f"ranks     {line}"
+    then = meta.get("schedule") or schedule_of(communicator.first(load_options, run_dir))
+    if step < steps and (line := say_new_rate(then, options, step, checkpoint)):
+        yield f"rate      {line}"
+    for_pictures = "" if step < steps else ", for its pictures"
+    yield f"run       {run_dir}, resumed after step {step} of {steps}{for_pictures}"
 
 
 def check_images(options, dataset, leads):
@@ -290,239 +260,6 @@ def shared_out(trainer):
     return f" Each updates its part: rank 0 holds {own:,.3g} of {whole:,.3g} MB of moments and averages."
 
 
-def checkpoint_meta(trainer, options):
-    """What a checkpoint says about itself. "pictures": how samples are drawn, by the run and by
-    `numdiff sample`."""
-    model = trainer.model
-    return {
-        "model": model.kind,
-        "model_options": model.options,
-        "index": model.parameters.index,
-        "diffusion": trainer.diffusion.options,
-        "step": trainer.step,
-        "classes": trainer.dataset.classes,
-        "data": trainer.fingerprint,
-        "seed": trainer.seed,
-        "init": trainer.origin,
-        "split": split_of(trainer),
-        "schedule": schedule_of(options),
-        **sampling_record(options),
-        **{key: value for each in extensions_of(options) for key, value in each.meta().items()},
-    }
-
-
-@contextlib.contextmanager
-def quiet_overflows():
-    """Context: NumPy does not warn of overflows, as `NonFiniteError` reports them better, in one
-    sentence."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
-        yield
-
-
-def resume_command(options, run_dir):
-    """The command that continues with a run."""
-    return f"numdiff train {options.model} --resume {shlex.quote(str(run_dir))}"
-
-
-@contextlib.contextmanager
-def saying_how_to_go_on(options, run_dir):
-    """Context, or decorator: where a file of the run cannot be written, which ends it, the message
-    says so."""
-    try:
-        yield
-    except WriteError as error:
-        check_held(run_dir)
-        newest = newest_checkpoint(run_dir)
-        if newest is None:
-            raise
-        raise WriteError(
-            f"{str(error).rstrip('.')}; then continue after step {checkpoint_step(newest)} with: "
-            f"{resume_command(options, run_dir)}"
-        ) from error
-
-
-def _train(options, trainer, previews, run_dir, output):
-    backend, communicator = trainer.model.backend, trainer.communicator
-    peak = peak_flops(backend, options.precision)
-    peak = peak and peak * communicator.size
-    with quiet_overflows(), stop_signals() as request, contextlib.ExitStack() as held:
-        # rank 0's; written: the first checkpoint, while it is in flight
-        reporters, written, said = [], [], set()
-        communicator.first(
-            lambda: reporters.append(
-                held.enter_context(
-                    Reporter(
-                        run_dir,
-                        options.steps,
-                        options.batch,
-                        trainer.step,
-                        trainer.flops_per_step,
-                        peak,
-                        output=output,
-                    )
-                )
-            )
-        )
-
-        def pause(doing=""):
-            """Context: what is done inside does not count as time of the steps."""
-            return reporters[0].pause(doing) if reporters else contextlib.nullcontext()
-
-        saved = None  # the step of the last checkpoint
-
-        @saying_how_to_go_on(options, run_dir)
-        def save(state):
-            settle()
-            with doing(f"saving step {trainer.step}"):
-                # a damaged model is never saved: the earlier checkpoints stay the newest
-                trainer.check_finite(state)
-                write(trainer.step, state, checkpoint_meta(trainer, options))
-
-        def write(step, state, meta):
-            save_checkpoint(run_dir / checkpoint_name(step), state, meta)
-            communicator.resumes_by(resume_command(options, run_dir))
-            prune_checkpoints(run_dir, options.keep)
-
-        def state():
-            """The trainer's, on rank 0."""
-            return communicator.build(trainer.state, False)
-
-        def save_first(state):
-            """Runs concurrently with the first steps, which do not wait for the disk."""
-            writer = held.enter_context(
-                ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint")
-            )
-            written.append(
-                writer.submit(write, trainer.step, state, checkpoint_meta(trainer, options))
-            )
-
-        def settle():
-            """Wait for the first checkpoint; what it raised is raised here."""
-            while written:
-                written.pop().result()
-
-        @saying_how_to_go_on(options, run_dir)
-        def draw(images):
-            if images is not None:
-                save_png(sample_path(run_dir, trainer.step), sample_grid(trainer.model, images))
-            try:
-                # last: it shows that all was written
-                plots.loss_curve(run_dir / "loss.png", *read_stats(run_dir))
-            except plots.NoPlotsError as error:  # no reason to end a run
-                if str(error) not in said:
-                    output(f"note      loss.png is not drawn: {error}")
-                    said.add(str(error))
-
-        def due(every):
-            return trainer.step == options.steps or (every and trainer.step % every == 0)
-
-        @saying_how_to_go_on(options, run_dir)
-        def report(reports):
-            check_held(run_dir)
-            if written and written[0].done():
-                settle()
-            last = next(
-                (r for r in reversed(reports) if math.isfinite(r.gradient_norm)), reports[-1]
-            )
-            more = {}
-            if trainer.precision in SCALES_LOSS:
-                more = {"loss_scale": reports[-1].loss_scale, "skipped": reports[-1].skipped}
-            reporters[0].report(
-                reports[-1].step + 1,
-                [r.loss for r in reports],
-                last.gradient_norm,
-                last.learning_rate,
-                **more,
-            )
-            if output.closed:
-                request.number = request.number or SIGPIPE
-
-        def asked():
-            return request.number or 0
-
-        def save_all():
-            nonlocal saved
-            if saved != trainer.step:
-                with pause():
-                    trainer.check_ranks()
-                    communicator.first(save, state())
-                saved = trainer.step
-
-        def stop(number):
-            save_all()
-            why = ", as its output has no reader" if number == SIGPIPE else ""
-            after = f"after step {trainer.step} of {options.steps}{why}; continue with"
-            if trainer.step == options.steps:
-                after = f"after its last step{why}, before its pictures, which are drawn by"
-            raise Stopped(f"stopped {after}: {resume_command(options, run_dir)}", number)
-
-        def draw_all():
-            if communicator.rank == 0:
-                plots.import_ahead()
-            with pause("drawing samples"), doing(f"drawing samples after step {trainer.step}"):
-                images, number = (
-                    previews.draw(asked) if draws(options, trainer.model) else (None, 0)
-                )
-                if number:
-                    stop(number)
-                communicator.first(draw, images)
-
-        if communicator.first(lambda: not list_checkpoints(run_dir)):
-            with pause():
-                # so that a run killed at any moment can be resumed
-                communicator.first(save_first, state())
-        if communicator.rank > 0:  # rank 0 says so once the first checkpoint is written
-            communicator.resumes_by(resume_command(options, run_dir))
-        if trainer.step == options.steps:  # it was killed before its pictures
-            saved = trainer.step
-            draw_all()
-        reports, extensions = [], extensions_of(options)
-        while trainer.step < options.steps:
-            steps = steps_until_next_event(trainer.step, options, communicator.size)
-            for part in trainer.run(steps, options.log_every, asked):
-                reports += part
-                if (reports[-1].step + 1) % options.log_every == 0:
-                    communicator.first(report, reports)
-                    reports = []
-            number = communicator.largest(asked())
-            if reports and (number or due(options.checkpoint_every) or due(options.sample_every)):
-                # a resumed run starts from here, or the loss is drawn
-                communicator.first(report, reports)
-                reports, number = [], communicator.largest(asked())
-            if number:
-                stop(number)
-            for extension in extensions:
-                if extension.every() and due(extension.every()):
-                    with pause(), doing(f"storing the averages of step {trainer.step}"):
-                        averages = communicator.build(trainer.averages)
-                        communicator.first(
-                            saying_how_to_go_on(options, run_dir)(extension.store),
-                            run_dir,
-                            trainer,
-                            averages,
-                            checkpoint_meta(trainer, options),
-                        )
-            if due(options.checkpoint_every):
-                save_all()
-            elif communicator.size > 1 and due(COMPARE_EVERY):
-                with pause():
-                    trainer.check_ranks()
-            if due(options.sample_every):
-                draw_all()
-
-
-def steps_until_next_event(step, options, ranks=1):
-    """Steps until something must be saved, drawn or compared."""
-    intervals = (
-        options.checkpoint_every,
-        options.sample_every,
-        *(each.every() for each in extensions_of(options)),
-        COMPARE_EVERY if ranks > 1 else 0,
-    )
-    return min([options.steps - step, *(every - step % every for every in intervals if every)])
-
-
 def lacks_pictures(options, model, run_dir):
     """Whether a run that did its last step was killed before its pictures were drawn; the loss
     curve comes last."""
@@ -531,13 +268,4 @@ def lacks_pictures(options, model, run_dir):
         return True
     return not curve.exists() or (
         stats.exists() and curve.stat().st_mtime_ns < stats.stat().st_mtime_ns
-    )
-
-
-def sample_grid(model, images):
-    """A picture of images."""
-    return image_grid(
-        images,
-        columns_of(model),
-        zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1,
     )

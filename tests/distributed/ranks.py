@@ -498,12 +498,12 @@ def overflow(folder):
 
 def disk(folder):
     """Rank 0 cannot write a checkpoint."""
-    from numdiff.training import run
+    from numdiff.training import loop
 
     def full(path, *_):
         raise NumdiffError(f"cannot write the checkpoint {path}: the disk is full.")
 
-    run.save_checkpoint = full
+    loop.save_checkpoint = full
     train(resolve({**OPTIONS, "outdir": str(folder), "steps": 20}))
 
 

@@ -22,7 +22,7 @@ from numdiff import files, plots
 from numdiff.device.traffic import Readback
 from numdiff.diffusion import Sampling
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.training import run as run_module
+from numdiff.training import loop
 from numdiff.training.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -485,7 +485,7 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Sampling, "batches", slow)
     with pytest.raises(
-        run_module.Stopped, match="stopped after step 2 of 9; continue with: numdiff train"
+        loop.Stopped, match="stopped after step 2 of 9; continue with: numdiff train"
     ) as stop:
         run(tmp_path / "a b", 9, sample_every=2)
     assert len(asked) == 3 and stop.value.exit_code == 143
@@ -494,7 +494,7 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
     assert load_checkpoint(newest_checkpoint(folder))[1]["step"] == 2
     asked.clear()
     with pytest.raises(
-        run_module.Stopped,
+        loop.Stopped,
         match="stopped after its last step, before its pictures, which are drawn",
     ):
         run(tmp_path, 3, resume=str(folder))

@@ -1,0 +1,338 @@
+"""The loop of a training run: steps, and between them reports, checkpoints, sample grids, and a
+clean stop. run.py prepares it.
+
+    loop = TrainingLoop(options, trainer, previews, run_dir, output)
+    loop.run()
+"""
+
+import contextlib
+import math
+import shlex
+import signal
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+from .. import plots
+from ..device.roof import peak_flops
+from ..distributed.together import stop_signals
+from ..errors import NumdiffError
+from ..files import WriteError, check_held
+from ..progress import doing
+from .checkpoint import (
+    checkpoint_name,
+    checkpoint_step,
+    list_checkpoints,
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from .precision import SCALES_LOSS
+from .previews import draws, sampling_record
+from .report import Reporter, columns_of, image_grid, read_stats, save_png
+from .resume import schedule_of, split_of
+from .run_extension import extensions_of
+from .run_folder import sample_path
+
+SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
+# steps after which the ranks compare their weights, which they also do at every checkpoint
+COMPARE_EVERY = 1000
+
+
+class Stopped(NumdiffError):
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, or its output has no reader) and has
+    saved its state."""
+
+    def __init__(self, message, signal_number):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class TrainingLoop:
+    """The steps of a run, and what happens between them.
+
+    Every rank runs the same loop, so that all ranks take part in each collective. Rank 0 alone has
+    a reporter and writes files.
+    """
+
+    def __init__(self, options, trainer, previews, run_dir, output):
+        self.options, self.trainer, self.previews = options, trainer, previews
+        self.run_dir, self.output, self.communicator = run_dir, output, trainer.communicator
+        self.extensions = extensions_of(options)
+        self.resume_command = resume_command(options, run_dir)
+        self.reporter = None  # of rank 0
+        self.reports = []  # of the steps since the last line of the log
+        self.first_checkpoint = None  # the future of the first checkpoint while it is in flight
+        self.saved_step = None  # of the last checkpoint
+        self.notes = set()  # that have been printed
+
+    def run(self):
+        """Train until the last step. Raises `Stopped` after a signal, once the state is saved."""
+        with contextlib.ExitStack() as self.resources:
+            self.resources.enter_context(quiet_overflows())
+            self.request = self.resources.enter_context(stop_signals())
+            self.communicator.first(self.open_reporter)
+            self.begin()
+            while not self.is_at_end:
+                self.train_until(self.trainer.step + self.steps_until_next_event())
+                self.handle_events()
+
+    def begin(self):
+        """Save the first checkpoint of a new run; draw the last pictures of a run that lacks them."""
+        if self.communicator.first(lambda: not list_checkpoints(self.run_dir)):
+            with self.paused():
+                # a run that is killed at any moment can be resumed
+                self.communicator.first(self.save_in_background, self.state())
+        if self.communicator.rank > 0:  # rank 0 does this once the first checkpoint is written
+            self.communicator.resumes_by(self.resume_command)
+        if self.is_at_end:
+            self.saved_step = self.trainer.step
+            self.draw_samples()
+
+    # Steps ------------------------------------------------------------------------------------
+
+    @property
+    def is_at_end(self):
+        return self.trainer.step >= self.options.steps
+
+    def is_due(self, every):
+        """Whether an event of each `every` steps, and of the last step, happens now."""
+        return self.is_at_end or bool(every and self.trainer.step % every == 0)
+
+    def steps_until_next_event(self):
+        return steps_until_next_event(self.trainer.step, self.options, self.communicator.size)
+
+    def train_until(self, last):
+        """Train until the step `last`, or until a stop is requested; report every `log_every`
+        steps."""
+        every = self.options.log_every
+        for part in self.trainer.run(last - self.trainer.step, every, self.requested_signal):
+            self.reports += part
+            if (self.reports[-1].step + 1) % every == 0:
+                self.report()
+
+    def handle_events(self):
+        """Between two steps: stop, or save, compare and draw what is due."""
+        options, number = self.options, self.communicator.largest(self.requested_signal())
+        is_drawn = self.is_due(options.sample_every)
+        if self.reports and (number or self.is_due(options.checkpoint_every) or is_drawn):
+            # a resumed run starts from here, or the loss is drawn
+            self.report()
+            number = self.communicator.largest(self.requested_signal())
+        if number:
+            self.stop(number)
+        for extension in self.extensions:
+            if extension.every() and self.is_due(extension.every()):
+                self.store(extension)
+        if self.is_due(options.checkpoint_every):
+            self.save()
+        elif self.communicator.size > 1 and self.is_due(COMPARE_EVERY):
+            with self.paused():
+                self.trainer.check_ranks()
+        if is_drawn:
+            self.draw_samples()
+
+    def requested_signal(self):
+        """The number of the signal that asks this rank to stop, or 0."""
+        return self.request.number or 0
+
+    def stop(self, number):
+        """Save, then raise `Stopped`; number: of the signal."""
+        self.save()
+        why = ", as its output has no reader" if number == SIGPIPE else ""
+        after = f"after step {self.trainer.step} of {self.options.steps}{why}; continue with"
+        if self.is_at_end:
+            after = f"after its last step{why}, before its pictures, which are drawn by"
+        raise Stopped(f"stopped {after}: {self.resume_command}", number)
+
+    # Reports ----------------------------------------------------------------------------------
+
+    def open_reporter(self):
+        peak = peak_flops(self.trainer.model.backend, self.options.precision)
+        self.reporter = self.resources.enter_context(
+            Reporter(
+                self.run_dir,
+                self.options.steps,
+                self.options.batch,
+                self.trainer.step,
+                self.trainer.flops_per_step,
+                peak and peak * self.communicator.size,
+                output=self.output,
+            )
+        )
+
+    def paused(self, doing=""):
+        """Context: its time does not count as time of the steps."""
+        return self.reporter.pause(doing) if self.reporter else contextlib.nullcontext()
+
+    def report(self):
+        reports, self.reports = self.reports, []
+        self.communicator.first(self.write_report, reports)
+
+    def write_report(self, reports):
+        with self.hinting_at_resume():
+            check_held(self.run_dir)
+            if self.first_checkpoint and self.first_checkpoint.done():
+                self.finish_first_checkpoint()
+            newest = reports[-1]
+            finite = (r for r in reversed(reports) if math.isfinite(r.gradient_norm))
+            last = next(finite, newest)
+            more = {}
+            if self.trainer.precision in SCALES_LOSS:
+                more = {"loss_scale": newest.loss_scale, "skipped": newest.skipped}
+            losses = [r.loss for r in reports]
+            self.reporter.report(
+                newest.step + 1, losses, last.gradient_norm, last.learning_rate, **more
+            )
+            if self.output.closed:
+                self.request.number = self.request.number or SIGPIPE
+
+    @contextlib.contextmanager
+    def hinting_at_resume(self):
+        """Context: if a file of the run cannot be written, which ends the run, the message names
+        the command that continues it."""
+        try:
+            yield
+        except WriteError as error:
+            check_held(self.run_dir)
+            newest = newest_checkpoint(self.run_dir)
+            if newest is None:
+                raise
+            raise WriteError(
+                f"{str(error).rstrip('.')}; then continue after step {checkpoint_step(newest)} with: "
+                f"{self.resume_command}"
+            ) from error
+
+    # Checkpoints ------------------------------------------------------------------------------
+
+    def state(self):
+        """The trainer's state on rank 0; collective."""
+        return self.communicator.build(self.trainer.state, False)
+
+    def meta(self):
+        return checkpoint_meta(self.trainer, self.options)
+
+    def save(self):
+        """Write a checkpoint, unless this step has one; collective."""
+        if self.saved_step != self.trainer.step:
+            with self.paused():
+                self.trainer.check_ranks()
+                self.communicator.first(self.save_state, self.state())
+            self.saved_step = self.trainer.step
+
+    def save_state(self, state):
+        with self.hinting_at_resume():
+            self.finish_first_checkpoint()
+            with doing(f"saving step {self.trainer.step}"):
+                # a damaged model is never saved: the earlier checkpoints stay the newest
+                self.trainer.check_finite(state)
+                self.write_checkpoint(self.trainer.step, state, self.meta())
+
+    def save_in_background(self, state):
+        """Write the first checkpoint concurrently with the first steps."""
+        writer = ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint")
+        self.first_checkpoint = self.resources.enter_context(writer).submit(
+            self.write_checkpoint, self.trainer.step, state, self.meta()
+        )
+
+    def finish_first_checkpoint(self):
+        """Wait for the first checkpoint; an error of its thread is raised here."""
+        first, self.first_checkpoint = self.first_checkpoint, None
+        if first is not None:
+            first.result()
+
+    def write_checkpoint(self, step, state, meta):
+        save_checkpoint(self.run_dir / checkpoint_name(step), state, meta)
+        self.communicator.resumes_by(self.resume_command)
+        prune_checkpoints(self.run_dir, self.options.keep)
+
+    def store(self, extension):
+        """Write what an extension keeps of the averages; collective."""
+        with self.paused(), doing(f"storing the averages of step {self.trainer.step}"):
+            averages = self.communicator.build(self.trainer.averages)
+            self.communicator.first(self.store_averages, extension, averages)
+
+    def store_averages(self, extension, averages):
+        with self.hinting_at_resume():
+            extension.store(self.run_dir, self.trainer, averages, self.meta())
+
+    # Pictures ---------------------------------------------------------------------------------
+
+    def draw_samples(self):
+        """Draw a grid of samples and the loss curve; collective."""
+        if self.communicator.rank == 0:
+            plots.import_ahead()
+        step, images, number = self.trainer.step, None, 0
+        with self.paused("drawing samples"), doing(f"drawing samples after step {step}"):
+            if draws(self.options, self.trainer.model):
+                images, number = self.previews.draw(self.requested_signal)
+            if number:
+                self.stop(number)
+            self.communicator.first(self.save_pictures, images)
+
+    def save_pictures(self, images):
+        with self.hinting_at_resume():
+            if images is not None:
+                path = sample_path(self.run_dir, self.trainer.step)
+                save_png(path, sample_grid(self.trainer.model, images))
+            try:
+                # last: it shows that all was written
+                plots.loss_curve(self.run_dir / "loss.png", *read_stats(self.run_dir))
+            except plots.NoPlotsError as error:  # no reason to end a run
+                if str(error) not in self.notes:
+                    self.output(f"note      loss.png is not drawn: {error}")
+                    self.notes.add(str(error))
+
+
+def steps_until_next_event(step, options, ranks=1):
+    """Steps until something must be saved, drawn or compared."""
+    intervals = (
+        options.checkpoint_every,
+        options.sample_every,
+        *(each.every() for each in extensions_of(options)),
+        COMPARE_EVERY if ranks > 1 else 0,
+    )
+    return min([options.steps - step, *(every - step % every for every in intervals if every)])
+
+
+def checkpoint_meta(trainer, options):
+    """What a checkpoint says about itself. "pictures": how samples are drawn, by the run and by
+    `numdiff sample`."""
+    model = trainer.model
+    return {
+        "model": model.kind,
+        "model_options": model.options,
+        "index": model.parameters.index,
+        "diffusion": trainer.diffusion.options,
+        "step": trainer.step,
+        "classes": trainer.dataset.classes,
+        "data": trainer.fingerprint,
+        "seed": trainer.seed,
+        "init": trainer.origin,
+        "split": split_of(trainer),
+        "schedule": schedule_of(options),
+        **sampling_record(options),
+        **{key: value for each in extensions_of(options) for key, value in each.meta().items()},
+    }
+
+
+@contextlib.contextmanager
+def quiet_overflows():
+    """Context: NumPy does not warn of overflows, as `NonFiniteError` reports them better, in one
+    sentence."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
+        yield
+
+
+def resume_command(options, run_dir):
+    """The command that continues with a run."""
+    return f"numdiff train {options.model} --resume {shlex.quote(str(run_dir))}"
+
+
+def sample_grid(model, images):
+    """A picture of images."""
+    return image_grid(
+        images,
+        columns_of(model),
+        zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1,
+    )
