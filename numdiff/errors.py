@@ -23,7 +23,7 @@ class NumdiffError(Exception):
     exit_code = 1  # of the command line
 
     def __init__(self, message=""):
-        super().__init__("\n".join(map(printable, str(message).split("\n"))))
+        super().__init__(printable(" ".join(_written(message, str).split("\n"))))
 
 
 class UsageError(NumdiffError):

@@ -240,9 +240,9 @@ def _pickle_refused(path):
     """Why EDM2's statistics, a dict of "mu" and "sigma" for each kind of features, are not read,
     and what to do."""
     return (
-        f"{path} is a pickle, which may run code, so it is not opened; if you trust it, convert it to an npz with\n"
-        f"import numpy, pathlib, pickle; s = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
-        f"s = s.get('fid', s);\n"
+        f"{path} is a pickle, which may run code, so it is not opened; if you trust it, convert it to an npz in "
+        f"Python with: import numpy, pathlib, pickle; "
+        f"s = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); s = s.get('fid', s); "
         f"numpy.savez({str(path.with_suffix('.npz'))!r}, mu=s['mu'], sigma=s['sigma'])"
     )
 

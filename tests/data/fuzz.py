@@ -31,7 +31,7 @@ import numpy as np
 
 from numdiff import plots
 from numdiff.data.dataset import open_dataset
-from numdiff.errors import NumdiffError
+from numdiff.errors import NumdiffError, printable
 from numdiff.evaluation.sources import Images, open_source
 from numdiff.nn import DiT, UNet
 from numdiff.training.checkpoint import (
@@ -449,7 +449,7 @@ def run_case(kind, number, folder):
             use()
     except NumdiffError as error:
         text = str(error)
-        if not (text.isprintable() and text.endswith((".", ")")) and len(text) < 3000):
+        if not (text == printable(text) and text.endswith((".", ")")) and len(text) < 3000):
             return f"is not one sentence: {text[:500]!r}"
     except MemoryError:
         return "takes more memory than it may"
