@@ -126,7 +126,7 @@ class Layers:
         class Record(self._record):
             __slots__ = ()
 
-            def __init__(self, name, output, inputs, backward, adds=False):
+            def __init__(self, name, output, inputs, backward, *more, **options):
                 layer = recording.scope[-1] if recording.scope else None
 
                 def within(*gradients):
@@ -138,7 +138,7 @@ class Layers:
                     finally:
                         recording.scope.pop()
 
-                super().__init__(name, output, inputs, within, adds)
+                super().__init__(name, output, inputs, within, *more, **options)
 
         def play(tape, *args, **kwargs):
             # a recomputed block plays a tape within a tape
