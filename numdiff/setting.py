@@ -35,7 +35,7 @@ class Setting:
     low, high: the smallest and largest value; above, below: limits that the value itself must not
     touch
     resume: a run that continues may change it and still be the same run
-    readers: {reader: Argument} of "trainer", "adamw", "model", "diffusion"
+    readers: {reader: Argument} of "trainer", "adamw", "muon", "model", "diffusion"
     needs: (another setting, the value that it must have; None: any) where this one alone means
     nothing
     missing: why the extension that has it cannot be used
@@ -85,11 +85,20 @@ class Setting:
 
 
 def setting(
-    default: Any, help: str, *, trainer=None, adamw=None, model=None, diffusion=None, **more
+    default: Any,
+    help: str,
+    *,
+    trainer=None,
+    adamw=None,
+    muon=None,
+    model=None,
+    diffusion=None,
+    **more,
 ) -> Any:
     """One line of a table: see `Setting` and the head of settings.py; None: this reader does not
     read it."""
-    readers = {"trainer": trainer, "adamw": adamw, "model": model, "diffusion": diffusion}
+    readers = {"trainer": trainer, "adamw": adamw, "muon": muon}
+    readers |= {"model": model, "diffusion": diffusion}
     readers = {
         name: how if isinstance(how, Argument) else Argument(how)
         for name, how in readers.items()

@@ -3,26 +3,33 @@ whether a resumed run may change it, and its readers.
 
 The classes below are the table: a class is a heading of help, an annotation the type (`| None`: may
 be left open). From it follow the options of the command line (cli/settings.py), `TrainOptions` and
-options.json and what is refused there (training/options.py), the keyword arguments of `Trainer` and
-of `nn.AdamW` with their checks (`complete`), and those of the model and the `Diffusion` that a run
-builds (`arguments`). What one kind of model alone has stands in its record, in training/kinds/, in
-the same form; so has what an extension adds (extensions.py). setting.py describes a line.
+options.json and what is refused there (training/options.py), the configurations of `Trainer`,
+`nn.AdamW` and `nn.Muon` (configs.py) with their checks (`configure`), and the arguments of the model
+and the `Diffusion` that a run builds (`arguments`). What one kind of model alone has stands in its
+record, in training/kinds/, in the same form; so has what an extension adds (extensions.py).
+setting.py describes a line.
 
 A reader of a setting takes it as an argument of the same name and default, SAME, or as an
 `Argument` says; a plain value is another default: Python defaults are minimal, command-line
 defaults give a good run.
 
-    python -m numdiff.settings      writes numdiff/arguments.pyi: declarations for editors and type checkers
+    python -m numdiff.settings      writes numdiff/configs.py: the typed configurations
 """
 
-import inspect
+import dataclasses
+import functools
+import json
 import math
 import numbers
+import os
 import pathlib
+import textwrap
 from collections.abc import Sequence
 
 from . import extensions
-from .errors import UsageError, near_miss, printable
+from .configs import AdamWConfig, MuonConfig, TrainerConfig
+from .configuration import given_values
+from .errors import UsageError, printable
 from .setting import SAME, Argument, Setting, flag, say, setting, settings_in
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
@@ -328,6 +335,7 @@ class Optimiser:
         below=1,
         needs=("optimizer", "muon"),
         trainer=SAME,
+        muon=Argument(name="momentum"),
     )
     learning_rate: float = setting(
         1e-4,
@@ -530,13 +538,13 @@ def with_extensions(lines, place="settings"):
     return {line.name: line for line in lines}
 
 
+TABLES = (Run, Data, Model, Diffusion, Optimiser, Output)
 COMMON = with_extensions(
-    {
-        name: line
-        for table in (Run, Data, Model, Diffusion, Optimiser, Output)
-        for name, line in settings_in(table).items()
-    }
+    {name: line for table in TABLES for name, line in settings_in(table).items()}
 )
+
+
+CONFIGS = {"trainer": TrainerConfig, "adamw": AdamWConfig, "muon": MuonConfig}
 
 
 # Readers ------------------------------------------------------------------------------------------
@@ -554,74 +562,94 @@ def arguments(reader, options, table=COMMON):
     return found
 
 
-def complete(reader, given, who):
-    """All of a reader's arguments, from those that its caller has given by name; who: it, in a
-    message.
-
-    Raises a `UsageError` for one that it does not have, and for a value of the wrong type or out of
-    range.
-    """
-    known = {line.argument(reader)[0]: line for line in COMMON.values() if reader in line.readers}
-    given = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+def arguments_of(reader, table=COMMON):
+    """{argument: Setting} of a reader, in the table's order. Muon takes all that AdamW takes."""
+    readers = ("adamw", "muon") if reader == "muon" else (reader,)
+    return {
+        line.argument(name)[0]: line
+        for name in readers
+        for line in table.values()
+        if name in line.readers
     }
-    for name, value in given.items():
-        if name not in known:
-            raise UsageError(
-                f"{who} has no argument {name!r}{near_miss(name, known)}: correct it, or leave it out."
-            )
-        line, (_, default, of) = known[name], known[name].argument(reader)
-        value = given[name] = line.meant(value)
+
+
+def argument_of(line, reader):
+    """`Setting.argument`, of Muon's settings also where they are AdamW's."""
+    return line.argument(reader if reader in line.readers else "adamw")
+
+
+@functools.cache
+def config_class(reader):
+    """The class of a reader's configuration: that of configs.py, with fields for the settings of
+    extensions."""
+    kind, known = CONFIGS[reader], dataclasses.fields(CONFIGS[reader])
+    more = {
+        name: line
+        for name, line in arguments_of(reader).items()
+        if name not in {field.name for field in known}
+    }
+    if not more:
+        return kind
+    fields = [
+        (name, hint_of(line, reader), argument_of(line, reader)[1]) for name, line in more.items()
+    ]
+    namespace = {
+        "__doc__": "\n".join(["", *(f"    {name}: {line.help}" for name, line in more.items())]),
+        "__reduce__": lambda self: (restored_config, (reader, dict(vars(self)))),
+    }
+    return dataclasses.make_dataclass(
+        kind.__name__, fields, bases=(kind,), namespace=namespace, frozen=True, kw_only=True
+    )
+
+
+def restored_config(reader, values):
+    """A configuration from a pickle."""
+    return config_class(reader)(**values)
+
+
+def configure(reader, config, given, who):
+    """The checked configuration of a reader: the caller's, with the values that are `given` by name
+    in place of its own.
+
+    config: a `TrainerConfig`, an `AdamWConfig` or a `MuonConfig`; None: the defaults
+    who: the reader, in a message. Raises a `UsageError` for a setting that it does not have, and for
+    a value of the wrong type or out of range.
+    """
+    kind, lines = config_class(reader), arguments_of(reader)
+    values = given_values(CONFIGS[reader], config, given, who, kind)
+    for name, value in values.items():
+        line = lines[name]
+        _, default, of = argument_of(line, reader)
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        elif line.repeated and isinstance(value, str):
+            value = (value,)
+        value = values[name] = line.meant(tuple(value) if isinstance(value, list) else value)
         if of is not None:
             if not isinstance(value, bool):
                 raise UsageError(f"{name} {say(value)} must be True or False.")
         elif value is not None or default is not None:
             check_value(line, value, *(() if name == line.name else (name, False)))
-    return {name: given.get(name, line.argument(reader)[1]) for name, line in known.items()}
+    return kind(**values)
 
 
-def shared(reader, other, values):
-    """{argument: value} for another reader of those settings that both read, from the first one's
-    arguments."""
-    return {
-        line.argument(other)[0]: values[line.argument(reader)[0]]
-        for line in COMMON.values()
-        if reader in line.readers and other in line.readers
+def shared(reader, other, config, **more):
+    """The configuration of another reader with the settings that both read, from the first one's
+    configuration, and with `more`."""
+    values = {
+        argument_of(line, other)[0]: getattr(config, line.argument(reader)[0])
+        for line in arguments_of(other).values()
+        if reader in line.readers
     }
+    return config_class(other)(**{**values, **more})
 
 
 def hint_of(line, reader):
     """The type of a reader's argument, for type checkers."""
-    _, default, of = line.argument(reader)
+    _, default, of = argument_of(line, reader)
     kind = bool if of else bool | line.kind if line.switch else line.kind
     kind = Sequence[kind] if line.many else kind
     return kind | None if line.open and default is None else kind
-
-
-def takes(reader):
-    """Decorator of a class whose constructor ends in `**settings`: its signature, for help and for
-    editors, names them, and its docstring has a line of each."""
-
-    def decorate(kind):
-        signature = inspect.signature(kind.__init__)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        lines = [line for line in COMMON.values() if reader in line.readers]
-        named = [
-            inspect.Parameter(
-                line.argument(reader)[0],
-                inspect.Parameter.KEYWORD_ONLY,
-                default=line.argument(reader)[1],
-                annotation=hint_of(line, reader),
-            )
-            for line in lines
-        ]
-        kind.__init__.__signature__ = signature.replace(parameters=[*own, *named])
-        described = [f"    {line.argument(reader)[0]}: {line.help}" for line in lines]
-        head = "    Settings, by name (numdiff/settings.py has their ranges):"
-        kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", head, *described, ""])
-        return kind
-
-    return decorate
 
 
 # Checks -------------------------------------------------------------------------------------------
@@ -673,9 +701,48 @@ def counted(count, noun):
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-# For type checkers --------------------------------------------------------------------------------
+# The file of typed configurations -----------------------------------------------------------------
 
-STUB = pathlib.Path(__file__).with_name("arguments.pyi")
+CONFIGS_FILE = pathlib.Path(__file__).with_name("configs.py")
+CONFIGS_HEAD = '''"""Typed configurations of `Trainer`, `AdamW` and `Muon`, with Python's defaults.
+
+`python -m numdiff.settings` writes this file from the table in settings.py, which has the ranges. A
+setting that an extension adds is given by name: `Trainer(model, dataset, config, ema_std=(0.05,))`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+'''
+OF_CLASSES = (
+    ("trainer", "TrainerConfig", "Settings of a `numdiff.training.Trainer`."),
+    ("adamw", "AdamWConfig", "Settings of a `numdiff.nn.AdamW`."),
+    ("muon", "MuonConfig", "Settings of a `numdiff.nn.Muon`; all but the momentum are AdamW's."),
+)
+
+
+def configs_text():
+    """The text of configs.py."""
+    core = {name: line for table in TABLES for name, line in settings_in(table).items()}
+    text = CONFIGS_HEAD
+    for reader, kind, sentence in OF_CLASSES:
+        own = {n: line for n, line in arguments_of(reader, core).items() if reader in line.readers}
+        base = "(AdamWConfig)" if reader == "muon" else ""
+        text += f"\n\n@dataclass(frozen=True, kw_only=True)\nclass {kind}{base}:\n"
+        text += f'    """{sentence}\n\n'
+        for name, line in own.items():
+            text += textwrap.fill(
+                f"{name}: {line.help}", 100, initial_indent=" " * 4, subsequent_indent=" " * 8
+            )
+            text += "\n"
+        text += '    """\n\n'
+        for name, line in own.items():
+            default = (
+                json.dumps(value)
+                if isinstance(value := line.argument(reader)[1], str)
+                else repr(value)
+            )
+            text += f"    {name}: {_named(hint_of(line, reader))} = {default}\n"
+    return text
 
 
 def _named(hint):
@@ -684,20 +751,5 @@ def _named(hint):
     )
 
 
-def stub():
-    """The text of arguments.pyi: a TypedDict a reader that users call."""
-    text = [
-        "# Written by `python -m numdiff.settings` from the table there; not there at run time.",
-        "from collections.abc import Sequence",
-        "from typing import TypedDict",
-    ]
-    for reader, name in (("trainer", "TrainerArguments"), ("adamw", "AdamWArguments")):
-        text += ["", f"class {name}(TypedDict, total=False):"]
-        for line in COMMON.values():
-            if reader in line.readers:
-                text.append(f"    {line.argument(reader)[0]}: {_named(hint_of(line, reader))}")
-    return "\n".join(text) + "\n"
-
-
 if __name__ == "__main__":
-    STUB.write_text(stub(), encoding="utf-8")
+    CONFIGS_FILE.write_text(configs_text(), encoding="utf-8")

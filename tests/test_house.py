@@ -18,10 +18,11 @@ ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
 GROUND = (
     "archives",
-    "arguments",
     "caches",
     "children",
     "dtypes",
+    "configs",
+    "configuration",
     "errors",
     "extensions",
     "files",

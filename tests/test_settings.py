@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from numdiff import settings
+from numdiff.configs import AdamWConfig, MuonConfig, TrainerConfig
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, UNet
 from numdiff.settings import (
@@ -15,7 +16,7 @@ from numdiff.settings import (
     Argument,
     arguments,
     check_value,
-    complete,
+    configure,
     setting,
     settings_in,
 )
@@ -93,7 +94,7 @@ def test_a_wrong_value_is_a_sentence(value, sentence):
 )
 def test_arguments_that_cannot_be(given, sentence):
     with pytest.raises(UsageError, match=re.escape(sentence)):
-        complete("trainer", given, "Trainer")
+        configure("trainer", None, given, "Trainer")
 
 
 def test_the_constructors_arguments_are_the_tables():
@@ -122,7 +123,7 @@ def test_the_optimizer_reads_what_it_is_given():
         cosine=True,
         total_steps=10,
     )
-    read = vars(optimizer.settings)
+    read = vars(optimizer.config)
     assert (read["eps"], read["beta1"], read["clip_norm"], read["cosine"]) == (1e-3, 0.9, 0.0, True)
     model.parameters.grad[:] = 1
     optimizer.update(np.ones(1, np.float32))
@@ -131,8 +132,36 @@ def test_the_optimizer_reads_what_it_is_given():
         AdamW(model.parameters, lr=1e-3)
 
 
-def test_the_stub_is_the_tables():
-    assert settings.STUB.read_text() == settings.stub(), "run `python -m numdiff.settings`"
+def test_the_typed_configurations_are_the_tables():
+    assert settings.CONFIGS_FILE.read_text(encoding="utf-8") == settings.configs_text(), (
+        "run `python -m numdiff.settings`"
+    )
+
+
+def test_a_configuration_and_names_mean_the_same():
+    config = TrainerConfig(batch=8, learning_rate=0.5, freeze=["a.*"])
+    checked = configure("trainer", config, {}, "Trainer")
+    assert checked == configure(
+        "trainer", None, {"batch": 8, "learning_rate": 0.5, "freeze": "a.*"}, "Trainer"
+    )
+    assert checked.freeze == ("a.*",) and checked.warmup_steps == 100
+    both = configure("trainer", config, {"batch": 4, "ema_std": (0.1,)}, "Trainer")
+    assert (both.batch, both.learning_rate, both.ema_std) == (4, 0.5, (0.1,))
+    assert configure("muon", MuonConfig(momentum=0.5), {"beta1": 0.8}, "Muon").momentum == 0.5
+
+
+@pytest.mark.parametrize(
+    "config, sentence",
+    [
+        (AdamWConfig(), "Trainer takes a TrainerConfig as config, and not .*: give TrainerConfig"),
+        ({"batch": 3}, "Trainer takes a TrainerConfig as config, and not the dict"),
+        (TrainerConfig(batch=0), "--batch 0 must be at least 1"),
+        (TrainerConfig(cosine="yes"), "cosine yes must be True or False"),
+    ],
+)
+def test_a_configuration_that_cannot_be(config, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        configure("trainer", config, {}, "Trainer")
 
 
 def test_every_setting_is_read_and_its_help_stands_once():

@@ -1,6 +1,7 @@
 """Automatic differentiation and models: tensors and the tape, operations, modules, UNet and DiT,
 the optimiser."""
 
+from ..configs import AdamWConfig, MuonConfig
 from . import functional
 from .dit import DiT
 from .layers import Conv2d, Embedding, GroupNorm, LayerNorm, Linear
@@ -13,6 +14,7 @@ from .unet import UNet
 
 __all__ = [
     "AdamW",
+    "AdamWConfig",
     "Conv2d",
     "DiT",
     "Embedding",
@@ -23,6 +25,7 @@ __all__ = [
     "Model",
     "Module",
     "Muon",
+    "MuonConfig",
     "Numbered",
     "Parameter",
     "Tape",

@@ -9,12 +9,13 @@ without the host.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from .. import extensions
+from ..configs import AdamWConfig, MuonConfig
+from ..configuration import configured_by
 from ..device import AnyArray, copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
 from ..errors import UsageError, shown
@@ -32,14 +33,9 @@ from ..kernels.optimizer.step_state import (
 )
 from ..kernels.optimizer.zero_ranges import pieces
 from ..kernels.side_stream import at_once
-from ..settings import COMMON, check_value, complete, takes
+from ..settings import COMMON, check_value, config_class, configure
 from .module import ALIGNMENT, FlatParameters
 from .partition import Partition
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from ..arguments import AdamWArguments
 
 # numbers of all of Muon's stacks up to which they share the GPU; larger ones fill it, one by one
 AT_ONCE = 64 << 20
@@ -84,7 +80,7 @@ class NoLossScale:
         self.counts = zeros(3, np.int32, like)
 
 
-@takes("adamw")
+@configured_by(config_class("adamw"))
 class AdamW:
     """Optimiser of a model's `FlatParameters`.
 
@@ -94,20 +90,23 @@ class AdamW:
     loss_scale: a `LossScale` where the gradients come scaled
     partition: a `Partition`, where several ranks train together; each then updates its part
     (nn/partition.py) Frozen parameters (`FlatParameters.freeze`) keep their bits, and so does their
-    average. Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the
+    average. Attributes config: the settings, checked; m, v, ema: flat arrays like the
     parameters, or like this rank's part of them; step uint32 (1,): steps done; updates uint32 (1,):
     those that were not skipped; gradient_norm, rate (1,); extensions: what extensions keep
     (extensions.py): each has update(weights, updates, gradient_norm), with this rank's part of the
     weights, and arrays(), which names what a checkpoint stores.
     """
 
+    reader = "adamw"  # of the table in settings.py
+
     def __init__(
         self,
         parameters: FlatParameters,
+        config: AdamWConfig | None = None,
         *,
         loss_scale: LossScale | None = None,
         partition: Partition | None = None,
-        **settings: "Unpack[AdamWArguments]",
+        **settings: Any,
     ):
         for name, value, has in (
             ("parameters", parameters, "total"),
@@ -124,15 +123,15 @@ class AdamW:
             (partition.first, partition.stop) if partition else (0, parameters.total)
         )
         own = self.stop - self.first
-        self.settings = SimpleNamespace(**complete("adamw", settings, "AdamW"))
+        self.config = configure(self.reader, config, settings, type(self).__name__)
         like = parameters.data
         self.m, self.v = zeros(own, np.float32, like), zeros(own, np.float32, like)
-        self.ema = zeros(own, np.float32, like) if self.settings.ema_decay else None
+        self.ema = zeros(own, np.float32, like) if self.config.ema_decay else None
         if self.ema is not None:
             copy_into(self.ema, parameters.data[self.first : self.stop])
         self.extensions = [
-            kind(self.settings, self._own(like))
-            for kind in extensions.active("optimizer_state", self.settings)
+            kind(self.config, self._own(like))
+            for kind in extensions.active("optimizer_state", self.config)
         ]
         self.step, self.updates = zeros(1, np.uint32, like), zeros(1, np.uint32, like)
         self.rate = zeros(1, np.float32, like)
@@ -166,7 +165,7 @@ class AdamW:
             self.loss_scale.update(self.gradient_norm, self.first_bad_step, self.step)
         else:
             latch_nonfinite(self.first_bad_step, loss, self.gradient_norm, self.step)
-        s = self.settings
+        s = self.config
         learning_rate_forward(
             self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine
         )
@@ -203,7 +202,7 @@ class AdamW:
 
     def _adamw(self, start, stop, ranges=None):
         """AdamW's step of these elements of the own part, or of ranges of them."""
-        weights, s = self.parameters, self.settings
+        weights, s = self.parameters, self.config
         weight, gradient, m, v, ema, half = (
             None if flat is None else flat[start:stop]
             for flat in (
@@ -301,30 +300,32 @@ class AdamW:
                 copy_into(array, value if name in SCALARS else self._own(value))
 
 
-@takes("adamw")
+@configured_by(config_class("muon"))
 class Muon(AdamW):
     """Muon for the weights that are matrices, AdamW for all others: see kernels/optimizer/muon.py.
 
     matrices: {name: how many matrices, one below the other} of those weights, as `Model.matrices`
-        gives them; a weight of more than two axes counts as (first, all others); momentum: of Muon
+        gives them; a weight of more than two axes counts as (first, all others)
     Learning rate, weight decay, clipping and average are the same for all; beta1, beta2 and eps are
     AdamW's. The momentum is stored in `m`, under the name "momentum" in the state, so that AdamW
     cannot continue from it. Muon's part of `v` exists and stays zero.
     Attributes stacks: [`Stack`], the matrices by their shape; rest: `Ranges`, where AdamW updates.
     """
 
+    reader = "muon"
+
     def __init__(
         self,
         parameters: FlatParameters,
         matrices: dict[str, int],
+        config: MuonConfig | None = None,
         *,
-        momentum: float = 0.95,
         loss_scale: LossScale | None = None,
         partition: Partition | None = None,
-        **settings: "Unpack[AdamWArguments]",
+        **settings: Any,
     ):
-        super().__init__(parameters, loss_scale=loss_scale, partition=partition, **settings)
-        check_value(COMMON["muon_momentum"], momentum, "momentum")
+        super().__init__(parameters, config, loss_scale=loss_scale, partition=partition, **settings)
+        check_value(COMMON["muon_momentum"], self.config.momentum, "momentum")
         if not isinstance(matrices, Mapping):
             raise UsageError(
                 f"Muon takes matrices as model.matrices() gives them, and not {shown(matrices)}."
@@ -333,7 +334,7 @@ class Muon(AdamW):
             raise UsageError(
                 "Muon needs weights that are matrices, and matrices names none: use AdamW."
             )
-        self.matrices, self.momentum = matrices, momentum
+        self.matrices = matrices
         self._lay_out()
 
     def _lay_out(self):
@@ -351,7 +352,7 @@ class Muon(AdamW):
         self._trained_ranges = self.parameters.trained_ranges
 
     def _update_weights(self):
-        weights, s = self.parameters, self.settings
+        weights, s = self.parameters, self.config
         if weights.trained_ranges != self._trained_ranges:  # others were frozen since the last step
             self._lay_out()
 
@@ -364,7 +365,7 @@ class Muon(AdamW):
                 self.updates,
                 self.rate,
                 self.gradient_norm,
-                self.momentum,
+                s.momentum,
                 s.weight_decay,
                 s.clip_norm,
                 unscale=self.loss_scale.unscale,

@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from ..configs import TrainerConfig
+
 if TYPE_CHECKING:
     from .run import train
     from .trainer import Trainer
 
-__all__ = ["Trainer", "train"]
+__all__ = ["Trainer", "TrainerConfig", "train"]
 
 
 def __getattr__(name):

@@ -14,7 +14,7 @@ from ..nn.flops import step_flops
 from ..nn.model import parameter_shapes
 from ..nn.module import frozen_by
 from ..progress import doing
-from ..settings import arguments
+from ..settings import arguments, config_class
 from . import kinds
 from .initial import check_dataset, start_of, take
 from .precision import IN_TRAINING, SCALES_LOSS
@@ -151,7 +151,8 @@ def build_trainer(options, model, dataset, **more):
     chosen = arguments("trainer", options)
     if options.ema_decay is not None:
         del chosen["ema_halflife"]
-    return Trainer(model, dataset, **chosen, diffusion=diffusion_options(options), **more)
+    config = config_class("trainer")(**chosen)
+    return Trainer(model, dataset, config, diffusion=diffusion_options(options), **more)
 
 
 def diffusion_options(options):

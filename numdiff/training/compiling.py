@@ -103,15 +103,8 @@ def plan_of(trainer, card):
     communicator = trainer.communicator
 
     def work(device):
-        plan_trainer(
-            type(trainer)(
-                twin(trainer.model, device),
-                trainer.dataset,
-                **trainer.settings,
-                communicator=planned_rank(communicator),
-            ),
-            communicator,
-        )
+        model = twin(trainer.model, device)
+        plan_trainer(trainer.twin(model, planned_rank(communicator)), communicator)
 
     return collect(work, card)
 

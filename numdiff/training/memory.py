@@ -13,12 +13,8 @@ def bytes_for(trainer, communicator, microbatch):
     """Bytes that the GPU must have for a step's intermediate results, besides what a `Trainer`
     holds; NaN if that is more than kernels count."""
     device, taken = Measuring(trainer.model.backend), []
-    other = type(trainer)(
-        measuring_twin(trainer.model, device),
-        trainer.dataset,
-        **{**trainer.settings, "microbatch": microbatch},
-        communicator=communicator,
-    )
+    model = measuring_twin(trainer.model, device)
+    other = trainer.twin(model, communicator, microbatch=microbatch)
     device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
     try:
         other.step_function.run()

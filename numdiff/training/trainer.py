@@ -4,20 +4,21 @@ of 30 lines).
 `run.py` puts a run folder, reports, pictures and checkpoints around it.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
 import numbers
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..configs import TrainerConfig
+from ..configuration import configured_by
 from ..data.fingerprint import fingerprint
 from ..data.loader import Loader
 from ..device import copy_into, download, fill_zero
@@ -30,7 +31,7 @@ from ..nn.model import Model
 from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale, matrices_in
 from ..nn.partition import Partition
 from ..progress import progress
-from ..settings import COMMON, complete, say, shared, takes
+from ..settings import COMMON, config_class, configure, say, shared
 from .compiling import compile_for, plan_of, planned_rank
 from .initial import start_from
 from .memory import room_of, say_what_fits
@@ -38,9 +39,6 @@ from .precision import SCALES_LOSS, compute_in, precision_on
 from .step import RING, TrainingStep
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from ..arguments import TrainerArguments
     from ..data.dataset import Dataset
     from ..diffusion import Diffusion
 
@@ -77,6 +75,46 @@ def check_objects(model, dataset):
         )
 
 
+def check_rate(config):
+    """Raise a `UsageError` for a schedule of the learning rate, or an average, that cannot be."""
+    if config.total_steps < 0 or config.cosine and not config.total_steps:
+        raise UsageError(
+            f"total_steps {say(config.total_steps)} must be at least {int(config.cosine)}"
+            f"{', to end a cosine' * config.cosine}."
+        )
+    if config.ema_decay is not None and config.ema_halflife:
+        raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")
+
+
+def check_images(model, dataset):
+    """Raise a `UsageError` for a dataset whose images or labels the model does not take."""
+    shape = (model.image_size, model.image_size, model.in_channels)
+    if tuple(dataset.shape[1:]) != shape:
+        raise UsageError(
+            "the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with "
+            "the model's image_size, or build the model for it.".format(*dataset.shape[1:], *shape)
+        )
+    classes = model.num_classes
+    if classes is not None and dataset.labels is None:
+        raise UsageError(
+            "the model has classes and the dataset has no labels: build the model without "
+            "num_classes, or import the images with labels."
+        )
+    if classes is not None and not (
+        0 <= np.min(dataset.labels) and np.max(dataset.labels) < classes
+    ):
+        raise UsageError(
+            f"the dataset's labels go from {np.min(dataset.labels)} to {np.max(dataset.labels)}, and "
+            f"the model has {classes} classes, from 0: build it with as many as there are."
+        )
+    if model.out_channels != model.in_channels * (2 if model.learn_sigma else 1):
+        raise UsageError(
+            f"the model takes {model.in_channels} channels and gives {model.out_channels}: to be "
+            "trained here it must give as many, or with learn_sigma twice as many; build it without "
+            "out_channels."
+        )
+
+
 def matrices_of(model):
     """`model.matrices()`, of which Muon needs one."""
     if matrices := model.matrices():
@@ -91,7 +129,7 @@ class NonFiniteError(NumdiffError):
     """The loss or the gradient is no longer finite; the weights are those before that step."""
 
 
-@takes("trainer")
+@configured_by(config_class("trainer"))
 class Trainer:
     """Trains a model on a dataset.
 
@@ -106,71 +144,34 @@ class Trainer:
     Neither eager nor recompute changes a bit.
     init: weights that the model starts from, a path as of `--init`; rows of classes by their names
     in the dataset Attributes origin: what was taken from `init`, or None; step: optimiser steps
-    done; settings: the arguments, all of them; model, optimizer, diffusion.
+    done; config: the settings, checked; model, optimizer, diffusion.
     """
 
     def __init__(
         self,
         model: Model,
         dataset: "Dataset",
+        config: TrainerConfig | None = None,
         *,
         diffusion: "dict | Diffusion | None" = None,
         communicator: Any = None,
-        **settings: "Unpack[TrainerArguments]",
+        **settings: Any,
     ):
-        if isinstance(settings.get("init"), os.PathLike):
-            settings["init"] = os.fspath(settings["init"])
-        freeze = settings.get("freeze", ())
-        if isinstance(freeze, str | list):
-            settings["freeze"] = (freeze,) if isinstance(freeze, str) else tuple(freeze)
-        given = complete("trainer", settings, "Trainer")
-        # a twin of this trainer needs no weights
-        self.settings = {**given, "init": None, "diffusion": diffusion}
-        s = SimpleNamespace(**given)
+        self.config = s = configure("trainer", config, settings, "Trainer")
         check_objects(model, dataset)
-        if s.total_steps < 0 or s.cosine and not s.total_steps:
-            raise UsageError(
-                f"total_steps {say(s.total_steps)} must be at least {int(s.cosine)}"
-                f"{', to end a cosine' * s.cosine}."
-            )
-        if s.ema_decay is not None and s.ema_halflife:
-            raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")
+        check_rate(s)
+        check_images(model, dataset)
         self.communicator = communicator or current()
         part, microbatch = split_batch(
             s.batch,
             s.microbatch,
             **ranks_of(self.communicator, s.shard_update, model.backend is not None),
         )
-        shape = (model.image_size, model.image_size, model.in_channels)
-        if tuple(dataset.shape[1:]) != shape:
-            raise UsageError(
-                "the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with "
-                "the model's image_size, or build the model for it.".format(
-                    *dataset.shape[1:], *shape
-                )
-            )
-        if model.num_classes is not None and dataset.labels is None:
-            raise UsageError(
-                "the model has classes and the dataset has no labels: build the model without "
-                "num_classes, or import the images with labels."
-            )
-        if model.num_classes is not None and not (
-            0 <= np.min(dataset.labels) and np.max(dataset.labels) < model.num_classes
-        ):
-            raise UsageError(
-                f"the dataset's labels go from {np.min(dataset.labels)} to {np.max(dataset.labels)}, and "
-                f"the model has {model.num_classes} classes, from 0: build it with as many as there are."
-            )
-        if model.out_channels != model.in_channels * (2 if model.learn_sigma else 1):
-            raise UsageError(
-                f"the model takes {model.in_channels} channels and gives {model.out_channels}: to be "
-                "trained here it must give as many, or with learn_sigma twice as many; build it without "
-                "out_channels."
-            )
         shares = shares_update(s.shard_update, self.communicator, model.backend, s.optimizer)
         self.model, self.dataset, self.seed = model, dataset, s.seed
         if self.communicator.size > 1:
             self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
+        self._given_diffusion = diffusion
         self.diffusion = make_diffusion(diffusion, model.backend)
         model.diffusion = self.diffusion.options
         self.origin = None
@@ -179,9 +180,6 @@ class Trainer:
                 start_from, model, dataset, s.init, s.init_weights, self.diffusion.options
             )
         self._share_weights()
-        ema_decay = s.ema_decay
-        if ema_decay is None:
-            ema_decay = 0.5 ** (s.batch / s.ema_halflife) if s.ema_halflife else 0.0
         self.precision, scale = precision_on(s.precision, model.backend), None
         model.parameters.freeze(s.freeze)
         if s.recompute != "no":
@@ -192,11 +190,7 @@ class Trainer:
                 model.parameters.data, s.loss_scale, s.loss_scale_rule, s.loss_scale_interval
             )
         self.partition = self._make_partition(shares) if self.communicator.size > 1 else None
-        self.optimizer = self._make_optimizer(
-            loss_scale=scale,
-            partition=self.partition,
-            **{**shared("trainer", "adamw", given), "ema_decay": ema_decay},
-        )
+        self.optimizer = self._make_optimizer(loss_scale=scale, partition=self.partition)
         self.exchange = self.communicator.exchange(model.parameters, self.partition)
         if self.partition:
             self.partition.exchange = self.exchange
@@ -224,7 +218,7 @@ class Trainer:
 
     def _make_partition(self, shares):
         parameters, atoms = self.model.parameters, ()
-        if self.settings["optimizer"] == "muon":
+        if self.config.optimizer == "muon":
             atoms = [
                 (start, stop)
                 for *_, start, stop in matrices_in(parameters, matrices_of(self.model))
@@ -233,18 +227,27 @@ class Trainer:
             return Partition(parameters, self.communicator, shares, atoms)
         # a rank would have nothing, as where a few large matrices are all there is
         except UsageError:
-            if self.settings["shard_update"] == "yes":
+            if self.config.shard_update == "yes":
                 raise
             return Partition(parameters, self.communicator, False, atoms)
 
-    def _make_optimizer(self, **settings):
-        if self.settings["optimizer"] == "adamw":
-            return AdamW(self.model.parameters, **settings)
-        return Muon(
-            self.model.parameters,
-            matrices_of(self.model),
-            momentum=self.settings["muon_momentum"],
-            **settings,
+    def _make_optimizer(self, **more):
+        s, parameters = self.config, self.model.parameters
+        ema_decay = s.ema_decay
+        if ema_decay is None:
+            ema_decay = 0.5 ** (s.batch / s.ema_halflife) if s.ema_halflife else 0.0
+        config = shared("trainer", s.optimizer, s, ema_decay=ema_decay)
+        if s.optimizer == "adamw":
+            return AdamW(parameters, config, **more)
+        return Muon(parameters, matrices_of(self.model), config, **more)
+
+    def twin(self, model: Model, communicator: Any, **changed: Any) -> "Trainer":
+        """A trainer of the same dataset with the same settings, but for those `changed`, which trains
+        another model and starts from no file: for planning."""
+        config = dataclasses.replace(self.config, init=None, **changed)
+        diffusion = self._given_diffusion
+        return type(self)(
+            model, self.dataset, config, diffusion=diffusion, communicator=communicator
         )
 
     def __getstate__(self):

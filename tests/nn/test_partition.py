@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from numdiff.configs import TrainerConfig
 from numdiff.device import copy_into, download, get_backend, zeros
 from numdiff.device.array import as_words
 from numdiff.device.emulator import EmulatorDevice
@@ -64,10 +65,10 @@ def test_a_rank_without_a_part_ends_sharing_only_where_it_was_asked_for(monkeypa
     monkeypatch.setattr(trainer, "Partition", partition)
     run = trainer.Trainer.__new__(trainer.Trainer)
     run.model, run.communicator = types.SimpleNamespace(parameters=None), None
-    run.settings = {"optimizer": "adamw", "shard_update": "auto"}
+    run.config = TrainerConfig()
     run._make_partition(True)
     assert made == [True, False]
-    run.settings["shard_update"] = "yes"
+    run.config = TrainerConfig(shard_update="yes")
     with pytest.raises(UsageError, match="too small"):
         run._make_partition(True)
 

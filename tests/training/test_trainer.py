@@ -154,7 +154,7 @@ def test_the_averages_decay(given, decay):
     warm-up."""
     for warmup in (True, False):
         trainer = make(model="toy", ema_warmup=warmup, **{"ema_halflife": 0, **given})
-        assert trainer.optimizer.settings.ema_decay == pytest.approx(decay, rel=1e-12)
+        assert trainer.optimizer.config.ema_decay == pytest.approx(decay, rel=1e-12)
         expected = trainer.model.parameters.data.astype(np.float64)
         for n in range(4):
             losses(trainer, 1)
