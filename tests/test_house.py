@@ -44,6 +44,7 @@ FLOORS = (
     ("extras",),
     ("cli",),
     ("numdiff",),
+    ("pages",),
     ("benchmark", "evaluation", "lessons"),
     ("training",),
     ("distributed",),

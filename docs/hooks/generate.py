@@ -448,6 +448,7 @@ ORDER = {
         "learn.md",
         "film.md",
         "sample.md",
+        "report.md",
         "resume.md",
         "fine-tune.md",
         "several-gpus.md",

@@ -261,6 +261,30 @@ def read_stats(run_dir):
     return steps.tolist(), losses.tolist()
 
 
+def read_records(run_dir):
+    """(records, damaged, partial) of a run's stats.jsonl, in the order of their steps.
+
+    damaged: how many of its lines are no records; partial: whether it ends within a line, as it
+    does while a record is being written, or after a kill.
+    """
+    records, damaged, partial, path = [], 0, False, pathlib.Path(run_dir) / STATS
+    try:
+        for line in _lines(path):
+            partial = not line.endswith(b"\n")
+            record = parse_record(line)
+            if record is not None and (not records or record["step"] > records[-1]["step"]):
+                records.append(record)
+            else:
+                damaged += not partial
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise NumdiffError(
+            f"cannot read the records {path}: {error.strerror}; move it out of the run folder."
+        ) from error
+    return records, damaged, partial
+
+
 def _lines(path):
     """The lines of a file with their ends; one that is longer than any record comes in parts."""
     with open_regular(path) as raw, io.BufferedReader(raw, 1 << 20) as file:
