@@ -29,6 +29,7 @@ OPTIONS = (
 
 @click.group(
     cls=KindGroup,
+    every=True,
     make=lambda kind: kind_command(kind, "compile", options=OPTIONS, run=run_compiling),
 )
 def compile():

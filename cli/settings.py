@@ -83,17 +83,18 @@ class KindGroup(Group):
 
     make(kind): the command of a `ModelKind`; names, where the kind's own name does not do, come
     from it
+    every: whether there is one for autoencoders, too
     """
 
-    def __init__(self, *args, make=None, **kwargs):
+    def __init__(self, *args, make=None, every=False, **kwargs):
         super().__init__(*args, **kwargs)
-        self._make, self._made = make, {}
+        self._make, self._made, self._every = make, {}, every
 
     def list_commands(self, ctx):
-        return sorted(kinds.names())
+        return sorted(kinds.every() if self._every else kinds.KINDS)
 
     def get_command(self, ctx, name):
-        kind = kinds.KINDS.get(name)
+        kind = (kinds.every() if self._every else kinds.KINDS).get(name)
         if kind is not None and self._made.get(name, (None,))[0] is not kind:
             self._made[name] = kind, self._make(kind)
         return self._made[name][1] if kind is not None else None

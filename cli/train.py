@@ -40,7 +40,9 @@ OPTIONS = (
 
 
 @click.group(
-    cls=KindGroup, make=lambda kind: kind_command(kind, "train", options=OPTIONS, run=run_training)
+    cls=KindGroup,
+    every=True,
+    make=lambda kind: kind_command(kind, "train", options=OPTIONS, run=run_training),
 )
 def train():
     """Train a model on a dataset."""

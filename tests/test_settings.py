@@ -167,7 +167,7 @@ def test_a_configuration_that_cannot_be(config, sentence):
 def test_every_setting_is_read_and_its_help_stands_once():
     lines = {
         (kind.name, name): line
-        for kind in kinds.KINDS.values()
+        for kind in kinds.every().values()
         for name, line in kind.table.items()
     }
     assert all(line.help.endswith((".", "]")) and line.help[0].isupper() for line in lines.values())

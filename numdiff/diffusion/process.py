@@ -18,7 +18,7 @@ from ..errors import UsageError, near_miss, quoted, shown
 from ..kernels.diffusion import levels as L
 from ..kernels.diffusion.q_sample import q_sample_forward, velocity_forward
 from ..kernels.embedding import embedding_forward
-from ..kernels.random import PURPOSE_TIMESTEP, random_integers
+from ..kernels.random import PURPOSE_NOISE, PURPOSE_TIMESTEP, random_integers, random_normal
 from ..nn import functional as F
 from ..nn.model import check_magnitude, check_types
 from ..nn.tensor import Tensor
@@ -251,6 +251,22 @@ class Diffusion:
     def normal(self) -> bool:
         """Whether log σ is drawn from a normal distribution."""
         return self.path_name == "edm" or self.time_sampling == "logit-normal"
+
+    def inputs_of(self, model: Any, x_0: AnyArray, random: Any) -> tuple:
+        """What a training step draws for images x_0 before its forward pass, for `loss_of`. random:
+        what counts the step's random numbers, with attributes seed, step, samples as of `draw`."""
+        where = random.step, random.samples
+        t = self.draw(random.seed, *where)
+        eps = random_normal(x_0.shape, random.seed, PURPOSE_NOISE, *where, like=x_0)
+        return x_0, self.q_sample(x_0, eps, t), self.target(x_0, eps, t), t
+
+    def loss_of(
+        self, model: Any, inputs: tuple, labels: AnyArray | None, random: Any, scale: float
+    ) -> Tensor:
+        """The loss of a training step, on the tape; scale multiplies its gradient."""
+        x_0, x_t, target, t = inputs
+        prediction = model(Tensor(x_t), self.model_timesteps(t), labels, randomness=random)
+        return self.loss(prediction, target, x_0, t, model.learn_sigma, scale)
 
     def draw(self, seed: int, step: AnyArray, samples: AnyArray) -> AnyArray | Levels:
         """The noise levels of images in a training step: timesteps, int32 (B,), or `Levels`.

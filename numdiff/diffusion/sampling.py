@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from .. import extensions
-from ..configuration import configured_by, given_values
 from ..device import AnyArray, download, upload
 from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, quoted, shown
 from ..kernels.diffusion.images import pixels_forward
@@ -28,7 +27,6 @@ from .plan import Plan
 from .process import Diffusion
 from .run import Run
 from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, repaint
-from .sampling_config import SamplingConfig
 
 MOST_IMAGES = 10**7  # of a Sampling, whose classes are held in memory
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
@@ -78,8 +76,7 @@ def sample(
     progress: called after each model evaluation. The other arguments are those of `Sampling`.
     """
     sampler, steps = as_in_training(model, sampler, steps, eta, more)
-    given = {"count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed}
-    sampling = Sampling(model, **given, y=y, batch=batch, clip=clip, **more)
+    sampling = Sampling(model, count, steps, sampler, eta, seed, y, batch, clip, **more)
     images = np.empty((count, *sampling.shape), sampling.dtype)
     for rows, made in sampling.batches(progress):
         images[rows] = made
@@ -103,7 +100,6 @@ def check_arguments(model, count, steps, seed, batch):
         )
 
 
-@configured_by(SamplingConfig)
 class Sampling:
     """The checked settings of a set of samples; `batches` makes them, as often as it is called.
 
@@ -114,25 +110,85 @@ class Sampling:
 
     model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as
     `numdiff.load` gives it
+    count: images; image i is made from the seed `seed` + i alone, whatever the batch
+    steps: of the sampler; heun evaluates the model twice a step, the others once. A number, or
+        guided-diffusion's respacing: "ddim50", "10,15,20" (see `respaced_timesteps`)
+    sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0
+    to 1
+    variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else
+    small)
+    spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or
+        "logsnr"; on the path linear "time", even steps in t, in which heun then takes its mean
+        (default, but for dpm++2m and euler-ancestral without a time_shift); on the path edm karras
+        or logsnr
+    time_shift: of the levels "time", s: t becomes s·t / (1 + (s-1)·t) (default: as the model was
+    trained)
+    s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in
+        samplers.py; default: s_churn 0, none)
+    y: class indices (count,), or one for all, for a model with classes; None takes them in turn
+    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: if the model
+    makes pixels)
+    cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or
+    1: without
+    cfg_channels: how many channels to guide, the first ones (default: all of the image's)
+    cfg_interval: (low, high), the σ between which there is guidance, high included (default:
+        everywhere). On the path linear σ is t / (1 - t)
+    guide: autoguidance by another model of the same images and classes (or none), such as a smaller
+        one or an earlier checkpoint; on the device of this one. guide_scale: 1 disables it
+        (default: 2)
+    known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is
+        to be kept; jump, resamples: as in `repaint`
+    slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i
+    is in row i // slerp
+    schedule: learned steps, as a file of `numdiff schedule` has them, instead of steps, sampler and
+    spacing
+    eager: launch every kernel from Python; changes no bit. arena: device memory for the
+        intermediate results of a step (default: the one that all inference shares)
     Raises `UsageError` for options that do not fit the model or each other. `batches` raises
     `OutOfMemoryError`, which says which batch would fit.
     """
 
-    def __init__(self, model: Model, config: SamplingConfig | None = None, **settings: Any):
-        self.config = c = SamplingConfig(
-            **given_values(SamplingConfig, config, settings, "Sampling")
-        )
-        check_arguments(model, c.count, c.steps, c.seed, c.batch)
-        check_types(SamplingConfig, {name: getattr(c, name) for name in TYPED})
-        # NumPy's integers, too
-        count, seed, batch, steps = int(c.count), int(c.seed), int(c.batch), c.steps
-        self.model, self.count, self.seed, self.slerp = model, count, seed, c.slerp
-        self.cfg_scale, self.cfg_channels = c.cfg_scale, c.cfg_channels
-        self.cfg_interval = None if c.cfg_interval is None else check_interval(c.cfg_interval)
-        self.guide_scale = (
-            GUIDE_SCALE if c.guide is not None and c.guide_scale is None else c.guide_scale
-        )
-        self.guide = checked_guide(c.guide, self.guide_scale, model, c.cfg_scale)
+    def __init__(
+        self,
+        model: Model,
+        count: int = 16,
+        steps: int | str = 50,
+        sampler: str = "ddim",
+        eta: float | None = None,
+        seed: int = 0,
+        y: Any = None,
+        batch: int = 16,
+        clip: bool | None = None,
+        variance: str | None = None,
+        spacing: str | None = None,
+        cfg_scale: float | None = None,
+        cfg_channels: int | None = None,
+        known: np.ndarray | None = None,
+        mask: np.ndarray | None = None,
+        jump: int = 5,
+        resamples: int = 5,
+        slerp: int | None = None,
+        eager: bool = False,
+        arena: Any = None,
+        s_churn: float | None = None,
+        s_tmin: float | None = None,
+        s_tmax: float | None = None,
+        s_noise: float | None = None,
+        time_shift: float | None = None,
+        cfg_interval: tuple[float, float] | None = None,
+        guide: Model | None = None,
+        guide_scale: float | None = None,
+        schedule: dict | None = None,
+    ):
+        given = locals()
+        check_arguments(model, count, steps, seed, batch)
+        check_types(Sampling.__init__, {name: given[name] for name in TYPED})
+        count, seed, batch = int(count), int(seed), int(batch)  # NumPy's integers, too
+        self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
+        self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
+        self.cfg_interval = None if cfg_interval is None else check_interval(cfg_interval)
+        self.guide_scale = GUIDE_SCALE if guide is not None and guide_scale is None else guide_scale
+        self.guide = checked_guide(guide, self.guide_scale, model, cfg_scale)
         outputs = getattr(model, "out_channels", model.in_channels)
         if outputs < model.in_channels:
             raise UsageError(
@@ -141,12 +197,12 @@ class Sampling:
                 "sampler here supports; sample a model with as many outputs as inputs, or call "
                 "model.predict."
             )
-        self.sampler = c.sampler if c.known is None else "repaint"
-        self.function = get_sampler(c.sampler) if c.known is None else repaint
+        self.sampler = sampler if known is None else "repaint"
+        self.function = get_sampler(sampler) if known is None else repaint
         self.shape = (model.image_size, model.image_size, model.in_channels)
         self.pixels = model.in_channels in PIXEL_CHANNELS
         self.dtype = np.uint8 if self.pixels else np.float32
-        self.clip = self.pixels if c.clip is None else c.clip
+        self.clip = self.pixels if clip is None else clip
         self.diffusion = Diffusion(**model.diffusion, backend=model.backend)
         steps = (
             int(steps)
@@ -157,23 +213,23 @@ class Sampling:
             raise UsageError(
                 f"steps must be at most {MAX_SAMPLE_STEPS:,}, not {steps:,}: 20 to 250 make a good image."
             )
-        own = len(c.schedule.get("sigmas", ())) if isinstance(c.schedule, dict) else 0
+        own = len(schedule.get("sigmas", ())) if isinstance(schedule, dict) else 0
         if own and steps == 50:  # the default, which a diffusion of fewer timesteps does not have
             steps = own
         self.respacing = steps if isinstance(steps, str) else None
-        if self.respacing and c.spacing not in (None, "timesteps"):
+        if self.respacing and spacing not in (None, "timesteps"):
             raise UsageError(
-                f"steps {steps!r} already choose the timesteps: leave spacing {c.spacing} out."
+                f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out."
             )
-        shifted = c.time_shift is not None and self.diffusion.path_name == "linear"
-        self.spacing = c.spacing or (
+        shifted = time_shift is not None and self.diffusion.path_name == "linear"
+        self.spacing = spacing or (
             "timesteps"
             if self.respacing
             else "time"
             if shifted
             else self.diffusion.path.default_spacing(self.sampler)
         )
-        self.sigmas = descending_sigmas(self._path(c.time_shift), self.spacing, steps)
+        self.sigmas = descending_sigmas(self._path(time_shift), self.spacing, steps)
         if self.function is heun and self.spacing == "time":
             self.function = heun_in_time
         self.steps = len(self.sigmas) - 1
@@ -185,24 +241,24 @@ class Sampling:
                 "seed."
             )
         self.batch = min(batch, count)
-        churn = {"s_churn": c.s_churn, "s_tmin": c.s_tmin, "s_tmax": c.s_tmax, "s_noise": c.s_noise}
+        churn = {"s_churn": s_churn, "s_tmin": s_tmin, "s_tmax": s_tmax, "s_noise": s_noise}
         self.settings = self._settings(
-            c.eta, c.variance, {k: v for k, v in churn.items() if v is not None}
+            eta, variance, {k: v for k, v in churn.items() if v is not None}
         )
-        if c.schedule is not None:
-            self._take(c.schedule, own, c.spacing, c.time_shift)
+        if schedule is not None:
+            self._take(schedule, own, spacing, time_shift)
         self._check_slerp()
-        check_guidance(model, c.cfg_scale, c.cfg_channels, self.cfg_interval, self.guide)
-        last = seed + (count - 1 if c.slerp is None else count // c.slerp)
+        check_guidance(model, cfg_scale, cfg_channels, self.cfg_interval, self.guide)
+        last = seed + (count - 1 if slerp is None else count // slerp)
         if not 0 <= seed <= LAST_SEED - (last - seed):
             raise UsageError(
                 f"the {count} images would need the seeds {seed} to {last}, which must be between 0 and "
                 f"{LAST_SEED}."
             )
         self.seeds = (seed, last)
-        self.labels = class_labels(model, c.y, count, c.slerp)
+        self.labels = class_labels(model, y, count, slerp)
         self.inpainted = (
-            {} if c.known is None else self._check_inpainting(c.known, c.mask, c.jump, c.resamples)
+            {} if known is None else self._check_inpainting(known, mask, jump, resamples)
         )
         guided_by = self.guide and Denoiser(
             self.guide, Diffusion(**self.guide.diffusion, backend=model.backend), None, False
@@ -212,8 +268,8 @@ class Sampling:
             self.diffusion,
             None,
             self.clip,
-            c.cfg_scale,
-            c.cfg_channels,
+            cfg_scale,
+            cfg_channels,
             guided_by,
             self.guide_scale,
             self.cfg_interval,
@@ -235,7 +291,7 @@ class Sampling:
                 )
             )
         self._check_churn()
-        self.eager, self.arena = c.eager, c.arena
+        self.eager, self.arena = eager, arena
         self._run = functools.cache(self.new_run)
 
     def _path(self, time_shift):

@@ -29,9 +29,9 @@ from ..errors import NumdiffError, UsageError
 from ..progress import doing
 from ..training.build import build_model, build_trainer, open_data
 from ..training.compiling import compiling
-from ..training.loop import quiet_overflows, sample_grid
+from ..training.loop import quiet_overflows
 from ..training.plan import plan_run
-from ..training.previews import Previews, draws
+from ..training.previews import Previews, draws, sample_grid
 from ..training.trainer import NonFiniteError
 from .features import SMALLEST, RandomConv, extract
 from .frechet import frechet_distance

@@ -12,7 +12,14 @@ from .bias import bias_add_backward, bias_add_forward, channel_add_backward, cha
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
 from .diffusion.class_dropout import class_dropout_forward
+from .diffusion.l1 import l1_backward, l1_forward
 from .diffusion.mse import mse_backward, mse_forward
+from .diffusion.posterior import (
+    posterior_kl_backward,
+    posterior_kl_forward,
+    posterior_sample_backward,
+    posterior_sample_forward,
+)
 from .diffusion.q_sample import weigh_forward
 from .diffusion.vlb import hybrid_loss_backward, hybrid_loss_forward
 from .dropout import dropout_backward, dropout_forward
@@ -113,6 +120,8 @@ __all__ = [
     "groupnorm_forward",
     "hybrid_loss_backward",
     "hybrid_loss_forward",
+    "l1_backward",
+    "l1_forward",
     "layernorm_backward",
     "layernorm_forward",
     "linear_backward",
@@ -142,6 +151,10 @@ __all__ = [
     "pair_supports",
     "patchify_backward",
     "patchify_forward",
+    "posterior_kl_backward",
+    "posterior_kl_forward",
+    "posterior_sample_backward",
+    "posterior_sample_forward",
     "qk_norm_rope_backward",
     "qk_norm_rope_forward",
     "rmsnorm_backward",

@@ -41,6 +41,7 @@ from .model_files import EXPORTS, OPTIONS, write_model_file
 from .precision import set_precision
 
 KIND = "vae"
+OF_RUN = "autoencoder.h5"  # what `numdiff train vae` leaves in its run folder
 SIDES = "encoder", "decoder"  # a file of which one is missing is named as such
 LIMITS = {
     **OPTIONS,
@@ -130,6 +131,8 @@ def holds_autoencoder(path):
     needs."""
     path = pathlib.Path(path)
     if path.is_dir():
+        if (path / OF_RUN).is_file():
+            return True
         return not (path / PIPELINE).is_file() and find_folder(path) is not None
     with contextlib.suppress(NumdiffError, OSError):
         if is_hdf5(path):
@@ -142,10 +145,13 @@ def read_autoencoder(path):
     """(options of the `Autoencoder`, {name: array in numdiff's layout}) of a file or folder; every
     number is finite."""
     path = pathlib.Path(path)
+    if (path / OF_RUN).is_file():  # a run folder
+        path = path / OF_RUN
     folder = find_folder(path) if path.is_dir() else None
     if path.is_dir() and folder is None:
         raise NumdiffError(
-            f"{path} holds no autoencoder: give a folder of diffusers' {CLASS}, or a file."
+            f"{path} holds no autoencoder: give a folder of diffusers' {CLASS}, a run of `numdiff train "
+            f"vae` that has drawn its {OF_RUN}, or a file."
         )
     if folder is None and not path.exists():
         raise NumdiffError(

@@ -152,6 +152,8 @@ def build_trainer(options, model, dataset, **more):
     if options.ema_decay is not None:
         del chosen["ema_halflife"]
     config = config_class("trainer")(**chosen)
+    if (objective := kinds.get(options.model).objective(options)) is not None:
+        return Trainer(model, dataset, config, objective=objective, **more)
     return Trainer(model, dataset, config, diffusion=diffusion_options(options), **more)
 
 
@@ -160,6 +162,13 @@ def diffusion_options(options):
     chosen = arguments("diffusion", options)
     whole = 1 if options.path != "discrete" else chosen["steps"]  # where t is noise alone
     return {**chosen, "timestep_scale": 1000 / whole if chosen["timestep_scale"] else 1.0}
+
+
+def describe_objective(options):
+    """The line on what a run minimises."""
+    if own := kinds.get(options.model).describe_objective(options):
+        return own
+    return f"diffusion {describe_diffusion(diffusion_options(options), options.learn_sigma)}"
 
 
 def describe_diffusion(diffusion, learn_sigma=False):
@@ -337,7 +346,7 @@ def describe_without_training(options, peaks_on=None):
         yield f"preset    {left}"
     products = kinds.get(options.model).products(sizes)
     flops = options.batch * step_flops(products, shapes, frozen_by(options.freeze, shapes))
-    yield f"diffusion {describe_diffusion(diffusion_options(options), options.learn_sigma)}"
+    yield describe_objective(options)
     yield (
         f"step      batch {options.batch}{in_parts(options.batch, options.microbatch)}, "
         f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "

@@ -84,6 +84,7 @@ META = schema.record(
         "model": schema.text(),
         "model_options": schema.options,
         "diffusion": schema.optional(schema.options),
+        "objective": schema.optional(schema.options),
         "index": INDEX,
         "step": schema.integer(0),
         "classes": schema.optional(CLASSES),

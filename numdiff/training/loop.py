@@ -28,7 +28,7 @@ from .checkpoint import (
 )
 from .precision import SCALES_LOSS
 from .previews import draws, sampling_record
-from .report import Reporter, columns_of, image_grid, read_stats, save_png
+from .report import Reporter, read_stats
 from .resume import schedule_of, split_of
 from .run_extension import extensions_of
 from .run_folder import sample_path
@@ -273,7 +273,7 @@ class TrainingLoop:
         with self.hinting_at_resume():
             if images is not None:
                 path = sample_path(self.run_dir, self.trainer.step)
-                save_png(path, sample_grid(self.trainer.model, images))
+                self.previews.save(path, images, self.output)
             try:
                 # last: it shows that all was written
                 plots.loss_curve(self.run_dir / "loss.png", *read_stats(self.run_dir))
@@ -294,6 +294,13 @@ def steps_until_next_event(step, options, ranks=1):
     return min([options.steps - step, *(every - step % every for every in intervals if every)])
 
 
+def objective_meta(trainer):
+    """What a checkpoint says about what was minimised."""
+    if trainer.diffusion is None:
+        return {"objective": trainer.objective.options}
+    return {"diffusion": trainer.diffusion.options}
+
+
 def checkpoint_meta(trainer, options):
     """What a checkpoint says about itself. "pictures": how samples are drawn, by the run and by
     `numdiff sample`."""
@@ -302,7 +309,7 @@ def checkpoint_meta(trainer, options):
         "model": model.kind,
         "model_options": model.options,
         "index": model.parameters.index,
-        "diffusion": trainer.diffusion.options,
+        **objective_meta(trainer),
         "step": trainer.step,
         "classes": trainer.dataset.classes,
         "data": trainer.fingerprint,
@@ -310,7 +317,7 @@ def checkpoint_meta(trainer, options):
         "init": trainer.origin,
         "split": split_of(trainer),
         "schedule": schedule_of(options),
-        **sampling_record(options),
+        **(sampling_record(options) if trainer.diffusion else {}),
         **{key: value for each in extensions_of(options) for key, value in each.meta().items()},
     }
 
@@ -327,12 +334,3 @@ def quiet_overflows():
 def resume_command(options, run_dir):
     """The command that continues with a run."""
     return f"numdiff train {options.model} --resume {shlex.quote(str(run_dir))}"
-
-
-def sample_grid(model, images):
-    """A picture of images."""
-    return image_grid(
-        images,
-        columns_of(model),
-        zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1,
-    )

@@ -241,13 +241,14 @@ def read_model_file(path, weights=None, ema_std=None):
     )
 
 
-def check_model_meta(path, meta):
+def check_model_meta(path, meta, known=None):
     """Raise a `NumdiffError` unless the meta of a checkpoint describes a model that can be built
     from its weights.
 
     So building it takes no more memory than the weights: the parameters that the options imply are
-    those of the index.
+    those of the index. known: {name: record} of the kinds that will do (default: diffusion models)
     """
+    known = known or kinds.KINDS
     try:
         schema.check(
             meta,
@@ -258,14 +259,19 @@ def check_model_meta(path, meta):
             ),
             "meta",
         )
-        kind, options, index = kinds.KINDS.get(meta["model"]), meta["model_options"], meta["index"]
+        kind, options, index = known.get(meta["model"]), meta["model_options"], meta["index"]
+        if kind is None and meta["model"] in kinds.every():
+            raise NumdiffError(
+                f"{path} holds an {kinds.get(meta['model']).title}, and no diffusion model: give it as --vae "
+                "to `numdiff data encode`, `numdiff train` or `numdiff sample`."
+            )
         if kind is None:
             raise NumdiffError(
                 f"{path} holds a model of the kind {meta['model']!r}, which this numdiff does not know."
             )
         own = defaults_of(kind.model_class)
-        for given, known in ((options, own), (meta.get("diffusion") or {}, defaults_of(Diffusion))):
-            unknown = sorted(given.keys() - known.keys())
+        for given, taken in ((options, own), (meta.get("diffusion") or {}, defaults_of(Diffusion))):
+            unknown = sorted(given.keys() - taken.keys())
             if unknown:
                 raise NumdiffError(
                     f"{path} has options that this numdiff does not know "

@@ -30,7 +30,7 @@ OF_RUNS = "options.json", "stats.jsonl"
 # ask for another path.
 PATH = ("path", "loss", "time_sampling", "noise_mean", "noise_std", "time_shift", "sigma_data")
 # for code that goes through all of them
-PRESETS = {name: kind.presets for name, kind in kinds.KINDS.items()}
+PRESETS = {name: kind.presets for name, kind in kinds.every().items()}
 
 
 def table(model=None):
@@ -40,7 +40,7 @@ def table(model=None):
     model: the kind that takes precedence where two have a setting of the same name
     """
     lines = {
-        name: line for kind in reversed(kinds.KINDS.values()) for name, line in kind.table.items()
+        name: line for kind in reversed(kinds.every().values()) for name, line in kind.table.items()
     }
     return {**lines, **(kinds.get(model).table if model else {})}
 

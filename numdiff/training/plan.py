@@ -18,10 +18,12 @@ from ..device.kernel_cache import KernelCache
 from ..device.planned import card_of, cards_with, collect
 from ..diffusion.sampling import PIXEL_CHANNELS
 from ..errors import NumdiffError, UsageError
+from . import kinds
 from .build import build_dataset, build_model, build_trainer
 from .compiling import PlannedRank, finish, plan_trainer, planned_rank
+from .kinds.kind import imported
 from .options import resolve
-from .previews import Previews, draws
+from .previews import draws
 
 
 def plan_run(options, dataset, card, communicator=None):
@@ -47,7 +49,7 @@ def plan_previews(trainer, options, ranks):
     parts = {}  # number of images -> a rank that makes that many
     for rank in range(ranks if draws(options, trainer.model) else 0):
         trainer.communicator.rank = rank
-        previews = Previews(trainer, options)
+        previews = imported(kinds.get(options.model).previews)(trainer, options)
         parts.setdefault(previews.stop - previews.first, previews)
     for previews in parts.values():
         previews.rehearse()

@@ -11,6 +11,7 @@ from ..distributed.together import make_together
 from ..errors import UsageError
 from ..option_names import as_options
 from .autoencoders import Decoder
+from .report import columns_of, image_grid, save_png
 
 # of the first image of every grid, the same in all of them, so that one sees the samples improve
 SEED = 1
@@ -119,7 +120,7 @@ class Previews:
             labels = labels[self.first : self.stop].astype(np.int32)
         return Sampling(
             model,
-            count=self.stop - self.first,
+            self.stop - self.first,
             seed=self.seed + self.first,
             y=labels,
             batch=max(self.batch, step.microbatch),
@@ -135,14 +136,25 @@ class Previews:
             if self.options.vae:
                 self.decoder()
             if not draws(self.options, self.trainer.model):
-                Sampling(
-                    self.trainer.model, count=1, **how(self.options)
-                )  # as `numdiff sample` will
+                Sampling(self.trainer.model, 1, **how(self.options))  # as `numdiff sample` will
             elif self.stop > self.first:
                 self._sampling = self._make_sampling()
+
+    def save(self, path, images, output):
+        """Write the grid of what `draw` gave, on rank 0."""
+        save_png(path, sample_grid(self.trainer.model, images))
 
     def rehearse(self):
         """Launch every kernel that drawing launches, and read nothing back."""
         if self.stop > self.first:
             with self.trainer.ema_weights():
                 self._make_sampling().rehearse()
+
+
+def sample_grid(model, images):
+    """A picture of images."""
+    return image_grid(
+        images,
+        columns_of(model),
+        zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1,
+    )

@@ -41,7 +41,7 @@ def load_checkpoint_on_first(communicator, path):
 
     def load():
         loaded["buffers"], meta = load_checkpoint(path)
-        check_model_meta(path, meta)
+        check_model_meta(path, meta, kinds.every())
         return meta
 
     meta = communicator.first(load)
@@ -189,6 +189,9 @@ def check_same_training(meta, trainer, path):
     if meta.get("diffusion") is not None:
         now |= trainer.diffusion.options
         then |= make_diffusion(meta["diffusion"]).options
+    if meta.get("objective") is not None:
+        now |= trainer.objective.options
+        then |= meta["objective"]
     for name in dict.fromkeys([*then, *now]):
         if then.get(name) != now.get(name) and (name != "seed" or then[name] is not None):
             was, is_now = (

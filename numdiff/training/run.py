@@ -23,15 +23,16 @@ from ..errors import NumdiffError, visibly
 from ..files import held_folder
 from ..progress import doing
 from ..settings import flag
+from . import kinds
 from .build import (
     build_model,
     build_trainer,
     count_parameters,
     describe_average,
-    describe_diffusion,
     describe_frozen,
     describe_model,
     describe_muon,
+    describe_objective,
     describe_precision,
     describe_preset,
     describe_recomputation,
@@ -41,10 +42,11 @@ from .build import (
 )
 from .compiling import compiling
 from .initial import check_dataset, forget, start_of
+from .kinds.kind import imported
 from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
 from .options import TrainOptions, load_options
 from .plan import plan_run
-from .previews import Previews, draws
+from .previews import draws
 from .report import STATS, Output, columns_of
 from .resume import (
     check_resumed_data,
@@ -143,7 +145,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         trainer.origin = meta.get("init")
     for line in describe(options, dataset, trainer):
         echo(line)
-    previews = Previews(trainer, options)
+    previews = imported(kinds.get(options.model).previews)(trainer, options)
     communicator.build(previews.check)
     if dry_run:
         return None
@@ -223,7 +225,7 @@ def describe(options, dataset, trainer):
         yield f"frozen    {describe_frozen(options.freeze, shapes)}"
     if left := describe_preset(options):
         yield f"preset    {left}"
-    yield f"diffusion {describe_diffusion(trainer.diffusion.options, options.learn_sigma)}"
+    yield describe_objective(options)
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
     yield (
         f"step      batch {shared}{in_parts(part.batch, part.microbatch)}, "

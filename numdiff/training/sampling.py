@@ -14,7 +14,6 @@ from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.pictures import as_in_training, in_place_of
 from ..diffusion.sampling import class_labels, to_uint8
-from ..diffusion.sampling_config import SamplingConfig
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
@@ -227,19 +226,10 @@ def sample_command(
         )
         replaced = in_place_of(model, sampler, steps, eta, more)
         sampler, steps = as_in_training(model, sampler, steps, eta, more)
+        how = count, steps, sampler, eta, seed, labels, batch
         with as_options():
-            config = SamplingConfig(
-                count=count,
-                steps=steps,
-                sampler=sampler,
-                eta=eta,
-                seed=seed,
-                y=labels,
-                batch=batch,
-                **more,
-            )
-            sampling = Sampling(model, config)
-        compile_for(model, plan_sampling(model, config), communicator)
+            sampling = Sampling(model, *how, **more)
+        compile_for(model, plan_sampling(model, *how, **more), communicator)
         decoder = communicator.build(find_decoder, vae, model, sampling, device)
         if not (sampling.pixels or decoder) and (grid or animation):
             raise UsageError(

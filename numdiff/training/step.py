@@ -18,13 +18,7 @@ from ..distributed.exchange_base import NoExchange
 from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import add_forward
 from ..kernels.optimizer.telemetry import telemetry_read, telemetry_record
-from ..kernels.random import (
-    PURPOSE_FLIP,
-    PURPOSE_NOISE,
-    random_integers,
-    random_normal,
-)
-from ..nn import Tensor
+from ..kernels.random import PURPOSE_FLIP, random_integers
 from ..nn.aliasing import aliasing_of
 
 # steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
@@ -44,6 +38,8 @@ class Randomness:
 class TrainingStep:
     """The computation of one optimiser step of a model on this rank's part of a batch of images.
 
+    objective: what it minimises: a `Diffusion` or a `Reconstruction`, whose `inputs_of` draws what
+        it needs for a microbatch, and whose `loss_of` gives the loss
     batch: images a step of this rank, over all microbatches; microbatch: images a forward pass
     (must divide the batch)
     rank, ranks: which part of the global batch (ranks · batch images) this is
@@ -58,7 +54,7 @@ class TrainingStep:
     def __init__(
         self,
         model,
-        diffusion,
+        objective,
         optimizer,
         batch,
         microbatch=None,
@@ -71,7 +67,7 @@ class TrainingStep:
         exchange=None,
         dtype=np.uint8,
     ):
-        self.model, self.diffusion, self.optimizer = model, diffusion, optimizer
+        self.model, self.objective, self.optimizer = model, objective, optimizer
         self.batch, self.microbatch = batch, microbatch or batch
         self.flip, self.seed = flip, seed
         self.ranks, self.exchange = ranks, exchange or NoExchange()
@@ -166,24 +162,19 @@ class TrainingStep:
         """Loss (1,) of the microbatch `rows`, its gradients times `scale` added to the parameters'
         gradients."""
         random = Randomness(self.seed, self.optimizer.step, self.samples[rows])
-        where = random.step, random.samples
         images = self.images[rows]
-        flip = random_integers(self.seed, PURPOSE_FLIP, *where, 2) if self.flip else None
+        flip = None
+        if self.flip:
+            flip = random_integers(self.seed, PURPOSE_FLIP, random.step, random.samples, 2)
         # floats are latents: as they are
         x_0 = images_forward(images, flip) if images.dtype == np.uint8 else images
-        t = self.diffusion.draw(self.seed, *where)
-        eps = random_normal(x_0.shape, self.seed, PURPOSE_NOISE, *where, like=x_0)
-        x_t = self.diffusion.q_sample(x_0, eps, t)
-        target = self.diffusion.target(x_0, eps, t)
+        inputs = self.objective.inputs_of(self.model, x_0, random)
         labels = None if self.labels is None else self.labels[rows]
         with (
             Tape(check_finite) as tape,
             self.aliasing.forward() if self.aliasing else nullcontext(),
         ):
-            prediction = self.model(
-                Tensor(x_t), self.diffusion.model_timesteps(t), labels, randomness=random
-            )
-            loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
+            loss = self.objective.loss_of(self.model, inputs, labels, random, scale)
         with self.model.arithmetic():
             tape.backward(loss, self.optimizer.loss_scale.scale)
         return loss.data

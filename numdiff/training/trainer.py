@@ -41,6 +41,7 @@ from .step import RING, TrainingStep
 if TYPE_CHECKING:
     from ..data.dataset import Dataset
     from ..diffusion import Diffusion
+    from ..diffusion.reconstruction import Reconstruction
 
 # most steps between two reports, so that the ring never overwrites an unreported step
 UNREPORTED = RING // 2
@@ -115,6 +116,15 @@ def check_images(model, dataset):
         )
 
 
+def check_denoiser(model):
+    """Raise a `UsageError` for a model that removes no noise, such as an autoencoder."""
+    if hasattr(model, "moments"):
+        raise UsageError(
+            "an Autoencoder is not trained as a diffusion model: give objective=Reconstruction(), of "
+            "numdiff.diffusion.reconstruction."
+        )
+
+
 def matrices_of(model):
     """`model.matrices()`, of which Muon needs one."""
     if matrices := model.matrices():
@@ -135,6 +145,7 @@ class Trainer:
 
     model: UNet or DiT; dataset: a `numdiff.data` Dataset of the model's image size
     diffusion: Diffusion options, a dict of steps, schedule, prediction, timestep_scale, vlb_weight
+    objective: what to minimise in place of a diffusion's loss: a `Reconstruction`, of an autoencoder
     communicator: of the ranks that train together (default: what `distributed.connect` gave, else a
         single process). All must make the same Trainer and call the same methods; all use rank 0's
         weights
@@ -154,6 +165,7 @@ class Trainer:
         config: TrainerConfig | None = None,
         *,
         diffusion: "dict | Diffusion | None" = None,
+        objective: "Reconstruction | None" = None,
         communicator: Any = None,
         **settings: Any,
     ):
@@ -171,13 +183,19 @@ class Trainer:
         self.model, self.dataset, self.seed = model, dataset, s.seed
         if self.communicator.size > 1:
             self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
-        self._given_diffusion = diffusion
-        self.diffusion = make_diffusion(diffusion, model.backend)
-        model.diffusion = self.diffusion.options
+        self._given = {"diffusion": diffusion, "objective": objective}
+        self.diffusion = None
+        if objective is None:
+            check_denoiser(model)
+            self.diffusion = make_diffusion(diffusion, model.backend)
+            model.diffusion = self.diffusion.options
+        else:
+            objective.check(model, dataset)
+        self.objective = objective or self.diffusion
         self.origin = None
         if s.init is not None:
             self.origin = self.communicator.first(
-                start_from, model, dataset, s.init, s.init_weights, self.diffusion.options
+                start_from, model, dataset, s.init, s.init_weights, self.objective.options
             )
         self._share_weights()
         self.precision, scale = precision_on(s.precision, model.backend), None
@@ -198,7 +216,7 @@ class Trainer:
             model.parameters.float8.of_ranks = self.exchange.largest
         self.step_function = TrainingStep(
             model,
-            self.diffusion,
+            self.objective,
             self.optimizer,
             part,
             microbatch,
@@ -245,10 +263,7 @@ class Trainer:
         """A trainer of the same dataset with the same settings, but for those `changed`, which trains
         another model and starts from no file: for planning."""
         config = dataclasses.replace(self.config, init=None, **changed)
-        diffusion = self._given_diffusion
-        return type(self)(
-            model, self.dataset, config, diffusion=diffusion, communicator=communicator
-        )
+        return type(self)(model, self.dataset, config, **self._given, communicator=communicator)
 
     def __getstate__(self):
         raise UsageError(

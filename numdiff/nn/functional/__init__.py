@@ -43,7 +43,7 @@ from .elementwise import (
 )
 from .embeddings import class_dropout, embedding, timestep_embedding
 from .feed_forward import bias_gelu, gates_products, mlp, swiglu_mlp
-from .losses import hybrid_loss, mse
+from .losses import hybrid_loss, l1, mse, posterior_kl, posterior_sample
 from .modulation import adaln, gate, gate_adaln, layer_scale
 from .movement import (
     avgpool,
@@ -83,6 +83,7 @@ __all__ = [
     "gelu",
     "group_norm",
     "hybrid_loss",
+    "l1",
     "layer_norm",
     "layer_scale",
     "linear",
@@ -93,6 +94,8 @@ __all__ = [
     "mse",
     "pair",
     "patchify",
+    "posterior_kl",
+    "posterior_sample",
     "qk_norm_rope",
     "reshape",
     "rms_norm",

@@ -2,7 +2,8 @@
 about a kind.
 
     kinds.get("unet")       its `ModelKind`; a `UsageError` for an unknown name
-    kinds.names()           in the order of the command line
+    kinds.names()           of the diffusion models, in the order of the command line
+    kinds.every()           {name: record} of what can be trained, autoencoders too
     kinds.register(kind)    a third kind, from a file of your own: commands, options.json and checkpoints know it then
 
 unet.py and dit.py are the examples to follow; kind.py says what a record holds and what it may
@@ -13,25 +14,32 @@ from ...errors import UsageError
 from .dit import DIT
 from .kind import ModelKind
 from .unet import UNET
+from .vae import VAE
 
-KINDS = {kind.name: kind for kind in (UNET, DIT)}
+KINDS = {kind.name: kind for kind in (UNET, DIT)}  # of diffusion models
+OTHERS = {VAE.name: VAE}
+
+
+def every():
+    """{name: record} of all kinds that can be trained."""
+    return {**KINDS, **OTHERS}
 
 
 def get(name):
     """The record of a kind of model."""
-    if not isinstance(name, str) or name not in KINDS:
-        raise UsageError(f"--model {str(name)[:60]} does not exist; use {' or '.join(KINDS)}.")
-    return KINDS[name]
+    if not isinstance(name, str) or name not in every():
+        raise UsageError(f"--model {str(name)[:60]} does not exist; use {' or '.join(every())}.")
+    return every()[name]
 
 
 def names():
-    """The names of all kinds, the first of them the default."""
+    """The names of the kinds of diffusion models, the first of them the default."""
     return tuple(KINDS)
 
 
 def register(kind: ModelKind):
     """Add a record; a `UsageError` for a name that is taken, or that no command could have."""
-    if not kind.name.isidentifier() or kind.name in KINDS:
+    if not kind.name.isidentifier() or kind.name in every():
         raise UsageError(f"a model kind cannot be called {kind.name!r}: use a word of its own.")
     KINDS[kind.name] = kind
 
@@ -41,4 +49,4 @@ def owner(setting, model):
     all kinds."""
     if setting in get(model).table:
         return None
-    return next((kind for kind in KINDS.values() if setting in kind.table), None)
+    return next((kind for kind in every().values() if setting in kind.table), None)

@@ -49,6 +49,7 @@ class ModelKind:
     class_dropout: the default of --class-dropout
     class_table: the parameter with a row a class, and a last one for no class
     implying: settings that stand for several options of the model
+    previews: where the class is that draws a run's pictures, with the methods of `Previews`
     help: {"train", "compile", "bench step", "bench sample", "bench quality", "profile": text},
         where the default text does not suit
     """
@@ -70,6 +71,7 @@ class ModelKind:
     class_dropout: float = 0.0
     class_table: str | None = None
     implying: tuple = ()
+    previews: str = "numdiff.training.previews:Previews"
     help: dict = field(default_factory=dict)
 
     # What it consists of --------------------------------------------------------------------------
@@ -139,6 +141,12 @@ class ModelKind:
     def label(self, options):
         """The model of a run in a few words."""
         return f"{self.name}, preset {options.preset}"
+
+    def objective(self, options):
+        """The `objective` of a run's `Trainer`; None: that of its diffusion."""
+
+    def describe_objective(self, options):
+        """The line on what a run minimises; None: that on its diffusion."""
 
     # The model, from its constructor's options (`sizes`), without building it ---------------------
 

@@ -1,0 +1,120 @@
+"""What a run that trains an autoencoder draws: pictures next to their reconstructions, with the PSNR.
+
+    samples-00000400.png     pairs: a picture of the dataset, and what the averaged weights make of it
+    reconstructions.jsonl    a line a grid: {"step", "images", "psnr"} in dB, the mean over the pictures
+    autoencoder.h5           the averaged weights as a model file, with the scaling factor that gives its
+                             latents a standard deviation of 1, measured on those pictures
+
+The pictures are `sample_count` of the dataset, evenly spread; the model was trained on them, too.
+"""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+
+from ..device import download, empty
+from ..diffusion.sampling import to_uint8
+from ..distributed.together import make_together
+from ..files import cannot_write, open_to_append, write_all
+from ..nn import Tensor
+from .autoencoders import OF_RUN, write_autoencoder
+from .previews import BATCH, draws
+from .report import image_grid, save_png
+
+RECORDS = "reconstructions.jsonl"
+
+
+def psnr(pictures, others):
+    """Peak signal-to-noise ratio in dB of each of uint8 pictures (N, H, W, C), float64 (N,); equal
+    ones have that of an error of half a level in one value."""
+    difference = pictures.astype(np.float64) - others
+    squares = (difference**2).mean((1, 2, 3))
+    return 10 * np.log10(255**2 / np.maximum(squares, 0.25 / pictures[0].size))
+
+
+class Reconstructions:
+    """Pictures and their reconstructions by the averaged weights of a `Trainer`; each rank makes
+    its part of them.
+    """
+
+    def __init__(self, trainer, options):
+        self.trainer, self.options = trainer, options
+        count = min(options.sample_count, len(trainer.dataset))
+        rows = np.linspace(0, len(trainer.dataset) - 1, count).round().astype(np.int64)
+        ranks, rank = trainer.communicator.size, trainer.communicator.rank
+        self.first, self.stop = (count * k // ranks for k in (rank, rank + 1))
+        self.rows = rows[self.first : self.stop]
+
+    def check(self):
+        """Nothing that the objective has not checked."""
+
+    def draw(self, asked=lambda: 0):
+        """((pictures, reconstructions, mean square of the latents' deviations), 0) on every rank;
+        or (None, number) as of `Previews.draw`. Collective."""
+        with self.trainer.ema_weights():
+            parts, number = make_together(self.trainer.communicator, self._draw_part, asked)
+        if number:
+            return None, number
+        pictures, made, means, variances = (
+            np.concatenate(each) for each in zip(*parts, strict=True)
+        )
+        return (pictures, made, math.sqrt(means.var() + variances.mean())), 0
+
+    def _draw_part(self, look):
+        model, dataset = self.trainer.model, self.trainer.dataset
+        latents = tuple(n // model.factor for n in dataset.shape[1:3])
+        pictures = np.empty((len(self.rows), *dataset.shape[1:]), np.uint8)
+        made = np.empty_like(pictures)
+        means = np.empty((len(self.rows), *latents, model.latent_channels), np.float32)
+        variances = np.empty_like(means)
+        for first in range(0, len(self.rows), BATCH):
+            look()
+            part = slice(first, first + BATCH)
+            pictures[part] = dataset.read(self.rows[part])
+            mean, logvar = model.encode(pictures[part].astype(np.float32) / 127.5 - 1)
+            means[part], variances[part] = mean, np.exp(logvar)
+            made[part] = to_uint8(model.decode(mean))
+        return pictures, made, means, variances
+
+    def save(self, path, drawn, output):
+        """Write the grid, the PSNR and the autoencoder of what `draw` gave, on rank 0."""
+        pictures, made, deviation = drawn
+        model, step = self.trainer.model, self.trainer.step
+        folder = pathlib.Path(path).parent
+        pairs = np.stack([pictures, made], 1).reshape(-1, *pictures.shape[1:])
+        columns = 2 * max(1, round(math.sqrt(len(pictures) / 2)))
+        zoom = max(1, 96 // pictures.shape[1]) if pictures.shape[1] < 64 else 1
+        save_png(path, image_grid(pairs, columns, zoom=zoom))
+        mean = float(psnr(pictures, made).mean())
+        record = {"step": step, "images": len(pictures), "psnr": mean}
+        try:
+            with open_to_append(folder / RECORDS, "the records") as file:
+                write_all(file, (json.dumps(record) + "\n").encode())
+        except OSError as error:
+            raise cannot_write("the records", folder / RECORDS, error) from error
+        factor = 1 / deviation if 1e-6 < deviation < 1e6 else 1.0
+        average = self.trainer.optimizer.ema
+        flat = download(model.parameters.data if average is None else average)
+        arrays = {
+            entry["name"]: flat[
+                entry["offset"] : entry["offset"] + math.prod(entry["shape"])
+            ].reshape(entry["shape"])
+            for entry in model.parameters.index
+        }
+        write_autoencoder(folder / OF_RUN, {**model.options, "scaling_factor": factor}, arrays)
+        output(f"psnr      {mean:.2f} dB after step {step:,}, of {len(pictures)} pictures")
+
+    def rehearse(self):
+        """Launch every kernel that drawing launches, and read nothing back."""
+        model = self.trainer.model
+        side, count = model.image_size, len(self.rows)
+        sizes = {min(BATCH, count - first) for first in range(0, count, BATCH)}
+        with self.trainer.ema_weights(), model.arithmetic():
+            for size in sizes if draws(self.options, model) else ():
+                shape = size, side, side, model.in_channels
+                model.moments(Tensor(empty(shape, np.float32, model.backend)))
+                small = side // model.factor
+                shape = size, small, small, model.latent_channels
+                model.reconstruct(Tensor(empty(shape, np.float32, model.backend)))
