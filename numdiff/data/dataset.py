@@ -20,6 +20,7 @@ import shlex
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing
@@ -67,33 +68,36 @@ def open_dataset(
     return Dataset(default_path() if path is None else path, image_size, classes)
 
 
-def fitting_size(path: str | os.PathLike, largest: int) -> int | None:
-    """Side of the images to train on, in pixels, where none is given: the largest that `largest`
-    and the file allow.
+class StoredImages(NamedTuple):
+    """What a file's images are: `side` in pixels, None if they are not square; `pixels`: uint8, which
+    can be averaged over squares; else floats, such as latents, which have one size."""
 
-    Pixels can be averaged over squares, so it divides the stored side; a model halves it, so it is
-    a multiple of 8. Float images, as latents are, have one size. None: the file has no such size,
-    or opening it will say what is wrong.
-    """
+    side: int | None
+    pixels: bool
+
+
+def stored_images(path: str | os.PathLike) -> StoredImages | None:
+    """The `StoredImages` of a file; None: opening it as a dataset will say what is wrong."""
     try:
         file = _open_file(os.fspath(path))
         try:
             images = _check_images(os.fspath(path), file)
-            (height, width), pixels = images.shape[1:3], images.dtype == np.uint8
+            height, width = images.shape[1:3]
+            return StoredImages(height if height == width else None, images.dtype == np.uint8)
         finally:
             file.close()
     except (NumdiffError, Refused):
         return None
-    if height != width or not pixels:
-        return height if height == width else None
-    return next(
-        (
-            size
-            for size in range(min(largest, height), 7, -1)
-            if height % size == 0 and size % 8 == 0
-        ),
-        None,
-    )
+
+
+def fitting_size(stored: StoredImages, largest: int) -> int | None:
+    """Side of the images to train on, in pixels, where none is given: the largest that `largest`
+    and the file allow. It divides the stored side, and is a multiple of 8, as a model halves it.
+    None: there is no such size."""
+    if stored.side is None or not stored.pixels:
+        return stored.side
+    sizes = range(min(largest, stored.side), 7, -1)
+    return next((size for size in sizes if stored.side % size == 0 and size % 8 == 0), None)
 
 
 class Dataset:

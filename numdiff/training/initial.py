@@ -133,9 +133,8 @@ def forget():
 # Settings -----------------------------------------------------------------------------------------
 
 
-def follow(given, model, outdir):
-    """(settings of a run as `resolve` takes them, with those that follow from the file of its
-    `init`; what that holds)."""
+def read_given_start(given, model, outdir):
+    """What the file of a run's `init` holds; given: the settings that the user set."""
     kind = kinds.get(model)
     path = find_start(given["init"], outdir)
     wanted = {
@@ -158,7 +157,12 @@ def follow(given, model, outdir):
             f"--channels {given['channels']} contradicts --init {path}, whose model takes "
             f"{start.options['in_channels']}; leave it out, or start from other weights."
         )
-    return {**settings_of(start, given), **given, "init": path}, start
+    return start
+
+
+def follow(given, start):
+    """The settings that the user set, with those that follow from the model in a file."""
+    return {**settings_of(start, given), **given, "init": str(start.path)}
 
 
 def settings_of(start, given):

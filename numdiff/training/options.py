@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import schema
 from ..diffusion.denoiser import check_interval
@@ -129,50 +129,92 @@ def settings_of(model):
 # Resolving ----------------------------------------------------------------------------------------
 
 
+class Sources(NamedTuple):
+    """What `fill` knows of this machine, and of the files that the settings name.
+
+    device: "cpu", "cuda" or "emulator"; capability: of the GPU; None: of the one that is here
+    start: what the file of `--init` holds, or None
+    stored: the `StoredImages` of the dataset's file, where they decide the size of the images
+    """
+
+    device: str
+    capability: tuple[int, ...] | None = None
+    start: Any = None
+    stored: Any = None
+
+
 def resolve(given, capability=None):
     """Complete, checked `TrainOptions` from {name: value} of what the user set; None counts as not
     set.
 
     The rest comes from the preset, then from the defaults. `device` becomes "cpu", "cuda" or
-    "emulator".
+    "emulator". Files are read first, all of them (`look_up`); then the options are filled in one
+    pass (`fill`), which opens none.
     capability: as on a GPU of this compute capability, whether one is here or not
     """
+    given = check_given(given)
+    return fill(given, look_up(given, capability))
+
+
+def check_given(given):
+    """What the user set, without None; a `UsageError` for a value that no setting has."""
     given = _known(given)
     model = given.get("model", COMMON["model"].default)
-    kind = kinds.get(model)
-    lines = table(model)
-    for name, value in given.items():  # before looking for the device, which takes a second
+    kind, lines = kinds.get(model), table(model)
+    for name, value in given.items():
         check_value(lines[name], value)
     for name in given:
         if owner := kinds.owner(name, model):
             raise UsageError(
                 f"{flag(name)} belongs to the model {owner.name}; leave it out, or train that one."
             )
-    if given.get("data") and all(
-        os.path.isfile(os.path.join(given["data"], name)) for name in OF_RUNS
-    ):
-        raise UsageError(
-            f"--data {given['data']} is the folder of a run, whose pictures are samples and a curve: give "
-            "images, and the run as --init to start from its weights."
-        )
-    device = "cuda" if capability else resolve_device(given.get("device", "auto"))
-    asked, start = given, None
-    if "init" in given:
-        from . import initial  # here, as it loads the readers of files
-
-        given, start = initial.follow(given, model, given.get("outdir", COMMON["outdir"].default))
-    elif "init_weights" in given:
+    if given.get("preset"):
+        _check_preset(kind, given["preset"])
+    if "init" not in given and "init_weights" in given:
         raise UsageError(
             f"--init-weights {given['init_weights']} needs --init: add it, or leave this out."
         )
-    preset = given.get("preset") or kind.default_preset["cuda" if device == "cuda" else "cpu"]
+    return given
+
+
+def look_up(given, capability=None):
+    """The `Sources` of settings that `check_given` returned. Looking for a GPU takes a second."""
+    data, start, stored = given.get("data"), None, None
+    if data and all(os.path.isfile(os.path.join(data, name)) for name in OF_RUNS):
+        raise UsageError(
+            f"--data {data} is the folder of a run, whose pictures are samples and a curve: give "
+            "images, and the run as --init to start from its weights."
+        )
+    device = "cuda" if capability else resolve_device(given.get("device", "auto"))
+    if "init" in given:
+        from . import initial  # here, as it loads the readers of files
+
+        model = given.get("model", COMMON["model"].default)
+        start = initial.read_given_start(
+            given, model, given.get("outdir", COMMON["outdir"].default)
+        )
+    elif data and "image_size" not in given and not os.path.isdir(data):
+        from ..data.dataset import stored_images  # here, as it loads NumPy
+
+        stored = stored_images(data)
+    return Sources(device, capability, start, stored)
+
+
+def fill(given, sources):
+    """`resolve`, of settings that `check_given` returned, with what `look_up` found."""
+    model = given.get("model", COMMON["model"].default)
+    kind, lines, asked, start = kinds.get(model), table(model), given, sources.start
+    if start is not None:
+        from . import initial
+
+        given = initial.follow(given, start)
+    preset = (
+        given.get("preset") or kind.default_preset["cuda" if sources.device == "cuda" else "cpu"]
+    )
     _check_preset(kind, preset)
     emoji = {} if given.get("data") else dict(kind.emoji.get(preset, {}))
-    if given.get("data") and "image_size" not in given:
-        given = {
-            **given,
-            **_size_of_data(given["data"], device, kind.presets[preset]["image_size"]),
-        }
+    if "image_size" not in given and sources.stored is not None:
+        given = {**given, **_size_of_data(sources, kind.presets[preset]["image_size"])}
     if "num_classes" in given:  # a number of classes is wanted, not the preset's few
         emoji.pop("classes", None)
     options = TrainOptions(
@@ -182,10 +224,10 @@ def resolve(given, capability=None):
             **given,
             "model": model,
             "preset": preset,
-            "device": device,
+            "device": sources.device,
         }
     )
-    options.precision = _precision(options.precision, device, capability)
+    options.precision = _precision(options.precision, sources.device, sources.capability)
     # a run made shorter than its preset keeps a warm-up in proportion
     if "warmup_steps" not in given:
         options.warmup_steps = min(options.warmup_steps, options.steps // 10)
@@ -230,17 +272,15 @@ def resolve(given, capability=None):
     return options
 
 
-def _size_of_data(path, device, usual):
-    """{"image_size": …} for the images of a dataset file; {} where the preset's `usual` size stays.
+def _size_of_data(sources, usual):
+    """{"image_size": …} for the images of a dataset's file; {} where the preset's `usual` size stays.
 
     A GPU trains on what is stored, up to MAX_SIZE pixels a side; a CPU on no more than its preset's
     pixels.
     """
-    from ..data.dataset import fitting_size  # here, as it loads NumPy
+    from ..data.dataset import fitting_size
 
-    size = (
-        None if os.path.isdir(path) else fitting_size(path, MAX_SIZE if device == "cuda" else usual)
-    )
+    size = fitting_size(sources.stored, MAX_SIZE if sources.device == "cuda" else usual)
     return {"image_size": size} if size else {}
 
 

@@ -1,11 +1,13 @@
 """`--init`: what a run takes from given weights, what is new, and what is refused."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
 import zipfile
 
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -20,7 +22,7 @@ from numdiff.training import Trainer, initial
 from numdiff.training.build import describe_without_training, diffusion_options
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.model_files import ModelFile, convert, write_model_file
-from numdiff.training.options import resolve
+from numdiff.training.options import check_given, fill, look_up, resolve
 from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import MPIEXEC, exhaustive, needs, relative_error
@@ -129,6 +131,27 @@ def test_classes_keep_their_rows_by_name_and_the_model_follows_the_file(
     assert json.loads((folder / "options.json").read_text())["init"] == str(
         newest_checkpoint(runs[kind])
     )
+
+
+def test_options_are_filled_without_the_files(tmp_path, runs):
+    """`look_up` has read all that `fill` needs: the files may be gone."""
+    given = check_given({"model": "unet", "device": "cpu", "init": str(runs["unet"])})
+    sources = look_up(given)
+    data = tmp_path / "data.h5"
+    with h5py.File(data, "w") as file:
+        file["images"] = np.zeros((2, 48, 48, 3), np.uint8)
+    of_data = check_given({"model": "unet", "device": "cpu", "data": str(data)})
+    stored = look_up(of_data)
+    expected = resolve(given), resolve(of_data)
+    data.unlink()
+    initial.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("open", "stat"):
+            patch.setattr(os, name, None)
+        patch.setattr("builtins.open", None)
+        filled = fill(given, sources), fill(of_data, stored)
+    assert filled == expected
+    assert filled[1].image_size == 24
 
 
 def test_the_weights_as_trained_are_there_too(tmp_path, runs):
