@@ -240,6 +240,15 @@ SMALL = {
     versions=matmul_forward.operation.versions,
     problems=[
         Problem(x=single(5, 12), weight=single(8, 12), bias=single(8), versions=()),
+        Problem("odd, no bias", x=single(2, 3, 7), weight=single(5, 7), versions=()),
+        Problem(
+            x=half(1, 9, 24),
+            weight=half(16, 24),
+            bias=single(16),
+            residual=half(1, 9, 16),
+            versions=(),
+            tolerance=2e-3,
+        ),
         Problem(
             x=TOKENS,
             weight=half(3 * D, D),
@@ -282,6 +291,17 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
     problems=[
         Problem("", versions=(), fast=False, **SMALL),
         Problem("written", versions=(), accumulate=False, **SMALL),
+        Problem(
+            "float16",
+            dy=half(3, 5, 16),
+            x=half(3, 5, 24),
+            weight=half(16, 24),
+            dweight=single(16, 24),
+            dbias=single(16),
+            residual=half(3, 5, 24),
+            versions=(),
+            tolerance=2e-3,
+        ),
         Problem(
             dy=QKV,
             x=TOKENS,

@@ -21,6 +21,7 @@ from numdiff.device.tensor_map import tensor_map
 from numdiff.emulator import reel
 from numdiff.emulator.replay import LATENCY, Replay
 from numdiff.emulator.rewrite import SITES
+from numdiff.kernels import check
 from tests.conftest import exhaustive
 from tests.emulator.kernels_mma import THREADS as MMA_THREADS
 from tests.emulator.kernels_mma import TILE, matmul_mma_kernel
@@ -500,14 +501,17 @@ def test_recording_stops_where_it_is_too_long(monkeypatch):
 
 
 @exhaustive
-def test_a_film_changes_no_result(gemm):
-    from numdiff.kernels import check
-
-    for case in [
-        case for case in check.CASES if case.name in ("softmax", "groupnorm", "flash_attention")
-    ][:8]:
-        for version in case.versions:
-            plain, _ = check.run_version(case.name, str(version), case.label)
-            filmed, film = check.run_version(case.name, str(version), case.label, True)
-            assert [a.tobytes() for a in plain.results] == [a.tobytes() for a in filmed.results]
-            assert len(film.html()) < reel.LIMIT + 1
+@pytest.mark.parametrize(
+    "operation, version, problem",
+    [
+        ("softmax", 2, "5×36"),
+        ("groupnorm", 3, "float16, 1 times thirty-two channels, 2 blocks a cluster"),
+        ("flash_attention", 5, "float16, legacy, HS 32, T 2, 64 queries"),
+    ],
+    ids=["shuffles", "a cluster", "TMA and wgmma"],
+)
+def test_a_film_changes_no_result(operation, version, problem):
+    plain, _ = check.run_version(operation, version, problem)
+    filmed, film = check.run_version(operation, version, problem, True)
+    assert [a.tobytes() for a in plain.results] == [a.tobytes() for a in filmed.results]
+    assert len(film.html()) < reel.LIMIT + 1

@@ -16,9 +16,17 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.device.requires import requires
 from numdiff.kernels import bias, concat, elementwise, softmax, versions
 from numdiff.kernels import operation as records
-from numdiff.kernels.check.records import cases_of
+from numdiff.kernels.check.records import H200, cases_of
+from numdiff.kernels.check.records import _run as run_problem
 from numdiff.kernels.check.run import Arrays, relative_error
-from numdiff.kernels.operation import OPERATIONS, Operation, Version, all_operations, operation
+from numdiff.kernels.operation import (
+    OPERATIONS,
+    Operation,
+    Version,
+    all_operations,
+    first_on_device,
+    operation,
+)
 from numdiff.kernels.problem import Problem, single
 from numdiff.kernels.versions import at_most
 from tests.conftest import where
@@ -55,6 +63,31 @@ def test_problem(engine, case, version):
         if engine.computes:
             assert relative_error(download(got), want) <= case.tolerance
         engine.check_equal(got, same)
+
+
+MEASURED = [
+    (record, problem)
+    for record in all_operations()
+    for problem in record.problems
+    if problem.measured and problem.run is problem.inputs is None
+]
+
+
+@pytest.mark.parametrize(
+    "record, problem", MEASURED, ids=lambda value: getattr(value, "name", None)
+)
+def test_launchers_at_a_models_size(record, problem):
+    """Each version that fits plans and launches; no kernel runs, and no memory is taken."""
+    device = Planned(H200)
+    made = {name: empty(a.shape, a.dtype, device) for name, a in problem.arrays().items()}
+    names = problem.versions
+    if names is None and problem.call is None:
+        values = record.values((), problem.bound(made))
+        names = [version.name for version in record.fitting(first_on_device(made.values()), values)]
+    for version in [record.version(name).number for name in names or ()] or [None]:
+        device.kernels.clear()
+        run_problem(record, problem, Arrays(made), version)
+        assert device.kernels
 
 
 @pytest.mark.parametrize("record", all_operations(), ids=lambda record: record.name)

@@ -89,6 +89,63 @@ def _of_float32(of):
             )
 
 
+def _more_of_float32(of):
+    """Steps of three, every addend, a residual of dx, the channels' gradient; gradients that are
+    written."""
+    leaping = "direct", "implicit-gemm"
+    yield problem_of(of, "stride 3", (1, 7, 7, 4), 8, 3, *leaping, stride=3, fast=False)
+    if of == FORWARD:
+        for label, versions in ("all addends", ("direct",)), ("chosen, all addends", ()):
+            yield problem_of(of, label, (1, 3, 4, 4), 12, 3, *versions, addends=True)
+        return
+    x = 2, 4, 5, 8
+    for kernel, stride in (1, 1), (3, 1), (3, 2):
+        more = {"stride": stride, "residual": single(*x), "fast": kernel == 1}
+        yield problem_of(of, f"residual, {kernel}, {stride}", x, 12, kernel, **more)
+    for kernel, n in (1, 4), (3, 12):
+        label = f"channel's, {kernel} × {kernel}"
+        yield problem_of(of, label, (3, 2, 3, 8), n, kernel, need_channel=True, fast=kernel == 3)
+
+
+def _written(of, array):
+    """A weight's gradient that is written, whatever was there."""
+    float32 = array is single
+    versions = (
+        ("direct", "im2col", "implicit-gemm", *OTHERS)
+        if float32
+        else ("direct", "mma", "hopper-columns", "hopper")
+    )
+    yield problem_of(
+        of,
+        f"{'' if float32 else 'float16, '}written",
+        (1, 5, 4, 4 if float32 else 8),
+        8,
+        3,
+        *versions,
+        array=array,
+        biased=False,
+        need_dx=False,
+        accumulate=False,
+        fast=("im2col", *OTHERS) if float32 else ("hopper",),
+        **({} if float32 else {"tolerance": FLOAT32_TOLERANCE}),
+    )
+    if not float32:
+        yield problem_of(
+            of,
+            "float16, written, 3 → 64",
+            (1, 4, 4, 3),
+            64,
+            3,
+            "narrow",
+            array=half,
+            biased=False,
+            need_dx=False,
+            accumulate=False,
+            fast=False,
+            tolerance=2e-5,
+        )
+
+
 def _of_switches(of):
     """Those of extensions that a switch of the device chooses."""
     modules = extensions.available("conv2d_switched").values()
@@ -99,25 +156,33 @@ def _of_switches(of):
 
 
 def _of_narrow_and_mma(of):
-    """By mma.sync with strides, and with few channels on one side: from 3, from 5, to 3."""
-    for version, (h, w, c, n, kernel, stride) in (
-        ("mma", (3, 2, 8, 8, 1, 2)),
-        ("narrow", (2, 3, 3, 8, 3, 1)),
-        ("narrow", (2, 2, 5, 8, 3, 1)),
-        ("narrow", (3, 2, 8, 3, 3, 1)),
+    """By mma.sync with strides, and with few channels on one side: from 3, from 5, to 3; by the
+    direct kernel."""
+    for version, (h, w, c, n, kernel, stride), words in (
+        ("mma", (3, 2, 8, 8, 1, 2), ""),
+        ("mma", (5, 2, 8, 8, 3, 2), ", 3 × 3"),
+        ("mma", (5, 3, 40, 8, 1, 2), ""),
+        ("narrow", (2, 3, 3, 8, 3, 1), ""),
+        ("narrow", (2, 2, 5, 8, 3, 1), ""),
+        ("narrow", (3, 2, 8, 3, 3, 1), ""),
+        ("narrow", (3, 5, 16, 3, 3, 1), ""),
+        ("direct", (3, 2, 3, 8, 3, 2), ", direct"),
     ):
-        more = {"need_dx": version == "mma" or n == 3} if of == BACKWARD else {}
+        first = h < 5 and c < 16 and not words
+        more = {"need_dx": version != "narrow" or n == 3} if of == BACKWARD else {}
+        if not first:
+            more |= {"need_channel": True} if of == BACKWARD else {"addends": version != "narrow"}
         yield problem_of(
             of,
-            f"float16, {c} → {n}",
-            (1, h, w, c),
+            f"float16, {c} → {n}{words}",
+            (1 if first else 2, h, w, c),
             n,
             kernel,
             version,
             stride=stride,
             array=half,
-            bfloat16="exhaustive" if c != 5 else False,
-            fast=of == BACKWARD or c != 3,
+            bfloat16="exhaustive" if first and c != 5 else False,
+            fast=(of == BACKWARD or c != 3) if first else words == ", 3 × 3",
             **more,
         )
 
@@ -143,6 +208,28 @@ def _of_hopper(of):
             fast=(bn, sub, taps, kernel) in QUICK_TILES[of],
             within=_given(convolution, hopper_convolution, only=(bn, sub), taps_per_stage=taps),
         )
+
+
+def _of_hopper_several_tiles(of):
+    """More than one tile, block of channels and image, with every addend."""
+    for bn, sub in (64, 2), (96, 1):
+        whole = {"x": (1, 11, 10, 72), "n": 40}
+        for version in "hopper", "hopper-columns":
+            yield problem_of(
+                of,
+                f"float16, {version}, tile {(bn, sub)}, several tiles",
+                whole["x"],
+                whole["n"],
+                3,
+                version,
+                array=half,
+                addends=True,
+                biased=False,
+                fast=version == "hopper" and (bn, sub) == ((96, 1), (64, 2))[of == INPUT_GRADIENT],
+                once=True,
+                tolerance=2e-3,
+                within=_given(convolution, hopper_convolution, only=(bn, sub)),
+            )
 
 
 def _of_statistics():
@@ -207,6 +294,30 @@ def _of_hopper_weight_gradients():
     )
 
 
+def _of_hopper_several_images():
+    """Chunks of several images, rows of tiles and channels, in parts and clusters; v5's boxes."""
+    for only, version in (
+        ((32, 2, 64, 1), "hopper-columns"),
+        ((16, 2, 64, 2), "hopper"),
+        ((64, 1, None), "hopper"),
+        ((16, 1, 128), "hopper"),
+        ((32, 4, 64, 2), "hopper"),
+    ):
+        yield problem_of(
+            WEIGHT_GRADIENT,
+            f"float16, {version}, plan {only}, several images",
+            (3, 3, 9, 8),
+            16,
+            3,
+            version,
+            array=half,
+            need_channel=only[0] != 32,
+            tolerance=FLOAT32_TOLERANCE,
+            fast=only[:3] == (32, 2, 64),
+            within=_given(weight_gradient, hopper_weight_gradient_3x3, only=only),
+        )
+
+
 def _of_mma_halo(of):
     """By mma.sync, 3 × 3 taps of stride 1 in every tile."""
     for seg, frags, flipped in mma_halo.KERNELS:
@@ -259,9 +370,11 @@ def of_forward():
     wide, thin = (B, SIDE, SIDE, C), (B, SIDE, SIDE, 3)
     return [
         *_of_float32(FORWARD),
+        *_more_of_float32(FORWARD),
         *_of_switches(FORWARD),
         *_of_narrow_and_mma(FORWARD),
         *_of_hopper(FORWARD),
+        *_of_hopper_several_tiles(FORWARD),
         *_of_statistics(),
         *_of_mma_halo(FORWARD),
         measured(FORWARD, wide, C, "direct", "im2col", "implicit-gemm", *OTHERS, array=single),
@@ -279,6 +392,7 @@ def of_input_gradient():
     return [
         *_of_switches(INPUT_GRADIENT),
         *_of_hopper(INPUT_GRADIENT),
+        *_of_hopper_several_tiles(INPUT_GRADIENT),
         *_of_mma_halo(INPUT_GRADIENT),
         problem_of(
             INPUT_GRADIENT,
@@ -304,6 +418,7 @@ def of_weight_gradient():
     return [
         *_of_switches(WEIGHT_GRADIENT),
         *_of_hopper_weight_gradients(),
+        *_of_hopper_several_images(),
         *_of_mma_halo_weight_gradients(),
         measured(WEIGHT_GRADIENT, wide, C, "im2col", "implicit-gemm", *OTHERS, array=single),
         measured(WEIGHT_GRADIENT, thin, C, "implicit-gemm", array=single),
@@ -323,4 +438,10 @@ def of_weight_gradient():
 
 def of_backward():
     """[Problem] of all gradients."""
-    return [*_of_float32(BACKWARD), *_of_narrow_and_mma(BACKWARD)]
+    return [
+        *_of_float32(BACKWARD),
+        *_more_of_float32(BACKWARD),
+        *_of_narrow_and_mma(BACKWARD),
+        *_written(BACKWARD, single),
+        *_written(BACKWARD, half),
+    ]

@@ -93,6 +93,59 @@ def each_version():
         )
 
 
+def of_odd_shapes():
+    """One group of all channels, groups of one channel, and channels that no vector divides."""
+    ladder = UP_TO_ONE_PASS["versions"]
+    for label, shape, groups, versions in (
+        ("one group", (3, 4, 4, 20), 1, ladder[:2]),
+        ("groups of one", (2, 9, 8), 8, ladder),
+        ("fives", (2, 7, 5, 30), 5, ladder[:1]),
+        ("two rows of blocks", (1, 70, 128), 2, ladder[1:2]),
+    ):
+        more = {"array": single, "versions": versions}
+        yield False, forward_problem(label, shape, groups, True, **more)
+        yield True, backward_problem(label, shape, groups, False, residuals=0, **more)
+
+
+def each_tile():
+    """Version 3 with tiles that only large shapes have."""
+    for label, shape, groups, tile, threads in (
+        ("tiles", (3, 9, 16), 4, 8, 32),
+        ("odd lanes", (1, 35, 24), 8, 24, 96),
+        ("few rows", (1, 9, 64), 16, 64, 32),
+        ("threads share a channel", (1, 49, 16), 1, 16, 64),
+        ("more iterations than parts", (1, 150, 8), 2, 8, 32),
+    ):
+        for backward, make in ((False, forward_problem), (True, backward_problem)):
+            for array, nbytes in ((half, 2), (single, 4)):
+                B, P, C = shape
+                plan = functools.partial(
+                    make_plan,
+                    B,
+                    P,
+                    C,
+                    C // groups,
+                    nbytes,
+                    backward,
+                    tile,
+                    threads,
+                    1 << 17,
+                    HOPPER,
+                )
+                yield (
+                    backward,
+                    make(
+                        f"{'float16, ' * (array is half)}{label}",
+                        shape,
+                        groups,
+                        array=array,
+                        fast=array is half,
+                        within=functools.partial(planned, plan),
+                        **ONE_PASS,
+                    ),
+                )
+
+
 def of_little_shared_memory():
     """Version 3 has to read again what does not fit."""
     for backward, make in ((False, forward_problem), (True, backward_problem)):
@@ -125,19 +178,31 @@ def half_plan(shape, groups, backward, part, team, cluster, near):
     return plan
 
 
-def in_half(backward, shape, groups, part, team, silu, cluster=1, near=0, residuals=None):
+def in_half(
+    backward,
+    shape,
+    groups,
+    part,
+    team,
+    silu,
+    cluster=1,
+    near=0,
+    residuals=None,
+    note="",
+    fast=True,
+):
     """A problem of version 3 in 16 bits within such a plan."""
     count = math.lcm(shape[2] // groups, part) // part
     label = (
         f"float16, {count} times {'sixteen' if part == 16 else 'thirty-two'} channels"
         f"{f', {cluster} blocks a cluster' * (cluster > 1)}{f', {near} turns in registers' * (near > 0)}"
-        f"{', two residuals' * (residuals == 2)}"
+        f"{', two residuals' * (residuals == 2)}{note}"
     )
     plan = functools.partial(half_plan, shape, groups, backward, part, team, cluster, near)
     more = {
         "within": functools.partial(planned, plan),
         "bfloat16": label == "float16, 1 times sixteen channels",
-        "fast": not (backward and cluster == 4),
+        "fast": fast and not (backward and cluster == 4),
         **ONE_PASS,
     }
     if not backward:
@@ -162,28 +227,42 @@ def each_plan():
     yield in_half(True, (1, 24, 32), 2, 32, 1, True, residuals=2)
     yield in_half(True, (1, 24, 32), 2, 32, 1, True, cluster=2, residuals=2)
     yield in_half(True, (1, 32, 16), 2, 16, 1, True, cluster=2, residuals=2)
+    for backward in (False, True):
+        yield in_half(backward, (1, 41, 32), 1, 32, 3, True, note=", one group")
+        yield in_half(backward, (17, 5, 16), 2, 16, 1, True, note=", many images", fast=False)
+        yield in_half(backward, (1, 180, 16), 1, 16, 2, True, note=", many iterations", fast=False)
+        yield in_half(backward, (1, 40, 96), 16, 32, 1, True, cluster=8, fast=False)
+    yield in_half(True, (1, 256, 16), 4, 16, 1, True, cluster=8, near=1, fast=False)
+    yield in_half(True, (1, 96, 32), 4, 32, 2, True, cluster=2, near=1)
 
 
 def of_two_arrays():
-    """x is a `Pair`, whose kernel reads both."""
-    pair, vector = Pair(half(2, 9, 16), half(2, 9, 8)), single(24)
-    given = {"weight": vector, "bias": vector, "groups": 2, "silu": True, **ONE_PASS}
-    yield False, Problem("float16, two arrays", x=pair, **given)
-    yield (
-        True,
-        Problem(
-            "float16, two arrays",
-            dy=half(2, 9, 24),
-            x=pair,
-            mean=single(2, 2),
-            rstd=positive(2, 2),
-            dweight=vector,
-            dbias=vector,
-            residual=pair,
-            derived=functools.partial(statistics_of, 2),
-            **given,
-        ),
-    )
+    """x is a `Pair`: a kernel reads both, or, with 12 channels in the first, a copy joins them."""
+    for label, array, shape, groups, more in (
+        ("float16, two arrays", half, (2, 9, 16, 8), 2, ONE_PASS),
+        ("float16, two arrays, between groups", half, (2, 9, 8, 8), 4, {"versions": ()}),
+        ("two arrays", single, (2, 9, 16, 8), 2, {"versions": ()}),
+        ("float16, two arrays, joined first", half, (1, 6, 12, 4), 2, {"versions": ()}),
+    ):
+        B, P, first, second = shape
+        pair, vector = Pair(array(B, P, first), array(B, P, second)), single(first + second)
+        given = {"weight": vector, "bias": vector, "groups": groups, "silu": True, **more}
+        yield False, Problem(label, x=pair, **given)
+        yield (
+            True,
+            Problem(
+                label,
+                dy=array(B, P, first + second),
+                x=pair,
+                mean=single(B, groups),
+                rstd=positive(B, groups),
+                dweight=vector,
+                dbias=vector,
+                residual=pair,
+                derived=functools.partial(statistics_of, groups),
+                **given,
+            ),
+        )
 
 
 def of_known_statistics():
@@ -261,6 +340,8 @@ def problems(backward):
     """[Problem] of a direction."""
     groups = (
         each_version,
+        of_odd_shapes,
+        each_tile,
         of_little_shared_memory,
         each_plan,
         of_two_arrays,

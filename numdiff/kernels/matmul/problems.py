@@ -22,7 +22,7 @@ from ..problem import Problem, filled, half, replaced, single
 from ..versions import at_most
 from . import choice, mma, vectorised
 from .hopper import kernel
-from .hopper.layout import BK, BM
+from .hopper.layout import BK, BM, STAGES
 from .mma_layout import TILES
 from .operands import Matrices
 
@@ -93,6 +93,34 @@ def _of_float32():
             fast=tile[0] == tile[1],
             within=functools.partial(replaced, vectorised.__name__, TILES=(tile,)),
         )
+    for tile in vectorised.TILES:
+        yield product(
+            f"two tiles of {tile[0]}×{tile[1]}",
+            tile[0] + 4,
+            tile[1] + 8,
+            12,
+            True,
+            True,
+            versions=ladder[3:],
+            fast=False,
+            within=functools.partial(replaced, vectorised.__name__, TILES=(tile,)),
+        )
+    yield product("added", 5, 7, 3, out=single(5, 7), accumulate=True, versions=ladder[:3])
+    yield product("both transposed", 12, 8, 20, True, True, versions=ladder, fast=False)
+    yield product(
+        "split K, added, both transposed",
+        8,
+        4,
+        100,
+        True,
+        True,
+        bias=single(4),
+        alpha=0.5,
+        out=single(8, 4),
+        accumulate=True,
+        versions=ladder[2:],
+        within=functools.partial(replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)),
+    )
     yield product(
         "split K",
         8,
@@ -214,8 +242,92 @@ def _by_hopper():
         )
 
 
+def _several_tiles():
+    """A tile and a bit of either extent, so that a block's edges and its second tile are seen."""
+    for rung, tile in (*((5, tile) for tile in TILES), *((6, n) for n in STAGES)):
+        rows, columns = tile if rung == 5 else (BM, tile)
+        yield _in_tile(
+            (tile, False, rung == 5, True),
+            rung,
+            rows + 8 if columns == 64 else 40,
+            columns + 8,
+            40,
+            words=", two tiles",
+            fast=columns == 64,
+        )
+
+
+def _every_addend():
+    """alpha, bias and residual, rounded once; a result that is added to what there was."""
+    for rung, tile in (2, None), (5, min(TILES)), (6, 64):
+        words = f"float16, rung {rung}"
+        more = {
+            "transpose_b": True,
+            "array": half,
+            "bias": single(40),
+            "alpha": 0.5,
+            "versions": RUNGS.get(rung, ("tiled",)),
+            "within": functools.partial(with_tile, tile, rung) if tile else None,
+        }
+        yield product(f"{words}, all addends", 24, 40, 24, residual=half(24, 40), **more)
+        yield product(
+            f"{words}, added", 24, 40, 24, out=single(24, 40), accumulate=True, fast=False, **more
+        )
+        if tile:
+            more |= {"within": functools.partial(with_tile, tile, rung, 3), "fast": rung == 6}
+            yield product(
+                f"{words}, in parts, added",
+                24,
+                40,
+                264,
+                out=single(24, 40),
+                accumulate=True,
+                **more,
+            )
+    yield product(
+        "float16, a batch, rung 5",
+        24,
+        16,
+        24,
+        False,
+        True,
+        half,
+        (2, 1),
+        residual=half(2, 1, 24, 16),
+        versions=RUNGS[5],
+        within=functools.partial(with_tile, min(TILES), 5),
+    )
+
+
 def _row_sums():
     """A weight's gradient with its bias's: sums of one part, two and nine."""
+    # of two tiles of columns one sums
+    yield product(
+        "float16, row sums, rung 6, two tiles",
+        24,
+        72,
+        136,
+        True,
+        False,
+        half,
+        row_sums=single(24),
+        out=single(24, 72),
+        accumulate=True,
+        versions=RUNGS[6],
+        within=functools.partial(with_tile, 64, 6, 2),
+    )
+    yield product(
+        "float16, row sums, tiled",
+        24,
+        16,
+        40,
+        True,
+        False,
+        half,
+        row_sums=single(24),
+        out_dtype=np.float32,
+        versions=("tiled",),
+    )
     for rung, tile, short, long in (
         (5, min(TILES), 200, 8 * TILES[64, 64].k + 8),
         (6, 64, 72, 8 * BK + 8),
@@ -246,6 +358,8 @@ def matmul_problems():
         *_of_extensions(),
         *_by_mma(),
         *_by_hopper(),
+        *_several_tiles(),
+        *_every_addend(),
         *_row_sums(),
         # extents that no tensor core takes
         product(

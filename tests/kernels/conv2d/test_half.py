@@ -14,7 +14,6 @@ from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_g
 from numdiff.kernels.conv2d.hopper.boxes import SHARED
 from numdiff.kernels.conv2d.hopper.plan import plans
 from numdiff.kernels.conv2d.narrow_half import launcher as conv2d_narrow_half
-from numdiff.kernels.groupnorm.normalise import channel_statistics_reference
 from tests.conftest import large, on, quick, relative_error, where
 
 TOLERANCE = 2e-3
@@ -105,10 +104,6 @@ def repeat(engine, first, run):
             engine.check_equal(one, other)
 
 
-# B, H, W, C_in, C_out, kernel, stride
-GENERIC = [(1, 2, 3, 3, 5, 3, 1), (1, 3, 3, 8, 8, 3, 2)]
-NARROW = [(1, 3, 5, 16, 3, 3, 1), (2, 2, 3, 3, 16, 3, 1)]
-MMA = [(1, 3, 2, 8, 16, 3, 1), (1, 5, 3, 40, 8, 1, 2), (1, 5, 2, 8, 8, 3, 2)]
 ON_A_GPU = [
     (2, 48, 48, 72, 72, 3, 1),
     (7, 16, 16, 192, 192, 3, 1),
@@ -126,25 +121,6 @@ def half_shapes(tiny):
     return pytest.mark.parametrize(
         "shape", [*tiny, *[pytest.param(s, marks=large) for s in ON_A_GPU]], ids=str
     )
-
-
-@pytest.mark.parametrize(
-    "version, shape",
-    [(v, s) for v, shapes in ((1, GENERIC), (3, NARROW), (4, MMA)) for s in shapes],
-)
-@on()
-@quick(lambda engine, shape: engine != "emulator" or shape in (NARROW[1], MMA[1]))
-def test_portable_versions(engine, rng, version, shape):
-    again = engine.repeats > 1 or version == 1
-    y, run = check_forward(
-        engine, rng, shape, version, ("bias",) if version == 3 else ("bias", "channel", "residual")
-    )
-    if again:
-        repeat(engine, y, run)
-    dx_exists = not (version == 3 and shape[3] == 3)
-    got, run = check_backward(engine, rng, shape, version, need_dx=dx_exists)
-    if again:
-        repeat(engine, got, run)
 
 
 @pytest.mark.parametrize(
@@ -207,114 +183,6 @@ def test_whatever_is_chosen(engine, rng, shape):
     repeat(engine, got, run)
 
 
-@pytest.mark.parametrize(
-    "version, shape", [(6, (1, 3, 9, 8, 16, 3, 1)), (5, (2, 5, 5, 16, 8, 3, 1))]
-)
-@on()
-# test_statistics_with_the_result has the other
-@quick(lambda engine, version: engine != "emulator" or version == 5)
-def test_hopper_forward(engine, rng, version, shape):
-    check_forward(engine, rng, shape, version)
-
-
-@pytest.mark.parametrize(
-    "version, shape", [(6, (2, 7, 5, 16, 8, 3, 1)), (5, (1, 3, 9, 8, 16, 3, 1))]
-)
-@on()
-# test_channel_gradient has the other
-@quick(lambda engine, version: engine != "emulator" or version == 5)
-def test_hopper_backward(engine, rng, version, shape):
-    got, run = check_backward(engine, rng, shape, version)
-    if engine.name == "cuda":
-        repeat(engine, got, run)
-
-
-@pytest.mark.parametrize(
-    "version, shape",
-    [
-        (3, (1, 4, 4, 3, 64, 3, 1)),
-        (4, (1, 5, 4, 8, 16, 3, 2)),
-        (6, (2, 9, 8, 8, 16, 3, 1)),
-        (5, (1, 3, 9, 8, 16, 5, 1)),
-        (1, (1, 3, 3, 8, 8, 3, 1)),
-        (None, (1, 4, 4, 8, 16, 1, 1)),
-        (None, (32, 64, 64, 64, 64, 3, 1)),
-    ],
-    ids=str,
-)
-@on()
-@where(lambda engine, shape: engine == "cuda" or shape[0] < 32 and shape[5] < 5)
-@quick(lambda engine, version: engine != "emulator" or version == 6)
-def test_a_gradient_is_written(engine, rng, version, shape):
-    """…whatever was there: with the bits of one that is added to zeros."""
-    a, _ = operands(rng, shape)
-    got = []
-    for accumulate in (True, False):
-        dweight = engine(np.full(a["weight"].shape, 0.0 if accumulate else np.nan))
-        C.conv2d_backward(
-            *(engine(a[name], np.float16) for name in ("dy", "x", "weight")),
-            dweight,
-            None,
-            shape[6],
-            need_dx=False,
-            version=version,
-            accumulate=accumulate,
-        )
-        got.append(dweight)
-    engine.check_equal(*got)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (1, 8, 16, 8, 40),
-        (3, 8, 8, 72, 16),
-        (32, 64, 64, 64, 64),
-        (7, 48, 48, 72, 72),
-        (33, 8, 8, 192, 256),
-        (4, 16, 16, 128, 200),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("addends", [False, True], ids=["alone", "with addends"])
-@on()
-@where(
-    lambda engine, shape, addends: (
-        engine == "cuda" or np.prod(shape) <= 2 << 18 and addends == (shape[3] == 8)
-    )
-)
-@quick(lambda engine, addends: engine != "emulator" or addends)
-def test_statistics_with_the_result(engine, rng, shape, addends):
-    """Means and variances of two channels in 8 × 8 pixels, where a GroupNorm will want them; y has
-    the same bits."""
-    b, h, w, c, n = shape
-    a, _ = operands(rng, (*shape, 3, 1))
-    x, weight = engine(a["x"], np.float16), engine(a["weight"], np.float16)
-    rest, rest_ = (None, None, None), (None, None, None)
-    if addends:
-        # a mean that is large compared with the deviation
-        rest = a["bias"] + 20, a["channel"], a["residual"]
-        rest_ = (
-            engine(rest[0], np.float32),
-            engine(rest[1], np.float32),
-            engine(rest[2], np.float16),
-        )
-    y = C.conv2d_forward_reference(a["x"], a["weight"], rest[0], 1, *rest[1:])
-    runs = []
-    for _ in range(engine.repeats):
-        statistics = C.channel_statistics(x, weight, least=0)
-        got = C.conv2d_forward(x, weight, rest_[0], 1, *rest_[1:], statistics)
-        runs.append((got, statistics))
-    engine.check(runs[0][0], y, TOLERANCE)
-    engine.check(
-        runs[0][1], channel_statistics_reference(download(runs[0][0]).astype(np.float64)), 1e-5
-    )
-    for got, again in zip(runs[0], runs[-1], strict=True):
-        engine.check_equal(got, again)
-    plain = C.conv2d_forward(x, weight, rest_[0], 1, *rest_[1:], version=6)
-    engine.check_equal(plain, runs[0][0])
-
-
 def test_where_no_statistics_come(engine):
     """No statistics for images that 8 × 8 pixels do not tile, a stride, float32, three channels; a
     request is refused."""
@@ -335,168 +203,6 @@ def test_where_no_statistics_come(engine):
         assert made((2, 16, 8, 8), (16, 3, 3, 8)).shape == (2, 2, 2, 8)
         small = (2, 16, 8, 8), (16, 3, 3, 8)
         assert made(*small, least=8193) is None and made(*small, least=8192) is not None
-
-
-@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
-@pytest.mark.parametrize("tile", conv2d_hopper.VARIANTS, ids=str)
-@pytest.mark.parametrize("whole_halo", [True, False], ids=["v6", "v5"])
-@on()
-@where(
-    lambda engine, tile, whole_halo, gradient: (
-        engine == "cuda" or (tile, whole_halo, gradient) in ONE_OF_EACH
-    )
-)
-@quick(lambda engine, gradient: engine != "emulator" or gradient)
-def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
-    """Each kernel, on more blocks of channels, images and tiles than one."""
-    b, h, w, c, n = (1, 11, 10, 72, 40) if engine.name == "emulator" else (3, 20, 19, 136, 200)
-    a, _ = operands(rng, (b, h, w, c, n, 3, 1))
-    weight = engine(a["weight"], np.float16)
-    if gradient:
-        want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], np.zeros_like(a["weight"]))
-        out = empty((b, h, w, c), np.float16, engine.backend)
-        conv2d_hopper.hopper_convolution(
-            engine(a["dy"], np.float16),
-            weight,
-            None,
-            out,
-            gradient=True,
-            whole_halo=whole_halo,
-            only=tile,
-        )
-    else:
-        want = C.conv2d_forward_reference(a["x"], a["weight"], None, 1, a["channel"], a["residual"])
-        out = empty((b, h, w, n), np.float16, engine.backend)
-        conv2d_hopper.hopper_convolution(
-            engine(a["x"], np.float16),
-            weight,
-            None,
-            out,
-            engine(a["channel"], np.float32),
-            engine(a["residual"], np.float16),
-            whole_halo=whole_halo,
-            only=tile,
-        )
-    engine.check(out, want, TOLERANCE)
-
-
-# what ptxas says of them: tests/kernels/compile_logs.py
-ONE_OF_EACH = {((64, 2), True, False), ((96, 1), True, True)}
-
-
-@pytest.mark.parametrize(
-    "version, shape, dtype",
-    [
-        (None, (2, 3, 9, 8, 16, 3, 1), np.float16),
-        (1, (2, 3, 2, 3, 8, 3, 2), np.float16),
-        (3, (2, 2, 3, 3, 8, 3, 1), np.float16),
-        (4, (2, 2, 3, 8, 8, 1, 1), np.float16),
-        (6, (2, 2, 1, 8, 8, 1, 1), np.float16),
-        (None, (3, 2, 3, 8, 4, 1, 1), np.float32),
-        (None, (2, 3, 2, 8, 12, 3, 1), np.float32),
-        *[pytest.param(None, s, np.float16, marks=large) for s in ON_A_GPU],
-    ],
-    ids=str,
-)
-@where(lambda engine, version: engine != "cpu" or version is None)
-@quick(
-    lambda engine, version, shape, dtype: (
-        engine != "emulator" or shape[5] == 3 and dtype == np.float32
-    )
-)
-@quick(lambda engine, shape: engine != "cpu" or shape[3] < 16)
-def test_channel_gradient(engine, rng, version, shape, dtype):
-    """The sums of dy over each image's pixels, and dbias with them."""
-    a, _ = operands(rng, shape)
-    want_weight, want_bias = np.zeros_like(a["weight"]), rng.standard_normal(a["bias"].shape)
-    start = want_bias.astype(np.float32)
-    want = C.conv2d_backward_reference(
-        a["dy"], a["x"], a["weight"], want_weight, want_bias, shape[6]
-    )
-
-    def run():
-        dweight, dbias = engine(np.zeros(a["weight"].shape)), engine(start)
-        dx, dchannel = C.conv2d_backward(
-            *(engine(a[name], dtype) for name in ("dy", "x", "weight")),
-            dweight,
-            dbias,
-            shape[6],
-            version != 3,
-            need_channel=True,
-            version=version,
-        )
-        return dx, dweight, dbias, dchannel
-
-    got = run()
-    assert got[3].dtype == np.float32
-    if version != 3:
-        engine.check(got[0], want, TOLERANCE)
-    for one, other in zip(got[1:], (want_weight, want_bias, a["dy"].sum((1, 2))), strict=True):
-        engine.check(one, other, 1e-5)
-    if engine.name == "cuda":
-        repeat(engine, got, run)
-
-
-@pytest.mark.parametrize(
-    "only",
-    [
-        (64, 1, None),
-        (32, 2, 64, 1),
-        (16, 2, 64, 2),
-        (16, 3, 128, 3),
-        (64, 2, 256, 1),
-        (32, 4, 256, 4),
-        (16, 1, 128),
-        (64, 8, 64, 8),
-        (32, 8, 128, 2),
-        (32, 4, 64, 2),
-        (64, 15, 64, 5),
-        (16, 7, 64, 7),
-    ],
-    ids=str,
-)
-@on()
-@where(
-    lambda engine, only: (
-        engine != "emulator" or only[1] <= 4 and only[2] != 256 and only[1:] != (3, 128, 3)
-    )
-)
-@quick(lambda engine, only: engine != "emulator" or only == (32, 2, 64, 1))
-def test_three_taps_in_one_product(engine, rng, only):
-    """Each width of tile, alone, in clusters and in parts, on more tiles, chunks and images than
-    one.
-
-    v5's boxes for one of them.
-    """
-    shape = (3, 3, 9, 8, 16) if engine.name == "emulator" else (5, 20, 19, 72, 136)
-    a, _ = operands(rng, (*shape, 3, 1))
-    want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
-    start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)
-    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, want_bias, need_dx=False)
-
-    def run():
-        dweight, dbias = engine(start), engine(start_bias)
-        dchannel = (
-            empty((shape[0], shape[4]), np.float32, engine.backend) if only[0] != 32 else None
-        )
-        conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(
-            engine(a["dy"], np.float16),
-            engine(a["x"], np.float16),
-            dweight,
-            dbias,
-            only[:2] != (32, 2),
-            only,
-            dchannel,
-        )
-        return dweight, dbias, dchannel
-
-    got = run()
-    engine.check(got[0], want, 1e-5)
-    engine.check(got[1], want_bias, 1e-5)
-    if got[2] is not None:
-        engine.check(got[2], a["dy"].sum((1, 2)), 1e-5)
-    if engine.name == "cuda":
-        repeat(engine, got, run)
 
 
 @pytest.mark.parametrize(
@@ -602,26 +308,6 @@ def test_numpy_float16_is_the_reference_rounded_once(rng):
         and relative_error(dx, want_dx) < 4e-4
         and relative_error(dweight, want_weight) < 1e-5
     )
-
-
-def test_addends_in_float32(engine, rng):
-    a, _ = operands(rng, (1, 3, 4, 4, 12, 3, 1))
-    for version in (None, 1) if engine.has_versions else (None,):
-        y = C.conv2d_forward(
-            engine(a["x"]),
-            engine(a["weight"]),
-            engine(a["bias"]),
-            version=version,
-            channel=engine(a["channel"]),
-            residual=engine(a["residual"]),
-        )
-        engine.check(
-            y,
-            C.conv2d_forward_reference(
-                a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"]
-            ),
-            1e-5,
-        )
 
 
 @on()  # NumPy takes them

@@ -1,15 +1,12 @@
 import numpy as np
 import pytest
 
-from numdiff.device import download
 from numdiff.kernels import groupnorm as GN
-from numdiff.kernels import reduce as R
-from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import add_forward
 from numdiff.kernels.groupnorm import cpu, normalise, one_pass_launch
 from numdiff.kernels.groupnorm import plan as planning
-from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS, counters
-from numdiff.kernels.groupnorm.one_pass_launch import one_pass_backward, one_pass_forward
+from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS
+from numdiff.kernels.groupnorm.one_pass_launch import one_pass_forward
 from numdiff.kernels.second_pass import add_parts
 from tests.conftest import (
     large,
@@ -17,23 +14,10 @@ from tests.conftest import (
     on,
     quick,
     relative_error,
-    shapes,
     versions,
     where,
 )
 
-# (B, ..., C, groups)
-SHAPES = shapes(
-    minimal=(1, 3, 4, 1),
-    odd=(2, 3, 3, 8, 2),
-    one_group=(3, 4, 4, 20, 1),
-    not_aligned=(2, 7, 5, 30, 5),
-    groups_of_one=(2, 9, 8, 8),
-    image=(2, 16, 16, 64, 32),
-    large=(3, 37, 23, 192, 32),
-    wide=(1, 9, 9, 1536, 32),
-)
-USABLE = where(lambda version, shape: shape[-2] % {2: 4, 3: 8}.get(version, 1) == 0)
 SILU = pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 
 
@@ -42,11 +26,6 @@ def make(rng, shape, offset=0.0):
     C = shape[-1]
     x, dy = offset + 2 * rng.standard_normal(shape), rng.standard_normal(shape)
     return x, 1 + 0.5 * rng.standard_normal(C), rng.standard_normal(C), dy, groups
-
-
-def two(engine, a, seam, dtype=None):
-    """The channels of `a` before the seam and the others, as two arrays."""
-    return Pair(engine(a[..., :seam], dtype), engine(a[..., seam:], dtype))
 
 
 def backward_reference(dy, x, weight, bias, groups, silu):
@@ -108,28 +87,6 @@ def test_an_image_has_the_same_bits_in_every_batch(rng):
     np.testing.assert_array_equal(np.concatenate(alone), together)
 
 
-@SHAPES
-@versions(1, 2, 3)
-@SILU
-@USABLE
-@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
-def test_forward(engine, rng, shape, version, silu):
-    x, weight, bias, _, groups = make(rng, shape)
-    want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
-    runs = [
-        GN.groupnorm_forward(
-            engine(x), engine(weight), engine(bias), groups, silu=silu, version=version
-        )
-        for _ in range(engine.repeats)
-    ]
-    # of a mean, which may be nearly 0
-    parts = np.abs(x).reshape(shape[0], -1, groups, shape[-2] // groups)
-    sizes = want[0], parts.mean((1, 3)).reshape(want[1].shape), want[2]
-    for got, again, expected, size in zip(runs[0], runs[-1], want, sizes, strict=True):
-        engine.check(got, expected, 1e-5, size)
-        engine.check_equal(got, again)
-
-
 @versions(1, 2, 3)
 def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
     """A variance of a tenth of eps, which stands within the root."""
@@ -138,42 +95,6 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
     got = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), 2, version=version)
     for one, expected in zip(got, want, strict=True):
         engine.check(one, expected, 1e-5)
-
-
-@SHAPES
-@versions(1, 2, 3)
-@SILU
-@USABLE
-@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
-def test_backward(engine, rng, shape, version, silu):
-    x, weight, bias, dy, groups = make(rng, shape)
-    _, mean, rstd = GN.groupnorm_forward(x, weight, bias, groups, silu=silu)
-    residual = rng.standard_normal(x.shape) if silu else None
-    want = backward_reference(dy, x, weight, bias, groups, silu)
-    runs = []
-    for _ in range(engine.repeats):
-        dweight, dbias = engine(weight), engine(bias)  # not zero: gradients are added
-        dx = GN.groupnorm_backward(
-            engine(dy),
-            engine(x),
-            engine(weight),
-            engine(bias),
-            engine(mean),
-            engine(rstd),
-            dweight,
-            dbias,
-            groups,
-            silu=silu,
-            residual=residual if residual is None else engine(residual),
-            version=version,
-        )
-        runs.append((dx, dweight, dbias))
-    dx = want[0] if residual is None else want[0] + residual
-    for got, again, expected in zip(
-        runs[0], runs[-1], (dx, weight + want[1], bias + want[2]), strict=True
-    ):
-        engine.check(got, expected, 1e-5)
-        engine.check_equal(got, again)
 
 
 @large
@@ -190,143 +111,7 @@ def test_large_mean_keeps_its_digits(engine, rng, version):
         engine.check(a, b, 1e-4)  # the mean itself is known to 1000 · 6e-8 only
 
 
-def test_several_chunks(engine, rng, monkeypatch):
-    """Chunks of unequal length, made small enough for the emulator."""
-    monkeypatch.setattr(R, "DIRECT", 4)
-    x, weight, bias, dy, groups = make(rng, (1, 70, 128, 2))
-    want = GN.groupnorm_forward(x, weight, bias, groups, silu=True)
-    assert R.cut(1, 70, 128, 4)[3] == 2
-    got = GN.groupnorm_forward(
-        engine(x), engine(weight), engine(bias), groups, silu=True, version=2
-    )
-    for a, b in zip(got, want, strict=True):
-        engine.check(a, b, 1e-5)
-    dweight, dbias = engine.zeros(128), engine.zeros(128)
-    dx = GN.groupnorm_backward(
-        engine(dy),
-        engine(x),
-        engine(weight),
-        engine(bias),
-        got[1],
-        got[2],
-        dweight,
-        dbias,
-        groups,
-        silu=True,
-        version=2,
-    )
-    for a, b in zip(
-        (dx, dweight, dbias), backward_reference(dy, x, weight, bias, groups, True), strict=True
-    ):
-        engine.check(a, b, 1e-5)
-
-
 # Version 3 ----------------------------------------------------------------------------------------
-
-
-def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=None):
-    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping `turns` iterations;
-    and the two plans.
-
-    seam: x, dx and the residual are in two arrays
-    """
-    x, weight, bias, dy, residual = (
-        two(engine, a, seam) if seam and a.ndim > 1 and k != 3 else engine(a)
-        for k, a in enumerate(arrays)
-    )
-    B, C = x.shape[0], x.shape[-1]
-
-    def plan(backward):
-        sizes = (B, x.size // (B * C), C, C // groups, x.dtype.itemsize, backward, tile, threads)
-        found = planning.make_plan(*sizes, 1 << 20, 132)
-        turn = (2 if backward else 1) * tile * found.rows * x.dtype.itemsize
-        return planning.make_plan(*sizes, found.ring * x.dtype.itemsize + turns * turn, 132)
-
-    y, mean, rstd = one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan(False))
-    dweight, dbias = engine.zeros(C), engine.zeros(C)
-    dx = one_pass_backward(
-        dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan(True), residual
-    )
-    assert not download(counters(dy.backend)).any()  # as the next launch needs them
-    return (y, mean, rstd, dx.joined() if seam else dx, dweight, dbias), (plan(False), plan(True))
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize(
-    "shape, tile, threads, turns, again",
-    [
-        pytest.param((3, 3, 3, 16, 4), 8, 32, 9, False, id="tiles"),
-        pytest.param((1, 5, 7, 24, 8), 24, 96, 9, False, id="odd_lanes"),
-        pytest.param((1, 9, 64, 16), 64, 32, 9, False, id="few_rows"),
-        pytest.param((1, 49, 16, 1), 16, 64, 9, False, id="threads_share_a_channel"),
-        pytest.param((1, 150, 8, 2), 8, 32, 9, False, id="more_turns_than_parts"),
-        pytest.param((1, 150, 8, 1), 8, 32, 3, True, id="reads_again"),
-    ],
-)
-@on()
-@quick(lambda engine, dtype: engine != "emulator" or dtype == np.float16)
-def test_one_pass(engine, rng, dtype, shape, tile, threads, turns, again):
-    x, weight, bias, dy, groups = make(rng, shape)
-    x, dy, residual = x.astype(dtype), dy.astype(dtype), rng.standard_normal(x.shape).astype(dtype)
-    runs = [
-        one_pass_results(
-            engine, (x, weight, bias, dy, residual), groups, True, tile, threads, turns
-        )
-        for _ in range(engine.repeats)
-    ]
-    P = x.size // (len(x) * x.shape[-1])
-    assert all((plan.held < P) == again for plan in runs[0][1])
-    x, dy = x.astype(np.float64), dy.astype(np.float64)
-    want = [
-        *GN.groupnorm_forward(x, weight, bias, groups, silu=True),
-        *backward_reference(dy, x, weight, bias, groups, True),
-    ]
-    want[3] = want[3] + residual
-    for k, (got, second, expected) in enumerate(zip(runs[0][0], runs[-1][0], want, strict=True)):
-        engine.check(got, expected, 1e-3 if dtype == np.float16 and k in (0, 3) else 1e-5)
-        engine.check_equal(got, second)
-    if shape[-2] > 8:
-        arrays = x.astype(dtype), weight, bias, dy.astype(dtype), residual
-        parts, _ = one_pass_results(
-            engine, arrays, groups, True, tile, threads, turns, seam=shape[-2] - 8
-        )
-        for got, joined in zip(parts, runs[0][0], strict=True):
-            engine.check_equal(got, joined)
-
-
-def half_results(engine, arrays, groups, silu, backward, part, team, near, cluster, seam=None):
-    """What version 3 in 16 bits gives, `part` channels a warp, `near` turns in registers, `cluster`
-    blocks: (y, mean, rstd), or (dx, dweight, dbias)."""
-    x, weight, bias, dy, residual, mean, rstd = (
-        two(engine, a, seam) if seam and k in (0, 4) else engine(a) for k, a in enumerate(arrays)
-    )
-    B, C = x.shape[0], x.shape[-1]
-    P = x.size // (B * C)
-    sizes = B, P, C, C // groups, backward, part, team
-    plan = planning.make_plan_half(*sizes, 1 << 20, 132, cluster)
-    limit = plan.shared - near * 4 * plan.rows * plan.tile
-    plan = planning.make_plan_half(*sizes, limit, 132, cluster)
-    assert (
-        plan.near == near and plan.blocks == cluster and plan.folded == (near > 0 and team % 2 == 0)
-    )
-    if not backward:
-        return one_pass_forward(x, weight, bias, groups, 1e-5, silu, plan)
-    dweight, dbias = engine.zeros(C), engine.zeros(C)
-    dx = one_pass_backward(
-        dy,
-        x,
-        weight,
-        bias,
-        mean,
-        rstd,
-        dweight,
-        dbias,
-        groups,
-        silu,
-        plan,
-        residual if silu else None,
-    )
-    return dx.joined() if seam else dx, dweight, dbias
 
 
 @on("emulator", "cuda")
@@ -363,70 +148,6 @@ def test_gradients_that_are_neighbours_take_one_sum(engine, rng, monkeypatch):
     ):
         engine.check_equal(got, want)
     assert counts == [1, 2]
-
-
-# shape and groups, channels of a warp, warps of a part, turns in registers, blocks of a cluster
-HALVES = {
-    "tiles": ((3, 3, 3, 32, 8), 16, 1, 0, 1),
-    "odd_pixels": ((2, 7, 13, 16, 16), 16, 4, 0, 1),
-    "many_turns": ((1, 180, 16, 1), 16, 2, 0, 1),
-    "many_samples": ((17, 5, 16, 2), 16, 1, 0, 1),
-    "groups_of_six": ((1, 35, 96, 16), 16, 2, 0, 1),
-    "groups_of_ten": ((1, 20, 80, 8), 16, 1, 0, 1),
-    "cluster_of_two": ((1, 66, 32, 8), 16, 2, 0, 2),
-    "cluster_of_four": ((1, 20, 48, 8), 16, 1, 0, 4),
-    "wide_tiles": ((2, 5, 5, 64, 16), 32, 2, 0, 1),
-    "wide_one_group": ((1, 41, 32, 1), 32, 3, 0, 1),
-    "wide_groups_of_six": ((1, 19, 96, 16), 32, 2, 0, 1),
-    "wide_cluster_of_two": ((2, 38, 64, 8), 32, 2, 0, 2),
-    "wide_cluster_of_eight_groups_of_six": ((1, 40, 96, 16), 32, 1, 0, 8),
-    "one_turn_in_registers": ((1, 96, 32, 4), 16, 2, 1, 1),
-    "two_turns_in_registers": ((1, 96, 16, 2), 16, 1, 2, 1),
-    "cluster_of_eight_with_registers": ((1, 256, 16, 4), 16, 1, 1, 8),
-    "wide_two_turns_in_registers": ((1, 64, 32, 4), 32, 2, 2, 1),
-    "wide_cluster_with_registers": ((1, 96, 32, 4), 32, 2, 1, 2),
-}
-QUICK = (
-    "odd_pixels",
-    "wide_groups_of_six",
-    "wide_cluster_of_two",
-    "one_turn_in_registers",
-    "wide_cluster_with_registers",
-)
-
-
-@SILU
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-# SiLU and the residual concern the turns in registers alone
-@pytest.mark.parametrize("name", HALVES)
-@on()
-@where(
-    lambda engine, name, silu, backward: (
-        (backward or not HALVES[name][3])
-        and (engine != "emulator" or silu or HALVES[name][3] or name == "tiles")
-    )
-)
-@quick(lambda engine, name, silu, backward: engine != "emulator" or silu and name in QUICK)
-def test_by_parts(engine, rng, name, silu, backward):
-    shape, *cut = HALVES[name]
-    x, weight, bias, dy, groups = make(rng, shape, offset=3.0)
-    x, dy, residual = (a.astype(np.float16) for a in (x, dy, rng.standard_normal(x.shape)))
-    wide = x.astype(np.float64)
-    y, mean, rstd = GN.groupnorm_forward_reference(wide, weight, bias, groups, silu=silu)
-    arrays = x, weight, bias, dy, residual, mean, rstd
-    seams = *[None] * engine.repeats, x.shape[-1] // 16 * 8
-    first, *others = (
-        half_results(engine, arrays, groups, silu, backward, *cut, seam) for seam in seams
-    )
-    want = [y, mean, rstd]
-    if backward:
-        want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
-        if silu:
-            want[0] = want[0] + residual
-    for k, (got, *again, expected) in enumerate(zip(first, *others, want, strict=True)):
-        engine.check(got, expected, 1e-5 if k else 1e-3)
-        for other in again:
-            engine.check_equal(got, other)
 
 
 @pytest.mark.parametrize("outlier", [0.0, 60.0, 4000.0])
@@ -487,54 +208,6 @@ def test_two_residuals_are_as_their_sum(engine, rng, shape, dtype):
         run(a, engine(residuals[1][..., :4]))
 
 
-@SILU
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize(
-    "shape, seam",
-    [
-        pytest.param((2, 3, 3, 16, 4), 8, id="between_groups"),
-        pytest.param((2, 9, 24, 2), 16, id="inside_a_group"),
-        pytest.param((1, 2, 3, 16, 2), 12, id="joined_first"),
-    ],
-)
-@quick(lambda engine, silu: engine != "emulator" or silu)
-def test_two_arrays_are_read_as_one(engine, rng, shape, seam, dtype, silu):
-    """By the launcher's choice: version 3 if the seam is a multiple of eight, else after a copy."""
-    x, weight, bias, dy, groups = make(rng, shape)
-    x, dy, residual = (a.astype(dtype) for a in (x, dy, rng.standard_normal(x.shape)))
-    pair, before = two(engine, x, seam), two(engine, residual, seam) if silu else None
-    y, mean, rstd = GN.groupnorm_forward(pair, engine(weight), engine(bias), groups, silu=silu)
-    dweight, dbias = engine(weight), engine(bias)
-    dx = GN.groupnorm_backward(
-        engine(dy),
-        pair,
-        engine(weight),
-        engine(bias),
-        mean,
-        rstd,
-        dweight,
-        dbias,
-        groups,
-        silu=silu,
-        residual=before,
-    )
-    assert isinstance(dx, Pair) and [part.shape for part in dx] == [part.shape for part in pair]
-    wide = x.astype(np.float64)
-    want = list(backward_reference(dy.astype(np.float64), wide, weight, bias, groups, silu))
-    if silu:
-        want[0] = want[0] + residual
-    rounding = 1e-3 if dtype == np.float16 else 1e-5
-    if engine.name == "cpu" and dtype == np.float16:
-        return  # which never computes in float16
-    engine.check(
-        y, GN.groupnorm_forward_reference(wide, weight, bias, groups, silu=silu)[0], rounding
-    )
-    engine.check(dx.a, want[0][..., :seam], rounding)
-    engine.check(dx.b, want[0][..., seam:], rounding)
-    engine.check(dweight, weight + want[1], 1e-4 if dtype == np.float16 else 1e-5)
-    engine.check(dbias, bias + want[2], 1e-4 if dtype == np.float16 else 1e-5)
-
-
 UNET = [
     (size, C)
     for size, channels in (
@@ -586,38 +259,6 @@ def test_known_statistics(engine, rng, shape, groups, offset, silu):
     for got, again, expected, tolerance in zip(runs[0], runs[-1], want, tolerances, strict=True):
         engine.check(got, expected, tolerance)
         engine.check_equal(got, again)
-
-
-@pytest.mark.parametrize(
-    "sizes, channels, groups",
-    [((8, 16), (16, 8), 4), ((8, 8), (8, 8), 8), ((32, 64), (128, 64), 32)],
-    ids=str,
-)
-@on()
-@where(lambda engine, sizes: engine == "cuda" or sizes[1] <= 16)
-def test_known_statistics_of_two_arrays(engine, rng, sizes, channels, groups):
-    """…of which the first was made larger: its statistics are those of the small image. A group
-    spans both."""
-    (small, _, known), (x_2, second, known_2) = (
-        with_statistics(engine, rng, (2, size, size, c), offset)
-        for size, c, offset in zip(sizes, channels, (0.0, 3.0), strict=True)
-    )
-    for axis in (1, 2):
-        small = small.repeat(sizes[1] // sizes[0], axis=axis)
-    x = np.concatenate((small, x_2), axis=-1)
-    _, weight, bias, _, _ = make(rng, (1, sum(channels), groups))
-    want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=True)
-    got = GN.groupnorm_forward(
-        Pair(engine(small, np.float16), second),
-        engine(weight),
-        engine(bias),
-        groups,
-        silu=True,
-        version=4,
-        statistics=(known, known_2),
-    )
-    for result, expected, tolerance in zip(got, want, (1e-3, 1e-5, 1e-5), strict=True):
-        engine.check(result, expected, tolerance)
 
 
 def test_where_statistics_are_of_no_use(engine, rng):
