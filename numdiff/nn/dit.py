@@ -268,12 +268,21 @@ class Block(Module):
         scale, gate, scale_mlp, gate_mlp = columns
         return None, scale, gate, None, scale_mlp, gate_mlp
 
+    def forward_reference(self, x, modulation, rotation=None):
+        """The block as the paper has it (figure 3, adaLN-Zero): tokens x (B, T, D) after it.
+        modulation: as the method of that name returns it. `forward` computes the same."""
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation
+        x = F.gate(x, self.attn(self.norm1(x, shift, scale), rotation), gate)
+        return F.gate(x, self.mlp(self.norm2(x, shift_mlp, scale_mlp)), gate_mlp)
+
     def forward(self, x, y, modulation, following, rotation=None):
-        """From tokens x and their norm y to both after this block; following: that last norm, its
-        shift and scale, and the weight of the layer that reads it, or None. A gate and the norm
-        that reads its result are one operation, so the first norm of a block is computed before it.
-        Without a tape the product before a gate may take it in, and the norm stands alone: less to
-        write and read.
+        """`forward_reference` in fewer kernels: from tokens x and their first norm y to the tokens
+        after this block and the norm that follows it.
+
+        following: that norm, its shift and scale, and the weight of the layer that reads it, or
+        None. A gate and the norm that reads its result are one operation, so the first norm of a
+        block is computed before it. Without a tape the product before a gate may take it in, and
+        the norm is separate: less to write and read.
 
         For the backward the tokens between blocks are kept, of which those between the branches are
         made again.

@@ -274,6 +274,55 @@ def test_both_kinds_of_attention_agree(rng, monkeypatch):
     np.testing.assert_allclose(model.predict(x, 3, 1), one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, LIGHTNING], ids=["dit", "lightning"])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_block_computes_the_two_lines_of_the_paper(rng, options, recorded):
+    """`Block.forward` and `Block.forward_reference`: tokens, the norm that follows, and the gradients
+    of all parameters and inputs."""
+    model = tiny(hidden_size=64, **options)
+    block, after = model.blocks[0], model.blocks[1]
+    for parameter in model.parameters.parameters.values():
+        parameter.data[:] += 0.1 * rng.standard_normal(parameter.shape).astype(np.float32)
+    tokens, *vectors = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((3, 16, 64), *[(3, 64)] * 8)
+    )
+    dx, dy = (rng.standard_normal((3, 16, 64)).astype(np.float32) for _ in range(2))
+    shift = options.get("shift", True)
+
+    def run(fused):
+        model.parameters.begin_gradients()
+        x, *rows = (Tensor(array, requires_grad=True) for array in (tokens, *vectors))
+        own, theirs = block.modulation(rows[: 6 if shift else 4]), rows[6:]
+        if not shift:
+            theirs = None, theirs[1]
+        with Tape() as tape:
+            if fused:
+                y = block.norm1(x, *own[:2])
+                following = after.norm1, *theirs, after.attn.qkv.weight
+                z, y = block(x, y, own, following, model.rotation)
+            else:
+                z = block.forward_reference(x, own, model.rotation)
+                y = after.norm1(z, *theirs)
+        z.slot.receive(dx)
+        tape.backward(y, dy)
+        model.parameters.end_gradients()
+        gradients = [row.grad for row in (x, *rows) if row.grad is not None]
+        return [z.data, y.data, *gradients, model.parameters.grad.copy()]
+
+    def run_without_tape(fused):
+        x, *rows = (Tensor(array) for array in (tokens, *vectors))
+        own = block.modulation(rows[: 6 if shift else 4])
+        if not fused:
+            return [block.forward_reference(x, own, model.rotation).data]
+        y = block.norm1(x, *own[:2])
+        following = after.norm1, rows[6] if shift else None, rows[7], after.attn.qkv.weight
+        return [block(x, y, own, following, model.rotation)[0].data]
+
+    function = run if recorded else run_without_tape
+    for got, want in zip(function(True), function(False), strict=True):
+        assert np.abs(want).max() > 0.1 and relative_error(got, want) < 1e-5
+
+
 @exhaustive  # test_half.py has the kernel
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 @pytest.mark.usefixtures("few_frequencies")
