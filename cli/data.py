@@ -6,7 +6,7 @@ import click
 
 from .output import echo
 from .suggest import Group
-from .values import Choice
+from .values import Choice, Size
 
 LISTED = 60  # classes printed
 
@@ -21,15 +21,23 @@ def data():
 @click.argument("out", type=click.Path(), metavar="OUT.h5")
 @click.option(
     "--size",
-    type=click.IntRange(1, 1024),
-    metavar="PX",
-    help="Side of the images in pixels.  [default: their own, if all are square and of one size]",
+    type=Size(1024),
+    metavar="PX|HxW",
+    help="Side of the images in pixels, or height and width, as in 256x384.  [default: their own, if all are "
+    "square and of one size]",
 )
 @click.option(
     "--fit",
     type=Choice(["crop", "pad", "stretch"]),
-    help="With --size: how to make images square: crop to the centre, pad with the background, or stretch.  "
-    "[default: crop]",
+    help="With --size: how to bring images to that shape: crop to the centre, pad with the background, or "
+    "stretch.  [default: crop]",
+)
+@click.option(
+    "--crop",
+    type=Choice(["lanczos", "adm"]),
+    help="With --size: how the centre is brought to that size: by one Lanczos filter, or with the bits of "
+    "guided-diffusion's crop, which published models were trained on: halved by a box filter, then "
+    "bicubic.  [default: lanczos]",
 )
 @click.option("--rgb", is_flag=True, help="Three channels.  [default: those of the first image]")
 @click.option("--grey", is_flag=True, help="One channel.")
@@ -75,6 +83,7 @@ def import_command(
     out,
     size,
     fit,
+    crop,
     rgb,
     grey,
     background,
@@ -96,6 +105,7 @@ def import_command(
 
     \b
     numdiff data import photos/ photos.h5 --size 64
+    numdiff data import photos/ photos.h5 --size 256 --crop adm
     numdiff data import cifar-10-python.tar.gz cifar10.h5
     numdiff data import train-images-idx3-ubyte.gz mnist.h5 --size 32 --rgb
     numdiff data import latents.npz latents.h5
@@ -121,6 +131,7 @@ def import_command(
         either("--latents", latents, "--pixels", pixels),
         gzip,
         float16,
+        crop=crop,
     )
     for sentence in report.sentences():
         echo(sentence)

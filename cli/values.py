@@ -45,3 +45,25 @@ class Number(click.FloatRange):
         return (
             f"{'' if self.min is None else say_limit(self.min) + low}x{high}{say_limit(self.max)}"
         )
+
+
+class Size(click.ParamType):
+    """A side in pixels, or HxW: an int, or (height, width), each from 1 to a maximum."""
+
+    name = "size"
+
+    def __init__(self, most):
+        self.most = most
+
+    def convert(self, value, param, ctx):
+        if not isinstance(value, str):
+            return value
+        sides = value.lower().replace("×", "x").split("x")
+        if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
+            self.fail(
+                f"{value!r} is no size: give a whole number, or HxW, such as 256x384.", param, ctx
+            )
+        if not all(len(side) < 9 and 1 <= int(side) <= self.most for side in sides):
+            self.fail(f"{value} is not in the range 1<=x<={self.most}.", param, ctx)
+        height, width = int(sides[0]), int(sides[-1])
+        return height if height == width else (height, width)

@@ -5,10 +5,12 @@ import os
 import struct
 import zlib
 
+import click
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+from cli.values import Size
 from numdiff.data.importers import import_dataset
 from numdiff.data.pictures import decoded
 from numdiff.errors import NumdiffError, UsageError
@@ -507,3 +509,64 @@ def test_not_square(packed, out):
         UsageError, match="a.png is 48×16 pixels and not square: add --size, for instance --size 16"
     ):
         import_dataset(packed({"a.png": np.zeros((16, 48, 3), np.uint8)}), out)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+@pytest.mark.parametrize(
+    "height, width, size", [(70, 133, 16), (90, 31, 8), (20, 30, 24), (33, 64, 16)]
+)
+def test_adm_crop_halves_and_then_resizes(tmp_path, out, rng, height, width, size, form):
+    """With the bits of guided-diffusion's crop: a JPEG is decoded at its whole size for it."""
+    pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    data = saved(Image.fromarray(pixels), form)
+    wanted = Image.open(io.BytesIO(data)).convert("RGB")
+    for _ in range(int(np.log2(min(height, width) / size))):
+        wanted = wanted.resize([n // 2 for n in wanted.size], Image.Resampling.BOX)
+    ratio = size / min(wanted.size)
+    wanted = np.asarray(
+        wanted.resize([round(n * ratio) for n in wanted.size], Image.Resampling.BICUBIC)
+    )
+    top, left = ((n - size) // 2 for n in wanted.shape[:2])
+    found = imported(tmp_path, out, data, size=size, crop="adm")
+    assert np.array_equal(found, wanted[top : top + size, left : left + size])
+
+
+def test_a_height_and_a_width(tmp_path, out):
+    """Crop cuts the longer sides, pad adds bars at them; a square size keeps its bits."""
+    columns = np.arange(96, dtype=np.uint8)
+    picture = np.repeat(np.broadcast_to(columns, (48, 96))[..., None], 3, axis=2)
+    cropped = imported(tmp_path, out, picture, size=(48, 64))
+    assert np.array_equal(cropped, picture[:, 16:80])
+    cropped = imported(tmp_path, out, picture, size=(24, 96))
+    assert np.array_equal(cropped, picture[12:36])
+    padded = imported(tmp_path, out, picture, size=(64, 96), fit="pad", background="black")
+    assert np.array_equal(padded[8:56], picture) and not padded[:8].any() and not padded[56:].any()
+    padded = imported(tmp_path, out, picture, size=(48, 100), fit="pad", background="black")
+    assert np.array_equal(padded[:, 2:98], picture) and not padded[:, :2].any()
+    assert imported(tmp_path, out, picture, size=(12, 50), fit="stretch").shape == (12, 50, 3)
+    same = [imported(tmp_path, out, picture, size=size) for size in (20, (20, 20))]
+    assert np.array_equal(*same)
+
+
+def test_sizes_and_crops_that_cannot_be(tmp_path, out):
+    picture = np.zeros((8, 8), np.uint8)
+    for options, sentence in (
+        ({"size": (0, 4)}, "--size 0x4 is out of range"),
+        ({"size": (4, 8), "crop": "adm"}, "--crop adm makes squares, and --size is 4x8"),
+        ({"crop": "adm"}, "--crop adm needs --size"),
+        ({"size": 4, "crop": "adm", "fit": "pad"}, "--crop adm and --fit pad exclude each other"),
+        ({"size": 4, "crop": "box"}, "--crop box is unknown: use one of lanczos, adm"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            imported(tmp_path, out, picture, **options)
+
+
+@pytest.mark.parametrize("text, size", [("64", 64), ("48x64", (48, 64)), ("32×32", 32)])
+def test_the_size_on_the_command_line(text, size):
+    assert Size(1024).convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["x64", "64x", "1x2x3", "-4", "4.5", "0x4", "2048", "9" * 40])
+def test_what_is_no_size_on_the_command_line(text):
+    with pytest.raises(click.BadParameter):
+        Size(1024).convert(text, None, None)

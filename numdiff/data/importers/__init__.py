@@ -111,12 +111,14 @@ def import_dataset(
     float16=False,
     strict=False,
     size_flag="--size",
+    crop=None,
 ):
     """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
 
-    size: side in pixels; None keeps the images' own size, which must then be one and square. fit:
-    how an image that is not square is brought to `size`: "crop" (the square in the middle, also for
-    None), "pad" (bars of the background) or "stretch". channels: 1 grey, 3 RGB, None what the first
+    size: side in pixels, or (height, width); None keeps the images' own size, which must then be one and square. fit:
+    how an image of another shape is brought to `size`: "crop" (the largest part of that shape in the
+    middle, also for None), "pad" (bars of the background) or "stretch". crop: "lanczos" (also for
+    None) or "adm", which has the bits of guided-diffusion's centre crop. channels: 1 grey, 3 RGB, None what the first
     image has. background: the colour under transparent images, None for white. labels: "auto" (a
     labels file if there is one, else sub-folders), "folders", "prefix" (of the files' names, up to
     the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the
@@ -128,7 +130,7 @@ def import_dataset(
     store latents in half the bytes, rounded. strict: unreadable images are an error.
     size_flag: what `size` is called in messages.
     """
-    fitting = Fitting(size, fit, channels, background, size_flag)
+    fitting = Fitting(size, fit, channels, background, size_flag, crop)
     # a run's files are not replaced, whatever `force` says
     check_apart("the dataset", out, datasets=False)
     with Writer(out, force, gzip) as writer, quiet():
@@ -139,7 +141,7 @@ def import_dataset(
         opened = open_source(source, str(labels), order, latents)
         with contextlib.closing(opened):
             if opened.latents:
-                fitting = AsTheyAre(source, size, channels, fit, background, float16)
+                fitting = AsTheyAre(source, size, channels, fit or crop, background, float16)
             elif float16:
                 raise UsageError(
                     f"--float16 is for latents, and {str(source)!r} holds pixels, which take a byte each: "
@@ -282,7 +284,7 @@ def _finished(items, fitting, parallel):
 
     def load(item):
         try:
-            with item.load(fitting.size) as image:
+            with item.load(fitting.decoded_for) as image:
                 return fitting(image, item.name)
         except Unreadable as error:
             return error
@@ -290,7 +292,7 @@ def _finished(items, fitting, parallel):
     items = iter(items)
     for item in items:
         try:
-            with item.load(fitting.size) as first:
+            with item.load(fitting.decoded_for) as first:
                 fitting.decide(first, item.name)
                 image = fitting(first, item.name)
         except Unreadable as error:

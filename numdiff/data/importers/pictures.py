@@ -49,6 +49,7 @@ MAGICS = (
 )
 LARGEST = 1024  # pixels of a side: 64 such images, which are stored together, have 200 MB
 FITS = ("crop", "pad", "stretch")
+CROPS = ("lanczos", "adm")
 
 
 def looks_like_picture(name, head):
@@ -79,18 +80,47 @@ class Fitting:
     """Brings every image to one size and one number of channels; the first image decides what the
     user left open."""
 
-    def __init__(self, size=None, fit=None, channels=None, background=None, size_flag="--size"):
-        """size_flag: the option that gives the size, for messages."""
-        if size is not None and not 1 <= size <= LARGEST:
-            raise UsageError(f"{size_flag} {size} is out of range: use 1 to {LARGEST} pixels.")
+    def __init__(
+        self,
+        size=None,
+        fit=None,
+        channels=None,
+        background=None,
+        size_flag="--size",
+        crop=None,
+    ):
+        """size: a side, or (height, width); size_flag: the option that gives it, for messages;
+        crop: one of CROPS."""
+        self.size = (size, size) if isinstance(size, int) else size
+        if size is not None and not all(1 <= n <= LARGEST for n in self.size):
+            raise UsageError(
+                f"{size_flag} {size_in_words(self.size)} is out of range: use 1 to {LARGEST} pixels."
+            )
         if fit not in (None, *FITS):
             raise UsageError(f"--fit {fit} is unknown: use one of {', '.join(FITS)}.")
-        self.size, self.fit, self.channels, self.flag = size, fit or FITS[0], channels, size_flag
+        if crop not in (None, *CROPS):
+            raise UsageError(f"--crop {crop} is unknown: use one of {', '.join(CROPS)}.")
+        if crop is not None and fit not in (None, "crop"):
+            raise UsageError(f"--crop {crop} and --fit {fit} exclude each other: leave one out.")
+        if crop is not None and size is None:
+            raise UsageError(
+                f"--crop {crop} needs {size_flag}, the size that images are brought to: add it, or "
+                "leave this out."
+            )
+        if crop == "adm" and self.size[0] != self.size[1]:
+            raise UsageError(
+                f"--crop adm makes squares, and {size_flag} is {size_in_words(self.size)}: give one "
+                "number, or leave --crop out."
+            )
+        self.fit, self.channels, self.flag = fit or FITS[0], channels, size_flag
+        self.crop = crop or CROPS[0]
+        # a side for which a JPEG may be decoded at a part of its size; ADM's crop sees all pixels
+        self.decoded_for = None if size is None or self.crop == "adm" else max(self.size)
         self.background = parse_colour("white" if background is None else background)
         self.first = None  # name of the image that decided
         # names of images with colour profiles, in no certain order
         self.profiles = {"converted": [], "unusable": []}
-        self.side = size
+        self.shape = self.size  # (height, width)
         # a colour image is refused unless an option says how to convert it
         self.mixed_refused = channels is None
 
@@ -99,7 +129,7 @@ class Fitting:
         image = flatten(_to_pil(image), self.background)
         if self.channels is None:
             self.channels = len(image.getbands())
-        if self.side is None:
+        if self.shape is None:
             if image.width != image.height:
                 raise UsageError(
                     f"{name} is {image.width}×{image.height} pixels and not square: add {self.flag}, for "
@@ -110,30 +140,34 @@ class Fitting:
                     f"{name} is {image.width}×{image.height} pixels: add {self.flag} to reduce it, for "
                     f"instance {self.flag} 256."
                 )
-            self.side = image.width
+            self.shape = image.height, image.width
         self.first = name
 
     def __call__(self, image, name):
-        """The image as a uint8 array (side, side, channels)."""
-        if isinstance(image, np.ndarray) and image.shape == (self.side, self.side, self.channels):
+        """The image as a uint8 array (height, width, channels)."""
+        if isinstance(image, np.ndarray) and image.shape == (*self.shape, self.channels):
             return image
         image = _to_pil(image)
         region = region_of(image)
         if profile := profile_of(image):
             self.profiles[profile].append(name)
         image = flatten(image, self.background)
-        if self.size is None and image.size != (self.side, self.side):
+        if self.size is None and image.size != self.shape[::-1]:
             raise UsageError(
                 f"{name} is {image.width}×{image.height} pixels, but {self.first} is "
-                f"{self.side}×{self.side}: add {self.flag} to bring all to one, for instance "
-                f"{self.flag} {_power_of_two(self.side)}."
+                f"{self.shape[1]}×{self.shape[0]}: add {self.flag} to bring all to one, for instance "
+                f"{self.flag} {_power_of_two(self.shape[0])}."
             )
         if image.mode == "RGB" and self.channels == 1 and self.mixed_refused:
             raise Mixed(f"{name} is in colour, but {self.first} is grey: add --rgb or --grey.")
         image = image.convert("L" if self.channels == 1 else "RGB")
         if self.size is not None:
-            image = _to_square(image, self.size, self.fit, self.background, *region)
-        return np.asarray(image).reshape(self.side, self.side, self.channels)
+            image = (
+                adm_crop(image, self.size[0])
+                if self.crop == "adm"
+                else _to_shape(image, *self.size, self.fit, self.background, *region)
+            )
+        return np.asarray(image).reshape(*self.shape, self.channels)
 
     def notes(self):
         """Sentences on colour profiles."""
@@ -149,13 +183,14 @@ class AsTheyAre:
     """Passes latents, floats (H, W, C), on unchanged, or rounded to float16; refuses options that
     would change them."""
 
-    size = None
+    decoded_for = None
 
     def notes(self):
         return ()
 
     def __init__(self, path, size, channels=None, fit=None, background=None, float16=False):
-        self.path, self.wanted, self.float16 = path, size, float16
+        self.path, self.float16 = path, float16
+        self.wanted = (size, size) if isinstance(size, int) else size
         for given, options in (
             (channels, "--rgb and --grey"),
             (fit, "--fit"),
@@ -174,7 +209,7 @@ class AsTheyAre:
                 f"{str(self.path)!r} holds latents of {height}×{width}, and the models take square ones: "
                 "crop them first."
             )
-        if self.wanted not in (None, height):
+        if self.wanted not in (None, (height, width)):
             raise UsageError(
                 f"{str(self.path)!r} holds latents of {height}×{width}, which are not resized: leave "
                 "--size out, or add --pixels if they are pictures."
@@ -203,32 +238,53 @@ def _to_pil(image):
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
-def _to_square(image, size, fit, background, pixels, region):
-    """An image of mode L or RGB brought to size × size pixels. What is cut out is counted in the
+def adm_crop(image, side):
+    """The square in the middle of an image of mode L or RGB, with the bits of guided-diffusion's
+    `center_crop_arr`: halved by a box filter while it is at least twice as large, then by a bicubic
+    one to the shorter side, then cropped (Dhariwal and Nichol 2021, arXiv:2105.05233)."""
+    while min(image.size) >= 2 * side:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = side / min(image.size)
+    image = image.resize(
+        (round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC
+    )
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))
+
+
+def size_in_words(size):
+    """256 for (256, 256), 256x384 for (256, 384)."""
+    return str(size[0]) if size[0] == size[1] else "x".join(map(str, size))
+
+
+def _to_shape(image, rows, columns, fit, background, pixels, region):
+    """An image of mode L or RGB brought to rows × columns pixels. What is cut out is counted in the
     `pixels` (width, height) of its file, which are the part `region` of the image, so that a JPEG's
     reduction moves nothing."""
     width, height = pixels
+    is_wider = width * rows >= height * columns  # than what is wanted
     # one of those pixels, in the image's: 1, 1/2, 1/4 or 1/8
     step = (region[2] - region[0]) / width
-    if fit == "crop":  # the largest square in the middle
-        side = min(width, height)
-        left, top = (width - side) // 2, (height - side) // 2
+    if fit == "crop":  # the largest rectangle of that shape in the middle
+        across = height * columns / rows if is_wider else width
+        down = height if is_wider else width * rows / columns
+        left, top = (width - across) // 2, (height - down) // 2
         left, top = region[0] + left * step, region[1] + top * step
-        return _resize(image, (left, top, left + side * step, top + side * step), size, size)
+        return _resize(image, (left, top, left + across * step, top + down * step), columns, rows)
     if fit == "stretch":
-        return _resize(image, region, size, size)
-    longer = max(width, height)  # pad: the whole image, with bars of the background colour
-    image = _resize(
-        image, region, max(1, round(width * size / longer)), max(1, round(height * size / longer))
-    )
+        return _resize(image, region, columns, rows)
+    # pad: the whole image, with bars of the background colour
+    across = columns if is_wider else max(1, round(width * rows / height))
+    down = max(1, round(height * columns / width)) if is_wider else rows
+    image = _resize(image, region, across, down)
     colour = (
         background
         if image.mode == "RGB"
         else Image.new("RGB", (1, 1), background).convert("L").getpixel((0, 0))
     )
-    square = Image.new(image.mode, (size, size), colour)
-    square.paste(image, ((size - image.width) // 2, (size - image.height) // 2))
-    return square
+    whole = Image.new(image.mode, (columns, rows), colour)
+    whole.paste(image, ((columns - image.width) // 2, (rows - image.height) // 2))
+    return whole
 
 
 def _resize(image, box, width, height):
