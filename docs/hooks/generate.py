@@ -6,7 +6,6 @@ navigation.
 """
 
 import ast
-import html
 import os
 import pathlib
 import re
@@ -18,6 +17,7 @@ import mkdocs_gen_files
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(pathlib.Path(__file__).parent)]
 
+import browser  # noqa: E402
 import sections  # noqa: E402
 
 from numdiff import extensions  # noqa: E402
@@ -256,25 +256,31 @@ def chapter_pages():
     """Each chapter with what it prints and draws when the site is built, and as a notebook."""
     lines = []
     for number, chapter in chapters().items():
-        path, count, text = f"chapters/{chapter.name}", 0, []
+        path, count, text, runs = f"chapters/{chapter.name}", 0, [], number in browser.CHAPTERS
         for cell, printed, drawn_here in chapter.run():
-            text.append(f"```python\n{cell.text}\n```" if cell.code else prose_of(cell))
+            if not cell.code:
+                text.append(prose_of(cell))
             if len(text) == 1:
                 text.append(
                     f"{buttons(chapter, 'chapters')}\n\nOr write it into a folder: "
                     f"`numdiff learn --chapter {number}`."
                 )
+                text += [browser.chapter_note()] * runs
+            shown = []
             if printed:
-                text.append(f"```text\n{printed.rstrip()}\n```")
+                shown.append(f"```text\n{printed.rstrip()}\n```")
             for ending, figure in drawn_here:
                 count += 1
                 page(f"{path}-{count}.{ending}", figure)
                 file = f"{chapter.name}-{count}.{ending}"
-                text.append(
+                shown.append(
                     f"![Figure {count}: drawn by the cell above]({file})"
                     if ending == "svg"
                     else f'<iframe src="{file}" title="Film {count}" width="100%" height="760"></iframe>'
                 )
+            if cell.code:
+                code = [f"```python\n{cell.text}\n```", *shown]
+                text += browser.cell(code) if runs else code
         page(f"{path}.md", WIDE + "\n\n".join(text) + "\n")
         lines.append(f"    * [{number}. {chapter.title}]({path}.md)")
     return lines
@@ -302,12 +308,19 @@ def prose_of(cell):
 
     def puzzles(found):
         return '!!! tip "Now solve"\n\n' + "\n".join(
-            f"    * `numdiff learn {n}`: {catalogue.puzzle(int(n)).title}"
-            for n in re.findall(r"\d+", found[1])
+            f"    * {puzzle_link(catalogue.puzzle(int(n)))}" for n in re.findall(r"\d+", found[1])
         )
 
     text = re.sub(r"^Puzzles?: (.*)$", puzzles, cell.text, flags=re.MULTILINE)
     return re.sub(r"`numdiff/kernels/([\w/]+)\.py`", kernel_link, text)
+
+
+def puzzle_link(puzzle):
+    """A puzzle's command, and its page if it has one."""
+    title = f"{puzzle.number}. {plain(puzzle.title)}"
+    if puzzle.number in browser.PUZZLES:
+        title = f"[{title}](../learn/{puzzle.name}.md)"
+    return f"{title} (`numdiff learn {puzzle.number}`)"
 
 
 def kernel_link(found):
@@ -397,34 +410,44 @@ def pictures():
             file.write((ROOT / "data" / name).read_bytes())
 
 
+def browser_files():
+    """What the pages that run in the browser load, if it can be had."""
+    if browser.why_not() is None:
+        for path, data in browser.published().items():
+            with mkdocs_gen_files.open(path, "wb") as file:
+                file.write(data)
+
+
 def puzzle_pages():
-    """Puzzles 1 to 10 with an editor: assets/browser.js judges what is in it, by what browser.py
-    has fetched."""
+    """The first puzzles, each with an editor that runs in the browser."""
     lines = []
-    for number in range(1, 11):
-        puzzle = catalogue.puzzles()[number]
-        hints = "".join(
-            f"<li>{html.escape(hint)}</li>" for hint in getattr(puzzle.module, "HINTS", ())
-        )
-        text = puzzle.docstring.partition("\n")[2].strip().replace("NumPy: ", "In NumPy: ")
+    for number in browser.PUZZLES:
+        puzzle = catalogue.puzzle(number)
+        text = puzzle.docstring.partition("\n")[2].strip()
+        text = re.sub(r"^NumPy: (.*)$", r"In NumPy: `\1`", text, flags=re.MULTILINE)
         page(
             f"learn/{puzzle.name}.md",
-            "\n\n".join(
+            WIDE
+            + "\n\n".join(
                 [
                     f"# {number}. {plain(puzzle.title)}",
                     text,
-                    f'<div class="puzzle" data-number="{number}" data-name="{puzzle.name}">\n'
-                    f'<textarea spellcheck="false" rows="{puzzle.text.count(chr(10)) + 3}">{html.escape(puzzle.text)}'
-                    '</textarea>\n<p><button class="md-button md-button--primary check">Check</button>\n'
-                    '<button class="md-button again">Begin again</button></p>\n<output></output>\n'
-                    f"<details><summary>Hints</summary><ul>{hints}</ul></details>\n</div>",
-                    '<script type="module" src="../assets/browser.js"></script>',
+                    browser.puzzle(number),
+                    next_of(number),
                 ]
             )
             + "\n",
         )
         lines.append(f"    * [{number}. {plain(puzzle.title)}](learn/{puzzle.name}.md)")
     return lines
+
+
+def next_of(number):
+    """The line under a puzzle that leads on."""
+    if number + 1 in browser.PUZZLES:
+        following = catalogue.puzzle(number + 1)
+        return f"[Next: {number + 1}. {plain(following.title)}]({following.name}.md)"
+    return f"Puzzles {number + 1} to 30 need [numdiff to be installed](../how-to/learn.md)."
 
 
 def written(folder):
@@ -464,6 +487,7 @@ ORDER = {
 
 
 def main():
+    browser_files()
     pictures()
     results()
     nav = [

@@ -9,7 +9,7 @@ from . import values
 from .arrays import Record, checked_array, plain_array
 from .device_arrays import EmulatedArray, on_device
 from .faults import LaunchRefused, Unsupported
-from .memory import GLOBAL, Memory
+from .memory import ALIGNMENT, GLOBAL, Memory
 from .signatures import is_hint
 
 VARARGS = inspect.CO_VARARGS
@@ -112,7 +112,7 @@ class Arguments:
                     GLOBAL,
                     data.nbytes,
                     name,
-                    data.ctypes.data,
+                    aligned(data),
                     data.reshape(-1).view(np.uint8),
                     True,
                 ),
@@ -123,9 +123,15 @@ class Arguments:
         if memory is None:
             data = whole.reshape(-1).view(np.uint8)
             memory = self._hosts[id(owner)] = Memory(
-                GLOBAL, data.nbytes, name, owner.ctypes.data, data, valid=True
+                GLOBAL, data.nbytes, name, aligned(owner), data, valid=True
             )
         return memory, offset, array.strides
+
+
+def aligned(array):
+    """The address of a host array's copy on a GPU, which is a multiple of `ALIGNMENT`; the array's own
+    address need not be."""
+    return -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT
 
 
 class _Fields:

@@ -7,7 +7,7 @@ import numpy as np
 
 from .arrays import contiguous_strides
 from .faults import Unsupported
-from .memory import GLOBAL, Memory
+from .memory import ALIGNMENT, GLOBAL, POISON, Memory
 
 # memories of arrays, one of which a `__cuda_array_interface__` may name by its address
 _LIVE = weakref.WeakSet()
@@ -53,6 +53,12 @@ def on_device(value):
     return value if interface is None else from_interface(interface)
 
 
+def _aligned_bytes(size):
+    """Uninitialised bytes from a multiple of `ALIGNMENT` on."""
+    wider = np.full(size + ALIGNMENT, POISON, np.uint8)
+    return wider[(start := -wider.ctypes.data % ALIGNMENT) : start + size]
+
+
 class EmulatedArray:
     """An array in the emulated GPU's memory, with the methods of Numba's device arrays;
     uninitialised without `contents`."""
@@ -67,6 +73,10 @@ class EmulatedArray:
         )
         self.dtype = np.dtype(dtype)
         self.memory = Memory(GLOBAL, self.nbytes)
+        if (
+            self.memory.bytes.ctypes.data % ALIGNMENT
+        ):  # possible in a 32-bit process, as WebAssembly
+            self.memory.bytes = _aligned_bytes(len(self.memory.bytes))
         self.memory.address = self.memory.bytes.ctypes.data
         _LIVE.add(self.memory)
         strides = contiguous_strides(

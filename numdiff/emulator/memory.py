@@ -10,6 +10,7 @@ import numpy as np
 
 GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
 POISON = 0xFF  # every byte of memory that was never written: NaN as a float, -1 as an integer
+ALIGNMENT = 16  # bytes, of every array's address at least, the widest access of a thread
 MANY_READS = 1 << 18  # of one memory that wait to be entered, a hundred bytes each
 NEIGHBOURS = 256  # bytes that look up asynchronous operations together
 _POISONED = bytes([POISON])

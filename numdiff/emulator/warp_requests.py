@@ -51,6 +51,6 @@ def count_wavefronts(addresses, size):
     new = words >= 0
     new[:, 1:] &= words[:, 1:] != words[:, :-1]
     column = (np.arange(parts)[:, None] * n + np.arange(n))[:, None]
-    index = (column * BANKS + words % BANKS)[new]
+    index = (column * BANKS + words % BANKS)[new].astype(np.intp, copy=False)  # int32 on wasm32
     waves = np.bincount(index, minlength=parts * n * BANKS).reshape(parts, n, BANKS).max(axis=2)
     return waves.sum(axis=0), (waves > 0).sum(axis=0)

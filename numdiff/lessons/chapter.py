@@ -18,8 +18,6 @@ import re
 import types
 from typing import NamedTuple
 
-from threadpoolctl import threadpool_limits
-
 from ..errors import UsageError
 from ..files import write_text
 
@@ -149,6 +147,8 @@ class Chapter(Notebook):
     def run(self):
         """Run the cells one after the other, small products on one core; yields a `Ran` for each."""
         importlib.import_module("numpy")  # whose library has no limit before it is loaded
+        from threadpoolctl import threadpool_limits  # which a browser has no use for
+
         with threadpool_limits(1):
             yield from self._run()
 
@@ -160,26 +160,8 @@ class Chapter(Notebook):
                 yield Ran(cell, "", [])
                 continue
             name = f"chapter {self.number}, cell {number}"
-            linecache.cache[name] = len(cell.text), None, (cell.text + "\n").splitlines(True), name
-            body = ast.parse(cell.text, name).body
-            last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(ast.Module(body, []), name, "exec"), module.__dict__)
-                value = (
-                    eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__)
-                    if last
-                    else None
-                )
-            figures = [
-                (ending, text())
-                for ending, text in (
-                    ("svg", getattr(value, "_repr_svg_", None)),
-                    ("html", getattr(value, "html", None)),
-                )
-                if text
-            ]
-            if value is not None and not figures and not hasattr(value, "_ipython_display_"):
-                printed.write(f"{value!r}\n")
+                figures = run_cell(cell.text, name, module.__dict__)
             yield Ran(cell, printed.getvalue(), figures)
 
     def copy_to(self, folder):
@@ -192,6 +174,27 @@ class Chapter(Notebook):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, self.notebook(), "the chapter")
         return path
+
+
+def run_cell(text, name, names):
+    """Run a cell, print the value of its last line as a notebook does, and return the figure that this
+    value is: [("svg" or "html", text)], or []. name: of the cell in tracebacks; names: its globals"""
+    linecache.cache[name] = len(text), None, (text + "\n").splitlines(True), name
+    body = ast.parse(text, name).body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), name, "exec"), names)
+    value = eval(compile(ast.Expression(last.value), name, "eval"), names) if last else None
+    figures = [
+        (ending, figure())
+        for ending, figure in (
+            ("svg", getattr(value, "_repr_svg_", None)),
+            ("html", getattr(value, "html", None)),
+        )
+        if figure
+    ]
+    if value is not None and not figures and not hasattr(value, "_ipython_display_"):
+        print(repr(value))
+    return figures
 
 
 @functools.cache

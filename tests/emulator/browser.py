@@ -48,6 +48,7 @@ class Browser:
                 "--no-first-run",
                 "--disable-background-networking",
                 "--hide-scrollbars",
+                "--proxy-server=127.0.0.1:9",  # none: only this machine can be reached
                 f"--user-data-dir={self.folder.name}",
                 f"--window-size={width},{height}",
                 "about:blank",
@@ -65,6 +66,7 @@ class Browser:
         )["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         self.resize(width, height)
         if dark:
             self.call(
@@ -117,9 +119,16 @@ class Browser:
         self.wait("document.body && document.body.dataset.ready === 'yes'")
         return time.perf_counter() - begun
 
-    def wait(self, expression):
+    def visit(self, address):
+        """Show what a server on this machine has at an address; `wait` for what is to come."""
+        self.call("Page.navigate", url=address)
+        self.wait(
+            f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'"
+        )
+
+    def wait(self, expression, seconds=None):
         """Wait until an expression holds in the page."""
-        end = time.monotonic() + self.timeout
+        end = time.monotonic() + (seconds or self.timeout)
         while not self.evaluate(expression):
             assert time.monotonic() < end, expression
             time.sleep(0.02)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numdiff import emulator
-from numdiff.device import cuda, float32, int32
+from numdiff.device import cuda, float32, int32, load4, store4
 from numdiff.emulator import Emulator, Float64Warning, KernelFault, LaunchRefused, Unsupported
 from tests.conftest import THREAD_ORDERS
 from tests.emulator.planting import fault_at, faults_of, marked, run
@@ -432,3 +432,35 @@ def test_one_kernel_on_two_machines():
 def test_options_of_a_device_that_are_refused(option, text):
     with pytest.raises(ValueError, match=text), emulator.device(**option):
         pass
+
+
+@pytest.mark.parametrize("given", ["NumPy's", "the emulator's"])
+def test_an_array_begins_at_a_multiple_of_sixteen_bytes(given, monkeypatch):
+    """As on a GPU, whatever its address on the host is."""
+
+    @cuda.jit
+    def copy(x, y):
+        a, b, c, d = load4(x, 0)
+        store4(y, 0, a, b, c, d)
+
+    data = np.empty(24, np.float32)
+    start = (4 - data.ctypes.data % 16) // 4 % 4  # elements, to an address of 4 more
+    host = np.frombuffer(data.data, np.float32, 4, 4 * start)
+    assert host.ctypes.data % 16 == 4 and host.base is not data
+    host[:] = 1, 2, 3, 4
+    if given == "NumPy's":
+        x, y = host, np.zeros(4, np.float32)
+    else:  # at the addresses of a 32-bit process
+        real = np.frombuffer
+
+        def shifted(buffer, dtype):
+            found = np.array(real(bytes(buffer) + bytes(32), dtype))
+            start = (4 - found.ctypes.data % 16) % 16
+            return found[start : start + len(buffer)]
+
+        with monkeypatch.context() as patched:
+            patched.setattr("numdiff.emulator.memory.np.frombuffer", shifted)
+            x = emulator.EmulatedArray(4, np.float32, host)
+            y = emulator.EmulatedArray(4, np.float32, np.zeros(4, np.float32))
+    run(copy, 1, 1, x, y)
+    assert (y if given == "NumPy's" else y.copy_to_host()).tolist() == [1, 2, 3, 4]
