@@ -472,6 +472,7 @@ ORDER = {
         "film.md",
         "sample.md",
         "report.md",
+        "serve.md",
         "resume.md",
         "fine-tune.md",
         "several-gpus.md",

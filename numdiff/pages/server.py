@@ -115,6 +115,11 @@ class Server(http.server.ThreadingHTTPServer):
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
 
+    @property
+    def local(self):
+        """Whether no other machine reaches the server."""
+        return is_loopback(self.host)
+
     def process_request(self, request, client_address):
         if not self._free.acquire(blocking=False):
             self._refuse(request)
