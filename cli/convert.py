@@ -114,6 +114,17 @@ PATHS = "source", "target", "outdir"
     "scripts need these.",
 )
 @click.option(
+    "--to",
+    type=Choice(["diffusers-pipeline"]),
+    help="Write a folder that diffusers' DiTPipeline loads: a DiT of latents, its autoencoder and a scheduler.",
+)
+@click.option(
+    "--vae",
+    metavar="FILE",
+    type=click.Path(),
+    help="With --to: the autoencoder of the DiT's latents.  [default: that of the run]",
+)
+@click.option(
     "--scaling-factor",
     type=Number(-1e6, 1e6),
     metavar="X",
@@ -145,6 +156,8 @@ def convert(
     prediction,
     rescale_timesteps,
     conv_resample,
+    to,
+    vae,
     scaling_factor,
     shift_factor,
     **more,
@@ -156,7 +169,8 @@ def convert(
     numdiff checkpoint or run (its folder, number, or `auto`: the newest). A .pt is read without
     PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff model file (`numdiff sample`
     takes it), or in .npz or .safetensors for the public names and PyTorch's layout; without a
-    suffix it is a folder in diffusers' layout (DiT and autoencoder only).
+    suffix it is a folder in diffusers' layout (DiT and autoencoder only). A folder of diffusers'
+    DiTPipeline is read, too: its DiT here, its autoencoder wherever there is --vae.
 
     IN may also be an autoencoder (AutoencoderKL): diffusers' folder, or a file with latent
     diffusion's names, which may be a whole checkpoint of it (first_stage_model).
@@ -168,6 +182,7 @@ def convert(
     \b
     numdiff convert DiT-XL-2-256x256.pt dit-xl-2.h5
     numdiff convert runs/00000-dit-tiny my-dit
+    numdiff convert runs/00000-dit-tiny pipeline --to diffusers-pipeline --vae vae.h5
     numdiff convert SiT-XL-2-256x256.pt sit-xl-2.h5 --path linear
     numdiff convert 64x64_diffusion.pt imagenet64.h5 --image-size 64 --num-head-channels 64 \\
         --attention-order new --schedule cosine
@@ -179,6 +194,7 @@ def convert(
     from numdiff.option_names import as_options
     from numdiff.training.autoencoders import convert_autoencoder, holds_autoencoder
     from numdiff.training.model_files import convert as convert_model
+    from numdiff.training.pipelines import convert_pipeline
     from numdiff.training.sampling import find_model
 
     diffusion = {
@@ -191,6 +207,10 @@ def convert(
     with as_options():
         if not os.path.exists(source) and (source == "auto" or source.isdecimal()):
             source = find_model(source, outdir, echo)
+        if vae is not None and to is None:
+            raise UsageError(
+                f"--vae {vae} needs --to diffusers-pipeline: add it, or leave this out."
+            )
         factors = {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
         if holds_autoencoder(source):
             others = click.get_current_context().params.items()
@@ -207,12 +227,9 @@ def convert(
                 "--scaling-factor and --shift-factor are of an autoencoder, and "
                 f"{source} holds none: leave them out."
             )
-        result = convert_model(
-            source,
-            target,
-            weights,
-            diffusion,
-            conv_resample,
+        if to is not None and conv_resample:
+            raise UsageError("--conv-resample is of a UNet, and --to writes a DiT: leave it out.")
+        free = dict(
             image_size=image_size,
             num_head_channels=num_head_channels,
             num_heads=num_heads,
@@ -222,6 +239,11 @@ def convert(
             max_period=max_period,
             rope=rope,
             **more,
+        )
+        result = (
+            convert_model(source, target, weights, diffusion, conv_resample, **free)
+            if to is None
+            else convert_pipeline(source, target, vae, weights, diffusion, **free)
         )
     for line in describe(target, result):
         echo(line)

@@ -27,11 +27,12 @@ from ...nn.convert import (
     without_padding,
     write_state_dict,
 )
-from ...nn.convert.diffusers import CONFIG, REMEDY, WEIGHTS
+from ...nn.convert.diffusers import CONFIG, PIPELINE, REMEDY, WEIGHTS
 from ...nn.convert.dit import ROTATION, short_of
 from ...nn.convert.flow import with_time_reversed, without_variance
 from ...nn.flops import mlp_width
 from .dit import describe_block
+from .pipeline_files import read_pipeline
 from .weights import (
     CLASSES,
     COUNT,
@@ -290,7 +291,9 @@ def read_diffusers_folder(folder, weights="ema"):
                 )
     except NumdiffError as error:
         raise NumdiffError(f"cannot use {path}: {error}.") from None
-    return state_dict, {"class_dropout": NULL_CLASS_DROPOUT, **stored, **config}
+    whole = folder.parent / PIPELINE
+    of_pipeline = read_pipeline(folder.parent) if whole.is_file() else {}
+    return state_dict, {"class_dropout": NULL_CLASS_DROPOUT, **of_pipeline, **stored, **config}
 
 
 def remarks_on_objective(diffusion):
