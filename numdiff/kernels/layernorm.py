@@ -9,9 +9,7 @@ MATHEMATICS
 SHAPES
     x, y, dx, dy (..., C) float32; weight, bias (C,) or None; mean, rstd (rows,): the other axes in one
 VERSIONS
-    v1 block-per-row: a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
-    v2 warp-per-row: a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier;
-       16-byte loads.
+    v1 block-per-row, v2 warp-per-row: row_norm.py.
     v3 one-pass, of the backward, up to 512 columns: a row's dy and xhat stay in a warp's registers
        between its two sums, and the sums for dweight and dbias come of the same pass, in registers,
        too: dy and x are read once, not twice, and once more by another kernel. Where what comes
@@ -20,8 +18,8 @@ VERSIONS
     column, read both arrays; the rows' kernel does as much work as the forward. So v2's factor of
     117 (H200, 16384×768) is mostly the parameter kernel's.
 LAUNCH
-    v1 a block of 256 threads for every row, 1 or 2 KiB of shared memory; v2 256 threads for eight rows, none.
-    Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 8 KiB, then reduce.py.
+    v1 and v2 as row_norm.py. Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads,
+    8 KiB, then reduce.py.
     v3 grid (chunks of an image's rows, images), about 512 blocks of 256 threads, a warp a row; 4 KiB.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
@@ -29,37 +27,41 @@ COST
     forward: 8 n bytes (a row is read three times, but from memory only once: after that it is in the L1 cache).
     backward: 12 n bytes for dx, 8 n more for dweight and dbias, in version 3 none. Roof: memory bandwidth.
 SOURCE
-    Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9.6 (shfl.sync).
+    Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4.
 READ NEXT
     rmsnorm.py, what is left without the mean; groupnorm/groups.py, where a group is many rows and a block adds it up in
     shared memory.
 """
 
-import math
-
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, launch, load4, store4, zeros
+from ..device import cuda, empty, empty_like, float32, int32, launch, load4, store4
 from ..device.limits import WARP
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single
 from .common import warp_sum
-from .operation import Version, lacks_multiple, operation
+from .operation import Version, operation
 from .problem import Problem, half, positive, single
 from .reduce import (
     BLOCK,
     GRID,
     column_sum_reference,
-    cut,
     sample_sum,
     sample_sum_reference,
-    tree_sum,
+)
+from .row_norm import (
+    BACKWARD,
+    FORWARD,
+    LAYERNORMS,
+    add_parameter_gradients,
+    launch_rows,
+    load_dy_xhat,
+    row_versions,
 )
 from .second_pass import add_rows
 
-# shared elements of a block with 2, 4, 8 sums a thread
-BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK
-ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
+BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
+ROWS = BLOCK // WARP  # that a block of version 3 works on at once
 WIDE = 4 * WARP  # columns of a warp, four a lane
 LARGEST = 512  # columns that version 3 has registers for
 
@@ -103,199 +105,6 @@ def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight=None, dbias=
     )
 
 
-# v1: a block a row --------------------------------------------------------------------------------
-# `affine` is 0 where there are no weight and bias; x stands in for them then, and is not read as
-# such.
-
-
-@cuda.jit
-def layernorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, C, eps, affine):
-    tile = cuda.shared.array(BLOCK, float32)
-    t, row = cuda.threadIdx.x, cuda.blockIdx.x
-    total = float32(0)
-    for c in range(t, C, BLOCK):
-        total += float32(x[row * C + c])
-    tile[t] = total
-    tree_sum(tile, 1, t, 1, BLOCK)
-    average = tile[0] / float32(C)
-    cuda.syncthreads()  # all have read tile[0] before it is written again
-    total = float32(0)
-    for c in range(t, C, BLOCK):
-        d = float32(x[row * C + c]) - average
-        total += d * d
-    tile[t] = total
-    tree_sum(tile, 1, t, 1, BLOCK)
-    scale = float32(1) / math.sqrt(tile[0] / float32(C) + eps)
-    for c in range(t, C, BLOCK):
-        xhat = (float32(x[row * C + c]) - average) * scale
-        y[row * C + c] = xhat * weight[c] + bias[c] if affine else xhat
-    if t == 0:
-        mean[row] = average
-        rstd[row] = scale
-
-
-@cuda.jit
-def layernorm_backward_kernel_v1(dy, x, weight, mean, rstd, dx, C, affine):
-    tile = cuda.shared.array(BLOCK2, float32)
-    t, row = cuda.threadIdx.x, cuda.blockIdx.x
-    average, scale = mean[row], rstd[row]
-    sum_h = sum_hx = float32(0)
-    for c in range(t, C, BLOCK):
-        h = float32(dy[row * C + c]) * weight[c] if affine else float32(dy[row * C + c])
-        sum_h += h
-        sum_hx += h * (float32(x[row * C + c]) - average) * scale
-    tile[t], tile[BLOCK + t] = sum_h, sum_hx
-    tree_sum(tile, 2, t, 1, BLOCK)
-    average_h, average_hx = tile[0] / float32(C), tile[BLOCK] / float32(C)
-    for c in range(t, C, BLOCK):
-        h = float32(dy[row * C + c]) * weight[c] if affine else float32(dy[row * C + c])
-        dx[row * C + c] = scale * (
-            h - average_h - (float32(x[row * C + c]) - average) * scale * average_hx
-        )
-
-
-@cuda.jit
-def layernorm_parameter_kernel_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
-    """dweight and dbias, a thread a column: as naive as version 1 of the sums in reduce.py."""
-    c = cuda.grid(1)
-    if c < C:
-        sum_gx = sum_g = float32(0)
-        for row in range(rows):
-            g = float32(dy[row * C + c])
-            sum_gx += g * (float32(x[row * C + c]) - mean[row]) * rstd[row]
-            sum_g += g
-        dweight[c] += sum_gx
-        dbias[c] += sum_g
-
-
-# v2: a warp a row ---------------------------------------------------------------------------------
-# The lanes of a warp can read each other's registers. After five exchanges, with the lane 16, 8, 4,
-# 2, 1 away, every lane has the sum of all 32, without shared memory and without waiting for other
-# warps.
-
-
-@cuda.jit
-def layernorm_forward_kernel_v2(x, weight, bias, y, mean, rstd, rows, C, eps, affine):
-    lane = cuda.threadIdx.x % WARP
-    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-    if row < rows:  # the same for all lanes of a warp, so no shuffle misses one
-        first = row * C
-        total = float32(0)
-        for c in range(lane * 4, C, WARP * 4):
-            x0, x1, x2, x3 = load4(x, first + c)
-            total += (x0 + x1) + (x2 + x3)
-        average = warp_sum(total) / float32(C)
-        total = float32(0)
-        for c in range(lane * 4, C, WARP * 4):
-            x0, x1, x2, x3 = load4(x, first + c)
-            x0, x1, x2, x3 = x0 - average, x1 - average, x2 - average, x3 - average
-            total += (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
-        scale = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
-        for c in range(lane * 4, C, WARP * 4):
-            x0, x1, x2, x3 = load4(x, first + c)
-            x0, x1 = (x0 - average) * scale, (x1 - average) * scale
-            x2, x3 = (x2 - average) * scale, (x3 - average) * scale
-            if affine:
-                w0, w1, w2, w3 = load4(weight, c)
-                b0, b1, b2, b3 = load4(bias, c)
-                x0, x1, x2, x3 = x0 * w0 + b0, x1 * w1 + b1, x2 * w2 + b2, x3 * w3 + b3
-            store4(y, first + c, x0, x1, x2, x3)
-        if lane == 0:
-            mean[row] = average
-            rstd[row] = scale
-
-
-@cuda.jit(device=True)
-def load_row(dy, x, weight, i, c, average, scale, affine):
-    """h = dy · weight and xhat of four columns."""
-    h0, h1, h2, h3 = load4(dy, i)
-    x0, x1, x2, x3 = load4(x, i)
-    if affine:
-        w0, w1, w2, w3 = load4(weight, c)
-        h0, h1, h2, h3 = h0 * w0, h1 * w1, h2 * w2, h3 * w3
-    return (
-        h0,
-        h1,
-        h2,
-        h3,
-        (x0 - average) * scale,
-        (x1 - average) * scale,
-        (x2 - average) * scale,
-        (x3 - average) * scale,
-    )
-
-
-@cuda.jit
-def layernorm_backward_kernel_v2(dy, x, weight, mean, rstd, dx, rows, C, affine):
-    lane = cuda.threadIdx.x % WARP
-    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-    if row < rows:
-        first, average, scale = row * C, mean[row], rstd[row]
-        sum_h = sum_hx = float32(0)
-        for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(
-                dy, x, weight, first + c, c, average, scale, affine
-            )
-            sum_h += (h0 + h1) + (h2 + h3)
-            sum_hx += (h0 * x0 + h1 * x1) + (h2 * x2 + h3 * x3)
-        a, k = warp_sum(sum_h) / float32(C), warp_sum(sum_hx) / float32(C)
-        for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(
-                dy, x, weight, first + c, c, average, scale, affine
-            )
-            store4(
-                dx,
-                first + c,
-                scale * (h0 - a - x0 * k),
-                scale * (h1 - a - x1 * k),
-                scale * (h2 - a - x2 * k),
-                scale * (h3 - a - x3 * k),
-            )
-
-
-@cuda.jit
-def layernorm_parameter_kernel_v2(dy, x, mean, rstd, partial, rows, C, lanes, chunk):
-    """Σ dy · xhat and Σ dy of every column in every chunk of rows: (2, chunks, C)."""
-    tile = cuda.shared.array(BLOCK8, float32)
-    t = cuda.threadIdx.x
-    rows_at_once = BLOCK // lanes
-    row = t // lanes
-    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
-    start = cuda.blockIdx.x * chunk
-    a0 = a1 = a2 = a3 = s0 = s1 = s2 = s3 = float32(0)
-    if row < rows_at_once and c < C:
-        for r in range(start + row, min(start + chunk, rows), rows_at_once):
-            g0, g1, g2, g3, x0, x1, x2, x3 = load_row(dy, x, dy, r * C + c, c, mean[r], rstd[r], 0)
-            a0 += g0 * x0
-            a1 += g1 * x1
-            a2 += g2 * x2
-            a3 += g3 * x3
-            s0 += g0
-            s1 += g1
-            s2 += g2
-            s3 += g3
-    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = a0, a1, a2, a3
-    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = (
-        s0,
-        s1,
-        s2,
-        s3,
-    )
-    tree_sum(tile, 8, t, lanes, rows_at_once)
-    if row == 0 and c < C:
-        i = cuda.blockIdx.x * C + c
-        store4(partial, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
-        i += cuda.gridDim.x * C
-        store4(
-            partial,
-            i,
-            tile[4 * BLOCK + t],
-            tile[5 * BLOCK + t],
-            tile[6 * BLOCK + t],
-            tile[7 * BLOCK + t],
-        )
-
-
 # v3: everything in one pass -----------------------------------------------------------------------
 
 PLANES = 3  # of sums over rows: dy · xhat, dy, dx
@@ -332,7 +141,7 @@ def load_numbers(g, xhat, dy, x, first, C, lane, average, scale):
                 xhat[at + 1],
                 xhat[at + 2],
                 xhat[at + 3],
-            ) = load_row(dy, x, dy, first + c, c, average, scale, 0)
+            ) = load_dy_xhat(dy, x, first + c, average, scale)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -395,7 +204,6 @@ ONE_PASS = Variants(
     lambda chunks: specialise(layernorm_backward_kernel_v3, launch_bounds=BLOCK, CHUNKS=chunks),
 )
 
-
 # Cost ---------------------------------------------------------------------------------------------
 
 
@@ -427,11 +235,6 @@ def _check_both(x, weight, bias):
         raise ValueError(
             "layernorm takes weight and bias together or neither; pass ones or zeros for the missing one"
         )
-
-
-def _lacks_fours(x):
-    """What v2 needs and x lacks; None if its rows are made of fours."""
-    return lacks_multiple(4, x.shape[-1], "columns")
 
 
 def _lacks_registers(x, dweight, dbias, images):
@@ -474,10 +277,7 @@ PIXELS, ROWS_OF_PIXELS = half(32, 1024, 128), positive(32 * 1024)  # of a ConvNe
     reference=layernorm_forward_reference,
     cost=layernorm_forward_cost,
     check=_check_both,
-    versions=[
-        Version("block-per-row", layernorm_forward_kernel_v1),
-        Version("warp-per-row", layernorm_forward_kernel_v2, fits=_lacks_fours),
-    ],
+    versions=row_versions(FORWARD),
     problems=[
         Problem(x=single(5, 36), weight=single(36), bias=single(36)),
         Problem(x=single(3, 12)),
@@ -495,26 +295,10 @@ def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
         empty((rows,), np.float32, like=x),
         empty((rows,), np.float32, like=x),
     )
-    affine, x_, y_ = int(weight is not None), x.reshape(-1), y.reshape(-1)
-    weight, bias = (weight, bias) if affine else (x_, x_)
-    if version.name == "block-per-row":
-        launch(version.kernel, rows, BLOCK, x_, weight, bias, y_, mean, rstd, C, float(eps), affine)
-    else:
-        launch(
-            version.kernel,
-            -(-rows // ROWS),
-            BLOCK,
-            x_,
-            weight,
-            bias,
-            y_,
-            mean,
-            rstd,
-            rows,
-            C,
-            float(eps),
-            affine,
-        )
+    affine, x_ = weight is not None, x.reshape(-1)
+    shift, factors = (bias, (weight,)) if affine else (x_, (x_,))  # x_ is not read as such
+    arrays = x_, shift, factors, y.reshape(-1), mean, rstd
+    launch_rows(version, LAYERNORMS[affine], rows, rows, C, arrays, float(eps))
     return y, mean, rstd
 
 
@@ -545,71 +329,11 @@ def _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images):
     return None if images is None else sample_sum(partial[2:].reshape(B, chunks, C))
 
 
-def _in_two_passes(version, dy, x, weight, mean, rstd, dx, dweight, dbias):
-    """dx, then the parameters' gradients."""
-    C, affine = x.shape[-1], int(weight is not None)
-    rows, dy_, x_, dx_ = x.size // C, dy.reshape(-1), x.reshape(-1), dx.reshape(-1)
-    weight = weight if affine else x_
-    if version.name == "block-per-row":
-        launch(version.kernel, rows, BLOCK, dy_, x_, weight, mean, rstd, dx_, C, affine)
-    else:
-        launch(
-            version.kernel,
-            -(-rows // ROWS),
-            BLOCK,
-            dy_,
-            x_,
-            weight,
-            mean,
-            rstd,
-            dx_,
-            rows,
-            C,
-            affine,
-        )
-    if dweight is None and dbias is None:
-        return
-    if version.name == "block-per-row":
-        dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
-        launch(
-            version.parameters, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C
-        )
-    else:
-        lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
-        partial = empty((2, chunks, C), np.float32, like=x)
-        launch(
-            version.parameters,
-            (chunks, tiles),
-            BLOCK,
-            dy_,
-            x_,
-            mean,
-            rstd,
-            partial.reshape(-1),
-            rows,
-            C,
-            lanes,
-            chunk,
-        )
-        add_rows(partial, dweight, dbias)
-
-
 @operation(
     reference=layernorm_backward_reference,
     cost=layernorm_backward_cost,
     check=_check,
-    versions=[
-        Version(
-            "block-per-row", layernorm_backward_kernel_v1, parameters=layernorm_parameter_kernel_v1
-        ),
-        Version(
-            "warp-per-row",
-            layernorm_backward_kernel_v2,
-            parameters=layernorm_parameter_kernel_v2,
-            fits=_lacks_fours,
-        ),
-        Version("one-pass", ONE_PASS, fits=_lacks_registers),
-    ],
+    versions=[*row_versions(BACKWARD), Version("one-pass", ONE_PASS, fits=_lacks_registers)],
     problems=[
         backward_problem(5, 36),
         backward_problem(3, 12, weighted=False),
@@ -655,5 +379,9 @@ def layernorm_backward(
     if version.name == "one-pass":
         sums = _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images)
         return dx if images is None else (dx, sums)
-    _in_two_passes(version, dy, x, weight, mean, rstd, dx, dweight, dbias)
+    C, affine, x_ = x.shape[-1], weight is not None, x.reshape(-1)
+    rows = x.size // C
+    arrays = dy.reshape(-1), x_, (weight if affine else x_,), mean, rstd, dx.reshape(-1)
+    launch_rows(version, LAYERNORMS[affine], rows, rows, C, arrays)
+    add_parameter_gradients(version, dy, x, mean, rstd, dweight, dbias)
     return dx if images is None else (dx, sample_sum(dx.reshape(images, -1, x.shape[-1])))

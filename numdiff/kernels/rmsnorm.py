@@ -14,16 +14,15 @@ SHAPES
     x, y, dx, dy (..., C) float16, bfloat16 or float32; weight, dweight (C,) float32 or None; rstd (rows,) float32, rows
     the product of the other axes
 VERSIONS
-    v1 block-per-row: a block a row: its threads add in a tree in shared memory, nine barriers a sum.
-    v2 warp-per-row: a warp a row: five shuffles a sum and no barrier; 16-byte loads of float32 (C a multiple of 4).
+    v1 block-per-row, v2 warp-per-row: row_norm.py.
     v3 persistent: as many blocks as run at once, whose warps take every n-th row and keep weight and row in registers;
        a row's loads, 16 bytes each, are all issued before the first is used. The backward reads dy
        and x once: the sums for dweight stay in registers, too, until a block adds up its warps';
        and a warp loads its next row (of 16 bits) before it works on the one that has arrived. C a
        multiple of 8, up to 1280; sm_80.
 LAUNCH
-    v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none. v3 forward 256
-    threads, four blocks a multiprocessor, fewer for long rows; backward 512, 384 or 256 threads, one block.
+    v1 and v2 as row_norm.py. v3 forward 256 threads, four blocks a multiprocessor, fewer for long rows; backward 512,
+    384 or 256 threads, one block.
     dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py; v3 with
     dx, 16 to 48 KiB, then reduce.py over the blocks.
 DETERMINISM
@@ -34,8 +33,7 @@ COST
     more for dweight.
     Roof: memory bandwidth.
 SOURCE
-    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467, eq. 4. Shuffles: PTX ISA,
-    section 9.7.9.6 (shfl.sync).
+    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467, eq. 4.
 READ NEXT
     groupnorm/groups.py, where a group is many rows; transformer/adaln.py, where a norm and a modulation are one pass.
 """
@@ -44,20 +42,27 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, launch, load4, store4
+from ..device import cuda, empty, empty_like, float32, int32, launch, store4
 from ..device.eight import fetch8, load8_into, numbers8, store8_from
 from ..device.limits import WARP, multiprocessors_of
 from ..device.requires import requires
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single, is_half
 from .common import warp_sum
-from .operation import Version, lacks_multiple, operation
+from .operation import Version, operation
 from .problem import Problem, half, positive, single
-from .reduce import BLOCK, column_sum_reference, cut, tree_sum
+from .reduce import BLOCK, column_sum_reference
+from .row_norm import (
+    BACKWARD,
+    FORWARD,
+    RMSNORMS,
+    add_parameter_gradients,
+    launch_rows,
+    row_versions,
+)
 from .second_pass import add_rows
 
-BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
-ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
+ROWS = BLOCK // WARP  # that a block of the forward works on at once
 SWEEP = 8 * WARP  # columns that a warp of version 3 takes at a time
 # each takes 32 of a backward thread's registers: words, weight and sums; more would not fit
 MAX_SWEEPS = 5
@@ -96,147 +101,6 @@ def rmsnorm_backward_reference(dy, x, weight, rstd, dweight=None):
     h -= xhat
     h *= rstd[:, None]
     return h.reshape(x.shape)
-
-
-# v1: a block a row --------------------------------------------------------------------------------
-# `weighted` is 0 where there is no weight; another array then stands in for it, and is not read.
-
-
-@cuda.jit
-def rmsnorm_forward_kernel_v1(x, weight, y, rstd, C, eps, weighted):
-    tile = cuda.shared.array(BLOCK, float32)
-    t, row = cuda.threadIdx.x, cuda.blockIdx.x
-    total = float32(0)
-    for c in range(t, C, BLOCK):
-        v = float32(x[row * C + c])
-        total += v * v
-    tile[t] = total
-    tree_sum(tile, 1, t, 1, BLOCK)
-    r = float32(1) / math.sqrt(tile[0] / float32(C) + eps)
-    for c in range(t, C, BLOCK):
-        xhat = float32(x[row * C + c]) * r
-        y[row * C + c] = xhat * weight[c] if weighted else xhat
-    if t == 0:
-        rstd[row] = r
-
-
-@cuda.jit
-def rmsnorm_backward_kernel_v1(dy, x, weight, rstd, dx, C, weighted):
-    tile = cuda.shared.array(BLOCK, float32)
-    t, row = cuda.threadIdx.x, cuda.blockIdx.x
-    r = rstd[row]
-    total = float32(0)
-    for c in range(t, C, BLOCK):
-        h = float32(dy[row * C + c]) * weight[c] if weighted else float32(dy[row * C + c])
-        total += h * float32(x[row * C + c]) * r
-    tile[t] = total
-    tree_sum(tile, 1, t, 1, BLOCK)
-    average = tile[0] / float32(C)
-    for c in range(t, C, BLOCK):
-        h = float32(dy[row * C + c]) * weight[c] if weighted else float32(dy[row * C + c])
-        dx[row * C + c] = r * (h - float32(x[row * C + c]) * r * average)
-
-
-@cuda.jit
-def rmsnorm_parameter_kernel_v1(dy, x, rstd, dweight, rows, C):
-    """dweight, a thread a column: as naive as version 1 of the sums in reduce.py."""
-    c = cuda.grid(1)
-    if c < C:
-        total = float32(0)
-        for row in range(rows):
-            total += float32(dy[row * C + c]) * float32(x[row * C + c]) * rstd[row]
-        dweight[c] += total
-
-
-# v2: a warp a row ---------------------------------------------------------------------------------
-# As in layernorm.py, with one sum where that has two: half the shuffles, and a row is read twice,
-# not three times.
-
-
-@cuda.jit
-def rmsnorm_forward_kernel_v2(x, weight, y, rstd, rows, C, eps, weighted):
-    lane = cuda.threadIdx.x % WARP
-    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-    if row < rows:  # the same for all lanes of a warp, so no shuffle misses one
-        first = row * C
-        total = float32(0)
-        for c in range(lane * 4, C, WARP * 4):
-            x0, x1, x2, x3 = load4(x, first + c)
-            total += (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
-        r = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
-        for c in range(lane * 4, C, WARP * 4):
-            x0, x1, x2, x3 = load4(x, first + c)
-            x0, x1, x2, x3 = x0 * r, x1 * r, x2 * r, x3 * r
-            if weighted:
-                w0, w1, w2, w3 = load4(weight, c)
-                x0, x1, x2, x3 = x0 * w0, x1 * w1, x2 * w2, x3 * w3
-            store4(y, first + c, x0, x1, x2, x3)
-        if lane == 0:
-            rstd[row] = r
-
-
-@cuda.jit(device=True)
-def load_row(dy, x, weight, i, c, r, weighted):
-    """h = dy · weight and xhat of four columns."""
-    h0, h1, h2, h3 = load4(dy, i)
-    x0, x1, x2, x3 = load4(x, i)
-    if weighted:
-        w0, w1, w2, w3 = load4(weight, c)
-        h0, h1, h2, h3 = h0 * w0, h1 * w1, h2 * w2, h3 * w3
-    return h0, h1, h2, h3, x0 * r, x1 * r, x2 * r, x3 * r
-
-
-@cuda.jit
-def rmsnorm_backward_kernel_v2(dy, x, weight, rstd, dx, rows, C, weighted):
-    lane = cuda.threadIdx.x % WARP
-    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-    if row < rows:
-        first, r = row * C, rstd[row]
-        total = float32(0)
-        for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, r, weighted)
-            total += (h0 * x0 + h1 * x1) + (h2 * x2 + h3 * x3)
-        k = warp_sum(total) / float32(C)
-        for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_row(dy, x, weight, first + c, c, r, weighted)
-            store4(
-                dx,
-                first + c,
-                r * (h0 - x0 * k),
-                r * (h1 - x1 * k),
-                r * (h2 - x2 * k),
-                r * (h3 - x3 * k),
-            )
-
-
-@cuda.jit
-def rmsnorm_parameter_kernel_v2(dy, x, rstd, partial, rows, C, lanes, chunk):
-    """Σ dy · xhat of every column in every chunk of rows: (chunks, C)."""
-    tile = cuda.shared.array(BLOCK4, float32)
-    t = cuda.threadIdx.x
-    rows_at_once = BLOCK // lanes
-    row = t // lanes
-    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
-    start = cuda.blockIdx.x * chunk
-    s0 = s1 = s2 = s3 = float32(0)
-    if row < rows_at_once and c < C:
-        for r in range(start + row, min(start + chunk, rows), rows_at_once):
-            g0, g1, g2, g3, x0, x1, x2, x3 = load_row(dy, x, dy, r * C + c, c, rstd[r], 0)
-            s0 += g0 * x0
-            s1 += g1 * x1
-            s2 += g2 * x2
-            s3 += g3 * x3
-    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = s0, s1, s2, s3
-    tree_sum(tile, 4, t, lanes, rows_at_once)
-    if row == 0 and c < C:
-        store4(
-            partial,
-            cuda.blockIdx.x * C + c,
-            tile[t],
-            tile[BLOCK + t],
-            tile[2 * BLOCK + t],
-            tile[3 * BLOCK + t],
-        )
 
 
 # v3: warps that stay ------------------------------------------------------------------------------
@@ -402,7 +266,7 @@ def threads_of(half, sweeps):
     return 512 if sweeps <= 3 else 384 if sweeps <= 4 else 256
 
 
-FORWARD = Variants(
+PERSISTENT_FORWARD = Variants(
     [(half, n) for half in (True, False) for n in range(1, MAX_SWEEPS + 1)],
     lambda key: specialise(
         rmsnorm_forward_v3,
@@ -411,7 +275,7 @@ FORWARD = Variants(
         launch_bounds=(BLOCK, FORWARD_BLOCKS[key[0]][key[1] - 1]),
     ),
 )
-BACKWARD = Variants(
+PERSISTENT_BACKWARD = Variants(
     [(half, n) for half in (True, False) for n in range(1, MAX_SWEEPS + 1)],
     lambda key: specialise(
         rmsnorm_backward_v3,
@@ -449,11 +313,6 @@ def _check(x, weight):
         )
 
 
-def _lacks_fours(x):
-    """What v2 needs and x lacks; None if its rows are made of fours."""
-    return lacks_multiple(4, x.shape[-1], "columns")
-
-
 def _lacks_eights(x):
     """What v3 needs and x lacks; None if its rows are made of eights and fit into registers."""
     C, largest = x.shape[-1], SWEEP * MAX_SWEEPS
@@ -464,14 +323,13 @@ def _lacks_eights(x):
     )
 
 
-def _three_versions(first, second, third, parameters=(None, None)):
-    """The versions of a direction; parameters: the kernels for dweight of the first two."""
+def _three_versions(kernels, persistent):
+    """The versions of a direction."""
     return [
-        Version("block-per-row", first, parameters=parameters[0]),
-        Version("warp-per-row", second, parameters=parameters[1], fits=_lacks_fours),
+        *row_versions(kernels),
         Version(
             "persistent",
-            third,
+            persistent,
             fits=_lacks_eights,
             requires="8.0",
             dtypes=("float32", "float16", "bfloat16"),
@@ -533,27 +391,33 @@ TOKENS, WIDTH = half(64 * 256, 768), single(768)  # of a DiT, for the benchmark
     reference=rmsnorm_forward_reference,
     cost=rmsnorm_forward_cost,
     check=_check,
-    versions=_three_versions(rmsnorm_forward_kernel_v1, rmsnorm_forward_kernel_v2, FORWARD),
+    versions=_three_versions(FORWARD, PERSISTENT_FORWARD),
     problems=[*_problems(forward_problem), Problem(x=TOKENS, weight=WIDTH, measured=True)],
 )
 def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
     """(y (..., C) of x's dtype, rstd (rows,) float32) of x (..., C); weight (C,) or None."""
     C, rows = x.shape[-1], x.size // x.shape[-1]
-    y, rstd, weighted, x_ = (
-        empty_like(x),
-        empty((rows,), np.float32, like=x),
-        int(weight is not None),
-        x.reshape(-1),
+    y, rstd, x_ = empty_like(x), empty((rows,), np.float32, like=x), x.reshape(-1)
+    y_, weighted, weight_ = y.reshape(-1), weight is not None, x_ if weight is None else weight
+    if version.name != "persistent":  # what stands for an absent array is not read
+        arrays = x_, x_, (weight_,), y_, rstd, rstd
+        launch_rows(version, RMSNORMS[weighted], rows, rows, C, arrays, float(eps))
+        return y, rstd
+    key = in_half, sweeps = is_half(x.dtype), -(-C // SWEEP)
+    blocks = blocks_of(rows, ROWS, FORWARD_BLOCKS[in_half][sweeps - 1] * multiprocessors_of(x))
+    launch(
+        version.kernel[key],
+        blocks,
+        BLOCK,
+        x_,
+        weight_,
+        y_,
+        rstd,
+        rows,
+        C,
+        float(eps),
+        int(weighted),
     )
-    arrays = x_, weight if weighted else x_, y.reshape(-1), rstd
-    if version.name == "block-per-row":
-        launch(version.kernel, rows, BLOCK, *arrays, C, float(eps), weighted)
-    elif version.name == "warp-per-row":
-        launch(version.kernel, -(-rows // ROWS), BLOCK, *arrays, rows, C, float(eps), weighted)
-    else:
-        key = in_half, sweeps = is_half(x.dtype), -(-C // SWEEP)
-        blocks = blocks_of(rows, ROWS, FORWARD_BLOCKS[in_half][sweeps - 1] * multiprocessors_of(x))
-        launch(version.kernel[key], blocks, BLOCK, *arrays, rows, C, float(eps), weighted)
     return y, rstd
 
 
@@ -561,12 +425,7 @@ def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
     reference=rmsnorm_backward_reference,
     cost=rmsnorm_backward_cost,
     check=_check,
-    versions=_three_versions(
-        rmsnorm_backward_kernel_v1,
-        rmsnorm_backward_kernel_v2,
-        BACKWARD,
-        parameters=(rmsnorm_parameter_kernel_v1, rmsnorm_parameter_kernel_v2),
-    ),
+    versions=_three_versions(BACKWARD, PERSISTENT_BACKWARD),
     problems=[
         *_problems(backward_problem),
         Problem(
@@ -579,51 +438,33 @@ def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
     """dx (..., C), of x's dtype; the weight's gradient is added into `dweight` (C,) float32 (None:
     not wanted)."""
     C, rows = x.shape[-1], x.size // x.shape[-1]
-    dx, dy_, x_, weighted = empty_like(x), dy.reshape(-1), x.reshape(-1), int(weight is not None)
-    arrays = dy_, x_, weight if weighted else x_, rstd, dx.reshape(-1)
-    if version.name == "persistent":
-        key = is_half(x.dtype), -(-C // SWEEP)
-        threads, needed = threads_of(*key), int(dweight is not None)
-        blocks = blocks_of(rows, threads // WARP, multiprocessors_of(x))
-        # which no thread writes
-        partial = empty((blocks, C), np.float32, like=x) if needed else rstd
-        launch(
-            version.kernel[key],
-            blocks,
-            threads,
-            *arrays,
-            partial.reshape(-1),
-            rows,
-            C,
-            weighted,
-            needed,
-        )
-        if needed:
-            add_rows(partial, dweight)
+    dx, dy_, x_, weighted = empty_like(x), dy.reshape(-1), x.reshape(-1), weight is not None
+    dx_, weight_ = dx.reshape(-1), weight if weighted else x_
+    if version.name != "persistent":
+        arrays = dy_, x_, (weight_,), rstd, rstd, dx_
+        launch_rows(version, RMSNORMS[weighted], rows, rows, C, arrays)
+        add_parameter_gradients(version, dy, x, rstd, rstd, dweight)
         return dx
-    if version.name == "block-per-row":
-        launch(version.kernel, rows, BLOCK, *arrays, C, weighted)
-    else:
-        launch(version.kernel, -(-rows // ROWS), BLOCK, *arrays, rows, C, weighted)
-    if dweight is None:
-        return dx
-    if version.name == "block-per-row":
-        launch(version.parameters, -(-C // BLOCK), BLOCK, dy_, x_, rstd, dweight, rows, C)
-    else:
-        lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
-        partial = empty((chunks, C), np.float32, like=x)
-        launch(
-            version.parameters,
-            (chunks, tiles),
-            BLOCK,
-            dy_,
-            x_,
-            rstd,
-            partial.reshape(-1),
-            rows,
-            C,
-            lanes,
-            chunk,
-        )
+    key = is_half(x.dtype), -(-C // SWEEP)
+    threads, needed = threads_of(*key), int(dweight is not None)
+    blocks = blocks_of(rows, threads // WARP, multiprocessors_of(x))
+    # which no thread writes
+    partial = empty((blocks, C), np.float32, like=x) if needed else rstd
+    launch(
+        version.kernel[key],
+        blocks,
+        threads,
+        dy_,
+        x_,
+        weight_,
+        rstd,
+        dx_,
+        partial.reshape(-1),
+        rows,
+        C,
+        int(weighted),
+        needed,
+    )
+    if needed:
         add_rows(partial, dweight)
     return dx

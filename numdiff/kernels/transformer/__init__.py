@@ -1,7 +1,6 @@
 """What a DiT needs besides matrix products and attention. Read the files in this order.
 
-    adaln.py       LayerNorm without weights, scaled and shifted by the conditioning
-    norms.py       RMSNorm, a weight, no shift: a kernel for each
+    adaln.py       LayerNorm or RMSNorm, scaled and shifted by the conditioning
     gate.py        a gated residual
     bias_gelu.py   bias and GELU in one pass
     qk_norm_rope/  norm and rotation of q and k in one pass

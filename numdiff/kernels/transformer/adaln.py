@@ -6,53 +6,53 @@ MATHEMATICS, for token t of image b
         xhat = (x - mean) · rstd          y = xhat · (1 + scale[b, c]) + shift[b, c]
     Backward, with h = dy · (1 + scale) and averages over the row:
         dshift[b, c] = Σ_t dy          dscale[b, c] = Σ_t dy · xhat          (in kernels G and S)
-        dx = rstd · (h - average(h) - xhat · average(h · xhat))
-    h is the gradient of xhat. A token that is shifted, or stretched about its mean, keeps its xhat
-    (but for eps): so dx has nothing along 1 or along xhat, and the two averages are what h has of
-    them. DiT's norm has no weight and bias of its own: scale and shift are those, one pair an
-    image. Today's transformers have RMSNorm, a weight, or no shift: norms.py says what that
-    changes.
+        dx as in ../row_norm.py
+    DiT's norm has no weight and bias: scale and shift are those, one pair an image. Today's transformers have RMSNorm,
+    a weight, or no shift (../row_norm.py). With a weight y = xhat · weight[c] · (1 + scale) + shift, so
+        dscale[b, c] = weight[c] · S[b, c]          dweight[c] += Σ_b (1 + scale[b, c]) · S[b, c]
 SHAPES
     x, y, dx, dy (B, T, C) float32; shift, scale, dshift, dscale (B, C); weight, dweight (C,); mean, rstd (B · T,)
     Kernels count tokens through all images, row = b · T + t, and call a row's mean and rstd `average` and `r`.
 VERSIONS
-    v1 block-per-row: a block a token: its threads meet in a tree in shared memory.
-    v2 warp-per-row: a warp a token: shuffles instead of barriers, 16-byte loads (C a multiple of 4).
-    Of each, a kernel for every norm (norms.py).
+    v1 block-per-row, v2 warp-per-row: the kernels of ../row_norm.py, for every norm.
+    dshift, dscale: v1 a thread a channel of an image; v2 partial sums of chunks of tokens.
 LAUNCH
-    v1 a block of 256 threads for every token, 1 or 2 KiB of shared memory; v2 256 threads for eight tokens, none.
-    dshift, dscale: v1 a thread a channel of an image; v2 grid (chunks of tokens, channel tiles, B), 256 threads, 8 KiB,
-    then reduce.py where there is more than one chunk.
+    y, dx as ../row_norm.py. v2 of the sums: grid (chunks of tokens, channel tiles, B), 256 threads, 8 KiB, then
+    reduce.py if there is more than one chunk.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
 COST
     forward: 8 n bytes, where LayerNorm and then scale_shift would move 16 n. Backward: 12 n for dx, 8 n more for
     dshift and dscale; dweight costs nothing of that order. Roof: memory bandwidth.
 SOURCE
-    Peebles and Xie 2023, arXiv:2212.09748, section 3.2 and figure 3 (adaLN-Zero); Ba, Kiros, Hinton 2016,
-    arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9, shfl.sync.
+    Peebles and Xie 2023, arXiv:2212.09748, section 3.2 and figure 3 (adaLN-Zero).
 READ NEXT
-    norms.py, which other norms there are; gate.py, the other half of adaLN-Zero.
+    gate.py, the other half of adaLN-Zero.
 """
-
-import math
 
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, load4, over_batch, store4
-from ...device.limits import WARP
 from ...device.specialise import Constant
 from ...dtypes import in_single
-from ..common import warp_sum
-from ..operation import Version, lacks_multiple, operation
+from ..operation import operation
 from ..problem import Problem, half, positive, single
 from ..reduce import BLOCK, cut, sample_sum, tree_sum
+from ..row_norm import (
+    BACKWARD,
+    FORWARD,
+    NORMS,
+    RMS,
+    SHIFTED,
+    WEIGHTED,
+    Norm,
+    average_of,
+    check_norm,
+    launch_rows,
+    row_versions,
+    variants,
+)
 from ..second_pass import add_rows
-from .norms import NORMS, RMS, SHIFTED, WEIGHTED, Norm, average_of, check_norm, variants
-
-BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
-ROWS = BLOCK // WARP  # a block of version 2 takes eight tokens
-
 
 # References ---------------------------------------------------------------------------------------
 
@@ -115,72 +115,7 @@ def adaln_backward_reference(dy, x, scale, mean, rstd, weight=None, dweight=None
     return dx, dshift, dscale
 
 
-# v1: a block a token ------------------------------------------------------------------------------
-# The block's threads stride over the channels, and each sum takes a tree. The mean is subtracted
-# before squares are
-# taken: the difference of two averages, of x² and of x, would lose a large mean's digits.
-# scales: (scale,), or with a weight (scale, weight), for kernels and device functions alike.
-
-
-@cuda.jit(device=True, forceinline=True)
-def factor(scales, k, c):
-    """What xhat is multiplied by: weight[c] · (1 + scale[k])."""
-    if WEIGHTED:
-        return scales[1][c] * (float32(1) + scales[0][k])
-    return float32(1) + scales[0][k]
-
-
-def adaln_forward_v1(x, shift, scales, y, mean, rstd, T, C, eps):
-    """y, mean and rstd of a token."""
-    tile = cuda.shared.array(BLOCK, float32)
-    t, row = cuda.threadIdx.x, cuda.blockIdx.x
-    image, average = row // T * C, float32(0)  # image: where its scale and shift begin
-    if not RMS:
-        total = float32(0)
-        for c in range(t, C, BLOCK):
-            total += x[row * C + c]
-        tile[t] = total
-        tree_sum(tile, 1, t, 1, BLOCK)
-        average = tile[0] / float32(C)
-        cuda.syncthreads()  # all have read tile[0] before it is written again
-    total = float32(0)
-    for c in range(t, C, BLOCK):
-        d = x[row * C + c] - average
-        total += d * d
-    tile[t] = total
-    tree_sum(tile, 1, t, 1, BLOCK)
-    r = float32(1) / math.sqrt(tile[0] / float32(C) + eps)
-    for c in range(t, C, BLOCK):
-        xhat = (x[row * C + c] - average) * r
-        if SHIFTED:
-            y[row * C + c] = xhat * factor(scales, image + c, c) + shift[image + c]
-        else:
-            y[row * C + c] = xhat * factor(scales, image + c, c)
-    if t == 0:
-        if not RMS:
-            mean[row] = average
-        rstd[row] = r
-
-
-def adaln_backward_v1(dy, x, scales, mean, rstd, dx, T, C):
-    """dx of a token: the two averages, then h less what it has of them."""
-    tile = cuda.shared.array(BLOCK2, float32)
-    t, row = cuda.threadIdx.x, cuda.blockIdx.x
-    image = row // T * C
-    average, r = average_of(mean, row), rstd[row]
-    sum_h = sum_hx = float32(0)
-    for c in range(t, C, BLOCK):
-        h = dy[row * C + c] * factor(scales, image + c, c)
-        sum_h += h
-        sum_hx += h * (x[row * C + c] - average) * r
-    tile[t], tile[BLOCK + t] = sum_h, sum_hx
-    tree_sum(tile, 2, t, 1, BLOCK)
-    average_h, average_hx = tile[0] / float32(C), tile[BLOCK] / float32(C)
-    if RMS:
-        average_h = float32(0)
-    for c in range(t, C, BLOCK):
-        h = dy[row * C + c] * factor(scales, image + c, c)
-        dx[row * C + c] = r * (h - average_h - (x[row * C + c] - average) * r * average_hx)
+# Sums over an image's tokens ----------------------------------------------------------------------
 
 
 def adaln_sums_v1(dy, x, mean, rstd, dshift, dscales, T, C):
@@ -206,119 +141,6 @@ def adaln_sums_v1(dy, x, mean, rstd, dshift, dscales, T, C):
             dscales[1][k] = S * (float32(1) + dscales[2][k])
         else:
             dscales[0][k] = S
-
-
-# v2: a warp a token -------------------------------------------------------------------------------
-# Each sum takes five exchanges of registers and no barrier; a token of 1,152 channels is nine
-# 16-byte loads a lane. It is read three times, but only once from memory: then from the L1 cache.
-
-
-@cuda.jit(device=True, forceinline=True)
-def weight4(scales, c):
-    """weight[c …] of four channels; without one, ones, which leave no instruction behind."""
-    if WEIGHTED:
-        return load4(scales[1], c)
-    one = float32(1)
-    return one, one, one, one
-
-
-@cuda.jit(device=True, forceinline=True)
-def shift4(shift, k):
-    """shift[k …] of four channels, or zeros."""
-    if SHIFTED:
-        return load4(shift, k)
-    zero = float32(0)
-    return zero, zero, zero, zero
-
-
-def adaln_forward_v2(x, shift, scales, y, mean, rstd, rows, T, C, eps):
-    """y, mean and rstd of a token."""
-    lane = cuda.threadIdx.x % WARP
-    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-    if row < rows:  # the same for all lanes of a warp, so no shuffle misses one
-        first, image, average = row * C, row // T * C, float32(0)
-        if not RMS:
-            total = float32(0)
-            for c in range(lane * 4, C, WARP * 4):
-                x0, x1, x2, x3 = load4(x, first + c)
-                total += (x0 + x1) + (x2 + x3)
-            average = warp_sum(total) / float32(C)
-        total = float32(0)
-        for c in range(lane * 4, C, WARP * 4):
-            x0, x1, x2, x3 = load4(x, first + c)
-            x0, x1, x2, x3 = x0 - average, x1 - average, x2 - average, x3 - average
-            total += (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
-        r = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
-        one = float32(1)
-        for c in range(lane * 4, C, WARP * 4):
-            x0, x1, x2, x3 = load4(x, first + c)
-            s0, s1, s2, s3 = load4(scales[0], image + c)
-            w0, w1, w2, w3 = weight4(scales, c)
-            b0, b1, b2, b3 = shift4(shift, image + c)
-            store4(
-                y,
-                first + c,
-                (x0 - average) * r * (w0 * (one + s0)) + b0,
-                (x1 - average) * r * (w1 * (one + s1)) + b1,
-                (x2 - average) * r * (w2 * (one + s2)) + b2,
-                (x3 - average) * r * (w3 * (one + s3)) + b3,
-            )
-        if lane == 0:
-            if not RMS:
-                mean[row] = average
-            rstd[row] = r
-
-
-@cuda.jit(device=True)
-def load_h_xhat(dy, x, scales, i, k, c, average, r):
-    """h = dy · weight · (1 + scale) and xhat of four channels."""
-    h0, h1, h2, h3 = load4(dy, i)
-    x0, x1, x2, x3 = load4(x, i)
-    s0, s1, s2, s3 = load4(scales[0], k)
-    w0, w1, w2, w3 = weight4(scales, c)
-    one = float32(1)
-    return (
-        h0 * (w0 * (one + s0)),
-        h1 * (w1 * (one + s1)),
-        h2 * (w2 * (one + s2)),
-        h3 * (w3 * (one + s3)),
-        (x0 - average) * r,
-        (x1 - average) * r,
-        (x2 - average) * r,
-        (x3 - average) * r,
-    )
-
-
-def adaln_backward_v2(dy, x, scales, mean, rstd, dx, rows, T, C):
-    """dx of a token."""
-    lane = cuda.threadIdx.x % WARP
-    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-    if row < rows:
-        first, image = row * C, row // T * C
-        average, r = average_of(mean, row), rstd[row]
-        sum_h = sum_hx = float32(0)
-        for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(
-                dy, x, scales, first + c, image + c, c, average, r
-            )
-            sum_h += (h0 + h1) + (h2 + h3)
-            sum_hx += (h0 * xhat0 + h1 * xhat1) + (h2 * xhat2 + h3 * xhat3)
-        average_h = float32(0)
-        if not RMS:
-            average_h = warp_sum(sum_h) / float32(C)
-        average_hx = warp_sum(sum_hx) / float32(C)
-        for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(
-                dy, x, scales, first + c, image + c, c, average, r
-            )
-            store4(
-                dx,
-                first + c,
-                r * (h0 - average_h - xhat0 * average_hx),
-                r * (h1 - average_h - xhat1 * average_hx),
-                r * (h2 - average_h - xhat2 * average_hx),
-                r * (h3 - average_h - xhat3 * average_hx),
-            )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -398,24 +220,7 @@ def adaln_sums_v2(dy, x, mean, rstd, dscales, T, C, lanes, chunk):
 
 # A kernel for each norm ---------------------------------------------------------------------------
 
-FORWARD = variants(
-    "adaln_forward_kernel_v",
-    (adaln_forward_v1, adaln_forward_v2),
-    NORMS,
-    "RMS",
-    "WEIGHTED",
-    "SHIFTED",
-)
-BACKWARD = variants(
-    "adaln_backward_kernel_v",
-    (adaln_backward_v1, adaln_backward_v2),
-    [norm for norm in NORMS if norm.shifted],
-    "RMS",
-    "WEIGHTED",
-)
-SUMS = variants(
-    "adaln_sums_kernel_v", (adaln_sums_v1, adaln_sums_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED"
-)
+SUMS = variants("sums", (adaln_sums_v1, adaln_sums_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED")
 
 
 # Cost ---------------------------------------------------------------------------------------------
@@ -455,14 +260,6 @@ def _check_forward(x, shift, scale, weight, norm):
 def _check_backward(x, scale, weight):
     _check(x, scale)
     check_norm("adaln", x.shape[2], weight)
-
-
-def _two_versions(kernels):
-    """kernels: {(version, norm): kernel}"""
-    return [
-        Version("block-per-row", kernels),
-        Version("warp-per-row", kernels, fits=lambda x: lacks_multiple(4, x.shape[2], "channels")),
-    ]
 
 
 def _statistics(arrays):
@@ -526,7 +323,7 @@ RMSNORMS = ("RMSNorm", VECTOR), ("RMSNorm, no shift", None)
     reference=adaln_forward_reference,
     cost=adaln_forward_cost,
     check=_check_forward,
-    versions=_two_versions(FORWARD),
+    versions=row_versions(FORWARD, "channels"),
     problems=[
         *_problems(_forward_problem),
         Problem(x=TOKENS, shift=VECTOR, scale=VECTOR, measured=True),
@@ -563,11 +360,7 @@ def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=
         rstd if which.rms else mean,
         rstd,
     )  # what stands for an absent array is not looked at
-    kernel = version.kernel[version.number, which]
-    if version.name == "block-per-row":
-        launch(kernel, B * T, BLOCK, *arrays, T, C, float(eps))
-    else:
-        launch(kernel, -(-B * T // ROWS), BLOCK, *arrays, B * T, T, C, float(eps))
+    launch_rows(version, which, B * T, T, C, arrays, float(eps))
     return y, mean, rstd
 
 
@@ -575,7 +368,7 @@ def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=
     reference=adaln_backward_reference,
     cost=adaln_backward_cost,
     check=_check_backward,
-    versions=_two_versions(BACKWARD),
+    versions=row_versions(BACKWARD, "channels"),
     problems=[
         *_problems(_backward_problem),
         Problem(
@@ -626,14 +419,10 @@ def _scales(scale, weight):
 
 def _dx(version, which, dy, x, scale, weight, statistics):
     B, T, C = x.shape
-    # dx does not depend on a shift
-    kernel = version.kernel[version.number, which._replace(shifted=True)]
     dx = empty_like(x)
     arrays = dy.reshape(-1), x.reshape(-1), _scales(scale, weight), *statistics, dx.reshape(-1)
-    if version.name == "block-per-row":
-        launch(kernel, B * T, BLOCK, *arrays, T, C)
-    else:
-        launch(kernel, -(-B * T // ROWS), BLOCK, *arrays, B * T, T, C)
+    # dx does not depend on a shift
+    launch_rows(version, which._replace(shifted=True), B * T, T, C, arrays)
     return dx
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from numdiff.kernels.row_norm import NORMS, Norm
 from numdiff.kernels.transformer import adaln as A
-from numdiff.kernels.transformer.norms import NORMS, Norm
 from tests.conftest import apart, numerical_gradient, quick, relative_error, shapes, versions, where
 
 USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)

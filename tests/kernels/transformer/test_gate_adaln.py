@@ -5,6 +5,7 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels.quantise import PARTIALS, quantise_forward
+from numdiff.kernels.row_norm import NORMS, Norm
 from numdiff.kernels.transformer import columns as Co
 from numdiff.kernels.transformer.gate_adaln import cpu
 from numdiff.kernels.transformer.gate_adaln import launcher as G
@@ -12,7 +13,6 @@ from numdiff.kernels.transformer.gate_adaln.reference import (
     gate_adaln_backward_reference,
     gate_adaln_forward_reference,
 )
-from numdiff.kernels.transformer.norms import NORMS, Norm
 from numdiff.nn import functional as F
 from numdiff.nn.parameter import Parameter
 from numdiff.nn.tensor import Tape, Tensor

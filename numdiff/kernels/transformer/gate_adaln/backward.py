@@ -32,7 +32,7 @@ from ....device.requires import requires
 from ....device.specialise import Constant, Variants
 from ...common import warp_sum
 from ...quantise import keep_largest, store_rounded8
-from ..norms import RMS, SHIFTED, WEIGHTED, average_of
+from ...row_norm import RMS, SHIFTED, WEIGHTED, average_of
 from .forward import (
     EIGHT,
     EIGHT_KEYS,

@@ -30,7 +30,7 @@ from ....device.requires import requires
 from ....device.specialise import Constant, Variants
 from ...common import warp_sum
 from ...quantise import keep_largest, store_rounded8
-from ..norms import NORMS, RMS, SHIFTED, WEIGHTED
+from ...row_norm import NORMS, RMS, SHIFTED, WEIGHTED
 
 WARP = 32
 BLOCK = 256  # threads
@@ -74,7 +74,7 @@ def lanes_of(key):
 
 def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False, **constants):
     """constants: LANES, for the forward; with half a warp there are twice as many sweeps."""
-    name = f"{'gate_' * gated}{name}_{str(sweeps).replace('.', '_')}{'_eight' * eight}"
+    name = f"{norm.prefix}{'gate_' * gated}{name}_{str(sweeps).replace('.', '_')}{'_eight' * eight}"
     sweeps = int(2 * sweeps) if sweeps == HALF else sweeps
     kernel = norm.kernel(
         text,

@@ -22,12 +22,12 @@ from ....dtypes import is_half
 from ...elementwise import add_forward
 from ...operation import Version, operation
 from ...quantise import quantise_forward
+from ...row_norm import Norm, check_norm
 from ...second_pass import add_rows
 from ...versions import capped
 from ..adaln import adaln_backward, adaln_forward
 from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward
-from ..norms import Norm, check_norm
 from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, Places, choose_plan
 from .cpu import gate_adaln_backward_cpu, gate_adaln_forward_cpu
 from .forward import (

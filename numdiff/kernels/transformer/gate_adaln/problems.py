@@ -16,8 +16,8 @@ import numpy as np
 
 from ...problem import Problem, half, numbers, positive, single
 from ...quantise import HISTORY, PARTIALS, scale_update
+from ...row_norm import NORMS
 from .. import columns
-from ..norms import NORMS
 from .forward import EIGHT_KEYS, HALF_KEYS, KEYS
 from .reference import gate_adaln_forward_reference
 

@@ -1,0 +1,478 @@
+"""Norms of rows: one text for LayerNorm, RMSNorm and the adaptive norms of transformers.
+
+MATHEMATICS, for a row of C columns; averages are over the row
+        mean = Σ_c x / C      rstd = 1 / √(Σ_c (x - mean)² / C + eps)      xhat = (x - mean) · rstd
+        y = xhat · factor + shift
+    LayerNorm (layernorm.py): factor = weight[c], shift = bias[c].
+    RMSNorm (rmsnorm.py): mean is 0. It is not stored, read or computed, and there is no shift.
+    Adaptive norms (transformer/adaln.py): factor = weight[c] · (1 + scale[b, c]), shift[b, c] of the row's image b.
+    A weight and a shift may be absent: 1 and 0.
+    Backward, with h = dy · factor, the gradient of xhat:
+        dx = rstd · (h - average(h) - xhat · average(h · xhat))
+    A row that is shifted, or scaled about its mean, keeps its xhat (but for eps). So dx has no component along 1 or
+    along xhat: the two averages are those of h. RMSNorm does not subtract average(h).
+    Gradients of the parameters are sums over rows of dy · xhat and of dy.
+STEPS of each kernel
+    load a row, compute its statistics, normalise and modulate, store. Backward: load dy and x, compute the two
+    averages, store dx.
+VERSIONS
+    v1 block-per-row: a block of 256 threads a row. Its threads add in a tree in shared memory, nine barriers a sum.
+    v2 warp-per-row: a warp a row. Its 32 lanes exchange registers (shuffles), five times a sum, without a barrier;
+       16-byte loads (C a multiple of 4).
+ONE TEXT
+    A kernel's text branches on RMS, WEIGHTED, SHIFTED and MODULATED, which are constants of each kernel
+    (device/specialise.py). The machine code has only what its norm needs.
+LAUNCH
+    v1 a block for every row, 1 KiB of shared memory for each sum; v2 256 threads for eight rows, none.
+DETERMINISM
+    no atomics: trees and shuffles have an order that the shape alone decides.
+SOURCE
+    Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4 (LayerNorm); Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4
+    (RMSNorm); Yao, Yang, Wang 2025, arXiv:2501.01423 (LightningDiT: its block has RMSNorm with a weight). Shuffles: PTX
+    ISA, section 9.7.9.6 (shfl.sync).
+READ NEXT
+    layernorm.py
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ..device import cuda, empty, float32, launch, load4, store4, zeros
+from ..device.limits import WARP
+from ..device.specialise import Constant, Variants, specialise
+from .common import warp_sum
+from .operation import Version, lacks_multiple
+from .reduce import BLOCK, cut, tree_sum
+from .second_pass import add_rows
+
+BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
+ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
+
+RMS, WEIGHTED, SHIFTED = Constant(), Constant(), Constant()
+MODULATED = Constant()  # whether there is a scale, and scale and shift are those of the row's image
+
+
+class Norm(NamedTuple):
+    """rms: RMSNorm, else LayerNorm; weighted: xhat is multiplied by a weight (C,); shifted: a shift
+    is added; modulated: xhat is multiplied by 1 + scale, and scale and shift are (B, C)."""
+
+    rms: bool = False
+    weighted: bool = False
+    shifted: bool = True
+    modulated: bool = True
+
+    kind = property(lambda self: "rms" if self.rms else "layer")
+
+    def __str__(self):
+        return " ".join(
+            [self.kind, *["weighted"] * self.weighted, *["unshifted"] * (not self.shifted)]
+        )
+
+    @property
+    def prefix(self):
+        """Of the names of an adaptive norm's kernels; DiT's own has none."""
+        words = str(self).removeprefix("layer").split()
+        return "".join(f"{word}_" for word in words)
+
+    def kernel(self, text, name, *constants, **others):
+        """What a kernel's text becomes for this norm; constants: which of RMS, WEIGHTED, SHIFTED
+        and MODULATED it knows."""
+        values = dict(zip(("RMS", "WEIGHTED", "SHIFTED", "MODULATED"), self, strict=True))
+        return specialise(text, name=name, **{each: values[each] for each in constants}, **others)
+
+
+# the adaptive norms; LayerNorm with weight and bias and without; RMSNorm with a weight and without
+NORMS = [Norm(*each) for each in itertools.product((False, True), (False, True), (True, False))]
+LAYERNORMS, RMSNORMS = (
+    [Norm(rms, weighted, weighted and not rms, False) for weighted in (False, True)]
+    for rms in (False, True)
+)
+
+
+def variants(name, texts, norms, *constants):
+    """{(version, norm): kernel} of the texts of versions 1 and 2."""
+
+    def make(key):
+        version, norm = key
+        whole = f"{name}_kernel_v{version}"
+        if norm.modulated:
+            whole = f"{norm.prefix}adaln_{whole}"
+        else:
+            whole = f"{norm.kind}norm_{whole}{'_unweighted' * (not norm.weighted)}"
+        return norm.kernel(texts[version - 1], whole, *constants)
+
+    return Variants(itertools.product((1, 2), norms), make)
+
+
+def check_norm(name, C, weight, norm="layer"):
+    """A `ValueError` for a norm that there is not, or a weight that is not (C,)."""
+    if norm not in ("layer", "rms"):
+        raise ValueError(f"{name}: norm must be layer or rms, not {norm!r}")
+    if weight is not None and tuple(weight.shape) != (C,):
+        raise ValueError(
+            f"{name}: weight must be ({C},), one for each channel, not {tuple(weight.shape)}"
+        )
+
+
+# Device functions ---------------------------------------------------------------------------------
+# factors: (scale,), (scale, weight) or (weight,); without any, an array that is not read.
+
+
+@cuda.jit(device=True, forceinline=True)
+def average_of(mean, row):
+    """What is subtracted from a row. RMSNorm subtracts nothing, and there is no `mean`."""
+    if RMS:
+        return float32(0)
+    return mean[row]
+
+
+@cuda.jit(device=True, forceinline=True)
+def image_start(row, T, C):
+    """Where the scale and shift of a row's image begin, of T rows each; one shift for all begins at
+    0."""
+    if MODULATED:
+        return row // T * C
+    return 0
+
+
+@cuda.jit(device=True, forceinline=True)
+def factor(factors, k, c):
+    """What xhat is multiplied by: weight[c] · (1 + scale[k])."""
+    if MODULATED:
+        if WEIGHTED:
+            return factors[1][c] * (float32(1) + factors[0][k])
+        return float32(1) + factors[0][k]
+    if WEIGHTED:
+        return factors[0][c]
+    return float32(1)
+
+
+@cuda.jit(device=True, forceinline=True)
+def scale4(factors, k):
+    """scale[k …] of four columns. Zeros and ones that stand for what is absent leave no instruction
+    behind."""
+    zero = float32(0)
+    return load4(factors[0], k) if MODULATED else (zero, zero, zero, zero)
+
+
+@cuda.jit(device=True, forceinline=True)
+def weight4(factors, c):
+    """weight[c …] of four columns, or ones."""
+    one = float32(1)
+    return load4(factors[-1], c) if WEIGHTED else (one, one, one, one)
+
+
+@cuda.jit(device=True, forceinline=True)
+def shift4(shift, k):
+    """shift[k …] of four columns, or zeros."""
+    zero = float32(0)
+    return load4(shift, k) if SHIFTED else (zero, zero, zero, zero)
+
+
+@cuda.jit(device=True, forceinline=True)
+def factor_of(weight, scale):
+    return weight * (float32(1) + scale) if MODULATED else weight
+
+
+@cuda.jit(device=True, forceinline=True)
+def shifted(value, shift):
+    return value + shift if SHIFTED else value
+
+
+@cuda.jit(device=True)
+def load_h_xhat(dy, x, factors, i, k, c, average, r):
+    """h = dy · factor and xhat of four columns."""
+    h0, h1, h2, h3 = load4(dy, i)
+    x0, x1, x2, x3 = load4(x, i)
+    s0, s1, s2, s3 = scale4(factors, k)
+    w0, w1, w2, w3 = weight4(factors, c)
+    return (
+        h0 * factor_of(w0, s0),
+        h1 * factor_of(w1, s1),
+        h2 * factor_of(w2, s2),
+        h3 * factor_of(w3, s3),
+        (x0 - average) * r,
+        (x1 - average) * r,
+        (x2 - average) * r,
+        (x3 - average) * r,
+    )
+
+
+@cuda.jit(device=True)
+def load_dy_xhat(dy, x, i, average, r):
+    """dy and xhat of four columns."""
+    g0, g1, g2, g3 = load4(dy, i)
+    x0, x1, x2, x3 = load4(x, i)
+    return (
+        g0,
+        g1,
+        g2,
+        g3,
+        (x0 - average) * r,
+        (x1 - average) * r,
+        (x2 - average) * r,
+        (x3 - average) * r,
+    )
+
+
+# v1: a block a row --------------------------------------------------------------------------------
+# The block's threads stride over the columns, and each sum takes a tree. The mean is subtracted
+# before squares are taken: the difference of two averages, of x² and of x, would lose a large
+# mean's digits.
+
+
+def norm_forward_v1(x, shift, factors, y, mean, rstd, T, C, eps):
+    """y, mean and rstd of a row; T: rows of an image."""
+    tile = cuda.shared.array(BLOCK, float32)
+    t, row = cuda.threadIdx.x, cuda.blockIdx.x
+    image, average = image_start(row, T, C), float32(0)
+    if not RMS:
+        total = float32(0)
+        for c in range(t, C, BLOCK):
+            total += float32(x[row * C + c])
+        tile[t] = total
+        tree_sum(tile, 1, t, 1, BLOCK)
+        average = tile[0] / float32(C)
+        cuda.syncthreads()  # all have read tile[0] before it is written again
+    total = float32(0)
+    for c in range(t, C, BLOCK):
+        d = float32(x[row * C + c]) - average
+        total += d * d
+    tile[t] = total
+    tree_sum(tile, 1, t, 1, BLOCK)
+    r = float32(1) / math.sqrt(tile[0] / float32(C) + eps)
+    for c in range(t, C, BLOCK):
+        xhat = (float32(x[row * C + c]) - average) * r
+        if SHIFTED:
+            y[row * C + c] = xhat * factor(factors, image + c, c) + shift[image + c]
+        else:
+            y[row * C + c] = xhat * factor(factors, image + c, c)
+    if t == 0:
+        if not RMS:
+            mean[row] = average
+        rstd[row] = r
+
+
+def norm_backward_v1(dy, x, factors, mean, rstd, dx, T, C):
+    """dx of a row: the two averages, then h without its components along 1 and xhat."""
+    tile = cuda.shared.array(BLOCK2, float32)
+    t, row = cuda.threadIdx.x, cuda.blockIdx.x
+    image = image_start(row, T, C)
+    average, r = average_of(mean, row), rstd[row]
+    sum_h = sum_hx = float32(0)
+    for c in range(t, C, BLOCK):
+        h = float32(dy[row * C + c]) * factor(factors, image + c, c)
+        sum_h += h
+        sum_hx += h * (float32(x[row * C + c]) - average) * r
+    tile[t], tile[BLOCK + t] = sum_h, sum_hx
+    tree_sum(tile, 2, t, 1, BLOCK)
+    average_h, average_hx = tile[0] / float32(C), tile[BLOCK] / float32(C)
+    if RMS:
+        average_h = float32(0)
+    for c in range(t, C, BLOCK):
+        h = float32(dy[row * C + c]) * factor(factors, image + c, c)
+        dx[row * C + c] = r * (h - average_h - (float32(x[row * C + c]) - average) * r * average_hx)
+
+
+def norm_parameters_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
+    """dweight and dbias, a thread a column: as naive as version 1 of the sums in reduce.py."""
+    c = cuda.grid(1)
+    if c < C:
+        sum_gx = sum_g = float32(0)
+        for row in range(rows):
+            g = float32(dy[row * C + c])
+            sum_gx += g * (float32(x[row * C + c]) - average_of(mean, row)) * rstd[row]
+            sum_g += g
+        dweight[c] += sum_gx
+        if not RMS:
+            dbias[c] += sum_g
+
+
+# v2: a warp a row ---------------------------------------------------------------------------------
+# The lanes of a warp can read each other's registers. After five exchanges, with the lane 16, 8, 4,
+# 2, 1 away, every lane has the sum of all 32, without shared memory and without waiting for other
+# warps. A row is read up to three times, but only once from memory: then from the L1 cache.
+
+
+def norm_forward_v2(x, shift, factors, y, mean, rstd, rows, T, C, eps):
+    """y, mean and rstd of a row."""
+    lane = cuda.threadIdx.x % WARP
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+    if row < rows:  # the same for all lanes of a warp, so no shuffle misses one
+        first, image, average = row * C, image_start(row, T, C), float32(0)
+        if not RMS:
+            total = float32(0)
+            for c in range(lane * 4, C, WARP * 4):
+                x0, x1, x2, x3 = load4(x, first + c)
+                total += (x0 + x1) + (x2 + x3)
+            average = warp_sum(total) / float32(C)
+        total = float32(0)
+        for c in range(lane * 4, C, WARP * 4):
+            x0, x1, x2, x3 = load4(x, first + c)
+            x0, x1, x2, x3 = x0 - average, x1 - average, x2 - average, x3 - average
+            total += (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
+        r = float32(1) / math.sqrt(warp_sum(total) / float32(C) + eps)
+        for c in range(lane * 4, C, WARP * 4):
+            x0, x1, x2, x3 = load4(x, first + c)
+            s0, s1, s2, s3 = scale4(factors, image + c)
+            w0, w1, w2, w3 = weight4(factors, c)
+            b0, b1, b2, b3 = shift4(shift, image + c)
+            store4(
+                y,
+                first + c,
+                shifted((x0 - average) * r * factor_of(w0, s0), b0),
+                shifted((x1 - average) * r * factor_of(w1, s1), b1),
+                shifted((x2 - average) * r * factor_of(w2, s2), b2),
+                shifted((x3 - average) * r * factor_of(w3, s3), b3),
+            )
+        if lane == 0:
+            if not RMS:
+                mean[row] = average
+            rstd[row] = r
+
+
+def norm_backward_v2(dy, x, factors, mean, rstd, dx, rows, T, C):
+    """dx of a row."""
+    lane = cuda.threadIdx.x % WARP
+    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
+    if row < rows:
+        first, image = row * C, image_start(row, T, C)
+        average, r = average_of(mean, row), rstd[row]
+        sum_h = sum_hx = float32(0)
+        for c in range(lane * 4, C, WARP * 4):
+            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(
+                dy, x, factors, first + c, image + c, c, average, r
+            )
+            sum_h += (h0 + h1) + (h2 + h3)
+            sum_hx += (h0 * xhat0 + h1 * xhat1) + (h2 * xhat2 + h3 * xhat3)
+        average_h = float32(0)
+        if not RMS:
+            average_h = warp_sum(sum_h) / float32(C)
+        average_hx = warp_sum(sum_hx) / float32(C)
+        for c in range(lane * 4, C, WARP * 4):
+            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(
+                dy, x, factors, first + c, image + c, c, average, r
+            )
+            store4(
+                dx,
+                first + c,
+                r * (h0 - average_h - xhat0 * average_hx),
+                r * (h1 - average_h - xhat1 * average_hx),
+                r * (h2 - average_h - xhat2 * average_hx),
+                r * (h3 - average_h - xhat3 * average_hx),
+            )
+
+
+PLANES = Constant(lambda RMS: 4 if RMS else 8)  # sums of a thread, each a plane of shared memory
+TILE = Constant(lambda PLANES: PLANES * BLOCK)
+
+
+@cuda.jit(device=True, forceinline=True)
+def put4(tile, at, s0, s1, s2, s3):
+    """A thread's sums of four columns, in four planes."""
+    tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at] = s0, s1, s2, s3
+
+
+@cuda.jit(device=True, forceinline=True)
+def get4(tile, at):
+    return tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at]
+
+
+def norm_parameters_v2(dy, x, mean, rstd, partial, rows, C, lanes, chunk):
+    """Σ dy · xhat, and Σ dy unless RMS, of every column in every chunk of rows: (2 or 1, chunks,
+    C)."""
+    tile = cuda.shared.array(TILE, float32)
+    t = cuda.threadIdx.x
+    rows_at_once = BLOCK // lanes
+    row = t // lanes
+    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    start = cuda.blockIdx.x * chunk
+    s0 = s1 = s2 = s3 = g_sum0 = g_sum1 = g_sum2 = g_sum3 = float32(0)
+    if row < rows_at_once and c < C:
+        for p in range(start + row, min(start + chunk, rows), rows_at_once):
+            g0, g1, g2, g3, xhat0, xhat1, xhat2, xhat3 = load_dy_xhat(
+                dy, x, p * C + c, average_of(mean, p), rstd[p]
+            )
+            s0 += g0 * xhat0
+            s1 += g1 * xhat1
+            s2 += g2 * xhat2
+            s3 += g3 * xhat3
+            g_sum0 += g0
+            g_sum1 += g1
+            g_sum2 += g2
+            g_sum3 += g3
+    put4(tile, t, s0, s1, s2, s3)
+    if not RMS:
+        put4(tile, 4 * BLOCK + t, g_sum0, g_sum1, g_sum2, g_sum3)
+    tree_sum(tile, PLANES, t, lanes, rows_at_once)
+    if row == 0 and c < C:
+        i = cuda.blockIdx.x * C + c
+        s0, s1, s2, s3 = get4(tile, t)
+        store4(partial, i, s0, s1, s2, s3)
+        if not RMS:
+            s0, s1, s2, s3 = get4(tile, 4 * BLOCK + t)
+            store4(partial, i + cuda.gridDim.x * C, s0, s1, s2, s3)
+
+
+EVERY = [*NORMS, *LAYERNORMS, *RMSNORMS]
+FORWARD = variants(
+    "forward",
+    (norm_forward_v1, norm_forward_v2),
+    EVERY,
+    "RMS",
+    "WEIGHTED",
+    "SHIFTED",
+    "MODULATED",
+)
+BACKWARD = variants(  # dx does not depend on a shift
+    "backward", (norm_backward_v1, norm_backward_v2), EVERY, "RMS", "WEIGHTED", "MODULATED"
+)
+PARAMETERS = variants(
+    "parameter", (norm_parameters_v1, norm_parameters_v2), [LAYERNORMS[1], RMSNORMS[1]], "RMS"
+)
+
+
+# Launchers ----------------------------------------------------------------------------------------
+
+
+def row_versions(kernels, columns="columns"):
+    """Versions 1 and 2 of an operation on x (..., C); kernels: {(version, norm): kernel}."""
+    return [
+        Version("block-per-row", kernels),
+        Version("warp-per-row", kernels, fits=lambda x: lacks_multiple(4, x.shape[-1], columns)),
+    ]
+
+
+def launch_rows(version, norm, rows, T, C, arrays, *eps):
+    """Launch version 1 or 2 over `rows` rows, T of an image; eps: in the forward."""
+    kernel = version.kernel[version.number, norm]
+    if version.name == "block-per-row":
+        launch(kernel, rows, BLOCK, *arrays, T, C, *eps)
+    else:
+        launch(kernel, -(-rows // ROWS), BLOCK, *arrays, rows, T, C, *eps)
+
+
+def add_parameter_gradients(version, dy, x, mean, rstd, *gradients):
+    """Add Σ dy · xhat to dweight and, of a LayerNorm, Σ dy to dbias; one that is None is not
+    wanted."""
+    if all(gradient is None for gradient in gradients):
+        return
+    C = x.shape[-1]
+    rms, rows, arrays = (
+        len(gradients) == 1,
+        x.size // C,
+        (dy.reshape(-1), x.reshape(-1), mean, rstd),
+    )
+    kernel = PARAMETERS[version.number, (RMSNORMS if rms else LAYERNORMS)[True]]
+    if version.name == "block-per-row":
+        sums = [zeros((C,), like=x) if g is None else g for g in gradients]
+        launch(kernel, -(-C // BLOCK), BLOCK, *arrays, sums[0], sums[-1], rows, C)
+    else:
+        lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
+        partial = empty((len(gradients), chunks, C), np.float32, like=x)
+        grid = chunks, tiles
+        launch(kernel, grid, BLOCK, *arrays, partial.reshape(-1), rows, C, lanes, chunk)
+        add_rows(partial, *gradients)
