@@ -86,7 +86,10 @@ def run_training(model, resume, dry_run, new_data, **given):
         return
     from numdiff.training import train as run
 
-    run(options, resume=resume, new_data=new_data, echo=echo)
+    evaluation = None
+    if getattr(options, "evaluate_every", 0):
+        from numdiff.evaluation.in_training import RunEvaluation as evaluation
+    run(options, resume=resume, new_data=new_data, echo=echo, evaluation=evaluation)
 
 
 def text_of_setting(line, options):

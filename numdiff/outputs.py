@@ -20,7 +20,7 @@ from .files import Refused, cannot_write, check_target, remove_stray_files
 
 RUN = "options.json"  # what a folder is a run's by
 OF_A_RUN = re.compile(
-    r"^((checkpoint|averages)-\d+\.h5(\.old(\.\d+)?)?|options\.json|stats\.jsonl)$"
+    r"^((checkpoint|averages)-\d+\.h5(\.old(\.\d+)?)?|best\.h5(\.old(\.\d+)?)?|options\.json|stats\.jsonl)$"
 )
 
 

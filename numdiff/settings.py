@@ -517,6 +517,23 @@ class Output:
         low=0,
         resume=True,
     )
+    evaluate_every: int = setting(
+        0,
+        "Steps between measurements of the Fréchet distance between samples and the training images, in numdiff's own "
+        "features; the checkpoint of the least is kept as best.h5. 0: none.",
+        unit="STEPS",
+        low=0,
+        high=MAX_COUNT,
+        resume=True,
+    )
+    evaluate_count: int = setting(
+        512,
+        "Images sampled for such a measurement.",
+        unit="IMAGES",
+        low=1,
+        high=100_000,
+        resume=True,
+    )
     log_every: int = setting(
         50, "Steps between two lines of the log.", unit="STEPS", low=1, high=MAX_COUNT, resume=True
     )

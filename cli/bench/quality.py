@@ -15,6 +15,8 @@ OF_RUNS = (
     "ema_snapshots",
     "sample_every",
     "sample_count",
+    "evaluate_every",
+    "evaluate_count",
     "log_every",
 )
 QUALITY = measured_by(

@@ -36,6 +36,7 @@ from ..training.trainer import NonFiniteError
 from .features import SMALLEST, RandomConv, extract
 from .frechet import frechet_distance
 from .precision_recall import precision_recall
+from .sampled_labels import in_proportion
 from .sources import Features, open_source
 
 TARGETS = 0.30, 0.15, 0.08  # spatial Fréchet distances
@@ -101,13 +102,6 @@ def bench_quality(
         finally:
             trainer.close()
             dataset.close()
-
-
-def in_proportion(labels, count):
-    """`count` labels, each as often as among `labels` (N,), in turn as long as there are any."""
-    drawn = np.sort(labels)[(2 * np.arange(count) + 1) * len(labels) // (2 * count)]
-    occurrence = np.arange(count) - np.searchsorted(drawn, drawn)
-    return drawn[np.lexsort((drawn, occurrence))]
 
 
 def check_targets(targets):

@@ -1,7 +1,7 @@
 """The loop of a training run: steps, and between them reports, checkpoints, sample grids, and a
 clean stop. run.py prepares it.
 
-    loop = TrainingLoop(options, trainer, previews, run_dir, output)
+    loop = TrainingLoop(options, trainer, previews, run_dir, output, evaluation)
     loop.run()
 """
 
@@ -16,22 +16,23 @@ from .. import plots
 from ..device.roof import peak_flops
 from ..distributed.together import stop_signals
 from ..errors import NumdiffError
-from ..files import WriteError, check_held
+from ..files import WriteError, check_held, set_aside
 from ..progress import doing
 from .checkpoint import (
     checkpoint_name,
     checkpoint_step,
     list_checkpoints,
+    load_meta,
     newest_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
 from .precision import SCALES_LOSS
 from .previews import draws, sampling_record
-from .report import Reporter, read_stats
+from .report import Reporter, read_records, read_stats
 from .resume import schedule_of, split_of
 from .run_extension import extensions_of
-from .run_folder import sample_path
+from .run_folder import BEST, sample_path
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
 # steps after which the ranks compare their weights, which they also do at every checkpoint
@@ -51,11 +52,12 @@ class TrainingLoop:
     """The steps of a run, and what happens between them.
 
     Every rank runs the same loop, so that all ranks take part in each collective. Rank 0 alone has
-    a reporter and writes files.
+    a reporter and writes files. evaluation: `evaluation.in_training.RunEvaluation`, or None.
     """
 
-    def __init__(self, options, trainer, previews, run_dir, output):
+    def __init__(self, options, trainer, previews, run_dir, output, evaluation=None):
         self.options, self.trainer, self.previews = options, trainer, previews
+        self.evaluation = evaluation  # has `every` and `measure`; None: no measurements
         self.run_dir, self.output, self.communicator = run_dir, output, trainer.communicator
         self.extensions = extensions_of(options)
         self.resume_command = resume_command(options, run_dir)
@@ -71,6 +73,7 @@ class TrainingLoop:
             self.resources.enter_context(quiet_overflows())
             self.request = self.resources.enter_context(stop_signals())
             self.communicator.first(self.open_reporter)
+            self.communicator.first(self.set_aside_best)
             self.begin()
             while not self.is_at_end:
                 self.train_until(self.trainer.step + self.steps_until_next_event())
@@ -99,7 +102,8 @@ class TrainingLoop:
         return self.is_at_end or bool(every and self.trainer.step % every == 0)
 
     def steps_until_next_event(self):
-        return steps_until_next_event(self.trainer.step, self.options, self.communicator.size)
+        more = self.evaluation.every if self.evaluation else 0
+        return steps_until_next_event(self.trainer.step, self.options, self.communicator.size, more)
 
     def train_until(self, last):
         """Train until the step `last`, or until a stop is requested; report every `log_every`
@@ -107,19 +111,27 @@ class TrainingLoop:
         every = self.options.log_every
         for part in self.trainer.run(last - self.trainer.step, every, self.requested_signal):
             self.reports += part
-            if (self.reports[-1].step + 1) % every == 0:
+            step = self.reports[-1].step + 1
+            # the line of a step that is evaluated has its distance
+            if step % every == 0 and not self.is_evaluated(step):
                 self.report()
 
     def handle_events(self):
         """Between two steps: stop, or save, compare and draw what is due."""
         options, number = self.options, self.communicator.largest(self.requested_signal())
-        is_drawn = self.is_due(options.sample_every)
-        if self.reports and (number or self.is_due(options.checkpoint_every) or is_drawn):
+        is_drawn, distance = self.is_due(options.sample_every), None
+        if self.reports and not number and self.is_evaluated(self.trainer.step):
+            distance, number = self.evaluate()
+        if self.reports and (
+            number or distance is not None or self.is_due(options.checkpoint_every) or is_drawn
+        ):
             # a resumed run starts from here, or the loss is drawn
-            self.report()
+            self.report(distance)
             number = self.communicator.largest(self.requested_signal())
         if number:
             self.stop(number)
+        if distance is not None and self.communicator.first(self.is_best, distance):
+            self.save_best()
         for extension in self.extensions:
             if extension.every() and self.is_due(extension.every()):
                 self.store(extension)
@@ -164,11 +176,12 @@ class TrainingLoop:
         """Context: its time does not count as time of the steps."""
         return self.reporter.pause(doing) if self.reporter else contextlib.nullcontext()
 
-    def report(self):
+    def report(self, distance=None):
+        """Write a record of the steps since the last one. distance: that was measured after them."""
         reports, self.reports = self.reports, []
-        self.communicator.first(self.write_report, reports)
+        self.communicator.first(self.write_report, reports, distance)
 
-    def write_report(self, reports):
+    def write_report(self, reports, distance=None):
         with self.hinting_at_resume():
             check_held(self.run_dir)
             if self.first_checkpoint and self.first_checkpoint.done():
@@ -179,6 +192,8 @@ class TrainingLoop:
             more = {}
             if self.trainer.precision in SCALES_LOSS:
                 more = {"loss_scale": newest.loss_scale, "skipped": newest.skipped}
+            if distance is not None:
+                more |= {"frechet": distance, "frechet_count": self.options.evaluate_count}
             losses = [r.loss for r in reports]
             self.reporter.report(
                 newest.step + 1, losses, last.gradient_norm, last.learning_rate, **more
@@ -255,6 +270,49 @@ class TrainingLoop:
         with self.hinting_at_resume():
             extension.store(self.run_dir, self.trainer, averages, self.meta())
 
+    # Evaluation -------------------------------------------------------------------------------
+
+    def is_evaluated(self, step):
+        """Whether samples are measured after a step."""
+        found = self.evaluation
+        return found is not None and (step == self.options.steps or step % found.every == 0)
+
+    def evaluate(self):
+        """(distance, 0), or (None, number of a signal); collective."""
+        step = self.trainer.step
+        with self.paused("evaluating samples"), doing(f"evaluating samples after step {step}"):
+            return self.evaluation.measure(self.requested_signal)
+
+    def is_best(self, distance):
+        """Whether no distance that the run has measured is less; says what was measured."""
+        records, *_ = read_records(self.run_dir)
+        known = [r["frechet"] for r in records if isinstance(r.get("frechet"), int | float)]
+        best = distance <= min(known, default=distance)
+        step, word = self.trainer.step, ", the best so far" if best else ""
+        self.reporter.message(f"evaluate  Fréchet distance {distance:.4g} after step {step}{word}")
+        return best
+
+    def save_best(self):
+        """Write best.h5; collective."""
+        with self.paused():
+            self.communicator.first(self.write_best, self.state())
+
+    def write_best(self, state):
+        with self.hinting_at_resume(), doing(f"saving step {self.trainer.step}, the best"):
+            self.trainer.check_finite(state)
+            save_checkpoint(self.run_dir / BEST, state, self.meta())
+
+    def set_aside_best(self):
+        """Set aside a best.h5 of a later step, as a run continues from before it."""
+        path = self.run_dir / BEST
+        if path.exists():
+            try:
+                later = load_meta(path).get("step", 0) > self.trainer.step
+            except NumdiffError:  # damaged
+                later = True
+            if later:
+                set_aside(path)
+
     # Pictures ---------------------------------------------------------------------------------
 
     def draw_samples(self):
@@ -283,9 +341,10 @@ class TrainingLoop:
                     self.notes.add(str(error))
 
 
-def steps_until_next_event(step, options, ranks=1):
-    """Steps until something must be saved, drawn or compared."""
+def steps_until_next_event(step, options, ranks=1, evaluate_every=0):
+    """Steps until something must be saved, drawn, measured or compared."""
     intervals = (
+        evaluate_every,
         options.checkpoint_every,
         options.sample_every,
         *(each.every() for each in extensions_of(options)),

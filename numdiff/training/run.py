@@ -6,6 +6,7 @@ resume, a clean stop.
         stats.jsonl                 one record a report: losses of every step, gradient norm, learning rate, speed
         loss.png                    the loss so far
         samples-00000400.png        images from the averaged weights
+        best.h5                     the checkpoint of the least distance, with --evaluate-every
         checkpoint-00000400.h5      everything that a bitwise resume needs
         watchdog.log                why a job of several ranks was ended, if it was
 
@@ -19,7 +20,7 @@ from collections.abc import Callable
 
 from .. import __version__
 from ..distributed.communicator import connect
-from ..errors import NumdiffError, visibly
+from ..errors import NumdiffError, UsageError, visibly
 from ..files import held_folder
 from ..progress import doing
 from ..settings import flag
@@ -74,6 +75,7 @@ def train(
     dry_run: bool = False,
     echo: Callable = print,
     new_data: bool = False,
+    evaluation: Callable | None = None,
 ) -> pathlib.Path | None:
     """Train as `options` (a resolved `TrainOptions`) say; returns the run folder. Under `mpiexec`,
     collective.
@@ -81,6 +83,8 @@ def train(
     resume: None for a new run; else "auto", a run folder, its number or a checkpoint file
     dry_run: only say what would be done; echo: prints the lines before and after the training
     new_data: a resumed run may continue with data other than it has seen
+    evaluation: makes what measures samples for `evaluate_every`, from the trainer and the options;
+        the command line gives `numdiff.evaluation.in_training.RunEvaluation`
     """
     echo = visibly(echo)
     communicator = connect(options.transport, options.device, options.rank_timeout)
@@ -93,6 +97,7 @@ def train(
             Output(echo if communicator.rank == 0 else _silent),
             new_data,
             lambda run_dir: communicator.first(held.enter_context, held_folder(run_dir)),
+            evaluation,
         )
 
 
@@ -100,7 +105,7 @@ def _silent(text):
     """What ranks above 0 print: nothing."""
 
 
-def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
+def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, evaluation):
     """hold(run_dir): from now on nothing is written to another folder that is given this one's
     name."""
     communicator.check_options(
@@ -147,6 +152,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         echo(line)
     previews = imported(kinds.get(options.model).previews)(trainer, options)
     communicator.build(previews.check)
+    evaluation = communicator.build(make_evaluation, evaluation, trainer, options)
     if dry_run:
         return None
     if communicator.first(lambda: echo.closed):
@@ -165,12 +171,24 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         if state is not None:
             communicator.first(prepare_resumed, options, run_dir, trainer.step)
         communicator.log_to(pathlib.Path(run_dir, "watchdog.log").absolute())
-        TrainingLoop(options, trainer, previews, pathlib.Path(run_dir), echo).run()
+        TrainingLoop(options, trainer, previews, pathlib.Path(run_dir), echo, evaluation).run()
     pictures = draws(options, model)
     if pictures and columns_of(model) == len(dataset.classes) > 1:
         echo(f"columns   {', '.join(dataset.classes)}")
     echo(f"done      {sample_path(run_dir, trainer.step) if pictures else run_dir}")
     return run_dir
+
+
+def make_evaluation(evaluation, trainer, options):
+    """What measures samples on the way; None without --evaluate-every."""
+    if not getattr(options, "evaluate_every", 0):  # which not every kind of model has
+        return None
+    if evaluation is None:
+        raise UsageError(
+            "evaluate_every needs something that measures: give numdiff.evaluation.in_training.RunEvaluation "
+            "as `evaluation`, or leave it out."
+        )
+    return evaluation(trainer, options)
 
 
 def resume_trainer(trainer, options, run_dir, checkpoint, meta, state, new_data):

@@ -5,6 +5,7 @@ started.
     stats.jsonl                 one line a report (report.py)
     loss.png, samples-….png     pictures
     checkpoint-00001234.h5      (checkpoint.py)
+    best.h5                     likewise, of the least Fréchet distance (--evaluate-every)
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from .checkpoint import (
 
 NUMBER = re.compile(r"^(\d{5,})(-.*)?$")
 OPTIONS = "options.json"
+BEST = "best.h5"  # the checkpoint of the least distance that --evaluate-every has measured
 
 
 def list_runs(outdir):

@@ -129,6 +129,8 @@ WITHOUT = {
     "sample_steps",
     "cfg_scale",
     "cfg_interval",
+    "evaluate_every",
+    "evaluate_count",
     *(name for name, line in COMMON.items() if line.group in ("Model", "Diffusion")),
 }
 
