@@ -9,7 +9,6 @@ import ast
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import mkdocs_gen_files
@@ -217,14 +216,8 @@ def kernel_pages():
 
 
 def repository():
-    """ "owner/name" on GitHub of what the site is built from; None if it is not on GitHub."""
-    if name := os.environ.get("GITHUB_REPOSITORY"):
-        return name
-    remote = subprocess.run(
-        ["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True
-    )
-    found = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?$", remote.stdout.strip())
-    return found and found[1]
+    """ "owner/name" on GitHub, from the setting `extra.repository` of mkdocs.yml; "" if there is none."""
+    return mkdocs_gen_files.config["extra"].get("repository") or ""
 
 
 WIDE = "---\nhide:\n  - toc\n---\n\n"  # a page whose code has lines of up to 120 columns
