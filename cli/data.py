@@ -97,11 +97,11 @@ def import_command(
 ):
     """Write the images of SOURCE into the dataset file OUT.h5.
 
-    SOURCE is a folder of images, a zip of one, cifar-10-python.tar.gz, MNIST's
-    train-images-idx3-ubyte.gz (the labels are found in the same folder), an .npz or .npy, unet.cu's
-    .bin, or another dataset file. The format is recognised by the contents. Images that cannot be
-    read are named and left out. Floats of an .npz, .npy or dataset may be latents, which are
-    neither scaled nor resized.
+    SOURCE is a folder of images, a zip or tar of one, a folder of WebDataset shards (.tar),
+    cifar-10-python.tar.gz, MNIST's train-images-idx3-ubyte.gz (the labels are found in the same folder),
+    an .npz or .npy, unet.cu's .bin, or another dataset file. The format is recognised by the
+    contents. Images that cannot be read are named and left out. Floats of an .npz, .npy or dataset
+    may be latents, which are neither scaled nor resized.
 
     \b
     numdiff data import photos/ photos.h5 --size 64

@@ -4,6 +4,7 @@
 | source | recognised by | file |
 | --- | --- | --- |
 | folder or zip of images | being one | tree.py; labels.py and classes.py find the classes, pictures.py decodes |
+| tar of images, folder of WebDataset shards | a tar, gzip or not; .tar files in it | tar.py |
 | CIFAR-10 for Python | a tar with data_batch_1 … 5 | cifar.py |
 | MNIST idx | magic number 2051, gzip or not | arrays.py |
 | .npz, .npy | a zip of .npy files; NumPy's magic | arrays.py |
@@ -41,11 +42,12 @@ from .arrays import (
 from .cifar import BATCHES, open_cifar_folder, open_cifar_tar
 from .pictures import AsTheyAre, Fitting, looks_like_picture
 from .source import ORDERS, examples
+from .tar import Tar, shards_in
 from .tree import Folder, Zip, open_tree
 from .writer import Writer
 
 KNOWN = (
-    "a folder or zip of images, cifar-10-python.tar.gz, MNIST's idx files, .npz, .npy, unet.cu's .bin, "
+    "a folder, zip or tar of images, cifar-10-python.tar.gz, MNIST's idx files, .npz, .npy, unet.cu's .bin, "
     "or a numdiff .h5"
 )
 # threads that decode pictures: Pillow releases the GIL meanwhile
@@ -232,7 +234,11 @@ def _open_source(path, labels, order, latents):
         return open_npy(path, labels, latents)
     content = head if unpacked is None else unpacked
     if content[257:262] == b"ustar" or _is_old_tar(content):
-        return open_cifar_tar(path, labels)
+        tree = Tar(path)
+        if any(os.path.basename(name) in BATCHES for name in tree.names):
+            tree.close()
+            return open_cifar_tar(path, labels)
+        return _closed_on_error(tree, labels, order)
     big, little = (int.from_bytes(content[:4], order) for order in ("big", "little"))
     if big in (IDX_IMAGES, IDX_LABELS):
         return open_idx(path, labels)
@@ -264,7 +270,16 @@ def _open_folder(path, labels, order):
         source = open_idx(images, labels)
         source.notes.append(f"The images are those of {os.path.basename(images)}.")
         return source
+    if (shards := shards_in(path, names)) and not _has_others(path, names):
+        return _closed_on_error(Tar(path, shards), labels, order)
     return open_tree(Folder(path), labels, order)
+
+
+def _has_others(path, names):
+    """Whether a folder of tars holds folders or pictures, too, which are then what is meant."""
+    return any(
+        looks_like_picture(name, b"") or os.path.isdir(os.path.join(path, name)) for name in names
+    )
 
 
 def _is_old_tar(head):

@@ -48,6 +48,10 @@ class Tree:
         self.repeated = []
         self.replaced = []  # files that are left out, as a later one has the same name
 
+    def labels_of_samples(self, pictures, order):
+        """(`Labelled`, names of the files that were read) of files that belong to each picture;
+        None where there are none."""
+
     def notes(self):
         """Sentences on what is left out."""
         if self.skipped:
@@ -57,8 +61,8 @@ class Tree:
             )
         if self.replaced:
             yield (
-                f"{_count(self.replaced, 'file was', 'files were')} left out, as later ones in the zip have the "
-                f"same names ({label_files.examples(self.replaced)})."
+                f"{_count(self.replaced, 'file was', 'files were')} left out, as later ones in the {self.kind} have "
+                f"the same names ({label_files.examples(self.replaced)})."
             )
         if self.repeated:
             shown = label_files.examples([f"{name} is {first}" for name, first in self.repeated])
@@ -128,25 +132,22 @@ class Folder(Tree):
         pass
 
 
-class Zip(Tree):
-    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing
-    is written."""
+class Archive(Tree):
+    """The files in an archive. Attribute members: {name: what the archive knows of the file}."""
 
-    kind = "zip"
+    def place(self, entries):
+        """Give each file its name. entries: (name in the archive, whether it is a folder, what the
+        archive knows of it)
 
-    def __init__(self, path):
-        super().__init__(path)
-        with damage_named(path):
-            self._zip = ZipReader(path)
-        self._members, folders, skipped = {}, set(), {}
-        for member in self._zip.members:
-            text = name_of(member)
+        Names are only names: `../../x.png` is the image x.png, and nothing is written.
+        """
+        self.members, folders, skipped = {}, set(), {}
+        for text, is_folder, member in entries:
             parts = [
                 part for part in text.replace("\\", "/").split("/") if part not in ("", ".", "..")
             ]
             if not parts:
                 continue
-            is_folder = text.endswith(("/", "\\"))
             above = parts if is_folder else parts[:-1]
             end = next((i for i, part in enumerate(above, 1) if _is_skipped(part, True)), None)
             folders.update("/".join(above[:i]) for i in range(1, end or len(above) + 1))
@@ -158,24 +159,39 @@ class Zip(Tree):
             if _is_skipped(parts[-1], False):
                 skipped.update({name: None} if looks_like_picture(name, b"") else {})
                 continue
-            if member.flag_bits & 1:
-                self._zip.close()
-                raise UsageError(
-                    f"{str(path)!r} is protected by a password: unpack it and import the folder."
-                )
-            if name in self._members:
+            if name in self.members:
                 self.replaced.append(name)
-            self._members[name] = member
-        self.names = sorted(self._members, key=lambda name: name.split("/"))
+            self.members[name] = member
+        self.names = sorted(self.members, key=lambda name: name.split("/"))
         self.folders, self.skipped = (
             sorted(found, key=lambda name: name.split("/")) for found in (folders, skipped)
         )
 
+
+class Zip(Archive):
+    """The files in a zip."""
+
+    kind = "zip"
+
+    def __init__(self, path):
+        super().__init__(path)
+        with damage_named(path):
+            self._zip = ZipReader(path)
+        self.place(
+            (text, text.endswith(("/", "\\")), member)
+            for text, member in ((name_of(member), member) for member in self._zip.members)
+        )
+        if any(member.flag_bits & 1 for member in self.members.values()):
+            self._zip.close()
+            raise UsageError(
+                f"{str(path)!r} is protected by a password: unpack it and import the folder."
+            )
+
     def open(self, name, limit=None):
-        return self._zip.open(self._members[name], limit)
+        return self._zip.open(self.members[name], limit)
 
     def size(self, name):
-        return self._members[name].file_size
+        return self.members[name].file_size
 
     def close(self):
         self._zip.close()
@@ -316,6 +332,8 @@ def _label(tree, pictures, labels, order):
         if result is not None:
             result.notes = notes + result.notes
             return result, read
+    if found := tree.labels_of_samples(pictures, order):
+        return found
     result = _by_folders(tree, pictures, order)
     result.notes = notes + result.notes
     return result, []
