@@ -631,5 +631,32 @@ def problems():
             fast=slices > 1 or (tile, transpose_a, across) == ((128, 128), False, False),
             within=functools.partial(replaced, __name__, choose=lambda *_, c=(tile, slices): c),
         )
+    for label, (M, N, K), transposes, slices, more in (
+        ("two tiles", (72, 44, 20), (True, False), 1, {}),
+        ("two tiles, a·bᵀ", (52, 68, 20), (False, True), 1, {"fast": False}),
+        ("odd", (36, 20, 44), (False, False), 1, {"fast": False}),
+        ("all addends", (20, 24, 40), (True, False), 3, {"residual": single(20, 24)}),
+        (
+            "added",
+            (20, 24, 40),
+            (True, False),
+            1,
+            {"out": single(20, 24), "accumulate": True, "fast": False},
+        ),
+    ):
+        more |= {"bias": single(N), "alpha": 0.5} if "add" in label else {}
+        yield product(
+            f"tf32, {label}",
+            M,
+            N,
+            K,
+            *transposes,
+            versions=("tf32",),
+            tolerance=5e-4,
+            within=functools.partial(
+                replaced, __name__, choose=lambda *_, slices=slices: ((64, 64), slices)
+            ),
+            **more,
+        )
     large = single(8192, 8192)
     yield Problem(a=large, b=large, measured=True, versions=("tf32",), precision="tf32")

@@ -92,10 +92,12 @@ def _of_float32(of):
 def _more_of_float32(of):
     """Steps of three, every addend, a residual of dx, the channels' gradient; gradients that are
     written."""
-    leaping = "direct", "implicit-gemm"
+    leaping = "direct", "implicit-gemm", *OTHERS
     yield problem_of(of, "stride 3", (1, 7, 7, 4), 8, 3, *leaping, stride=3, fast=False)
+    lines = {"fast": False, "biased": False}
+    yield problem_of(of, "several images", (3, 2, 9, 4), 4, 3, *leaping, **lines)
     if of == FORWARD:
-        for label, versions in ("all addends", ("direct",)), ("chosen, all addends", ()):
+        for label, versions in ("all addends", ("direct", *OTHERS)), ("chosen, all addends", ()):
             yield problem_of(of, label, (1, 3, 4, 4), 12, 3, *versions, addends=True)
         return
     x = 2, 4, 5, 8

@@ -4,39 +4,14 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
-from numdiff.device.planned import CARDS
 from numdiff.extras.convnext import depthwise as D
 from numdiff.extras.convnext.depthwise import launcher, mma
 from numdiff.kernels.versions import at_most
 from tests.conftest import (
     exhaustive,
-    exhaustively,
     numerical_gradient,
     on,
-    quick,
     relative_error,
-    shapes,
-    versions,
-    where,
-)
-
-SHAPES = shapes(
-    minimal=(1, 1, 1, 8), odd=(2, 5, 7, 3), second_tile=(2, 9, 17, 40), image=(3, 33, 20, 64)
-)
-KERNELS = pytest.mark.parametrize("kernel", [3, 7, *exhaustively(1, 5)])
-TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
-FITS = where(
-    lambda version, shape, kernel, dtype: (
-        version == 1 or shape[-1] % 8 == 0 and kernel > 1 and (version == 2 or dtype == np.float16)
-    )
-)
-CARDS_BY_NAME = {card.device_name: card for card in CARDS}
-# in the emulator `numdiff kernels check` has the larger filters
-FITS_EMULATOR = where(
-    lambda engine, version, kernel: engine != "emulator" or kernel < 5 or version == 1
-)
-IN_TIME = quick(
-    lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version in (1, 2, 3)
 )
 
 
@@ -49,51 +24,6 @@ def make(rng, shape, kernel, dtype=np.float64):
 
 def exact(*arrays):
     return [a.astype(np.float64) for a in arrays]
-
-
-@SHAPES
-@KERNELS
-@TYPES
-@versions(1, 2, 3, 4)
-@FITS
-@FITS_EMULATOR
-@IN_TIME
-def test_forward(engine, rng, shape, kernel, dtype, version):
-    x, _, weight, bias, channel = make(rng, shape, kernel, dtype)
-    want = D.depthwise_forward_reference(*exact(x, weight), bias, channel)
-    got, *again = (
-        D.depthwise_forward(
-            engine(x), engine(weight), engine(bias), engine(channel), version=version
-        )
-        for _ in range(engine.repeats)
-    )
-    engine.check(got, want, 1e-3 if dtype == np.float16 else 1e-5)
-    for other in again:
-        engine.check_equal(got, other)
-
-
-@SHAPES
-@KERNELS
-@TYPES
-@versions(1, 2, 3, 4)
-@FITS
-@FITS_EMULATOR
-@IN_TIME
-def test_backward(engine, rng, shape, kernel, dtype, version):
-    x, dy, weight, _, _ = make(rng, shape, kernel, dtype)
-    want = [D.depthwise_input_gradient_reference(*exact(dy, weight)), np.ones(weight.shape)]
-    D.depthwise_weight_gradient_reference(*exact(dy, x), want[1])
-    runs = []
-    for _ in range(engine.repeats):
-        dweight = engine(np.ones(weight.shape))  # not zero: gradients are added
-        D.depthwise_weight_gradient(engine(dy), engine(x), dweight, version=version)
-        runs.append(
-            [D.depthwise_input_gradient(engine(dy), engine(weight), version=version), dweight]
-        )
-    tolerances = 1e-3 if dtype == np.float16 else 1e-5, 1e-5
-    for got, again, expected, tolerance in zip(runs[0], runs[-1], want, tolerances, strict=True):
-        engine.check(got, expected, tolerance)
-        engine.check_equal(got, again)
 
 
 @exhaustive

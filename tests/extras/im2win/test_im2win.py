@@ -15,7 +15,6 @@ from tests.conftest import (
     exhaustive,
     numerical_gradient,
     on,
-    quick,
     relative_error,
     shapes,
     versions,
@@ -24,21 +23,6 @@ from tests.conftest import (
 from tests.extras.im2win import benchmark_im2win
 
 KINDS = [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (5, 3), (3, 4)]  # kernel, stride
-# B, H, W, C_in, C_out, kernel, stride; small enough for the emulator, but for the last
-CONVOLUTIONS = shapes(
-    minimal=(1, 1, 1, 4, 4, 3, 1),
-    odd=(2, 3, 2, 3, 5, 3, 1),
-    fours=(1, 3, 4, 4, 8, 3, 1),
-    strided=(1, 4, 5, 4, 4, 3, 2),
-    leaping=(1, 5, 4, 3, 4, 3, 3),
-    pointwise=(1, 2, 3, 8, 4, 1, 1),
-    pointwise_strided=(1, 3, 4, 4, 4, 1, 2),
-    five=(1, 3, 3, 4, 4, 5, 1),
-    five_strided=(1, 4, 4, 2, 3, 5, 2),
-    parts=(1, 2, 2, 16, 4, 3, 1),
-    lines=(3, 2, 9, 4, 4, 3, 1),
-    large=(4, 32, 32, 64, 64, 3, 1),
-)
 
 
 def operands(rng, shape):
@@ -121,63 +105,6 @@ def test_transform(engine, rng, shape, version):
         M.im2win_forward_reference(x, kernel, stride),
         0,
     )
-
-
-@CONVOLUTIONS
-def test_forward(engine, rng, shape):
-    x, weight, bias, _, stride = operands(rng, shape)
-    version = "im2win" if engine.has_versions else None
-    for b in (bias, None)[: engine.repeats]:
-        y = C.conv2d_forward(
-            engine(x), engine(weight), b if b is None else engine(b), stride, version=version
-        )
-        engine.check(y, C.conv2d_forward_reference(x, weight, b, stride), 1e-5)
-    if engine.repeats > 1:
-        engine.check_equal(
-            y, C.conv2d_forward(engine(x), engine(weight), None, stride, version=version)
-        )
-
-
-@quick(lambda engine: engine != "emulator")
-@CONVOLUTIONS
-def test_backward(engine, rng, shape):
-    x, weight, bias, dy, stride = operands(rng, shape)
-    start_weight, start_bias = rng.standard_normal(weight.shape), rng.standard_normal(bias.shape)
-    want_weight, want_bias = start_weight.copy(), start_bias.copy()
-    want = C.conv2d_backward_reference(dy, x, weight, want_weight, want_bias, stride)
-
-    def run():
-        dweight, dbias = engine(start_weight), engine(start_bias)
-        dx = C.conv2d_backward(
-            engine(dy),
-            engine(x),
-            engine(weight),
-            dweight,
-            dbias,
-            stride,
-            version="im2win" if engine.has_versions else None,
-        )
-        return dx, dweight, dbias
-
-    first = run()
-    for got, reference in zip(first, (want, want_weight, want_bias), strict=True):
-        engine.check(got, reference, 1e-5)
-    for got, again in zip(first, run() if engine.repeats > 1 else first, strict=True):
-        engine.check_equal(got, again)
-
-
-def test_addends(engine, rng):
-    """A vector for each image's channels, and a residual."""
-    x, weight, _, dy, _ = operands(rng, (2, 1, 2, 4, 4, 1, 1))
-    channel = rng.standard_normal((2, 4))
-    y = C.conv2d_forward(
-        engine(x),
-        engine(weight),
-        channel=engine(channel),
-        residual=engine(dy),
-        version=7 if engine.has_versions else None,
-    )
-    engine.check(y, C.conv2d_forward_reference(x, weight, None, 1, channel, dy), 1e-5)
 
 
 @on("launch")

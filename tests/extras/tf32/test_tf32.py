@@ -19,16 +19,10 @@ from numdiff.kernels import matmul as P
 from numdiff.kernels.conv2d import direct
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher
-from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error, shapes, where
+from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error
 from tests.kernels.compile_logs import names_of_tests, ptx_of
 
 TOLERANCE = 5e-4
-FEW = 2e-3  # for a handful of numbers, one of which may be a small difference of large products
-TRANSPOSES = pytest.mark.parametrize(
-    "transposes",
-    [(False, False), (False, True), (True, False), (True, True)],
-    ids=["nn", "nt", "tn", "tt"],
-)
 # the CPU engine has no tensor cores, and a kernel takes seconds to compile: test_compile_logs.py
 # compiles them all
 pytestmark = on("launch", "emulator", "cuda")
@@ -52,12 +46,6 @@ def operands(rng, M, N, K, transposes, batch=()):
     return (
         rng.standard_normal((*batch, *((K, M) if transposes[0] else (M, K)))),
         rng.standard_normal((*batch, *((N, K) if transposes[1] else (K, N)))),
-    )
-
-
-def product(a, b, transposes):
-    return (np.swapaxes(a, -1, -2) if transposes[0] else a) @ (
-        np.swapaxes(b, -1, -2) if transposes[1] else b
     )
 
 
@@ -104,78 +92,6 @@ def test_results_are_not_biased(engine, rng, monkeypatch):
 
 
 # Products -----------------------------------------------------------------------------------------
-
-
-# minimal: one chunk; odd: no multiple of a tile or a step
-@shapes(minimal=(4, 4, 4), odd=(36, 20, 44), not_aligned=(1000, 348, 524), large=(640, 768, 1024))
-@TRANSPOSES
-# `numdiff kernels check` has one step
-@quick(lambda engine, shape: engine != "emulator" or shape[0] > 4)
-def test_products(engine, rng, monkeypatch, shape, transposes):
-    choose_small(engine, monkeypatch)
-    M, N, K = shape
-    a, b = operands(rng, M, N, K, transposes)
-    got = P.matmul_forward(engine(a), engine(b), *transposes, version=5)
-    engine.check(got, product(a, b, transposes), FEW if M == 4 else TOLERANCE)
-
-
-@pytest.mark.parametrize("tile", tf32.TILES, ids=str)
-@TRANSPOSES
-# `kernels check` has every tile
-@where(lambda engine, tile: engine != "emulator" or tile == (64, 64))
-@quick(lambda engine, transposes: engine != "emulator" or transposes[0] != transposes[1])
-def test_every_tile(engine, rng, monkeypatch, tile, transposes):
-    """A result of one tile and a bit, so that a block's edges and its second tile are seen."""
-    choose(monkeypatch, tile)
-    M, N, K = (tile[0] + 8, tile[1] - 20, 20) if transposes[0] else (tile[0] - 12, tile[1] + 4, 20)
-    a, b = operands(rng, M, N, K, transposes)
-    engine.check(
-        P.matmul_forward(engine(a), engine(b), *transposes, version=5),
-        product(a, b, transposes),
-        TOLERANCE,
-    )
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-@quick(lambda engine, slices: engine != "emulator" or slices > 1)
-def test_epilogue(engine, rng, monkeypatch, slices):
-    """alpha, bias, residual or what `out` held; and the same bits again."""
-    M, N, K = (20, 24, 40) if engine.name == "emulator" else (260, 264, 2000)
-    choose(monkeypatch, (64, 64), slices)
-    a, b = operands(rng, M, N, K, (True, False))
-    bias, residual = rng.standard_normal(N), rng.standard_normal((M, N))
-    want = 0.5 * product(a, b, (True, False)) + bias + residual
-    results = [
-        P.matmul_forward(
-            engine(a),
-            engine(b),
-            True,
-            False,
-            bias=engine(bias),
-            alpha=0.5,
-            version=5,
-            residual=engine(residual),
-        )
-        for _ in range(engine.repeats)
-    ]
-    engine.check(results[0], want, TOLERANCE)
-    engine.check_equal(results[0], results[-1])
-    out = engine(residual)
-    assert (
-        P.matmul_forward(
-            engine(a),
-            engine(b),
-            True,
-            False,
-            bias=engine(bias),
-            alpha=0.5,
-            version=5,
-            out=out,
-            accumulate=True,
-        )
-        is out
-    )
-    engine.check_equal(out, results[0])
 
 
 # `numdiff kernels check` has the kernels, test_strides the distances
@@ -237,129 +153,6 @@ def convolution(rng, shape):
         name: rng.standard_normal(dims) / (size * c**0.5 if name == "weight" else 1)
         for name, dims in drawn.items()
     }
-
-
-def check_convolution(engine, rng, shape, version=4):
-    """Forward with all that it adds, and backward; a second time with the same bits."""
-    a, stride = convolution(rng, shape), shape[6]
-    want = C.conv2d_forward_reference(
-        a["x"], a["weight"], a["bias"], stride, a["channel"], a["residual"]
-    )
-    want_weight, want_bias = (
-        rng.standard_normal(a["weight"].shape),
-        rng.standard_normal(a["bias"].shape),
-    )
-    starts = want_weight.copy(), want_bias.copy()
-    want_dx = C.conv2d_backward_reference(
-        a["dy"], a["x"], a["weight"], want_weight, want_bias, stride
-    )
-    runs = []
-    for _ in range(engine.repeats):
-        y = C.conv2d_forward(
-            engine(a["x"]),
-            engine(a["weight"]),
-            engine(a["bias"]),
-            stride,
-            engine(a["channel"]),
-            engine(a["residual"]),
-            version=version,
-        )
-        dweight, dbias = engine(starts[0]), engine(starts[1])
-        dx = C.conv2d_backward(
-            engine(a["dy"]),
-            engine(a["x"]),
-            engine(a["weight"]),
-            dweight,
-            dbias,
-            stride,
-            version=version,
-        )
-        runs.append((y, dx, dweight, dbias))
-    for got, wanted in zip(runs[0][:3], (want, want_dx, want_weight), strict=True):
-        engine.check(got, wanted, TOLERANCE if wanted.size > 200 else FEW)
-    engine.check(runs[0][3], want_bias, 2e-6)
-    for one, other in zip(runs[0], runs[-1], strict=True):
-        engine.check_equal(one, other)
-
-
-# batch, height, width, channels in and out, kernel, stride. odd: a step's 16 pixels pass from image
-# to image; with stride 1 `numdiff kernels check` has 3 × 3 taps
-@shapes(
-    minimal=(1, 1, 1, 4, 4, 3, 1),
-    odd=(3, 5, 4, 12, 8, 3, 2),
-    strided=(3, 9, 10, 36, 20, 3, 2),
-    pixels=(3, 7, 9, 68, 132, 1, 1),
-    pixels_strided=(2, 9, 8, 24, 40, 1, 2),
-    wide=(2, 12, 10, 16, 12, 5, 1),
-    large=(4, 32, 32, 64, 128, 3, 1),
-    many_channels=(2, 8, 8, 512, 256, 3, 1),
-)
-@quick(lambda engine, shape: engine != "emulator" or shape[0] > 1)
-def test_convolutions(engine, rng, monkeypatch, shape):
-    choose_small(engine, monkeypatch)
-    check_convolution(engine, rng, shape)
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 5, 4, 8, 3, 1), (2, 3, 3, 8, 4, 1, 2)])
-@quick(lambda engine: engine != "emulator")
-def test_strides(engine, rng, monkeypatch, shape):
-    choose_small(engine, monkeypatch)
-    check_convolution(engine, rng, shape)
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("tile", conv2d_tf32.TILES, ids=str)
-@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
-@on("cuda")  # the cases of `numdiff kernels check` run every tile in the emulator
-def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
-    """Two tiles of pixels and two of channels, in one part and in three."""
-    size, inner = (3, 4) if parts == 3 else (1, 20)
-    b, h, w, outer = 1, tile[0] // 8, 9, tile[1] + 4
-    a = convolution(rng, (b, h, w, *((outer, inner) if gradient else (inner, outer)), size, 1))
-    steps = size * size * -(-inner // tf32.BK)
-    monkeypatch.setattr(conv2d_tf32, "choose", lambda *_: (tile, parts, -(-steps // parts)))
-    weight = engine(a["weight"])
-    if gradient:
-        want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], np.zeros_like(a["weight"]))
-        got = conv2d_tf32.input_gradient(
-            engine(a["dy"]), weight, empty(a["x"].shape, np.float32, engine.backend)
-        )
-    else:
-        want = C.conv2d_forward_reference(
-            a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"]
-        )
-        got = conv2d_tf32.forward(
-            engine(a["x"]),
-            weight,
-            engine(a["bias"]),
-            empty(a["residual"].shape, np.float32, engine.backend),
-            1,
-            engine(a["channel"]),
-            engine(a["residual"]),
-        )
-    engine.check(got, want, TOLERANCE)
-
-
-@pytest.mark.parametrize("tile", conv2d_tf32.GRADIENT_TILES, ids=str)
-@where(lambda engine, tile: engine != "emulator" or tile == (64, 128))
-def test_gradient_tiles(engine, rng, monkeypatch, tile):
-    """Two tiles of channels and two of columns, in three parts of the pixels; test_convolutions has
-    two of columns."""
-    size, parts = (1, 2) if engine.name == "emulator" else (3, 3)
-    c, n = 12 if size == 1 else 36, tile[0] + 4
-    b, h, w = 2, 3, 5
-    a = convolution(rng, (b, h, w, c, n, size, 1))
-    steps = -(-b * h * w // tf32.BK)
-    monkeypatch.setattr(
-        conv2d_tf32,
-        "choose",
-        lambda *_: (tile, -(-steps // -(-steps // parts)), -(-steps // parts)),
-    )
-    want = rng.standard_normal(a["weight"].shape)
-    dweight = engine(want)
-    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, need_dx=False)
-    conv2d_tf32.weight_gradient(engine(a["dy"]), engine(a["x"]), dweight, 1)
-    engine.check(dweight, want, TOLERANCE)
 
 
 # The switch ---------------------------------------------------------------------------------------

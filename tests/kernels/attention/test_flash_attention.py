@@ -9,7 +9,7 @@ from numdiff.emulator.warp_matrix import tf32_of_words
 from numdiff.kernels import attention as F
 from numdiff.kernels.attention import launcher, reference
 from numdiff.kernels.attention import unfused as A
-from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
+from tests.conftest import numerical_gradient, quick, relative_error, shapes, versions, where
 from tests.kernels.attention.test_unfused import head_by_head, make
 
 # (B, T, heads, HS) and the order of the channels. Tiles have 64 rows, blocks of the forward 64 or
@@ -84,23 +84,6 @@ def test_flash_attention(engine, rng, shape, version):
             runs[0], F.flash_attention_backward(dy, qkv, want, want_logsumexp, heads, order), 1e-5
         )
     engine.check_equal(runs[0], runs[-1])
-
-
-@shapes(large=(1, 200, 2, 64))
-@versions(2)
-@pytest.mark.parametrize("warps", [2, 4])
-@pytest.mark.parametrize("chunks", [(1, 4), (2, 2), (4, 1)])
-@on("emulator", "cuda")
-def test_every_way_to_cut_the_work(engine, rng, shape, version, warps, chunks, monkeypatch):
-    monkeypatch.setattr(launcher, "choose_warps", lambda *_: warps)
-    monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
-    qkv, dy, heads = make(rng, shape)
-    want, tolerance = F.flash_attention_forward(qkv, heads), 3e-6 if version == 2 else 1e-5
-    engine.check(
-        F.flash_attention_forward(engine(qkv), heads, version=version)[0], want[0], tolerance
-    )
-    got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=version)
-    engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), tolerance)
 
 
 @shapes(large=(1, 200, 1, 32))

@@ -10,7 +10,6 @@ from tests.conftest import on, quick, shapes, versions, where
 from tests.kernels.attention.test_unfused import make
 
 TOLERANCE = 2e-3
-TILES = (1, 4), (2, 8)  # fragments of keys a warp, and warps, of a block of the backward
 
 
 def problem(rng, shape, order, dtype=np.float16):
@@ -74,31 +73,6 @@ def test_float16(engine, rng, shape, version):
     check_both(engine, given, heads, order, wanted, version)
 
 
-@shapes(
-    odd=(1, 3, 2, 128, "new"), not_aligned=(1, 67, 3, 128, "legacy"), large=(1, 300, 2, 128, "new")
-)
-@on()
-@where(lambda engine: engine not in ("launch", "ptx"))  # the check's cases are compiled
-def test_wide_heads(engine, rng, shape):
-    """Version 3 alone has kernels for heads of 128 channels."""
-    *shape, order = shape
-    given, heads, wanted = problem(rng, shape, order)
-    check_both(engine, given, heads, order, wanted, None)
-
-
-@pytest.mark.parametrize("HS", [32, 64, 72])
-@pytest.mark.parametrize(
-    "queries, tile", list(zip((64, 128), TILES, strict=True)), ids=["small", "large"]
-)
-@pytest.mark.parametrize("T", [5, 64, 200, 513])
-@on("cuda")  # the cases of `numdiff kernels check` run every tile in the emulator
-def test_every_tile(engine, rng, monkeypatch, HS, queries, tile, T):
-    monkeypatch.setattr(launcher, "choose_queries", lambda *_: queries)
-    monkeypatch.setattr(launcher, "choose_tile", lambda *_: tile)
-    given, heads, wanted = problem(rng, (1, T, 1, HS), "legacy")
-    check_both(engine, given, heads, "legacy", wanted, 3, count=1 if T == 5 else None)
-
-
 @pytest.mark.parametrize("HS", [32, 64, 72])
 @pytest.mark.parametrize(
     "T, heads, chunks",
@@ -119,27 +93,6 @@ def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
     monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
     given, heads, wanted = problem(rng, (1, T, heads, HS), "legacy")
     check_both(engine, given, heads, "legacy", wanted, 5)
-
-
-@pytest.mark.parametrize("chunks", [(1, 2), (2, 1)])
-@on("cuda")  # likewise
-def test_keys_in_parts(engine, rng, monkeypatch, chunks):
-    """A second tile of keys with a single key: for the same block, or for another one; and a second
-    one of queries."""
-    monkeypatch.setattr(launcher, "choose_tile", lambda *_: TILES[0])
-    monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
-    given, heads, wanted = problem(rng, (1, 65, 1, 32), "new")
-    dy, qkv, y, logsumexp = map(engine, given)
-    engine.check(
-        F.flash_attention_backward(dy, qkv, y, logsumexp, heads, "new", version=3),
-        wanted[2],
-        TOLERANCE,
-    )
-    if chunks == (1, 2):
-        monkeypatch.setattr(launcher, "choose_queries", lambda *_: 128)
-        engine.check(
-            F.flash_attention_forward(qkv, heads, "new", version=3)[0], wanted[0], TOLERANCE
-        )
 
 
 @pytest.mark.parametrize("HS", [64, 72])

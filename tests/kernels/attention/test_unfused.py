@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.attention import unfused as A
-from tests.conftest import numerical_gradient, quick, relative_error, shapes
+from tests.conftest import numerical_gradient, relative_error, shapes
 
 # (B, T, heads, HS)
 SHAPES = shapes(
@@ -54,25 +54,6 @@ def test_gradient(rng, order):
     got = A.attention_backward(dy, qkv, p, heads, order)
     want = numerical_gradient(lambda v: A.attention_forward(v, heads, order)[0], qkv, dy)
     assert relative_error(got, want) < 1e-7
-
-
-@SHAPES
-@ORDERS
-# the check's case that is no repetition is legacy
-@quick(lambda engine, order: engine != "emulator" or order == "new")
-def test_attention(engine, rng, shape, order):
-    qkv, dy, heads = make(rng, shape)
-    want_y, want_p = A.attention_forward(qkv, heads, order)
-    y, p = A.attention_forward(engine(qkv), heads, order)
-    engine.check(y, want_y, 3e-6)
-    engine.check(p, want_p, 3e-6)
-    dqkv = A.attention_backward(engine(dy), engine(qkv), engine(want_p), heads, order)
-    engine.check(dqkv, A.attention_backward(dy, qkv, want_p, heads, order), 3e-6)
-    if engine.name != "emulator":  # there `numdiff kernels check` compares two thread orders
-        engine.check_equal(y, A.attention_forward(engine(qkv), heads, order)[0])
-        engine.check_equal(
-            dqkv, A.attention_backward(engine(dy), engine(qkv), engine(want_p), heads, order)
-        )
 
 
 def test_errors_say_what_to_do(engine):

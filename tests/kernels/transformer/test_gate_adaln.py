@@ -18,16 +18,6 @@ from numdiff.nn.parameter import Parameter
 from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
-SHAPES = shapes(
-    minimal=(1, 1, 8),
-    odd=(2, 5, 24),
-    not_aligned=(2, 3, 33),
-    tokens=(4, 64, 384),
-    wide=(2, 17, 1152),
-    xl=(3, 256, 1152),
-    base=(5, 256, 768),
-    large=(2, 700, 1024),
-)
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16])
 # NumPy computes in the type it is given
 FITS = where(lambda engine, dtype: engine != "cpu" or dtype == np.float32)
@@ -65,42 +55,6 @@ def tolerance(dtype):
     return 1e-3 if dtype == np.float16 else 1e-5
 
 
-def sizes(z, y, mean, rstd, scale, weight=None):
-    """What errors are measured against: z is rounded before it is normalised, and a mean of few may
-    be nearly 0."""
-    factor = np.abs(1 + scale[:, None]) * (1 if weight is None else np.abs(weight))
-    return (
-        z,
-        np.abs(y) + factor * np.abs(z) * rstd.reshape(*z.shape[:2], 1),
-        np.abs(z).mean(2).reshape(-1),
-        rstd,
-    )
-
-
-@SHAPES
-@TYPES
-@GATED
-@versions(1, 2)
-@FITS
-@USABLE
-@where(compiled)
-def test_forward(engine, rng, shape, dtype, gated, version):
-    x, h, _, _, gate, shift, scale = make(rng, shape, dtype)
-    given = (x, h if gated else None, gate if gated else None, shift, scale)
-    want = G.gate_adaln_forward(*given)
-    runs = [
-        G.gate_adaln_forward(
-            *(a if a is None else engine(a, dtype) for a in given), version=version
-        )
-        for _ in range(engine.repeats)
-    ]
-    for got, again, expected, size in zip(
-        runs[0], runs[-1], want, sizes(*want, scale), strict=True
-    ):
-        engine.check(got, expected, tolerance(dtype), size)
-        engine.check_equal(got, again)
-
-
 @versions(1, 2)
 def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
     """A variance of eps, which stands within the root."""
@@ -108,44 +62,6 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
     got = G.gate_adaln_forward(engine(x), None, None, engine(shift), engine(scale), version=version)
     for one, expected in zip(got, G.gate_adaln_forward(x, None, None, shift, scale), strict=True):
         engine.check(one, expected, 1e-5)
-
-
-@SHAPES
-@TYPES
-@GATED
-@pytest.mark.parametrize("arrives", [True, False])
-@versions(1, 2)
-@FITS
-@USABLE
-@where(compiled)
-# what is absent leaves code out
-@where(lambda engine, gated, arrives: engine != "ptx" or gated and arrives)
-@quick(
-    lambda engine, gated, arrives, dtype, shape: (
-        engine != "emulator" or gated == arrives and (dtype == np.float16) == (shape[-1] == 24)
-    )
-)
-@quick(
-    lambda engine, gated, arrives, shape: (
-        engine == "emulator" or shape[-1] < 384 or gated and arrives
-    )
-)
-def test_backward(engine, rng, shape, dtype, gated, arrives, version):
-    z, h, dz, dy, gate, shift, scale = make(rng, shape, dtype)
-    h, gate, dz = h if gated else None, gate if gated else None, dz if arrives else None
-    _, _, mean, rstd = G.gate_adaln_forward(z, None, None, shift, scale)
-    want = G.gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd)
-    given = [a if a is None else engine(a, dtype) for a in (dz, dy, z, h, gate, shift, scale)]
-    statistics = [engine(a, np.float32) for a in (mean, rstd)]
-    runs = [
-        G.gate_adaln_backward(*given, *statistics, version=version) for _ in range(engine.repeats)
-    ]
-    for got, again, expected in zip(runs[0], runs[-1], want, strict=True):
-        if expected is None:
-            assert got is None
-            continue
-        engine.check(got, expected, tolerance(dtype))
-        engine.check_equal(got, again)
 
 
 @shapes(
@@ -201,103 +117,6 @@ def with_norm(rng, arrays, norm):
         scale,
         1 + rng.standard_normal(scale.shape[1]) / 2 if norm.weighted else None,
     )
-
-
-@shapes(
-    minimal=(1, 1, 8),
-    odd=(2, 5, 24),
-    not_aligned=(2, 3, 33),
-    wide=(2, 17, 1152),
-    base=(5, 256, 768),
-)
-@TYPES
-@GATED
-@pytest.mark.parametrize("norm", NORMS[1:], ids=str)
-@versions(1, 2)
-@FITS
-@USABLE
-@where(
-    lambda engine, version, dtype, shape, norm: (
-        engine != "ptx"
-        or str(norm) == "rms weighted"
-        and shape[
-            # test_compile_logs.py compiles the kernels of each norm
-            -1
-        ]
-        > 24
-        and compiled(engine, version, shape, dtype)
-    )
-)
-@where(lambda engine, version, dtype: engine != "launch" or version is None and dtype == np.float16)
-@where(
-    lambda engine, version, dtype, shape, gated: (
-        engine != "emulator"
-        or version == 2
-        or version == 1
-        and shape[
-            # None is 2; test_adaln.py and test_gate.py have what 1 launches
-            -1
-        ]
-        == 24
-        and gated == (dtype == np.float16)
-    )
-)
-@quick(
-    lambda engine, norm, dtype, shape, version, gated: (
-        engine != "emulator"
-        or version == 2
-        and (dtype == np.float16) == (shape[-1] == 8)
-        and gated != norm.shifted
-        and (shape[-1] == 8 or norm.rms and norm.weighted)
-    )
-)
-@quick(
-    lambda engine, norm, gated, shape: (
-        engine not in ("cpu", "launch")
-        or gated
-        and (shape[-1] in (24, 33) or (norm.rms and norm.weighted and not norm.shifted))
-    )
-)
-def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
-    """RMSNorm, a weight and no shift, in all combinations, forward and backward."""
-    x, h, dz, dy, gate, shift, scale, weight = with_norm(rng, make(rng, shape, dtype), norm)
-    h, gate, kind = h if gated else None, gate if gated else None, norm.kind
-    want = G.gate_adaln_forward(x, h, gate, shift, scale, weight=weight, norm=kind)
-    start = rng.standard_normal(shape[-1])
-    dweight = start.copy() if norm.weighted else None
-    z, _, *statistics = G.gate_adaln_forward(x, None, None, shift, scale, weight=weight, norm=kind)
-    want_back = G.gate_adaln_backward(
-        dz, dy, z, h, gate, shift, scale, *statistics, weight, dweight
-    )
-
-    def there(a, dtype=dtype):
-        return a if a is None else engine(a, dtype)
-
-    of_forward = sizes(*want, scale, weight)
-    weight, runs = there(weight, np.float32), []
-    for _ in range(engine.repeats):
-        got = G.gate_adaln_forward(
-            *map(there, (x, h, gate, shift, scale)), weight=weight, norm=kind, version=version
-        )
-        # not zero: the weight's gradient is added
-        sums = there(start if norm.weighted else None, np.float32)
-        back = G.gate_adaln_backward(
-            *map(there, (dz, dy, z, h, gate, shift, scale)),
-            *(there(a, np.float32) for a in statistics),
-            weight,
-            sums,
-            version=version,
-        )
-        runs.append((*got, *back, sums))
-    size = *of_forward, *want_back, dweight
-    for got, again, expected, scale in zip(
-        runs[0], runs[-1], (*want, *want_back, dweight), size, strict=True
-    ):
-        if expected is None:
-            assert got is None
-            continue
-        engine.check(got, expected, tolerance(dtype), scale)
-        engine.check_equal(got, again)
 
 
 @pytest.mark.parametrize("norm", [NORMS[0], Norm(True, True, True)], ids=str)

@@ -270,6 +270,37 @@ def problems(of):
                 within=functools.partial(replaced, __name__, choose=choice),
             )
         )
+    # steps that pass from image to image, tiles of pixels and of channels, strides
+    for label, x, n, kernel, stride in (
+        ("several images", (3, 5, 4, 12), 8, 3, 2),
+        ("several tiles", (3, 7, 4, 20), 68, 1, 1),
+        ("stride 2", (2, 9, 8, 24), 40, 1, 2),
+        ("5×5", (1, 4, 5, 4), 8, 5, 1),
+    ):
+        if stride == 1 or of != "input_gradient":
+            found.append(
+                problem_of(
+                    of,
+                    f"tf32, {label}",
+                    x,
+                    n,
+                    kernel,
+                    "tf32",
+                    stride=stride,
+                    addends=of == FORWARD_PASS,
+                    tolerance=TOLERANCE,
+                    fast=kernel == 3,
+                    within=functools.partial(
+                        replaced,
+                        __name__,
+                        choose=lambda r, c, steps, s, m, gradient: (
+                            (64, 128) if gradient else (64, 64),
+                            1,
+                            steps,
+                        ),
+                    ),
+                )
+            )
     if of != "input_gradient":
         found.append(measured(of, (32, 64, 64, 64), 64, "tf32", array=single, precision="tf32"))
     return found

@@ -57,12 +57,13 @@ def forward_problem(shape, norm=PLAIN, gated=True, array=single, **more):
     )
 
 
-def backward_problem(shape, norm=PLAIN, gated=True, array=single, of_x=False, **more):
-    """dz arrives too where there is a gate, or where the norm is not DiT's."""
+def backward_problem(shape, norm=PLAIN, gated=True, array=single, of_x=False, arrives=None, **more):
+    """dz arrives too where there is a gate, or where the norm is not DiT's, unless `arrives` says
+    otherwise."""
     (B, T, C), tokens = shape, array(*shape)
     more["derived"] = more.get("derived", statistics)
     return Problem(
-        dz=tokens if gated or norm != PLAIN else None,
+        dz=tokens if (gated or norm != PLAIN if arrives is None else arrives) else None,
         dy=tokens,
         z=None if of_x else tokens,
         x=tokens if of_x else None,
@@ -108,6 +109,23 @@ def each_kernel(call):
         yield from both((1, 3, 264), gated=gated, array=half)
         for C in (264, 520, 776, 1032):
             yield from both((1, 1, C), gated=gated)
+    # both versions, and channels that no vector divides
+    for norm in NORMS:
+        if norm != PLAIN and norm.rms == norm.weighted:
+            for gated in (True, False):
+                yield from both((2, 5, 24), norm, gated, versions=None, fast=gated and norm.shifted)
+    for gated in (True, False):
+        yield from both((2, 3, 33), NORMS[-1], gated, versions=None, fast=gated)
+        yield (
+            True,
+            backward_problem(
+                (2, 5, 48),
+                gated=gated,
+                arrives=not gated,
+                label=f"{'no gate, ' * (not gated)}48 channels, {'no ' * gated}dz",
+                fast=gated,
+            ),
+        )
     for sweeps, gated, norm in KEYS:
         if norm != PLAIN:
             yield from both((1, 1, 256 * sweeps - 248), norm, gated)
