@@ -155,7 +155,7 @@ def list_puzzles(puzzles, known):
     for number, chapter in chapters().items():
         named = f" (puzzles {', '.join(map(str, chapter.puzzles))})" if chapter.puzzles else ""
         click.echo(f"chapter {number}  {chapter.title}{named}")
-    click.echo()
+    click.echo("Read one: numdiff learn --chapter 1 --run\n")
     width = len(str(max(puzzles)))
     for number, puzzle in puzzles.items():
         stars = known.get(number, {}).get("stars", 0)

@@ -117,7 +117,7 @@ for (const place of document.querySelectorAll(".puzzle")) {
   const run = async (action, doing, show) => {
     localStorage.setItem(kept, area.value);
     delete place.dataset.done;
-    place.querySelector("iframe.film")?.remove();
+    for (const old of place.querySelectorAll("iframe.film, pre.shown")) old.remove();
     for (const each of buttons) each.disabled = true;
     try {
       show(await ask(say, doing, action, [Number(number), area.value]));
@@ -127,8 +127,9 @@ for (const place of document.querySelectorAll(".puzzle")) {
     for (const each of buttons) each.disabled = false;
     place.dataset.done = action;
   };
-  const check = () => run("check", "Judging in three thread orders …", ({stars, message, seconds}) => {
+  const check = () => run("check", "Judging in three thread orders …", ({stars, message, seconds, printed}) => {
     place.dataset.stars = stars;
+    if (printed) verdict.after(...shown({printed, figures: []}));
     say(`${"★".repeat(stars)}${"☆".repeat(3 - stars)} ${message} (${seconds.toFixed(1)} s)`);
   });
   place.querySelector(".check").addEventListener("click", check);

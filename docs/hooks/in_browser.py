@@ -19,6 +19,7 @@ emulator.install()
 from numdiff.lessons import catalogue, chapter, judge  # noqa: E402
 
 FOLDER = pathlib.Path(tempfile.mkdtemp())  # of the learner's files
+PRINTED = 4000  # characters of what a learner's kernel prints, at most
 NOTEBOOK = types.ModuleType("__main__")  # what the cells of a page have defined
 
 
@@ -31,10 +32,16 @@ def file_of(number, text):
 
 
 def check(number, text):
-    """{"stars", "message", "seconds"} of a learner's text."""
-    verdict = judge.judge(*file_of(number, text))
+    """{"stars", "message", "seconds", "printed"} of a learner's text."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        verdict = judge.judge(*file_of(number, text))
     return json.dumps(
-        {"stars": verdict.stars, "message": verdict.message, "seconds": verdict.seconds}
+        {
+            "stars": verdict.stars,
+            "message": verdict.message,
+            "seconds": verdict.seconds,
+            "printed": printed.getvalue()[:PRINTED],
+        }
     )
 
 

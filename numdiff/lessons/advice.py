@@ -76,12 +76,13 @@ def explain_unwritten(written, text, blocks):
     written: a mask of its elements; text: the learner's file; blocks: how many blocks the grid has
     """
     if not written.any():
-        line = next((n for n, each in enumerate(text.splitlines(), 1) if "# fill in" in each), None)
-        todo = (
-            f"line {line} still says `# fill in`: replace it"
-            if line
-            else "each thread must store its result in out"
-        )
+        todo = "each thread must store its result in out"
+        for line, each in enumerate(text.splitlines(), 1):
+            if "# fill in" in each:
+                todo = f"line {line} still says `# fill in`: replace it"
+                break
+            if re.match(r"\s+out\s*=[^=]", each):
+                todo = f"line {line} gives a variable a new value: an element is out[index]"
         return f"The kernel writes nothing to out; {todo}."
     missing = np.argwhere(~written)
     return (

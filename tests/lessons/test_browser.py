@@ -90,6 +90,13 @@ def test_a_missing_barrier_is_named_and_filmed(files, tmp_path):
     assert "<html" in answered(files, "film", 7, file)["page"]
 
 
+def test_what_a_kernel_prints_is_shown(files, tmp_path):
+    file = tmp_path / "01_map.py"
+    file.write_text(pages.solution(1) + "    if i == 7:\n        print(i, 'seen')\n")
+    found = answered(files, "check", 1, file)
+    assert found["stars"] == 3 and found["printed"] == "7 seen\n" * 3  # in three thread orders
+
+
 def test_a_cell_says_which_line_fails(files, tmp_path):
     cell = tmp_path / "cell.py"
     cell.write_text("print('before')\nnothing")

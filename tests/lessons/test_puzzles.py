@@ -125,6 +125,10 @@ WRONG = {
         MAP,
         "The kernel writes nothing to out; each thread must store its result in out",
     ),
+    "the array's name assigned": (
+        MAP + "    out = a[i] * a[i]\n",
+        r"line 8 gives a variable a new value: an element is out\[index\]",
+    ),
     "wrong values": (
         MAP + "    out[i] = a[i]\n",
         r"out\[0\] is \S+, and NumPy gives \S+ \(32 of 32 elements differ\)",
@@ -196,6 +200,12 @@ CHANGED = {  # (puzzle, changes to its solution, stars, message)
         {SYNC: "", "    if t >= 1:\n": "    if t >= 1:\n        cuda.syncthreads()\n"},
         0,
         "reached by 63 of the block's 64 threads.*move it out of the `if`",
+    ),
+    "a loop in each thread": (
+        1,
+        {"i = cuda.threadIdx.x\n": "for i in range(a.size):\n", "    out[i]": "        out[i]"},
+        2,
+        "96 loads and stores of global memory; three stars need at most 3. There is no loop",
     ),
     "global memory read thrice": (
         8,

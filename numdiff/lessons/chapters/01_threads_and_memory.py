@@ -20,7 +20,8 @@ rng = np.random.default_rng(0)
 # ## A kernel is what one thread does
 #
 # NumPy computes `y = x * x` with a loop inside. A GPU has no loop: it starts one *thread* for each element. All threads
-# execute the same function, the *kernel*, and each has its own index. `square[1, 32]` starts 1 *block* of 32 threads.
+# execute the same function, the *kernel*, and each has its own index. On a GPU, `square[1, 32](x, y)` starts 1 *block*
+# of 32 threads. Here `run(square, 1, 32, x, y)` does so in the emulator, and prints what the kernel costs.
 
 
 # %%

@@ -1,8 +1,8 @@
 """Puzzle 3, guard: more threads than elements.
 
 Threads come in warps of 32, so a block usually has a multiple of 32 threads. Here 64 threads run on
-50 elements. A thread past the end must do nothing: an access outside of an array overwrites other
-data, or ends the program.
+50 elements, then on 33. A thread past the end must do nothing: an access outside of an array
+overwrites other data, or ends the program.
 
 The number 2 in the source would make the product float64. `np.float32(2)` keeps it float32.
 
@@ -18,7 +18,7 @@ def specification(a):
 
 
 @cuda.jit
-def kernel(a, out):  # 1 block of 64 threads, 50 elements
+def kernel(a, out):  # 1 block of 64 threads, at most 50 elements
     i = cuda.threadIdx.x
     # fill in: two lines
 
@@ -29,6 +29,7 @@ HINTS = (
     "out.size is the number of elements.",
     "Put the line that reads and writes under `if i < out.size:`.",
 )
+LIMITS = {"requests": (6, "There is no loop: each thread computes one element.")}
 
 
 def problems(rng):
