@@ -34,7 +34,8 @@ OPTIONS = (
         is_flag=True,
         cls=Setting,
         heading="Run",
-        help="Print the settings, the parameter count and the TFLOP of a step, and exit.",
+        help="Print the settings, the parameter count, the TFLOP of a step and a forecast of time, memory and disk, "
+        "and exit.",
     ),
 )
 

@@ -466,6 +466,7 @@ ORDER = {
         "sample.md",
         "report.md",
         "serve.md",
+        "forecast.md",
         "resume.md",
         "fine-tune.md",
         "several-gpus.md",

@@ -16,6 +16,7 @@ from ..nn.module import frozen_by
 from ..progress import doing
 from ..settings import arguments, config_class
 from . import kinds
+from .forecast import Plan
 from .initial import check_dataset, start_of, take
 from .precision import IN_TRAINING, SCALES_LOSS
 from .run_extension import extensions_of
@@ -362,3 +363,7 @@ def describe_without_training(options, peaks_on=None):
             peaks_on(options, sizes, get_gpu()) if peaks_on and options.device == "cuda" else None
         )
         yield f"recompute {describe_recomputation(options, sizes, peaks)}"
+    gpu = get_gpu() if options.device == "cuda" else None
+    foreseen = peaks_on(options, sizes, gpu)[0] * 2**20 if gpu is not None and peaks_on else None
+    line, _ = Plan(options, sizes, flops, parameters, gpu, foreseen).forecast()
+    yield f"forecast  {line}"

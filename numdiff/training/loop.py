@@ -9,6 +9,7 @@ import contextlib
 import math
 import shlex
 import signal
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,6 +28,7 @@ from .checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from .forecast import Clock
 from .precision import SCALES_LOSS
 from .previews import draws, sampling_record
 from .report import Reporter, read_records, read_stats
@@ -55,8 +57,9 @@ class TrainingLoop:
     a reporter and writes files. evaluation: `evaluation.in_training.RunEvaluation`, or None.
     """
 
-    def __init__(self, options, trainer, previews, run_dir, output, evaluation=None):
+    def __init__(self, options, trainer, previews, run_dir, output, evaluation=None, clock=None):
         self.options, self.trainer, self.previews = options, trainer, previews
+        self.clock = clock or Clock()
         self.evaluation = evaluation  # has `every` and `measure`; None: no measurements
         self.run_dir, self.output, self.communicator = run_dir, output, trainer.communicator
         self.extensions = extensions_of(options)
@@ -75,9 +78,12 @@ class TrainingLoop:
             self.communicator.first(self.open_reporter)
             self.communicator.first(self.set_aside_best)
             self.begin()
-            while not self.is_at_end:
-                self.train_until(self.trainer.step + self.steps_until_next_event())
-                self.handle_events()
+            try:
+                while not self.is_at_end:
+                    self.train_until(self.trainer.step + self.steps_until_next_event())
+                    self.handle_events()
+            finally:
+                self.clock.store()
 
     def begin(self):
         """Save the first checkpoint of a new run; draw the last pictures of a run that lacks them."""
@@ -108,13 +114,23 @@ class TrainingLoop:
     def train_until(self, last):
         """Train until the step `last`, or until a stop is requested; report every `log_every`
         steps."""
-        every = self.options.log_every
+        every, began = self.options.log_every, time.perf_counter()
         for part in self.trainer.run(last - self.trainer.step, every, self.requested_signal):
             self.reports += part
+            self.clock.steps(len(part), time.perf_counter() - began)
             step = self.reports[-1].step + 1
             # the line of a step that is evaluated has its distance
             if step % every == 0 and not self.is_evaluated(step):
                 self.report()
+            self.announce_forecast()
+            began = time.perf_counter()
+
+    def announce_forecast(self):
+        """Once the first steps are measured: print the forecast, where it was an estimate before."""
+        announce, record = self.clock.announce, self.clock.measured
+        if announce and record and self.reporter:
+            self.clock.announce = None
+            self.reporter.message(f"forecast  {announce(record, self.trainer.step)}")
 
     def handle_events(self):
         """Between two steps: stop, or save, compare and draw what is due."""
@@ -229,7 +245,7 @@ class TrainingLoop:
     def save(self):
         """Write a checkpoint, unless this step has one; collective."""
         if self.saved_step != self.trainer.step:
-            with self.paused():
+            with self.paused(), self.clock.timed("save"):
                 self.trainer.check_ranks()
                 self.communicator.first(self.save_state, self.state())
             self.saved_step = self.trainer.step
@@ -256,7 +272,9 @@ class TrainingLoop:
             first.result()
 
     def write_checkpoint(self, step, state, meta):
-        save_checkpoint(self.run_dir / checkpoint_name(step), state, meta)
+        path = self.run_dir / checkpoint_name(step)
+        save_checkpoint(path, state, meta)
+        self.clock.checkpoint = path.stat().st_size
         self.communicator.resumes_by(self.resume_command)
         prune_checkpoints(self.run_dir, self.options.keep)
 
@@ -280,7 +298,11 @@ class TrainingLoop:
     def evaluate(self):
         """(distance, 0), or (None, number of a signal); collective."""
         step = self.trainer.step
-        with self.paused("evaluating samples"), doing(f"evaluating samples after step {step}"):
+        with (
+            self.paused("evaluating samples"),
+            doing(f"evaluating samples after step {step}"),
+            self.clock.timed("evaluate"),
+        ):
             return self.evaluation.measure(self.requested_signal)
 
     def is_best(self, distance):
@@ -320,7 +342,11 @@ class TrainingLoop:
         if self.communicator.rank == 0:
             plots.import_ahead()
         step, images, number = self.trainer.step, None, 0
-        with self.paused("drawing samples"), doing(f"drawing samples after step {step}"):
+        with (
+            self.paused("drawing samples"),
+            doing(f"drawing samples after step {step}"),
+            self.clock.timed("draw"),
+        ):
             if draws(self.options, self.trainer.model):
                 images, number = self.previews.draw(self.requested_signal)
             if number:

@@ -42,6 +42,7 @@ from .build import (
     open_data,
 )
 from .compiling import compiling
+from .forecast import Clock, Plan
 from .initial import check_dataset, forget, start_of
 from .kinds.kind import imported
 from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
@@ -153,6 +154,14 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
     previews = imported(kinds.get(options.model).previews)(trainer, options)
     communicator.build(previews.check)
     evaluation = communicator.build(make_evaluation, evaluation, trainer, options)
+    step = 0 if state is None else meta["step"]
+    clock = Clock()
+    if communicator.rank == 0:
+        flops, backend = trainer.flops_per_step, trainer.model.backend
+        plan = Plan(options, sizes, flops, parameters, backend, ranks=communicator.size)
+        line, measured = plan.forecast(step)
+        clock = Clock(plan.key, None if measured else plan.after_first_steps)
+        echo(f"forecast  {line}")
     if dry_run:
         return None
     if communicator.first(lambda: echo.closed):
@@ -171,7 +180,9 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
         if state is not None:
             communicator.first(prepare_resumed, options, run_dir, trainer.step)
         communicator.log_to(pathlib.Path(run_dir, "watchdog.log").absolute())
-        TrainingLoop(options, trainer, previews, pathlib.Path(run_dir), echo, evaluation).run()
+        TrainingLoop(
+            options, trainer, previews, pathlib.Path(run_dir), echo, evaluation, clock
+        ).run()
     pictures = draws(options, model)
     if pictures and columns_of(model) == len(dataset.classes) > 1:
         echo(f"columns   {', '.join(dataset.classes)}")

@@ -1,0 +1,145 @@
+"""The forecast of a run: what is measured, what is estimated, and that it adds up."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from numdiff.training import forecast
+from numdiff.training.forecast import Clock, Plan, events, key_of, read_measured, say_duration
+from numdiff.training.options import resolve
+from numdiff_cli.main import main
+
+SIZES = {"image_size": 32, "in_channels": 3}
+RECORD = {"step": 0.5, "first": 10.0, "save": 2.0, "draw": 20.0, "evaluate": 30.0}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def options_of(**changes):
+    return resolve({"model": "unet", "device": "cpu", "steps": 1000, **changes})
+
+
+def store(plan, record):
+    path = forecast.own_folder(forecast.folder()) / f"{plan.key}.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+@pytest.mark.parametrize(
+    "step, steps, every, count",
+    [
+        (0, 1000, 300, 4),
+        (0, 900, 300, 3),
+        (300, 900, 300, 2),
+        (899, 900, 300, 1),
+        (900, 900, 300, 0),
+    ],
+)
+def test_events(step, steps, every, count):
+    assert events(step, steps, every) == count
+    there = [s for s in range(step + 1, steps + 1) if s == steps or s % every == 0]
+    assert len(there) == count
+
+
+def test_a_measurement_adds_up():
+    options = options_of(
+        sample_every=300, checkpoint_every=500, evaluate_every=250, batch=8, keep=1
+    )
+    plan = Plan(options, SIZES, 1e9, 1000)
+    store(plan, {**RECORD, "memory": 300 << 20, "checkpoint": 5_000_000})
+    line, measured = plan.forecast()
+    seconds = 10 + 1000 * 0.5 + 4 * 20 + 2 * 2 + 4 * 30
+    assert measured and line == (
+        f"{seconds / 60:.1f} minutes to the end at 500 ms a step (measured in a run before), 8,000 images seen, "
+        "300 MiB of memory, checkpoints of at most 15 MB"
+    )
+    # 10 + 50 + 20 + 2 + 30 seconds
+    assert plan.forecast(900)[0].startswith("1.9 minutes to the end")
+    without = Plan(options.changed(sample_count=0), SIZES, 1e9, 1000)
+    assert without.key != plan.key
+
+
+def test_an_estimate_is_called_one(monkeypatch):
+    monkeypatch.setattr(forecast, "cpu_flops", lambda: 1e10)
+    options = options_of(batch=4, sample_every=0, sample_steps=10, sample_count=12, cfg_scale=None)
+    line, measured = Plan(options, SIZES, 4e9, 1000).forecast()
+    # a step takes 1 s; each of 12 images 10 forward passes of 1/12 s
+    assert not measured and line.startswith("16.8 minutes to the end at 1e+03 ms a step (estimated")
+
+
+def test_what_changes_the_key():
+    options = options_of()
+    key = key_of(options, SIZES, "cpu")
+    for same in (
+        {"steps": 5},
+        {"seed": 7},
+        {"learning_rate": 1e-5},
+        {"sample_every": 9},
+        {"keep": 9},
+    ):
+        assert key_of(options.changed(**same), SIZES, "cpu") == key
+    for other in ({"batch": 2}, {"eager": True}, {"optimizer": "adamw"}, {"sample_steps": 3}):
+        assert key_of(options.changed(**other), SIZES, "cpu") != key
+    assert len({key, key_of(options, {}, "cpu"), key_of(options, SIZES, "x")}) == 3
+    assert key_of(options, SIZES, "cpu", 2) != key
+    # each name is a setting: a renamed one would silently count again
+    assert forecast.WITHOUT_EFFECT <= options.to_json().keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"step": 0}', '{"step": -1, "first": 0, "save": 0}']
+)
+def test_a_damaged_measurement_is_none(text):
+    plan = Plan(options_of(), SIZES, 1e9, 1000)
+    store(plan, RECORD).write_text(text)
+    assert read_measured(plan.key) is None and not plan.forecast()[1]
+
+
+def test_a_clock_leaves_out_the_first_steps():
+    clock = Clock("a" * 32)
+    clock.steps(10, 25.0)
+    assert clock.measured is None
+    clock.store()
+    assert read_measured(clock.key) is None
+    clock.steps(10, 5.0)
+    clock.steps(20, 11.0)
+    with clock.timed("draw"):
+        pass
+    clock.store()
+    found = read_measured(clock.key)
+    assert found["step"] == pytest.approx(16 / 30) and found["first"] == pytest.approx(
+        25 - 160 / 30
+    )
+    assert 0 <= found["draw"] < 1 and found["save"] == 0 and "evaluate" not in found
+
+
+def test_durations():
+    found = [say_duration(s) for s in (3, 99, 130, 7200, 200_000)]
+    assert found == ["3 seconds", "99 seconds", "2.2 minutes", "2.0 hours", "2.3 days"]
+
+
+def test_a_run_measures_and_the_next_one_knows(tmp_path):
+    words = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --steps 6"
+    more = "--batch 2 --log-every 2 --sample-count 2 --sample-steps 1 --sample-every 3"
+
+    def said(*extra):
+        result = CliRunner().invoke(
+            main, [*words.split(), *more.split(), "--outdir", str(tmp_path / "runs"), *extra]
+        )
+        assert result.exit_code == 0, result.output
+        return re.findall(r"^forecast +(.*)$", result.output, re.MULTILINE)
+
+    first, after = said()
+    assert "(estimated" in first and "(measured in the first steps)" in after
+    (again,) = said("--dry-run")
+    assert "(measured in a run before)" in again and "12 images seen" in again
+    assert "MiB of memory" in again
+    found = read_measured(next(forecast.folder().glob("*.json")).stem)
+    assert found["draw"] > 0 and found["save"] > 0
+    newest = next((tmp_path / "runs").glob("0*/checkpoint-00000006.h5"))
+    assert found["checkpoint"] == pytest.approx(newest.stat().st_size, rel=0.01)
