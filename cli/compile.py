@@ -3,13 +3,13 @@
 import click
 
 from .output import echo
-from .settings import KindGroup, Setting, classes_given, kind_command
+from .settings import KindGroup, SettingOption, classes_given, kind_command
 
 OPTIONS = (
     click.option(
         "--capability",
         metavar="X.Y",
-        cls=Setting,
+        cls=SettingOption,
         heading="Machine",
         help="Compute capability of the GPU that the kernels are for.  [default: that of this machine's "
         "GPU]",
@@ -20,7 +20,7 @@ OPTIONS = (
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        cls=Setting,
+        cls=SettingOption,
         heading="Machine",
         help="GPUs that will train together.",
     ),

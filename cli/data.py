@@ -5,13 +5,13 @@ import os
 import click
 
 from .output import echo
-from .suggest import Group
+from .suggest import SuggestingGroup
 from .values import Choice, Size
 
 LISTED = 60  # classes printed
 
 
-@click.group(cls=Group)
+@click.group(cls=SuggestingGroup)
 def data():
     """Import images, and describe datasets."""
 

@@ -4,11 +4,11 @@ import os
 
 import click
 
-from .suggest import Group
+from .suggest import SuggestingGroup
 from .values import Choice
 
 
-@click.group(cls=Group)
+@click.group(cls=SuggestingGroup)
 def kernels():
     """Check the kernels, and inspect them."""
 

@@ -25,7 +25,7 @@ try:
     from numdiff.distributed.launcher import launched
     from numdiff.extensions import entries, find
 
-    from .suggest import Group
+    from .suggest import SuggestingGroup
 finally:
     if signal.getsignal(signal.SIGINT) != handler:
         signal.signal(signal.SIGINT, handler)
@@ -125,7 +125,7 @@ class Failure(click.ClickException):
         self.exit_code = exit_code
 
 
-class Commands(Group):
+class Commands(SuggestingGroup):
     """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor
     Numba."""
 

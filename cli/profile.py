@@ -2,7 +2,7 @@
 
 import click
 
-from .settings import KindGroup, Setting, kind_command
+from .settings import KindGroup, SettingOption, kind_command
 from .values import Choice
 
 SHARED = (
@@ -19,7 +19,7 @@ SHARED = (
 
 
 def output(name, **attributes):
-    return click.option(name, cls=Setting, heading="Output", **attributes)
+    return click.option(name, cls=SettingOption, heading="Output", **attributes)
 
 
 OPTIONS = (
@@ -53,7 +53,7 @@ OPTIONS = (
     ),
     click.option(
         "--clock",
-        cls=Setting,
+        cls=SettingOption,
         heading="Measurement",
         type=Choice(["auto", "graph", "events"]),
         default="auto",

@@ -7,12 +7,12 @@ import click
 from numdiff.settings import MAX_SAMPLE_STEPS, PRECISIONS, SAMPLERS
 
 from .output import command_line, echo
-from .settings import GroupedCommand, ListOf, Setting
+from .settings import GroupedCommand, ListOf, SettingOption
 from .values import Choice, Number
 
 
 def option(heading, *names, **attributes):
-    return click.option(*names, cls=Setting, heading=heading, **attributes)
+    return click.option(*names, cls=SettingOption, heading=heading, **attributes)
 
 
 class Steps(click.ParamType):

@@ -10,7 +10,7 @@ from numdiff.settings import flag, say
 from numdiff.training import kinds
 from numdiff.training.options import settings_of, table
 
-from .suggest import Group
+from .suggest import SuggestingGroup
 from .values import Choice, Number
 
 ALIASES = {"image_size": "--size", "learning_rate": "--lr"}
@@ -50,7 +50,7 @@ class Switch(Choice):
         )
 
 
-class Setting(click.Option):
+class SettingOption(click.Option):
     """An option with the heading under which help shows it."""
 
     def __init__(self, *args, heading="Options", **kwargs):
@@ -77,7 +77,7 @@ class GroupedCommand(click.Command):
                 )
 
 
-class KindGroup(Group):
+class KindGroup(SuggestingGroup):
     """A group with a subcommand for each kind of model that there is, those that a program has
     registered among them.
 
@@ -177,7 +177,7 @@ def settings(*names, model=None, emoji=False):
                     callback=_note,
                 )(command)
             command = click.option(
-                *_declaration(line), name, cls=Setting, **_attributes(line, model, emoji)
+                *_declaration(line), name, cls=SettingOption, **_attributes(line, model, emoji)
             )(command)
         return command
 

@@ -8,7 +8,7 @@ import click
 NUMBERS = {click.IntRange: "whole number", click.FloatRange: "number"}
 
 
-class Group(click.Group):
+class SuggestingGroup(click.Group):
     """Suggests similar subcommands for one that does not exist, in the words that click uses for
     options."""
 

@@ -8,7 +8,7 @@ import click
 from numdiff.settings import flag
 
 from .output import echo
-from .settings import KindGroup, Setting, classes_given, kind_command, text, text_of_default
+from .settings import KindGroup, SettingOption, classes_given, kind_command, text, text_of_default
 
 OPTIONS = (
     click.option(
@@ -16,7 +16,7 @@ OPTIONS = (
         metavar="RUN",
         is_flag=False,
         flag_value="auto",
-        cls=Setting,
+        cls=SettingOption,
         heading="Run",
         help="Continue a run: its folder, its number, or one of its checkpoints; without a value (or with "
         "`auto`), the newest run in --outdir that has a valid checkpoint.",
@@ -24,7 +24,7 @@ OPTIONS = (
     click.option(
         "--new-data",
         is_flag=True,
-        cls=Setting,
+        cls=SettingOption,
         heading="Run",
         help="With --resume: continue on other data than the run was trained on; the classes must be the "
         "same, in the same order.",
@@ -32,7 +32,7 @@ OPTIONS = (
     click.option(
         "--dry-run",
         is_flag=True,
-        cls=Setting,
+        cls=SettingOption,
         heading="Run",
         help="Print the settings, the parameter count, the TFLOP of a step and a forecast of time, memory and disk, "
         "and exit.",

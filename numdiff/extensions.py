@@ -5,15 +5,15 @@ where the module is within that package, and is imported when it is first used: 
 microseconds, and no NumPy.
 
     register("numdiff.extras.post_hoc_ema",
-             settings={"ema_std": "settings:Optimiser", "ema_snapshots": "settings:Output"},
+             settings={"ema_std": "settings:AverageSettings", "ema_snapshots": "settings:SnapshotSettings"},
              kernels={"power_ema": "power_ema"},
              command={"ema": ("command:ema", "Average a run's weights again, with another width.")})
 
 PLACES
     what can be added, each a table {name: where it is, or (where, a text for help)}; where without ":name": a module
     command           a subcommand of `numdiff`: its click command, and its line of help
-    settings          a setting of training runs: the class that has it, in the form of numdiff/settings.py, whose name
-                      is the heading
+    settings          a setting of training runs: the class that has it, in the form of numdiff/settings.py; its
+                      `heading` is that of help
     kernels           a module, or a package of modules, that declares operations (kernels/operation.py)
     matmul            a product of float32 that a switch of the device chooses (kernels/matmul/launcher.py)
     conv2d_switched   a convolution of float32, likewise (kernels/conv2d/launcher.py)

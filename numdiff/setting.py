@@ -108,8 +108,11 @@ def setting(
 
 
 def settings_in(table):
-    """{name: Setting} of a class whose lines are `name: type = setting(…)`, in their order."""
-    found = {}
+    """{name: Setting} of a class whose lines are `name: type = setting(…)`, in their order.
+
+    Their heading in help is the class's `heading`, else its name without "Settings".
+    """
+    found, group = {}, getattr(table, "heading", table.__name__.removesuffix("Settings"))
     for name, hint in typing.get_type_hints(table).items():
         parts = [part for part in typing.get_args(hint) if part is not types.NoneType]
         open_ = types.NoneType in typing.get_args(hint)
@@ -120,7 +123,7 @@ def settings_in(table):
             typing.get_args(kind)[0] if many else kind,
             many,
             open_,
-            group=table.__name__,
+            group=group,
             **vars(table)[name],
         )
     return found

@@ -5,7 +5,7 @@ The classes below are the table: a class is a heading of help, an annotation the
 be left open). From it follow the options of the command line (cli/settings.py), `TrainOptions` and
 options.json and what is refused there (training/options.py), the configurations of `Trainer`,
 `nn.AdamW` and `nn.Muon` (configs.py) with their checks (`configure`), and the arguments of the model
-and the `Diffusion` that a run builds (`arguments`). What one kind of model alone has stands in its
+and the `DiffusionSettings` that a run builds (`arguments`). What one kind of model alone has stands in its
 record, in training/kinds/, in the same form; so has what an extension adds (extensions.py).
 setting.py describes a line.
 
@@ -47,7 +47,7 @@ MAX_SAMPLE_STEPS = 100_000  # of a sampler
 # have moved.
 
 
-class Run:
+class RunSettings:
     model: str = setting("unet", "Model to train.")
     preset: str | None = setting(
         None, "Where the settings that you leave out come from.", unit="NAME"
@@ -140,7 +140,7 @@ class Run:
     )
 
 
-class Data:
+class DataSettings:
     data: str | None = setting(
         None,
         "Dataset, as `numdiff data import` writes it, or a folder of pictures, decoded once.  [default: emoji64.h5, "
@@ -175,7 +175,7 @@ class Data:
     flip: bool = setting(False, "Mirror each image with probability one half.", trainer=True)
 
 
-class Model:
+class ModelSettings:
     class_cond: bool = setting(False, "Tell the model the class of each image.")
     class_dropout: float | None = setting(
         None,
@@ -193,7 +193,7 @@ class Model:
     )
 
 
-class Diffusion:
+class DiffusionSettings:
     path: str = setting(
         "discrete",
         "How images become noise: discrete, in --diffusion-steps steps of a --schedule; linear, (1 - t) · image + "
@@ -292,7 +292,7 @@ class Diffusion:
     )
 
 
-class Optimiser:
+class OptimiserSettings:
     batch: int = setting(
         32,
         "Images per step, over all microbatches.",
@@ -458,7 +458,7 @@ class Optimiser:
     )
 
 
-class Output:
+class OutputSettings:
     checkpoint_every: int = setting(
         1000,
         "Steps between checkpoints; 0: only at the end.",
@@ -555,7 +555,14 @@ def with_extensions(lines, place="settings"):
     return {line.name: line for line in lines}
 
 
-TABLES = (Run, Data, Model, Diffusion, Optimiser, Output)
+TABLES = (
+    RunSettings,
+    DataSettings,
+    ModelSettings,
+    DiffusionSettings,
+    OptimiserSettings,
+    OutputSettings,
+)
 COMMON = with_extensions(
     {name: line for table in TABLES for name, line in settings_in(table).items()}
 )

@@ -7,11 +7,11 @@ import click
 
 from numdiff.extensions import entries, find
 
-from ..suggest import Group
+from ..suggest import SuggestingGroup
 from . import data, kernels, ladder, quality, sample, step, transfer, tune
 
 
-class Bench(Group):
+class Bench(SuggestingGroup):
     """The commands below, and those of extensions, which are imported when they are asked for."""
 
     def list_commands(self, ctx):

@@ -5,7 +5,7 @@ import os
 import click
 
 from ..output import echo
-from ..settings import GroupedCommand, Setting, settings
+from ..settings import GroupedCommand, SettingOption, settings
 from ..values import Number
 from .shared import measurement
 
@@ -43,7 +43,7 @@ from .shared import measurement
 )
 @click.option(
     "--batch",
-    cls=Setting,
+    cls=SettingOption,
     heading="Measurement",
     metavar="IMAGES",
     type=click.IntRange(1),

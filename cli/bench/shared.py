@@ -5,7 +5,7 @@ import click
 
 from numdiff.training import kinds
 
-from ..settings import Setting
+from ..settings import SettingOption
 
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 # of what they write
@@ -25,7 +25,7 @@ def measured_by(*options):
         if isinstance(kind, click.IntRange) and kind.max is None:
             attributes["type"] = click.IntRange(kind.min, MOST)
     return [
-        click.option(name, cls=Setting, heading="Measurement", **attributes)
+        click.option(name, cls=SettingOption, heading="Measurement", **attributes)
         for name, attributes in options
     ]
 

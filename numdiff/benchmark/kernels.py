@@ -204,7 +204,7 @@ def versions_of(function):
     return numbers_of(function.__name__)
 
 
-class Measured:
+class TimedCalls:
     """Times calls on one backend; all captures share an arena, since they run one by one."""
 
     def __init__(self, backend):
@@ -370,7 +370,7 @@ def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=Fals
     calls = told_apart(wanted_calls(record_calls(step), operations, shapes))
     backend, roof = step.backend, Roof(step.backend)
     del step  # its memory is needed
-    measured = Measured(backend)
+    measured = TimedCalls(backend)
     for call in calls:
         yield from bench_call(call, measured, roof, options.precision, chosen)
 

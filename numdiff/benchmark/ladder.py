@@ -70,7 +70,7 @@ UNFUSED = {
 UNFLASHED = {"flash_attention": "unfused"}
 
 
-class Row(NamedTuple):
+class Rung(NamedTuple):
     """A rung. name; ceilings: as of `at_most`; kernels: whether it is about kernels that only a
     device has; tensor_cores, graph, largest, loaded: what it adds"""
 
@@ -84,16 +84,16 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("float32, naive kernels", FIRST_ONLY),
-    Row("tiles in shared memory", TILED, kernels=True),
-    Row("vectorised tiles, implicit GEMM", UNFUSED, kernels=True),
-    Row("fused norms and epilogues", UNFLASHED),
-    Row("flash attention"),
-    Row("tf32 on tensor cores", precision="tf32", kernels=True),
-    Row("fp16 on tensor cores", precision="fp16", kernels=True),
-    Row("the step as a graph", precision="fp16", kernels=True, graph=True),
-    Row("the largest batch that fits", precision="fp16", kernels=True, graph=True, largest=True),
-    Row("data from disk, prefetched", precision="fp16", graph=True, largest=True, loaded=True),
+    Rung("float32, naive kernels", FIRST_ONLY),
+    Rung("tiles in shared memory", TILED, kernels=True),
+    Rung("vectorised tiles, implicit GEMM", UNFUSED, kernels=True),
+    Rung("fused norms and epilogues", UNFLASHED),
+    Rung("flash attention"),
+    Rung("tf32 on tensor cores", precision="tf32", kernels=True),
+    Rung("fp16 on tensor cores", precision="fp16", kernels=True),
+    Rung("the step as a graph", precision="fp16", kernels=True, graph=True),
+    Rung("the largest batch that fits", precision="fp16", kernels=True, graph=True, largest=True),
+    Rung("data from disk, prefetched", precision="fp16", graph=True, largest=True, loaded=True),
 )
 WITHOUT_KERNELS = "float32, one operation a pass"  # the first row's name in NumPy
 COMPONENTS = ("conv2d", "linear", "norm", "attention", "elementwise", "optimizer", "copies")

@@ -31,7 +31,7 @@ from .watch import Layers, watching_launches, watching_operations
 
 
 @dataclass
-class Launch:
+class ProfiledLaunch:
     """One run of a kernel. us: its time; span: number of the operation that it belongs to, or None."""
 
     kernel: str
@@ -80,7 +80,9 @@ def run_watched(step, clock):
 
     def around_launch(name, grid, block, call):
         layer, direction = layers.now()
-        launches.append(Launch(name, layer, direction, grid, block, stack[-1] if stack else None))
+        launches.append(
+            ProfiledLaunch(name, layer, direction, grid, block, stack[-1] if stack else None)
+        )
         return clock.time(call)
 
     def around_operation(function, arguments, call):
@@ -99,7 +101,7 @@ def run_watched(step, clock):
             taken, nested = time.perf_counter() - start, started.pop()
         if clock is None:
             launches.append(
-                Launch(
+                ProfiledLaunch(
                     function.__name__, layer, direction, None, None, number, 1e6 * (taken - nested)
                 )
             )
@@ -272,7 +274,7 @@ class Profile:
         write_text(path, self.chrome(), "the trace")
 
 
-class Shown:
+class ShownProgress:
     """Context of a measurement, which says of each part what it is: `started(text)`.
 
     On the emulator, where each of PARTS is a step that may take minutes, a terminal gets instead a
@@ -327,7 +329,7 @@ def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto", started=N
 
     repeats: runs, over which each launch's median is taken; steps, warmup: runs of the step as it
     trains; clock: on a GPU, "graph" or "events" (see clocks.py); "auto": the first where PyTorch is
-    installed; started(text): called before each part (see `Shown`)
+    installed; started(text): called before each part (see `ShownProgress`)
     """
     gpu = options.device == "cuda"
     if clock == "graph" and not (gpu and profiler_is_there()):
@@ -337,12 +339,12 @@ def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto", started=N
     inside = (
         gpu and not options.eager and (clock == "graph" or clock == "auto" and profiler_is_there())
     )
-    with Shown(get_backend(options.device), started) as show:
+    with ShownProgress(get_backend(options.device), started) as show:
         return measure(options, repeats, steps, warmup, inside, show)
 
 
 def measure(options, repeats, steps, warmup, inside, show):
-    """As `profile_step`. inside: whether a replayed graph is timed; show: a `Shown`"""
+    """As `profile_step`. inside: whether a replayed graph is timed; show: a `ShownProgress`"""
     from .step import NumdiffStep, seconds_in_turns
 
     show("the first step")

@@ -17,10 +17,10 @@ from ..training.build import build_model, diffusion_options
 from ..training.compiling import compiling
 from ..training.precision import compute_in
 from . import CLASSES
-from .step import Measured, beside_torch, fill_zeros, seconds_in_turns, summary
+from .step import MeasuredJob, beside_torch, fill_zeros, seconds_in_turns, summary
 
 
-class NumdiffSample(Measured):
+class NumdiffSample(MeasuredJob):
     """Batches of `options.batch` samples from a random model that the options describe; the rest as
     `Sampling` takes.
 

@@ -89,7 +89,7 @@ def fill_zeros(model):
     parameters.round()
 
 
-class Measured:
+class MeasuredJob:
     """A measured job on numdiff's side; a subclass has `backend` and run()."""
 
     def wait(self):
@@ -102,7 +102,7 @@ class Measured:
         return getattr(self.backend, "peak_bytes", 0)
 
 
-class NumdiffStep(Measured):
+class NumdiffStep(MeasuredJob):
     """numdiff's training step, loaded with random images. Attributes trainer, first_s: seconds of
     the first step."""
 

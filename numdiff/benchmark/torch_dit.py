@@ -15,7 +15,7 @@ from ..nn.rotary import rotation_table
 from .torch_unet import timestep_embedding
 
 
-class PatchEmbed(nn.Module):
+class TorchPatchEmbed(nn.Module):
     def __init__(self, patch, channels, hidden):
         super().__init__()
         self.proj = nn.Conv2d(channels, hidden, patch, stride=patch)
@@ -24,7 +24,7 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
-class TimestepEmbedder(nn.Module):
+class TorchTimestepEmbedder(nn.Module):
     def __init__(self, hidden):
         super().__init__()
         self.mlp = nn.Sequential(
@@ -35,7 +35,7 @@ class TimestepEmbedder(nn.Module):
         return self.mlp(timestep_embedding(t, FREQUENCIES).to(self.mlp[0].weight.dtype))
 
 
-class LabelEmbedder(nn.Module):
+class TorchLabelEmbedder(nn.Module):
     def __init__(self, classes, hidden, dropout):
         super().__init__()
         self.embedding_table = nn.Embedding(classes + (dropout > 0), hidden)
@@ -47,7 +47,7 @@ class LabelEmbedder(nn.Module):
         return self.embedding_table(y)
 
 
-class RMSNorm(nn.RMSNorm):
+class TorchRMSNorm(nn.RMSNorm):
     """PyTorch's, which is one kernel only where the weight has the type of x; autocast leaves it
     float32."""
 
@@ -63,12 +63,12 @@ def rotated(x, rotation):
     return x * cos + turned * sin
 
 
-class Attention(nn.Module):
+class TorchAttention(nn.Module):
     def __init__(self, hidden, heads, qk_norm):
         super().__init__()
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.q_norm, self.k_norm = (
-            RMSNorm(hidden // heads, EPS) if qk_norm else nn.Identity() for _ in range(2)
+            TorchRMSNorm(hidden // heads, EPS) if qk_norm else nn.Identity() for _ in range(2)
         )
         self.proj = nn.Linear(hidden, hidden)
         self.heads = heads
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, D))
 
 
-class Mlp(nn.Module):
+class TorchMlp(nn.Module):
     def __init__(self, hidden, inner):
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
@@ -91,7 +91,7 @@ class Mlp(nn.Module):
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
-class SwiGLU(nn.Module):
+class TorchSwiGLU(nn.Module):
     def __init__(self, hidden, inner):
         super().__init__()
         self.w12, self.w3 = nn.Linear(hidden, 2 * inner), nn.Linear(inner, hidden)
@@ -108,18 +108,20 @@ def modulated(norm, x, shift, scale):
 
 def norm_of(kind, hidden):
     return (
-        RMSNorm(hidden, EPS)
+        TorchRMSNorm(hidden, EPS)
         if kind == "rms"
         else nn.LayerNorm(hidden, eps=EPS, elementwise_affine=False)
     )
 
 
-class Block(nn.Module):
+class TorchDiTBlock(nn.Module):
     def __init__(self, hidden, heads, mlp_ratio, norm, qk_norm, mlp, shift):
         super().__init__()
         self.norm1, self.norm2 = norm_of(norm, hidden), norm_of(norm, hidden)
-        self.attn = Attention(hidden, heads, qk_norm)
-        self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
+        self.attn = TorchAttention(hidden, heads, qk_norm)
+        self.mlp = (TorchSwiGLU if mlp == "swiglu" else TorchMlp)(
+            hidden, mlp_width(hidden, mlp_ratio, mlp)
+        )
         self.adaLN_modulation = nn.Sequential(
             nn.SiLU(), nn.Linear(hidden, (6 if shift else 4) * hidden)
         )
@@ -137,7 +139,7 @@ class Block(nn.Module):
         return x + gate_mlp[:, None] * self.mlp(modulated(self.norm2, x, shift_mlp, scale_mlp))
 
 
-class FinalLayer(nn.Module):
+class TorchFinalLayer(nn.Module):
     def __init__(self, hidden, outputs, norm):
         super().__init__()
         self.norm_final = norm_of(norm, hidden)
@@ -180,10 +182,10 @@ class TorchDiT(nn.Module):
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)
-        self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
-        self.t_embedder = TimestepEmbedder(hidden_size)
+        self.x_embedder = TorchPatchEmbed(patch_size, in_channels, hidden_size)
+        self.t_embedder = TorchTimestepEmbedder(hidden_size)
         if num_classes is not None:
-            self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
+            self.y_embedder = TorchLabelEmbedder(num_classes, hidden_size, class_dropout)
         self.pos_embed = nn.Parameter(
             torch.from_numpy(position_table(hidden_size, self.side))[None], False
         )
@@ -192,10 +194,12 @@ class TorchDiT(nn.Module):
         )
         self.register_buffer("rotation", angles, persistent=False)
         self.blocks = nn.ModuleList(
-            Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
+            TorchDiTBlock(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
             for _ in range(depth)
         )
-        self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.outputs, norm)
+        self.final_layer = TorchFinalLayer(
+            hidden_size, patch_size * patch_size * self.outputs, norm
+        )
 
     def forward(self, x, t, y=None):
         x = self.x_embedder(x) + self.pos_embed

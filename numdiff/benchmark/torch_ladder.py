@@ -19,7 +19,7 @@ SMALLER = 0.85  # of a batch that did not fit after all
 ATTEMPTS = 6
 
 
-class Row(NamedTuple):
+class TorchRung(NamedTuple):
     name: str
     mode: str = "eager"
     precision: str = "fp32"
@@ -28,11 +28,11 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("PyTorch, eager", largest=False),
-    Row("the largest batch"),
-    Row("torch.compile", "compile"),
-    Row("fused attention (SDPA)", "compile", fused=True),
-    Row("autocast to float16", "compile", "fp16", fused=True),
+    TorchRung("PyTorch, eager", largest=False),
+    TorchRung("the largest batch"),
+    TorchRung("torch.compile", "compile"),
+    TorchRung("fused attention (SDPA)", "compile", fused=True),
+    TorchRung("autocast to float16", "compile", "fp16", fused=True),
 )
 
 

@@ -25,7 +25,7 @@ def timestep_embedding(t, dim, max_period=10000.0):
     return F.pad(torch.cat((angle.cos(), angle.sin()), dim=1), (0, dim % 2))
 
 
-class Downsample(nn.Module):
+class TorchDownsample(nn.Module):
     def __init__(self, channels, convolve):
         super().__init__()
         self.op = (
@@ -36,7 +36,7 @@ class Downsample(nn.Module):
         return self.op(x)
 
 
-class Upsample(nn.Module):
+class TorchUpsample(nn.Module):
     def __init__(self, channels, convolve):
         super().__init__()
         if convolve:
@@ -48,11 +48,11 @@ class Upsample(nn.Module):
         return self.conv(x) if self.convolve else x
 
 
-class EmbeddedBlock(nn.Module):
+class TorchEmbeddedBlock(nn.Module):
     """A block that takes the embedding, too."""
 
 
-class ResBlock(EmbeddedBlock):
+class TorchResBlock(TorchEmbeddedBlock):
     def __init__(
         self, channels, emb_channels, out_channels, dropout, scale_shift, groups, resample=None
     ):
@@ -76,8 +76,8 @@ class ResBlock(EmbeddedBlock):
         )
         self.resample = {
             None: nn.Identity(),
-            "up": Upsample(channels, False),
-            "down": Downsample(channels, False),
+            "up": TorchUpsample(channels, False),
+            "down": TorchDownsample(channels, False),
         }[resample]
         self.scale_shift = scale_shift
 
@@ -93,7 +93,7 @@ class ResBlock(EmbeddedBlock):
         return self.skip_connection(self.resample(x)) + h
 
 
-class AttentionBlock(nn.Module):
+class TorchAttentionBlock(nn.Module):
     def __init__(self, channels, heads, order, groups):
         super().__init__()
         self.norm = nn.GroupNorm(groups, channels)
@@ -117,10 +117,10 @@ class AttentionBlock(nn.Module):
         return x + h.view(B, H, W, C).permute(0, 3, 1, 2)
 
 
-class Stage(nn.Sequential):
+class TorchStage(nn.Sequential):
     def forward(self, x, emb):
         for block in self:
-            x = block(x, emb) if isinstance(block, EmbeddedBlock) else block(x)
+            x = block(x, emb) if isinstance(block, TorchEmbeddedBlock) else block(x)
         return x
 
 
@@ -163,12 +163,12 @@ class TorchUNet(nn.Module):
             if block != "resnet":
                 kind = extensions.find("torch_unet_block", block, f"block {block!r}")
                 return kind(channels, emb_channels, width, dropout, resample)
-            return ResBlock(
+            return TorchResBlock(
                 channels, emb_channels, width, dropout, use_scale_shift_norm, groups, resample
             )
 
         def attention(channels, count):
-            return AttentionBlock(
+            return TorchAttentionBlock(
                 channels,
                 count if num_head_channels == -1 else channels // num_head_channels,
                 order,
@@ -184,7 +184,9 @@ class TorchUNet(nn.Module):
             self.label_emb = nn.Embedding(num_classes + (class_dropout > 0), emb_channels)
         widths = [int(mult * model_channels) for mult in channel_mult]
         channels, size = widths[0], image_size
-        self.input_blocks = nn.ModuleList([Stage(nn.Conv2d(in_channels, channels, 3, padding=1))])
+        self.input_blocks = nn.ModuleList(
+            [TorchStage(nn.Conv2d(in_channels, channels, 3, padding=1))]
+        )
         skips = [channels]
         for level, width in enumerate(widths):
             for _ in range(num_res_blocks):
@@ -192,19 +194,19 @@ class TorchUNet(nn.Module):
                 channels = width
                 if size in attention_resolutions:
                     blocks.append(attention(channels, num_heads))
-                self.input_blocks.append(Stage(*blocks))
+                self.input_blocks.append(TorchStage(*blocks))
                 skips.append(channels)
             if level < len(widths) - 1:
                 self.input_blocks.append(
-                    Stage(
+                    TorchStage(
                         res(channels, channels, "down")
                         if resblock_updown
-                        else Downsample(channels, conv_resample)
+                        else TorchDownsample(channels, conv_resample)
                     )
                 )
                 skips.append(channels)
                 size //= 2
-        self.middle_block = Stage(
+        self.middle_block = TorchStage(
             res(channels, channels), attention(channels, num_heads), res(channels, channels)
         )
         self.output_blocks = nn.ModuleList()
@@ -218,10 +220,10 @@ class TorchUNet(nn.Module):
                     blocks.append(
                         res(channels, channels, "up")
                         if resblock_updown
-                        else Upsample(channels, conv_resample)
+                        else TorchUpsample(channels, conv_resample)
                     )
                     size *= 2
-                self.output_blocks.append(Stage(*blocks))
+                self.output_blocks.append(TorchStage(*blocks))
         self.out = nn.Sequential(
             nn.GroupNorm(groups, channels), nn.SiLU(), nn.Conv2d(channels, outputs, 3, padding=1)
         )

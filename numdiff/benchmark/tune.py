@@ -28,7 +28,7 @@ from ..kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradien
 from ..kernels.matmul import choice as matmul_choice
 from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
 from ..training.compiling import compile_ahead
-from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
+from .kernels import Array, TimedCalls, for_each, microseconds_in_turns, record_calls
 
 GAIN = 0.03  # by which a choice must beat the estimate's to be recorded
 CLOSE = 1.25  # times the best of a first round: slower ones are not measured again
@@ -226,7 +226,7 @@ def tune(options, path=None, echo=lambda line: None, shapes=None, seconds=math.i
         compile_ahead(planned_kernels(found, card), backend.cache, echo)
         return path, tune_problems(
             found,
-            Measured(backend),
+            TimedCalls(backend),
             echo,
             lambda choices: write_table(path, backend.device_name, choices),
             end,

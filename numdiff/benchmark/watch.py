@@ -123,7 +123,7 @@ class Layers:
     def __enter__(self):
         layers, self._record, self._play = self, tensor.Record, tensor.Tape.backward
 
-        class Record(self._record):
+        class WatchRecord(self._record):
             __slots__ = ()
 
             def __init__(self, name, output, inputs, backward, *more, **options):
@@ -148,7 +148,7 @@ class Layers:
             finally:
                 layers.backward = before
 
-        tensor.Record, tensor.Tape.backward = Record, play
+        tensor.Record, tensor.Tape.backward = WatchRecord, play
         return self
 
     def __exit__(self, *exception):

@@ -23,7 +23,7 @@ class Damaged(ValueError):
 
 
 @dataclass
-class Header:
+class NetpbmHeader:
     kind: int  # 1 to 6
     width: int
     height: int
@@ -44,7 +44,7 @@ def is_netpbm(data):
 
 
 def read_header(data):
-    """The `Header` of a file."""
+    """The `NetpbmHeader` of a file."""
     kind, values, position, head = int(data[1:2]), [], 2, data[:MAXIMUM_HEADER]
     for _ in range(2 if kind in (1, 4) else 3):
         match = TOKEN.match(head, position)
@@ -60,7 +60,7 @@ def read_header(data):
             f"{width}×{height} pixels as text, and at most {MAXIMUM_PLAIN:,} are read; save it as PNG"
         )
     # one space, then pixels, whatever they look like
-    return Header(kind, width, height, maximum, position + 1)
+    return NetpbmHeader(kind, width, height, maximum, position + 1)
 
 
 def read_pixels(data, header):

@@ -20,7 +20,7 @@ ALIGNMENT = 256  # bytes; what cudaMalloc itself guarantees, and enough for 16-b
 SEGMENT = 64 << 20
 
 
-class Block:
+class MemoryBlock:
     """A range of bytes on loan from an arena; goes back to it when the last reference is dropped."""
 
     __slots__ = ("arena", "address", "nbytes")
@@ -53,7 +53,7 @@ class Arena:
         self.peak_bytes = 0
 
     def allocate(self, nbytes):
-        """A `Block` of at least `nbytes` bytes, aligned to 256."""
+        """A `MemoryBlock` of at least `nbytes` bytes, aligned to 256."""
         with self._turn:
             self._take_back()
             return self._allocate(max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT))
@@ -77,7 +77,7 @@ class Arena:
             del self._addresses[at]
         self.used_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        return Block(self, best, nbytes)
+        return MemoryBlock(self, best, nbytes)
 
     def _grow(self, nbytes):
         size = -(-nbytes // self._segment_bytes) * self._segment_bytes
@@ -216,7 +216,7 @@ class AliasedArena(Arena):
             return True
 
 
-class Lane(Arena):
+class StreamArena(Arena):
     """An arena for a separate stream: over blocks of another arena, which has them back once this
     one is closed. What is freed here is given to later work of the same stream alone."""
 

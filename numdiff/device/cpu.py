@@ -22,7 +22,7 @@ import numba
 import threadpoolctl
 
 from .loop_cache import LoopCache
-from .threads import Stack
+from .threads import ThreadStack
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 LARGEST_HEAP_ARRAY = 32 << 20  # bytes; glibc's own upper limit for M_MMAP_THRESHOLD
@@ -33,7 +33,7 @@ LEAST_SHARE = 1 << 15  # elements: to hand over a smaller share costs more than 
 
 # of the threads below: two threads that need them at the same time share them
 _making = threading.Lock()
-_orders = Stack()  # of `one_after_another`
+_orders = ThreadStack()  # of `one_after_another`
 _share = None  # number of cores set for this process; None: all that it may use
 
 

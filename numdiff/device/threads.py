@@ -16,7 +16,7 @@ def kept(function):
     return get
 
 
-class Stack(threading.local):
+class ThreadStack(threading.local):
     """A list of which every thread has its own, initially empty."""
 
     def __init__(self):

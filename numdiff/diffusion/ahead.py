@@ -22,7 +22,7 @@ def steps_ahead(model, rows, steps):
     return fits if fits >= MIN_STEPS else 0
 
 
-class Ahead:
+class ConditioningAhead:
     """A model's `conditioning` for `rows` samples at each of the next `steps` steps.
 
     table, step: those of a `Run`, whose first column is the timestep. `launch` computes the next

@@ -33,7 +33,7 @@ from .schedule import (
 LAST_T = 1 - 1e-4
 
 
-class Discrete:
+class DiscretePath:
     """T timesteps of a schedule. table: their σ."""
 
     spacings = ("timesteps", "karras", "logsnr")
@@ -62,7 +62,7 @@ class Discrete:
         return sampling_sigmas(self.alpha_bar, spacing, steps)
 
 
-class Continuous:
+class ContinuousPath:
     """The common base of the paths without whole timesteps."""
 
     def start_scale(self, sigma):
@@ -91,7 +91,7 @@ class Continuous:
     }
 
 
-class Linear(Continuous):
+class LinearPath(ContinuousPath):
     """Flow matching (Lipman et al. 2023, arXiv:2210.02747) and rectified flow (Liu et al. 2023,
     arXiv:2209.03003).
 
@@ -124,10 +124,10 @@ class Linear(Continuous):
         t = np.minimum(self.shift * t / (1 + (self.shift - 1) * t), LAST_T)
         return t / (1 - t)
 
-    _between = {**Continuous._between, "time": _times}
+    _between = {**ContinuousPath._between, "time": _times}
 
 
-class Edm(Continuous):
+class EdmPath(ContinuousPath):
     """Karras et al. 2022 (arXiv:2206.00364), table 1; sigma_data: standard deviation of the images."""
 
     name, spacings = "edm", ("karras", "logsnr")

@@ -1,7 +1,7 @@
 """A sampler's plan, made before it runs: the same few operations in every step, with other numbers.
 
 A sampler of samplers.py is a function over arrays. Given `Value`s instead of arrays it computes
-nothing, but records what it would compute: a `Plan`. A step begins where the model is evaluated.
+nothing, but records what it would compute: a `SamplerPlan`. A step begins where the model is evaluated.
 Most steps of a plan differ only in their numbers (coefficients, timesteps, noise counters). The
 plan keeps these in a table with one row per step, which goes to the device as a whole. So a step is
 recorded once and replayed with one row after the other.
@@ -52,7 +52,7 @@ def blend(mask, known, x):
     return kernels.blend(mask, known, x)
 
 
-class Operation(NamedTuple):
+class SamplerOperation(NamedTuple):
     """One operation of a step: its name, where its inputs are, how many results it has, and where
     its numbers are.
 
@@ -67,8 +67,8 @@ class Operation(NamedTuple):
     numbers: int
 
 
-class Step(NamedTuple):
-    """A step: its operations, and which arrays it leaves for the next, as `Operation.inputs` names
+class SamplerStep(NamedTuple):
+    """A step: its operations, and which arrays it leaves for the next, as `SamplerOperation.inputs` names
     them."""
 
     operations: tuple
@@ -85,14 +85,14 @@ class Step(NamedTuple):
         return self.asks and self.operations[0].name == "denoise"
 
 
-class Plan:
+class SamplerPlan:
     """What `sampler(denoise, x, sigmas, noise, **settings)` does.
 
     numbers_of(sigma): what `denoise` needs to know about a level, as floats; given: names of
     further arrays that the sampler takes, as keywords; guided(sigma): whether there is guidance at
     a level (default: at all of them);
     start_scale: as a path has it (default: of whole timesteps).
-    Attributes: steps, a list of `Step`s; table, uint32 (steps, width): their numbers, those of an
+    Attributes: steps, a list of `SamplerStep`s; table, uint32 (steps, width): their numbers, those of an
     operation from column `first` on, as the bits of float32 (the counter of noise is an integer);
     places: how many arrays a step leaves at most. Before the first step, place 0 holds the starting
     noise times `start_scale`; after the last one it holds the result.
@@ -167,12 +167,14 @@ class Plan:
             noted, made = [], 0
             for name, inputs, results, first, numbers in operations:
                 noted.append(
-                    Operation(name, tuple(where[i] for i in inputs), len(results), first, numbers)
+                    SamplerOperation(
+                        name, tuple(where[i] for i in inputs), len(results), first, numbers
+                    )
                 )
                 for value in results:
                     where[value], made = ("made", made), made + 1
             kept = sorted(v for v in where if v not in self._given and last_use.get(v, -1) > number)
-            steps.append(Step(tuple(noted), tuple(where[v] for v in kept)))
+            steps.append(SamplerStep(tuple(noted), tuple(where[v] for v in kept)))
         return steps
 
 

@@ -23,7 +23,7 @@ from ..nn import functional as F
 from ..nn.model import check_magnitude, check_types
 from ..nn.tensor import Tensor
 from ..settings import say
-from .paths import Discrete, Edm, Linear
+from .paths import DiscretePath, EdmPath, LinearPath
 from .schedule import alpha_bars
 
 PREDICTIONS = ("eps", "v", "x_0", "flow", "edm")
@@ -172,9 +172,9 @@ class Diffusion:
         self.steps, self.schedule, self.path_name = steps, schedule, path
         self.timestep_scale = float(timestep_scale)
         self.path = {
-            "discrete": lambda: Discrete(alpha_bars(schedule, steps), self.timestep_scale),
-            "linear": lambda: Linear(self.timestep_scale, self.time_shift),
-            "edm": lambda: Edm(self.sigma_data),
+            "discrete": lambda: DiscretePath(alpha_bars(schedule, steps), self.timestep_scale),
+            "linear": lambda: LinearPath(self.timestep_scale, self.time_shift),
+            "edm": lambda: EdmPath(self.sigma_data),
         }[path]()
         self.prediction = prediction or PATH_PREDICTIONS[path]
         self.measured = (

@@ -15,12 +15,12 @@ from ..kernels.batch_invariance import many_evaluations
 from ..kernels.diffusion.sampler import blend, combine, learned_step, weighted_sum
 from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
-from .ahead import Ahead, steps_ahead
+from .ahead import ConditioningAhead, steps_ahead
 
 TOGETHER = 5  # steps of a captured graph: between two graphs a GPU is idle for some 5 µs
 
 
-class Run:
+class SamplerRun:
     """The arrays of a batch of `size` images, and the steps of a `Plan` over them.
 
     denoiser: a `Denoiser` without labels; shape: of an image, (H, W, C); given: {name: NumPy array
@@ -53,7 +53,9 @@ class Run:
         }
         rows = size * denoiser.copies
         steps = 0 if arena is not None else steps_ahead(self.model, rows, len(plan.steps))
-        self.ahead = Ahead(self.model, self.table, self.step, rows, steps) if steps else None
+        self.ahead = (
+            ConditioningAhead(self.model, self.table, self.step, rows, steps) if steps else None
+        )
         self._replays, self._pace = {}, Pace(self.backend)
 
     def noise(self, seeds):

@@ -23,9 +23,9 @@ from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
 from .memory import say_what_counts, say_what_fits
 from .pictures import as_in_training
-from .plan import Plan
+from .plan import SamplerPlan
 from .process import Diffusion
-from .run import Run
+from .run import SamplerRun
 from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, repaint
 
 MOST_IMAGES = 10**7  # of a Sampling, whose classes are held in memory
@@ -274,7 +274,7 @@ class Sampling:
             self.guide_scale,
             self.cfg_interval,
         )
-        self.plan = Plan(
+        self.plan = SamplerPlan(
             self.function,
             self.denoiser.numbers,
             self.sigmas,
@@ -426,11 +426,15 @@ class Sampling:
         except TooManyElementsError:
             raise UsageError(say_what_counts(self)) from None
 
-    def new_run(self, size: int, model: Model | None = None, guide: Model | None = None) -> Run:
-        """The `Run` of a batch of `size` images; model, guide: twins of this Sampling's, for
+    def new_run(
+        self, size: int, model: Model | None = None, guide: Model | None = None
+    ) -> SamplerRun:
+        """The `SamplerRun` of a batch of `size` images; model, guide: twins of this Sampling's, for
         instance on another device."""
         denoiser = self.denoiser if model is None else self.denoiser.of(model, guide)
-        return Run(self.plan, denoiser, size, self.shape, self.inpainted, self.eager, self.arena)
+        return SamplerRun(
+            self.plan, denoiser, size, self.shape, self.inpainted, self.eager, self.arena
+        )
 
     def _make(self, rows, progress, watch):
         run, count = self._run(rows.stop - rows.start), 0

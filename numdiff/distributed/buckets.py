@@ -12,17 +12,17 @@ A gradient that changed after it had left would make the ranks' weights differ, 
 
 import math
 
-from ..device.threads import Stack
-from ..nn import Tape as PlainTape
+from ..device.threads import ThreadStack
+from ..nn import Tape
 
 NEVER = math.inf  # in place of a record, of a parameter that is in none: it is complete at the end
 # float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
 BUCKET = 1 << 20
 
-_watchers = Stack()  # those whose backward pass is running in this thread, innermost last
+_watchers = ThreadStack()  # those whose backward pass is running in this thread, innermost last
 
 
-class Tape(PlainTape):
+class WatchedTape(Tape):
     """The tape, which reports every record played to the watcher of this backward pass, if there is
     one."""
 
@@ -43,7 +43,7 @@ def _then(function, played, number):
     return both
 
 
-class Plan:
+class BucketPlan:
     """The buckets of a flat gradient, and after which record each may leave.
 
     buckets: [(first element, stop)]; `order`: their numbers as they leave; `leaving`: record number
@@ -91,7 +91,7 @@ def last_records(touched):
     }
 
 
-class Watch:
+class WatchBackward:
     """Context: the tapes played back inside call `begin` and `played` of `watcher`."""
 
     def __init__(self, watcher):

@@ -60,7 +60,7 @@ def made_for(exchange, parameters):
         made = overlap.Overlap(exchange, parameters)
     elif wanted == overlap.COPIES:
         with contextlib.suppress(NumdiffError):  # which all ranks have, or none
-            made = Copies(exchange, parameters)
+            made = GradientCopies(exchange, parameters)
         made = made if made and made.works() else None
     parameters.overlapped = made is not None
     return made
@@ -72,7 +72,7 @@ def parts_of(first, stop):
     return [*itertools.pairwise([*edges, stop])]
 
 
-class Copies(overlap.Overlap):
+class GradientCopies(overlap.Overlap):
     """Watcher (buckets.py) of backward passes, for a `PeerExchange` with a partition; and the
     transport of the weights.
 

@@ -27,12 +27,12 @@ INPUT = 0
 
 
 def main():
-    monitor = Monitor()
+    monitor = MonitorProcess()
     while not monitor.done:
         monitor.wait()
 
 
-class Monitor:
+class MonitorProcess:
     """The state of the ranks of this host."""
 
     def __init__(self):

@@ -8,7 +8,7 @@ import numpy as np
 from ..device import HostTwin, between, copy_into, is_device
 from ..kernels.second_pass import flush_reductions
 from ..progress import tick
-from .buckets import Plan, Watch, touched_by
+from .buckets import BucketPlan, WatchBackward, touched_by
 from .exchange_base import Mail, NoExchange, shared_part, try_sums, wait
 
 
@@ -48,7 +48,7 @@ class MpiExchange(NoExchange):
         self.MPI = communicator.MPI
         self.rank, self.size = communicator.rank, communicator.size
         self.backend = parameters.grad.backend if is_device(parameters.grad) else None
-        self.plan = Plan(parameters)
+        self.plan = BucketPlan(parameters)
         self.mail = Mail(parameters, self.rank, self.size, self.backend)
         self.largest = self.mail.largest()
         twin = HostTwin if self.backend else HostArray
@@ -72,7 +72,7 @@ class MpiExchange(NoExchange):
             communicator.build(try_sums, self, communicator, parameters.grad, partition)
 
     def watch(self):
-        return Watch(self)
+        return WatchBackward(self)
 
     def begin(self, records):
         if self.plan.records != len(records):

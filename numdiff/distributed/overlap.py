@@ -46,7 +46,7 @@ GROUPS = 32
 KERNELS, COPIES = "kernels", "copies"  # of `Model.exchange_beside`
 
 
-class Group:
+class GradientGroup:
     """Parameters whose gradients are all complete after record number `ready`.
 
     own, others: tables of the pieces that this rank adds up, and of those that it gets from the
@@ -89,7 +89,7 @@ def rows_of(spans, bounds):
 
 
 def groups_of(parameters, touched, rank, ranks, bounds, most):
-    """[`Group`] in the order in which they are complete, `most` or one more; touched: for each
+    """[`GradientGroup`] in the order in which they are complete, `most` or one more; touched: for each
     record, in the order of playing back, the parameters that it adds to; bounds: of the ranks'
     parts of the update, or None."""
     last, groups, members, size = last_records(touched), [], [], 0
@@ -101,7 +101,7 @@ def groups_of(parameters, touched, rank, ranks, bounds, most):
         ready = last.get(id(span[0]), NEVER)
         members, size = [*members, span], size + span[3] - span[1]
         if after is None or size >= wanted and ready < last.get(id(after[0]), NEVER):
-            groups.append(Group(members, ready, parameters, rank, ranks, bounds))
+            groups.append(GradientGroup(members, ready, parameters, rank, ranks, bounds))
             members, size = [], 0
     return groups
 

@@ -18,7 +18,7 @@ from ..kernels.peer_reduce import (
     peer_sum,
 )
 from . import copies, overlap
-from .buckets import Watch
+from .buckets import WatchBackward
 from .exchange_base import Mail, NoExchange, shared_part, try_sums
 
 # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
@@ -110,7 +110,7 @@ class PeerExchange(NoExchange):
         return self.mapped[-1]
 
     def watch(self):
-        return Watch(self.overlap) if self.overlap else super().watch()
+        return WatchBackward(self.overlap) if self.overlap else super().watch()
 
     def finish(self, loss):
         if self.overlap and self.overlap.current is not None:

@@ -55,7 +55,7 @@ def stop_signals():
     terminal, and must not interrupt the saving. SIGHUP is left alone where `nohup` has turned it
     off."""
 
-    class Request:
+    class StopRequest:
         number = None
         time = -math.inf
 
@@ -63,13 +63,13 @@ def stop_signals():
 
     def ask(number, frame):
         if (
-            Request.number is not None
+            StopRequest.number is not None
             and number == signal.SIGINT
-            and time.monotonic() - Request.time > ONCE
+            and time.monotonic() - StopRequest.time > ONCE
         ):
             raise KeyboardInterrupt
-        if Request.number is None:
-            Request.number, Request.time = number, time.monotonic()
+        if StopRequest.number is None:
+            StopRequest.number, StopRequest.time = number, time.monotonic()
 
     hangup = getattr(signal, "SIGHUP", None)
     # signals belong to the main thread; elsewhere there is nothing to catch
@@ -80,7 +80,7 @@ def stop_signals():
             ):
                 old[number] = signal.signal(number, ask)
     try:
-        yield Request
+        yield StopRequest
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from .arrays import CheckedArray, IntegerArray, Record, checked_array
+from .arrays import CheckedArray, IntegerArray, StructureElement, checked_array
 from .memory import CONSTANT, POISON, Memory
 from .races import Races, same_value
 from .values import INTEGER_TYPES, Literal
@@ -96,7 +96,7 @@ class Access(Races):
                     )
                     return None
             offset += i * a.strides[axis]
-        return Record(a, offset) if a.dtype.names else offset
+        return StructureElement(a, offset) if a.dtype.names else offset
 
     # element by element ---------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Access(Races):
                 offset = locate(a, index, site, "writes")
                 if offset is None:
                     return
-                if offset.__class__ is Record:
+                if offset.__class__ is StructureElement:
                     offset.assign(value)
                     return
                 if offset.__class__ is not int:  # a slice: element by element

@@ -6,7 +6,7 @@ import inspect
 import numpy as np
 
 from . import values
-from .arrays import Record, checked_array, plain_array
+from .arrays import StructureElement, checked_array, plain_array
 from .device_arrays import EmulatedArray, on_device
 from .faults import LaunchRefused, Unsupported
 from .memory import ALIGNMENT, GLOBAL, Memory
@@ -46,7 +46,7 @@ class Arguments:
             data = np.array(value)
             back.append((_Fields(value), data))
             array = self.argument(data, name, back)
-            return array[()] if not self.checked else Record(array, array.offset)
+            return array[()] if not self.checked else StructureElement(array, array.offset)
         value = on_device(value)
         refused = None if hasattr(value, "emulated_memory") else why_refused(value)
         if refused:

@@ -210,7 +210,7 @@ class RecordsArray(CheckedArray):
 
     def __setitem__(self, index, value):
         found = self.machine.access.locate(self, index, self.machine.site_here(), "writes")
-        if found.__class__ is Record:
+        if found.__class__ is StructureElement:
             found.assign(value)
         elif found is not None:
             for at in np.ndindex(found.shape):
@@ -262,7 +262,7 @@ def checked_array(machine, memory, offset, shape, dtype, strides=None, name=""):
     )
 
 
-class Record:
+class StructureElement:
     """One element of a structured array: its fields are elements of their own."""
 
     __slots__ = ("_array",)

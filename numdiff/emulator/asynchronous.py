@@ -127,7 +127,7 @@ class Pending:
         self.memory.busy.remove(self)
 
 
-class Watch:
+class ByteWatch:
     """An entry of `Memory.busy` that calls a function when a thread touches any of its bytes, once,
     and is gone."""
 

@@ -47,7 +47,7 @@ CALL_ENDS, TURN, LOOP_ENDS = ("return",), ("turn",), ("end",)
 
 
 @dataclass
-class Product:
+class WarpProduct:
     """A matrix product of a warp. name: of the instruction; registers: arrays (32, registers) of A,
     B, C and D"""
 
@@ -447,7 +447,7 @@ class Film:
         if len(self.products) < KEPT:
             place = self.machine.place(self.machine.site_of(frame))
             self.products.append(
-                Product(
+                WarpProduct(
                     name, thread.block.index, thread.warp, f"{place.file}:{place.line}", registers
                 )
             )

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from .arrays import CheckedArray, IntegerArray, PlainRecord, Record, RecordArray
+from .arrays import CheckedArray, IntegerArray, PlainRecord, RecordArray, StructureElement
 from .memory import Memory
 from .values import leaves
 
@@ -111,8 +111,8 @@ class Loops:
 def contents(value, known):
     """A value that changes with a kernel's variable: a checksum of an array's bytes, or the number
     that it is."""
-    if value.__class__ in (Record, PlainRecord):
-        value = value._array if value.__class__ is Record else np.asarray(value._data)
+    if value.__class__ in (StructureElement, PlainRecord):
+        value = value._array if value.__class__ is StructureElement else np.asarray(value._data)
     if value.__class__ in (IntegerArray, RecordArray):
         value = value.data
     memory = value.memory if isinstance(value, CheckedArray) else value

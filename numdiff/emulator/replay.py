@@ -20,7 +20,7 @@ LATENCY = 8  # steps from the issue of a TMA load until it lands
 ENDLESS = 6  # steps that are shown of waits without an end
 
 
-class Lane:
+class ReplayedLane:
     """One thread while its log is replayed.
 
     stack: (line, iteration) of the calls and loops that it is in; calls: how long the stack was at
@@ -57,7 +57,7 @@ class Lane:
         return *self.stack, (SITES.places[self.following][2], -1)
 
 
-class Group:
+class LaneGroup:
     """What lanes of a warp did at one place of a line: an access, or a new value of a variable.
 
     step, row; kind: "read", "write" or "let"; about: the memory, or (function, variable); site
@@ -117,7 +117,7 @@ class Replay:
                 self.rows.append(place)
                 self.steps.append([])
                 self._lanes.append([])
-            self._lanes[numbers[place]].append(Lane(log, numbers[place], thread.lane))
+            self._lanes[numbers[place]].append(ReplayedLane(log, numbers[place], thread.lane))
         for flight in shot.flights:
             flight.start = flight.end = None
         for log in shot.logs.values():
@@ -274,7 +274,7 @@ class Replay:
         key = lane.row, kind, about if kind == "let" else id(about), site, size, ordinal
         group = self._open.get(key)
         if group is None:
-            group = self._open[key] = Group(step, lane.row, kind, about, site, size)
+            group = self._open[key] = LaneGroup(step, lane.row, kind, about, site, size)
         # a variable that is assigned twice in one line
         if group.lanes and group.lanes[-1] == lane.bit:
             group.values.pop()

@@ -19,16 +19,16 @@ from collections import deque
 import numpy as np
 
 from .arrays import CheckedArray
-from .asynchronous import Completion, Pending, Watch
+from .asynchronous import ByteWatch, Completion, Pending
 from .faults import Unsupported
 from .tensor_map import CHUNK
 from .warp_matrix import float16_of_words
-from .wgmma_layouts import WARPGROUP, M, Operand, a_of_words, inner, to_registers
+from .wgmma_layouts import WARPGROUP, M, SharedOperand, a_of_words, inner, to_registers
 
 # A warpgroup's instructions -----------------------------------------------------------------------
 
 
-class Operation:
+class WarpgroupProduct:
     """One wgmma of a warpgroup, which its threads issue one by one."""
 
     __slots__ = (
@@ -244,7 +244,7 @@ def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major, elements
             site,
         )
         return None
-    operation = Operation()
+    operation = WarpgroupProduct()
     operation.kind, operation.n, operation.scale = (
         (n, a_mn_major, b_mn_major, elements),
         n,
@@ -259,8 +259,10 @@ def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major, elements
     operation.count, operation.arrays, operation.done = 0, [None] * WARPGROUP, Completion()
     operation.fragments = [None] * WARPGROUP if a.__class__ is tuple else None
     operation.waiting, operation.pendings, operation.after, operation.checked = [], [], [], {}
-    operation.a = None if a.__class__ is tuple else Operand(machine, a, M, a_mn_major, elements)
-    operation.b = Operand(machine, bits_b, n, b_mn_major, elements)
+    operation.a = (
+        None if a.__class__ is tuple else SharedOperand(machine, a, M, a_mn_major, elements)
+    )
+    operation.b = SharedOperand(machine, bits_b, n, b_mn_major, elements)
     for name, operand in (("A", operation.a), ("B", operation.b)):
         if operand is not None:
             _check_operand(machine, operation, operand, name)
@@ -320,7 +322,7 @@ def _completed(machine, covered):
         if not used[1]:
             del issuer.in_use[id(memory)]
             used[0].end()
-            Watch(
+            ByteWatch(
                 memory, used[0].start, used[0].stop, functools.partial(issuer.dirty.add, id(memory))
             )
 
@@ -446,7 +448,7 @@ def _claim_registers(machine, thread, issuer, array, n, operation):
         used[1] += 1
         return
     for entry in memory.busy[:]:
-        if entry.__class__ is Watch:
+        if entry.__class__ is ByteWatch:
             memory.busy.remove(entry)
     issuer.in_use[key] = [
         Pending(

@@ -125,7 +125,7 @@ def _chunk_starts(*layout):
     return np.unique(chunk_offsets(*layout)).tolist()
 
 
-class Operand:
+class SharedOperand:
     """A matrix in shared memory: where its chunks are."""
 
     __slots__ = (

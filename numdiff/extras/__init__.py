@@ -10,7 +10,7 @@ from ..extensions import register
 register(
     "numdiff.extras.post_hoc_ema",
     command={"ema": ("command:ema", "Average a run's weights again, with another width.")},
-    settings={"ema_std": "settings:Optimiser", "ema_snapshots": "settings:Output"},
+    settings={"ema_std": "settings:AverageSettings", "ema_snapshots": "settings:SnapshotSettings"},
     kernels={"power_ema": "power_ema"},
     optimizer_state={"ema_std": "state:PowerAverages"},
     run={"ema_std": "run:PostHocEma"},
@@ -56,7 +56,10 @@ register(
             "tokens that matter most, linear to the rest",
         )
     },
-    dit_settings={"sla_topk": "settings:DiT", "sla_linear": "settings:DiT"},
+    dit_settings={
+        "sla_topk": "settings:SparseAttentionSettings",
+        "sla_linear": "settings:SparseAttentionSettings",
+    },
     convert={"sla_topk": "command:TOPK", "sla_linear": "command:LINEAR"},
     kernels={"sla": "kernels"},
     kernel_names={"sla_backward": "kernels:sla_backward", "sla_forward": "kernels:sla_forward"},

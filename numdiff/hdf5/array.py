@@ -30,7 +30,7 @@ FILTERS = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "Fletcher-32", LZF: 
 DAMAGE = (OSError, ValueError, IndexError, OverflowError, struct.error, zlib.error)
 
 
-class Array:
+class StoredArray:
     """A dataset that is completely stored in its HDF5 file. shape, dtype (of the values as `read`
     gives them); plain: each row is stored as it is, so that reading one costs its own bytes only.
     """

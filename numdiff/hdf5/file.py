@@ -9,9 +9,9 @@ import numpy as np
 
 from ..files import Refused, open_regular, read_at
 from . import structure
-from .array import DAMAGE, Array, damaged
+from .array import DAMAGE, StoredArray, damaged
 from .attributes import MAX_STRINGS, read_attribute, variable_strings
-from .structure import MAGIC, UNDEFINED, VARIABLE, Header, Source, root_address
+from .structure import MAGIC, UNDEFINED, VARIABLE, ObjectHeader, RawFile, root_address
 from .trees import MAX_NAME_BYTES, MAX_NAMES, Heap, old_names, tree
 
 HARD, SOFT, EXTERNAL = 0, 1, 64  # kinds of links (IV.A.2.g)
@@ -35,9 +35,9 @@ class File:
 
     def __init__(self, raw):
         self.raw, self.size = raw, os.fstat(raw.fileno()).st_size
-        self.source, self._links = Source(raw, self.size), {}
+        self.source, self._links = RawFile(raw, self.size), {}
         try:
-            self._root = Header(self.source, root_address(self.source))
+            self._root = ObjectHeader(self.source, root_address(self.source))
             if not self._root.is_group:
                 raise Refused("it has no root group")
         except DAMAGE as error:
@@ -60,13 +60,13 @@ class File:
             return [name.decode() for name in sorted(self._group(group))]
 
     def array(self, name, group="/"):
-        """The `Array` of that name in the root or in one of its groups; None where there is none."""
+        """The `StoredArray` of that name in the root or in one of its groups; None where there is none."""
         with self._asked():
             found = self._open(self._group(group), name)
-            return None if found is None else Array(self, found, name)
+            return None if found is None else StoredArray(self, found, name)
 
     def integer(self, name, array=None):
-        """An attribute of the root, or of an `Array`, that is one integer."""
+        """An attribute of the root, or of an `StoredArray`, that is one integer."""
         with self._asked():
             found = read_attribute(self._root if array is None else array.header, name)
             if found is None:
@@ -119,14 +119,14 @@ class File:
         return links
 
     def _open(self, links, name):
-        """The `Header` of the object under a hard link of a group; None where there is none."""
+        """The `ObjectHeader` of the object under a hard link of a group; None where there is none."""
         kind, address = links.get(name.encode(), (None, None))
         if kind is None:
             return None
         if kind != HARD:
             what = {SOFT: "a soft link", EXTERNAL: "a link to another file"}.get(kind, "a link")
             raise Refused(f"`{name}` in it is {what}")
-        return Header(self.source, address)
+        return ObjectHeader(self.source, address)
 
     def _links_of(self, header):
         if header.address not in self._links:

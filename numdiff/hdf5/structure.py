@@ -2,7 +2,7 @@
 
 Names and layouts are those of "HDF5 File Format Specification, Version 3.0", whose sections are
 cited. Everything is little-endian, and addresses and lengths have 8 bytes. Nothing here trusts a
-size: `Source.read` gives bytes of the file or refuses. What one question may read is limited, so
+size: `RawFile.read` gives bytes of the file or refuses. What one question may read is limited, so
 that no damage leads in circles and a hostile file takes seconds.
 """
 
@@ -32,7 +32,7 @@ VARIABLE = "variable"  # the type of strings that are stored in a heap
 FLOATS = {2: (10, 5, 10, 15), 4: (23, 8, 23, 127), 8: (52, 11, 52, 1023)}
 
 
-class Source:
+class RawFile:
     """The open raw file, from which structures are read."""
 
     def __init__(self, raw, size):
@@ -139,7 +139,7 @@ def root_address(source):
 # Object headers -----------------------------------------------------------------------------------
 
 
-class Header:
+class ObjectHeader:
     """The messages of an object (IV.A.1): a group or a dataset."""
 
     def __init__(self, source, address):
@@ -219,7 +219,7 @@ def _named_type(source, data):
     if version == 3 and kind != 2:
         raise Refused("a type of it is stored elsewhere")
     (address,) = struct.unpack_from("<Q", data, 8 if version == 1 else 2)
-    found = Header(source, address).all(DATATYPE)
+    found = ObjectHeader(source, address).all(DATATYPE)
     if not found:
         raise Refused("a type of it is stored elsewhere")
     return found[0]

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from ..device import DeviceArray, cuda, float32, int32, int64, launch, load4, store4
 from ..device.eight import one_of
-from ..device.threads import Stack
+from ..device.threads import ThreadStack
 from .common import load4_or_zeros
 from .operation import operation
 from .problem import Problem, single
@@ -204,7 +204,7 @@ class Waiting:
         return sum(s.parts.nbytes for s in self.sums)
 
 
-_waiting = Stack()  # at most one a thread
+_waiting = ThreadStack()  # at most one a thread
 
 
 @contextmanager

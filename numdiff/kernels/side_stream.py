@@ -36,8 +36,8 @@ import contextlib
 from typing import Any, NamedTuple
 
 from ..device import GRADIENTS, forked, is_device, join
-from ..device.arena import Lane
-from ..device.threads import Stack
+from ..device.arena import StreamArena
+from ..device.threads import ThreadStack
 
 SMALL = 17 << 20  # bytes of dy: all of a UNet's layers with 32 images
 HELD = 64 << 20  # bytes that wait for the side stream
@@ -110,8 +110,8 @@ class Pass:
         self.forget()
 
 
-_passes = Stack()  # at most one a thread
-_orders = Stack()  # of `in_order`
+_passes = ThreadStack()  # at most one a thread
+_orders = ThreadStack()  # of `in_order`
 
 
 @contextlib.contextmanager
@@ -217,7 +217,7 @@ def at_once(backend, tasks):
             if several and name:
                 own.enter_context(forked(backend, name))
             if outer is not None:
-                lanes.append(Lane(outer))
+                lanes.append(StreamArena(outer))
                 own.enter_context(backend.within(lanes[-1]))
             task()
     for name in names:

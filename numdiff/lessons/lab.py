@@ -43,7 +43,7 @@ def _height(rows):
     return CELL if rows <= 8 else 15
 
 
-class Boxes(NamedTuple):
+class TensorMapArgument(NamedTuple):
     """An argument: a tensor map of an array. box: elements of one copy, innermost dimension first"""
 
     array: np.ndarray
@@ -55,7 +55,7 @@ class Boxes(NamedTuple):
         return tensor_map(*self)
 
 
-class Shown:
+class NotebookPicture:
     """A picture that a notebook shows."""
 
     def __init__(self, svg):
@@ -65,7 +65,7 @@ class Shown:
         return self.svg
 
 
-class Watch(emulator.Recorder):
+class AddressRecorder(emulator.Recorder):
     """A recorder that also keeps the addresses of the first requests of each line."""
 
     def __init__(self):
@@ -113,12 +113,12 @@ def run(kernel, grid, block, *arguments, shared=0):
     """Run a kernel in the emulator, print its `Costs` and return them. On a machine with a GPU, run
     it there, too.
 
-    arguments: NumPy arrays, which the kernel reads and writes, numbers, `Boxes`; shared: bytes of
+    arguments: NumPy arrays, which the kernel reads and writes, numbers, `TensorMapArgument`; shared: bytes of
     dynamic shared memory Raises `emulator.KernelFault` for a kernel with a fault.
     """
-    arrays = [a.array if isinstance(a, Boxes) else a for a in arguments]
+    arrays = [a.array if isinstance(a, TensorMapArgument) else a for a in arguments]
     before = [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
-    watch = Watch()
+    watch = AddressRecorder()
     emulator.Emulator(recorder=watch, float64=False).launch(
         kernel, grid, block, *map(_emulated, arguments), shared=shared
     )
@@ -130,7 +130,7 @@ def run(kernel, grid, block, *arguments, shared=0):
 
 
 def _emulated(argument):
-    return argument.emulated() if isinstance(argument, Boxes) else argument
+    return argument.emulated() if isinstance(argument, TensorMapArgument) else argument
 
 
 def on_card(backend, kernel, grid, block, arguments, before, after, shared=0):
@@ -140,7 +140,7 @@ def on_card(backend, kernel, grid, block, arguments, before, after, shared=0):
     try:
         arrays = [upload(b, backend) if isinstance(b, np.ndarray) else b for b in before]
         given = [
-            tensor_map(a, *argument[1:]) if isinstance(argument, Boxes) else a
+            tensor_map(a, *argument[1:]) if isinstance(argument, TensorMapArgument) else a
             for a, argument in zip(arrays, arguments, strict=True)
         ]
         launch(kernel, grid, block, *given, shared=shared)
@@ -257,7 +257,7 @@ def words(costs, text):
             (None, "not fetched"),
         ],
     )
-    return Shown(picture.svg())
+    return NotebookPicture(picture.svg())
 
 
 def banks(costs, text):
@@ -302,7 +302,7 @@ def banks(costs, text):
         top + shown * high + 18,
         [(COLOURS[0], "lane served at once"), (COLOURS[3], "lane that waits")],
     )
-    return Shown(picture.svg())
+    return NotebookPicture(picture.svg())
 
 
 def _legend(picture, x, y, entries):
@@ -316,7 +316,7 @@ def timeline(kernel, grid, block, *arguments, shared=0, blocks=1):
     """A picture of a run: a row for each warp, with its barriers and waits, and rows for copies and
     matrix products."""
     film = emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared)
-    return Shown(film.svg(blocks=blocks, width=1000))
+    return NotebookPicture(film.svg(blocks=blocks, width=1000))
 
 
 def film(kernel, grid, block, *arguments, shared=0):
@@ -335,7 +335,7 @@ def steps(kernel, grid, block, *arguments, shared=0):
 
 def show(picture):
     """A picture of numdiff.emulator.pictures in a notebook."""
-    return Shown(picture.svg())
+    return NotebookPicture(picture.svg())
 
 
 def drawing(title, x, y, draw, height=4.0):
@@ -345,7 +345,7 @@ def drawing(title, x, y, draw, height=4.0):
         path = pathlib.Path(folder) / "plot.svg"
         with plots.Plot(path, title, x, y, height=height) as axes:
             draw(axes)
-        return Shown(path.read_text(encoding="utf-8"))
+        return NotebookPicture(path.read_text(encoding="utf-8"))
 
 
 def bars(title, values, unit):

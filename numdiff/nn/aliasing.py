@@ -41,7 +41,7 @@ import numpy as np
 
 from ..device import upload
 from ..device.arena import AliasedArena
-from ..device.threads import Stack
+from ..device.threads import ThreadStack
 from ..errors import NumdiffError
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
 from ..kernels.side_stream import rejoin
@@ -49,7 +49,9 @@ from ..kernels.side_stream import rejoin
 FLOAT = np.dtype(np.float32).itemsize
 SMALLEST = 4 << 20  # bytes of gradients that are worth a separate launch to zero some of them
 
-_running = Stack()  # the `Aliasing` whose forward pass is running in this thread, innermost last
+_running = (
+    ThreadStack()
+)  # the `Aliasing` whose forward pass is running in this thread, innermost last
 
 
 def begin_at_zero(spans):

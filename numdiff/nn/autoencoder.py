@@ -23,7 +23,7 @@ import numpy as np
 from ..device import Replayed, copy_into, download, empty, upload
 from ..errors import UsageError, shown
 from . import functional as F
-from .flops import Product, conv_product, linear_product
+from .flops import LayerProduct, conv_product, linear_product
 from .layers import Conv2d, GroupNorm, Linear
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -63,7 +63,7 @@ class ResnetBlock(Module):
         return [conv_product(layer, size) for layer in layers], size
 
 
-class AttentionBlock(Module):
+class AutoencoderAttention(Module):
     """norm, qkv, attention over all pixels with one head, projection; plus the input."""
 
     def __init__(self, channels, groups):
@@ -83,13 +83,15 @@ class AttentionBlock(Module):
         tokens, channels = size * size, self.proj_out.weight.shape[0]
         return [
             linear_product(self.qkv, tokens),
-            Product(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
+            LayerProduct(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
             linear_product(self.proj_out, tokens),
         ], size
 
 
-class Downsample(Module):
+class AutoencoderDownsample(Module):
     """A 3×3 convolution with stride 2 whose zero padding is at the bottom and at the right alone."""
+
+    part = "downsample"  # the name in `Level`, and in files
 
     def __init__(self, channels):
         self.conv = Conv2d(channels, channels, stride=2)
@@ -105,8 +107,10 @@ class Downsample(Module):
         return [conv_product(self.conv, size)], size // 2
 
 
-class Upsample(Module):
+class AutoencoderUpsample(Module):
     """Nearest neighbour ×2, then a 3×3 convolution."""
+
+    part = "upsample"  # the name in `Level`, and in files
 
     def __init__(self, channels):
         self.conv = Conv2d(channels, channels)
@@ -127,10 +131,10 @@ class Level(Module):
             {i: ResnetBlock(channels if i == 0 else outputs, outputs, groups) for i in range(count)}
         )
         self.attn = Numbered(
-            {i: AttentionBlock(outputs, groups) for i in range(count)} if attends else {}
+            {i: AutoencoderAttention(outputs, groups) for i in range(count)} if attends else {}
         )
         if resample is not None:
-            setattr(self, resample.__name__.lower(), resample(outputs))
+            setattr(self, resample.part, resample(outputs))
 
     def modules(self):
         """In the order in which they run."""
@@ -149,7 +153,7 @@ class Middle(Module):
     def __init__(self, channels, attends, groups):
         self.block_1 = ResnetBlock(channels, channels, groups)
         if attends:
-            self.attn_1 = AttentionBlock(channels, groups)
+            self.attn_1 = AutoencoderAttention(channels, groups)
         self.block_2 = ResnetBlock(channels, channels, groups)
 
     def modules(self):
@@ -171,7 +175,7 @@ class Encoder(Module):
                     count,
                     i in attention_levels,
                     groups,
-                    None if last else Downsample,
+                    None if last else AutoencoderDownsample,
                 )
             )
             channels = width
@@ -200,7 +204,12 @@ class Decoder(Module):
         self.mid, levels = Middle(channels, mid_attention, groups), {}
         for i, width in reversed(list(enumerate(widths))):
             levels[i] = Level(
-                channels, width, count + 1, i in attention_levels, groups, Upsample if i else None
+                channels,
+                width,
+                count + 1,
+                i in attention_levels,
+                groups,
+                AutoencoderUpsample if i else None,
             )
             channels = width
         self.up = Numbered(dict(sorted(levels.items())))
@@ -256,7 +265,7 @@ class Autoencoder(Model):
         "latent_channels": 1 << 10,
         "groups": 1 << 14,
     }
-    block_kinds = (ResnetBlock, AttentionBlock)
+    block_kinds = (ResnetBlock, AutoencoderAttention)
 
     def __init__(
         self,
@@ -409,7 +418,7 @@ class Autoencoder(Model):
     def __getstate__(self):
         return {**super().__getstate__(), "_recorded": {}}
 
-    def products(self) -> list[Product]:
+    def products(self) -> list[LayerProduct]:
         """Of one image of `image_size` through encoder and decoder."""
         found, size = [conv_product(self.encoder.conv_in, self.image_size)], self.image_size
         for side in (self.encoder, self.decoder):

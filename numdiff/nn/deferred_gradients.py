@@ -29,7 +29,7 @@ launched when the backward pass ends (`flushed_at_end`).
 import contextlib
 from typing import NamedTuple
 
-from ..device.threads import Stack
+from ..device.threads import ThreadStack
 from ..kernels.linear_gradients import linear_gradients_backward
 from ..kernels.side_stream import on_side_stream
 from .parameter import Parameter
@@ -38,8 +38,8 @@ from .parameter import Parameter
 SMALL = 9 << 20
 
 # the `DeferredGradients` of the blocks that run forward in this thread, innermost last
-_open = Stack()
-_pending = Stack()  # those with deferred layers in this thread's backward passes
+_open = ThreadStack()
+_pending = ThreadStack()  # those with deferred layers in this thread's backward passes
 
 
 class DeferredGradients:

@@ -29,7 +29,7 @@ from ..dtypes import is_half
 from ..errors import UsageError
 from ..settings import say
 from . import functional as F
-from .flops import Product, dit_products, mlp_width
+from .flops import LayerProduct, dit_products, mlp_width
 from .layers import Embedding, Linear, constant, gaussian, xavier
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -132,7 +132,7 @@ class LabelEmbedder(Module):
         return self.embedding_table(F.class_dropout(labels, self.dropout, self.classes, randomness))
 
 
-class Norm(Module):
+class ModulatedNorm(Module):
     """How tokens are normalised before the conditioning scales and shifts them: one operation with
     that, and in most places with the gate before it, too. norm: "layer", without a weight, or
     "rms", with one (D,)."""
@@ -236,7 +236,7 @@ class SwiGLU(Module):
     first, last = property(lambda self: self.w12), property(lambda self: self.w3)
 
 
-class Block(Module):
+class DiTBlock(Module):
     """Attention, then an MLP, each normalised, shifted, scaled and gated by the conditioning
     (adaLN-Zero)."""
 
@@ -251,7 +251,7 @@ class Block(Module):
         shift=True,
         attention=Attention,
     ):
-        self.norm1, self.norm2 = Norm(hidden, norm), Norm(hidden, norm)
+        self.norm1, self.norm2 = ModulatedNorm(hidden, norm), ModulatedNorm(hidden, norm)
         self.attn = attention(hidden, heads, qk_norm)
         self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
         rows = (6 if shift else 4) * hidden
@@ -318,7 +318,7 @@ class Block(Module):
 
 class FinalLayer(Module):
     def __init__(self, hidden, outputs, norm="layer"):
-        self.norm_final = Norm(hidden, norm)
+        self.norm_final = ModulatedNorm(hidden, norm)
         self.linear = Linear(hidden, outputs, zero=True)
         self.adaLN_modulation = Numbered({1: Linear(hidden, 2 * hidden, zero=True)})
 
@@ -357,7 +357,7 @@ class DiT(Model):
         "mlp_ratio": 1024,
         "num_classes": 1 << 24,
     }
-    block_kinds = (Block,)
+    block_kinds = (DiTBlock,)
     part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"
 
@@ -398,7 +398,7 @@ class DiT(Model):
         kind = Attention if attention == "full" else attention_kind(attention).of(self.options)
         self.blocks = Numbered(
             {
-                i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, kind)
+                i: DiTBlock(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, kind)
                 for i in range(depth)
             }
         )
@@ -509,7 +509,7 @@ class DiT(Model):
         tokens = F.cast(self.final_layer(y), np.float32)
         return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
 
-    def products(self) -> list[Product]:
+    def products(self) -> list[LayerProduct]:
         return dit_products(self.options)
 
 

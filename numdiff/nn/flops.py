@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .. import extensions
 
 
-class Product(NamedTuple):
+class LayerProduct(NamedTuple):
     """A product of the forward pass. weight: a Parameter or its name; attention multiplies none,
     and has that of its qkv, with of_weight False; flops: of one image."""
 
@@ -23,11 +23,13 @@ class Product(NamedTuple):
 def conv_product(conv, size):
     """A convolution over one size × size image."""
     outputs, kernel, _, inputs = conv.weight.shape
-    return Product(conv.weight, 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs)
+    return LayerProduct(
+        conv.weight, 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs
+    )
 
 
 def linear_product(linear, rows):
-    return Product(linear.weight, 2 * rows * math.prod(linear.weight.shape))
+    return LayerProduct(linear.weight, 2 * rows * math.prod(linear.weight.shape))
 
 
 def total(products):
@@ -80,7 +82,7 @@ def dit_products(options):
     shift, found = 6 if options["shift"] else 4, []
 
     def add(name, numbers, of_weight=True):
-        found.append(Product(f"{name}.weight", 2 * numbers, of_weight))
+        found.append(LayerProduct(f"{name}.weight", 2 * numbers, of_weight))
 
     add("x_embedder.proj", tokens * D * pixels)
     add("t_embedder.mlp.0", 256 * D)

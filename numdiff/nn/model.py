@@ -18,7 +18,7 @@ from ..dtypes import is_bfloat16
 from ..errors import UsageError, quoted, shown
 from ..kernels.matmul import fp8_supports
 from .evaluation import evaluate
-from .flops import Product, total
+from .flops import LayerProduct, total
 from .module import FlatParameters, Module
 from .tensor import Tensor
 
@@ -328,10 +328,10 @@ class Model(Module):
                 else "this model has no classes: leave y out, or build it with num_classes"
             )
 
-    def products(self) -> list[Product]:
+    def products(self) -> list[LayerProduct]:
         """The products of one image's way through the model, with the names of their weights; here
         those of weights that each serve once: a subclass knows better."""
-        return [Product(name, 2 * math.prod(p.shape)) for name, p in self.named_parameters()]
+        return [LayerProduct(name, 2 * math.prod(p.shape)) for name, p in self.named_parameters()]
 
     def forward_flops(self) -> int:
         """FLOPs of one image through the model: a multiply-add counts as two."""

@@ -6,16 +6,18 @@ import contextlib
 import numpy as np
 
 from ..device import download
-from ..device.threads import Stack
+from ..device.threads import ThreadStack
 from ..errors import shown
 from ..float8 import numbers_of
 from ..kernels.concat import Pair
 
 # the tapes that are recording in this thread, innermost last; None: nothing is recorded
-tapes = Stack()
+tapes = ThreadStack()
 # full names of the modules that this thread is executing, innermost last, to name records
-scope = Stack()
-_unwanted = Stack()  # weights of the linear layers whose results no operation reads, innermost last
+scope = ThreadStack()
+_unwanted = (
+    ThreadStack()
+)  # weights of the linear layers whose results no operation reads, innermost last
 
 
 def is_recording():

@@ -19,7 +19,7 @@ from ..device import AnyArray
 from ..errors import UsageError, quoted
 from ..settings import say
 from . import functional as F
-from .flops import Product, conv_product, linear_product
+from .flops import LayerProduct, conv_product, linear_product
 from .layers import Conv2d, Embedding, GroupNorm, Linear
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -154,7 +154,7 @@ class AttentionBlock(Module):
         tokens, channels = size * size, self.proj_out.weight.shape[0]
         return [
             linear_product(self.qkv, tokens),
-            Product(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
+            LayerProduct(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
             linear_product(self.proj_out, tokens),
         ], size
 
@@ -414,7 +414,7 @@ class UNet(Model):
             h = stage(join(h, skips.pop()), embedded, randomness)
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
-    def products(self) -> list[Product]:
+    def products(self) -> list[LayerProduct]:
         found, size = [linear_product(self.time_embed[k], 1) for k in (0, 2)], self.image_size
         for stage in (
             *self.input_blocks.modules.values(),

@@ -69,7 +69,7 @@ def load_autoencoder(path, device="auto", precision="auto"):
     return model
 
 
-class Decoder:
+class LatentDecoder:
     """Turns the latents that a diffusion model makes into pictures: `decoder(latents)` is uint8 (B,
     f·h, f·w, C).
 

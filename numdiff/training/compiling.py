@@ -109,7 +109,7 @@ def plan_of(trainer, card):
     return collect(work, card)
 
 
-class Shown:
+class CompilationProgress:
     """Shows how many kernels are left: by a bar on a terminal, else by a line now and then."""
 
     def __init__(self, count, workers, echo):
@@ -148,7 +148,7 @@ def finish(compilation, echo):
     """Wait for a `CompileAhead`, and show how it goes."""
     if not compilation.wanted:
         return {}
-    shown = Shown(len(compilation.wanted), compilation.workers, echo)
+    shown = CompilationProgress(len(compilation.wanted), compilation.workers, echo)
     with contextlib.closing(shown.bar), progress.compiling():
         faults = compilation.finish(shown, 1.0)
     shown.done(faults)

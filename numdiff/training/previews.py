@@ -10,7 +10,7 @@ from ..diffusion.sampling import PIXEL_CHANNELS
 from ..distributed.together import make_together
 from ..errors import UsageError
 from ..option_names import as_options
-from .autoencoders import Decoder
+from .autoencoders import LatentDecoder
 from .report import columns_of, image_grid, save_png
 
 # of the first image of every grid, the same in all of them, so that one sees the samples improve
@@ -90,7 +90,7 @@ class Previews:
         return images
 
     def decoder(self):
-        """The `Decoder` of --vae; a `UsageError` where it does not fit the model or its data."""
+        """The `LatentDecoder` of --vae; a `UsageError` where it does not fit the model or its data."""
         if self._decoder is None:
             model, trainer = self.trainer.model, self.trainer
             if model.in_channels in PIXEL_CHANNELS:
@@ -99,7 +99,7 @@ class Previews:
                     f"{model.in_channels} channels: leave it out, or run `numdiff data encode` first."
                 )
             shape = model.image_size, model.image_size, model.in_channels
-            self._decoder = Decoder(
+            self._decoder = LatentDecoder(
                 self.options.vae,
                 shape,
                 model.backend or "cpu",

@@ -34,7 +34,7 @@ SMOOTHING = 0.7  # weight of the old step time in the estimate of the time left
 # Lines --------------------------------------------------------------------------------------------
 
 
-class Output:
+class RunOutput:
     """Prints lines on stdout, and never makes a run fail.
 
     A line that cannot be written, for example to a full disk, is lost, and the next one is tried.
@@ -86,7 +86,7 @@ class Reporter:
     start_step: steps done before this process; records of later steps, of a run that was killed,
     are removed
     flops_per_step, peak_flops: for the MFU; without a known peak the TFLOP/s are shown instead
-    output: an `Output` for the lines
+    output: an `RunOutput` for the lines
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Reporter:
         output=None,
     ):
         self.steps, self.batch, self.step = steps, batch, start_step
-        self._output = output or Output()
+        self._output = output or RunOutput()
         self.flops_per_step, self.peak_flops = flops_per_step, peak_flops
         self._path = pathlib.Path(run_dir) / STATS
         truncate_stats(self._path, start_step)

@@ -49,7 +49,7 @@ from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
 from .options import TrainOptions, load_options
 from .plan import plan_run
 from .previews import draws
-from .report import STATS, Output, columns_of
+from .report import STATS, RunOutput, columns_of
 from .resume import (
     check_resumed_data,
     check_same_model,
@@ -95,7 +95,7 @@ def train(
             options,
             resume,
             dry_run,
-            Output(echo if communicator.rank == 0 else _silent),
+            RunOutput(echo if communicator.rank == 0 else _silent),
             new_data,
             lambda run_dir: communicator.first(held.enter_context, held_folder(run_dir)),
             evaluation,

@@ -23,7 +23,7 @@ from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
 from ..settings import counted, flag
-from .autoencoders import Decoder, array_hash
+from .autoencoders import LatentDecoder, array_hash
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import files_of, is_foreign, load_model
@@ -334,7 +334,7 @@ def sample_command(
 
 
 def find_decoder(vae, model, sampling, device):
-    """The `Decoder` of a model of latents: that of `vae`, else that of the run which made the
+    """The `LatentDecoder` of a model of latents: that of `vae`, else that of the run which made the
     model, if it is there; None for a model of pixels, and without an autoencoder."""
     if sampling.pixels:
         if vae:
@@ -345,7 +345,7 @@ def find_decoder(vae, model, sampling, device):
     own = (model.meta.get("pictures") or {}).get("vae")
     if vae is None and isinstance(own, str) and os.path.exists(own):
         vae = own
-    return Decoder(vae, sampling.shape, device, model.precision) if vae else None
+    return LatentDecoder(vae, sampling.shape, device, model.precision) if vae else None
 
 
 def _silent(text):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..device import empty, synchronize, upload, zeros
 from ..device.traffic import make_feed, make_readback
-from ..distributed.buckets import Tape
+from ..distributed.buckets import WatchedTape
 from ..distributed.exchange_base import NoExchange
 from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import add_forward
@@ -171,7 +171,7 @@ class TrainingStep:
         inputs = self.objective.inputs_of(self.model, x_0, random)
         labels = None if self.labels is None else self.labels[rows]
         with (
-            Tape(check_finite) as tape,
+            WatchedTape(check_finite) as tape,
             self.aliasing.forward() if self.aliasing else nullcontext(),
         ):
             loss = self.objective.loss_of(self.model, inputs, labels, random, scale)

@@ -6,8 +6,8 @@ from numdiff import kernels as K
 from numdiff.benchmark.costs import bytes_of, cost_of
 from numdiff.benchmark.kernels import (
     Array,
-    Measured,
     Recorded,
+    TimedCalls,
     bench_call,
     bench_kernels,
     record_calls,
@@ -231,7 +231,7 @@ def test_only_the_launchers_version_is_starred(function, versions):
     gpu = FakeGpu()
     rows = bench_call(
         Recorded(function, arguments, 1, 1, True),
-        Measured(gpu),
+        TimedCalls(gpu),
         Roof(gpu),
         "fp16",
         versions=versions,

@@ -19,7 +19,7 @@ from numdiff.benchmark.clocks import (
 )
 from numdiff.benchmark.costs import roof_of
 from numdiff.benchmark.memory import Holdings, in_short
-from numdiff.benchmark.profile import Profile, Shown, profile_step, run_watched
+from numdiff.benchmark.profile import Profile, ShownProgress, profile_step, run_watched
 from numdiff.benchmark.step import NumdiffStep
 from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
 from numdiff.device import cpu, zeros
@@ -270,7 +270,7 @@ def test_what_is_measured_is_shown(lines, monkeypatch):
     with Terminal() as terminal:
         if lines:
             monkeypatch.setenv("TERM", "dumb")
-        with Shown(device, said.append) as show:
+        with ShownProgress(device, said.append) as show:
             for what, launches in (
                 ("the first step", 5),
                 ("the step as it trains", 4),

@@ -1,7 +1,7 @@
 import gc
 import weakref
 
-from numdiff.device.arena import ALIGNMENT, AliasedArena, Arena, Lane
+from numdiff.device.arena import ALIGNMENT, AliasedArena, Arena, StreamArena
 
 
 def make(segment=1 << 20):
@@ -143,7 +143,7 @@ def test_held_memory_is_not_reused_until_it_is_released():
 
 def test_a_lane_gives_what_is_freed_to_its_own_and_all_back_when_it_is_closed():
     arena, _ = make()
-    first, second = Lane(arena), Lane(arena)
+    first, second = StreamArena(arena), StreamArena(arena)
     block = first.allocate(1000)
     address = block.address
     del block

@@ -7,8 +7,8 @@ import pytest
 
 from numdiff.device import download, upload
 from numdiff.diffusion import SAMPLERS, alpha_bars
-from numdiff.diffusion.plan import Plan
-from numdiff.diffusion.run import Run
+from numdiff.diffusion.plan import SamplerPlan
+from numdiff.diffusion.run import SamplerRun
 from numdiff.diffusion.samplers import ddim, ddpm, euler_ancestral, repaint
 from numdiff.diffusion.schedule import sampling_sigmas
 from numdiff.kernels.concat import concat_forward
@@ -74,7 +74,9 @@ def test_a_plan_gives_the_bits_of_the_function(engine, rng, name):
         "Model", (), {"num_classes": None, "backend": engine.backend, "place": lambda self: None}
     )()
     seeds = np.array([4, 7], np.uint32)
-    run = Run(Plan(sampler, estimate.numbers, SIGMAS, settings, more), estimate, 2, SHAPE, more)
+    run = SamplerRun(
+        SamplerPlan(sampler, estimate.numbers, SIGMAS, settings, more), estimate, 2, SHAPE, more
+    )
     start = run.noise(seeds)
     asked = []
     got = [download(run(start, seeds, after=lambda: asked.append(1))) for _ in range(2)]
@@ -118,7 +120,7 @@ def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
     estimate.model = type(
         "Model", (), {"num_classes": None, "backend": device, "place": lambda self: place[0]}
     )()
-    plan = Plan(
+    plan = SamplerPlan(
         sampler,
         estimate.numbers,
         [*np.geomspace(9, 0.1, 8 if in_fives else 4).tolist(), 0.0],
@@ -126,7 +128,7 @@ def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
         more,
     )
     replayed, launched = (
-        Run(plan, estimate, 2, SHAPE, more, eager=eager) for eager in (False, True)
+        SamplerRun(plan, estimate, 2, SHAPE, more, eager=eager) for eager in (False, True)
     )
     wanted = {}
     for turn, seeds in enumerate(([4, 7], [1, 2], [4, 7])):
@@ -147,7 +149,7 @@ def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
 def test_what_is_computed_ahead_comes_before_its_first_step():
     """Steps that are replayed together do not reach across the step that the next of them are
     computed before."""
-    run = Run.__new__(Run)
+    run = SamplerRun.__new__(SamplerRun)
     run.eager, run.backend, run.plan = (
         False,
         RecordingDevice(),
@@ -181,7 +183,7 @@ def test_what_is_computed_ahead_comes_before_its_first_step():
 )
 def test_there_are_few_kinds_of_steps(name, kinds):
     sampler, settings = CASES[name]
-    plan = Plan(
+    plan = SamplerPlan(
         sampler,
         Estimate().numbers,
         sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 50),
@@ -211,10 +213,10 @@ def test_what_a_step_leaves_may_change_places(engine, rng):
     estimate.model = type(
         "Model", (), {"num_classes": None, "backend": engine.backend, "place": lambda self: None}
     )()
-    plan = Plan(swapping, estimate.numbers, SIGMAS, {})
+    plan = SamplerPlan(swapping, estimate.numbers, SIGMAS, {})
     assert not plan.steps[0].asks and plan.steps[1].asks and plan.places == 2
     seeds = np.array([1, 2], np.uint32)
-    run = Run(plan, estimate, 2, SHAPE)
+    run = SamplerRun(plan, estimate, 2, SHAPE)
     got = run(run.noise(seeds), seeds)
     if engine.computes:
         x, scale = download(run.noise(seeds)), np.float32(plan.start_scale)
@@ -238,5 +240,5 @@ def test_a_sampler_may_ask_at_a_level_between():
             x = combine((then / now, x), (1 - then / now, denoise(x, 1.1 * now)))
         return x
 
-    plan = Plan(functools.partial(churned), Estimate().numbers, SIGMAS, {})
+    plan = SamplerPlan(functools.partial(churned), Estimate().numbers, SIGMAS, {})
     assert [step.asks for step in plan.steps] == [False] + [True] * 5 and len(set(plan.steps)) == 3

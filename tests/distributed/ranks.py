@@ -247,8 +247,8 @@ def over_hosts(folder):
 
     # which is for GPUs
     hosts_exchange.PeerExchange, hosts_exchange.try_sums = Inside, lambda *_: None
-    hosts_exchange.BUCKET, plan = 10_000, mpi_exchange.Plan
-    mpi_exchange.Plan = lambda parameters: plan(parameters, 10_000)
+    hosts_exchange.BUCKET, plan = 10_000, mpi_exchange.BucketPlan
+    mpi_exchange.BucketPlan = lambda parameters: plan(parameters, 10_000)
     with communicator.job():
         n = 3 * 10_000 + 100
         gradient, loss = np.zeros(n, np.float32), np.zeros(1, np.float32)

@@ -1003,7 +1003,9 @@ def gradient_step(model, sent, twin, monkeypatch):
     from numdiff.training.step import TrainingStep
 
     monkeypatch.setattr(mpi_exchange, "HostArray", twin)
-    monkeypatch.setattr(mpi_exchange, "Plan", lambda parameters: buckets.Plan(parameters, 1000))
+    monkeypatch.setattr(
+        mpi_exchange, "BucketPlan", lambda parameters: buckets.BucketPlan(parameters, 1000)
+    )
     through = exchange.MpiExchange(sent, model.parameters) if sent else exchange.NoExchange()
     rng = np.random.default_rng(1)
     step = TrainingStep(model, Diffusion(), AdamW(model.parameters), 4, 2, exchange=through, seed=2)
@@ -1050,7 +1052,7 @@ def test_a_record_names_the_parameters_that_its_backward_adds_to(kind, recompute
                 assert not changed[first:stop].any() or id(parameter) in named, name
 
     watcher = Watcher()
-    monkeypatch.setattr(exchange.NoExchange, "watch", lambda self: buckets.Watch(watcher))
+    monkeypatch.setattr(exchange.NoExchange, "watch", lambda self: buckets.WatchBackward(watcher))
     gradient_step(model, None, mpi_exchange.HostArray, monkeypatch)
     found = {id(parameter) for parameters in watcher.named for parameter in parameters}
     assert found == {id(parameter) for _, parameter in model.named_parameters()}
@@ -1482,12 +1484,12 @@ def test_where_a_rank_has_no_memory_for_copies_the_sum_follows(monkeypatch):
         found = exchange.make_exchange(communicator, parameters, partition)
         return found.overlap, found.name, parameters.overlapped
 
-    def nothing_left(self, own, allocate=copies.Copies._allocate):
+    def nothing_left(self, own, allocate=copies.GradientCopies._allocate):
         if self.rank:
             raise OutOfMemoryError("the GPU is full.")
         return allocate(self, own)
 
-    monkeypatch.setattr(copies.Copies, "_allocate", nothing_left)
+    monkeypatch.setattr(copies.GradientCopies, "_allocate", nothing_left)
     assert on_threads(2, monkeypatch, body) == [(None, "peer", False)] * 2
 
 

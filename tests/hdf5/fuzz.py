@@ -18,7 +18,7 @@ import numpy as np
 
 from numdiff.data.dataset import open_dataset
 from numdiff.hdf5 import open_hdf5
-from numdiff.hdf5.structure import UNDEFINED, Source, lookup3
+from numdiff.hdf5.structure import UNDEFINED, RawFile, lookup3
 from numdiff.nn import DiT, UNet
 from numdiff.training.checkpoint import LAST_LINE_BYTES
 from numdiff.training.model_files import convert, load, write_model_file
@@ -82,7 +82,7 @@ def use_model(path):
 @functools.cache
 def base(make, number):
     """(bytes of a file, spans of its structures, spans of those that have a checksum)"""
-    read, check, spans, checked = Source.read, Source.check, [], []
+    read, check, spans, checked = RawFile.read, RawFile.check, [], []
 
     def noted(self, address, count):
         spans.append((address, count))
@@ -98,8 +98,8 @@ def base(make, number):
         data = path.read_bytes()
         data = data[:-LAST_LINE_BYTES] if make is model else data
         with (
-            mock.patch.object(Source, "read", noted),
-            mock.patch.object(Source, "check", checks),
+            mock.patch.object(RawFile, "read", noted),
+            mock.patch.object(RawFile, "check", checks),
             open_hdf5(path) as file,
         ):
             for group in ("/", "buffers") if make is model else ("/",):

@@ -14,7 +14,7 @@ from numdiff.device.arena import Arena
 from numdiff.device.array import POISON, set_poison
 from numdiff.device.planned import CARDS, Planned
 from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import Plan, Watch, touched_by
+from numdiff.distributed.buckets import BucketPlan, WatchBackward, touched_by
 from numdiff.errors import NumdiffError
 from numdiff.extras.convnext import functional as convnext
 from numdiff.extras.sla import functional as sla
@@ -22,7 +22,7 @@ from numdiff.kernels import Pair, side_stream
 from numdiff.kernels.versions import at_most
 from numdiff.nn import AdamW, DiT, Muon, UNet, aliasing, float8, functional
 from numdiff.nn.aliasing import Aliasing
-from numdiff.nn.dit import Block
+from numdiff.nn.dit import DiTBlock
 from numdiff.nn.optimizer import LossScale
 from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
@@ -286,7 +286,7 @@ def test_neighbours_share_an_aliased_part(monkeypatch):
 def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
     model, host = CASES[kind](), HostArena()
     step = step_of(model)
-    plan, left = Plan(model.parameters, size=1 << 10), {}
+    plan, left = BucketPlan(model.parameters, size=1 << 10), {}
 
     class Watcher:
         def begin(self, records):
@@ -296,7 +296,7 @@ def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
             for bucket in plan.leaving.get(number, ()):
                 left[bucket] = model.parameters.grad[slice(*plan.buckets[bucket])].copy()
 
-    step.exchange.watch = lambda: Watch(Watcher())
+    step.exchange.watch = lambda: WatchBackward(Watcher())
     with host.under(step):
         poison(step)
         step.run()
@@ -308,7 +308,7 @@ def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
 # What breaks the invariant ------------------------------------------------------------------------
 
 
-class Keeping(Block):
+class Keeping(DiTBlock):
     """Keeps what it gives."""
 
     def forward(self, *given):

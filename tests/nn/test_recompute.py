@@ -8,7 +8,7 @@ import pytest
 from numdiff import kernels as K
 from numdiff.device.array import set_poison
 from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import Plan, Watch, touched_by
+from numdiff.distributed.buckets import BucketPlan, WatchBackward, touched_by
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, DiT, UNet
 from numdiff.training.step import TrainingStep
@@ -175,7 +175,7 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
     model = build()
     model.recompute_blocks()
     step = step_of(model)
-    plan, left = Plan(model.parameters, size=1 << 10), {}
+    plan, left = BucketPlan(model.parameters, size=1 << 10), {}
 
     class Watcher:
         def begin(self, records):
@@ -185,7 +185,7 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
             for bucket in plan.leaving.get(number, ()):
                 left[bucket] = model.parameters.grad[slice(*plan.buckets[bucket])].copy()
 
-    step.exchange.watch = lambda: Watch(Watcher())
+    step.exchange.watch = lambda: WatchBackward(Watcher())
     step.run()
     assert len(left) == len(plan.buckets) > 5
     for bucket, gradient in left.items():

@@ -9,7 +9,7 @@ import pytest
 from numdiff.device import get_backend, upload
 from numdiff.device.arena import Arena
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.device.threads import PerThread, Stack, kept
+from numdiff.device.threads import PerThread, ThreadStack, kept
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
 from tests.training.test_trainer import losses, make
@@ -155,7 +155,7 @@ def test_an_arena_gives_no_byte_to_two_threads():
 
 
 def test_what_threads_share_and_what_they_do_not():
-    stack = Stack()
+    stack = ThreadStack()
     stack.append(1)
     assert in_threads(lambda: len(stack)) == [0] and list(stack) == [1]
 

@@ -29,7 +29,7 @@ import torch
 
 import numdiff
 from numdiff.diffusion import Diffusion, samplers
-from numdiff.diffusion.paths import Linear
+from numdiff.diffusion.paths import LinearPath
 from numdiff.diffusion.schedule import karras_sigmas
 from numdiff.nn import Tape, Tensor
 from numdiff.nn.convert import to_torch_layout, without_padding
@@ -272,7 +272,7 @@ def compare_ode(name, transport, shift):
     theirs = sampler.sample_ode(sampling_method="euler", num_steps=steps + 1, **more)(
         to_nchw(noise), velocity
     )[-1]
-    sigmas = Linear(shift=1 / shift).sigmas("time", steps)
+    sigmas = LinearPath(shift=1 / shift).sigmas("time", steps)
     ours = samplers.euler(exact, np.float32(sigmas[0]) * noise, sigmas)
     report(
         f"{name}'s sample_ode, euler{f', timestep_shift {shift}' if more else ''}",

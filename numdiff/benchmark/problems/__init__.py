@@ -18,10 +18,10 @@ from ...device.roof import Roof
 from ...errors import NumdiffError, UsageError
 from ...kernels.operation import all_operations
 from ..costs import cost_of
-from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
-from .problem import Problem, adding_to
+from ..kernels import Array, TimedCalls, bench_call, call_with, for_each, versions_of
+from .problem import TimedProblem, adding_to
 
-__all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "without_memory"]
+__all__ = ["TimedProblem", "bench_files", "plan", "problems", "problems_named", "without_memory"]
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def bench_files(backend, operations=(), echo=print):
 
     found, keys = plan(problems_named(operations), card_of(backend))
     compile_ahead(keys, backend.cache, echo)
-    measured, roof = Measured(backend), Roof(backend)
+    measured, roof = TimedCalls(backend), Roof(backend)
     for problem in found:
         # the launcher then chooses among the kernels of tf32
         backend.tf32 = problem.precision == "tf32"

@@ -9,7 +9,7 @@ import numpy as np
 from ...kernels.problem import Array, half, integers, single
 from ..kernels import Recorded, for_each
 
-__all__ = ["Problem", "adding_to", "half", "integers", "numbered", "single"]
+__all__ = ["TimedProblem", "adding_to", "half", "integers", "numbered", "single"]
 
 B, SIDE, C = 32, 64, 64  # the UNet's batch, image and channels
 N, T, D, HEADS = 64, 256, 768, 12  # the DiT's batch, tokens, width and heads
@@ -19,7 +19,7 @@ TIMESTEPS, CLASSES = 1000, 1000
 SEED, PURPOSE = 1, 3
 
 
-class Problem(NamedTuple):
+class TimedProblem(NamedTuple):
     """One call. versions: None for all; awaited: it has no figures yet."""
 
     call: Recorded
@@ -76,6 +76,6 @@ def adding_to(found):
                 given[k] = Array(v.shape, v.dtype, v.values, v.place, True)
         call = Recorded(function, given, moved, flops, True)
         precision = precision or ("fp16" if call.dtype == np.float16 else "fp32")
-        found.append(Problem(call, versions, precision, note, awaited))
+        found.append(TimedProblem(call, versions, precision, note, awaited))
 
     return add

@@ -26,7 +26,7 @@ NUMERIC_MODULES = ("numpy.core.numeric", "numpy._core.numeric")
 DTYPES = ("u1", "i8", "i4")
 
 
-class Dtype(unpickle.Built):
+class PickledDtype(unpickle.Built):
     """Stands for numpy.dtype: only its name is noted, not its byte order and alignment, of no
     meaning for bytes."""
 
@@ -37,7 +37,7 @@ class Dtype(unpickle.Built):
         pass
 
 
-class Array(unpickle.Built):
+class PickledArray(unpickle.Built):
     """Stands for numpy.ndarray."""
 
     def __init__(self, *_):
@@ -47,7 +47,7 @@ class Array(unpickle.Built):
         self.fill(raw, dtype, shape, "F" if column_order else "C")
 
     def fill(self, raw, dtype, shape, order):
-        if not isinstance(dtype, Dtype) or dtype.name not in DTYPES:
+        if not isinstance(dtype, PickledDtype) or dtype.name not in DTYPES:
             raise RefusedError(f"an array of {getattr(dtype, 'name', 'objects')}")
         raw = raw.encode("latin1") if isinstance(raw, str) else bytes(raw)
         order = "F" if order == "F" else "C"
@@ -55,7 +55,7 @@ class Array(unpickle.Built):
 
 
 def _from_buffer(raw, dtype, shape, order):  # numpy's _frombuffer, of pickle protocol 5
-    array = Array()
+    array = PickledArray()
     array.fill(raw, dtype, shape, order)
     return array
 
@@ -65,10 +65,10 @@ def _scalar(dtype, raw):  # numpy's scalar: one integer
 
 
 NAMES = {
-    "numpy ndarray": Array,
-    "numpy dtype": Dtype,
+    "numpy ndarray": PickledArray,
+    "numpy dtype": PickledDtype,
     "_codecs encode": unpickle.latin_bytes,
-    **{f"{module} _reconstruct": Array for module in ARRAY_MODULES},
+    **{f"{module} _reconstruct": PickledArray for module in ARRAY_MODULES},
     **{f"{module} scalar": _scalar for module in ARRAY_MODULES},
     **{f"{module} _frombuffer": _from_buffer for module in NUMERIC_MODULES},
 }
@@ -133,7 +133,7 @@ def _open_cifar(path, names, read, labels):
         for name in batches:
             batch = _load(path, name, read)
             images = batch.get("data")
-            images = images.value if isinstance(images, Array) else images
+            images = images.value if isinstance(images, PickledArray) else images
             if not (
                 isinstance(images, np.ndarray)
                 and images.dtype == np.uint8
@@ -145,7 +145,7 @@ def _open_cifar(path, names, read, labels):
                 found = batch.get("labels")
                 found = (
                     found.value.tolist()
-                    if isinstance(found, Array) and found.value is not None
+                    if isinstance(found, PickledArray) and found.value is not None
                     else found
                 )
                 if (

@@ -4,7 +4,7 @@ import math
 from typing import ClassVar
 
 from ...nn import functional as F
-from ...nn.flops import Product, conv_product, linear_product
+from ...nn.flops import LayerProduct, conv_product, linear_product
 from ...nn.layers import Conv2d, LayerNorm, Linear, constant, uniform
 from ...nn.module import Module, Numbered
 from ...nn.parameter import Parameter
@@ -107,4 +107,4 @@ class ConvNeXtBlock(EmbeddedBlock):
 
 def depthwise_product(conv, size):
     """A depthwise convolution over one size × size image."""
-    return Product(conv.weight, 2 * size * size * math.prod(conv.weight.shape))
+    return LayerProduct(conv.weight, 2 * size * size * math.prod(conv.weight.shape))

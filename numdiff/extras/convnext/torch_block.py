@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...benchmark.replays import MAX_CALLS, REPLAY_S, repeated, timed
-from ...benchmark.torch_unet import Downsample, EmbeddedBlock, Upsample
+from ...benchmark.torch_unet import TorchDownsample, TorchEmbeddedBlock, TorchUpsample
 
 
-class ConvNeXtBlock(EmbeddedBlock):
+class TorchConvNeXtBlock(TorchEmbeddedBlock):
     def __init__(self, channels, emb_channels, out_channels, dropout, resample=None):
         super().__init__()
         self.skip_connection = (
@@ -28,8 +28,8 @@ class ConvNeXtBlock(EmbeddedBlock):
         self.dropout = nn.Dropout(dropout)
         self.resample = {
             None: nn.Identity(),
-            "up": Upsample(channels, False),
-            "down": Downsample(channels, False),
+            "up": TorchUpsample(channels, False),
+            "down": TorchDownsample(channels, False),
         }[resample]
 
     def forward(self, x, emb):
@@ -40,7 +40,7 @@ class ConvNeXtBlock(EmbeddedBlock):
         return x + (self.layer_scale["weight"] * self.dropout(h)).permute(0, 3, 1, 2)
 
 
-class OneBlock(ConvNeXtBlock):
+class TorchOneBlock(TorchConvNeXtBlock):
     """The block, given what the timestep adds."""
 
     def __init__(self, channels):
@@ -67,7 +67,7 @@ def torch_times(mode, precision, cuda, shape, repeats):
     torch.backends.cudnn.benchmark = True
     device = "cuda" if cuda else "cpu"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    model = OneBlock(channels).to(device, dtype).to(memory_format=torch.channels_last)
+    model = TorchOneBlock(channels).to(device, dtype).to(memory_format=torch.channels_last)
     run = model if mode == "eager" else torch.compile(model)
     x, dy = (
         torch.randn(batch, channels, size, size, device=device, dtype=dtype).to(

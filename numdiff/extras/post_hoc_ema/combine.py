@@ -43,7 +43,7 @@ TOLERANCE = 0.05
 STEP = 0.001  # at which the widths of a message are tried
 
 
-class Kept(NamedTuple):
+class StoredAverage(NamedTuple):
     """A stored average: the number of updates that it is of, its γ, the file (None: the checkpoint
     itself), its buffer."""
 
@@ -139,7 +139,7 @@ def find_kept(path, buffers, meta, warn):
     stds = meta.get("ema_std") or []
     time = updates_in(buffers)
     own = [
-        Kept(time, gamma_of(std), None, buffer_of(std))
+        StoredAverage(time, gamma_of(std), None, buffer_of(std))
         for std in stds
         if buffer_of(std) in buffers and time
     ]
@@ -161,7 +161,7 @@ def find_kept(path, buffers, meta, warn):
             warn(printable(f"passed over: {snapshot} holds averages of another training."))
             continue
         found += [
-            Kept(when, gamma_of(std), snapshot, buffer_of(std))
+            StoredAverage(when, gamma_of(std), snapshot, buffer_of(std))
             for std in about.get("ema_std", [])
             if buffer_of(std) in names
         ]

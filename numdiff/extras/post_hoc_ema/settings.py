@@ -4,7 +4,8 @@ from ... import schema
 from ...setting import SAME, setting
 
 
-class Optimiser:
+class AverageSettings:
+    heading = "Optimiser"
     ema_std: tuple[float, ...] | None = setting(
         None,
         "Also keep averages with power-function profiles of these widths, as shares of the training so far, and store "
@@ -17,7 +18,8 @@ class Optimiser:
     )
 
 
-class Output:
+class SnapshotSettings:
+    heading = "Output"
     ema_snapshots: int = setting(
         16,
         "How often the averages of --ema-std are stored, evenly over --steps.",

@@ -3,7 +3,8 @@
 from ...setting import SAME, setting
 
 
-class DiT:
+class SparseAttentionSettings:
+    heading = "DiT"
     sla_topk: float = setting(
         0.2,
         "With --attention sla: the share of the blocks that is attended to exactly.",

@@ -11,7 +11,17 @@ from numba import cuda, float32
 
 from numdiff import emulator
 from numdiff.emulator import pictures
-from numdiff.lessons.lab import Boxes, bars, faults, measured, run, show, stored, timeline, words
+from numdiff.lessons.lab import (
+    TensorMapArgument,
+    bars,
+    faults,
+    measured,
+    run,
+    show,
+    stored,
+    timeline,
+    words,
+)
 
 rng = np.random.default_rng(0)
 N = 32
@@ -300,9 +310,9 @@ def copy_tile(map_x, y):  # the map describes a matrix of float16 and a box of 1
 
 
 x, y = pictures.numbered((16, 128)), np.zeros(64, np.float16)
-run(copy_tile, 1, 64, Boxes(x, (64, 16)), y)
+run(copy_tile, 1, 64, TensorMapArgument(x, (64, 16)), y)
 print("right:", np.array_equal(y.view(np.uint16), x[0, 64:].view(np.uint16)))
-film = emulator.trace(copy_tile, 1, 64, Boxes(x, (64, 16)).emulated(), y)
+film = emulator.trace(copy_tile, 1, 64, TensorMapArgument(x, (64, 16)).emulated(), y)
 show(pictures.swizzled_tile(film.copies[0], rows=8))
 
 # %% [markdown]
@@ -368,7 +378,7 @@ a16, b16 = (
     rng.standard_normal((16, 256)).astype(np.float16),
 )
 c = np.zeros((64, 16), np.float32)
-problem = Boxes(a16, (64, 64)), Boxes(b16, (64, 16)), c, 4
+problem = TensorMapArgument(a16, (64, 64)), TensorMapArgument(b16, (64, 16)), c, 4
 run(double_buffer, 1, 128, *problem)
 print("right:", np.allclose(c, a16.astype(np.float32) @ b16.astype(np.float32).T, atol=1e-3))
 timeline(double_buffer, 1, 128, *problem)

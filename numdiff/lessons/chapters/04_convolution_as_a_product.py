@@ -11,7 +11,7 @@ from numba import cuda, float32
 
 from numdiff import emulator
 from numdiff.emulator import pictures
-from numdiff.lessons.lab import Boxes, bars, drawing, faults, measured, run, show
+from numdiff.lessons.lab import TensorMapArgument, bars, drawing, faults, measured, run, show
 
 rng = np.random.default_rng(0)
 H = W = 8
@@ -295,7 +295,7 @@ x16 = rng.standard_normal((8, 8, 64)).astype(np.float16)
 w16 = rng.standard_normal((3, 3, 64, 16)).astype(np.float16)
 b16 = np.ascontiguousarray(w16.transpose(3, 0, 1, 2)).reshape(16, 576)
 y16 = np.zeros((64, 16), np.float32)
-arguments = Boxes(x16, (64, 8, 8)), Boxes(b16, (64, 16)), y16
+arguments = TensorMapArgument(x16, (64, 8, 8)), TensorMapArgument(b16, (64, 16)), y16
 run(boxes, 1, 128, *arguments)
 in_float32 = convolve(x16.astype(np.float32), w16.astype(np.float32))
 print("right:", np.allclose(y16.reshape(8, 8, 16), in_float32, atol=0.02))

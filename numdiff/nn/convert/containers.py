@@ -64,7 +64,9 @@ def _named(found, keys):
         ):
             return _with_names(found[SHADOW], outer)
         tensors = {
-            k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, pickles.Tensor)
+            k: v
+            for k, v in found.items()
+            if isinstance(k, str) and isinstance(v, pickles.PickledTensor)
         }
         if tensors and inside is None:
             return tensors
@@ -95,7 +97,7 @@ def _with_names(shadow, container):
     for without in (set(), UNTRAINED - {"pos_embed"}, UNTRAINED):
         names = [name for name in trained if _last(name) not in without]
         if len(names) == len(shadow) and all(
-            isinstance(t, pickles.Tensor) and t.shape == raw[name].shape
+            isinstance(t, pickles.PickledTensor) and t.shape == raw[name].shape
             for name, t in zip(names, shadow, strict=True)
         ):
             fixed = {name: raw[name] for name in trained if _last(name) in without}

@@ -41,7 +41,7 @@ STORAGES = {
 }
 
 
-class Tensor:
+class PickledTensor:
     """A view of a storage that may not have been read yet."""
 
     __slots__ = ("storage", "offset", "shape", "strides")
@@ -112,11 +112,11 @@ class Storage:
 
 
 def _rebuild_tensor(storage, offset, shape, strides, *unused):
-    return Tensor(storage, offset, shape, strides)
+    return PickledTensor(storage, offset, shape, strides)
 
 
 def _rebuild_parameter(data, *unused):
-    if not isinstance(data, Tensor):
+    if not isinstance(data, PickledTensor):
         raise ValueError("a parameter without a tensor")
     return data
 
