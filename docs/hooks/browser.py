@@ -103,7 +103,7 @@ def interpreter(scratch):
     """{name: bytes} of the files in npm's package."""
     if shutil.which("npm") is None:
         raise Missing("There is no npm on this machine.")
-    command = ["npm", "pack", "--silent", f"pyodide@{VERSION}"]
+    command = ["npm", "pack", "--loglevel=error", "--fetch-retries=0", f"pyodide@{VERSION}"]
     called(command, scratch, "npm cannot fetch the package pyodide")
     (archive,) = scratch.glob("pyodide-*.tgz")
     data = archive.read_bytes()
@@ -121,7 +121,7 @@ def called(command, scratch, failure):
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
         raise Missing(
-            f"{failure}: {(said.strip().splitlines() or ['no reason given'])[-1]}"
+            f"{failure}: {(said.strip().splitlines() or ['no reason given'])[0]}"
         ) from None
 
 

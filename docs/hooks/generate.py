@@ -310,7 +310,7 @@ def prose_of(cell):
 
 def puzzle_link(puzzle):
     """A puzzle's command, and its page if it has one."""
-    title = f"{puzzle.number}. {plain(puzzle.title)}"
+    title = f"{puzzle.number}\\. {plain(puzzle.title)}"
     if puzzle.number in browser.PUZZLES:
         title = f"[{title}](../learn/{puzzle.name}.md)"
     return f"{title} (`numdiff learn {puzzle.number}`)"
