@@ -100,7 +100,7 @@ def test_a_progress_bar_starts_no_process(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("compile", "dit", "--capability", "9.0", "--preset", "tiny", "--precision", "fp32"),
+        ("compile", "dit", "--capability", "7.5", "--preset", "tiny", "--precision", "fp32"),
         ("data", "info", "--no-sheet"),
         (
             "train",

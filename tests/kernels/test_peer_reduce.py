@@ -33,19 +33,6 @@ def test_sum_over_ranks(engine, rng, shape, ranks):
 
 
 @RANKS
-def test_sum_in_parts_of_any_size(engine, rng, ranks):
-    edges = [0, *(4 * rank * rank for rank in range(1, ranks)), 256]
-    x = rng.standard_normal((ranks, 256)).astype(np.float32)
-    buffers = [engine(row) for row in x]
-    for rank in range(ranks):
-        P.peer_reduce_scatter(buffers, rank, bounds=edges)
-    for rank in range(ranks):
-        P.peer_all_gather(buffers, rank, bounds=edges)
-    for buffer in buffers:
-        engine.check_equal(buffer, engine(sum(x[1:], x[0])))
-
-
-@RANKS
 def test_slices_cover_the_buffer_and_begin_at_multiples_of_four(ranks):
     for n in (1, 4, 37, 1030, 1 << 18):
         slices = [P.slice_of(n, rank, ranks) for rank in range(ranks)]

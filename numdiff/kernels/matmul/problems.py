@@ -107,6 +107,17 @@ def _of_float32():
         )
     yield product("added", 5, 7, 3, out=single(5, 7), accumulate=True, versions=ladder[:3])
     yield product("both transposed", 12, 8, 20, True, True, versions=ladder, fast=False)
+    # the last block of the sum over slices has few outputs
+    yield product(
+        "split K, odd",
+        5,
+        7,
+        97,
+        True,
+        True,
+        versions=ladder[2:3],
+        within=functools.partial(replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)),
+    )
     yield product(
         "split K, added, both transposed",
         8,

@@ -7,15 +7,10 @@ from numdiff.device import download, upload
 from numdiff.device.ptx import get_ptx_device
 from numdiff.errors import NumdiffError
 from numdiff.float8 import bits_of, numbers_of
-from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.matmul import hopper_fp8 as P
 from numdiff.kernels.quantise import PARTIALS, quantise_forward
-from numdiff.kernels.transformer.swiglu import swiglu_backward, swiglu_forward
 from tests.conftest import large, on, quick, shapes
 
-TOLERANCE = 1e-3  # of float16 results
-TENSOR_CORES_ALONE = 1e-2  # on a GPU, which keeps about 14 bits of a sum that is not promoted
-SHAPES = shapes(minimal=(8, 8, 16), odd=(72, 40, 144), large=(1000, 1152, 768))
 PROMOTED = pytest.mark.parametrize("promoted", [True, False], ids=["promoted", "plain"])
 
 
@@ -23,10 +18,6 @@ PROMOTED = pytest.mark.parametrize("promoted", [True, False], ids=["promoted", "
 def narrow(engine, monkeypatch):
     if engine.name in ("emulator", "ptx"):
         monkeypatch.setattr(P, "choose_width", lambda *given: min(P.widths_of(*given[-2:])))
-
-
-def tolerance_of(engine, promoted):
-    return TOLERANCE if promoted or engine.name != "cuda" else TENSOR_CORES_ALONE
 
 
 def operands(rng, M, N, K, *more):
@@ -41,56 +32,6 @@ def operands(rng, M, N, K, *more):
         scale_b,
         *(rng.standard_normal(shape).astype(np.float16) for shape in more),
     ], product
-
-
-@SHAPES
-@PROMOTED
-@quick(lambda engine, shape, promoted: engine != "emulator" or promoted and shape != (8, 8, 16))
-def test_products(engine, rng, shape, promoted):
-    """…with a bias and a residual; and the same bits again."""
-    (*given, residual), product = operands(rng, *shape, shape[:2])
-    bias = rng.standard_normal(shape[1]).astype(np.float32)
-    results = [
-        P.matmul_fp8_forward(
-            *map(engine, given), bias=engine(bias), residual=engine(residual), promoted=promoted
-        )
-        for _ in range(engine.repeats)
-    ]
-    assert results[0].dtype == np.float16
-    engine.check(results[0], product + bias + residual, tolerance_of(engine, promoted))
-    engine.check_equal(results[0], results[-1])
-
-
-@PROMOTED
-@quick(lambda engine, promoted: engine != "emulator")
-def test_products_with_their_activations(engine, rng, promoted):
-    M, N, K = (24, 48, 48) if engine.name == "emulator" else (264, 400, 528)
-    tolerance = tolerance_of(engine, promoted)
-    (*given, u), product = operands(rng, M, N, K, (M, N))
-    bias, zero = rng.standard_normal(N).astype(np.float32), np.zeros(N, np.float32)
-    on_engine = [engine(x) for x in given]
-    got = P.matmul_fp8_gelu_forward(*on_engine, engine(bias), promoted=promoted)
-    engine.check(got[0], product + bias, tolerance)
-    engine.check(got[1], gelu_forward(product + bias), tolerance)
-    without, y = P.matmul_fp8_gelu_forward(
-        *on_engine, engine(bias), keeps_u=False, promoted=promoted
-    )
-    assert without is None or engine.name in ("cpu",)
-    engine.check_equal(y, got[1])
-    engine.check(
-        P.matmul_fp8_gelu_backward(*on_engine, engine(u), promoted=promoted),
-        gelu_backward(product, u.astype(float)),
-        tolerance,
-    )
-    got = P.matmul_fp8_swiglu_forward(*on_engine, engine(zero), promoted=promoted)
-    engine.check(got[0], product, tolerance)
-    engine.check(got[1], swiglu_forward(product), 2 * tolerance)
-    (*given, u), product = operands(rng, M, N, K, (M, 2 * N))
-    engine.check(
-        P.matmul_fp8_swiglu_backward(*map(engine, given), engine(u), promoted=promoted),
-        swiglu_backward(product, u.astype(float)),
-        2 * tolerance,
-    )
 
 
 @quick(lambda engine: engine != "emulator")
