@@ -2,11 +2,10 @@
 // runs in a worker, which is started when the reader first turns to an editor.
 const LIMIT = 30; // seconds, after which a run counts as endless
 const PLOTS = /\b(bars|drawing|matplotlib)\b/; // what in a cell needs matplotlib
-const SERVED = "Pages that run need a web server: run python -m http.server in the site's folder, and open this page there.";
 let worker, asked;
 
 function start() {
-  if (worker || location.protocol === "file:") return;
+  if (worker) return;
   worker = new Worker(new URL("browser-worker.js", import.meta.url), {type: "module"});
   worker.onmessage = ({data}) => {
     if (data.ready) document.body.dataset.python = data.ready;
@@ -25,7 +24,6 @@ function stop() {
 
 // The result of a function of in_browser.py; `say` gets a sentence about what is going on.
 async function ask(say, doing, action, given, packages) {
-  if (location.protocol === "file:") throw new Error(SERVED);
   if (asked) throw new Error("Another run has not ended yet: wait for it.");
   start();
   say(document.body.dataset.python ? doing : "Loading Python, 17 MB at the first time …");

@@ -206,7 +206,16 @@ def why_not():
     return None
 
 
-SCRIPT = '<script type="module" src="../assets/browser.js"></script>'
+SERVED = (
+    "<p><strong>From the disk this page cannot run code.</strong> Run <code>python -m http.server</code> in "
+    "the site's folder, and open http://localhost:8000.</p>"
+)
+# a browser loads no module from the disk
+SCRIPT = (
+    f'<script>if (location.protocol === "file:") '
+    f'document.currentScript.insertAdjacentHTML("beforebegin", {json.dumps(SERVED)});</script>\n'
+    '<script type="module" src="../assets/browser.js"></script>'
+)
 
 
 def stub(found):

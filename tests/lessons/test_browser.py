@@ -196,6 +196,15 @@ def test_a_puzzle_is_judged_and_filmed_in_its_page(page, tmp_path):
 
 
 @exhaustive
+def test_a_page_from_the_disk_says_what_it_needs(page, browser_hook, tmp_path):
+    browser, _ = page
+    file = tmp_path / "page.html"
+    file.write_text(browser_hook.puzzle(1))
+    browser.visit(file.as_uri())
+    assert "python -m http.server" in browser.evaluate("document.body.innerText")
+
+
+@exhaustive
 def test_an_endless_loop_is_stopped(page):
     browser, address = page
     browser.visit(f"{address}/learn/01_map.html")
@@ -215,6 +224,7 @@ def test_an_endless_loop_is_stopped(page):
 )
 def test_a_chapter_runs_up_to_a_cell(page, name, last, text, figures):
     browser, address = page
+    browser.seen.clear()
     browser.visit(f"{address}/chapters/{name}.html")
     _, texts, shown = pages.run_cell(browser, last)
     assert text in texts[-1] and shown == figures
