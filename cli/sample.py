@@ -122,6 +122,21 @@ class Steps(click.ParamType):
 )
 @option(
     "What",
+    "--init-image",
+    metavar="PICTURE",
+    type=click.Path(),
+    help="Start from a picture with noise instead of noise alone (SDEdit): each image is a variation of it.",
+)
+@option(
+    "What",
+    "--strength",
+    metavar="S",
+    type=Number(0, 1),
+    help="With --init-image: the part of the steps that is done; 0 returns the picture, 1 keeps nothing of it.  "
+    "[default: 0.6]",
+)
+@option(
+    "What",
     "--inpaint",
     metavar="PICTURE",
     help="Repaint the masked part of a picture (RePaint), once for each image.",
@@ -346,6 +361,7 @@ def sample(run, **options):
     numdiff sample 3 --guide-with runs/00003-dit-small64/checkpoint-00001000.h5
     numdiff sample auto --ema-std 0.08
     numdiff sample auto --slerp 8 --count 32
+    numdiff sample auto --init-image photo.png --strength 0.6
     numdiff sample auto --inpaint face.png --mask left
     mpiexec -n 4 numdiff sample auto --count 50000 --batch 256 --npz samples.npz
     """

@@ -469,6 +469,7 @@ ORDER = {
         "forecast.md",
         "resume.md",
         "fine-tune.md",
+        "autoencoder.md",
         "several-gpus.md",
         "evaluate.md",
         "convert.md",

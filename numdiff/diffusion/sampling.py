@@ -41,6 +41,7 @@ TYPED = (
     "cfg_channels",
     "jump",
     "resamples",
+    "strength",
     "slerp",
     # arguments of one type
     "eager",
@@ -100,6 +101,9 @@ def check_arguments(model, count, steps, seed, batch):
         )
 
 
+STRENGTH = 0.6  # of SDEdit, where none is given: its paper's middle
+
+
 class Sampling:
     """The checked settings of a set of samples; `batches` makes them, as often as it is called.
 
@@ -138,6 +142,9 @@ class Sampling:
         (default: 2)
     known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is
         to be kept; jump, resamples: as in `repaint`
+    init, strength: SDEdit (Meng et al. 2022, arXiv:2108.01073): an image (H, W, C) in [-1, 1], or
+        latents, to which each image's noise is added, up to the level that `strength` of the steps
+        remove: 0 returns it, 1 is sampling from noise alone (default: 0.6)
     slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i
     is in row i // slerp
     schedule: learned steps, as a file of `numdiff schedule` has them, instead of steps, sampler and
@@ -167,6 +174,8 @@ class Sampling:
         mask: np.ndarray | None = None,
         jump: int = 5,
         resamples: int = 5,
+        init: np.ndarray | None = None,
+        strength: float | None = None,
         slerp: int | None = None,
         eager: bool = False,
         arena: Any = None,
@@ -230,6 +239,7 @@ class Sampling:
             else self.diffusion.path.default_spacing(self.sampler)
         )
         self.sigmas = descending_sigmas(self._path(time_shift), self.spacing, steps)
+        self.init, self.strength = self._check_init(init, strength, known, schedule)
         if self.function is heun and self.spacing == "time":
             self.function = heun_in_time
         self.steps = len(self.sigmas) - 1
@@ -334,7 +344,7 @@ class Sampling:
     def evaluations(self) -> int:
         """How often the model is evaluated for each batch (with guidance, for both answers at
         once)."""
-        return sum(step.asks for step in self.plan.steps)
+        return 0 if self.strength == 0 else sum(step.asks for step in self.plan.steps)
 
     @property
     def guided_evaluations(self) -> int:
@@ -355,6 +365,8 @@ class Sampling:
             more |= {"sigmas": self.sigmas[:-1], "step_weights": settings.pop("weights")}
         if self.guide is not None:
             more["guide_scale"] = self.guide_scale
+        if self.strength is not None:
+            more["strength"] = self.strength
         return {
             "sampler": self.sampler,
             "steps": self.steps,
@@ -420,7 +432,7 @@ class Sampling:
         }
         try:
             for run in map(self._run, sizes):
-                run.noise(np.zeros(run.shape[0], np.uint32))
+                self._started(run, run.noise(np.zeros(run.shape[0], np.uint32)))
                 run.rehearse()
                 self.finished(run.kept[0])
         except TooManyElementsError:
@@ -449,8 +461,50 @@ class Sampling:
             watch(rows, count, combine((numbers[1], x)))
             count += 1
 
+        if self.strength == 0:
+            return download(self.finished(self._given(run)))
+        noise = self._started(run, noise)
         labels = None if self.labels is None else self.labels[rows]
         return download(self.finished(run(noise, first, labels, watch and seen, progress)))
+
+    def _given(self, run):
+        """`init` for each image of a batch, on the device."""
+        return upload(np.broadcast_to(self.init, run.shape), self.model.backend)
+
+    def _started(self, run, noise):
+        """What a batch starts from: noise, or for SDEdit the image and noise, which times the plan's
+        start_scale are x_0 + σ · noise."""
+        if self.init is None or self.strength == 1:
+            return noise
+        scale = self.plan.start_scale
+        return combine((1 / scale, self._given(run)), (self.sigmas[0] / scale, noise))
+
+    def _check_init(self, init, strength, known, schedule):
+        """(image as float32 (H, W, C), strength) of SDEdit, or Nones; leaves the levels of the steps
+        that are done."""
+        if init is None:
+            if strength is not None:
+                raise UsageError(
+                    f"strength {say(strength)} says how much of an image changes: give init, too."
+                )
+            return None, None
+        strength = STRENGTH if strength is None else float(strength)
+        if not 0 <= strength <= 1:
+            raise UsageError(
+                f"strength must be between 0 (the image) and 1 (none of it), not {say(strength)}."
+            )
+        if known is not None or schedule is not None:
+            other = "known, of inpainting," if known is not None else "a schedule"
+            raise UsageError(f"init and {other} exclude each other: leave one of them out.")
+        if not isinstance(init, np.ndarray) or tuple(init.shape) != self.shape:
+            size = "×".join(map(str, self.shape))
+            what = tuple(init.shape) if isinstance(init, np.ndarray) else shown(init)
+            raise UsageError(f"init must be an array of {size}, and not {what}.")
+        if not np.isfinite(init).all():
+            raise UsageError("init holds values that are not finite: give another image.")
+        steps = len(self.sigmas) - 1
+        self.sigmas = self.sigmas[steps - max(1, round(strength * steps)) :]
+        return np.ascontiguousarray(init, np.float32), strength
 
     def finished(self, x: AnyArray) -> AnyArray:
         """The images of a batch, as `batches` gives them, on the device."""

@@ -284,7 +284,7 @@ def serve_model(
     checkpoint = find_model(run, outdir, echo)
     with Server({}, host, port) as server:  # first: a busy port is found before a model is read
         model = load_by_options(checkpoint, device, weights, precision, None, echo)
-        decoder = find_decoder(vae, model, Sampling(model, count=1, steps=1), device)
+        decoder = find_decoder(vae, model, device)
         if model.in_channels not in (1, 3) and decoder is None:
             raise UsageError(
                 f"the model makes latents of {model.in_channels} channels, which are no picture: give the "

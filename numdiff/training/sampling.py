@@ -13,7 +13,7 @@ from .. import extensions
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.pictures import as_in_training, in_place_of
-from ..diffusion.sampling import class_labels, to_uint8
+from ..diffusion.sampling import PIXEL_CHANNELS, class_labels, to_uint8
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
@@ -54,6 +54,7 @@ def sample_command(
     frames=None,
     inpaint=None,
     mask=None,
+    init_image=None,
     device="auto",
     weights=None,
     outdir="runs",
@@ -81,6 +82,7 @@ def sample_command(
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its
         steps, .gif, .png, .apng
+    init_image: the picture of SDEdit, of which `strength` changes
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
     sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given
     (diffusion/pictures.py)
@@ -104,6 +106,7 @@ def sample_command(
         grid = grid or (None if npz or animation else "samples.png")
         _check_names(grid, npz, animation)
         _check_inpainting(inpaint, mask, sampler)
+        _check_init(init_image, more.get("strength"), inpaint, schedule)
         more = {name: value for name, value in more.items() if value is not None}
         _check_alone(frames, animation, columns, grid, inpaint, more)
         communicator.check_options(
@@ -125,6 +128,7 @@ def sample_command(
                         "animation": animation,
                         "inpaint": inpaint,
                         "mask": mask,
+                        "init_image": init_image,
                         "device": device,
                         "weights": weights,
                         "outdir": outdir,
@@ -160,6 +164,7 @@ def sample_command(
             *(files_of(guide) if guide else ()),
             inpaint,
             mask,
+            init_image,
             schedule,
             vae,
         ]
@@ -196,6 +201,9 @@ def sample_command(
             more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
             if communicator.rank == 0:
                 _note_mask(inpaint, mask, more["mask"])
+        decoder = communicator.build(find_decoder, vae, model, device)
+        if init_image:
+            more["init"] = read_init(init_image, model, decoder)
         communicator.check_options(
             {
                 f"what is in {name}": array_hash(array)
@@ -203,6 +211,7 @@ def sample_command(
                     (checkpoint, download(model.parameters.data)),
                     (inpaint, more.get("known")),
                     (mask, more.get("mask")),
+                    (init_image, more.get("init")),
                     (guide, download(more["guide"].parameters.data) if guide else None),
                 )
                 # each rank has read it itself, maybe from its own disk
@@ -230,7 +239,6 @@ def sample_command(
         with as_options():
             sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)
-        decoder = communicator.build(find_decoder, vae, model, sampling, device)
         if not (sampling.pixels or decoder) and (grid or animation):
             raise UsageError(
                 f"the model makes latents of {model.in_channels} channels, which are no picture: give the "
@@ -333,10 +341,24 @@ def sample_command(
         return shown
 
 
-def find_decoder(vae, model, sampling, device):
+def read_init(path, model, decoder):
+    """The picture of `--init-image` as the model makes its own: float32 (H, W, C), or its latents."""
+    shape = (model.image_size, model.image_size, model.in_channels)
+    if model.in_channels in PIXEL_CHANNELS:
+        return read_picture(path, shape)
+    if decoder is None:
+        raise UsageError(
+            f"the model makes latents of {model.in_channels} channels, and --init-image takes a picture: "
+            "give the --vae FILE that encodes it, too."
+        )
+    mean, _ = decoder.vae.encode(read_picture(path, decoder.shape)[None])
+    return decoder.vae.scale(mean[0])
+
+
+def find_decoder(vae, model, device):
     """The `LatentDecoder` of a model of latents: that of `vae`, else that of the run which made the
     model, if it is there; None for a model of pixels, and without an autoencoder."""
-    if sampling.pixels:
+    if model.in_channels in PIXEL_CHANNELS:
         if vae:
             raise UsageError(
                 f"--vae {vae} decodes latents, and this model makes pictures: leave it out."
@@ -345,7 +367,8 @@ def find_decoder(vae, model, sampling, device):
     own = (model.meta.get("pictures") or {}).get("vae")
     if vae is None and isinstance(own, str) and os.path.exists(own):
         vae = own
-    return LatentDecoder(vae, sampling.shape, device, model.precision) if vae else None
+    shape = (model.image_size, model.image_size, model.in_channels)
+    return LatentDecoder(vae, shape, device, model.precision) if vae else None
 
 
 def _silent(text):
@@ -404,6 +427,8 @@ def say_how(sampling, replaced=None):
         for name, value in sampling.settings.items()
         if value != 0 and name != "weights"
     ]
+    if sampling.strength is not None:
+        words.append(f"strength {sampling.strength:g}")
     if sampling.cfg_scale is not None:
         where = f" on {sampling.cfg_channels} channels" if sampling.cfg_channels else ""
         words.append(f"guidance {sampling.cfg_scale:g}{where}")
@@ -584,6 +609,16 @@ def _check_inpainting(inpaint, mask, sampler):
         )
     if inpaint and sampler:
         raise UsageError("--inpaint has a sampler of its own, RePaint: leave --sampler out.")
+
+
+def _check_init(init_image, strength, inpaint, schedule):
+    if strength is not None and not init_image:
+        raise UsageError(f"--strength {strength:g} needs --init-image: add it, or leave this out.")
+    for option, value in (("--inpaint", inpaint), ("--schedule", schedule)):
+        if init_image and value:
+            raise UsageError(
+                f"--init-image and {option} exclude each other: leave one of them out."
+            )
 
 
 def _note_mask(inpaint, mask, kept):

@@ -67,7 +67,17 @@ def test_a_run_draws_pictures_and_sample_knows_its_decoder(latents):
     assert (np.load("pictures.npz")["arr_0"] == pictures).all()
     assert json.loads((folder / "options.json").read_text())["vae"] == "vae.h5"
 
+    # a picture to start from is encoded, and at strength 0 decoded again
+    Image.fromarray(pictures[0]).save("p.png")
+    started = {"init_image": "p.png", "strength": 0.0, "grid": "grid.png"}
+    again = sample_command(str(folder), 1, **started, **options)
+    own = load_autoencoder("vae.h5", "cpu")
+    mean, _ = own.encode(pictures[:1].astype(np.float32) / np.float32(127.5) - 1)
+    assert np.abs(to_uint8(own.decode(mean)).astype(int) - again).max() <= 1
+
     pathlib.Path("vae.h5").rename("moved.h5")  # then the latents alone can be made
+    with pytest.raises(UsageError, match="give the --vae FILE that encodes it, too"):
+        sample_command(str(folder), 1, **started, **options)
     raw = sample_command(str(folder), 2, npz="latents.npz", **options)
     assert raw.shape == (2, 4, 4, 4) and raw.dtype == np.float32
     vae = load_autoencoder("moved.h5", "cpu")

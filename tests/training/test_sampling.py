@@ -615,6 +615,18 @@ def test_inpainting_keeps_the_picture_where_the_mask_is_black(model_file, tmp_pa
     assert result.exit_code == 0 and "repaint, 2 steps" in last_line(result)
 
 
+def test_a_picture_to_start_from(model_file, tmp_path):
+    """At strength 0 it comes back to the bit; in between the record and the line say how."""
+    picture = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+    Image.fromarray(picture).save(tmp_path / "p.png")
+    given = {"count": 2, "steps": 4, "device": "cpu", "grid": tmp_path / "a.png"}
+    same = sample_command(model_file, init_image=tmp_path / "p.png", strength=0.0, **given)
+    assert (same == picture).all()
+    options = ("--init-image", tmp_path / "p.png", "--strength", 0.5, "--steps", 4, "--count", 1)
+    result = run(model_file, *options, "--grid", tmp_path / "b.png")
+    assert result.exit_code == 0 and "2 steps, strength 0.5" in last_line(result)
+
+
 @pytest.mark.parametrize(
     "lightness, said",
     [
@@ -785,6 +797,14 @@ BAD = [  # arguments, exit code, what the message says
     ("--mask left", 2, "belong together"),
     ("--inpaint a.png --mask left", 2, "no picture a.png"),
     ("--inpaint a.png --mask left --sampler heun", 2, "leave --sampler out"),
+    ("--strength 0.5", 2, "--strength 0.5 needs --init-image: add it"),
+    ("--init-image a.png --strength 2", 2, "2 is not in the range"),
+    ("--init-image a.png", 2, "no picture a.png"),
+    (
+        "--init-image a.png --inpaint a.png --mask left",
+        2,
+        "--init-image and --inpaint exclude each other",
+    ),
     ("--precision fp16", 2, "--precision fp16 computes on a GPU; on the CPU use --precision fp32"),
     ("--precision tf32", 2, "--precision tf32 needs a GPU"),
     ("--precision half", 2, "--precision"),
