@@ -205,7 +205,7 @@ CHANGED = {  # (puzzle, changes to its solution, stars, message)
         1,
         {"i = cuda.threadIdx.x\n": "for i in range(a.size):\n", "    out[i]": "        out[i]"},
         2,
-        "96 loads and stores of global memory; three stars need at most 3. There is no loop",
+        "96 loads and stores of global memory; three stars need at most 3. No loop is needed",
     ),
     "global memory read thrice": (
         8,

@@ -26,7 +26,7 @@ HINTS = (
     "There is no loop: the 32 threads take the place of the loop over the elements.",
     "Thread i reads a[i] and writes out[i].",
 )
-LIMITS = {"requests": (3, "There is no loop: each thread computes one element.")}
+LIMITS = {"requests": (3, "No loop is needed: each thread computes one element.")}
 
 
 def problems(rng):

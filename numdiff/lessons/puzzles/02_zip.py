@@ -22,7 +22,7 @@ def kernel(a, b, out):  # 1 block of 32 threads
 # For the judge ------------------------------------------------------------------------------------
 
 HINTS = ("As in puzzle 1, with a second array.",)
-LIMITS = {"requests": (3, "There is no loop: each thread computes one element.")}
+LIMITS = {"requests": (3, "No loop is needed: each thread computes one element.")}
 
 
 def problems(rng):

@@ -29,7 +29,7 @@ HINTS = (
     "out.size is the number of elements.",
     "Put the line that reads and writes under `if i < out.size:`.",
 )
-LIMITS = {"requests": (6, "There is no loop: each thread computes one element.")}
+LIMITS = {"requests": (6, "No loop is needed: each thread computes one element.")}
 
 
 def problems(rng):

@@ -26,7 +26,7 @@ HINTS = (
     "An element is a[row, column]: the row is the first index, as in NumPy.",
     "The guard has two conditions: row < out.shape[0] and column < out.shape[1].",
 )
-LIMITS = {"requests": (18, "There is no loop: each thread computes one element.")}
+LIMITS = {"requests": (18, "No loop is needed: each thread computes one element.")}
 
 
 def problems(rng):

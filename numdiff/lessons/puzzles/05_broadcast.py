@@ -22,7 +22,7 @@ def kernel(a, b, out):  # 1 block of (32, 8) threads
 # For the judge ------------------------------------------------------------------------------------
 
 HINTS = ("a has an element for each row, b one for each column.", "The guard is that of puzzle 4.")
-LIMITS = {"requests": (21, "There is no loop: each thread computes one element.")}
+LIMITS = {"requests": (21, "No loop is needed: each thread computes one element.")}
 
 
 def problems(rng):

@@ -27,7 +27,7 @@ HINTS = (
     "i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x; cuda.grid(1) is short for it.",
     "The last block has threads past the end.",
 )
-LIMITS = {"requests": (12, "There is no loop: each thread computes one element.")}
+LIMITS = {"requests": (12, "No loop is needed: each thread computes one element.")}
 
 
 def problems(rng):
