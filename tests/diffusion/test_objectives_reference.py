@@ -4,14 +4,14 @@
 import numpy as np
 import pytest
 
-from numdiff.device import download, fill_zero
+from numdiff.device import download
 from numdiff.diffusion import Diffusion
 from numdiff.diffusion.process import Levels
 from numdiff.kernels.diffusion import levels as L
-from numdiff.nn import AdamW, Tape, Tensor
+from numdiff.nn import Tape, Tensor
 from tests.conftest import large, on, relative_error, unchecked
 from tests.nn.test_dit_reference import build
-from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY
+from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY, train_as_stored
 from tests.reference import stored
 from tests.reference import stored_objectives as objectives
 
@@ -73,35 +73,18 @@ def test_ten_training_steps(engine, name):
     model = build(c, engine, c["weight_seed"])
     diffusion = Diffusion(**objectives.OBJECTIVES[name], backend=model.backend)
     model.diffusion = diffusion.options
-    optimizer = AdamW(
-        model.parameters,
-        learning_rate=c["learning_rate"],
-        beta1=c["beta1"],
-        beta2=c["beta2"],
-        eps=c["eps"],
-        weight_decay=c["weight_decay"],
-        clip_norm=c["clip_norm"],
-    )
     count = c["steps"] * c["batch"]
     images, levels = objectives.images(name, count), objectives.levels(name, count)
-    for step in range(c["steps"]):
+
+    def loss_of(step):
         part = slice(step * c["batch"], (step + 1) * c["batch"])
         x_0, eps, y = (engine(each[part]) for each in images)
         t = levels_at(diffusion, levels[part], engine)
-        fill_zero(model.parameters.grad)
-        with Tape() as tape:
-            prediction = model(
-                Tensor(diffusion.q_sample(x_0, eps, t)), diffusion.model_timesteps(t), y
-            )
-            loss = diffusion.loss(prediction, diffusion.target(x_0, eps, t), x_0, t)
-        tape.backward(loss)
-        optimizer.update(loss.data)
-        if engine.computes:
-            for what, got in (("losses", loss.data), ("norms", optimizer.gradient_norm)):
-                want = reference[f"{name}_{what}"][step]
-                assert abs(float(download(got)[0]) / want - 1) <= TRAJECTORY, (
-                    f"{what} of step {step}"
-                )
+        x_t = Tensor(diffusion.q_sample(x_0, eps, t))
+        prediction = model(x_t, diffusion.model_timesteps(t), y)
+        return diffusion.loss(prediction, diffusion.target(x_0, eps, t), x_0, t)
+
+    train_as_stored(engine, model, reference, loss_of, f"{name}_losses", f"{name}_norms")
     if engine.computes:
         norms = np.array(
             [np.linalg.norm(each.astype(np.float64)) for each in model.arrays().values()]

@@ -76,57 +76,60 @@ def check_gradients(gradients, reference):
     assert at == len(reference["samples"])
 
 
+def train_as_stored(engine, model, reference, loss_of, losses="loss", norms="gradient_norm"):
+    """Train with the stored settings and compare each loss and gradient norm; returns the optimizer.
+
+    loss_of: a function of the step that returns the loss, recorded on a tape
+    losses, norms: names of the stored values
+    """
+    c = reference["info"]
+    names = "learning_rate", "beta1", "beta2", "eps", "weight_decay", "clip_norm", "ema_decay"
+    optimizer = AdamW(model.parameters, **{name: c[name] for name in names if name in c})
+    for step in range(c["steps"]):
+        fill_zero(model.parameters.grad)
+        with Tape() as tape:
+            loss = loss_of(step)
+        tape.backward(loss)
+        optimizer.update(loss.data)
+        if engine.computes:
+            for name, got in ((losses, loss.data), (norms, optimizer.gradient_norm)):
+                want = reference[name][step]
+                assert abs(float(download(got)[0]) / want - 1) <= TRAJECTORY, f"{name}, step {step}"
+    return optimizer
+
+
+def check_where_weights_end(model, optimizer, start, reference):
+    """The norms of weights, of their averages and of how far they moved, each within five times the
+    tolerance of all."""
+    end, ema = model.arrays(), model.parameters.arrays(optimizer.ema)
+    for key, values in (
+        ("parameter_norms", end),
+        ("ema_norms", ema),
+        ("moved_norms", {k: end[k] - start[k] for k in end}),
+    ):
+        got = np.array([np.linalg.norm(values[name].astype(np.float64)) for name in start])
+        worst = np.argmax(np.abs(got / reference[key] - 1))
+        assert relative_error(got, reference[key]) <= TRAJECTORY, key
+        assert abs(got[worst] / reference[key][worst] - 1) <= 5 * TRAJECTORY, (
+            f"{key} of {list(start)[worst]}"
+        )
+
+
 def test_ten_training_steps(engine):
     """AdamW, clipping by global norm, EMA, eps prediction: losses, gradient norms and where the
     weights end."""
     reference = stored.load("trajectory")
     c = reference["info"]
     model = build(c["options"], c["shapes"], engine, c["weight_seed"])
-    diffusion = Diffusion(c["T"], "linear", "eps", model.backend)
-    optimizer = AdamW(
-        model.parameters,
-        learning_rate=c["learning_rate"],
-        beta1=c["beta1"],
-        beta2=c["beta2"],
-        eps=c["eps"],
-        weight_decay=c["weight_decay"],
-        clip_norm=c["clip_norm"],
-        ema_decay=c["ema_decay"],
-    )
-    start = model.arrays()
-    for step in range(c["steps"]):
-        t, eps = engine(reference["t"][step]), engine(reference["eps"][step])
-        fill_zero(model.parameters.grad)
-        with Tape() as tape:
-            prediction = model(
-                Tensor(diffusion.q_sample(engine(reference["x_0"][step]), eps, t)), t
-            )
-            loss = F.mse(prediction, eps)
-        tape.backward(loss)
-        optimizer.update(loss.data)
-        if engine.computes:
-            assert abs(float(loss.numpy()[0]) / reference["loss"][step] - 1) <= TRAJECTORY, (
-                f"loss of step {step}"
-            )
-            norm = float(download(optimizer.gradient_norm)[0])
-            assert abs(norm / reference["gradient_norm"][step] - 1) <= TRAJECTORY, (
-                f"gradient norm of step {step}"
-            )
+    diffusion, start = Diffusion(c["T"], "linear", "eps", model.backend), model.arrays()
+
+    def loss_of(step):
+        x_0, eps, t = (engine(reference[name][step]) for name in ("x_0", "eps", "t"))
+        return F.mse(model(Tensor(diffusion.q_sample(x_0, eps, t)), t), eps)
+
+    optimizer = train_as_stored(engine, model, reference, loss_of)
     if engine.computes:
-        end, ema = model.arrays(), model.parameters.arrays(optimizer.ema)
-        for key, values in (
-            ("parameter_norms", end),
-            ("ema_norms", ema),
-            ("moved_norms", {k: end[k] - start[k] for k in end}),
-        ):
-            got = np.array(
-                [np.linalg.norm(values[name].astype(np.float64)) for name in c["shapes"]]
-            )
-            worst = np.argmax(np.abs(got / reference[key] - 1))
-            assert relative_error(got, reference[key]) <= TRAJECTORY, key
-            assert abs(got[worst] / reference[key][worst] - 1) <= 5 * TRAJECTORY, (
-                f"{key} of {list(c['shapes'])[worst]}"
-            )
+        check_where_weights_end(model, optimizer, start, reference)
 
 
 @pytest.mark.parametrize("name, count", [("seed", 20_494_211), ("seed_conv_resample", 22_080_323)])
