@@ -3,9 +3,6 @@ order.
 
     direct.py            the mathematics and the reference; v1 straight from the formula, v2 by im2col and matmul
     im2col.py            the shifted pixels written out as rows of a matrix, and the way back
-    cpu.py           where there is no GPU: a few large products, on rows that BLAS reads in place
-    winograd.py          also on the CPU: 16 products instead of 36 for four pixels
-    winograd_rows.py     image by image, where BLAS gives no equal bits to several: 4 long products instead of 6
     tiles.py             what the float32 rungs by tiles share
     flip.py              the weight of an input gradient
     implicit.py      v3  the matrix is gathered while loading and never written

@@ -25,7 +25,7 @@ VERSIONS
     v7 im2win: an extension's, only by its name: windows that overlap in memory
     (extras/im2win/windows.py). Sums are float32, and results are rounded once; dweight and dbias
     are float32. The input gradient of a strided convolution is v2's in v3 and in tf32: only every
-    stride-th tap would meet a pixel of dy. Arrays of the host: cpu.py.
+    stride-th tap would meet a pixel of dy. Arrays of the host: cpu/convolution.py.
 DETERMINISM
     every output's sum has a fixed order; where a sum is cut into parts, a second pass adds them in a fixed order.
 SOURCE
@@ -44,6 +44,7 @@ from ...errors import TooManyElementsError
 from ..batch_invariance import nominal_extent
 from ..bias import channel_add_backward, channel_add_forward
 from ..concat import Pair
+from ..cpu.convolution import conv2d_backward_cpu, conv2d_forward_cpu
 from ..elementwise import add_forward
 from ..groupnorm.normalise import channel_statistics_reference
 from ..linear import linear_backward, linear_forward
@@ -52,7 +53,6 @@ from ..reduce import column_sum
 from ..side_stream import made_on_side_stream, on_side_stream
 from ..versions import capped, label
 from . import problems
-from .cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from .direct import (
     columns_forward,
     columns_input_gradient,

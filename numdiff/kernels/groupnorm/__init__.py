@@ -3,7 +3,6 @@
     reference.py       what is computed, the derived gradients, and what it costs
     groups.py          v1  one block for each group
     chunks.py          v2  one block for each chunk of pixels, with all their channels; small kernels join the chunks
-    cpu.py             what runs where there is no GPU
     vectors.py             what the one-pass kernels share: eight channels a thread
     one_pass.py        v3  everything kept in shared memory
     one_pass_backward.py  v3  the same backward; the last block adds the parameters' gradients

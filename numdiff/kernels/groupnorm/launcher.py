@@ -14,7 +14,7 @@ VERSIONS
        memory.
     v4 known-statistics: forward, where a convolution left the statistics with its float16 result:
        reads and writes in turn (normalise.py).
-    Arrays of the host: cpu.py.
+    Arrays of the host: cpu/groupnorm.py.
 DETERMINISM
     no atomics on numbers: sums of threads, chunks, groups and samples are added in an order that the shape and the
     size of the device decide.
@@ -27,12 +27,12 @@ import numpy as np
 from ...device import empty, empty_like
 from ..batch_invariance import nominal_extent
 from ..concat import Pair
+from ..cpu.groupnorm import groupnorm_backward_cpu, groupnorm_forward_cpu
 from ..elementwise import add_forward
 from ..operation import Version, operation
 from ..second_pass import add_rows
 from ..versions import capped
 from .chunks import chunks_backward, chunks_forward
-from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
 from .groups import groups_backward, groups_forward
 from .normalise import normalise_forward, normalise_supports
 from .one_pass_launch import one_pass_backward, one_pass_forward, takes_two

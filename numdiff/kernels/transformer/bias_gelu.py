@@ -24,8 +24,8 @@ import numpy as np
 
 from ...device import on_host, over_batch
 from ...dtypes import in_single
+from ..cpu.exp import exponential, sigmoid
 from ..elementwise import GELU_CUBIC, GELU_SLOPE, gelu, gelu_gradient
-from ..exponential import exponential, sigmoid
 from ..fuse import EACH, PER_CHANNEL, UNCHANGED, Operation, fuse
 from ..operation import operation
 from ..problem import Problem, half, single

@@ -28,7 +28,7 @@ import numpy as np
 from ...device import cuda, empty, empty_like, int64, on_host, over_batch, uint32
 from ...dtypes import in_single
 from ..common import divide
-from ..exponential import sigmoid as sigmoid_on_host
+from ..cpu.exp import sigmoid as sigmoid_on_host
 from ..fuse import EACH, Operation, Place, fuse
 from ..groupnorm.vectors import sigmoid
 from ..operation import operation

@@ -4,9 +4,9 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels import conv2d as C
 from numdiff.kernels.concat import Pair
-from numdiff.kernels.conv2d import cpu
 from numdiff.kernels.conv2d.flip import flipped_weight
 from numdiff.kernels.conv2d.tiles import cut, tile_width
+from numdiff.kernels.cpu import convolution as cpu
 from tests.conftest import numerical_gradient, quick, relative_error
 
 

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import groupnorm as GN
+from numdiff.kernels.cpu import groupnorm as cpu
 from numdiff.kernels.elementwise import add_forward
-from numdiff.kernels.groupnorm import cpu, normalise, one_pass_launch
+from numdiff.kernels.groupnorm import normalise, one_pass_launch
 from numdiff.kernels.groupnorm import plan as planning
 from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS
 from numdiff.kernels.groupnorm.one_pass_launch import one_pass_forward

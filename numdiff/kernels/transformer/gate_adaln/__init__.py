@@ -2,7 +2,6 @@
 order.
 
     reference.py   what is computed, the derived gradients, and what it costs
-    cpu.py         the same without a GPU, a token at a time
     forward.py     v2  a warp a token, held in registers
     backward.py    v2  a block a chunk of an image's tokens, their sums in registers
     problems.py    what the check, the tests and the benchmark run

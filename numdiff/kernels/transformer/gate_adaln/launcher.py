@@ -19,6 +19,7 @@ from ....device import empty, empty_like, is_device, launch, zeros
 from ....device.limits import multiprocessors_of, shared_limit
 from ....device.requires import supports
 from ....dtypes import is_half
+from ...cpu.gate_adaln import gate_adaln_backward_cpu, gate_adaln_forward_cpu
 from ...elementwise import add_forward
 from ...operation import Version, operation
 from ...quantise import quantise_forward
@@ -29,7 +30,6 @@ from ..adaln import adaln_backward, adaln_forward
 from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward
 from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, Places, choose_plan
-from .cpu import gate_adaln_backward_cpu, gate_adaln_forward_cpu
 from .forward import (
     BLOCK,
     EIGHT_FORWARD,

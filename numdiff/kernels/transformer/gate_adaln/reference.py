@@ -25,7 +25,7 @@ SOURCE
     Peebles and Xie 2023, arXiv:2212.09748, section 3.2 and figure 3; Yao, Yang, Wang 2025, arXiv:2501.01423 (the block
     with RMSNorm).
 READ NEXT
-    cpu.py
+    ../../cpu/gate_adaln.py
 """
 
 from ....dtypes import in_single

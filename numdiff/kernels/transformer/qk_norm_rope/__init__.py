@@ -2,7 +2,6 @@
 in this order.
 
     reference.py   what is computed, the derived gradients, and what it costs
-    cpu.py         the same without a GPU, a token at a time
     naive.py       v1  one thread a head
     fused.py       v2  a few lanes a head, eight channels each
     launcher.py        which of them runs

@@ -21,11 +21,11 @@ import numpy as np
 from ....device import empty, empty_like, launch
 from ....device.limits import MULTIPROCESSORS, multiprocessors_of
 from ...common import no_numbers
+from ...cpu.qk_norm_rope import qk_norm_rope_backward_cpu, qk_norm_rope_forward_cpu
 from ...operation import Version, operation
 from ...problem import Problem, half, single
 from ...reduce import BLOCK
 from ...second_pass import add_rows
-from .cpu import qk_norm_rope_backward_cpu, qk_norm_rope_forward_cpu
 from .fused import (
     BACKWARD,
     BACKWARD_BLOCKS,

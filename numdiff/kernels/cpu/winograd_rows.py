@@ -4,7 +4,7 @@ no equal bits.
 MATHEMATICS
     As in winograd.py, two rows of outputs take four products instead of six,
         Y = Aᵀ·[Σ_s,c (G·g)_s,c · (Bᵀ·d)_s,c],   s the three taps of a row, c the channels
-    and within a row the taps are summed as cpu.py does it, as one run of 3·C numbers. The products
+    and within a row the taps are summed as convolution.py does it, as one run of 3·C numbers. The products
     are half as many and three times as long: (tiles, 3·C_in) · (3·C_in, C_out).
 SHAPES
     as in winograd.py. A tile is two rows and one column.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numdiff.kernels.exponential import exponential, sigmoid
+from numdiff.kernels.cpu.exp import exponential, sigmoid
 
 
 def test_exponential():

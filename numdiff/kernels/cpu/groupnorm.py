@@ -24,8 +24,8 @@ import numpy as np
 
 from ...device import on_host, over_batch
 from ...dtypes import in_single
-from ..exponential import sigmoid
-from .reference import groupnorm_backward_reference, groupnorm_forward_reference
+from ..groupnorm.reference import groupnorm_backward_reference, groupnorm_forward_reference
+from .exp import sigmoid
 
 SPAN = 512  # numbers of an inner loop
 # how many times less time a number takes than what is otherwise worth sharing

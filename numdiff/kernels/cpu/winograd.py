@@ -27,8 +27,8 @@ DETERMINISM
     batch, where `rows_are_alike`; elsewhere winograd_rows.py has that.
 COST
     16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of an AMD EPYC (Zen 4),
-    where three products of tap rows (cpu.py) take the time in brackets: 24 images of 32 × 32, 32 to 32 channels, 5.4 ms
-    (6.7); 16 × 16, 64 to 64: 3.5 ms (6.2); 8 × 8, 128 to 128: 3.4 ms (5.2).
+    where three products of tap rows (convolution.py) take the time in brackets: 24 images of 32 × 32,
+    32 to 32 channels, 5.4 ms (6.7); 16 × 16, 64 to 64: 3.5 ms (6.2); 8 × 8, 128 to 128: 3.4 ms (5.2).
     All coefficients are 0, ±1 and ½: the error against float64 is no larger than that of the plain sum.
 SOURCE
     Winograd 1980, "Arithmetic Complexity of Computations"; Lavin and Gray 2016, "Fast Algorithms for Convolutional

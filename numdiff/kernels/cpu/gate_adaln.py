@@ -8,7 +8,7 @@ SHAPES
     as in reference.py; float32, and 16 bits by way of it. In float64, which results are compared with, reference.py
     itself is used. What there is not is an array without numbers here.
 DETERMINISM
-    a token's sums are taken by ../../dot.py; those over tokens in their order, image by image. The cores share the
+    a token's sums are taken by reductions.py; those over tokens in their order, image by image. The cores share the
     images.
 SOURCE
     reference.py.
@@ -20,10 +20,13 @@ import math
 
 import numpy as np
 
-from ....device import on_host, over_batch
-from ....dtypes import in_single
-from ...dot import dot, total
-from .reference import gate_adaln_backward_reference, gate_adaln_forward_reference
+from ...device import on_host, over_batch
+from ...dtypes import in_single
+from ..transformer.gate_adaln.reference import (
+    gate_adaln_backward_reference,
+    gate_adaln_forward_reference,
+)
+from .reductions import dot, total
 
 PARALLEL_THRESHOLD_FACTOR = 4  # an element is 4 times cheaper than the threshold assumes
 ONE = np.float32(1)

@@ -11,14 +11,14 @@ DETERMINISM
 SOURCE
     Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2: more sums, a smaller error.
 READ NEXT
-    transformer/gate_adaln/cpu.py, which takes them.
+    gate_adaln.py, which takes them.
 """
 
 import functools
 
 import numpy as np
 
-from ..device import on_host
+from ...device import on_host
 
 
 @functools.partial(on_host, reorders=True)

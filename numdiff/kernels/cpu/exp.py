@@ -9,14 +9,14 @@ SOURCE
     Cody and Waite 1980, "Software Manual for the Elementary Functions", section 6: ln 2 in two parts, the first of so
     few digits that n times it is exact.
 READ NEXT
-    groupnorm/cpu.py, which takes it.
+    groupnorm.py, which takes it.
 """
 
 import math
 
 import numpy as np
 
-from ..device import on_host
+from ...device import on_host
 
 F = np.float32
 LOG2_E, HIGH, LOW = F(1 / math.log(2)), F(0.693359375), F(math.log(2) - 0.693359375)

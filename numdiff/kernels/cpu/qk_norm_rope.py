@@ -13,7 +13,7 @@ LAYOUT
     passes do is written out in both: a separate function, which must take its arrays for overlapping, takes twice as
     long.
 DETERMINISM
-    a head's sums are taken by ../../dot.py; those over tokens in their order, image by image. The cores share the
+    a head's sums are taken by reductions.py; those over tokens in their order, image by image. The cores share the
     images.
 SOURCE
     reference.py.
@@ -25,9 +25,12 @@ import math
 
 import numpy as np
 
-from ....device import on_host, over_batch
-from ...dot import dot
-from .reference import qk_norm_rope_backward_reference, qk_norm_rope_forward_reference
+from ...device import on_host, over_batch
+from ..transformer.qk_norm_rope.reference import (
+    qk_norm_rope_backward_reference,
+    qk_norm_rope_forward_reference,
+)
+from .reductions import dot
 
 PARALLEL_THRESHOLD_FACTOR = 3  # an element is 3 times cheaper than the threshold assumes
 ONE = np.float32(1)

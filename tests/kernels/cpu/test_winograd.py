@@ -8,17 +8,16 @@ from numdiff.kernels.batch_invariance import batch_invariant, evaluated
 from numdiff.kernels.conv2d import (
     conv2d_backward_reference,
     conv2d_forward_reference,
-    cpu,
-    winograd,
-    winograd_rows,
 )
-from numdiff.kernels.conv2d.cpu import conv2d_backward_cpu, conv2d_forward_cpu
-from numdiff.kernels.conv2d.winograd import (
+from numdiff.kernels.cpu import convolution as cpu
+from numdiff.kernels.cpu import winograd, winograd_rows
+from numdiff.kernels.cpu.convolution import conv2d_backward_cpu, conv2d_forward_cpu
+from numdiff.kernels.cpu.winograd import (
     winograd_forward,
     winograd_supports,
     winograd_weight_gradient,
 )
-from numdiff.kernels.conv2d.winograd_rows import winograd_rows_forward
+from numdiff.kernels.cpu.winograd_rows import winograd_rows_forward
 
 SHAPES = {
     "a pixel": (5, 1, 1, 16, 16),
