@@ -7,6 +7,9 @@
     def gemm(map_a, map_b, …): …                                    # names BN, wgmma, and device functions that do
     KERNELS = {BN: specialise(gemm, launch_bounds=(384, 1), BN=BN) for BN in (64, 128, 256)}
 
+    EPILOGUE = Constant()                                           # a record of device functions, or one such function
+    write = Field("EPILOGUE", "write")                              # one of them, which the text calls by this name
+
 A branch on a constant vanishes from the machine code, and a loop over one is unrolled. A local
 array may take its size from a constant, and an intrinsic need not be chosen by `if BN == 64: … elif
 …`.
@@ -25,6 +28,7 @@ has other constants.
 """
 
 import inspect
+import operator
 import types
 
 from .gpu import cuda
@@ -46,6 +50,16 @@ class Constant:
         self.value = value
         # the names of those others
         self.follows = tuple(inspect.signature(value).parameters) if value else ()
+
+
+class Field(Constant):
+    """Stands at the top of a module for a field of a record (a NamedTuple) that is a constant.
+
+    A field is a number, or a device function that the text calls; it may use constants, too.
+    """
+
+    def __init__(self, record, name):
+        self.value, self.follows = operator.attrgetter(name), (record,)
 
 
 class _Values(dict):
@@ -140,8 +154,9 @@ class _Specialiser:
             new, used = {}, {}
             for name, value in self.known[function].items():
                 if isinstance(value, Constant):
-                    new[name] = used[name] = self.values.of(name, function.__qualname__)
-                else:
+                    used[name] = value = self.values.of(name, function.__qualname__)
+                    new[name] = value
+                if _is_device_function(value):
                     copy, below = self.device_function(value)
                     used |= below
                     if copy is not value:
@@ -237,6 +252,10 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
     """
     function = getattr(kernel, "py_func", kernel)
     reachable = _reachable(function)
+    for value in constants.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if _is_device_function(part):
+                _reachable(part.py_func, reachable)
     known = {
         given: value
         for names in reachable.values()

@@ -13,7 +13,7 @@ from numdiff.device.kernel_cache import KernelCache
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.ptx import compile_to_ptx, get_ptx_device
 from numdiff.device.requires import requires, supports
-from numdiff.device.specialise import Constant, Variants, specialise
+from numdiff.device.specialise import Constant, Field, Variants, specialise
 
 COUNT = Constant()  # numbers that a thread adds up
 NEGATIVE = Constant()
@@ -178,3 +178,47 @@ def test_variants_are_made_when_they_are_asked_for():
         3: kernels[3],
     }
     assert made == [3, 2]
+
+
+# Records of device functions ----------------------------------------------------------------------
+
+FACTOR, WAY = Constant(), Constant()
+change, twice = Field("WAY", "change"), Field("WAY", "twice")
+
+
+@cuda.jit(device=True)
+def scaled(x):
+    return x * int32(FACTOR)
+
+
+@cuda.jit(device=True)
+def shifted(x):
+    return x + int32(FACTOR)
+
+
+class Way(NamedTuple):
+    change: object
+    twice: bool = False
+
+
+def change_all(y):
+    for i in range(y.size):
+        y[i] = change(y[i])
+        if twice:
+            y[i] = change(y[i])
+
+
+def test_a_record_gives_the_text_its_device_functions():
+    def change_with(way, name):
+        kernel = specialise(change_all, name=name, FACTOR=5, WAY=way)
+        y = upload(np.arange(3, dtype=np.int32), get_backend("emulator"))
+        launch(kernel, 1, 1, y)
+        return y.backend.download(y).tolist()
+
+    assert change_with(Way(scaled), "change_scaled") == [0, 5, 10]
+    assert change_with(Way(shifted), "change_shifted") == [5, 6, 7]
+    assert change_with(Way(shifted, True), "change_shifted_twice") == [10, 11, 12]
+    with pytest.raises(ValueError, match="other constants"):
+        specialise(change_all, name="change_scaled", FACTOR=5, WAY=Way(shifted))
+    with pytest.raises(TypeError, match="needs a value for WAY"):
+        specialise(change_all, name="unset")

@@ -35,8 +35,8 @@ from numdiff.kernels.matmul import (
     matmul_swiglu_forward,
     mma,
 )
+from numdiff.kernels.matmul.hopper import epilogue, layout
 from numdiff.kernels.matmul.hopper import kernel as hopper
-from numdiff.kernels.matmul.hopper import layout
 from numdiff.kernels.matmul.hopper.launcher import Tiling, launch_hopper
 from numdiff.kernels.matmul.product import Operand
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
@@ -128,7 +128,7 @@ def kernel_of(case, version, multiprocessors):
     )
     if case in ENDS and version == 6:
         name = ENDS[case][0]
-        key = min(width for width in layout.ACTIVATIONS[name] if width >= tile[1]), name
+        key = min(width for width in epilogue.ACTIVATIONS[name] if width >= tile[1]), name
         kernel = (hopper.PAIR_ACTIVATION_KERNELS if paired else hopper.ACTIVATION_KERNELS)[key]
         tile = tile[0], key[0]
     return kernel, key, ns / 1e3, tile, slices, paired

@@ -30,9 +30,9 @@ from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from ..versions import capped
 from . import mma
 from .choice import by_eight, half_tile
+from .hopper.epilogue import ACTIVATIONS
 from .hopper.kernel import KERNELS
 from .hopper.launcher import Tiling, launch_hopper
-from .hopper.layout import ACTIVATIONS
 from .launcher import matmul_forward
 from .mma_layout import ACTIVATION_TILES
 from .mma_layout import ACTIVATIONS as ACTIVATIONS_5

@@ -36,13 +36,15 @@ from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
 from .hopper.group_schedule import NEVER, PRODUCTS, Group, count_parts, cut, longest
 from .hopper.kernel import kernel_for
 from .hopper.launcher import map_of
-from .hopper.layout import BK, BM, THREADS, Arrays, Epilogue, Maps, shared_bytes
+from .hopper.layout import BK, BM, THREADS, Epilogue, GroupArrays, Maps, shared_bytes
+from .hopper.producer import GROUP
 from .hopper.row_sums import WRITE_ROW_SUMS
+from .hopper.work import GROUPED
 from .split_half import unused
 
 WIDTHS = 256, 192, 128  # of tiles
 GROUP_KERNELS = Variants(
-    WIDTHS, lambda BN: kernel_for(BN, True, True, False, grouped=True, module=__name__)
+    WIDTHS, lambda BN: kernel_for(BN, True, True, "float_group", GROUP, GROUPED, module=__name__)
 )
 SHORTEST = 8  # steps of a slice, of BK = 64 each
 OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # measured over estimated time: docs/log/kernels.md
@@ -153,7 +155,7 @@ def launch_group(products, accumulate):
         made.blocks,
         THREADS,
         Maps(four(a, a[0]), four(b, a[0]), a[0], a[0], a[0]),
-        Arrays(
+        GroupArrays(
             four([p.c.reshape(-1) for p in products], nothing), parts, counters(first.backend), sums
         ),
         group,

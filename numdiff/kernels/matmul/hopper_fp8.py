@@ -60,9 +60,11 @@ from ..quantise import quantise_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from . import fp8_problems as problems
 from .choice import choose_half
+from .hopper.epilogue import SWIGLU_WIDTHS
 from .hopper.kernel import kernel_for
 from .hopper.launcher import map_of_halves
-from .hopper.layout import BK, BM, BOX, SWIGLU_WIDTHS, THREADS, Epilogue, Maps, Work, shared_bytes
+from .hopper.layout import BK, BM, BOX, THREADS, Epilogue, Maps, Pair, Work, shared_bytes
+from .hopper.producer import HALVES, MATRICES
 from .hopper.work import schedule
 from .reference import matmul_forward_cost
 from .split_half import add_partials, unused
@@ -111,11 +113,16 @@ FP8_KERNELS = Variants(
         for BN in widths_of(promoted, activation)
     ],
     lambda key: kernel_for(
-        key[0], False, False, True, key[2], fp8=True, promoted=key[1], module=__name__
+        key[0],
+        False,
+        False,
+        key[2] or "half",
+        HALVES if key[2] == "swiglu" else MATRICES,
+        fp8=True,
+        promoted=key[1],
+        module=__name__,
     ),
 )
-
-
 EIGHT_KERNELS = Variants(
     [
         (BN, promoted, activation)
@@ -124,12 +131,12 @@ EIGHT_KERNELS = Variants(
         for BN in WIDTHS[promoted]
     ],
     lambda key: kernel_for(
-        key[0], False, False, True, key[2], fp8=True, promoted=key[1], eight=True, module=__name__
+        key[0], False, False, key[2] + "_eight", fp8=True, promoted=key[1], module=__name__
     ),
 )
 FP8_GRADIENT_KERNELS = Variants(
     WIDTHS[True],
-    lambda BN: kernel_for(BN, False, False, False, fp8=True, promoted=True, module=__name__),
+    lambda BN: kernel_for(BN, False, False, "float", fp8=True, promoted=True, module=__name__),
 )
 
 
@@ -320,7 +327,7 @@ def _launch(
         THREADS,
         Maps(map_a, map_b, map_c, map_d, map_a),
         arrays,
-        Work(M, N, max(N, K) + width, steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
+        Work(M, N, Pair(max(N, K) + width), steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
         Epilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
         shared=shared_bytes(width, activation == "swiglu_gradient"),
     )
@@ -484,7 +491,7 @@ def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
         THREADS,
         Maps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
         Fp8Arrays(target, nothing, nothing, nothing, scale_a, scale_b),
-        Work(M, N, max(N, K) + width, steps, length, tiles_m, tiles_n, units, alone),
+        Work(M, N, Pair(max(N, K) + width), steps, length, tiles_m, tiles_n, units, alone),
         Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0),
         shared=shared_bytes(width),
     )

@@ -25,7 +25,20 @@ from ...device.specialise import Variants
 from ...device.tensor_map import tensor_map
 from .hopper.kernel import kernel_for
 from .hopper.launcher import map_of
-from .hopper.layout import BK, BM, BOX, THREADS, Arrays, Epilogue, Maps, Stack, Work, shared_bytes
+from .hopper.layout import (
+    BK,
+    BM,
+    BOX,
+    THREADS,
+    Epilogue,
+    Gaps,
+    Maps,
+    Stack,
+    StackArrays,
+    Work,
+    shared_bytes,
+)
+from .hopper.producer import STACK
 from .hopper.row_sums import ADD_ROW_SUMS
 from .hopper.work import schedule
 from .split_half import add_partials, unused
@@ -47,7 +60,9 @@ STACK_KERNELS = Variants(
         )
         for BN in widths
     ],
-    lambda key: kernel_for(*key, stacked=True, module=__name__),
+    lambda key: kernel_for(
+        *key[:3], "half_stack" if key[3] else "float_stack", STACK, module=__name__
+    ),
 )
 
 
@@ -111,7 +126,7 @@ def launch_stack(kind, width, a, b, c, sizes, rows, slices, maps, arrays, epilog
         THREADS,
         maps,
         arrays._replace(c=target),
-        Work(M, N, rows, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
+        Work(M, N, Stack(rows), k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
         epilogue,
         shared=shared_bytes(width),
     )
@@ -135,7 +150,7 @@ def stack_forward(x, weights, biases):
         N,
         1,
         Maps(map_a, map_of_weights(weights, (BK, width)), map_c, map_a, map_a),
-        Arrays(x, spanned(biases), Stack(gap_of(weights), gap_of(biases)), unused(x)),
+        StackArrays(x, spanned(biases), Gaps(gap_of(weights), gap_of(biases)), unused(x)),
         Epilogue(1.0, 1, 0, 0, 0, 0.0),
     )
     return y
@@ -157,7 +172,7 @@ def stack_input_gradient(dy, weights):
         N,
         max(1, min(dy.backend.multiprocessors // tiles, G * N // BK)),
         Maps(map_a, map_of_weights(weights, (BOX, BK)), map_a, map_a, map_a),
-        Arrays(dx.reshape(-1), unused(dy), Stack(gap_of(weights), 0), unused(dy)),
+        StackArrays(dx.reshape(-1), unused(dy), Gaps(gap_of(weights), 0), unused(dy)),
         Epilogue(1.0, 0, 0, 0, 0, 0.0),
     )
     return dx
@@ -179,10 +194,10 @@ def stack_weight_gradient(dy, x, dweights, dbiases, accumulate):
         N,
         1,
         Maps(map_a, map_of(x, False, width), map_a, map_a, map_a),
-        Arrays(
+        StackArrays(
             spanned(dweights),
             unused(dy),
-            Stack(gap_of(dweights), gap_of(dbiases)),
+            Gaps(gap_of(dweights), gap_of(dbiases)),
             spanned(dbiases),
         ),
         Epilogue(1.0, 0, 0, int(accumulate), ADD_ROW_SUMS, 0.0),

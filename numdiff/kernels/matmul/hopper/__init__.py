@@ -7,6 +7,7 @@ these in this order.
     producer.py            TMA's requests: transposes, two matrices as one, pairs of blocks, batches
     consumer.py            a warpgroup's way: bias, main loop, epilogue, next tile
     main_loop.py           the products of a tile, stage after stage
+    epilogue.py            what an epilogue consists of, and all epilogues by name
     staging.py             a thread's results, and the shared memory through which they go
     epilogues.py           what becomes of the accumulators: float16, float32, a gate, a layer's scale
     exchange.py            tiles that an epilogue reads, brought and taken away by a warp that is idle

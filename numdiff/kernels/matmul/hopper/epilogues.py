@@ -37,18 +37,19 @@ from ....device.tma import (
     tma_store_wait_read_1,
 )
 from ..split_half import write_fragment
-from .layout import BOX_BYTES
-from .staging import return_words, word_place
+from .layout import A_ALONG_M, B_ALONG_N, BN, BOX_BYTES
+from .staging import bias_elements, prefetch_bias, return_words, stage_bias, word_place
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, epilogue):
+def half_block(block, turn, acc, place, staging, seam, residual, target):
     """alpha · accumulator + bias + residual by way of a tile in shared memory; the next turn.
 
     turn: counts the tiles, which use the two buffers alternately
     seam: the result's columns from here on belong to the matrix of `maps.second`
     """
     first_row, first_column, thread_row, lane = place
+    maps, work, epilogue = target.maps, target.work, target.epilogue
     M, N, tiles, base = work.M, work.N, staging.tiles, staging.base
     column = int32(first_column + 64 * block)
     if column < N and first_row < M:  # the same for the whole warpgroup
@@ -93,15 +94,52 @@ def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, 
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_float(block, acc, place, c, start, bias, work, epilogue):
+def write_half(block, turn, amax, acc, gates, place, staging, target):
+    """`half_block` of one matrix, or of two side by side."""
+    work = target.work
+    seam = int32(work.matrices.seam if B_ALONG_N and not A_ALONG_M else work.N)
+    turn = half_block(block, turn, acc, place, staging, seam, target.arrays.residual, target)
+    return turn, amax
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_half_of_batch(block, turn, amax, acc, gates, place, staging, target):
+    """`half_block` of a batch."""
+    seam = int32(target.work.N)
+    turn = half_block(block, turn, acc, place, staging, seam, target.arrays.residual, target)
+    return turn, amax
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_half_of_stack(block, turn, amax, acc, gates, place, staging, target):
+    """`half_block` of a stack, which has no residual."""
+    seam = int32(target.work.N)
+    turn = half_block(block, turn, acc, place, staging, seam, target.arrays.c, target)
+    return turn, amax
+
+
+@cuda.jit(device=True, forceinline=True)
+def prefetch_bias_of_stack(gates, place, target):
+    """As `prefetch_bias`, of the bias of the tile's weight."""
+    work = target.work
+    matrix = int32(uint32(place.first_column) // uint32(work.matrices.rows))
+    gap = matrix * target.arrays.gaps.bias_gap
+    return bias_elements(
+        target.arrays.bias, place.first_column + gap, work.N + gap, target.epilogue.has_bias
+    )
+
+
+@cuda.jit(device=True, forceinline=True)
+def float_block(block, acc, place, start, target):
     """64 × 64 outputs of a warpgroup as float32, 16 bytes a lane; c from `start` on."""
     first_row, first_column, thread_row, lane = place
+    arrays, work = target.arrays, target.work
     column = int32(first_column + 64 * block)
     if column < work.N and first_row < work.M:
         for j in range(8):
             i = 32 * block + 4 * j
             write_fragment(
-                c,
+                arrays.c,
                 start,
                 acc[i],
                 acc[i + 1],
@@ -111,37 +149,74 @@ def epilogue_float(block, acc, place, c, start, bias, work, epilogue):
                 int32(column + 8 * j),
                 lane,
                 work,
-                bias,
-                epilogue,
+                arrays.bias,
+                target.epilogue,
             )
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_float(block, turn, amax, acc, gates, place, staging, target):
+    """`float_block` of a slice of K."""
+    float_block(block, acc, place, target.part * (target.work.M * target.work.N), target)
+    return turn, amax
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_float_of_stack(block, turn, amax, acc, gates, place, staging, target):
+    """`float_block` of a slice of K, or of the gradients of a stack's weights."""
+    work = target.work
+    start = target.part * (work.M * work.N)
+    if A_ALONG_M:
+        start = (
+            int32(uint32(place.first_row) // uint32(work.matrices.rows)) * target.arrays.gaps.gap
+        )
+    float_block(block, acc, place, start, target)
+    return turn, amax
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_float_of_group(block, turn, amax, acc, gates, place, staging, target):
+    """`float_block` of a product of a group."""
+    float_block(block, acc, place, target.part, target)
+    return turn, amax
 
 
 # A gate -------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def prefetch_gates(gates, groups, gated, place, work):
-    """A thread's gates of a tile, which arrive while it is multiplied: a word for each group of
-    eight columns.
+def prefetch_gates(gates, place, target):
+    """As `prefetch_bias`, and a thread's gates of a tile: a word for each group of eight columns.
 
     Its two rows, eight apart, are of one image, as images have a multiple of 16.
     """
+    b0, b1 = prefetch_bias(gates, place, target)
+    gated, work = target.arrays.gated, target.work
     row = min(int32(place.first_row + place.thread_row), int32(work.M - 1))
     at = int32(uint32(row) // uint32(gated.tokens)) * gated.pitch + gated.first
-    for j in range(groups):
+    for j in range(BN // 8):
         gates[j] = load_word(
             gated.gate,
             at + min(int32(place.first_column + 8 * j + place.lane % 4 * 2), int32(work.N - 2)),
         )
+    return b0, b1
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gate(block, turn, acc, gates, place, staging, work):
-    """residual + gate · (accumulator + bias), in the tile that holds the residual; the next turn.
+def stage_gates(staging, b0, b1):
+    """As `stage_bias`, which here may come before all have read the last tile's."""
+    bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
+    stage_bias(staging, b0, b1)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_gate(block, turn, amax, acc, gates, place, staging, target):
+    """residual + gate · (accumulator + bias), in the tile that holds the residual.
 
     The sum in brackets is rounded first, as it is where a separate kernel gates it and adds: the
     same bits.
     """
+    work = target.work
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -161,17 +236,19 @@ def epilogue_gate(block, turn, acc, gates, place, staging, work):
                 h0, h1 = unpack_half2(pack_half2(acc[i] + b0, acc[i + 1] + b1))
                 r0, r1 = unpack_half2(words[2 * j + half])
                 words[2 * j + half] = pack_half2(r0 + g0 * h0, r1 + g1 * h1)
-        return return_words(words, turn, tile, place, staging)
-    return turn
+        return return_words(words, turn, tile, place, staging), amax
+    return turn, amax
 
 
 # A layer's scale ----------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_layer_scale(block, acc, place, staging, maps, residual, scale, work, keeps_z):
+def write_layer_scale(block, turn, amax, acc, gates, place, staging, target):
     """z = accumulator + bias, if it is kept, and residual + scale · z, by way of a tile in shared
     memory for each."""
+    maps, work, arrays = target.maps, target.work, target.arrays
+    residual, scale, keeps_z = arrays.residual, arrays.scale, target.epilogue.has_residual
     first_row, first_column, thread_row, lane = place
     tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)
@@ -213,3 +290,4 @@ def epilogue_layer_scale(block, acc, place, staging, maps, residual, scale, work
                 base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
             )
             tma_store_commit()
+    return turn, amax

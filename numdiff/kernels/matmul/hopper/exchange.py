@@ -18,6 +18,7 @@ READ NEXT
 from ....device import cuda, int32, uint32
 from ....device.mbarrier import mbarrier_expect_tx, mbarrier_wait
 from ....device.pipeline import barrier_at
+from ....device.specialise import Field
 from ....device.tma import (
     tma_load_2d,
     tma_load_3d,
@@ -27,43 +28,81 @@ from ....device.tma import (
     tma_store_wait_0,
     tma_store_wait_read_0,
 )
-from .layout import BM, BOX_BYTES, WARP_BYTES, row_of_pair, tile_place
+from .layout import BLOCKS, BM, BOX_BYTES, WARP_BYTES
+from .staging import make_staging
+from .work import place_of
+
+tiles_of_block = Field("EPILOGUE", "tiles")
+fetch, give_back = Field("EPILOGUE", "fetch"), Field("EPILOGUE", "give_back")
+
+
+# What an epilogue's `fetch` and `give_back` can be ---------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def fetch_tiles(count, again, tile, maps, barrier, x, y):
-    """Load the tile of `maps.d` at column x and row y, or for those of both halves of its columns."""
-    mbarrier_expect_tx(barrier, uint32(BOX_BYTES if again else count * BOX_BYTES))
-    if again or count == 1:
-        tma_load_2d(tile, maps.d, barrier, uint32(x), uint32(y))
-    else:
-        tma_load_3d(tile, maps.d, barrier, uint32(x), uint32(0), uint32(y))
-        tma_load_3d(tile + uint32(BOX_BYTES), maps.d, barrier, uint32(x), uint32(1), uint32(y))
+def fetch_one(tile, maps, barrier, x, y):
+    """Load the tile of `maps.d` at column x and row y."""
+    mbarrier_expect_tx(barrier, uint32(BOX_BYTES))
+    tma_load_2d(tile, maps.d, barrier, uint32(x), uint32(y))
 
 
 @cuda.jit(device=True, forceinline=True)
-def return_tiles(count, again, eight, tile, maps, x, y):
-    """Store the results in the tiles of `fetch_tiles` to `maps.c`; eight: they are bytes now, see
-    fp8_epilogues.py; again: the next tile goes to where the first came from."""
-    if eight:
-        for i in range(4):
-            tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
-    elif again or count == 1:
-        tma_store_2d(tile, maps.c, uint32(x), uint32(y))
-        if again:
-            tma_store_2d(tile + uint32(BOX_BYTES), maps.d, uint32(x), uint32(y))
-    else:
-        tma_store_3d(tile, maps.c, uint32(x), uint32(0), uint32(y))
-        tma_store_3d(tile + uint32(BOX_BYTES), maps.c, uint32(x), uint32(1), uint32(y))
+def fetch_halves(tile, maps, barrier, x, y):
+    """As `fetch_one`, of both halves of the columns of `maps.d`."""
+    mbarrier_expect_tx(barrier, uint32(2 * BOX_BYTES))
+    tma_load_3d(tile, maps.d, barrier, uint32(x), uint32(0), uint32(y))
+    tma_load_3d(tile + uint32(BOX_BYTES), maps.d, barrier, uint32(x), uint32(1), uint32(y))
 
 
 @cuda.jit(device=True, forceinline=True)
-def exchange(paired, count, again, eight, consumer, blocks, unit, stride, staging, maps, work):
-    """One thread loads the tiles of `maps.d` that a consumer needs in its epilogue, and stores its
-    results to `maps.c`: one for each block of 64 columns, or `count` (u1 and u2, du1 and du2).
+def return_one(tile, maps, x, y):
+    """Store the result in the tile of `fetch_one` to `maps.c`."""
+    tma_store_2d(tile, maps.c, uint32(x), uint32(y))
 
-    again: one tile comes, u, and two go; the second, GELU(u), goes to where u came from, which no
-    other block reads
+
+@cuda.jit(device=True, forceinline=True)
+def return_both(tile, maps, x, y):
+    """As `return_one`; the next tile, GELU(u), goes to where u came from, which no other block
+    reads."""
+    tma_store_2d(tile, maps.c, uint32(x), uint32(y))
+    tma_store_2d(tile + uint32(BOX_BYTES), maps.d, uint32(x), uint32(y))
+
+
+@cuda.jit(device=True, forceinline=True)
+def return_halves(tile, maps, x, y):
+    """As `return_one`, of both halves of the columns of `maps.c`."""
+    tma_store_3d(tile, maps.c, uint32(x), uint32(0), uint32(y))
+    tma_store_3d(tile + uint32(BOX_BYTES), maps.c, uint32(x), uint32(1), uint32(y))
+
+
+@cuda.jit(device=True, forceinline=True)
+def return_bytes(tile, maps, x, y):
+    """As `return_one`, of results that are bytes, see fp8_epilogues.py."""
+    for i in range(4):
+        tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
+
+
+# The exchange -------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def assist_exchange(t, shared, unit, walk, target):
+    """One thread of an idle warp for each consumer."""
+    if t == 32:
+        exchange(0, unit, walk.stride, make_staging(0, shared), target.maps, target.work)
+    elif t == 64:
+        exchange(1, unit, walk.stride, make_staging(1, shared), target.maps, target.work)
+
+
+@cuda.jit(device=True, forceinline=True)
+def assist_nothing(t, shared, unit, walk, target):
+    """Of an epilogue without exchange and row sums."""
+
+
+@cuda.jit(device=True, forceinline=True)
+def exchange(consumer, unit, stride, staging, maps, work):
+    """One thread loads the tiles of `maps.d` that a consumer needs in its epilogue (`fetch`), and
+    stores its results (`give_back`), for each block of 64 columns.
 
     A tile waits in one of two buffers while the product is made. The consumer overwrites it with
     its results, and once TMA has read those the tile after the next is fetched into the buffer.
@@ -71,21 +110,21 @@ def exchange(paired, count, again, eight, consumer, blocks, unit, stride, stagin
     turn = int32(0)
     x_1 = y_1 = x_2 = y_2 = int32(0)  # where the last tile and the one before it belong
     while unit < work.units:
-        row, column = tile_place(unit, work.tiles_m, work.tiles_n)
-        if paired:
-            row = row_of_pair(row)
+        row, column = place_of(unit, work)
         y = int32(row * BM + consumer * 64)
-        for i in range(blocks):
-            x = int32(column * (64 * blocks) + 64 * i)
+        for i in range(BLOCKS):
+            x = int32(column * (64 * BLOCKS) + 64 * i)
             if y < work.M and x < work.N:
                 buffer = uint32(turn & 1)
-                tile = staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES)
+                tile = (
+                    staging.base + uint32(staging.at) + buffer * uint32(tiles_of_block * BOX_BYTES)
+                )
                 if turn >= 2:
                     mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn >> 1) + 1 & 1))
-                    return_tiles(count, again, eight, tile, maps, x_2, y_2)
+                    give_back(tile, maps, x_2, y_2)
                     tma_store_commit()
                     tma_store_wait_read_0()
-                fetch_tiles(count, again, tile, maps, barrier_at(staging.loaded, buffer), x, y)
+                fetch(tile, maps, barrier_at(staging.loaded, buffer), x, y)
                 x_2, y_2, x_1, y_1 = x_1, y_1, x, y
                 turn = int32(turn + 1)
         unit = int32(unit + stride)
@@ -93,8 +132,8 @@ def exchange(paired, count, again, eight, consumer, blocks, unit, stride, stagin
         if turn + last >= 2:
             buffer = uint32(turn + last & 1)
             mbarrier_wait(barrier_at(staging.ready, buffer), uint32((turn + last >> 1) + 1 & 1))
-            tile = staging.base + uint32(staging.at) + buffer * uint32(count * BOX_BYTES)
-            return_tiles(count, again, eight, tile, maps, x_2, y_2)
+            tile = staging.base + uint32(staging.at) + buffer * uint32(tiles_of_block * BOX_BYTES)
+            give_back(tile, maps, x_2, y_2)
         x_2, y_2 = x_1, y_1
     tma_store_commit()
     tma_store_wait_0()

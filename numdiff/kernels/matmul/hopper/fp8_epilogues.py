@@ -38,10 +38,10 @@ from ....device.tensor_core import (
     word_of,
 )
 from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
-from ...quantise import MAGNITUDES, scaled
+from ...quantise import MAGNITUDES, keep_largest, scaled
 from .fast_gelu import fast_gelu, fast_gelu_gradient
 from .layout import BOX_BYTES, WARP_BYTES
-from .staging import word_place
+from .staging import finish_stores, word_place
 
 BYTES_OF_WARP = 1024  # 16 rows of 64
 
@@ -81,8 +81,10 @@ def store_bytes(tiles, tile, pitch, words, place):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gelu_eight(block, amax, acc, place, staging, maps, scale, work, keeps_u):
-    """As `epilogue_gelu`, with GELU(u) as bytes; the next `amax`."""
+def write_gelu_eight(block, turn, amax, acc, gates, place, staging, target):
+    """As `write_gelu`, with GELU(u) as bytes."""
+    maps, work, keeps_u = target.maps, target.work, target.epilogue.has_residual
+    scale = target.arrays.scale_c
     first_row, first_column, thread_row, lane = place
     tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)
@@ -120,13 +122,13 @@ def epilogue_gelu_eight(block, amax, acc, place, staging, maps, scale, work, kee
                 base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
             )
             tma_store_commit()
-    return amax
+    return turn, amax
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gelu_gradient_eight(block, turn, amax, acc, place, staging, scale, work):
-    """As `epilogue_gelu_gradient`, with bytes in the tile that held u; the next turn, and the next
-    `amax`."""
+def write_gelu_gradient_eight(block, turn, amax, acc, gates, place, staging, target):
+    """As `write_gelu_gradient`, with bytes in the tile that held u."""
+    work, scale = target.work, target.arrays.scale_c
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -153,3 +155,16 @@ def epilogue_gelu_gradient_eight(block, turn, amax, acc, place, staging, scale, 
             mbarrier_arrive(barrier_at(staging.ready, buffer))
         turn = int32(turn + 1)
     return turn, amax
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_bytes(amax, arrays, lane, elected):
+    """After the last tile: keep the largest magnitude of a warp."""
+    keep_largest(arrays.amax, int32(cuda.blockIdx.x), amax, lane)
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_bytes_and_stores(amax, arrays, lane, elected):
+    """`finish_bytes`, and wait until TMA has stored all."""
+    finish_bytes(amax, arrays, lane, elected)
+    finish_stores(amax, arrays, lane, elected)

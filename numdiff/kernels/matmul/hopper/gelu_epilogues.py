@@ -28,12 +28,13 @@ from .staging import word_place
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gelu(block, acc, place, staging, maps, work, keeps_u):
+def write_gelu(block, turn, amax, acc, gates, place, staging, target):
     """u = accumulator + bias, if it is kept, and GELU(u), by way of a tile in shared memory for
     each.
 
     The arithmetic comes before the wait: meanwhile TMA reads the tiles of the block before.
     """
+    maps, work, keeps_u = target.maps, target.work, target.epilogue.has_residual
     first_row, first_column, thread_row, lane = place
     tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)
@@ -67,14 +68,16 @@ def epilogue_gelu(block, acc, place, staging, maps, work, keeps_u):
                 base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
             )
             tma_store_commit()
+    return turn, amax
 
 
 # Backward -----------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
-    """accumulator · GELU'(u), in the tile that holds u; the next turn."""
+def write_gelu_gradient(block, turn, amax, acc, gates, place, staging, target):
+    """accumulator · GELU'(u), in the tile that holds u."""
+    work = target.work
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -100,12 +103,13 @@ def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
         if lane == 0:
             mbarrier_arrive(barrier_at(staging.ready, buffer))
         turn = int32(turn + 1)
-    return turn
+    return turn, amax
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gelu_again_gradient(block, turn, acc, place, staging, work):
-    """As `epilogue_gelu_gradient`, and GELU(u) in the next tile; the next turn."""
+def write_gelu_again_gradient(block, turn, amax, acc, gates, place, staging, target):
+    """As `write_gelu_gradient`, and GELU(u) in the next tile."""
+    work = target.work
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -136,4 +140,4 @@ def epilogue_gelu_again_gradient(block, turn, acc, place, staging, work):
         if lane == 0:
             mbarrier_arrive(barrier_at(staging.ready, buffer))
         turn = int32(turn + 1)
-    return turn
+    return turn, amax

@@ -77,7 +77,7 @@ class Walk(NamedTuple):
     steps of slices with a block of their own are numbered first, then those of the last slices.
 
     stride: from one whole tile to the next; begin, last: the block's first step, and the one after
-    its last
+    its last. In a walk that is not a group's, last is the number of units, and begin 0.
     """
 
     stride: int
@@ -126,6 +126,13 @@ def walk_of(block, blocks, group):
     begin = int32(group.whole + begin)
     last = int32(max(int32(group.whole + last), group.whole))
     return int32(block if block < group.whole else begin), Walk(blocks, begin, last)
+
+
+@cuda.jit(device=True, forceinline=True)
+def group_start(group):
+    """(first unit, `Walk`), for all threads of a block."""
+    cuda.syncthreads()
+    return walk_of(int32(cuda.blockIdx.x), int32(cuda.gridDim.x), group)
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -31,7 +31,8 @@ ROLES  (384 threads: three warpgroups)
                                              tiles that an epilogue needs, such as u for GELU', and
                                              its results
     warpgroups 1, 2 multiply, and write      `consume`: `main_loop`, then an epilogue
-WHAT ONE TEXT SERVES, each explained where it is done
+WHAT ONE TEXT SERVES: `kernel_for` gives it a main loop, the operands of the producer, a tile scheduler and an
+    epilogue, each a device function or a record of such. Explained where it is done:
     sums that are long, in slices            work.py
     transposes, two matrices as one, pairs of blocks, batches    producer.py
     results that are symmetric               symmetric_epilogue.py
@@ -58,92 +59,72 @@ READ NEXT
 import itertools
 
 from ....device import cuda, int32, uint32
-from ....device.cluster import cluster_sync
-from ....device.eight import array_of
 from ....device.limits import WARPGROUP
 from ....device.mbarrier import fence_barrier_init, mbarrier_init, smem_u32
 from ....device.pipeline import barrier_at, init_ring, make_ring
 from ....device.requires import requires
-from ....device.specialise import Constant, Variants, specialise
-from ....device.tma import tma_prefetch
+from ....device.specialise import Field, Variants, specialise
 from ....device.wgmma import make_setmaxnreg
 from .consumer import consume
-from .exchange import exchange
-from .group_schedule import PRODUCTS, walk_of
+from .epilogue import ACTIVATIONS, EPILOGUES
 from .layout import (
-    ACTIVATIONS,
+    A_BYTES,
     BARRIERS,
     BIASES,
-    BLOCKS,
+    BK,
     BN,
-    BOX_BYTES,
-    EIGHT,
-    EXCHANGES,
-    GELU,
-    GELU_AGAIN_GRADIENT,
-    GROUPED,
-    HALF,
-    LAYER_SCALE,
-    PAIRED,
-    RELEASES,
     ROW_SUMS,
-    STAGE_BYTES,
     STAGE_COUNT,
     STAGES,
-    SWIGLU,
     SYMMETRIC_WIDTHS,
     THREADS,
-    TILES_OF_BLOCK,
+    Shared,
+    Target,
 )
-from .producer import produce
-from .row_sums import sum_rows
-from .staging import Staging
+from .main_loop import main_loop, promoted_loop
+from .producer import BATCH, HALVES, MATRICES, produce
+from .staging import make_staging
+from .work import PAIRED, PLAIN, SYMMETRIC
 
 PAIR_WIDTHS, PAIR_ACTIVATIONS = (256, 192), ("gelu", "gelu_gradient", "gelu_again_gradient")
-# of a producer's and a consumer's thread, by ROW_SUMS
-REGISTERS = {False: (40, 232), True: (56, 224)}
-give_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][0], False))
-take_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][1], True))
+give_40, give_56 = make_setmaxnreg(40, False), make_setmaxnreg(56, False)
+take_232, take_224 = make_setmaxnreg(232, True), make_setmaxnreg(224, True)
+start, paired = Field("SCHEDULER", "start"), Field("SCHEDULER", "paired")
+prefetch_maps, exchanges, assist = (
+    Field("EPILOGUE", name) for name in ("prefetch_maps", "exchanges", "assist")
+)
 
 
 # Set-up -------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def set_up(ring, loaded, ready, maps, epilogue):
+def set_up(shared, maps, epilogue):
     """Make all barriers, and bring the tensor maps to TMA's cache; by one thread."""
-    init_ring(ring, 1, RELEASES + 2 if ROW_SUMS and epilogue.has_row_sums else RELEASES)
-    if EXCHANGES:
+    releases = 4 if paired else 2  # of a stage, by the warpgroups that read it
+    init_ring(shared.ring, 1, releases + 2 if ROW_SUMS and epilogue.has_row_sums else releases)
+    if exchanges:
         for tile in range(4):
-            mbarrier_init(barrier_at(loaded, tile), uint32(1))
-            mbarrier_init(barrier_at(ready, tile), uint32(4))  # a lane of each warp
+            mbarrier_init(barrier_at(shared.loaded, tile), uint32(1))
+            mbarrier_init(barrier_at(shared.ready, tile), uint32(4))  # a lane of each warp
     fence_barrier_init()
-    if GROUPED:
-        for product in range(PRODUCTS):
-            tma_prefetch(array_of(int32(product), maps.a))
-            tma_prefetch(array_of(int32(product), maps.b))
-        return
-    tma_prefetch(maps.a)
-    tma_prefetch(maps.b)
-    if HALF:
-        tma_prefetch(maps.c)
-    if GELU or LAYER_SCALE or SWIGLU or EXCHANGES:
-        tma_prefetch(maps.d)
-    tma_prefetch(maps.second)
+    prefetch_maps(maps)
 
 
 @cuda.jit(device=True, forceinline=True)
-def make_staging(consumer, tiles, base, biases, loaded, ready):
-    """The `Staging` of a consumer."""
-    return Staging(
-        tiles,
-        base,
-        int32(STAGE_COUNT * STAGE_BYTES + consumer * 2 * TILES_OF_BLOCK * BOX_BYTES),
-        biases,
-        int32(consumer * BN),
-        barrier_at(loaded, 2 * consumer),
-        barrier_at(ready, 2 * consumer),
-    )
+def give_registers():
+    if ROW_SUMS:
+        give_56()
+    else:
+        give_40()
+
+
+@cuda.jit(device=True, forceinline=True)
+def take_registers():
+    if ROW_SUMS:
+        take_224()
+    else:
+        take_232()
 
 
 # The kernel ---------------------------------------------------------------------------------------
@@ -156,65 +137,27 @@ def gemm(maps, arrays, work, epilogue):
     barriers = cuda.shared.array(BARRIERS, "uint64")
     biases = cuda.shared.array(BIASES, "float32")
     base = smem_u32(tiles)
-    ring = make_ring(base, STAGE_BYTES, STAGE_COUNT, smem_u32(barriers))
+    ring = make_ring(base, A_BYTES + BN * BK * 2, STAGE_COUNT, smem_u32(barriers))
     loaded, ready = (
         barrier_at(ring.full, 2 * STAGE_COUNT),
         barrier_at(ring.full, 2 * STAGE_COUNT + 4),
     )
+    shared = Shared(ring, tiles, base, biases, loaded, ready)
+    target = Target(int32(0), maps, arrays, work, epilogue)
     t = int32(cuda.threadIdx.x)
     if t == 0:
-        set_up(ring, loaded, ready, maps, epilogue)
-    if PAIRED:
-        cluster_sync()
-        unit, blocks = int32(cuda.blockIdx.x // 2), int32(cuda.gridDim.x // 2)
-    else:
-        cuda.syncthreads()
-        unit, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-    if GROUPED:
-        unit, stride = walk_of(unit, blocks, work)
-    else:
-        stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
+        set_up(shared, maps, epilogue)
+    unit, walk = start(work)
     warpgroup = int32(t // WARPGROUP)
     if warpgroup == 0:
         give_registers()
         if t == 0:
-            produce(ring, unit, stride, maps, work)
-        elif EXCHANGES:
-            if t == 32:
-                exchange(
-                    PAIRED,
-                    TILES_OF_BLOCK,
-                    GELU_AGAIN_GRADIENT,
-                    EIGHT,
-                    0,
-                    BLOCKS,
-                    unit,
-                    stride,
-                    make_staging(0, tiles, base, biases, loaded, ready),
-                    maps,
-                    work,
-                )
-            elif t == 64:
-                exchange(
-                    PAIRED,
-                    TILES_OF_BLOCK,
-                    GELU_AGAIN_GRADIENT,
-                    EIGHT,
-                    1,
-                    BLOCKS,
-                    unit,
-                    stride,
-                    make_staging(1, tiles, base, biases, loaded, ready),
-                    maps,
-                    work,
-                )
-        elif ROW_SUMS:
-            if epilogue.has_row_sums and t >= 32 and t < 96:
-                sum_rows(ring, tiles, unit, stride, arrays, work, epilogue.has_row_sums)
+            produce(ring, unit, walk, maps, work)
+        else:
+            assist(t, shared, unit, walk, target)
     else:
         take_registers()
-        staging = make_staging(int32(warpgroup - 1), tiles, base, biases, loaded, ready)
-        consume(ring, staging, unit, stride, maps, arrays, work, epilogue)
+        consume(ring, make_staging(int32(warpgroup - 1), shared), unit, walk, target)
 
 
 # Its variants -------------------------------------------------------------------------------------
@@ -224,71 +167,66 @@ def kernel_for(
     BN,
     a_along_m,
     b_along_n,
-    half,
-    activation="",
-    batched=False,
-    symmetric=False,
+    epilogue,
+    operands=MATRICES,
+    scheduler=PLAIN,
     fp8=False,
     promoted=False,
-    eight=False,
     module=None,
-    paired=False,
-    stacked=False,
-    grouped=False,
 ):
-    """The kernel for one width of tile, one case of transposes and one kind of result.
+    """The kernel for one width of tile and one case of transposes.
 
-    activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
-    batched: for several products; symmetric: for several that are; paired: for pairs of blocks;
-        stacked: for weights at equal distances; grouped: for several products of different sizes
-    fp8, promoted, eight, module: of ../hopper_fp8.py
+    epilogue: a key of `EPILOGUES`; operands: an `Operands`; scheduler: a `Scheduler`
+    fp8, promoted, module: of ../hopper_fp8.py
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
-    kind = activation or (
-        "symmetric" if symmetric else "batch" if batched else "half" if half else "float"
-    )
-    kind += "_eight" * eight + "_pair" * paired + "_stack" * stacked + "_group" * grouped
     return specialise(
         gemm,
-        name=f"gemm_hopper_{BN}_{case}_{kind}",
+        name=f"gemm_hopper_{BN}_{case}_{epilogue}{'_pair' * scheduler.paired}",
         module=module,
-        PAIRED=paired,
-        BATCHED=batched,
-        SYMMETRIC=symmetric,
-        STACKED=stacked,
-        GROUPED=grouped,
-        FP8=fp8,
-        PROMOTED=promoted,
-        EIGHT=eight,
         launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
         BN=BN,
         A_ALONG_M=a_along_m,
         B_ALONG_N=b_along_n,
-        HALF=half,
-        **{name.upper(): activation == name for name in ACTIVATIONS},
+        FP8=fp8,
+        MAIN_LOOP=promoted_loop if promoted else main_loop,
+        OPERANDS=operands,
+        SCHEDULER=scheduler,
+        EPILOGUE=EPILOGUES[epilogue],
+    )
+
+
+def activation_kernel(BN, activation, scheduler=PLAIN, **other):
+    """The kernel whose epilogue is an activation."""
+    operands = HALVES if activation == "swiglu" else MATRICES
+    return kernel_for(
+        BN, False, activation.endswith("_gradient"), activation, operands, scheduler, **other
     )
 
 
 BOTH = (False, True)
-KERNELS = Variants(itertools.product(STAGES, BOTH, BOTH, BOTH), lambda key: kernel_for(*key))
+KERNELS = Variants(
+    itertools.product(STAGES, BOTH, BOTH, BOTH),
+    lambda key: kernel_for(*key[:3], "half" if key[3] else "float"),
+)
 BATCH_KERNELS = Variants(
-    itertools.product(STAGES, BOTH, BOTH), lambda key: kernel_for(*key, True, batched=True)
+    itertools.product(STAGES, BOTH, BOTH), lambda key: kernel_for(*key, "batch", BATCH)
 )
 SYMMETRIC_KERNELS = Variants(
     [(BN, across, across) for BN in SYMMETRIC_WIDTHS for across in BOTH],
-    lambda key: kernel_for(*key, True, batched=True, symmetric=True),
+    lambda key: kernel_for(*key, "symmetric", BATCH, SYMMETRIC),
 )
 ACTIVATION_KERNELS = Variants(
     [(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],
-    lambda key: kernel_for(key[0], False, key[1].endswith("_gradient"), True, key[1]),
+    lambda key: activation_kernel(*key),
 )
 # of pairs those that were measured to be faster somewhere (docs/log/kernels.md), with the widths
 # that are
 PAIR_KERNELS = Variants(
     [(BN, False, across, True) for BN in PAIR_WIDTHS for across in BOTH],
-    lambda key: kernel_for(*key, paired=True),
+    lambda key: kernel_for(*key[:3], "half", scheduler=PAIRED),
 )
 PAIR_ACTIVATION_KERNELS = Variants(
     itertools.product(PAIR_WIDTHS, PAIR_ACTIVATIONS),
-    lambda key: kernel_for(key[0], False, key[1].endswith("_gradient"), True, key[1], paired=True),
+    lambda key: activation_kernel(*key, scheduler=PAIRED),
 )

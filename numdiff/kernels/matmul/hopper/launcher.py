@@ -22,6 +22,7 @@ from ....dtypes import is_half
 from ...second_pass import Sum, add_parts
 from ..product import Fused
 from ..split_half import add_partials, unused
+from .epilogue import has_two_tiles
 from .kernel import (
     ACTIVATION_KERNELS,
     BATCH_KERNELS,
@@ -35,11 +36,14 @@ from .layout import (
     BM,
     BOX,
     THREADS,
-    TWO_TILES,
     Arrays,
+    Batch,
     Epilogue,
     Gated,
+    GatedArrays,
     Maps,
+    Pair,
+    ScaledArrays,
     Work,
     shared_bytes,
 )
@@ -114,13 +118,14 @@ def maps_of(a, b, c, fused, width, columns):
     return Maps(map_a, map_b, map_c, map_d, map_2)
 
 
-def seam_of(operands, fused, otherwise):
-    """Where a second matrix begins: the first column of a pair's second part, or the rows of one
-    matrix of a batch."""
+def matrices_of(operands, fused, otherwise):
+    """The `Batch` of the operands, or their `Pair`, whose seam is this column of one matrix."""
     pair = next((operand for operand in operands if operand.second is not None), None)
     if pair is not None:
-        return pair.array.shape[1]
-    return operands[0].extents[0] if operands[0].count > 1 or fused.symmetric else otherwise
+        return Pair(pair.array.shape[1])
+    if operands[0].count > 1 or fused.symmetric:
+        return Batch(operands[0].extents[0])
+    return Pair(otherwise)
 
 
 def places_of_sums(a, c, row_sums, M, N, slices, tiles_n):
@@ -157,7 +162,7 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
     M, N, columns = a.count * rows, N // fused.halves, width // fused.halves
     kernel, paired = variant_of(a, b, c, tiling, fused)
     maps = maps_of(a, b, c, fused, width, width // 2 if paired else columns)
-    seam = seam_of((a, b, c), fused, max(N, K) + width)
+    matrices = matrices_of((a, b, c), fused, max(N, K) + width)
     cluster, k_tiles, tiles_n = 2 if paired else 1, -(-K // BK), -(-N // columns)
     tiles_m, tiles_n = (
         (a.count, tiles_of(N, width)) if fused.symmetric else (-(-M // (BM * cluster)), tiles_n)
@@ -167,13 +172,15 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
     units = slices * tiles_m * tiles_n
     target, sums, summing = places_of_sums(a.array, c.array, fused.row_sums, M, N, slices, tiles_n)
     biases, residual = unused(a.array) if fused.bias is None else fused.bias, fused.residual
-    added = (
-        a.array
-        if residual is None
-        else residual
-        if isinstance(residual, Gated)
-        else residual.reshape(M, N)
-    )
+    if isinstance(residual, Gated):
+        arrays = GatedArrays(target, biases, residual, sums)
+    else:
+        added = a.array if residual is None else residual.reshape(M, N)
+        arrays = (
+            Arrays(target, biases, added, sums)
+            if fused.scale is None
+            else ScaledArrays(target, biases, added, fused.scale)
+        )
     end = float(fused.alpha), int(fused.bias is not None)
     written = (
         fused.keeps_u and not fused.activation.endswith("gradient")
@@ -185,8 +192,8 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
         cluster * min(units, workers),
         THREADS,
         maps,
-        Arrays(target, biases, added, sums if fused.scale is None else fused.scale),
-        Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
+        arrays,
+        Work(M, N, matrices, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
         Epilogue(
             *(end if slices == 1 else (1.0, 0)),
             int(written),
@@ -194,7 +201,7 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
             summing,
             float(fused.diagonal),
         ),
-        shared=shared_bytes(width, fused.activation in TWO_TILES),
+        shared=shared_bytes(width, has_two_tiles(fused.activation)),
         cluster=cluster,
     )
     if slices > 1:

@@ -34,19 +34,7 @@ STAGES = {256: 4, 192: 4, 128: 6, 64: 8}
 # … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1
 # and du2; or u, which becomes du, and GELU(u)
 TWO_TILES_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
-TWO_TILES = "gelu_again_gradient", "swiglu_gradient"
-SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
 SYMMETRIC_WIDTHS = 128, 256  # 192 takes as many tiles of a symmetric matrix as 256, or more
-# what follows a product in its kernel, and the widths of tile that there are for it
-ACTIVATIONS = {
-    "gate": STAGES,
-    "gelu": STAGES,
-    "gelu_gradient": STAGES,
-    "swiglu": SWIGLU_WIDTHS,
-    "swiglu_gradient": STAGES,
-    "layer_scale": (256, 128, 64),
-    "gelu_again_gradient": STAGES,
-}
 # rows of tiles that share a sweep over the columns, so that both operands of a round stay in the L2
 # cache
 GROUP = 16
@@ -64,54 +52,25 @@ def shared_bytes(width, two_tiles=False):
 
 # Constants of a kernel ----------------------------------------------------------------------------
 
+# given: numbers, and what the kernel is made of
 BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
 # operands contiguous along m or n (MN-major), not k (K-major)
 A_ALONG_M, B_ALONG_N = Constant(), Constant()
-HALF = Constant()  # whether the result has 16 bits
 FP8 = Constant()  # whether the operands are E4M3, both along k: see ../hopper_fp8.py
-PROMOTED = Constant()  # … and each stage's products have separate accumulators
-EIGHT = Constant()  # … and what GELU, or its derivative, makes of the result is E4M3, too
-PAIRED = Constant()  # two blocks of a cluster share their tiles of B: PAIRS in producer.py
-BATCHED = Constant()  # more than one product: BATCHES in producer.py
-SYMMETRIC = Constant()  # … and their results are symmetric, so that one half of each is multiplied
-# B, or C where A is contiguous along m, are several matrices at equal distances: ../stack.py
-STACKED = Constant()
-GROUPED = Constant()  # several products with the same K (a grouped GEMM): group_schedule.py
-GATE = Constant()  # the result is gated and added to another matrix
-GELU = Constant()  # GELU of the result is a second result
-GELU_GRADIENT = Constant()  # the result is multiplied by GELU' of another matrix
-GELU_AGAIN_GRADIENT = Constant()  # … and GELU of that matrix is written in its place
-SWIGLU = Constant()  # SwiGLU of the result is a second result
-SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
-LAYER_SCALE = Constant()  # the result times a vector, plus the residual, is a second result
-TILES_OF_BLOCK = Constant(
-    lambda GELU_AGAIN_GRADIENT, SWIGLU_GRADIENT: (
-        # that leave shared memory together
-        2 if GELU_AGAIN_GRADIENT or SWIGLU_GRADIENT else 1
-    )
-)
-EXCHANGES = Constant(
-    lambda GATE, GELU_GRADIENT, TILES_OF_BLOCK: GATE or GELU_GRADIENT or TILES_OF_BLOCK == 2
-)
-# can be
-BIASED = Constant(
-    lambda HALF, GATE, EXCHANGES, SYMMETRIC: HALF and (GATE or not EXCHANGES and not SYMMETRIC)
-)
-GROUPS = Constant(lambda BN: BN // 8)  # of eight columns in a tile
+MAIN_LOOP = Constant()  # the device function of main_loop.py
+OPERANDS = Constant()  # the `Operands` of producer.py
+SCHEDULER = Constant()  # the `Scheduler` of work.py
+EPILOGUE = Constant()  # the `EpilogueParts` of epilogue.py
+# follow from these
 # of 64 columns in a tile, or pairs of such
-BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))
-COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
+BLOCKS = Constant(lambda BN, EPILOGUE: BN // 64 // EPILOGUE.halves)
 ACCUMULATORS = Constant(lambda BN: BN // 2)  # of a thread
-# numbers of a bias in shared memory: a tile's for each consumer
+# elements of a bias in shared memory: a tile's for each consumer
 BIASES = Constant(lambda BN: 2 * BN)
-RELEASES = Constant(lambda PAIRED: 4 if PAIRED else 2)  # of a stage, by the warpgroups that read it
-# of the pipeline
-STAGE_COUNT = Constant(lambda BN, TILES_OF_BLOCK: stages_of(BN, TILES_OF_BLOCK == 2))
-STAGE_BYTES = Constant(lambda BN: A_BYTES + BN * BK * 2)  # of A and B
-BARRIERS = Constant(lambda STAGE_COUNT, EXCHANGES: 2 * STAGE_COUNT + 8 * EXCHANGES)
+STAGE_COUNT = Constant(lambda BN, EPILOGUE: stages_of(BN, EPILOGUE.tiles == 2))
+BARRIERS = Constant(lambda STAGE_COUNT, EPILOGUE: 2 * STAGE_COUNT + 8 * EPILOGUE.exchanges)
 # whether the kernel can make them
-ROW_SUMS = Constant(lambda A_ALONG_M, HALF: A_ALONG_M and not HALF)
-STEP = Constant(lambda FP8: 2 * BK if FP8 else BK)  # of k in a stage
+ROW_SUMS = Constant(lambda A_ALONG_M, EPILOGUE: A_ALONG_M and EPILOGUE.sums_rows)
 
 
 # Arguments ----------------------------------------------------------------------------------------
@@ -130,14 +89,49 @@ class Maps(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a
-    `Gated`, whose residual has a tensor map, or a `Stack`; row_sums (M,) float32, with LAYER_SCALE
-    the scale (N,). Of a group c are the products' results, bias the parts of tiles that are cut,
-    residual the counters of these parts, row_sums all sums."""
+    """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16; row_sums
+    (M,) float32."""
 
     c: object
     bias: object
     residual: object
+    row_sums: object
+
+
+class GatedArrays(NamedTuple):
+    """`Arrays` of the gate's epilogue; gated: a `Gated`, whose residual has a tensor map."""
+
+    c: object
+    bias: object
+    gated: object
+    row_sums: object
+
+
+class ScaledArrays(NamedTuple):
+    """`Arrays` of the layer scale's epilogue; scale (N,) float32."""
+
+    c: object
+    bias: object
+    residual: object
+    scale: object
+
+
+class StackArrays(NamedTuple):
+    """`Arrays` of a stack; gaps: `Gaps`."""
+
+    c: object
+    bias: object
+    gaps: object
+    row_sums: object
+
+
+class GroupArrays(NamedTuple):
+    """`Arrays` of a group. c: its products' results; partials, counters: of tiles that are split;
+    row_sums: of all products."""
+
+    c: object
+    partials: object
+    counters: object
     row_sums: object
 
 
@@ -159,12 +153,31 @@ class Extent(NamedTuple):
     N: int
 
 
-class Stack(NamedTuple):
-    """The gap between one weight's, or gradient's, last element and the next one's first, and
-    between biases."""
+class Gaps(NamedTuple):
+    """Of a stack: the gap between one weight's, or gradient's, last element and the next one's
+    first, and between biases."""
 
     gap: int
     bias_gap: int
+
+
+class Pair(NamedTuple):
+    """An operand or result in two parts; seam: the first column of the second part (of one matrix:
+    beyond its last)."""
+
+    seam: int
+
+
+class Batch(NamedTuple):
+    """Operands of several products, one below the other; rows: M of one."""
+
+    rows: int
+
+
+class Stack(NamedTuple):
+    """Weights at equal distances in memory; rows: of one."""
+
+    rows: int
 
 
 class Work(NamedTuple):
@@ -172,15 +185,14 @@ class Work(NamedTuple):
 
     tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices; of a
         paired kernel tiles_m and units count pairs of tiles
-    M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the
-        second part's, or M of one matrix of a batch, or the rows of one weight of a stack
+    M: of all matrices of a batch; matrices: a `Pair` (also of one matrix), `Batch` or `Stack`
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own
     (`schedule`, work.py)
     """
 
     M: int
     N: int
-    seam: int
+    matrices: object
     k_tiles: int
     slice_tiles: int
     tiles_m: int
@@ -200,6 +212,29 @@ class Epilogue(NamedTuple):
     accumulate: int
     has_row_sums: int
     diagonal: float
+
+
+class Target(NamedTuple):
+    """What the results of a tile are written to, and with what: the kernel's arguments, and the
+    slice of K that the tile has."""
+
+    part: int
+    maps: object
+    arrays: object
+    work: object
+    epilogue: object
+
+
+class Shared(NamedTuple):
+    """A block's shared memory: its ring of stages; all bytes, from the address `base` on; its
+    biases; the barriers of an epilogue's tiles, see exchange.py."""
+
+    ring: object
+    tiles: object
+    base: int
+    biases: object
+    loaded: int
+    ready: int
 
 
 # Where tiles are ----------------------------------------------------------------------------------

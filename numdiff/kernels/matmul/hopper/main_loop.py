@@ -11,7 +11,7 @@ continue with.
 SOURCE
     PTX ISA, section 9.7.15 (wgmma).
 READ NEXT
-    staging.py
+    epilogue.py
 """
 
 import numpy as np
@@ -19,13 +19,11 @@ import numpy as np
 from ....device import cuda, float32, int32, uint32
 from ....device.cluster import cluster_address, cluster_rank, mbarrier_arrive_cluster
 from ....device.pipeline import advance, barrier_at, consumer_release, consumer_wait, stage_at
-from ....device.specialise import Constant
+from ....device.specialise import Constant, Field
 from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
-from .layout import A_BYTES, ACCUMULATORS, PAIRED, descriptor
+from .layout import A_ALONG_M, A_BYTES, ACCUMULATORS, B_ALONG_N, descriptor
 
-# from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
-A_STEP = Constant(lambda A_ALONG_M: np.uint64(128 if A_ALONG_M else 2))
-B_STEP = Constant(lambda B_ALONG_N: np.uint64(128 if B_ALONG_N else 2))
+paired = Field("SCHEDULER", "paired")
 wgmma = Constant(
     lambda BN, A_ALONG_M, B_ALONG_N, FP8: make_wgmma(
         BN, A_ALONG_M, B_ALONG_N, "e4m3" if FP8 else "f16"
@@ -38,7 +36,7 @@ wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN, pin=False))
 def release(ring, stage):
     """A warpgroup has read a stage: its producer, of a pair both, may fill it again."""
     consumer_release(ring, stage)
-    if PAIRED:
+    if paired:
         mbarrier_arrive_cluster(
             cluster_address(barrier_at(ring.empty, stage), cluster_rank() ^ uint32(1))
         )
@@ -47,9 +45,12 @@ def release(ring, stage):
 @cuda.jit(device=True, forceinline=True)
 def multiply_rest(acc, a, b):
     """acc += the products of a stage, except those of its first 16 of k; a, b: descriptors."""
-    wgmma(acc, a + A_STEP, b + B_STEP, int32(1))
-    wgmma(acc, a + A_STEP + A_STEP, b + B_STEP + B_STEP, int32(1))
-    wgmma(acc, a + A_STEP + A_STEP + A_STEP, b + B_STEP + B_STEP + B_STEP, int32(1))
+    # to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
+    step_a = np.uint64(128 if A_ALONG_M else 2)
+    step_b = np.uint64(128 if B_ALONG_N else 2)
+    wgmma(acc, a + step_a, b + step_b, int32(1))
+    wgmma(acc, a + step_a + step_a, b + step_b + step_b, int32(1))
+    wgmma(acc, a + step_a + step_a + step_a, b + step_b + step_b + step_b, int32(1))
 
 
 @cuda.jit(device=True, forceinline=True)

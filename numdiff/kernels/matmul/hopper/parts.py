@@ -14,11 +14,11 @@ READ NEXT
 """
 
 from ....device import cuda, float32, int32, load4, store4, uint32
-from ....device.eight import fence
+from ....device.eight import array_of, fence
 from ....device.limits import WARPGROUP
 from ....device.mbarrier import bar_sync
-from .group_schedule import parts_of
-from .layout import ACCUMULATORS, BM, BN
+from .group_schedule import of_product, parts_of
+from .layout import ACCUMULATORS, BM, BN, Arrays, Extent, Target
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -70,3 +70,21 @@ def join_parts(acc, tile, consumer, parts, counters, staging, group):
             add_part(acc, parts, int32(first + part * size))
             part = int32(part + step)
     return last
+
+
+@cuda.jit(device=True, forceinline=True)
+def complete_tile(acc, tile, consumer, staging, target):
+    """Whether a warpgroup has a tile's whole sum, as it was not split or is the last to have joined
+    its part."""
+    group, arrays = target.work, target.arrays
+    return tile.number < group.whole or join_parts(
+        acc, tile, consumer, arrays.partials, arrays.counters, staging, group
+    )
+
+
+@cuda.jit(device=True, forceinline=True)
+def target_of_product(tile, target):
+    """The `Target` of a tile's product."""
+    c, group = array_of(tile.product, target.arrays.c), target.work
+    size = Extent(of_product(tile.product, group.M), of_product(tile.product, group.N))
+    return Target(int32(0), target.maps, Arrays(c, c, c, c), size, target.epilogue)

@@ -30,60 +30,28 @@ READ NEXT
     consumer.py, which reads what has arrived.
 """
 
+from typing import NamedTuple
+
 from ....device import cuda, int32, uint32
 from ....device.cluster import cluster_rank
 from ....device.eight import array_of
 from ....device.mbarrier import mbarrier_wait
 from ....device.pipeline import advance, barrier_at, producer_acquire, producer_start, stage_at
+from ....device.specialise import Field
 from ....device.tma import tma_load_2d, tma_load_2d_multicast, tma_load_3d
-from .layout import (
-    A_ALONG_M,
-    A_BYTES,
-    B_ALONG_N,
-    BATCHED,
-    BK,
-    BLOCKS,
-    BM,
-    BN,
-    BOX,
-    BOX_BYTES,
-    COLUMNS,
-    GROUPED,
-    PAIRED,
-    STACKED,
-    STAGE_BYTES,
-    STAGE_COUNT,
-    STEP,
-    SWIGLU,
-    Maps,
-)
-from .work import is_work, next_unit, tile_at
+from .layout import A_ALONG_M, A_BYTES, B_ALONG_N, BK, BLOCKS, BM, BN, BOX, BOX_BYTES, FP8, Maps
+from .work import next_unit, tile_at
 
-# One operand of a stage ---------------------------------------------------------------------------
+paired = Field("SCHEDULER", "paired")
+
+# Boxes --------------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_a(address, full, m, k, maps, seam):
-    """Load a stage's tile of A, from row m and column k on."""
-    if A_ALONG_M:
-        for i in range(2):
-            tma_load_2d(
-                address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k)
-            )
-    elif not BATCHED and not STACKED and not B_ALONG_N and k >= seam:
-        tma_load_2d(address, maps.second, full, uint32(k - seam), uint32(m))
-    else:
-        tma_load_2d(address, maps.a, full, uint32(k), uint32(m))
-
-
-@cuda.jit(device=True, forceinline=True)
-def load_box(i, address, box_map, full, x, y, rows):
+def load_box(i, address, box_map, full, x, y):
     """Load box number i of B at column x and row y; of a pair of blocks each loads every other box,
-    and both receive it. rows: of one matrix of a stack."""
-    if STACKED and not A_ALONG_M:
-        matrix = uint32(y) // uint32(rows)
-        tma_load_3d(address, box_map, full, uint32(x), uint32(y) - matrix * uint32(rows), matrix)
-    elif PAIRED:
+    and both receive it."""
+    if paired:
         if cluster_rank() == uint32(i & 1):
             tma_load_2d_multicast(address, box_map, full, uint32(3), uint32(x), uint32(y))
     else:
@@ -91,78 +59,176 @@ def load_box(i, address, box_map, full, x, y, rows):
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_b(address, full, n, k, maps, seam):
+def load_box_of_stack(address, box_map, full, x, y, rows):
+    """Load a box of B at column x and row y; rows: of one matrix."""
+    matrix = uint32(y) // uint32(rows)
+    tma_load_3d(address, box_map, full, uint32(x), uint32(y) - matrix * uint32(rows), matrix)
+
+
+# Tiles of one matrix ------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_a(address, full, m, k, maps):
+    """Load a stage's tile of A, from row m and column k on."""
+    if A_ALONG_M:
+        for i in range(2):
+            tma_load_2d(
+                address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k)
+            )
+    else:
+        tma_load_2d(address, maps.a, full, uint32(k), uint32(m))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_b_along_k(address, full, n, k, maps):
+    """Load a stage's tile of B, which is contiguous along k, from column n and row k on."""
+    if paired:  # boxes of half as many rows
+        for i in range(2):
+            load_box(i, address + uint32(i * BN * BK), maps.b, full, k, n + i * (BN // 2))
+    else:
+        load_box(0, address, maps.b, full, k, n)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_b(address, full, n, k, maps):
     """Load a stage's tile of B, from column n and row k on."""
     if B_ALONG_N:
         for i in range(BLOCKS):
-            box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
-            if not BATCHED and not STACKED and not GROUPED and A_ALONG_M and column >= seam:
-                load_box(i, box, maps.second, full, column - seam, k, seam)
-            else:
-                load_box(i, box, maps.b, full, column, k, seam)
-    elif PAIRED:  # boxes of half as many rows
-        for i in range(2):
-            load_box(i, address + uint32(i * BN * BK), maps.b, full, k, n + i * (BN // 2), seam)
+            load_box(i, address + uint32(i * BOX_BYTES), maps.b, full, int32(n + i * BOX), k)
     else:
-        load_box(0, address, maps.b, full, k, n, seam)
+        load_b_along_k(address, full, n, k, maps)
+
+
+# Both tiles of a stage: what `Operands` can be ----------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_halves(address, full, n, k, maps, H):
-    """`load_b` of a weight along k with 2 · H rows: those of u1's columns from n on, then those of
-    u2's."""
+def load_pair(address, full, m, n, step, maps, work):
+    """Of one matrix each, or of two side by side as A or B, of which the second begins at the seam."""
+    seam, k = work.matrices.seam, int32(step * (2 * BK if FP8 else BK))
+    if not A_ALONG_M and not B_ALONG_N and k >= seam:
+        tma_load_2d(address, maps.second, full, uint32(k - seam), uint32(m))
+    else:
+        load_a(address, full, m, k, maps)
+    address = address + uint32(A_BYTES)
+    if A_ALONG_M and B_ALONG_N:
+        for i in range(BLOCKS):
+            box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
+            if column >= seam:
+                load_box(i, box, maps.second, full, column - seam, k)
+            else:
+                load_box(i, box, maps.b, full, column, k)
+    else:
+        load_b(address, full, n, k, maps)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_halves(address, full, m, n, step, maps, work):
+    """B is a weight along k with 2 · H rows: those of u1's columns from n on, then those of u2's."""
+    seam, k = work.matrices.seam, int32(step * (2 * BK if FP8 else BK))
+    if k >= seam:
+        tma_load_2d(address, maps.second, full, uint32(k - seam), uint32(m))
+    else:
+        load_a(address, full, m, k, maps)
+    address = address + uint32(A_BYTES)
     for half in range(2):
-        load_box(half, address + uint32(half * COLUMNS * BK * 2), maps.b, full, k, n + half * H, H)
+        load_box(
+            half,
+            address + uint32(half * (BLOCKS * 64) * BK * 2),
+            maps.b,
+            full,
+            k,
+            n + half * work.N,
+        )
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_of_batch(address, full, m, n, k, maps, work):
-    """Both tiles: an operand along k is one tall matrix, in which A's row m is right already; of
+def load_batch(address, full, m, n, step, maps, work):
+    """Of a batch: an operand along k is one tall matrix, in which A's row m is right already; of
     one along m or n the batch is stacked along k."""
-    matrix = int32(uint32(m) // uint32(work.seam))
+    rows, k = work.matrices.rows, int32(step * BK)
+    matrix = int32(uint32(m) // uint32(rows))
     below = int32(k + matrix * work.k_tiles * BK)
     if A_ALONG_M:
-        load_a(address, full, int32(m - matrix * work.seam), below, maps, work.seam)
+        load_a(address, full, int32(m - matrix * rows), below, maps)
     else:
-        load_a(address, full, m, k, maps, work.seam)
+        load_a(address, full, m, k, maps)
     if B_ALONG_N:
-        load_b(address + uint32(A_BYTES), full, n, below, maps, work.seam)
+        load_b(address + uint32(A_BYTES), full, n, below, maps)
     else:
-        load_b(address + uint32(A_BYTES), full, int32(n + matrix * work.N), k, maps, work.seam)
+        load_b(address + uint32(A_BYTES), full, int32(n + matrix * work.N), k, maps)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_stack(address, full, m, n, step, maps, work):
+    """B is a stack, unless C is one, where A is along m."""
+    rows, k = work.matrices.rows, int32(step * BK)
+    load_a(address, full, m, k, maps)
+    address = address + uint32(A_BYTES)
+    if A_ALONG_M:
+        load_b(address, full, n, k, maps)
+    elif B_ALONG_N:
+        for i in range(BLOCKS):
+            load_box_of_stack(
+                address + uint32(i * BOX_BYTES), maps.b, full, int32(n + i * BOX), k, rows
+            )
+    else:
+        load_box_of_stack(address, maps.b, full, k, n, rows)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_product(address, full, m, n, step, maps, work):
+    """Of a product of a group, whose maps these are."""
+    load_a(address, full, m, int32(step * BK), maps)
+    load_b(address + uint32(A_BYTES), full, n, int32(step * BK), maps)
+
+
+@cuda.jit(device=True, forceinline=True)
+def same_maps(tile, maps):
+    """Of all tiles."""
+    return maps
+
+
+@cuda.jit(device=True, forceinline=True)
+def maps_of_product(tile, maps):
+    """The maps of a tile's product."""
+    map_a, map_b = array_of(tile.product, maps.a), array_of(tile.product, maps.b)
+    return Maps(map_a, map_b, map_a, map_a, map_a)
+
+
+class Operands(NamedTuple):
+    """A and B of a kernel. load(address, full, m, n, step, maps, work): both tiles of a stage, from
+    row m of A, column n of B and this step of k on; maps_of(tile, maps): the tensor maps of a tile."""
+
+    load: object
+    maps_of: object = same_maps
+
+
+MATRICES, HALVES, BATCH = Operands(load_pair), Operands(load_halves), Operands(load_batch)
+STACK, GROUP = Operands(load_stack), Operands(load_product, maps_of_product)
+load, maps_of = Field("OPERANDS", "load"), Field("OPERANDS", "maps_of")
 
 
 # All stages ---------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def produce(ring, unit, stride, maps, work):
+def produce(ring, unit, walk, maps, work):
     """One thread loads the tiles of A and B by TMA, stage after stage, of all work tiles of the
     block."""
     stage, parity = producer_start()
-    while is_work(unit, stride, work):
-        tile = tile_at(unit, stride, work)
-        m, n, k = int32(tile.row * BM), int32(tile.column * COLUMNS), tile.first_k
-        if GROUPED:
-            map_a, map_b = array_of(tile.product, maps.a), array_of(tile.product, maps.b)
+    while unit < walk.last:
+        tile = tile_at(unit, walk, work)
+        m, n, k = int32(tile.row * BM), int32(tile.column * (BLOCKS * 64)), tile.first_k
+        source = maps_of(tile, maps)
         while k < tile.end_k:
-            full = producer_acquire(ring, stage, parity, STAGE_BYTES)
-            address = stage_at(ring, stage)
-            if BATCHED:
-                load_of_batch(address, full, m, n, int32(k * BK), maps, work)
-            elif GROUPED:
-                mine = Maps(map_a, map_b, map_a, map_a, map_a)
-                load_a(address, full, m, int32(k * BK), mine, int32(0))
-                load_b(address + uint32(A_BYTES), full, n, int32(k * BK), mine, int32(0))
-            else:
-                load_a(address, full, m, int32(k * STEP), maps, work.seam)
-                if SWIGLU:
-                    load_halves(address + uint32(A_BYTES), full, n, int32(k * STEP), maps, work.N)
-                else:
-                    load_b(address + uint32(A_BYTES), full, n, int32(k * STEP), maps, work.seam)
+            full = producer_acquire(ring, stage, parity, ring.stage_bytes)
+            load(stage_at(ring, stage), full, m, n, k, source, work)
             k = int32(k + 1)
             stage, parity = advance(ring, stage, parity)
-        unit = next_unit(unit, tile, stride, work)
-    if PAIRED:  # the other block's consumers arrive here, too: the block must not end before
-        for _ in range(STAGE_COUNT):
+        unit = next_unit(unit, tile, walk, work)
+    if paired:  # the other block's consumers arrive here, too: the block must not end before
+        for _ in range(ring.stages):
             mbarrier_wait(barrier_at(ring.empty, stage), parity)
             stage, parity = advance(ring, stage, parity)

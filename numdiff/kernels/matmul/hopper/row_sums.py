@@ -20,10 +20,13 @@ READ NEXT
 from ....device import cuda, float32, int32, load4, store4, uint32
 from ....device.limits import FULL_MASK, WARP
 from ....device.pipeline import advance, consumer_release, consumer_start, consumer_wait
+from ....device.specialise import Field
 from ....device.tensor_core import load_words4, unpack_half2
 from .group_schedule import of_product
-from .layout import BM, BOX, BOX_BYTES, GROUPED, STACKED, STAGE_BYTES
-from .work import is_work, next_unit, tile_at
+from .layout import BM, BOX, BOX_BYTES, ROW_SUMS
+from .work import next_unit, tile_at
+
+share_steps, write_sums = Field("EPILOGUE", "share_steps"), Field("EPILOGUE", "write_sums")
 
 # what becomes of A's row sums: a tile's are written, those of all of K added
 WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2
@@ -87,26 +90,22 @@ def write_rows(row_sums, start, row, M, lane, sums, add):
 
 
 @cuda.jit(device=True, forceinline=True)
-def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
+def sum_rows(shared, unit, walk, target):
     """Two warps add up 64 rows of A each, of every stage that falls to their tile."""
     box, lane = int32(cuda.threadIdx.x // WARP - 1), int32(cuda.threadIdx.x % WARP)
-    zero = float32(0)
-    sharing = int32(1)  # tiles of a row share the steps; of a stack's the first has all
-    if not STACKED and not GROUPED:
-        sharing = work.tiles_n
+    ring, work, zero = shared.ring, target.work, float32(0)
     stage, parity = consumer_start()
-    while is_work(unit, stride, work):
-        tile = tile_at(unit, stride, work)
+    while unit < walk.last:
+        tile = tile_at(unit, walk, work)
         steps = int32(tile.end_k - tile.first_k)
         sums = zero, zero, zero, zero, zero, zero, zero, zero
-        step, due = int32(0), int32(steps if STACKED and tile.column > 0 else tile.column)
-        if GROUPED:  # steps by their numbers, as its slices begin anywhere
-            sharing = of_product(tile.product, work.tiles_n)
-            due = int32(uint32(tile.column + tile.first_k * (sharing - 1)) % uint32(sharing))
+        step = int32(0)
+        due, sharing = share_steps(tile, steps, work)
         while step < steps:
             consumer_wait(ring, stage, parity)
             if due == 0:
-                sums = add_rows(tiles, int32(stage * STAGE_BYTES + box * BOX_BYTES), lane, sums)
+                at = int32(stage * ring.stage_bytes + box * BOX_BYTES)
+                sums = add_rows(shared.tiles, at, lane, sums)
                 due = sharing
             due = int32(due - 1)
             cuda.syncwarp()
@@ -114,42 +113,87 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
                 consumer_release(ring, stage)
             stage, parity = advance(ring, stage, parity)
             step = int32(step + 1)
-        row = int32(tile.row * BM + box * BOX)
-        if STACKED:
-            if tile.column == 0:
-                matrix = int32(uint32(row) // uint32(work.seam))
-                write_rows(
-                    arrays.row_sums,
-                    matrix * arrays.residual.bias_gap,
-                    row,
-                    work.M,
-                    lane,
-                    sums,
-                    True,
-                )
-        elif GROUPED:
-            M, part = of_product(tile.product, work.M), tile.part
-            last = int32(work.parts if tile.end_k == work.k_tiles else int32(part + 1))
-            while part < last:  # and zeros in place of the parts that others have
-                write_rows(
-                    arrays.row_sums,
-                    of_product(tile.product, work.sums) + (part * sharing + tile.column) * M,
-                    row,
-                    M,
-                    lane,
-                    sums,
-                    False,
-                )
-                sums = zero, zero, zero, zero, zero, zero, zero, zero
-                part = int32(part + 1)
-        else:
-            write_rows(
-                arrays.row_sums,
-                (tile.part * work.tiles_n + tile.column) * work.M,
-                row,
-                work.M,
-                lane,
-                sums,
-                summing == ADD_ROW_SUMS,
-            )
-        unit = next_unit(unit, tile, stride, work)
+        write_sums(int32(tile.row * BM + box * BOX), lane, sums, sharing, tile, target)
+        unit = next_unit(unit, tile, walk, work)
+
+
+@cuda.jit(device=True, forceinline=True)
+def assist_sum_rows(t, shared, unit, walk, target):
+    """`sum_rows` by warps 1 and 2."""
+    if ROW_SUMS:
+        if target.epilogue.has_row_sums and t >= 32 and t < 96:
+            sum_rows(shared, unit, walk, target)
+
+
+# What an epilogue's `share_steps` and `write_sums` can be -----------------------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def share_row(tile, steps, work):
+    """(steps before the first that this tile adds up, the distance between such steps)."""
+    return int32(tile.column), work.tiles_n
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_sums_of_matrix(row, lane, sums, sharing, tile, target):
+    """Of one matrix, written or added."""
+    work = target.work
+    write_rows(
+        target.arrays.row_sums,
+        (tile.part * work.tiles_n + tile.column) * work.M,
+        row,
+        work.M,
+        lane,
+        sums,
+        target.epilogue.has_row_sums == ADD_ROW_SUMS,
+    )
+
+
+@cuda.jit(device=True, forceinline=True)
+def share_row_of_stack(tile, steps, work):
+    """Of a stack's the first tile of a row adds up all."""
+    return int32(steps if tile.column > 0 else tile.column), int32(1)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_sums_of_stack(row, lane, sums, sharing, tile, target):
+    """Added to those of the weight that the rows belong to."""
+    if tile.column == 0:
+        matrix = int32(uint32(row) // uint32(target.work.matrices.rows))
+        write_rows(
+            target.arrays.row_sums,
+            matrix * target.arrays.gaps.bias_gap,
+            row,
+            target.work.M,
+            lane,
+            sums,
+            True,
+        )
+
+
+@cuda.jit(device=True, forceinline=True)
+def share_row_of_group(tile, steps, group):
+    """Of a group: steps by their numbers, as its slices begin anywhere."""
+    sharing = of_product(tile.product, group.tiles_n)
+    due = int32(uint32(tile.column + tile.first_k * (sharing - 1)) % uint32(sharing))
+    return due, sharing
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_sums_of_group(row, lane, sums, sharing, tile, target):
+    """Of a product of a group: a part's, and zeros in place of the parts that others have."""
+    zero, group = float32(0), target.work
+    M, part = of_product(tile.product, group.M), tile.part
+    last = int32(group.parts if tile.end_k == group.k_tiles else int32(part + 1))
+    while part < last:
+        write_rows(
+            target.arrays.row_sums,
+            of_product(tile.product, group.sums) + (part * sharing + tile.column) * M,
+            row,
+            M,
+            lane,
+            sums,
+            False,
+        )
+        sums = zero, zero, zero, zero, zero, zero, zero, zero
+        part = int32(part + 1)

@@ -24,8 +24,12 @@ from typing import NamedTuple
 from ....device import cuda, float32, int32, uint32
 from ....device.mbarrier import bar_sync, mbarrier_arrive
 from ....device.pipeline import barrier_at
+from ....device.specialise import Field
 from ....device.tensor_core import store_word
-from ....device.tma import fence_proxy_async
+from ....device.tma import fence_proxy_async, tma_store_wait_0
+from .layout import BN, BOX_BYTES, STAGE_COUNT
+
+tiles_of_block = Field("EPILOGUE", "tiles")
 
 
 class Place(NamedTuple):
@@ -50,6 +54,20 @@ class Staging(NamedTuple):
     biases_at: int
     loaded: int
     ready: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def make_staging(consumer, shared):
+    """The `Staging` of a consumer."""
+    return Staging(
+        shared.tiles,
+        shared.base,
+        int32(STAGE_COUNT * shared.ring.stage_bytes + consumer * 2 * tiles_of_block * BOX_BYTES),
+        shared.biases,
+        int32(consumer * BN),
+        barrier_at(shared.loaded, 2 * consumer),
+        barrier_at(shared.ready, 2 * consumer),
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -80,8 +98,8 @@ def return_words(words, turn, tile, place, staging):
 
 
 @cuda.jit(device=True, forceinline=True)
-def prefetch_bias(BN, bias, first_column, N, has_bias):
-    """The two numbers of a tile's bias that this thread fetches for its warpgroup; zeros without a
+def bias_elements(bias, first_column, N, has_bias):
+    """The two elements of a tile's bias that this thread fetches for its warpgroup; zeros without a
     bias."""
     b0 = b1 = float32(0)
     n = int32(first_column + int32(cuda.threadIdx.x & 127))
@@ -94,11 +112,45 @@ def prefetch_bias(BN, bias, first_column, N, has_bias):
 
 
 @cuda.jit(device=True, forceinline=True)
-def stage_bias(BN, staging, b0, b1):
-    """The tile's bias in shared memory, by a warpgroup, for all of it."""
+def prefetch_bias(gates, place, target):
+    """Before the main loop: this thread's two elements of the tile's bias."""
+    return bias_elements(
+        target.arrays.bias, place.first_column, target.work.N, target.epilogue.has_bias
+    )
+
+
+@cuda.jit(device=True, forceinline=True)
+def prefetch_nothing(gates, place, target):
+    """Of an epilogue without a bias."""
+    return float32(0), float32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def stage_bias(staging, b0, b1):
+    """After the main loop: the tile's bias in shared memory, by a warpgroup, for all of it."""
     thread = int32(cuda.threadIdx.x & 127)
     if thread < BN:
         staging.biases[staging.biases_at + thread] = b0
     if thread + 128 < BN:
         staging.biases[staging.biases_at + thread + 128] = b1
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
+
+
+@cuda.jit(device=True, forceinline=True)
+def stage_nothing(staging, b0, b1):
+    """Of an epilogue without a bias."""
+
+
+# The end ------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_stores(amax, arrays, lane, elected):
+    """After the last tile: wait until TMA has stored all."""
+    if elected:
+        tma_store_wait_0()
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish_nothing(amax, arrays, lane, elected):
+    """Of an epilogue whose stores another thread makes, or whose threads store by themselves."""

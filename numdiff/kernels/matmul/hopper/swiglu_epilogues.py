@@ -42,7 +42,7 @@ from ....device.tma import (
     tma_store_commit,
     tma_store_wait_read_1,
 )
-from .layout import BOX_BYTES
+from .layout import BLOCKS, BN, BOX_BYTES
 from .staging import word_place
 
 LOG2_E = float32(math.log2(math.e))
@@ -67,14 +67,15 @@ def gate_gradients(g, a, b):
 
 
 @cuda.jit(device=True, forceinline=True)
-def prefetch_biases(BN, bias, first_column, H, has_bias):
+def prefetch_biases(gates, place, target):
     """As `prefetch_bias`, for a tile of BN / 2 columns of each half of the bias (2 · H,)."""
+    bias, first_column, H = target.arrays.bias, place.first_column, target.work.N
     b0 = b1 = float32(0)
     t = int32(cuda.threadIdx.x & 127)
     # 0 where a tile is so wide that each thread has a number of both
     half = int32(uint32(t) // uint32(BN // 2))
     n = int32(first_column + t - half * (BN // 2))
-    if has_bias and n < H:
+    if target.epilogue.has_bias and n < H:
         b0 = bias[n + half * H]
         if BN > 128:
             b1 = bias[n + H]
@@ -112,11 +113,11 @@ def stage_words(words, turn, place, staging):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_half(part, pairs, column, words, turn, acc, place, staging, maps, pair):
+def half_of_pair(part, column, words, turn, acc, place, staging, maps, pair):
     """Columns of u1 (part 0) or u2 (part 1) of a pair of blocks."""
     for j in range(8):
         for half in range(2):
-            u0, u1 = biased(pair + part * pairs, j, half, acc, place, staging)
+            u0, u1 = biased(pair + part * BLOCKS, j, half, acc, place, staging)
             words[2 * j + half] = pack_half2(u0, u1)
     tile = stage_words(words, turn, place, staging)
     if cuda.threadIdx.x % 128 == 0:
@@ -131,23 +132,23 @@ def write_half(part, pairs, column, words, turn, acc, place, staging, maps, pair
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_swiglu(pair, pairs, turn, acc, place, staging, maps, work, keeps_u):
-    """u1, u2 = accumulators + bias, if they are kept, and silu(u1) · u2, of 64 columns; the next
-    turn.
+def write_swiglu(block, turn, amax, acc, gates, place, staging, target):
+    """u1, u2 = accumulators + bias, if they are kept, and silu(u1) · u2, of 64 columns.
 
-    pair, pairs: the columns are those of blocks number `pair` and pair + pairs
+    block: the columns are those of blocks number `block` and block + BLOCKS
     """
-    column = int32(place.first_column + 64 * pair)
+    maps, work, keeps_u = target.maps, target.work, target.epilogue.has_residual
+    column = int32(place.first_column + 64 * block)
     if column < work.N and place.first_row < work.M:
         words = cuda.local.array(16, "uint32")
         if keeps_u:
-            write_half(0, pairs, column, words, turn, acc, place, staging, maps, pair)
-            write_half(1, pairs, column, words, int32(turn + 1), acc, place, staging, maps, pair)
+            half_of_pair(0, column, words, turn, acc, place, staging, maps, block)
+            half_of_pair(1, column, words, int32(turn + 1), acc, place, staging, maps, block)
             turn = int32(turn + 2)
         for j in range(8):
             for half in range(2):
-                a0, a1 = biased(pair, j, half, acc, place, staging)
-                b0, b1 = biased(pair + pairs, j, half, acc, place, staging)
+                a0, a1 = biased(block, j, half, acc, place, staging)
+                b0, b1 = biased(block + BLOCKS, j, half, acc, place, staging)
                 words[2 * j + half] = pack_half2(gate(a0, b0), gate(a1, b1))
         tile = stage_words(words, turn, place, staging)
         if cuda.threadIdx.x % 128 == 0:
@@ -156,16 +157,17 @@ def epilogue_swiglu(pair, pairs, turn, acc, place, staging, maps, work, keeps_u)
             )
             tma_store_commit()
         turn = int32(turn + 1)
-    return turn
+    return turn, amax
 
 
 # Backward -----------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_swiglu_gradient(block, turn, acc, place, staging, work):
+def write_swiglu_gradient(block, turn, amax, acc, gates, place, staging, target):
     """(du1, du2) of 64 columns from dh, the accumulators, in the two tiles that hold u1 and u2; the
     next turn."""
+    work = target.work
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -199,4 +201,4 @@ def epilogue_swiglu_gradient(block, turn, acc, place, staging, work):
         if lane == 0:
             mbarrier_arrive(barrier_at(staging.ready, buffer))
         turn = int32(turn + 1)
-    return turn
+    return turn, amax

@@ -61,14 +61,16 @@ def transposed_place(tile, thread_row, lane, j, half):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogue):
+def write_symmetric(block, turn, amax, acc, gates, place, staging, target):
     """alpha · accumulator + residual + diagonal of a block on the diagonal or below it, and its
     transpose above."""
+    maps, work, epilogue = target.maps, target.work, target.epilogue
+    residual = target.arrays.residual
     first_row, first_column, thread_row, lane = place
     N, tiles, base = work.N, staging.tiles, staging.base
     column = int32(first_column + 64 * block)
     # the first of this matrix
-    matrix_row = int32(uint32(first_row) // uint32(work.seam) * uint32(work.seam))
+    matrix_row = int32(uint32(first_row) // uint32(work.matrices.rows) * uint32(work.matrices.rows))
     above = int32(first_row - matrix_row)  # rows of the matrix above this block
     if column <= above:  # the same for the whole warpgroup
         warpgroup = cuda.threadIdx.x // 128
@@ -121,3 +123,4 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogu
                     uint32(matrix_row + column),
                 )
             tma_store_commit()
+    return turn, amax

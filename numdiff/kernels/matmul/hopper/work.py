@@ -5,7 +5,9 @@ A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of
     tile's sum. There are as many blocks as multiprocessors, and each takes every gridDim-th unit.
     Producer, consumers and the epilogue warps walk over the same units, each by itself:
 
-        while is_work(unit, …):  tile = tile_at(unit, …);  …;  unit = next_unit(unit, tile, …)
+        while unit < walk.last:  tile = tile_at(unit, …);  …;  unit = next_unit(unit, tile, …)
+
+    How it goes is the choice of a `Scheduler`: PLAIN, PAIRED, SYMMETRIC or GROUPED (group_schedule.py).
 
 SPLIT K
     A weight's gradient has few tiles and a long sum. K is cut into `slices`, each slice of a tile is a work tile of its
@@ -14,8 +16,7 @@ SPLIT K
     quarter of two or three tiles. That is two slices instead of four equal ones, and half the partial results
     (`schedule`).
 
-The matrices of a batch count as one tall matrix; of a symmetric result only the tiles on and below
-the diagonal are units. Several products in one launch have a walk of their own (group_schedule.py).
+The matrices of a batch count as one tall matrix.
 
 SOURCE
     Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 3, on filling a GPU by splitting sums.
@@ -26,9 +27,12 @@ READ NEXT
 from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
+from ....device.cluster import cluster_sync
 from ....device.limits import MULTIPROCESSORS
-from .group_schedule import group_tile, unit_after
-from .layout import BM, BN, GROUPED, PAIRED, SYMMETRIC, row_of_pair, tile_place
+from ....device.specialise import Field
+from .group_schedule import Walk, group_start, group_tile, unit_after
+from .layout import BM, BN, Target, row_of_pair, tile_place
+from .parts import complete_tile, target_of_product
 from .symmetric_epilogue import symmetric_place
 
 PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveClusters)
@@ -45,52 +49,128 @@ class WorkTile(NamedTuple):
     end_k: int
 
 
+class Scheduler(NamedTuple):
+    """A tile scheduler: the device functions by which a block walks over its work tiles.
+
+    start(work)                     all threads, before the first tile: (first unit, `Walk`)
+    tile_at(unit, walk, work)       the `WorkTile`, or `GroupTile`, of a unit below walk.last
+    next_unit(unit, tile, walk, work)
+    place_of(tile, work)            (row, column) of a tile of C, in tiles
+    complete(acc, tile, consumer, staging, target)
+                                    a consumer, after the main loop: whether acc has a tile's whole sum, or a slice that
+                                    is written by itself
+    target_of(tile, target)         the `Target` of a tile's results
+    paired: two blocks of a cluster share their tiles of B: PAIRS in producer.py
+    """
+
+    start: object
+    tile_at: object
+    next_unit: object
+    place_of: object
+    complete: object
+    target_of: object
+    paired: bool = False
+
+
+tile_at, next_unit, place_of = (
+    Field("SCHEDULER", name) for name in ("tile_at", "next_unit", "place_of")
+)
+
+
+# Plain: one tile after the other, or one slice of a tile ------------------------------------------
+
+
 @cuda.jit(device=True, forceinline=True)
-def work_tile(unit, work):
-    """The `WorkTile` of a unit."""
+def plain_walk(unit, blocks, work):
+    """The `Walk` of a block, or pair, by its number."""
+    stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
+    return Walk(stride, int32(0), work.units)
+
+
+@cuda.jit(device=True, forceinline=True)
+def plain_start(work):
+    cuda.syncthreads()
+    unit = int32(cuda.blockIdx.x)
+    return unit, plain_walk(unit, int32(cuda.gridDim.x), work)
+
+
+@cuda.jit(device=True, forceinline=True)
+def plain_place(tile, work):
+    return tile_place(tile, work.tiles_m, work.tiles_n)
+
+
+@cuda.jit(device=True, forceinline=True)
+def plain_tile(unit, walk, work):
     per_slice = int32(work.tiles_m * work.tiles_n)
     part = int32(uint32(unit) // uint32(per_slice))
-    if SYMMETRIC:
-        matrix = int32(uint32(unit) // uint32(work.tiles_n))
-        row, column = symmetric_place(int32(unit - matrix * work.tiles_n), BN)
-        row = int32(row + matrix * (work.seam // BM))
-    else:
-        row, column = tile_place(int32(unit - part * per_slice), work.tiles_m, work.tiles_n)
-        if PAIRED:
-            row = row_of_pair(row)
+    row, column = place_of(int32(unit - part * per_slice), work)
+    return slice_of_tile(part, row, column, work)
+
+
+@cuda.jit(device=True, forceinline=True)
+def slice_of_tile(part, row, column, work):
+    """The `WorkTile` of slice number `part` of a tile."""
     first_k = int32(part * work.slice_tiles)
-    return WorkTile(
-        part,
-        row,
-        column,
-        first_k,
-        int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))),
-    )
+    end_k = int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles)))
+    return WorkTile(part, row, column, first_k, end_k)
 
 
 @cuda.jit(device=True, forceinline=True)
-def is_work(unit, stride, work):
-    """Whether there is such a unit, or with `GROUPED` whether the block has it; stride is then a
-    `Walk`."""
-    if GROUPED:
-        return unit < stride.last
-    return unit < work.units
+def plain_next(unit, tile, walk, work):
+    return int32(unit + walk.stride)
 
 
 @cuda.jit(device=True, forceinline=True)
-def tile_at(unit, stride, work):
-    """The `WorkTile`, or `GroupTile`, of a unit of this block."""
-    if GROUPED:
-        return group_tile(unit, stride, work)
-    return work_tile(unit, work)
+def always_complete(acc, tile, consumer, staging, target):
+    return True
 
 
 @cuda.jit(device=True, forceinline=True)
-def next_unit(unit, tile, stride, work):
-    """The block's unit after this tile."""
-    if GROUPED:
-        return unit_after(unit, tile, stride, work)
-    return int32(unit + stride)
+def same_target(tile, target):
+    return Target(tile.part, target.maps, target.arrays, target.work, target.epilogue)
+
+
+PLAIN = Scheduler(plain_start, plain_tile, plain_next, plain_place, always_complete, same_target)
+
+
+# Paired: a cluster of two blocks takes two tiles, one below the other -----------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def paired_start(work):
+    cluster_sync()
+    unit = int32(cuda.blockIdx.x // 2)
+    return unit, plain_walk(unit, int32(cuda.gridDim.x // 2), work)
+
+
+@cuda.jit(device=True, forceinline=True)
+def paired_place(tile, work):
+    row, column = tile_place(tile, work.tiles_m, work.tiles_n)
+    return row_of_pair(row), column
+
+
+PAIRED = PLAIN._replace(start=paired_start, place_of=paired_place, paired=True)
+
+
+# Symmetric: the tiles on and below the diagonal of each matrix ------------------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def symmetric_tile(unit, walk, work):
+    per_slice = int32(work.tiles_m * work.tiles_n)
+    part = int32(uint32(unit) // uint32(per_slice))
+    matrix = int32(uint32(unit) // uint32(work.tiles_n))
+    row, column = symmetric_place(int32(unit - matrix * work.tiles_n), BN)
+    row = int32(row + matrix * (work.matrices.rows // BM))
+    return slice_of_tile(part, row, column, work)
+
+
+SYMMETRIC = PLAIN._replace(tile_at=symmetric_tile)
+
+
+# Grouped: the tiles of several products, of which the last are split (stream-K) -------------------
+
+GROUPED = Scheduler(group_start, group_tile, unit_after, None, complete_tile, target_of_product)
 
 
 # On the host --------------------------------------------------------------------------------------
