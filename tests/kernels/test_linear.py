@@ -68,18 +68,29 @@ def kept_shapes(tape):
     return [tuple(a.shape) for a in held.values()]
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("name, keeps", [("gelu", True), ("gelu", False), ("swiglu", True)])
 @where(lambda engine, keeps: keeps or engine != "cpu")
-def test_mlp(engine, rng, keeps, monkeypatch):
-    """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products;
-    its result is kept, or made again."""
+def test_mlp(engine, rng, name, keeps, monkeypatch):
+    """Two layers and the activation between them, in float16: on rung 6 it is part of both
+    products; GELU's result is kept, or made again."""
     monkeypatch.setattr("numdiff.nn.functional.feed_forward.GELU_KEPT", 768 if keeps else 8)
     if engine.name == "ptx":
         return  # compiled in tests/kernels/matmul/test_half.py
     if engine.name == "emulator":
         monkeypatch.setattr(choice, "choose_half", lambda *_: ((128, 64), 1, 0.0))
+    fused, parts, function, width, activation, gradient = {
+        "gelu": ("mlp", "bias_gelu", F.mlp, 24, gelu_forward, gelu_backward),
+        "swiglu": (
+            "swiglu_mlp",
+            "swiglu",
+            F.swiglu_mlp,
+            48,
+            swiglu_forward_reference,
+            swiglu_backward_reference,
+        ),
+    }[name]
     x, dy, before = (rng.standard_normal((2, 5, n)).astype(np.float16) for n in (16, 8, 16))
-    arrays = [rng.standard_normal(shape) / 4 for shape in ((24, 16), (24,), (8, 24), (8,))]
+    arrays = [rng.standard_normal(shape) / 4 for shape in ((width, 16), (width,), (8, 24), (8,))]
     parameters = []
     for array in arrays:
         p = Parameter(array.shape, None)
@@ -87,14 +98,11 @@ def test_mlp(engine, rng, keeps, monkeypatch):
         parameters.append(p)
     leaf = Tensor(engine(x), requires_grad=True)
     with Tape() as tape:
-        y = F.mlp(leaf, *parameters)
+        y = function(leaf, *parameters)
     leaf.slot.gradient = engine(before)  # what another consumer has left there
     names = [record.name for record in tape.records]
-    assert names == (
-        ["mlp"]
-        if engine.name != "cpu" and engine.backend.capability[0] == 9
-        else ["linear", "bias_gelu", "linear"]
-    )
+    hopper = engine.name != "cpu" and engine.backend.capability[0] == 9
+    assert names == ([fused] if hopper else ["linear", parts, "linear"])
     # what the tape keeps: x, and of the hidden layer what comes before GELU, and after it
     if names == ["mlp"]:
         assert sorted(kept_shapes(tape)) == [(2, 5, 16), *[(2, 5, 24)] * (1 + keeps)]
@@ -103,44 +111,7 @@ def test_mlp(engine, rng, keeps, monkeypatch):
     w, b, w2, b2 = (a.astype(np.float16).astype(np.float64) if a.ndim > 1 else a for a in arrays)
     rows, dy = x.reshape(-1, 16).astype(np.float64), dy.reshape(-1, 8).astype(np.float64)
     u = rows @ w.T + b
-    h = gelu_forward(u)
-    du = gelu_backward(dy @ w2, u)
-    engine.check(y.data, (h @ w2.T + b2).reshape(2, 5, 8), 2e-3)
-    engine.check(leaf.grad, (du @ w).reshape(x.shape) + before, 2e-3)
-    for p, want in zip(parameters, (du.T @ rows, du.sum(0), dy.T @ h, dy.sum(0)), strict=True):
-        engine.check(p.grad, want, 2e-3)
-
-
-def test_swiglu_mlp(engine, rng, monkeypatch):
-    """Two layers and the SwiGLU between them, in float16: on rung 6 it is part of both products."""
-    if engine.name == "ptx":
-        return  # compiled in tests/kernels/matmul/test_half.py
-    if engine.name == "emulator":
-        monkeypatch.setattr(choice, "choose_half", lambda *_: ((128, 64), 1, 0.0))
-    x, dy, before = (rng.standard_normal((2, 5, n)).astype(np.float16) for n in (16, 8, 16))
-    arrays = [rng.standard_normal(shape) / 4 for shape in ((48, 16), (48,), (8, 24), (8,))]
-    parameters = []
-    for array in arrays:
-        p = Parameter(array.shape, None)
-        p.data, p.grad, p.half = engine(array), engine.zeros(array.shape), engine(array, np.float16)
-        parameters.append(p)
-    leaf = Tensor(engine(x), requires_grad=True)
-    with Tape() as tape:
-        y = F.swiglu_mlp(leaf, *parameters)
-    leaf.slot.gradient = engine(before)  # what another consumer has left there
-    names = [record.name for record in tape.records]
-    assert names == (
-        ["swiglu_mlp"]
-        if engine.name != "cpu" and engine.backend.capability[0] == 9
-        else ["linear", "swiglu", "linear"]
-    )
-    tape.backward(y, engine(dy))
-
-    w, b, w2, b2 = (a.astype(np.float16).astype(np.float64) if a.ndim > 1 else a for a in arrays)
-    rows, dy = x.reshape(-1, 16).astype(np.float64), dy.reshape(-1, 8).astype(np.float64)
-    u = rows @ w.T + b
-    h = swiglu_forward_reference(u)
-    du = swiglu_backward_reference(dy @ w2, u)
+    h, du = activation(u), gradient(dy @ w2, u)
     engine.check(y.data, (h @ w2.T + b2).reshape(2, 5, 8), 2e-3)
     engine.check(leaf.grad, (du @ w).reshape(x.shape) + before, 2e-3)
     for p, want in zip(parameters, (du.T @ rows, du.sum(0), dy.T @ h, dy.sum(0)), strict=True):
