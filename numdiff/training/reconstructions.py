@@ -41,11 +41,16 @@ class Reconstructions:
 
     def __init__(self, trainer, options):
         self.trainer, self.options = trainer, options
-        count = min(options.sample_count, len(trainer.dataset))
-        rows = np.linspace(0, len(trainer.dataset) - 1, count).round().astype(np.int64)
-        ranks, rank = trainer.communicator.size, trainer.communicator.rank
-        self.first, self.stop = (count * k // ranks for k in (rank, rank + 1))
+        pictures = trainer.dataset.shape[0]
+        count = min(options.sample_count, pictures)
+        rows = np.linspace(0, pictures - 1, count).round().astype(np.int64)
+        self.first, self.stop = self._part(count)
         self.rows = rows[self.first : self.stop]
+
+    def _part(self, count):
+        """(first, stop) of this rank's pictures, of `count` in all."""
+        ranks, rank = self.trainer.communicator.size, self.trainer.communicator.rank
+        return tuple(count * k // ranks for k in (rank, rank + 1))
 
     def check(self):
         """Nothing that the objective has not checked."""
@@ -109,8 +114,14 @@ class Reconstructions:
     def rehearse(self):
         """Launch every kernel that drawing launches, and read nothing back."""
         model = self.trainer.model
-        side, count = model.image_size, len(self.rows)
-        sizes = {min(BATCH, count - first) for first in range(0, count, BATCH)}
+        side = model.image_size
+        # a stand-in for a dataset has one picture
+        first, stop = self._part(self.options.sample_count)
+        sizes = {
+            min(BATCH, count - done)
+            for count in (len(self.rows), stop - first)
+            for done in range(0, count, BATCH)
+        }
         with self.trainer.ema_weights(), model.arithmetic():
             for size in sizes if draws(self.options, model) else ():
                 shape = size, side, side, model.in_channels

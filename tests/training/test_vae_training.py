@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
+from numdiff.device.planned import cards_with
 from numdiff.diffusion.reconstruction import Reconstruction
 from numdiff.errors import UsageError
 from numdiff.nn import Tape, Tensor, UNet
@@ -17,6 +18,7 @@ from numdiff.training import Trainer
 from numdiff.training.autoencoders import load_autoencoder
 from numdiff.training.checkpoint import load_checkpoint
 from numdiff.training.options import resolve
+from numdiff.training.plan import Described, PlannedRank, plan_run
 from numdiff.training.reconstructions import psnr
 from tests.conftest import exhaustive, numerical_gradient, relative_error
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
@@ -130,6 +132,19 @@ def test_psnr():
 
 def run(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@exhaustive
+@pytest.mark.parametrize("ranks, precision", [(1, "fp16"), (2, "bf16")])
+def test_its_kernels_are_planned(ranks, precision):
+    """Those of a step and of the reconstructions, as `numdiff compile vae` compiles them for a GPU."""
+    given = {"model": "vae", "image_size": 16, "precision": precision, "recompute": "blocks"}
+    options = resolve(given, (9, 0))
+    assert options.preset == "vae256"
+    card = cards_with((9, 0))[0]
+    names = {key.name for key in plan_run(options, Described(16, 3), card, PlannedRank(ranks))}
+    for wanted in ("l1_forward", "posterior_sample_backward", "posterior_kl_forward", "adamw"):
+        assert any(wanted in name for name in names), wanted
 
 
 @exhaustive
