@@ -132,17 +132,19 @@ class Diffusion:
         )
         check_magnitude("vlb_weight", vlb_weight)
         check_objective(
-            path,
-            prediction,
-            loss,
-            min_snr_gamma,
-            time_sampling,
-            noise_mean,
-            noise_std,
-            time_shift,
-            sigma_data,
-            vlb_weight=vlb_weight,
-            timestep_scale=timestep_scale,
+            Objective(
+                path,
+                prediction,
+                loss,
+                min_snr_gamma,
+                time_sampling,
+                noise_mean,
+                noise_std,
+                time_shift,
+                sigma_data,
+                vlb_weight,
+                timestep_scale,
+            )
         )
         self.time_sampling, self.time_shift, self.sigma_data = (
             time_sampling,
@@ -396,26 +398,33 @@ class Diffusion:
         return k, low, np.log(beta) - low
 
 
-def check_objective(
-    path,
-    prediction,
-    loss,
-    min_snr_gamma,
-    time_sampling,
-    noise_mean,
-    noise_std,
-    time_shift,
-    sigma_data,
-    learn_sigma=False,
-    vlb_weight=None,
-    timestep_scale=1.0,
-    called=str,
-):
-    """Raise a `UsageError` for a value that cannot be, and for two settings that exclude each
-    other, with both named.
+class Objective(NamedTuple):
+    """The settings that determine what a model learns, as `Diffusion` has them, and whether the model
+    learns its variance."""
+
+    path: str
+    prediction: str | None
+    loss: str | None
+    min_snr_gamma: float | None
+    time_sampling: str
+    noise_mean: float | None
+    noise_std: float | None
+    time_shift: float
+    sigma_data: float
+    vlb_weight: float | None
+    timestep_scale: float
+    learn_sigma: bool = False
+
+
+def check_objective(objective, called=str):
+    """Raise a `UsageError` for a value of an `Objective` that cannot be, and for two that exclude
+    each other, with both named.
 
     called(name): how a message calls a setting
     """
+    path, prediction, loss, min_snr_gamma, time_sampling, *_ = objective
+    noise_mean, noise_std, time_shift, sigma_data = objective[5:9]
+    vlb_weight, timestep_scale, learn_sigma = objective[9:]
 
     def named(name, value):
         return f"{called(name)} {say(value)}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import schema
 from ..diffusion.denoiser import check_interval
-from ..diffusion.process import PATH_PREDICTIONS, check_objective
+from ..diffusion.process import PATH_PREDICTIONS, Objective, check_objective
 from ..dtypes import half_of
 from ..errors import NumdiffError, UsageError, near_miss
 from ..files import Refused, read_bytes, write_json
@@ -530,20 +530,22 @@ def _check_run(o):
                 f"--cfg-interval {say(o.cfg_interval)} limits the guidance of the grids, and there is "
                 "none: give a --cfg-scale other than 1, too."
             )
+    objective = Objective(
+        path=o.path,
+        prediction=o.prediction,
+        loss=o.loss,
+        min_snr_gamma=o.min_snr_gamma,
+        time_sampling=o.time_sampling,
+        noise_mean=o.noise_mean,
+        noise_std=o.noise_std,
+        time_shift=o.time_shift,
+        sigma_data=o.sigma_data,
+        vlb_weight=o.vlb_weight,
+        timestep_scale=1000.0 if o.rescale_timesteps and o.path == "edm" else 1.0,
+        learn_sigma=o.learn_sigma,
+    )
     check_objective(
-        o.path,
-        o.prediction,
-        o.loss,
-        o.min_snr_gamma,
-        o.time_sampling,
-        o.noise_mean,
-        o.noise_std,
-        o.time_shift,
-        o.sigma_data,
-        o.learn_sigma,
-        o.vlb_weight,
-        1000.0 if o.rescale_timesteps and o.path == "edm" else 1.0,
-        lambda name: flag({"timestep_scale": "rescale_timesteps"}.get(name, name)),
+        objective, lambda name: flag({"timestep_scale": "rescale_timesteps"}.get(name, name))
     )
     if o.path == "discrete" and o.sample_steps > o.diffusion_steps:
         raise UsageError(
