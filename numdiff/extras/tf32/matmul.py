@@ -529,9 +529,10 @@ def slice_of(K, slices):
     return -(-K // (slices * BK)) * BK
 
 
-def multiply(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual):
+def multiply(a, b, c, M, N, K, outer, inner, fused):
     """As `launcher.matmul_strided`: c = or += alpha · a·b + bias, or + residual, which has c's
     strides."""
+    bias, residual, alpha, accumulate = fused[:4]
     array = c.array
     if residual is not None and residual.offset % 16:
         copy_into(array, residual)

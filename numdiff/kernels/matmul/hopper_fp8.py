@@ -66,6 +66,7 @@ from .hopper.launcher import map_of_halves
 from .hopper.layout import BK, BM, BOX, THREADS, Epilogue, Maps, Pair, Work, shared_bytes
 from .hopper.producer import HALVES, MATRICES
 from .hopper.work import schedule
+from .product import Fused
 from .reference import matmul_forward_cost
 from .split_half import add_partials, unused
 
@@ -277,27 +278,13 @@ def _check_gradient(a, b, out):
         raise ValueError(f"out is {out.dtype} {out.shape}, the product float32 {(len(a), len(b))}")
 
 
-def _launch(
-    a,
-    b,
-    c,
-    M,
-    N,
-    K,
-    scales,
-    bias,
-    residual,
-    promoted,
-    activation="",
-    other=None,
-    keeps_u=True,
-    into=None,
-):
-    """As `launch_hopper`, of one product and without slices; N: columns of A·Bᵀ, or of each of its
-    halves.
+def _launch(a, b, c, scales, promoted, fused=Fused(), into=None):  # noqa: B008 - never changed
+    """As `launch_hopper`, of one product and without slices.
 
     into: (scale, amax) of what GELU or its derivative gives, where that is bytes
     """
+    (M, K), N, activation, other = a.shape, len(b) // fused.halves, fused.activation, fused.other
+    bias, residual, keeps_u = fused.bias, fused.residual, fused.keeps_u
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width = choose_width(nominal_extent(M), N, K, multiprocessors, promoted, activation)
     columns = width // 2 if activation == "swiglu" else width
@@ -352,9 +339,9 @@ def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promote
 
     promoted: add up in float32 every 128 of k; False leaves the sum to the tensor cores
     """
-    (M, K), N = a.shape, len(b)
+    M, N = len(a), len(b)
     c = empty((M, N), np.float16, like=a)
-    _launch(a, b, c, M, N, K, (scale_a, scale_b), bias, residual, promoted)
+    _launch(a, b, c, (scale_a, scale_b), promoted, Fused(bias, residual))
     return c
 
 
@@ -375,25 +362,11 @@ def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted
     into: (scale, amax) as of `quantise_forward`, which GELU(u) then has gone through; N is a
     multiple of 16
     """
-    (M, K), N = a.shape, len(b)
+    M, N = len(a), len(b)
     y = empty((M, N), np.float16 if into is None else np.uint8, like=a)
     u = empty((M, N), np.float16, like=a) if keeps_u else None
-    _launch(
-        a,
-        b,
-        y if u is None else u,
-        M,
-        N,
-        K,
-        (scale_a, scale_b),
-        bias,
-        None,
-        promoted,
-        "gelu",
-        y,
-        keeps_u,
-        into,
-    )
+    fused = Fused(bias, activation="gelu", other=y, keeps_u=keeps_u)
+    _launch(a, b, y if u is None else u, (scale_a, scale_b), promoted, fused, into)
     return u, y
 
 
@@ -409,11 +382,10 @@ def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted
 )
 def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None):
     """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array; into as above."""
-    (M, K), N = a.shape, len(b)
+    M, N = len(a), len(b)
     c = empty((M, N), np.float16 if into is None else np.uint8, like=a)
-    _launch(
-        a, b, c, M, N, K, (scale_a, scale_b), None, None, promoted, "gelu_gradient", u, into=into
-    )
+    fused = Fused(activation="gelu_gradient", other=u)
+    _launch(a, b, c, (scale_a, scale_b), promoted, fused, into)
     return c
 
 
@@ -426,26 +398,13 @@ def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None
 def matmul_fp8_swiglu_forward(a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True):
     """(u (M, 2 · H), SwiGLU(u) (M, H)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias,
     b (2 · H, K)."""
-    (M, K), H = a.shape, len(b) // 2
+    M, H = len(a), len(b) // 2
     h, u = (
         empty((M, H), np.float16, like=a),
         empty((M, 2 * H), np.float16, like=a) if keeps_u else None,
     )
-    _launch(
-        a,
-        b,
-        h if u is None else u,
-        M,
-        H,
-        K,
-        (scale_a, scale_b),
-        bias,
-        None,
-        promoted,
-        "swiglu",
-        h,
-        keeps_u,
-    )
+    fused = Fused(bias, activation="swiglu", other=h, keeps_u=keeps_u)
+    _launch(a, b, h if u is None else u, (scale_a, scale_b), promoted, fused)
     return u, h
 
 
@@ -458,9 +417,10 @@ def matmul_fp8_swiglu_forward(a, b, scale_a, scale_b, bias=None, keeps_u=True, p
 def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
     """du (M, 2 · H) as a new float16 array: SwiGLU's backward of dh = scale_a · scale_b · a·bᵀ (M,
     H) at u."""
-    (M, K), H = a.shape, len(b)
+    M, H = len(a), len(b)
     du = empty((M, 2 * H), np.float16, like=a)
-    _launch(a, b, du, M, H, K, (scale_a, scale_b), None, None, promoted, "swiglu_gradient", u)
+    fused = Fused(activation="swiglu_gradient", other=u)
+    _launch(a, b, du, (scale_a, scale_b), promoted, fused)
     return du
 
 

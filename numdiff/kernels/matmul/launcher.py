@@ -97,19 +97,18 @@ def _check(a, b, transpose_a, transpose_b, bias, out, accumulate, residual, out_
         )
 
 
-def matmul_strided_reference(
-    a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, residual=None
-):
+def matmul_strided_reference(a, b, c, M, N, K, outer=1, inner=1, fused=Fused()):  # noqa: B008
     def view(x, rows, columns):
         flat = x.array.reshape(-1)[x.start :]
         strides = [flat.itemsize * step for step in (x.outer, x.inner, x.row, x.column)]
         return np.lib.stride_tricks.as_strided(flat, (outer, inner, rows, columns), strides)
 
-    product = alpha * (view(a, M, K) @ view(b, K, N)) + (0 if bias is None else bias)
-    if residual is not None:
-        c.array[...] = residual
+    product = fused.alpha * (view(a, M, K) @ view(b, K, N))
+    product += 0 if fused.bias is None else fused.bias
+    if fused.residual is not None:
+        c.array[...] = fused.residual
     target = view(c, M, N)
-    target[...] = product + (target if accumulate or residual is not None else 0)
+    target[...] = product + (target if fused.accumulate or fused.residual is not None else 0)
 
 
 # The contract -------------------------------------------------------------------------------------
@@ -192,11 +191,8 @@ def matmul_forward(
         N,
         K,
         inner=batch,
-        bias=bias,
-        alpha=alpha,
-        accumulate=accumulate,
+        fused=Fused(bias, residual, alpha, accumulate),
         version=version,
-        residual=residual,
     )
     return c
 
@@ -324,17 +320,15 @@ def matmul_strided(
     K,
     outer=1,
     inner=1,
-    bias=None,
-    alpha=1.0,
-    accumulate=False,
+    fused=Fused(),  # noqa: B008 - never changed
     version=None,
-    residual=None,
 ):
     """c = alpha · a·b + bias for outer · inner matrices with any strides; a, b, c: `Matrices`, c
     with column == 1.
 
-    residual: like all of c's array, added to it
+    fused: bias, alpha, accumulate, and residual, which is like all of c's array
     """
+    bias, residual, alpha, accumulate = fused[:4]
     if max(outer, inner) > MAX_BLOCKS_YZ:
         raise TooManyElementsError(
             f"a batch of {outer} × {inner} matrices is more than one launch can count "
@@ -352,9 +346,7 @@ def matmul_strided(
     )
     for module in _of_extensions():
         if module.chosen(version, c.array.backend, wide):
-            return module.multiply(
-                a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual
-            )
+            return module.multiply(a, b, c, M, N, K, outer, inner, fused)
     if residual is not None:
         copy_into(c.array, residual)
         accumulate = True
