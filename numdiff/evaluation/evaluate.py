@@ -2,7 +2,9 @@
 settings it belongs to."""
 
 import math
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..device import get_backend
 from ..errors import UsageError, visibly
@@ -26,24 +28,25 @@ NAMES = {
 COLUMNS = (("count", 19), ("seed", 6), ("steps", 6), ("sampler", 16), ("EMA", 10))
 
 
-def evaluate_command(
-    samples,
-    reference=None,
-    features=None,
-    classes=None,
-    nearest=3,
-    subsets=100,
-    subset_size=1000,
-    seed=0,
-    batch=64,
-    device="auto",
-    precision="auto",
-    save_stats=None,
-    save_feature_file=None,
-    json_file=None,
-    progress=False,
-    echo=print,
-):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationRequest:
+    """The settings of `evaluate_command`, which describes them."""
+
+    features: str | os.PathLike | None = None
+    classes: Any = None
+    nearest: int = 3
+    subsets: int = 100
+    subset_size: int = 1000
+    seed: int = 0
+    batch: int = 64
+    device: str = "auto"
+    precision: str = "auto"
+    save_stats: str | os.PathLike | None = None
+    save_feature_file: str | os.PathLike | None = None
+    json_file: str | os.PathLike | None = None
+
+
+def evaluate_command(samples, reference=None, progress=False, echo=print, **given):
     """Print the figures of `samples` against `reference`; returns {figure: value}.
 
     samples, reference: files or folders (see sources.py); without a reference there must be
@@ -53,71 +56,76 @@ def evaluate_command(
     precision: arithmetic of random-conv, "fp32" ("auto") or "tf32"
     nearest: k of precision and recall; subsets, subset_size, seed: KID's; save_…: of `samples`
     """
+    request = EvaluationRequest(**given)
     echo = visibly(echo)
-    if reference is None and not (save_stats or save_feature_file):
+    if reference is None and not (request.save_stats or request.save_feature_file):
         raise UsageError(
             "there is nothing to compare with: give a REFERENCE, or --save-stats or --save-features."
         )
-    if reference is None and json_file:
+    if reference is None and request.json_file:
         raise UsageError("--json needs a REFERENCE: give one, or leave it out.")
     for option, path, ending in (
-        ("--save-stats", save_stats, ".npz"),
-        ("--save-features", save_feature_file, ".npz"),
-        ("--json", json_file, ".json"),
+        ("--save-stats", request.save_stats, ".npz"),
+        ("--save-features", request.save_feature_file, ".npz"),
+        ("--json", request.json_file, ".json"),
     ):
         check_ending(option, path, ending)
     check_outputs(
         [
-            ("--save-stats", "the statistics", save_stats),
-            ("--save-features", "the features", save_feature_file),
-            ("--json", "the figures", json_file),
+            ("--save-stats", "the statistics", request.save_stats),
+            ("--save-features", "the features", request.save_feature_file),
+            ("--json", "the figures", request.json_file),
         ],
         samples,
         reference,
     )
     sources = (
-        [open_source(samples, classes)]
+        [open_source(samples, request.classes)]
         if reference is None
-        else [open_source(samples), open_source(reference, classes)]
+        else [open_source(samples), open_source(reference, request.classes)]
     )
-    if save_feature_file and isinstance(sources[0], Statistics):
+    if request.save_feature_file and isinstance(sources[0], Statistics):
         raise UsageError(
             f"{samples} holds statistics, which contain no features: leave --save-features out."
         )
-    sources = _of_one_size(sources, classes)
+    sources = _of_one_size(sources, request.classes)
     images = [s for s in sources if isinstance(s, Images)]
     if images:
-        extractor, name = find_extractor(features, get_backend(device), precision)
+        extractor, name = find_extractor(
+            request.features, get_backend(request.device), request.precision
+        )
         with progress_bar(
             sum(s.count for s in images), "evaluating", "image", shown=None if progress else False
         ) as bar:
             described = [_say_source(s) for s in sources]
             sources = [
-                _features(s, extractor, name, batch, bar.update) if isinstance(s, Images) else s
+                _features(s, extractor, name, request.batch, bar.update)
+                if isinstance(s, Images)
+                else s
                 for s in sources
             ]
     else:
         described = [_say_source(s) for s in sources]
-        if features:
+        if request.features:
             raise UsageError(
                 "--features computes features of images, and neither side has images: leave it out."
             )
     for what, text in zip(("samples", "reference"), described, strict=False):
         echo(f"{what:<11}{text}")
     echo(f"{'features':<11}{_say_features(sources)}")
-    _save(sources[0], save_stats, save_feature_file, echo)
+    _save(sources[0], request.save_stats, request.save_feature_file, echo)
     if reference is None:
         return {}
     _check_comparable(*sources)
-    figures = measure(*sources, nearest, subsets, subset_size, seed)
+    figures = measure(*sources, request.nearest, request.subsets, request.subset_size, request.seed)
     for line in table(figures, *sources):
         echo(line)
-    for line in warnings(*sources, nearest):
+    for line in warnings(*sources, request.nearest):
         echo(line)
     values = {name: value for name, value, _ in figures}
-    if json_file:
+    if request.json_file:
         write_json(
-            json_file,
+            request.json_file,
             {
                 "figures": values,
                 "count": [s.count for s in sources],

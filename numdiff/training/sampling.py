@@ -6,6 +6,8 @@ import os
 import sys
 import time
 import unicodedata
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -39,37 +41,37 @@ FRAMES = 40  # of an animation
 SHOWN_CLASSES = 12  # that a line names
 
 
-def sample_command(
-    run,
-    count=16,
-    steps=None,
-    sampler=None,
-    eta=None,
-    seed=0,
-    class_name=None,
-    batch=16,
-    grid=None,
-    npz=None,
-    animation=None,
-    frames=None,
-    inpaint=None,
-    mask=None,
-    init_image=None,
-    device="auto",
-    weights=None,
-    outdir="runs",
-    columns=None,
-    precision="auto",
-    guide_with=None,
-    ema_std=None,
-    schedule=None,
-    skip=0,
-    vae=None,
-    command=None,
-    progress=False,
-    echo=print,
-    **more,
-):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampleRequest:
+    """The settings of `sample_command`, which describes them, but for those of the `Sampling`."""
+
+    count: int = 16
+    steps: int | str | None = None
+    sampler: str | None = None
+    eta: float | None = None
+    seed: int = 0
+    class_name: Any = None
+    batch: int = 16
+    grid: str | os.PathLike | None = None
+    npz: str | os.PathLike | None = None
+    animation: str | os.PathLike | None = None
+    frames: int | None = None
+    inpaint: str | os.PathLike | None = None
+    mask: str | os.PathLike | None = None
+    init_image: str | os.PathLike | None = None
+    device: str = "auto"
+    weights: str | None = None
+    outdir: str = "runs"
+    columns: int | None = None
+    precision: str = "auto"
+    guide_with: str | os.PathLike | None = None
+    ema_std: float | None = None
+    schedule: str | os.PathLike | None = None
+    skip: int = 0
+    vae: str | os.PathLike | None = None
+
+
+def sample_command(run, command=None, progress=False, echo=print, **given):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W,
     C).
 
@@ -99,82 +101,88 @@ def sample_command(
     any rank, stop after the current evaluation: the files then hold the images made so far, and a
     `Stopped` says so.
     """
+    own = {field.name for field in fields(SampleRequest)}
+    request = SampleRequest(**{name: value for name, value in given.items() if name in own})
+    more = {name: value for name, value in given.items() if name not in own}
+    count, steps, sampler, seed = request.count, request.steps, request.sampler, request.seed
+    grid, device, weights, columns = request.grid, request.device, request.weights, request.columns
+    guide_with, schedule = request.guide_with, request.schedule
     device = resolve_device(device)
     communicator = connect("auto", device)
     with communicator.job():
         echo = visibly(echo if communicator.rank == 0 else _silent)
-        grid = grid or (None if npz or animation else "samples.png")
-        _check_names(grid, npz, animation)
-        _check_inpainting(inpaint, mask, sampler)
-        _check_init(init_image, more.get("strength"), inpaint, schedule)
+        grid = grid or (None if request.npz or request.animation else "samples.png")
+        _check_names(grid, request.npz, request.animation)
+        _check_inpainting(request.inpaint, request.mask, sampler)
+        _check_init(request.init_image, more.get("strength"), request.inpaint, schedule)
         more = {name: value for name, value in more.items() if value is not None}
-        _check_alone(frames, animation, columns, grid, inpaint, more)
+        _check_alone(request.frames, request.animation, columns, grid, request.inpaint, more)
         communicator.check_options(
             {
                 "RUN": str(run),
-                "--class": class_name,
+                "--class": request.class_name,
                 **{
                     flag(name): value
                     for name, value in {
                         "count": count,
                         "steps": steps,
                         "sampler": sampler,
-                        "eta": eta,
+                        "eta": request.eta,
                         "seed": seed,
-                        "batch": batch,
+                        "batch": request.batch,
                         "grid": grid,
-                        "skip": skip,
-                        "npz": npz,
-                        "animation": animation,
-                        "inpaint": inpaint,
-                        "mask": mask,
-                        "init_image": init_image,
+                        "skip": request.skip,
+                        "npz": request.npz,
+                        "animation": request.animation,
+                        "inpaint": request.inpaint,
+                        "mask": request.mask,
+                        "init_image": request.init_image,
                         "device": device,
                         "weights": weights,
-                        "outdir": outdir,
-                        "precision": precision,
+                        "outdir": request.outdir,
+                        "precision": request.precision,
                         "guide_with": guide_with and str(guide_with),
                         "schedule": schedule and str(schedule),
-                        "ema_std": ema_std,
+                        "ema_std": request.ema_std,
                         **more,
                     }.items()
                 },
             }
         )
-        if animation and communicator.size > 1:
+        if request.animation and communicator.size > 1:
             raise UsageError(
                 "--animation watches one process at work: leave mpiexec out, or --animation."
             )
-        checkpoint = communicator.first(find_model, run, outdir, echo)
+        checkpoint = communicator.first(find_model, run, request.outdir, echo)
         guide = guide_with and communicator.first(
-            of_option("--guide-with")(find_model), guide_with, outdir, echo
+            of_option("--guide-with")(find_model), guide_with, request.outdir, echo
         )
-        if guide and ema_std is None and os.path.samefile(guide, checkpoint):
+        if guide and request.ema_std is None and os.path.samefile(guide, checkpoint):
             raise UsageError(
                 f"--guide-with {guide_with} is the model itself, {checkpoint}: give a smaller one, or an "
                 "earlier checkpoint, such as a run of fewer --steps."
             )
         outputs = [
             ("--grid", "the picture", grid),
-            ("--npz", "the samples", npz),
-            ("--animation", "the animation", animation),
+            ("--npz", "the samples", request.npz),
+            ("--animation", "the animation", request.animation),
         ]
         read = [
             *files_of(checkpoint),
             *(files_of(guide) if guide else ()),
-            inpaint,
-            mask,
-            init_image,
+            request.inpaint,
+            request.mask,
+            request.init_image,
             schedule,
-            vae,
+            request.vae,
         ]
         communicator.first(check_outputs, outputs, *read)
         model = communicator.build(
-            load_by_options, checkpoint, device, weights, precision, ema_std, echo
+            load_by_options, checkpoint, device, weights, request.precision, request.ema_std, echo
         )
         if guide:
             more["guide"] = communicator.build(
-                load_by_options, guide, device, weights, precision, None, echo
+                load_by_options, guide, device, weights, request.precision, None, echo
             )
         if schedule:
             more["schedule"] = communicator.first(
@@ -191,55 +199,60 @@ def sample_command(
                         "own: leave one of them out."
                     )
             steps = own
-        if inpaint:
+        if request.inpaint:
             shape = (model.image_size, model.image_size, model.in_channels)
             if model.in_channels not in (1, 3):
                 raise UsageError(
                     f"the model makes latents of {model.in_channels} channels, and --inpaint takes a "
                     "picture: leave it out, or give a model of pictures."
                 )
-            more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
+            more.update(
+                known=read_picture(request.inpaint, shape),
+                mask=read_mask(request.mask, model.image_size),
+            )
             if communicator.rank == 0:
-                _note_mask(inpaint, mask, more["mask"])
-        decoder = communicator.build(find_decoder, vae, model, device)
-        if init_image:
-            more["init"] = read_init(init_image, model, decoder)
+                _note_mask(request.inpaint, request.mask, more["mask"])
+        decoder = communicator.build(find_decoder, request.vae, model, device)
+        if request.init_image:
+            more["init"] = read_init(request.init_image, model, decoder)
         communicator.check_options(
             {
                 f"what is in {name}": array_hash(array)
                 for name, array in (
                     (checkpoint, download(model.parameters.data)),
-                    (inpaint, more.get("known")),
-                    (mask, more.get("mask")),
-                    (init_image, more.get("init")),
+                    (request.inpaint, more.get("known")),
+                    (request.mask, more.get("mask")),
+                    (request.init_image, more.get("init")),
                     (guide, download(more["guide"].parameters.data) if guide else None),
                 )
                 # each rank has read it itself, maybe from its own disk
                 if communicator.size > 1 and array is not None
             }
         )
-        chosen, row = class_indices(class_name, model), more.get("slerp") or 1
-        _check_skip(skip, count, row)
+        chosen, row = class_indices(request.class_name, model), more.get("slerp") or 1
+        _check_skip(request.skip, count, row)
         labels = class_labels(
             model,
             chosen if chosen is None else np.resize(np.repeat(chosen, row), count),
             count,
             row,
         )
-        for line in say_classes(class_name, labels if labels is None else labels[skip:], model):
+        for line in say_classes(
+            request.class_name, labels if labels is None else labels[request.skip :], model
+        ):
             echo(line)
         labels, count, seed = (
-            labels if labels is None else labels[skip:],
-            count - skip,
-            seed + skip // row,
+            labels if labels is None else labels[request.skip :],
+            count - request.skip,
+            seed + request.skip // row,
         )
-        replaced = in_place_of(model, sampler, steps, eta, more)
-        sampler, steps = as_in_training(model, sampler, steps, eta, more)
-        how = count, steps, sampler, eta, seed, labels, batch
+        replaced = in_place_of(model, sampler, steps, request.eta, more)
+        sampler, steps = as_in_training(model, sampler, steps, request.eta, more)
+        how = count, steps, sampler, request.eta, seed, labels, request.batch
         with as_options():
             sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)
-        if not (sampling.pixels or decoder) and (grid or animation):
+        if not (sampling.pixels or decoder) and (grid or request.animation):
             raise UsageError(
                 f"the model makes latents of {model.in_channels} channels, which are no picture: give the "
                 "--vae FILE that decodes them, or --npz FILE.npz alone."
@@ -250,21 +263,25 @@ def sample_command(
 
         shown = np.empty((min(count, SHOWN), *made_of.shape), made_of.dtype)
         moving = (
-            Frames(min(count, ANIMATED), made_of.shape, sampling.evaluations, frames or FRAMES)
-            if animation
+            Frames(
+                min(count, ANIMATED), made_of.shape, sampling.evaluations, request.frames or FRAMES
+            )
+            if request.animation
             else None
         )
         made, started, first = 0, time.perf_counter(), communicator.rank == 0
         total = sampling.evaluations * -(-count // sampling.batch)
         with (
-            stop_signals() as request,
-            samples_file(npz if first else None, (count, *made_of.shape), made_of.dtype) as file,
+            stop_signals() as signals,
+            samples_file(
+                request.npz if first else None, (count, *made_of.shape), made_of.dtype
+            ) as file,
             progress_bar(
                 total, "sampling", "step", shown=None if progress and first else False
             ) as bar,
         ):
             for batches, number in _rounds(
-                communicator, sampling, bar, moving, lambda: request.number or 0, decoder
+                communicator, sampling, bar, moving, lambda: signals.number or 0, decoder
             ):
                 for rows, images in batches:
                     shown[rows.start : rows.stop] = images[: max(len(shown) - rows.start, 0)]
@@ -309,15 +326,15 @@ def sample_command(
                 },
             )
         if moving:
-            moving.save(animation, shown[: min(made, ANIMATED)], columns, zoom)
-        for path, most in ((grid, SHOWN), (animation, ANIMATED)):
+            moving.save(request.animation, shown[: min(made, ANIMATED)], columns, zoom)
+        for path, most in ((grid, SHOWN), (request.animation, ANIMATED)):
             if path and made > most:
                 echo(f"{path} shows the first {most} of the {made:,} images")
-        paths = [str(path) for path in (grid, npz, animation) if path]
+        paths = [str(path) for path in (grid, request.npz, request.animation) if path]
         written = ", ".join(paths)
         if number:
-            held = made if npz else min(made, SHOWN if grid else ANIMATED)
-            done = skip + held - held % row
+            held = made if request.npz else min(made, SHOWN if grid else ANIMATED)
+            done = request.skip + held - held % row
             names = "another file name" if len(paths) == 1 else "other file names"
             rest = (
                 f"; the others are made by the same command with --skip {done}, and {names}"
