@@ -56,8 +56,8 @@ class Reconstructions:
         """Nothing that the objective has not checked."""
 
     def draw(self, asked=lambda: 0):
-        """((pictures, reconstructions, mean square of the latents' deviations), 0) on every rank;
-        or (None, number) as of `Previews.draw`. Collective."""
+        """((pictures, reconstructions, standard deviation of the latents, averaged weights), 0) on
+        every rank; or (None, number) as of `Previews.draw`. Collective."""
         with self.trainer.ema_weights():
             parts, number = make_together(self.trainer.communicator, self._draw_part, asked)
         if number:
@@ -65,7 +65,14 @@ class Reconstructions:
         pictures, made, means, variances = (
             np.concatenate(each) for each in zip(*parts, strict=True)
         )
-        return (pictures, made, math.sqrt(means.var() + variances.mean())), 0
+        return (pictures, made, math.sqrt(means.var() + variances.mean()), self._average()), 0
+
+    def _average(self):
+        """The averaged weights, a flat NumPy array, of which a rank may hold a part; collective."""
+        optimizer = self.trainer.optimizer
+        if optimizer.ema is None:
+            return download(self.trainer.model.parameters.data)
+        return optimizer.whole(optimizer.ema)
 
     def _draw_part(self, look):
         model, dataset = self.trainer.model, self.trainer.dataset
@@ -85,7 +92,7 @@ class Reconstructions:
 
     def save(self, path, drawn, output):
         """Write the grid, the PSNR and the autoencoder of what `draw` gave, on rank 0."""
-        pictures, made, deviation = drawn
+        pictures, made, deviation, flat = drawn
         model, step = self.trainer.model, self.trainer.step
         folder = pathlib.Path(path).parent
         pairs = np.stack([pictures, made], 1).reshape(-1, *pictures.shape[1:])
@@ -100,8 +107,6 @@ class Reconstructions:
         except OSError as error:
             raise cannot_write("the records", folder / RECORDS, error) from error
         factor = 1 / deviation if 1e-6 < deviation < 1e6 else 1.0
-        average = self.trainer.optimizer.ema
-        flat = download(model.parameters.data if average is None else average)
         arrays = {
             entry["name"]: flat[
                 entry["offset"] : entry["offset"] + math.prod(entry["shape"])

@@ -20,7 +20,10 @@ from numdiff.training.checkpoint import load_checkpoint
 from numdiff.training.options import resolve
 from numdiff.training.plan import Described, PlannedRank, plan_run
 from numdiff.training.reconstructions import psnr
-from tests.conftest import exhaustive, numerical_gradient, relative_error
+from tests.conftest import exhaustive, needs, numerical_gradient, relative_error
+from tests.distributed.test_distributed import check_done, job, main_of
+from tests.distributed.test_distributed import run as mpi_run
+from tests.forked import forked
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 
 SMALL = {
@@ -189,3 +192,21 @@ def test_a_run_and_what_follows_from_it(tmp_path, monkeypatch):
     assert (
         refused.exit_code == 1 and "holds an autoencoder, and no diffusion model" in refused.output
     )
+
+
+@needs("mpi")
+@exhaustive
+@pytest.mark.slow
+def test_two_ranks_write_the_average_of_both(tmp_path):
+    """Each holds a part of it, where they share the update; the pictures are shared, too."""
+    found = []
+    for share in ("yes", "no"):
+        arguments = [*OPTIONS, "--outdir", str(tmp_path / share), "--shard-update", share]
+        check_done(mpi_run(job(2, *main_of(forked()), "train", "vae", *arguments)))
+        folder = tmp_path / share / "00000-vae-tiny"
+        average = load_checkpoint(folder / "checkpoint-00000004.h5")[0]["ema"]
+        model = load_autoencoder(folder, "cpu")
+        arrays = np.concatenate([array.ravel() for array in model.arrays().values()])
+        assert np.isin(arrays, average).all()
+        found.append((arrays, (folder / "reconstructions.jsonl").read_text()))
+    assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
