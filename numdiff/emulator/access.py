@@ -10,9 +10,19 @@ import math
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray, StructureElement, checked_array
-from .memory import CONSTANT, POISON, Memory
+from .memory import CONSTANT, MANY_READS, POISON, Memory
 from .races import Races, same_value
 from .values import INTEGER_TYPES, Literal
+
+LAUNCH = object()  # what `calm` and `tried` of a global array hold, for the launch that made it
+
+
+def _all_written(a, memory):
+    """Whether every byte from an array's first element to its last has been written."""
+    if min(a.strides, default=0) < 0 or not a.size:
+        return False
+    end = a.offset + a.itemsize + sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
+    return memory.valid is None or 0 not in memory.valid[a.offset : end]
 
 
 class Access(Races):
@@ -145,7 +155,11 @@ class Access(Races):
                     race(memory, offset, writer, site)
                 if memory.reads_of is token:  # of no memory where blocks meet
                     memory.reads.append((offset, 1, 1, stamp, site, token))
-                elif memory.mixed is not token and (not met or machine.lone):
+                elif met and machine.lone and memory.mixed is not token:  # `_note_read`
+                    memory.reads.append((offset, 1, 1, stamp, site, token))
+                    if len(memory.reads) > MANY_READS:
+                        self.settle(memory)
+                elif memory.mixed is not token and not met:
                     note(memory, (offset, 1, 1, stamp, site, token))
                 else:  # what `_log` does
                     log = memory.reader.get(offset)
@@ -174,14 +188,20 @@ class Access(Races):
 
     def _make_load2(self):
         """`load` of two indices. Most reads are of shared tiles that threads only read since the
-        last barrier: then only the list of reads gets longer."""
+        last barrier, or of global arrays that the launch has not written: then only the list of
+        reads gets longer."""
         machine, load, Checked, calm = self.machine, self.load, CheckedArray, self._calm
+        only_read = self._only_read
         quick = self.races and machine.noted_access is None
 
         def load2(a, i, j, site):
             if quick and a.__class__ is Checked:
                 memory, token = a.memory, machine.token
-                if memory.calm is token and a.calm is token or calm(a, memory, token):
+                if (
+                    memory.calm is token
+                    and a.calm is token
+                    or (only_read(a, memory) if memory.met else calm(a, memory, token))
+                ):
                     try:
                         # arrays of one dimension have no columns
                         if 0 <= j < a.columns and 0 <= i < a.rows:
@@ -203,24 +223,30 @@ class Access(Races):
         if (
             memory.reads_of is not token
             or memory.written_in is token
-            or memory.met
             or not memory.plain
             or memory.busy
         ):
             return False
         if a.calm is not token:
-            if a.tried is token or min(a.strides, default=0) < 0:
-                return False
-            a.tried = token  # once, as it takes long
-            end = (
-                a.offset
-                + a.itemsize
-                + sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
-            )
-            if memory.valid is not None and 0 in memory.valid[a.offset : end]:
+            if a.tried is token or not _all_written(a, memory):
+                a.tried = token  # once, as it takes long
                 return False
             a.calm = token
         memory.calm = token
+        return True
+
+    def _only_read(self, a, memory):
+        """Whether all of an array that several blocks read was written before the launch, and
+        nothing in its memory since; each block is a cluster, so reads are entered later."""
+        if memory.writer or memory.busy or not memory.plain or not self.machine.lone:
+            return False
+        if a.calm is not LAUNCH:
+            if a.tried is LAUNCH or not _all_written(a, memory):
+                a.tried = LAUNCH
+                return False
+            a.calm = LAUNCH
+        if len(memory.reads) > MANY_READS:
+            self.settle(memory)
         return True
 
     def _make_store(self):

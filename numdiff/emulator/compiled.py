@@ -76,6 +76,31 @@ def patch_context(module, context, patch):
     runtime = getattr(devices, "_runtime", None)
     if runtime is not None:
         patch(runtime, "get_or_create_context", lambda number=None: context)
+    allocator = getattr(
+        sys.modules.get(f"{module.__name__}.memory_management.nrt"), "_Runtime", None
+    )
+    if allocator is not None:
+        patch_allocator(allocator, patch)
+
+
+def patch_allocator(allocator, patch):
+    """The allocator of arrays that a kernel makes, which numba-cuda compiles and starts on a GPU.
+
+    Programs may start it, and read its statistics: all are 0, as Python allocates what an emulated
+    kernel makes.
+    """
+    enabled, nothing = [False], dict.fromkeys(("alloc", "free", "mi_alloc", "mi_free"), 0)
+
+    def switch(on):
+        return lambda self, stream=None: enabled.__setitem__(0, on)
+
+    for name in ("ensure_allocated", "ensure_initialized", "allocate", "initialize"):
+        patch(allocator, name, lambda self, stream=None: None)
+    patch(allocator, "memsys_enable_stats", switch(True))
+    patch(allocator, "memsys_disable_stats", switch(False))
+    patch(allocator, "memsys_stats_enabled", lambda self, stream=None: enabled[0])
+    patch(allocator, "_copy_memsys_to_host", lambda self, stream: nothing)
+    patch(allocator, "_get_single_stat", lambda self, stat, stream=None: nothing[stat])
 
 
 def max_cooperative_blocks(kernel, blockdim, dynsmemsize=0):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import warnings
 
 import numpy as np
 
@@ -80,9 +81,12 @@ class GeneralVectorized:
         count = len(self._inputs), len(self._inputs) + len(self._outputs)
         if len(arguments) not in count:
             raise TypeError(
-                f"{self.__name__} takes {count[0]} arguments, or {count[1]} with those for the results; "
-                f"{len(arguments)} were given"
+                f"{self.__name__}: gufunc accepts {count[0]} positional arguments (the inputs), or "
+                f"{count[1]} positional arguments (with the results). Got {len(arguments)} "
+                f"positional argument{'' if len(arguments) == 1 else 's'}."
             )
+        if out is not None and len(arguments) > count[0]:
+            raise ValueError("cannot specify argument 'out' as both positional and keyword")
         given = list(map(_on_host, arguments[: len(self._inputs)]))
         sizes = {}
         for array, core in zip(given, self._inputs, strict=True):
@@ -130,10 +134,41 @@ class GeneralVectorized:
         return results[0] if len(results) == 1 else tuple(results)
 
 
+# options of `vectorize` that Numba takes; in Python none of them changes a result
+OPTIONS = {"nopython", "identity", "cache", "fastmath", "writable_args"}
+
+
+def check_options(options):
+    """`vectorize` raises a KeyError for an option that it does not know, and warns of "nopython", as
+    Numba's for CUDA."""
+    unknown = sorted(set(options) - OPTIONS)
+    if unknown:
+        raise KeyError(f"Unrecognized options: {', '.join(unknown)}. Known: {sorted(OPTIONS)}")
+    if "nopython" in options:
+        warnings.warn("nopython kwarg for cuda target is redundant", RuntimeWarning, stacklevel=3)
+
+
+def check_general_options(options, signatures):
+    """`guvectorize` raises a TypeError for an option that it does not know, and for a signature with
+    a result."""
+    if options.get("nopython", True) is not True:
+        raise TypeError("nopython flag must be True")
+    unknown = sorted(set(options) - OPTIONS)
+    if unknown:
+        raise TypeError(f"The following target options are not supported: {', '.join(unknown)}")
+    for types, result in signatures:
+        if result is not None and str(result) not in ("none", "void"):
+            raise TypeError(
+                "guvectorized functions cannot return values: the signature "
+                f"({', '.join(map(str, types))}) specifies {result} return type"
+            )
+
+
 def vectorize(machine, mlir=False):
     """`numba.vectorize` for target="cuda"."""
 
     def decorate(signatures=(), *, target=None, **options):
+        check_options(options)
         if callable(signatures) and not hasattr(signatures, "args"):
             return Vectorized(machine, signatures, [])
         return lambda function: Vectorized(
@@ -150,6 +185,7 @@ def guvectorize(machine, mlir=False):
         if layout is None:
             signatures, layout = [], signatures
         known = signatures_of(signatures, mlir) if signatures else []
+        check_general_options(options, known)
         return lambda function: GeneralVectorized(machine, function, known, layout)
 
     return decorate

@@ -10,6 +10,7 @@ makes.
 
     python -m tests.emulator.numba_suite                        # all 1,600, in a quarter of an hour on two cores
     python -m tests.emulator.numba_suite test_atomics test_sm   # these files; --show prints why tests fail
+    python -m tests.emulator.numba_suite --part 2/6             # the second sixth of the files
 
 Needs the packages that those tests import: `pip install filecheck cffi psutil`.
 """
@@ -31,7 +32,7 @@ import unittest
 
 LIST = pathlib.Path(__file__).with_name("numba_suite.txt")
 # its sitecustomize.py enters the emulator in processes that tests start
-SITE = LIST.parent / "site"
+STARTUP = LIST.parent / "startup"
 PACKAGES = "cudapy", "doc_examples"
 LIMIT = 60  # seconds of processor time of one test
 SILENCE = 600  # seconds without a result after which a child is killed
@@ -112,7 +113,7 @@ def run_module(name, compile, without, pipe):
 
     emulator.install(float64=True, compile=compile)
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(SITE), str(SITE.parents[2]), os.environ.get("PYTHONPATH", "")]
+        [str(STARTUP), str(STARTUP.parents[2]), os.environ.get("PYTHONPATH", "")]
     )
     signal.signal(signal.SIGPROF, _late)
     try:
@@ -306,10 +307,21 @@ def tally(results):
     )
 
 
+def part(text):
+    """(2, 6) of "2/6"."""
+    number, count = (int(n) for n in text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(text)
+    return number, count
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="parts of names of test files; all without")
     parser.add_argument("--workers", type=int, default=2, help="child processes at once")
+    parser.add_argument(
+        "--part", type=part, default=(1, 1), help="2/6: the second of six parts of the files"
+    )
     parser.add_argument("--show", action="store_true", help="print why tests fail")
     parser.add_argument("--uncompiled", action="store_true", help="without Numba's compiler")
     parser.add_argument("--json", help="a file for all outcomes")
@@ -333,7 +345,9 @@ def main():
             )
         print(f"{short(child.module)}: {tally(child.results)}", file=sys.stderr, flush=True)
 
-    found = run_all([Child(m) for m in modules(options.files)], options.workers, heard)
+    number, count = options.part
+    chosen = list(modules(options.files))[number - 1 :: count]
+    found = run_all([Child(m) for m in chosen], options.workers, heard)
     if not options.uncompiled:
         again = {}
         for name, (outcome, _) in found.items():

@@ -372,3 +372,41 @@ def test_a_tensor_map_of_a_device_array(gpu):
     assert tensor_map(x, (64, 8)).shape == (128,)
     with pytest.raises(emulator.LaunchRefused, match="needs a contiguous array"):
         tensor_map(x[:, :32], (32, 8))
+
+
+def test_options_of_vectorize_that_numba_refuses(gpu):
+    kinds = ["float32(float32)"]
+    with pytest.raises(KeyError, match="Unrecognized options: other"):
+        vectorize(kinds, target="cuda", other=1)
+    with pytest.warns(RuntimeWarning, match="redundant"):
+        vectorize(kinds, target="cuda", nopython=True)
+    kinds = ["void(float32[:], float32[:])"]
+    with pytest.raises(TypeError, match="nopython flag must be True"):
+        guvectorize(kinds, "(n)->(n)", target="cuda", nopython=False)
+    with pytest.raises(TypeError, match="not supported: other"):
+        guvectorize(kinds, "(n)->(n)", target="cuda", other=1)
+    with pytest.raises(TypeError, match="specifies int32 return type"):
+        guvectorize(["int32(int32[:], int32[:])"], "(n)->(n)", target="cuda")
+
+
+def test_wrong_counts_of_arguments_of_a_general_function(gpu):
+    @guvectorize(["void(float32[:], float32[:])"], "(n)->(n)", target="cuda")
+    def copied(x, y):
+        for k in range(len(x)):
+            y[k] = x[k]
+
+    x, y = np.ones(3, np.float32), np.zeros(3, np.float32)
+    with pytest.raises(TypeError, match="accepts 1 positional.*Got 3 positional arguments"):
+        copied(x, x, y)
+    with pytest.raises(ValueError, match="both positional and keyword"):
+        copied(x, y, out=y)
+    assert (copied(x) == x).all()
+
+
+def test_the_allocator_of_arrays_in_kernels_may_be_started(gpu):
+    runtime = pytest.importorskip("numba.cuda.memory_management.nrt").rtsys
+    runtime.memsys_enable_stats()
+    assert runtime.memsys_stats_enabled() and runtime.get_allocation_stats().alloc == 0
+    runtime.memsys_disable_stats()
+    with pytest.raises(RuntimeError, match="disabled"):
+        runtime.get_allocation_stats()

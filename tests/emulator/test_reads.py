@@ -4,6 +4,7 @@ and by fours."""
 import numpy as np
 import pytest
 
+from numdiff import emulator
 from numdiff.device import cuda, float32, int32, load4, store4
 from numdiff.device.async_copy import cp_async_16, cp_async_commit, cp_async_wait, shared_address
 from tests.conftest import THREAD_ORDERS
@@ -85,3 +86,28 @@ def test_copies_of_another_thread(order):
         reverse, 1, 32, np.zeros(128, np.float32), np.zeros(32, np.float32), order=order
     )
     race_between(faults, __file__, marked(__file__, "too early"), marked(__file__, "begins"))
+
+
+@cuda.jit
+def read_then_written(x, y):
+    """Block 0 reads x, which block 1 writes."""
+    i = cuda.threadIdx.x
+    if cuda.blockIdx.x == 0:
+        y[i] = x[i, 1] + x[i, 0]
+    elif i == 3:
+        x[i, 1] = 1
+
+
+@THREAD_ORDERS
+def test_reads_of_an_array_that_a_later_block_writes(order):
+    x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.float32)
+    with emulator.device(order=order, on_fault="collect") as gpu:
+        read_then_written[2, 4](x, y)
+    assert [f.kind for f in gpu.faults] == ["race"]
+
+
+def test_unset_elements_of_a_global_array_are_found():
+    y = np.zeros(4, np.float32)
+    with emulator.device(on_fault="collect") as gpu:
+        read_then_written[1, 4](cuda.device_array((4, 2), np.float32), y)
+    assert {f.kind for f in gpu.faults} == {"uninitialised"}
