@@ -12,6 +12,8 @@ makes.
     python -m tests.emulator.numba_suite test_atomics test_sm   # these files; --show prints why tests fail
     python -m tests.emulator.numba_suite --part 2/6             # the second sixth of the files
 
+Of numba-cuda 0.30.4's 1,661 tests 1,498 pass, 135 do not, and numba-cuda skips 28.
+
 Needs the packages that those tests import: `pip install filecheck cffi psutil`.
 """
 
