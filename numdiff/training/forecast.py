@@ -11,7 +11,8 @@ seconds to the end are
 
     first + steps · step + grids · draw + evaluations · evaluate + checkpoints · save
 
-where `first` is what the first steps take longer than others, as they compile and load.
+where `first` is what the first steps take longer than others, as they load what the cache has. A
+model's first run compiles for it, too, which later runs need not: its `first` is not stored.
 
 ESTIMATED. Without a measurement a step takes its FLOPs divided by a share of the device's peak: of
 the card's data sheet, or of a matrix product that is measured on the CPU. That is right within a
@@ -112,7 +113,12 @@ class Clock:
             "memory": peak_memory(),
             "checkpoint": self.checkpoint,
         }
-        means = {name: float(np.mean(values)) for name, values in self.seconds.items() if values}
+        # the first of several compiles or loads what the others use
+        means = {
+            name: float(np.mean(values[1:] or values))
+            for name, values in self.seconds.items()
+            if values
+        }
         return {**record, "save": 0.0, **means}
 
     def store(self):
@@ -120,8 +126,10 @@ class Clock:
         record = self.measured
         if record is not None and self.key is not None:
             with contextlib.suppress(OSError):
-                path = own_folder(folder()) / f"{self.key}.json"
-                write_own(path, json.dumps({**(read_measured(self.key) or {}), **record}).encode())
+                path, known = own_folder(folder()) / f"{self.key}.json", read_measured(self.key)
+                if known is None:  # what this run compiled is in the cache for the next one
+                    record["first"] = 0.0
+                write_own(path, json.dumps({**(known or {}), **record}).encode())
 
 
 def peak_memory():

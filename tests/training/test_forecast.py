@@ -112,10 +112,13 @@ def test_a_clock_leaves_out_the_first_steps():
         pass
     clock.store()
     found = read_measured(clock.key)
-    assert found["step"] == pytest.approx(16 / 30) and found["first"] == pytest.approx(
-        25 - 160 / 30
-    )
+    assert found["step"] == pytest.approx(16 / 30)
+    assert found["first"] == 0  # it compiled, and the next run finds that in the cache
     assert 0 <= found["draw"] < 1 and found["save"] == 0 and "evaluate" not in found
+    clock.store()
+    assert read_measured(clock.key)["first"] == pytest.approx(25 - 160 / 30)
+    clock.seconds["draw"] = [9.0, 1.0, 2.0]
+    assert clock.measured["draw"] == 1.5
 
 
 def test_durations():
