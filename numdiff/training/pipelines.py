@@ -24,6 +24,7 @@ from .kinds.pipeline_files import SCHEDULER, SCHEDULER_CONFIG, scheduler_config
 from .model_files import Conversion, files_of, read_any
 
 TRANSFORMER = "transformer"
+NULL_OF_PIPELINE = 1000  # the class that DiTPipeline guides away from, whatever the model's
 PARTS = {
     "scheduler": ["diffusers", "DDIMScheduler"],
     "transformer": ["diffusers", "DiTTransformer2DModel"],
@@ -92,6 +93,14 @@ def convert_pipeline(source, target, vae=None, weights=None, diffusion=None, **f
         (heading, text.replace("block in model.", "block in pipeline.transformer."))
         for heading, text in notes
     ]
+    if sizes["num_classes"] != NULL_OF_PIPELINE:
+        notes.append(
+            (
+                "guidance",
+                f"DiTPipeline takes {NULL_OF_PIPELINE} for no class, which this model of "
+                f"{sizes['num_classes']} classes does not have: call it with guidance_scale=1",
+            )
+        )
     return Conversion(
         kind.name,
         sizes,

@@ -48,6 +48,7 @@ def test_a_pipeline_is_written_and_read(files, tmp_path):
         result = run(*command)
         assert result.exit_code == 0, result.output
         assert "for block in pipeline.transformer.transformer_blocks: block" in result.output
+        assert "takes 1000 for no class, which this model of 2 classes does not" in result.output
     index = json.loads((tmp_path / "whole" / "model_index.json").read_text())
     assert index["_class_name"] == "DiTPipeline" and index["id2label"] == {"0": "cat", "1": "dog"}
     for part in ("scheduler", "transformer", "vae"):
