@@ -24,9 +24,9 @@ _known = {}
 def overloads_of(function):
     """The overloads of a function for CUDA, in the order in which Numba tries them; none of Numba's
     own."""
-    registries = [
-        sys.modules[name].builtin_registry.globals for name in _REGISTRIES if name in sys.modules
-    ]
+    # the templates of numba-cuda 0.20 have no registry: its overloads are in Numba's
+    found = (getattr(sys.modules.get(name), "builtin_registry", None) for name in _REGISTRIES)
+    registries = [registry.globals for registry in found if registry is not None]
     size = tuple(map(len, registries))
     if size not in _known:
         _known.clear()

@@ -1,6 +1,8 @@
 """Device functions, as Numba compiles one for each list of the types that it is called with."""
 
 import enum
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from numba.cuda.extending import overload
 from numdiff import emulator
 from numdiff.emulator import Emulator, Unsupported
 from numdiff.emulator.counts import count
+from numdiff.emulator.overloads import overloads_of
 
 SIZE, SHAPE = 8, (2, 4)
 
@@ -384,3 +387,10 @@ def test_a_shared_array_is_one_whatever_type_a_thread_holds_a_number_in():
     with emulator.device():
         largest_of_some[1, 4](np.array([7, 5], np.uint32), y)
     assert (y == 7).all()
+
+
+def test_overloads_where_numba_cuda_has_no_registry(monkeypatch):
+    """As numba-cuda 0.20, whose module of templates is without one."""
+    name = "numba.cuda.typing.templates"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert overloads_of(abs) == []
