@@ -41,6 +41,7 @@ from . import (
     simple,
 )
 from .backward_hopper import kernel as backward_hopper
+from .backward_hopper.layout import Problem as BackwardProblem
 from .forward import LOG2_E
 from .patches import KEYS
 from .problems import problems
@@ -402,20 +403,12 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         )
         apart = chunks * chunk_tiles > 1
         dq = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
+        units = B * heads * chunks
+        problem = BackwardProblem(
+            B, T, heads, head_step, part, *dq[1:], chunks, chunk_tiles, units, scale
+        )
         backward_hopper.launch_backward(
-            dy,
-            qkv,
-            y,
-            logsumexp,
-            dqkv,
-            *dq,
-            heads,
-            HS,
-            head_step,
-            part,
-            chunks,
-            chunk_tiles,
-            multiprocessors_of(qkv),
+            dy, qkv, y, logsumexp, dqkv, dq[0], HS, problem, multiprocessors_of(qkv)
         )
         if apart:
             add_chunks(dq[0], dqkv, chunks, heads, HS, head_step)

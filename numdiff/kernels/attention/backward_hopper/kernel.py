@@ -40,8 +40,6 @@ READ NEXT
     ../../../nn/dit.py, whose blocks call all this.
 """
 
-import math
-
 from ....device import cuda, float32, int32, launch, opaque, uint32
 from ....device.half import in_bfloat16
 from ....device.limits import WARP
@@ -86,7 +84,6 @@ from .layout import (
     STATISTICS,
     TILE,
     Maps,
-    Problem,
     make_rings,
     set_up,
     shared_bytes,
@@ -438,36 +435,18 @@ backward_kernels_v5 = Variants(
 )
 
 
-def launch_backward(
-    dy,
-    qkv,
-    y,
-    logsumexp,
-    dqkv,
-    dq,
-    dq_row,
-    dq_head,
-    heads,
-    HS,
-    head_step,
-    part,
-    chunks,
-    chunk_tiles,
-    multiprocessors,
-):
+def launch_backward(dy, qkv, y, logsumexp, dqkv, dq, HS, problem, multiprocessors):
     """dk and dv of dqkv (B, T, 3C), and dq in the flat array `dq`; y (B, T, C) and logsumexp (B,
     heads, T) as usual.
 
     dq: dqkv's own (dq_row 3C, dq_head head_step) where one tile has all keys; else float32 (chunks,
         B, T, heads, HS), dq_row heads · HS, dq_head HS, for backward.add_chunks_kernel
-    chunks, chunk_tiles: as `choose_chunks` gives them for tiles of KEYS
+    problem: `Problem`; its chunks and chunk_tiles as `choose_chunks` gives them for tiles of KEYS
     """
-    B, T, _ = qkv.shape
-    units = B * heads * chunks
     kernel = in_bfloat16(backward_kernels_v5[HS], qkv.dtype)
     launch(
         kernel,
-        min(units, multiprocessors),
+        min(problem.units, multiprocessors),
         THREADS,
         Maps(
             *maps_of(qkv, HS, QUERIES),
@@ -478,18 +457,6 @@ def launch_backward(
         ),
         logsumexp.reshape(-1),
         dq,
-        Problem(
-            B,
-            T,
-            heads,
-            head_step,
-            part,
-            dq_row,
-            dq_head,
-            chunks,
-            chunk_tiles,
-            units,
-            1 / math.sqrt(HS),
-        ),
+        problem,
         shared=shared_bytes(HS),
     )
