@@ -210,7 +210,7 @@ def called(shape, t):
             "t must be an array of 2 .*, and not the ndarray",
         ),
         (
-            lambda: next(Sampling(UNet(**SMALL), 2).batches(2)),
+            lambda: next(Sampling(UNet(**SMALL), count=2).batches(2)),
             "progress is a function to call, and not the int 2",
         ),
         (

@@ -37,7 +37,7 @@ class NumdiffSample(MeasuredJob):
         self.model = random_model(options)
         self.backend = self.model.backend
         self.sampling = Sampling(
-            self.model, options.batch, batch=options.batch, eager=options.eager, **sampling
+            self.model, count=options.batch, batch=options.batch, eager=options.eager, **sampling
         )
         self.run()
         self.first_s = time.perf_counter() - started
@@ -59,7 +59,7 @@ def plan_samples(options, sampling, card):
 
     def work(device):
         model = random_model(options.changed(device=device))
-        Sampling(model, options.batch, batch=options.batch, **sampling).rehearse()
+        Sampling(model, count=options.batch, batch=options.batch, **sampling).rehearse()
 
     return collect(work, card)
 

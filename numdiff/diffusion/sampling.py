@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import extensions
+from ..configuration import configured_by, given_values
 from ..device import AnyArray, download, upload
 from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, quoted, shown
 from ..kernels.diffusion.images import pixels_forward
@@ -27,6 +28,7 @@ from .plan import SamplerPlan
 from .process import Diffusion
 from .run import SamplerRun
 from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, repaint
+from .sampling_config import SamplingConfig
 
 MOST_IMAGES = 10**7  # of a Sampling, whose classes are held in memory
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
@@ -77,7 +79,8 @@ def sample(
     progress: called after each model evaluation. The other arguments are those of `Sampling`.
     """
     sampler, steps = as_in_training(model, sampler, steps, eta, more)
-    sampling = Sampling(model, count, steps, sampler, eta, seed, y, batch, clip, **more)
+    given = {"count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed}
+    sampling = Sampling(model, **given, y=y, batch=batch, clip=clip, **more)
     images = np.empty((count, *sampling.shape), sampling.dtype)
     for rows, made in sampling.batches(progress):
         images[rows] = made
@@ -104,6 +107,7 @@ def check_arguments(model, count, steps, seed, batch):
 STRENGTH = 0.6  # of SDEdit, where none is given: its paper's middle
 
 
+@configured_by(SamplingConfig)
 class Sampling:
     """The checked settings of a set of samples; `batches` makes them, as often as it is called.
 
@@ -114,90 +118,25 @@ class Sampling:
 
     model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as
     `numdiff.load` gives it
-    count: images; image i is made from the seed `seed` + i alone, whatever the batch
-    steps: of the sampler; heun evaluates the model twice a step, the others once. A number, or
-        guided-diffusion's respacing: "ddim50", "10,15,20" (see `respaced_timesteps`)
-    sampler: a key of `SAMPLERS`; eta: noise of ddim (default 0) and euler-ancestral (default 1), 0
-    to 1
-    variance: of ddpm, "small", "large" or "learned" (default: learned if the model learned it, else
-    small)
-    spacing: of the levels, "timesteps" (default for ddpm and ddim), "karras" (for the others) or
-        "logsnr"; on the path linear "time", even steps in t, in which heun then takes its mean
-        (default, but for dpm++2m and euler-ancestral without a time_shift); on the path edm karras
-        or logsnr
-    time_shift: of the levels "time", s: t becomes s·t / (1 + (s-1)·t) (default: as the model was
-    trained)
-    s_churn, s_tmin, s_tmax, s_noise: for heun and euler, noise added as in EDM (see `raised` in
-        samplers.py; default: s_churn 0, none)
-    y: class indices (count,), or one for all, for a model with classes; None takes them in turn
-    batch: images at a time; clip: keep each estimate of x_0 within [-1, 1] (default: if the model
-    makes pixels)
-    cfg_scale: classifier-free guidance, eps_uncond + cfg_scale · (eps_cond - eps_uncond); None or
-    1: without
-    cfg_channels: how many channels to guide, the first ones (default: all of the image's)
-    cfg_interval: (low, high), the σ between which there is guidance, high included (default:
-        everywhere). On the path linear σ is t / (1 - t)
-    guide: autoguidance by another model of the same images and classes (or none), such as a smaller
-        one or an earlier checkpoint; on the device of this one. guide_scale: 1 disables it
-        (default: 2)
-    known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is
-        to be kept; jump, resamples: as in `repaint`
-    init, strength: SDEdit (Meng et al. 2022, arXiv:2108.01073): an image (H, W, C) in [-1, 1], or
-        latents, to which each image's noise is added, up to the level that `strength` of the steps
-        remove: 0 returns it, 1 is sampling from noise alone (default: 0.6)
-    slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i
-    is in row i // slerp
-    schedule: learned steps, as a file of `numdiff schedule` has them, instead of steps, sampler and
-    spacing
-    eager: launch every kernel from Python; changes no bit. arena: device memory for the
-        intermediate results of a step (default: the one that all inference shares)
     Raises `UsageError` for options that do not fit the model or each other. `batches` raises
     `OutOfMemoryError`, which says which batch would fit.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        count: int = 16,
-        steps: int | str = 50,
-        sampler: str = "ddim",
-        eta: float | None = None,
-        seed: int = 0,
-        y: Any = None,
-        batch: int = 16,
-        clip: bool | None = None,
-        variance: str | None = None,
-        spacing: str | None = None,
-        cfg_scale: float | None = None,
-        cfg_channels: int | None = None,
-        known: np.ndarray | None = None,
-        mask: np.ndarray | None = None,
-        jump: int = 5,
-        resamples: int = 5,
-        init: np.ndarray | None = None,
-        strength: float | None = None,
-        slerp: int | None = None,
-        eager: bool = False,
-        arena: Any = None,
-        s_churn: float | None = None,
-        s_tmin: float | None = None,
-        s_tmax: float | None = None,
-        s_noise: float | None = None,
-        time_shift: float | None = None,
-        cfg_interval: tuple[float, float] | None = None,
-        guide: Model | None = None,
-        guide_scale: float | None = None,
-        schedule: dict | None = None,
-    ):
-        given = locals()
-        check_arguments(model, count, steps, seed, batch)
-        check_types(Sampling.__init__, {name: given[name] for name in TYPED})
-        count, seed, batch = int(count), int(seed), int(batch)  # NumPy's integers, too
-        self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
-        self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
-        self.cfg_interval = None if cfg_interval is None else check_interval(cfg_interval)
-        self.guide_scale = GUIDE_SCALE if guide is not None and guide_scale is None else guide_scale
-        self.guide = checked_guide(guide, self.guide_scale, model, cfg_scale)
+    def __init__(self, model: Model, config: SamplingConfig | None = None, **settings: Any):
+        self.config = c = SamplingConfig(
+            **given_values(SamplingConfig, config, settings, "Sampling")
+        )
+        check_arguments(model, c.count, c.steps, c.seed, c.batch)
+        check_types(SamplingConfig, {name: getattr(c, name) for name in TYPED})
+        # NumPy's integers, too
+        count, seed, batch, steps = int(c.count), int(c.seed), int(c.batch), c.steps
+        self.model, self.count, self.seed, self.slerp = model, count, seed, c.slerp
+        self.cfg_scale, self.cfg_channels = c.cfg_scale, c.cfg_channels
+        self.cfg_interval = None if c.cfg_interval is None else check_interval(c.cfg_interval)
+        self.guide_scale = (
+            GUIDE_SCALE if c.guide is not None and c.guide_scale is None else c.guide_scale
+        )
+        self.guide = checked_guide(c.guide, self.guide_scale, model, c.cfg_scale)
         outputs = getattr(model, "out_channels", model.in_channels)
         if outputs < model.in_channels:
             raise UsageError(
@@ -206,12 +145,12 @@ class Sampling:
                 "sampler here supports; sample a model with as many outputs as inputs, or call "
                 "model.predict."
             )
-        self.sampler = sampler if known is None else "repaint"
-        self.function = get_sampler(sampler) if known is None else repaint
+        self.sampler = c.sampler if c.known is None else "repaint"
+        self.function = get_sampler(c.sampler) if c.known is None else repaint
         self.shape = (model.image_size, model.image_size, model.in_channels)
         self.pixels = model.in_channels in PIXEL_CHANNELS
         self.dtype = np.uint8 if self.pixels else np.float32
-        self.clip = self.pixels if clip is None else clip
+        self.clip = self.pixels if c.clip is None else c.clip
         self.diffusion = Diffusion(**model.diffusion, backend=model.backend)
         steps = (
             int(steps)
@@ -222,24 +161,24 @@ class Sampling:
             raise UsageError(
                 f"steps must be at most {MAX_SAMPLE_STEPS:,}, not {steps:,}: 20 to 250 make a good image."
             )
-        own = len(schedule.get("sigmas", ())) if isinstance(schedule, dict) else 0
+        own = len(c.schedule.get("sigmas", ())) if isinstance(c.schedule, dict) else 0
         if own and steps == 50:  # the default, which a diffusion of fewer timesteps does not have
             steps = own
         self.respacing = steps if isinstance(steps, str) else None
-        if self.respacing and spacing not in (None, "timesteps"):
+        if self.respacing and c.spacing not in (None, "timesteps"):
             raise UsageError(
-                f"steps {steps!r} already choose the timesteps: leave spacing {spacing} out."
+                f"steps {steps!r} already choose the timesteps: leave spacing {c.spacing} out."
             )
-        shifted = time_shift is not None and self.diffusion.path_name == "linear"
-        self.spacing = spacing or (
+        shifted = c.time_shift is not None and self.diffusion.path_name == "linear"
+        self.spacing = c.spacing or (
             "timesteps"
             if self.respacing
             else "time"
             if shifted
             else self.diffusion.path.default_spacing(self.sampler)
         )
-        self.sigmas = descending_sigmas(self._path(time_shift), self.spacing, steps)
-        self.init, self.strength = self._check_init(init, strength, known, schedule)
+        self.sigmas = descending_sigmas(self._path(c.time_shift), self.spacing, steps)
+        self.init, self.strength = self._check_init(c.init, c.strength, c.known, c.schedule)
         if self.function is heun and self.spacing == "time":
             self.function = heun_in_time
         self.steps = len(self.sigmas) - 1
@@ -251,24 +190,24 @@ class Sampling:
                 "seed."
             )
         self.batch = min(batch, count)
-        churn = {"s_churn": s_churn, "s_tmin": s_tmin, "s_tmax": s_tmax, "s_noise": s_noise}
+        churn = {"s_churn": c.s_churn, "s_tmin": c.s_tmin, "s_tmax": c.s_tmax, "s_noise": c.s_noise}
         self.settings = self._settings(
-            eta, variance, {k: v for k, v in churn.items() if v is not None}
+            c.eta, c.variance, {k: v for k, v in churn.items() if v is not None}
         )
-        if schedule is not None:
-            self._take(schedule, own, spacing, time_shift)
+        if c.schedule is not None:
+            self._take(c.schedule, own, c.spacing, c.time_shift)
         self._check_slerp()
-        check_guidance(model, cfg_scale, cfg_channels, self.cfg_interval, self.guide)
-        last = seed + (count - 1 if slerp is None else count // slerp)
+        check_guidance(model, c.cfg_scale, c.cfg_channels, self.cfg_interval, self.guide)
+        last = seed + (count - 1 if c.slerp is None else count // c.slerp)
         if not 0 <= seed <= LAST_SEED - (last - seed):
             raise UsageError(
                 f"the {count} images would need the seeds {seed} to {last}, which must be between 0 and "
                 f"{LAST_SEED}."
             )
         self.seeds = (seed, last)
-        self.labels = class_labels(model, y, count, slerp)
+        self.labels = class_labels(model, c.y, count, c.slerp)
         self.inpainted = (
-            {} if known is None else self._check_inpainting(known, mask, jump, resamples)
+            {} if c.known is None else self._check_inpainting(c.known, c.mask, c.jump, c.resamples)
         )
         guided_by = self.guide and Denoiser(
             self.guide, Diffusion(**self.guide.diffusion, backend=model.backend), None, False
@@ -278,8 +217,8 @@ class Sampling:
             self.diffusion,
             None,
             self.clip,
-            cfg_scale,
-            cfg_channels,
+            c.cfg_scale,
+            c.cfg_channels,
             guided_by,
             self.guide_scale,
             self.cfg_interval,
@@ -301,7 +240,7 @@ class Sampling:
                 )
             )
         self._check_churn()
-        self.eager, self.arena = eager, arena
+        self.eager, self.arena = c.eager, c.arena
         self._run = functools.cache(self.new_run)
 
     def _path(self, time_shift):

@@ -11,6 +11,7 @@ the others wait. plan.py has the kernels of a whole run.
 """
 
 import contextlib
+import dataclasses
 import sys
 import time
 
@@ -78,13 +79,13 @@ def plan_trainer(trainer, communicator):
         )
 
 
-def plan_sampling(model, *how, **more):
-    """A function: card -> [Key] of the kernels that sampling from this model launches; how, more:
-    as `Sampling` takes."""
+def plan_sampling(model, config):
+    """A function: card -> [Key] of the kernels that sampling from this model launches; config: a
+    `SamplingConfig`."""
 
     def work(device):
-        guide = {"guide": twin(more["guide"], device)} if more.get("guide") else {}
-        Sampling(twin(model, device), *how, **{**more, **guide}).rehearse()
+        guide = config.guide and twin(config.guide, device)
+        Sampling(twin(model, device), dataclasses.replace(config, guide=guide)).rehearse()
 
     return lambda card: collect(work, card)
 

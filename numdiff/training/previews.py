@@ -120,7 +120,7 @@ class Previews:
             labels = labels[self.first : self.stop].astype(np.int32)
         return Sampling(
             model,
-            self.stop - self.first,
+            count=self.stop - self.first,
             seed=self.seed + self.first,
             y=labels,
             batch=max(self.batch, step.microbatch),
@@ -136,7 +136,9 @@ class Previews:
             if self.options.vae:
                 self.decoder()
             if not draws(self.options, self.trainer.model):
-                Sampling(self.trainer.model, 1, **how(self.options))  # as `numdiff sample` will
+                Sampling(
+                    self.trainer.model, count=1, **how(self.options)
+                )  # as `numdiff sample` will
             elif self.stop > self.first:
                 self._sampling = self._make_sampling()
 

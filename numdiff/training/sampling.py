@@ -16,6 +16,7 @@ from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.pictures import as_in_training, in_place_of
 from ..diffusion.sampling import PIXEL_CHANNELS, class_labels, to_uint8
+from ..diffusion.sampling_config import SamplingConfig
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
@@ -248,10 +249,19 @@ def sample_command(run, command=None, progress=False, echo=print, **given):
         )
         replaced = in_place_of(model, sampler, steps, request.eta, more)
         sampler, steps = as_in_training(model, sampler, steps, request.eta, more)
-        how = count, steps, sampler, request.eta, seed, labels, request.batch
         with as_options():
-            sampling = Sampling(model, *how, **more)
-        compile_for(model, plan_sampling(model, *how, **more), communicator)
+            config = SamplingConfig(
+                count=count,
+                steps=steps,
+                sampler=sampler,
+                eta=request.eta,
+                seed=seed,
+                y=labels,
+                batch=request.batch,
+                **more,
+            )
+            sampling = Sampling(model, config)
+        compile_for(model, plan_sampling(model, config), communicator)
         if not (sampling.pixels or decoder) and (grid or request.animation):
             raise UsageError(
                 f"the model makes latents of {model.in_channels} channels, which are no picture: give the "

@@ -189,8 +189,13 @@ class Trainer:
             check_denoiser(model)
             self.diffusion = make_diffusion(diffusion, model.backend)
             model.diffusion = self.diffusion.options
-        else:
+        elif hasattr(objective, "inputs_of"):
             objective.check(model, dataset)
+        else:
+            raise UsageError(
+                f"objective must be a Reconstruction, and not {shown(objective)}: give one, or a "
+                "diffusion."
+            )
         self.objective = objective or self.diffusion
         self.origin = None
         if s.init is not None:

@@ -52,7 +52,7 @@ def weights(model, rng):
 def made(model, steps, monkeypatch, sampler, **how):
     """Four images in batches of two, `steps` steps ahead, and the number of steps that were ahead."""
     monkeypatch.setattr("numdiff.diffusion.run.steps_ahead", lambda *_: steps)
-    sampling = Sampling(model, 4, 3, sampler, batch=2, **how)
+    sampling = Sampling(model, count=4, steps=3, sampler=sampler, batch=2, **how)
     images = np.concatenate([images for _, images in sampling.batches()])
     ahead = sampling._run(2).ahead
     return images, ahead and ahead.steps
@@ -98,5 +98,5 @@ def test_as_many_steps_as_have_room(monkeypatch):
 
 def test_somebody_elses_arena_takes_no_more_memory(rng):
     model = MODELS["unet"](RecordingDevice())
-    assert Sampling(model, 2, 3).new_run(2).ahead is not None
-    assert Sampling(model, 2, 3, arena=object()).new_run(2).ahead is None
+    assert Sampling(model, count=2, steps=3).new_run(2).ahead is not None
+    assert Sampling(model, count=2, steps=3, arena=object()).new_run(2).ahead is None

@@ -6,6 +6,7 @@ import pytest
 from numdiff.diffusion import SAMPLERS, Diffusion, Sampling, alpha_bars, sample, spaced_timesteps
 from numdiff.diffusion.denoiser import Denoiser
 from numdiff.diffusion.sampling import spherical_mean
+from numdiff.diffusion.sampling_config import SamplingConfig
 from numdiff.diffusion.schedule import (
     SPACINGS,
     respaced_timesteps,
@@ -543,3 +544,14 @@ def test_the_weight_of_the_variational_bound(rng):
 def test_a_model_that_gives_fewer_channels_than_it_takes_is_not_sampled():
     with pytest.raises(UsageError, match="takes 6 channels and gives 3: .* super-resolution"):
         sample(tiny(in_channels=6, out_channels=3), 1, 1)
+
+
+def test_a_sampling_takes_a_configuration():
+    config = SamplingConfig(count=3, steps=5, sampler="heun")
+    sampling = Sampling(GaussianModel(), config, batch=2)
+    by_name = Sampling(GaussianModel(), count=3, steps=5, sampler="heun", batch=2)
+    assert sampling.options == by_name.options and sampling.batch == 2
+    with pytest.raises(UsageError, match="Sampling takes a SamplingConfig as config, .* the int 4"):
+        Sampling(GaussianModel(), 4)
+    with pytest.raises(UsageError, match=r"Sampling has no argument 'cuont' \(did you mean"):
+        Sampling(GaussianModel(), cuont=4)

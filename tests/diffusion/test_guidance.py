@@ -9,6 +9,7 @@ import pytest
 from numdiff.device import upload
 from numdiff.diffusion import Sampling, sample
 from numdiff.diffusion.memory import Measuring, bytes_for, measuring_twin
+from numdiff.diffusion.sampling_config import SamplingConfig
 from numdiff.errors import UsageError
 from numdiff.kernels.diffusion.sampler import weighted_sum
 from numdiff.kernels.embedding import embedding_forward
@@ -67,7 +68,9 @@ def test_guided_inside_of_the_interval_alone(path):
     """Latents, which are neither clipped nor rounded: every element is that of the recursion in
     float64."""
     model = Counted(channels=4, **path)
-    sampling = Sampling(model, 2, 12, "euler", y=2, cfg_scale=3.0, cfg_interval=INTERVAL)
+    sampling = Sampling(
+        model, count=2, steps=12, sampler="euler", y=2, cfg_scale=3.0, cfg_interval=INTERVAL
+    )
     ((_, made),) = sampling.batches()
     guided, plain = 0.1 + 3 * (MEANS[2] - 0.1), MEANS[2]
     inside = [INTERVAL[0] < sigma <= INTERVAL[1] for sigma in sampling.sigmas[:-1]]
@@ -82,8 +85,10 @@ def test_guided_inside_of_the_interval_alone(path):
 
 def test_the_upper_end_belongs_to_the_interval_and_the_lower_one_does_not():
     model = GaussianModel()
-    sigmas = Sampling(model, 1, 10, "heun").sigmas
-    sampling = Sampling(model, 1, 10, "heun", cfg_scale=2.0, cfg_interval=(sigmas[6], sigmas[3]))
+    sigmas = Sampling(model, count=1, steps=10, sampler="heun").sigmas
+    sampling = Sampling(
+        model, count=1, steps=10, sampler="heun", cfg_scale=2.0, cfg_interval=(sigmas[6], sigmas[3])
+    )
     assert [sampling.denoiser.guided(sigma) for sigma in sigmas[:-1]] == 3 * [False] + 3 * [
         True
     ] + 4 * [False]
@@ -99,7 +104,7 @@ def test_an_interval_of_all_levels_is_none_and_the_bits_outside_are_those_of_no_
     np.testing.assert_array_equal(
         sample(model, cfg_scale=3.0, cfg_interval=(0, 1e6), **how), wanted
     )
-    last = Sampling(model, 1, 4, name).sigmas[-2]
+    last = Sampling(model, count=1, steps=4, sampler=name).sigmas[-2]
     least = sample(model, cfg_scale=1 + 1e-12, cfg_interval=(0, last), **how)  # a float32 of 1
     np.testing.assert_allclose(least, sample(model, **how), atol=1e-5)
     assert not np.allclose(wanted, least, atol=1e-3)
@@ -114,7 +119,13 @@ def test_a_guide_of_any_path_moves_the_mean_away_from_its_own(path, of_guide):
     model, guide = Counted(channels=4, **path), Shifted(channels=4, **of_guide)
     scale = 2.5
     sampling = Sampling(
-        model, 3, 12, "euler", guide=guide, guide_scale=scale, cfg_interval=INTERVAL
+        model,
+        count=3,
+        steps=12,
+        sampler="euler",
+        guide=guide,
+        guide_scale=scale,
+        cfg_interval=INTERVAL,
     )
     ((_, made),) = sampling.batches()
     means = MEANS.reshape(3, 1, 1, 1)
@@ -287,7 +298,8 @@ def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, with_guide):
     model, guide = Elementwise(device, rng), Elementwise(device, rng)
     how = {"cfg_interval": (0.5, 30.0)} | ({"guide": guide} if with_guide else {"cfg_scale": 3.0})
     replayed, launched = (
-        Sampling(model, 2, 6, "euler", eager=eager, **how) for eager in (False, True)
+        Sampling(model, count=2, steps=6, sampler="euler", eager=eager, **how)
+        for eager in (False, True)
     )
     assert 2 <= replayed.guided_evaluations <= 4 and len(set(replayed.plan.steps)) == 2
     seen = []
@@ -314,7 +326,7 @@ def test_the_guide_counts_in_what_fits(rng):
 
     alone, guided = (
         bytes_for(
-            Sampling(model, 500, 3, "euler", batch=500, **how),
+            Sampling(model, count=500, steps=3, sampler="euler", batch=500, **how),
             measuring_twin(model, Measuring(Gpu)),
             500,
         )
@@ -326,7 +338,7 @@ def test_the_guide_counts_in_what_fits(rng):
 def test_the_guides_kernels_are_planned(rng):
     model, guide = dit("cpu", rng), small_unet("cpu", rng)
     names = [
-        {key.name for key in plan_sampling(model, 2, 3, **how)(H200)}
+        {key.name for key in plan_sampling(model, SamplingConfig(count=2, steps=3, **how))(H200)}
         for how in ({}, {"guide": guide})
     ]
     assert names[0] < names[1] and any("conv2d" in name for name in names[1] - names[0])

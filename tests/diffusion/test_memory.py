@@ -99,7 +99,7 @@ def test_a_batch_that_does_not_fit_is_told_with_one_that_does(which, half):
         return model, options
 
     model, options = made()
-    wanted = Sampling(model, 20_000, steps=3, batch=20_000, sampler="dpm++2m", **options)
+    wanted = Sampling(model, count=20_000, steps=3, batch=20_000, sampler="dpm++2m", **options)
     with pytest.raises(
         OutOfMemoryError,
         match=r"20,000 images at a time do not fit into the [\d,]+ MiB that Small GPU "
@@ -111,7 +111,7 @@ def test_a_batch_that_does_not_fit_is_told_with_one_that_does(which, half):
     for model in (wanted.model, made()[0]):
         gpu = model.backend
         room, arenas = gpu.memory_info()[0], (gpu.arenas[0], gpu.inference_arena)
-        fitting = Sampling(model, most, steps=3, batch=most, sampler="dpm++2m", **options)
+        fitting = Sampling(model, count=most, steps=3, batch=most, sampler="dpm++2m", **options)
         needed, more = (
             bytes_for(fitting, measuring_twin(model), n, arenas)
             for n in (most, most + most // 32 + 2)
@@ -124,7 +124,7 @@ def test_a_batch_that_does_not_fit_is_told_with_one_that_does(which, half):
 
 def test_no_room_for_one():
     model, _ = next(models(Small(3 << 30)))
-    assert largest_batch(Sampling(model, 8), 1 << 20) == 0
+    assert largest_batch(Sampling(model, count=8), 1 << 20) == 0
 
 
 def test_a_batch_that_32_bits_do_not_count_is_told_before_anything_is_compiled():
@@ -133,10 +133,10 @@ def test_a_batch_that_32_bits_do_not_count_is_told_before_anything_is_compiled()
     with pytest.raises(
         UsageError, match=r"60,000 images at a time are more than kernels count.*--batch \d+"
     ) as error:
-        Sampling(model, 60_000, batch=60_000).rehearse()
+        Sampling(model, count=60_000, batch=60_000).rehearse()
     most = int(str(error.value).split("--batch ")[1].split()[0])
     assert 2_000 < most < 2**31 // (64 * 64 * 64)
-    Sampling(model, most, batch=most).rehearse()
+    Sampling(model, count=most, batch=most).rehearse()
 
 
 def test_more_blocks_than_a_launch_may_have_are_told_with_a_batch_that_has_not():
@@ -146,9 +146,9 @@ def test_more_blocks_than_a_launch_may_have_are_told_with_a_batch_that_has_not()
     with pytest.raises(
         UsageError, match=r"70,000 images at a time are more than kernels count.*--batch \d+"
     ) as error:
-        Sampling(model, 70_000, batch=70_000).rehearse()
+        Sampling(model, count=70_000, batch=70_000).rehearse()
     most = int(str(error.value).split("--batch ")[1].split()[0])
     assert 64_000 < most <= 65_535
-    Sampling(model, most, batch=most).rehearse()
+    Sampling(model, count=most, batch=most).rehearse()
     with pytest.raises(TooManyElementsError, match=r"a grid of \(1, 65536\) blocks is larger than"):
         check_grid((1, 65536))

@@ -201,7 +201,9 @@ def test_levels_of_the_linear_path_are_even_in_t():
 def test_the_noise_that_samplers_begin_with(diffusion, scale):
     """EDM's and the flow papers' codes begin with noise of the level, DDPM's with x_T that is noise
     alone."""
-    sampling = Sampling(GaussianModel(**{"prediction": None, **diffusion}), 1, 8, "heun")
+    sampling = Sampling(
+        GaussianModel(**{"prediction": None, **diffusion}), count=1, steps=8, sampler="heun"
+    )
     path, first = sampling.diffusion.path, sampling.sigmas[0]
     assert sampling.plan.start_scale == pytest.approx(scale or 1 / path.level(first)[0], rel=1e-9)
 

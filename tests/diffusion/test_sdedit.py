@@ -44,9 +44,9 @@ def test_strength_0_is_the_image_and_1_is_plain_sampling(model, image, sampler):
 def test_it_starts_at_the_image_plus_noise_of_the_level(model, image, options, monkeypatch):
     """x = x_0 + σ · noise, and the number of steps is the share that strength says."""
     model.diffusion = Diffusion(**options).options
-    sampling = Sampling(model, 1, 10, "euler", init=image, strength=0.3)
+    sampling = Sampling(model, count=1, steps=10, sampler="euler", init=image, strength=0.3)
     assert sampling.steps == sampling.evaluations == 3
-    assert sampling.sigmas == Sampling(model, 1, 10, "euler").sigmas[-4:]
+    assert sampling.sigmas == Sampling(model, count=1, steps=10, sampler="euler").sigmas[-4:]
     started = []
     monkeypatch.setattr(
         SamplerRun, "start", lambda self, noise: started.append(self.plan.start_scale * noise)
@@ -93,4 +93,4 @@ def test_what_cannot_be_is_refused(model, image):
         ({"init": image, "strength": "a"}, "strength must be a number"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            Sampling(model, 1, 4, **options)
+            Sampling(model, count=1, steps=4, **options)

@@ -15,6 +15,7 @@ from numdiff.device.kernel_cache import KernelCache, Key
 from numdiff.device.limits import shared_limit
 from numdiff.device.planned import CARDS, Planned, card_of, cards_with
 from numdiff.diffusion import Sampling
+from numdiff.diffusion.sampling_config import SamplingConfig
 from numdiff.distributed.communicator import Alone
 from numdiff.errors import UsageError
 from numdiff.nn import UNet
@@ -233,9 +234,9 @@ def test_samples_are_planned():
     )
     model.compute_in_half()
     model.backend.kernels.clear()
-    keys = plan_sampling(model, 5, 4, "heun", batch=3)(H200)
+    keys = plan_sampling(model, SamplingConfig(count=5, steps=4, sampler="heun", batch=3))(H200)
     assert not model.backend.kernels
-    for _ in Sampling(model, 5, 4, "heun", batch=3).batches():
+    for _ in Sampling(model, count=5, steps=4, sampler="heun", batch=3).batches():
         pass
     assert set(model.backend.kernels) <= set(keys) and any(
         "float16" in " ".join(key.types) for key in keys

@@ -65,7 +65,9 @@ def schedule_command(
                 f"{MAX_BYTES >> 30} are taken: give fewer by --count, --batch or --from-steps."
             )
         with as_options():
-            sampling = Sampling(model, count, from_steps, "ddim", seed=seed, batch=batch, **more)
+            sampling = Sampling(
+                model, count=count, steps=from_steps, sampler="ddim", seed=seed, batch=batch, **more
+            )
         started = time.perf_counter()
         evaluations = len(sampling.sigmas) - 1
         with progress_bar(
@@ -80,7 +82,7 @@ def schedule_command(
             }
         with as_options():
             # what cannot be sampled with is refused now
-            Sampling(model, 1, schedule=schedule, **more)
+            Sampling(model, count=1, schedule=schedule, **more)
         write_json(output, schedule, "the schedule")
         echo(
             f"{output}: {steps} steps of {evaluations} of DDIM, from {count} images of {checkpoint}, "

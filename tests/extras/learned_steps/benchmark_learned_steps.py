@@ -36,7 +36,7 @@ BATCH_OF_FEATURES = 64
 
 def images_of(model, count, batch, seed, **how):
     """(images, seconds) of all seeds; the seconds have what had to be compiled."""
-    sampling = Sampling(model, count, seed=seed, batch=batch, **how)
+    sampling = Sampling(model, count=count, seed=seed, batch=batch, **how)
     started = time.perf_counter()
     images = np.concatenate([made for _, made in sampling.batches()])
     return images, time.perf_counter() - started
@@ -84,9 +84,9 @@ def rows_of(model, options, reference, extractor):
     long = Trajectory(
         Sampling(
             model,
-            options.learn,
-            options.reference_steps,
-            "ddim",
+            count=options.learn,
+            steps=options.reference_steps,
+            sampler="ddim",
             seed=FIRST_SEED,
             batch=options.batch,
             **guided,

@@ -26,7 +26,16 @@ class Bent(GaussianModel):
 
 def trajectory(model=None, count=6, **more):
     return Trajectory(
-        Sampling(model or Bent(size=4), count, LONG, "ddim", seed=99, batch=4, clip=False, **more)
+        Sampling(
+            model or Bent(size=4),
+            count=count,
+            steps=LONG,
+            sampler="ddim",
+            seed=99,
+            batch=4,
+            clip=False,
+            **more,
+        )
     )
 
 
@@ -34,7 +43,9 @@ def test_the_products_are_those_of_the_states():
     """Whatever the batches; and all steps together are DDIM itself."""
     long = trajectory()
     assert long.products.shape == (2 * LONG + 1, 2 * LONG + 1)
-    whole = Trajectory(Sampling(Bent(size=4), 6, LONG, "ddim", seed=99, batch=6, clip=False))
+    whole = Trajectory(
+        Sampling(Bent(size=4), count=6, steps=LONG, sampler="ddim", seed=99, batch=6, clip=False)
+    )
     np.testing.assert_allclose(long.products, whole.products, rtol=1e-9, atol=1e-9)
     assert (
         np.abs(np.linalg.eigvalsh(long.products).min())
@@ -87,7 +98,9 @@ def test_the_nearest_choice_of_levels_is_kept(steps):
 )
 def test_few_learned_steps_come_nearer_to_many_than_other_samplers_do(options):
     model = Bent(size=4, **options)
-    schedule = Trajectory(Sampling(model, 24, LONG, "ddim", seed=500, clip=False)).schedule(6)
+    schedule = Trajectory(
+        Sampling(model, count=24, steps=LONG, sampler="ddim", seed=500, clip=False)
+    ).schedule(6)
     want = sample(model, 9, LONG, "ddim", seed=3, clip=False).astype(float)
 
     def distance(**how):
@@ -101,7 +114,9 @@ def test_few_learned_steps_come_nearer_to_many_than_other_samplers_do(options):
 def test_a_gaussian_models_steps_are_exact():
     """Its answers are linear in x: with the classes apart, two of them span all that DDIM visits."""
     model = GaussianModel(size=4, classes=False)
-    schedule = Trajectory(Sampling(model, 4, LONG, "ddim", seed=7, clip=False)).schedule(2)
+    schedule = Trajectory(
+        Sampling(model, count=4, steps=LONG, sampler="ddim", seed=7, clip=False)
+    ).schedule(2)
     assert max(schedule["errors"]) < 1e-4
     got, want = (
         sample(model, 4, seed=1, clip=False, **how).astype(int)
@@ -130,7 +145,7 @@ def test_what_does_not_fit_is_refused():
         ({"kind": "x"}, "no schedule"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            Sampling(model, 2, schedule={**schedule, **changed}, clip=False)
+            Sampling(model, count=2, schedule={**schedule, **changed}, clip=False)
     for how, what in (
         ({"sampler": "heun"}, "sampler"),
         ({"eta": 1.0}, "eta"),
@@ -139,27 +154,29 @@ def test_what_does_not_fit_is_refused():
         ({"steps": "ddim10"}, "steps"),
     ):
         with pytest.raises(UsageError, match=f"leaves nothing to say by {what}"):
-            Sampling(model, 2, schedule=schedule, clip=False, **how)
+            Sampling(model, count=2, schedule=schedule, clip=False, **how)
     with pytest.raises(UsageError, match="ddim without noise"):
-        Trajectory(Sampling(model, 2, 10, "ddim", eta=1.0))
+        Trajectory(Sampling(model, count=2, steps=10, sampler="ddim", eta=1.0))
     with pytest.raises(UsageError, match="the schedule has no guide_scale"):
         Sampling(
             model,
-            2,
+            count=2,
             schedule={key: value for key, value in schedule.items() if key != "guide_scale"},
             clip=False,
         )
-    options = Sampling(model, 2, schedule=schedule, clip=False).options
+    options = Sampling(model, count=2, schedule=schedule, clip=False).options
     # that word says which of a model's are taken
     assert options["sampler"] == "learned" and "weights" not in options
     assert (
         options["sigmas"] == schedule["sigmas"] and options["step_weights"] == schedule["weights"]
     )
-    Sampling(model, 2, schedule=schedule, clip=False, cfg_scale=1.0)  # no guidance, as in learning
-    Sampling(model, 2, schedule=schedule, clip=False, guide=Bent(size=4), guide_scale=1.0)
+    Sampling(
+        model, count=2, schedule=schedule, clip=False, cfg_scale=1.0
+    )  # no guidance, as in learning
+    Sampling(model, count=2, schedule=schedule, clip=False, guide=Bent(size=4), guide_scale=1.0)
     # fewer than a sampler takes by default
     model.diffusion = {**schedule["diffusion"], "steps": 20}
-    Sampling(model, 2, schedule={**schedule, "diffusion": model.diffusion}, clip=False)
+    Sampling(model, count=2, schedule={**schedule, "diffusion": model.diffusion}, clip=False)
 
 
 def test_of_a_unet():
@@ -175,7 +192,7 @@ def test_of_a_unet():
         device="cpu",
     )
     model.diffusion = {"steps": 1000, "schedule": "cosine", "prediction": "x_0"}
-    sampling = Sampling(model, 4, 20, "ddim", seed=9, cfg_scale=1.5)
+    sampling = Sampling(model, count=4, steps=20, sampler="ddim", seed=9, cfg_scale=1.5)
     schedule = Trajectory(sampling).schedule(4)
     assert schedule["cfg_scale"] == 1.5 and schedule["model_options"]["image_size"] == 8
     assert described(sampling).items() <= schedule.items()
@@ -184,12 +201,15 @@ def test_of_a_unet():
         whole[2:], sample(model, 2, seed=4, y=[2, 0], schedule=schedule, cfg_scale=1.5)
     )
     with pytest.raises(UsageError, match="learned with cfg_scale 1.5, and here it is none"):
-        Sampling(model, 4, schedule=schedule)
+        Sampling(model, count=4, schedule=schedule)
     with pytest.raises(
         UsageError, match="learned with cfg_interval none, and here it is \\[0.5, 5.0\\]"
     ):
-        Sampling(model, 4, schedule=schedule, cfg_scale=1.5, cfg_interval=(0.5, 5.0))
+        Sampling(model, count=4, schedule=schedule, cfg_scale=1.5, cfg_interval=(0.5, 5.0))
     with pytest.raises(UsageError, match="leaves nothing to say by guide"):
         Sampling(
-            model, 4, schedule=schedule, guide=UNet(**{**model.options, "seed": 3}, device="cpu")
+            model,
+            count=4,
+            schedule=schedule,
+            guide=UNet(**{**model.options, "seed": 3}, device="cpu"),
         )
