@@ -189,7 +189,7 @@ class Trainer:
             check_denoiser(model)
             self.diffusion = make_diffusion(diffusion, model.backend)
             model.diffusion = self.diffusion.options
-        elif hasattr(objective, "inputs_of"):
+        elif hasattr(objective, "check"):
             objective.check(model, dataset)
         else:
             raise UsageError(
