@@ -431,7 +431,7 @@ class _AtImport:
         return spec
 
     def remove(self):
-        if self in sys.meta_path:
+        if self in (sys.meta_path or ()):  # None while Python ends
             sys.meta_path.remove(self)
 
 

@@ -410,3 +410,11 @@ def test_the_allocator_of_arrays_in_kernels_may_be_started(gpu):
     runtime.memsys_disable_stats()
     with pytest.raises(RuntimeError, match="disabled"):
         runtime.get_allocation_stats()
+
+
+def test_the_context_is_left_while_python_ends(monkeypatch):
+    context = emulator.device()
+    context.__enter__()
+    with monkeypatch.context() as ending:
+        ending.setattr(sys, "meta_path", None)
+        context.__exit__(None, None, None)
