@@ -61,7 +61,17 @@ from ...device.limits import FULL_MASK
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ..common import divide
-from .vectors import VECTOR, WORDS, Affine, BackwardWalk, accumulate, clear, through_silu8
+from .vectors import (
+    AT_ONCE,
+    VECTOR,
+    WORDS,
+    Affine,
+    BackwardWalk,
+    accumulate,
+    clear,
+    fetch_pixels,
+    through_silu8,
+)
 from .warp_sums import (
     CHANNELS,
     CLUSTERS,
@@ -120,28 +130,15 @@ class Pixel(NamedTuple):
     i: int
 
 
-class Near(NamedTuple):
-    """x and dy, later g, of the turns that registers keep, as `fetch8` brings them."""
+class InRegisters(NamedTuple):
+    """x and dy, later g, of the first pixels of a thread, as `fetch8` brings them: (MAX_NEAR,
+    WORDS)."""
 
-    x_0: object
-    d_0: object
-    x_1: object
-    d_1: object
+    x: object
+    dy: object
 
 
-@cuda.jit(device=True, forceinline=True)
-def ask(residual, p, P, rows, i, step, before):
-    """Load the residual of a thread's next four pixels, all at once, so that ptxas waits once for
-    all four."""
-    before_0, before_1, before_2, before_3 = before
-    if p < P:
-        fetch8(residual, i, before_0)
-    if p + rows < P:
-        fetch8(residual, i + step, before_1)
-    if p + 2 * rows < P:
-        fetch8(residual, i + 2 * step, before_2)
-    if p + 3 * rows < P:
-        fetch8(residual, i + 3 * step, before_3)
+# Residuals ----------------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -153,47 +150,35 @@ def add_words(array, words, more, number):
 
 
 @cuda.jit(device=True, forceinline=True)
-def ask_both(residual, pair, p, P, rows, i, step, before):
-    """`ask`; where there are two residuals, the sum with the second, pair.b, for which the thread
-    has to wait.
+def fetch_residuals(residual, pair, p, P, rows, i, step, words):
+    """`fetch_pixels`; where there are two residuals, the sum with the second, pair.b, for which
+    the thread has to wait.
 
     Two pixels at a time: registers are short.
     """
-    ask(residual, p, P, rows, i, step, before)
+    fetch_pixels(residual, p, P, rows, i, step, words)
     if TWO:
-        number, more_0, more_1 = (
-            cuda.local.array(VECTOR, float32),
-            cuda.local.array(WORDS, uint32),
-            cuda.local.array(WORDS, uint32),
-        )
-        before_0, before_1, before_2, before_3 = before
-        if p < P:
-            fetch8(pair.b, i, more_0)
-        if p + rows < P:
-            fetch8(pair.b, i + step, more_1)
-        if p < P:
-            add_words(residual, before_0, more_0, number)
-        if p + rows < P:
-            add_words(residual, before_1, more_1, number)
-        if p + 2 * rows < P:
-            fetch8(pair.b, i + 2 * step, more_0)
-        if p + 3 * rows < P:
-            fetch8(pair.b, i + 3 * step, more_1)
-        if p + 2 * rows < P:
-            add_words(residual, before_2, more_0, number)
-        if p + 3 * rows < P:
-            add_words(residual, before_3, more_1, number)
+        number, more = cuda.local.array(VECTOR, float32), cuda.local.array((2, WORDS), uint32)
+        for first in range(0, AT_ONCE, 2):
+            for k in range(2):
+                if p + (first + k) * rows < P:
+                    fetch8(pair.b, i + (first + k) * step, more[k])
+            for k in range(2):
+                if p + (first + k) * rows < P:
+                    add_words(residual, words[first + k], more[k], number)
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish8(dx, i, value, d, factors, before, adds):
-    """dx of one pixel."""
-    scales, slopes, offsets = factors
-    for k in range(VECTOR):
-        d[k] = d[k] * scales[k] + (value[k] * slopes[k] + offsets[k])
-    if adds:
-        add8(dx, before, d)
-    store8_from(dx, i, d)
+def prefetch_to_l2(residual, cut, me, walk):
+    """Prefetch the residual of this thread's pixels into the L2 cache, from which the epilogue will
+    load it."""
+    p, i = me.row, walk.first
+    while p < walk.P:
+        prefetch_l2(residual, i)
+        p, i = int32(p + cut.rows), i + walk.step
+
+
+# The parameters of a thread's channels ------------------------------------------------------------
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -206,7 +191,7 @@ def locate_in_pair(c, row, b, P, C, seam, rows):
 
 
 @cuda.jit(device=True, forceinline=True)
-def ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width):
+def load_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width):
     """Load weight (to scales), bias (to shifts), mean and rstd for the eight channels from c on."""
     load8_into(weight, c, affine.scales)
     load8_into(bias, c, affine.shifts)
@@ -221,7 +206,7 @@ def ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)
 
 
 @cuda.jit(device=True, forceinline=True)
-def join_affine(affine, rstds):
+def fold_mean(affine, rstds):
     """z = x · scale + shift, the mean in the shift."""
     for k in range(VECTOR):
         affine.scales[k] *= rstds[k]
@@ -248,15 +233,13 @@ def copy_next(kept, x, dy, ahead, cut, walk):
 
 
 @cuda.jit(device=True, forceinline=True)
-def ask_for_pixels(kept, near, x, dy, cut, me, walk):
+def begin_loads(kept, near, x, dy, cut, me, walk):
     """Load x and dy of the `cut.near` turns in registers, and start the copies of the first AHEAD
     turns in `kept`."""
-    if cut.near > 0:
-        fetch8(x, walk.first, near.x_0)
-        fetch8(dy, walk.first_dy, near.d_0)
-    if cut.near > 1:
-        fetch8(x, walk.first + walk.step, near.x_1)
-        fetch8(dy, walk.first_dy + walk.step_dy, near.d_1)
+    for k in range(MAX_NEAR):
+        if cut.near > k:
+            fetch8(x, walk.first + k * walk.step, near.x[k])
+            fetch8(dy, walk.first_dy + k * walk.step_dy, near.dy[k])
     ahead = Ahead(
         int32(me.row + cut.near * cut.rows),
         walk.own,
@@ -266,16 +249,6 @@ def ask_for_pixels(kept, near, x, dy, cut, me, walk):
     for _ in range(opaque(AHEAD)):  # a loop, past which ptxas moves no load
         ahead = copy_next(kept, x, dy, ahead, cut, walk)
     return ahead
-
-
-@cuda.jit(device=True, forceinline=True)
-def prefetch_to_l2(residual, cut, me, walk):
-    """Prefetch the residual of this thread's pixels into the L2 cache, from which the epilogue will
-    load it."""
-    p, i = me.row, walk.first
-    while p < walk.P:
-        prefetch_l2(residual, i)
-        p, i = int32(p + cut.rows), i + walk.step
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -301,10 +274,9 @@ def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, 
     d = cuda.local.array(VECTOR, float32)
     clear(total_gx)
     clear(total_g)
-    if cut.near > 0:
-        add_near(total_gx, total_g, kept, near.x_0, near.d_0, affine, activate)
-    if cut.near > 1:
-        add_near(total_gx, total_g, kept, near.x_1, near.d_1, affine, activate)
+    for k in range(MAX_NEAR):
+        if cut.near > k:
+            add_near(total_gx, total_g, kept, near.x[k], near.dy[k], affine, activate)
     p, at = int32(me.row + cut.near * cut.rows), walk.own
     while p < walk.P:
         ahead = copy_next(kept, x, dy, ahead, cut, walk)
@@ -334,6 +306,17 @@ def averages_of_group(sums, gx, g, weight, rstd, cut, me, width, count):
 
 
 @cuda.jit(device=True, forceinline=True)
+def write_dx(dx, i, value, d, factors, before, adds):
+    """dx of one pixel: x and g become g · scale + (x · slope + offset), plus the residual."""
+    scales, slopes, offsets = factors
+    for k in range(VECTOR):
+        d[k] = d[k] * scales[k] + (value[k] * slopes[k] + offsets[k])
+    if adds:
+        add8(dx, before, d)
+    store8_from(dx, i, d)
+
+
+@cuda.jit(device=True, forceinline=True)
 def finish_next(dx, kept, pixel, before, factors, cut, walk, adds):
     """dx of this thread's next pixel, if there is one."""
     value = cuda.local.array(VECTOR, float32)
@@ -341,7 +324,7 @@ def finish_next(dx, kept, pixel, before, factors, cut, walk, adds):
     if pixel.p < walk.P:
         load8_into(kept, pixel.at, value)
         load8_into(kept, pixel.at + walk.half, d)
-        finish8(dx, pixel.i, value, d, factors, before, adds)
+        write_dx(dx, pixel.i, value, d, factors, before, adds)
     return Pixel(int32(pixel.p + cut.rows), int32(pixel.at + walk.turn), int64(pixel.i + walk.step))
 
 
@@ -352,7 +335,7 @@ def finish_near(dx, kept, i, x_words, d_words, before, factors, adds):
     d = cuda.local.array(VECTOR, float32)
     numbers8(kept, x_words, value)
     numbers8(kept, d_words, d)
-    finish8(dx, i, value, d, factors, before, adds)
+    write_dx(dx, i, value, d, factors, before, adds)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -363,25 +346,22 @@ def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, wa
     before: the residual of the first four, which the caller has loaded; factors: scales, slopes,
     offsets of `finish8`
     """
-    before_0, before_1, before_2, before_3 = before
     pixel = Pixel(
         int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step)
     )
     while pixel.p < walk.P:
-        pixel = finish_next(dx, kept, pixel, before_0, factors, cut, walk, adds)
-        pixel = finish_next(dx, kept, pixel, before_1, factors, cut, walk, adds)
-        pixel = finish_next(dx, kept, pixel, before_2, factors, cut, walk, adds)
-        pixel = finish_next(dx, kept, pixel, before_3, factors, cut, walk, adds)
+        for k in range(AT_ONCE):
+            pixel = finish_next(dx, kept, pixel, before[k], factors, cut, walk, adds)
         if adds:
-            ask_both(residual, pair, pixel.p, walk.P, cut.rows, pixel.i, walk.step, before)
-    if cut.near > 0:
-        if adds:
-            ask_both(
-                residual, pair, me.row, cut.near * cut.rows, cut.rows, walk.first, walk.step, before
-            )
-        finish_near(dx, kept, walk.first, near.x_0, near.d_0, before_0, factors, adds)
-    if cut.near > 1:
-        finish_near(dx, kept, walk.first + walk.step, near.x_1, near.d_1, before_1, factors, adds)
+            fetch_residuals(residual, pair, pixel.p, walk.P, cut.rows, pixel.i, walk.step, before)
+    if cut.near > 0 and adds:
+        fetch_residuals(
+            residual, pair, me.row, cut.near * cut.rows, cut.rows, walk.first, walk.step, before
+        )
+    for k in range(MAX_NEAR):
+        if cut.near > k:
+            i = walk.first + k * walk.step
+            finish_near(dx, kept, i, near.x[k], near.dy[k], before[k], factors, adds)
 
 
 @requires("8.0")
@@ -404,18 +384,10 @@ def backward_half(
         cuda.local.array(VECTOR, float32),
     )
     rstds = cuda.local.array(VECTOR, float32)
-    near = Near(
-        cuda.local.array(WORDS, uint32),
-        cuda.local.array(WORDS, uint32),
-        cuda.local.array(WORDS, uint32),
-        cuda.local.array(WORDS, uint32),
+    near = InRegisters(
+        cuda.local.array((MAX_NEAR, WORDS), uint32), cuda.local.array((MAX_NEAR, WORDS), uint32)
     )
-    before = (
-        cuda.local.array(WORDS, uint32),
-        cuda.local.array(WORDS, uint32),
-        cuda.local.array(WORDS, uint32),
-        cuda.local.array(WORDS, uint32),
-    )
+    before = cuda.local.array((AT_ONCE, WORDS), uint32)
     (mean, rstd), (P, C, seam, width) = statistics, shape
     me, threads = this_lane(cut), LANES * cut.rows * cut.parts
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
@@ -430,11 +402,11 @@ def backward_half(
 
     of_sample = int32(b * cut.groups)  # the first of its groups
     # first: every pixel needs these
-    ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)
+    load_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)
     channel = int32(first_channel + me.channel)  # whose sums this lane will get
     own_weight, own_rstd = weight[channel], rstd[of_sample + divide(channel, width)[0]]
-    ahead = ask_for_pixels(kept, near, x_, dy, cut, me, walk)
-    join_affine(affine, rstds)
+    ahead = begin_loads(kept, near, x_, dy, cut, me, walk)
+    fold_mean(affine, rstds)
     add_gradients(total_gx, total_g, kept, near, x_, dy, ahead, affine, cut, me, walk, activate)
     if adds:
         if (me.lane & 1) == 0:  # two neighbours have the same sector
@@ -442,7 +414,7 @@ def backward_half(
             if TWO:
                 prefetch_to_l2(residual.b, cut, me, walk)
         kept_from = int32(cut.near * cut.rows)
-        ask_both(
+        fetch_residuals(
             residual_,
             residual,
             int32(me.row + kept_from),

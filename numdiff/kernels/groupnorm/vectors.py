@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, int64
 from ...device.approximate import power_of_two, reciprocal, tanh_approximate
-from ...device.eight import has_16_bits
+from ...device.eight import fetch8, has_16_bits
 from ..common import divide
 
 WARP, WARP_BITS = 32, 5  # threads; t >> 5 is t // 32 without a division
 VECTOR = 8  # channels of a thread
+AT_ONCE = 4  # pixels that a thread loads together
+AT_ONCE = 4  # pixels that a thread loads together
 WORDS = 8  # that eight float32 take; float16 use the first four
 # at most: 16 warps hide a multiprocessor's latencies where its shared memory is filled by one block
 THREADS = 512
@@ -118,6 +120,19 @@ def locate(c, pixel, b, P, C, seam, rows):
         int64(b) * int32(P * channels) + int32(pixel * channels + channel),
         int32(rows * channels),
     )
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_pixels(array, p, end, rows, i, step, words):
+    """Load a thread's next pixels, p, p + rows …, below `end`, all at once, so that ptxas waits
+    once for all.
+
+    array[i]: the first channel of pixel p; words: (AT_ONCE, WORDS), as `fetch8` brings them
+    """
+    for k in range(AT_ONCE):
+        if p < end:
+            fetch8(array, i, words[k])
+        p, i = int32(p + rows), i + step
 
 
 @cuda.jit(device=True, forceinline=True)
