@@ -143,8 +143,8 @@ def extents(arguments):
         "itemsize": np.dtype(x.dtype).itemsize,
         "norms": arguments.get("q_weight") is not None,
         "rotates": arguments.get("rotation") is not None,
-        "ema": arguments.get("ema") is not None,
-        "half": arguments.get("half") is not None,
+        "ema": getattr(arguments.get("copies"), "ema", None) is not None,
+        "half": getattr(arguments.get("copies"), "half", None) is not None,
     }
     # of a flat buffer, as a stack of matrices is
     if hasattr(ranges := arguments.get("ranges"), "elements"):

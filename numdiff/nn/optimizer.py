@@ -19,7 +19,7 @@ from ..configuration import configured_by
 from ..device import AnyArray, copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
 from ..errors import UsageError, shown
-from ..kernels.optimizer.adamw import Ranges, adamw_update
+from ..kernels.optimizer.adamw import Copies, Ranges, Rule, State, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
 from ..kernels.optimizer.muon import Stack, alike, muon_update
@@ -219,21 +219,14 @@ class AdamW:
             gradient,
             m,
             v,
-            self.updates,
-            self.rate,
-            self.gradient_norm,
-            s.beta1,
-            s.beta2,
-            s.eps,
-            s.weight_decay,
-            s.clip_norm,
-            unscale=self.loss_scale.unscale,
-            ema=ema,
-            ema_decay=s.ema_decay,
-            half=half,
-            ema_warmup=s.ema_warmup,
-            ranges=ranges,
+            self._state(),
+            Rule(s.beta1, s.beta2, s.eps, s.weight_decay, s.clip_norm),
+            Copies(ema, s.ema_decay, half, s.ema_warmup),
+            ranges,
         )
+
+    def _state(self):
+        return State(self.updates, self.rate, self.gradient_norm, self.loss_scale.unscale)
 
     def whole(self, array: AnyArray, everywhere: bool = True) -> np.ndarray | None:
         """A flat array of the state, as a NumPy array with all ranks' parts. Collective where ranks
@@ -362,17 +355,11 @@ class Muon(AdamW):
                 self._own(weights.grad),
                 self.m,
                 stack,
-                self.updates,
-                self.rate,
-                self.gradient_norm,
+                self._state(),
                 s.momentum,
                 s.weight_decay,
                 s.clip_norm,
-                unscale=self.loss_scale.unscale,
-                ema=self.ema,
-                ema_decay=s.ema_decay,
-                half=self._own(weights.half),
-                ema_warmup=s.ema_warmup,
+                Copies(self.ema, s.ema_decay, self._own(weights.half), s.ema_warmup),
             )
 
         def rest():

@@ -58,7 +58,7 @@ from numdiff.kernels.matmul import (
     matmul_pair_gradient,
 )
 from numdiff.kernels.matmul.pair import matmul_pair_forward_cost, matmul_pair_gradient_cost
-from numdiff.kernels.optimizer.adamw import adamw_update, adamw_update_cost
+from numdiff.kernels.optimizer.adamw import Rule, State, adamw_update, adamw_update_cost
 from numdiff.kernels.reduce import column_sum, column_sum_cost
 from numdiff.kernels.second_pass import Sum, add_parts, add_parts_cost
 from numdiff.kernels.softmax import (
@@ -427,14 +427,8 @@ def test_adamw_cost(version):
             u(n),
             u(n),
             u.full(1, n),
-            u.full(1, 1),
-            u.full(1e-3, 1),
-            u.full(1, 1),
-            0.9,
-            0.99,
-            1e-8,
-            0.01,
-            1.0,
+            State(u.full(1, 1), u.full(1e-3, 1), u.full(1, 1)),
+            Rule(0.9, 0.99, 1e-8, 0.01, 1.0),
             version=version,
         )
 

@@ -59,6 +59,44 @@ def log_of(beta):
     return math.log(beta) if beta else LOG_OF_ZERO
 
 
+# What an update is given --------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """Arrays (1,) on the engine: what may change from one step to the next.
+
+    step: uint32, the updates already done; learning_rate, gradient_norm: float32; unscale: float32,
+    by which the gradients are multiplied first, None for 1
+    """
+
+    step: Any
+    learning_rate: Any
+    gradient_norm: Any
+    unscale: Any = None
+
+
+class Rule(NamedTuple):
+    """AdamW's constants; clip_norm: the norm to which the gradient is clipped, 0 for none."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip_norm: float = 0.0
+
+
+class Copies(NamedTuple):
+    """What is written with each new weight, flat arrays like it or None.
+
+    ema: its average of this decay, with warm-up unless not `warmup` (ema.py); half: its 16-bit copy
+    """
+
+    ema: Any = None
+    decay: float = 0.0
+    half: Any = None
+    warmup: bool = True
+
+
 # Reference ----------------------------------------------------------------------------------------
 
 
@@ -66,65 +104,22 @@ def clip_reference(norm, clip_norm, unscale):
     return (min(1.0, clip_norm / (norm + CLIP_EPSILON)) if clip_norm > 0 else 1.0) * unscale
 
 
-def adamw_update_reference(
-    weight,
-    gradient,
-    m,
-    v,
-    step,
-    learning_rate,
-    gradient_norm,
-    beta1,
-    beta2,
-    eps,
-    weight_decay,
-    clip_norm=0.0,
-    unscale=None,
-    ema=None,
-    ema_decay=0.0,
-    half=None,
-    ema_warmup=True,
-    ranges=None,
-):
-    factor = 1.0 if unscale is None else float(unscale[0])
+def adamw_update_reference(weight, gradient, m, v, state, rule, copies=None, ranges=None):
+    copies = copies or Copies()
     for start, stop in [(0, weight.size)] if ranges is None else ranges.pieces:
-        w, g, m_, v_, average, copy = (
-            a if a is None else a[start:stop] for a in (weight, gradient, m, v, ema, half)
+        w, g, m_, v_, average, half = (
+            a if a is None else a[start:stop]
+            for a in (weight, gradient, m, v, copies.ema, copies.half)
         )
-        _update_in_place(
-            w,
-            g,
-            m_,
-            v_,
-            step,
-            learning_rate,
-            gradient_norm,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            clip_norm,
-            factor,
-        )
-        follow_reference(w, step, gradient_norm, average, ema_decay, ema_warmup, copy)
+        _update_in_place(w, g, m_, v_, state, rule)
+        follow(w, state, copies._replace(ema=average, half=half))
 
 
-def _update_in_place(
-    weight,
-    gradient,
-    m,
-    v,
-    step,
-    learning_rate,
-    gradient_norm,
-    beta1,
-    beta2,
-    eps,
-    weight_decay,
-    clip_norm,
-    unscale,
-):
-    norm, rate, t = float(gradient_norm[0]), float(learning_rate[0]), int(step[0]) + 1
+def _update_in_place(weight, gradient, m, v, state, rule):
+    beta1, beta2, eps, weight_decay, clip_norm = rule
+    unscale = 1.0 if state.unscale is None else float(state.unscale[0])
+    norm, rate = float(state.gradient_norm[0]), float(state.learning_rate[0])
+    t = int(state.step[0]) + 1
     if not math.isfinite(norm):
         return
     clip = clip_reference(norm, clip_norm, unscale)
@@ -160,15 +155,6 @@ class Arrays(NamedTuple):
     gradient: Any
     m: Any
     v: Any
-
-
-class State(NamedTuple):
-    """(1,), on the device: what may change from one step to the next."""
-
-    step: Any
-    learning_rate: Any
-    gradient_norm: Any
-    unscale: Any
 
 
 class Settings(NamedTuple):
@@ -347,24 +333,23 @@ def check_flat(**arrays):
     return n
 
 
-def followers_of(weight, ema, ema_decay, ema_warmup, half):
+def followers_of(weight, copies):
     """`Followers` as kernels take them: `weight` stands for an array that is not there."""
-    averages = 0 if ema is None else 1 if ema_warmup else 2
     return Followers(
-        weight if ema is None else ema,
-        float32(1.0 - ema_decay),
-        averages,
-        weight if half is None else half,
-        int(half is not None),
+        weight if copies.ema is None else copies.ema,
+        float32(1.0 - copies.decay),
+        0 if copies.ema is None else 1 if copies.warmup else 2,
+        weight if copies.half is None else copies.half,
+        int(copies.half is not None),
     )
 
 
-def follow_reference(weight, step, gradient_norm, ema, ema_decay, ema_warmup, half):
-    """What follows the new weight, where it is there."""
-    if ema is not None:
-        ema_update_reference(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
-    if half is not None:
-        cast_into(weight, half)
+def follow(weight, state, copies, average=ema_update_reference):
+    """What follows the new weight, where it is there, in passes of their own."""
+    if copies.ema is not None:
+        average(copies.ema, weight, state.step, state.gradient_norm, copies.decay, copies.warmup)
+    if copies.half is not None:
+        cast_into(weight, copies.half)
 
 
 # Cost ---------------------------------------------------------------------------------------------
@@ -377,10 +362,13 @@ def adamw_update_cost(n, ema=False, half=False):
 # Operations ---------------------------------------------------------------------------------------
 
 
-def _check(weight, gradient, m, v, beta1, beta2, eps, ema, half):
+def _check(weight, gradient, m, v, rule, copies):
+    ema, half = (copies.ema, copies.half) if copies else (None, None)
     check_flat(weight=weight, gradient=gradient, m=m, v=v, ema=ema, half=half)
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and eps > 0):
-        raise ValueError(f"AdamW needs 0 <= beta < 1 and eps > 0, got {beta1}, {beta2} and {eps}")
+    if not (0 <= rule.beta1 < 1 and 0 <= rule.beta2 < 1 and rule.eps > 0):
+        raise ValueError(
+            f"AdamW needs 0 <= beta < 1 and eps > 0, got {rule.beta1}, {rule.beta2} and {rule.eps}"
+        )
 
 
 def _lacks_whole(ranges):
@@ -392,27 +380,19 @@ def _small(n, pieces=False, **more):
     given = {
         **dict.fromkeys(("weight", "gradient", "m"), single(n)),
         "v": positive(n),
-        "step": integers([3], np.uint32),
-        "learning_rate": numbers([1e-3]),
-        "gradient_norm": numbers([4.0]),
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
+        "state": State(integers([3], np.uint32), numbers([1e-3]), numbers([4.0])),
+        "rule": Rule(0.9, 0.999, 1e-8, 0.01, 1.0),
     }
     if pieces:
         given["ranges"] = Ranges(integers([(0, 8), (16, 24)], np.int64), 16)
-    return Problem(**given, **more)
+    return Problem(**{**given, **more})
 
 
 def _followed(n):
     """The average, the copy and the scale that a step in float16 has."""
     return {
-        "unscale": numbers([0.5]),
-        "ema": single(n),
-        "ema_decay": 0.99,
-        "half": numbers(np.zeros(n), np.float16),
+        "state": State(integers([3], np.uint32), numbers([1e-3]), numbers([4.0]), numbers([0.5])),
+        "copies": Copies(single(n), 0.99, numbers(np.zeros(n), np.float16)),
         "tolerance": 1e-3,
         "bfloat16": True,
     }
@@ -426,14 +406,8 @@ def _measured(**more):
         gradient=flat,
         m=flat,
         v=positive(*flat.shape),
-        step=integers([7], np.uint32),
-        learning_rate=one,
-        gradient_norm=one,
-        beta1=0.9,
-        beta2=0.99,
-        eps=1e-8,
-        weight_decay=0.0,
-        clip_norm=1.0,
+        state=State(integers([7], np.uint32), one, one),
+        rule=Rule(0.9, 0.99, 1e-8, 0.0, 1.0),
         measured=True,
         **more,
     )
@@ -469,61 +443,35 @@ def _measured(**more):
         _measured(),
         _measured(
             note="with average and copy",
-            ema=single(20_494_272),
-            ema_decay=0.998,
-            half=half(20_494_272),
+            copies=Copies(single(20_494_272), 0.998, half(20_494_272)),
         ),
     ],
-    writes=("weight", "m", "v", "ema", "half"),
+    writes=("weight", "m", "v", "copies"),
 )
-def adamw_update(
-    weight,
-    gradient,
-    m,
-    v,
-    step,
-    learning_rate,
-    gradient_norm,
-    beta1,
-    beta2,
-    eps,
-    weight_decay,
-    clip_norm=0.0,
-    unscale=None,
-    ema=None,
-    ema_decay=0.0,
-    half=None,
-    ema_warmup=True,
-    ranges=None,
-    version=None,
-):
-    """One AdamW update of flat arrays, in place; `step` counts the updates already done.
+def adamw_update(weight, gradient, m, v, state, rule, copies=None, ranges=None, version=None):
+    """One AdamW update of flat arrays (n,), in place.
 
-    unscale: array (1,) by which the gradients are multiplied first (None: 1); ema: its average of
-    decay `ema_decay`, with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy;
-    ranges: `Ranges`, if only these are updated
+    state: `State`; rule: `Rule`; copies: `Copies`, None for none; ranges: `Ranges`, if only these
+    are updated
     """
-    if unscale is None:
-        unscale = upload(np.ones(1, np.float32), weight)
+    copies = copies or Copies()
+    if state.unscale is None:
+        state = state._replace(unscale=upload(np.ones(1, np.float32), weight))
     scalars = (
-        beta1,
-        1.0 - beta1,
-        log_of(beta1),
-        beta2,
-        1.0 - beta2,
-        log_of(beta2),
-        eps,
-        weight_decay,
-        clip_norm,
+        rule.beta1,
+        1.0 - rule.beta1,
+        log_of(rule.beta1),
+        rule.beta2,
+        1.0 - rule.beta2,
+        log_of(rule.beta2),
+        rule.eps,
+        rule.weight_decay,
+        rule.clip_norm,
     )
-    arguments = (
-        Arrays(weight, gradient, m, v),
-        State(step, learning_rate, gradient_norm, unscale),
-        Settings._make(map(float32, scalars)),
-    )
+    arguments = Arrays(weight, gradient, m, v), state, Settings._make(map(float32, scalars))
     blocks = -(-weight.size // (version.width * BLOCK))
     if version.name == "fused":
-        followers = followers_of(weight, ema, ema_decay, ema_warmup, half)
+        followers = followers_of(weight, copies)
         if ranges is None:
             launch(version.kernel, blocks, BLOCK, *arguments, followers)
         elif ranges.elements:
@@ -537,7 +485,4 @@ def adamw_update(
             )
         return
     launch(version.kernel, blocks, BLOCK, *arguments)
-    if ema is not None:
-        ema_update(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
-    if half is not None:
-        cast_into(weight, half)
+    follow(weight, state, copies, ema_update)

@@ -49,12 +49,13 @@ from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ..operation import lacks_multiple, naive_and_vectorised, operation
 from ..problem import Problem, half, integers, numbers, single
 from .adamw import (
+    Copies,
     State,
     check_flat,
     clip_of,
     clip_reference,
+    follow,
     follow4,
-    follow_reference,
     followers_of,
 )
 from .ema import rest_of
@@ -142,30 +143,19 @@ def muon_momentum_reference(
     return x
 
 
-def muon_apply_reference(
-    weight,
-    x,
-    stack,
-    step,
-    learning_rate,
-    gradient_norm,
-    weight_decay,
-    ema=None,
-    ema_decay=0.0,
-    half=None,
-    ema_warmup=True,
-):
-    rate = float(learning_rate[0])
-    if math.isfinite(gradient_norm[0]):
+def muon_apply_reference(weight, x, stack, state, weight_decay, copies=None):
+    copies, rate = copies or Copies(), float(state.learning_rate[0])
+    if math.isfinite(state.gradient_norm[0]):
         for start, (rows, columns), update in zip(stack.starts, shapes_of(stack), x, strict=True):
             w = weight[start : start + rows * columns].reshape(rows, columns)
             w *= 1.0 - rate * weight_decay
             w -= rate * scale_of(rows, columns) * update[:rows, :columns]
     for start, (rows, columns) in zip(stack.starts, shapes_of(stack), strict=True):
-        w, e, h = (
-            a if a is None else a[start : start + rows * columns] for a in (weight, ema, half)
+        w, ema, half = (
+            a if a is None else a[start : start + rows * columns]
+            for a in (weight, copies.ema, copies.half)
         )
-        follow_reference(w, step, gradient_norm, e, ema_decay, ema_warmup, h)
+        follow(w, state, copies._replace(ema=ema, half=half))
 
 
 # Device functions ---------------------------------------------------------------------------------
@@ -431,8 +421,9 @@ def _check_momentum(gradient, m, momentum):
         raise ValueError(f"Muon needs 0 <= momentum < 1, got {momentum}")
 
 
-def _check_apply(weight, x, stack, ema, half):
-    check_flat(weight=weight, ema=ema, half=half)
+def _check_apply(weight, x, stack, copies):
+    copies = copies or Copies()
+    check_flat(weight=weight, ema=copies.ema, half=copies.half)
     if tuple(x.shape) != (*stack.starts.shape, stack.rows, stack.columns):
         raise ValueError(
             f"x {x.shape} must hold {stack.starts.shape[0]} matrices of {stack.rows} × {stack.columns}, "
@@ -542,13 +533,9 @@ def muon_momentum(
                 weight=single(n),
                 x=single(2, stack.rows, stack.columns),
                 stack=stack,
-                step=integers([3], np.uint32),
-                learning_rate=numbers([1e-2]),
-                gradient_norm=numbers([4.0]),
+                state=State(integers([3], np.uint32), numbers([1e-2]), numbers([4.0])),
                 weight_decay=0.1,
-                ema=single(n),
-                ema_decay=0.99,
-                half=numbers(np.zeros(n), np.float16),
+                copies=Copies(single(n), 0.99, numbers(np.zeros(n), np.float16)),
                 tolerance=1e-3,
             )
         ),
@@ -556,36 +543,19 @@ def muon_momentum(
             weight=MANY,
             x=half(12, 4 * 768, 768),
             stack=STACK,
-            step=integers([7], np.uint32),
-            learning_rate=single(1),
-            gradient_norm=single(1),
+            state=State(integers([7], np.uint32), single(1), single(1)),
             weight_decay=0.0,
-            ema=MANY,
-            ema_decay=0.998,
-            half=half(*MANY.shape),
+            copies=Copies(MANY, 0.998, half(*MANY.shape)),
             measured=True,
         ),
     ],
-    writes=("weight", "ema", "half"),
+    writes=("weight", "copies"),
 )
-def muon_apply(
-    weight,
-    x,
-    stack,
-    step,
-    learning_rate,
-    gradient_norm,
-    weight_decay,
-    ema=None,
-    ema_decay=0.0,
-    half=None,
-    ema_warmup=True,
-    version=None,
-):
+def muon_apply(weight, x, stack, state, weight_decay, copies=None, version=None):
     """Take the step x (count, rows, columns), what `newton_schulz` gave, from the matrices in
     `stack`, in place.
 
-    step, ema, ema_decay, half, ema_warmup: as of `adamw_update`
+    state, copies: as of `adamw_update`
     """
     size = stack.rows * stack.columns
     launch(
@@ -595,47 +565,21 @@ def muon_apply(
         weight,
         x.reshape(-1),
         _places(stack),
-        State(step, learning_rate, gradient_norm, gradient_norm),
+        state._replace(unscale=state.gradient_norm),  # is not read
         Move(float32(weight_decay), float32(scale_of(stack.rows, stack.columns))),
-        followers_of(weight, ema, ema_decay, ema_warmup, half),
+        followers_of(weight, copies or Copies()),
     )
 
 
 def muon_update(
-    weight,
-    gradient,
-    m,
-    stack,
-    step,
-    learning_rate,
-    gradient_norm,
-    momentum,
-    weight_decay,
-    clip_norm=0.0,
-    unscale=None,
-    ema=None,
-    ema_decay=0.0,
-    half=None,
-    ema_warmup=True,
+    weight, gradient, m, stack, state, momentum, weight_decay, clip_norm=0.0, copies=None
 ):
-    """One Muon update of the matrices in `stack`, in place. What `adamw_update` takes, too, is as
-    there.
+    """One Muon update of the matrices in `stack`, in place. state, copies: as of `adamw_update`.
 
-    The products are of float16 where there is a `half` on a device, else of float32.
+    The products are of float16 where there is a 16-bit copy on a device, else of float32.
     """
-    dtype = np.float16 if half is not None else np.float32
-    x = muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm, unscale, dtype)
-    x = newton_schulz(x)
-    muon_apply(
-        weight,
-        x,
-        stack,
-        step,
-        learning_rate,
-        gradient_norm,
-        weight_decay,
-        ema,
-        ema_decay,
-        half,
-        ema_warmup,
+    dtype = np.float16 if copies and copies.half is not None else np.float32
+    x = muon_momentum(
+        gradient, m, stack, state.gradient_norm, momentum, clip_norm, state.unscale, dtype
     )
+    muon_apply(weight, newton_schulz(x), stack, state, weight_decay, copies)

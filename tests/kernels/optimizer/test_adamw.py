@@ -8,7 +8,7 @@ from numdiff.kernels.optimizer import adamw as A
 from tests.conftest import on, quick, shapes, versions
 
 SHAPES = shapes(minimal=(4,), odd=(37,), not_aligned=(1021,), large=(100_000,))
-HYPER = 0.9, 0.999, 1e-8, 0.05  # beta1, beta2, eps, weight decay
+HYPER = A.Rule(0.9, 0.999, 1e-8, 0.05)
 
 
 def by_hand(w, g, m, v, t, rate, norm, beta1, beta2, eps, decay, clip):
@@ -36,8 +36,13 @@ def start(rng, n):
     )
 
 
-def scalars(engine, step, rate, norm):
-    return engine(np.array([step], np.uint32)), engine(np.array([rate])), engine(np.array([norm]))
+def state(engine, step, rate, norm, unscale=None):
+    return A.State(
+        engine(np.array([step], np.uint32)),
+        engine(np.array([rate])),
+        engine(np.array([norm])),
+        unscale if unscale is None else engine(np.array([unscale])),
+    )
 
 
 @SHAPES
@@ -48,12 +53,12 @@ def scalars(engine, step, rate, norm):
 def test_update(engine, rng, shape, step, clip):
     w, g, m, v = (a.astype(np.float32) for a in start(rng, shape[0]))
     wanted = (
-        by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER, clip) if engine.computes else (w, m, v)
+        by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER[:4], clip) if engine.computes else (w, m, v)
     )
     results = []
     for _ in range(engine.repeats):
         arrays = [engine(a) for a in (w, g, m, v)]
-        A.adamw_update(*arrays, *scalars(engine, step, 1e-2, 5.0), *HYPER, clip_norm=clip)
+        A.adamw_update(*arrays, state(engine, step, 1e-2, 5.0), HYPER._replace(clip_norm=clip))
         for got, want in zip((arrays[0], *arrays[2:]), wanted, strict=True):
             engine.check(got, want, 1e-6)
         engine.check_equal(arrays[1], g)  # the gradient is only read
@@ -69,25 +74,16 @@ def test_the_step_itself(engine, rng):
     arrays = [engine(a) for a in (w, w, w, w)]
     for step in range(5):
         g = rng.standard_normal(64).astype(np.float32)
-        wanted = by_hand(wanted[0], g, wanted[1], wanted[2], step + 1, 1e-3, 1.0, *HYPER, 0.0)
-        A.adamw_update(arrays[0], engine(g), *arrays[2:], *scalars(engine, step, 1e-3, 1.0), *HYPER)
+        wanted = by_hand(wanted[0], g, wanted[1], wanted[2], step + 1, 1e-3, 1.0, *HYPER)
+        A.adamw_update(arrays[0], engine(g), *arrays[2:], state(engine, step, 1e-3, 1.0), HYPER)
         engine.check(arrays[0], wanted[0], 1e-6)
 
 
 def test_reference_in_float64(rng):
     w, g, m, v = start(rng, 50)
-    wanted = by_hand(w, g, m, v, 8, 1e-3, 3.0, *HYPER, 2.0)
-    A.adamw_update(
-        w,
-        g,
-        m,
-        v,
-        np.array([7], np.uint32),
-        np.array([1e-3]),
-        np.array([3.0]),
-        *HYPER,
-        clip_norm=2.0,
-    )
+    wanted = by_hand(w, g, m, v, 8, 1e-3, 3.0, *HYPER[:4], 2.0)
+    given = A.State(np.array([7], np.uint32), np.array([1e-3]), np.array([3.0]))
+    A.adamw_update(w, g, m, v, given, HYPER._replace(clip_norm=2.0))
     for got, want in zip((w, m, v), wanted, strict=True):
         assert np.allclose(got, want, rtol=1e-11, atol=1e-14)
 
@@ -97,28 +93,29 @@ def test_reference_in_float64(rng):
 def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm):
     before = [a.astype(np.float32) for a in start(rng, 8)]
     arrays = [engine(a) for a in before]
-    A.adamw_update(*arrays, *scalars(engine, 0, 1e-2, norm), *HYPER, clip_norm=1.0, version=version)
+    rule = HYPER._replace(clip_norm=1.0)
+    A.adamw_update(*arrays, state(engine, 0, 1e-2, norm), rule, version=version)
     for array, old in zip(arrays, before, strict=True):
         engine.check_equal(array, old)
 
 
 def test_gaps_stay_zero(engine):
     arrays = [engine(np.zeros(8)) for _ in range(4)]
-    A.adamw_update(*arrays, *scalars(engine, 0, 1e-2, 1.0), *HYPER)
+    A.adamw_update(*arrays, state(engine, 0, 1e-2, 1.0), HYPER)
     if engine.computes:
         assert not download(arrays[0]).any()
 
 
 def test_bad_input_says_so(engine):
     x, y = engine(np.zeros(5)), engine(np.zeros(4))
-    rest = scalars(engine, 0, 1e-2, 1.0)
+    now = state(engine, 0, 1e-2, 1.0)
     with pytest.raises(ValueError, match="one length"):
-        A.adamw_update(x, y, x, x, *rest, *HYPER)
+        A.adamw_update(x, y, x, x, now, HYPER)
     with pytest.raises(ValueError, match="eps > 0"):
-        A.adamw_update(x, x, x, x, *rest, 0.9, 0.999, 0.0, 0.0)
+        A.adamw_update(x, x, x, x, now, A.Rule(0.9, 0.999, 0.0, 0.0))
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
-            A.adamw_update(x, x, x, x, *rest, *HYPER, version=2)
+            A.adamw_update(x, x, x, x, now, HYPER, version=2)
 
 
 def test_cost():
@@ -135,7 +132,7 @@ def test_betas_of_zero_are_rmsprop_and_the_sign(engine, rng, beta1, beta2):
         rng.random(8),
     )
     got = [engine(a) for a in (w, g, m, v)]
-    A.adamw_update(*got, *scalars(engine, 3, 1e-2, 5.0), beta1, beta2, 1e-8, 0.0)
+    A.adamw_update(*got, state(engine, 3, 1e-2, 5.0), A.Rule(beta1, beta2, 1e-8, 0.0))
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     w = w - 1e-2 * m / (1 - beta1**4) / (np.sqrt(v / (1 - beta2**4)) + 1e-8)
     for one, want in zip(got, (w, g, m, v), strict=True):
@@ -155,24 +152,12 @@ def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
     ]
     w, g, m, v, ema = (engine(a) for a in start)
     half = upload(np.zeros(count, np.float16), engine.backend)
-    A.adamw_update(
-        w,
-        g,
-        m,
-        v,
-        *scalars(engine, 3, 1e-2, 5.0),
-        *HYPER,
-        clip_norm=1.0,
-        unscale=engine(np.array([1 / 1024])),
-        ema=ema,
-        ema_decay=0.9,
-        half=half,
-        ema_warmup=ema_warmup,
-    )
+    rule = HYPER._replace(clip_norm=1.0)
+    copies = A.Copies(ema, 0.9, half, ema_warmup)
+    A.adamw_update(w, g, m, v, state(engine, 3, 1e-2, 5.0, 1 / 1024), rule, copies)
     W, G, M, V, E = (a.copy() for a in start)
-    A.adamw_update_reference(
-        W, G / 1024, M, V, np.array([3]), np.array([1e-2]), np.array([5.0]), *HYPER, 1.0
-    )
+    now = A.State(np.array([3]), np.array([1e-2]), np.array([5.0]))
+    A.adamw_update_reference(W, G / 1024, M, V, now, rule)
     E += (max(0.1, 9 / 13) if ema_warmup else 0.1) * (W - E)
     for got, want in ((w, W), (m, M), (v, V), (ema, E)):
         engine.check(got, want, scale=np.ones(count))  # one number may be nearly 0
@@ -188,17 +173,8 @@ def test_three_versions_agree(engine, rng, size):
     start, results = [rng.standard_normal(size) ** 2 for _ in range(5)], []
     for version in (1, 2, 3):
         w, g, m, v, ema = (engine(a) for a in start)
-        A.adamw_update(
-            w,
-            g,
-            m,
-            v,
-            *scalars(engine, 3, 1e-2, 5.0),
-            *HYPER,
-            ema=ema,
-            ema_decay=0.9,
-            version=version,
-        )
+        now, copies = state(engine, 3, 1e-2, 5.0), A.Copies(ema, 0.9)
+        A.adamw_update(w, g, m, v, now, HYPER, copies, version=version)
         results.append((w, m, v, ema))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):

@@ -7,6 +7,7 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels.optimizer import muon as M
 from numdiff.kernels.optimizer import newton_schulz as N
+from numdiff.kernels.optimizer.adamw import Copies, State
 from numdiff.kernels.versions import at_most
 from tests.conftest import on, quick, versions, where
 
@@ -131,6 +132,16 @@ def laid_out(rng, shape):
     return rng.standard_normal((4, 2 * room + 12)), np.array([room + 8, 4])
 
 
+def state(engine, norm, unscale=None):
+    """Of the fourth step, at a learning rate of 0.01."""
+    return State(
+        engine(np.array([3], np.uint32)),
+        engine(np.array([1e-2])),
+        engine(np.array([norm])),
+        unscale if unscale is None else engine(np.array([unscale])),
+    )
+
+
 def update(version, *arguments, **options):
     """`muon_update` by this version of its two kernels; None: by what is chosen."""
     with at_most({} if version is None else {"muon_momentum": version, "muon_apply": version}):
@@ -147,9 +158,8 @@ def check_update(engine, version, arrays, stack, starts, extents, monkeypatch):
     for _ in range(engine.repeats):
         W, G, V, E = map(engine, arrays)
         half = engine.zeros(w.size, np.float16) if engine.name in ("cpu", "cuda") else None
-        step, rate = engine(np.array([3], np.uint32)), engine(np.array([1e-2]))
-        more = engine(np.array([scale])), E, 0.9, half
-        update(version, W, G, V, stack, step, rate, engine(np.array([norm])), *SETTINGS, *more)
+        copies = Copies(E, 0.9, half)
+        update(version, W, G, V, stack, state(engine, norm, scale), *SETTINGS, copies)
         engine.check_equal(G, g.astype(np.float32))
         results.append((W, V, E))
     want_w, want_m, want_e = w.copy(), m.copy(), e.copy()
@@ -228,9 +238,7 @@ def test_four_steps_of_torchs_muon(number):
             gradient.ravel(),
             m,
             stack,
-            np.array([step], np.uint32),
-            STORED["rate"][None],
-            np.ones(1),
+            State(np.array([step], np.uint32), STORED["rate"][None], np.ones(1)),
             float(STORED["momentum"]),
             float(STORED["decay"]),
         )
@@ -251,13 +259,9 @@ def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm,
         engine(g),
         arrays[1],
         M.Stack(engine(starts), 4, 8),
-        engine(np.array([3], np.uint32)),
-        engine(np.array([1e-2])),
-        engine(np.array([norm])),
+        state(engine, norm),
         *SETTINGS,
-        ema=arrays[2],
-        ema_decay=0.9,
-        half=half,
+        Copies(arrays[2], 0.9, half),
     )
     for array, old in zip(arrays, (w, m, e), strict=True):
         engine.check_equal(array, old.astype(np.float32))
@@ -280,7 +284,7 @@ def test_bad_input_says_so(engine):
     with pytest.raises(ValueError, match="momentum < 1"):
         M.muon_momentum(x, x, stack, norm, 1.0)
     with pytest.raises(ValueError, match="hold 1 matrices of 3 × 5"):
-        M.muon_apply(x, engine(np.zeros((1, 5, 3))), stack, norm, norm, norm, 0.0)
+        M.muon_apply(x, engine(np.zeros((1, 5, 3))), stack, State(norm, norm, norm), 0.0)
     with pytest.raises(ValueError, match="a batch of matrices"):
         N.newton_schulz(engine(np.zeros((3, 5))))
     if engine.has_versions:
