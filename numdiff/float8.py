@@ -8,8 +8,8 @@ exact in what they
 say: kernels (device/float8.py), the emulator and NumPy round to the same bits.
 
 SOURCE
-    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, table 1; PTX ISA, section 9.7.9.21
-    (`cvt.rn.satfinite.e4m3x2.f32`), for what becomes of numbers beyond 448.
+    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, table 1; PTX ISA,
+    section 9.7.9.21 (`cvt.rn.satfinite.e4m3x2.f32`), for what becomes of numbers beyond 448.
 """
 
 import numpy as np

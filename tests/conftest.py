@@ -5,10 +5,10 @@ One body serves all. On the CPU engine it holds the reference's float32 against 
 emulator (on the tiny shapes, its threads taking turns in another order at each launch) and on a GPU
 the kernels are held against the float64 reference; on `launch` the launchers run, without their
 kernels, on the shapes that the emulator does not take; on `ptx`, which is of the exhaustive part,
-they run on all of them, and every kernel is compiled. An engine or machine that cannot run a test
-leaves it out: see `where` for what an engine cannot do, and `needs` for what a machine does not
-have, which is reported once, at the end of a run. README.md in this folder says which tests are of
-the exhaustive part.
+they run on all of them, and every kernel is compiled.
+An engine or machine that cannot run a test leaves it out: see `where` for what an engine cannot do,
+and `needs` for what a machine does not have, which is reported once, at the end of a run. README.md
+in this folder says which tests are of the exhaustive part.
 """
 
 import collections

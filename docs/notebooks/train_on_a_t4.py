@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Train a diffusion model in Colab
 #
-# This notebook trains a UNet that draws emoji, and draws new ones with it. Choose a runtime with a GPU first (Runtime,
-# Change runtime type, T4 GPU). It also runs without one, on the CPU. Nothing has to be built: every kernel is a Python
-# function that Numba compiles when it is first launched.
+# This notebook trains a UNet that draws emoji, and draws new ones with it. Choose a runtime with a
+# GPU first (Runtime, Change runtime type, T4 GPU). It also runs without one, on the CPU. Nothing
+# has to be built: every kernel is a Python function that Numba compiles when it is first launched.
 
 # %%
 STEPS = 1500
@@ -19,8 +19,8 @@ STEPS = 1500
 # %% [markdown]
 # ## Train
 #
-# The preset `tiny` has 2.5 million parameters, for pictures of 32 × 32 pixels. The first steps include compiling. The
-# line of each report has the step, the loss, and the time for a step.
+# The preset `tiny` has 2.5 million parameters, for pictures of 32 × 32 pixels. The first steps
+# include compiling. The line of each report has the step, the loss, and the time for a step.
 
 # %%
 # !numdiff train unet --preset tiny --steps {STEPS}
@@ -55,5 +55,6 @@ Image.open("emoji.png")
 # %% [markdown]
 # ## Next
 #
-# Train longer with a larger `STEPS`, on your own pictures with `--data`, or a diffusion transformer with `numdiff train
-# dit --preset tiny`. The chapters of `numdiff learn` explain the kernels that ran.
+# Train longer with a larger `STEPS`, on your own pictures with `--data`, or a diffusion transformer
+# with `numdiff train dit --preset tiny`. The chapters of `numdiff learn` explain the kernels that
+# ran.

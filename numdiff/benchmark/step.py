@@ -187,9 +187,9 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
     of each pair).
 
     make(mode, precision): PyTorch's side: run(), wait(), close(), peak_bytes, parameters, first_s
-    summarise(seconds, precision): a dict with ms; started(text): called before each pair A dict has
-    mode, precision, what summarise gives, peak_mib, first_s, parameters, and ratio: PyTorch's ms /
-    ours in the same turns; or, of a pair that failed, mode, precision and fault.
+    summarise(seconds, precision): a dict with ms; started(text): called before each pair
+    A dict has mode, precision, what summarise gives, peak_mib, first_s, parameters, and ratio:
+    PyTorch's ms / ours in the same turns; or, of a pair that failed, mode, precision and fault.
     """
     from .torch_step import wait_of
 

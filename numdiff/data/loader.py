@@ -1,9 +1,10 @@
 """Batches for training: which images are in step s; read ahead by a thread.
 
 THE ORDER
-    The images of an epoch form a sequence, epochs follow each other without a gap, and step s takes places [s·batch,
-    (s+1)·batch) of that endless sequence. So every batch is full, and what a step sees depends on (seed, step) only: a
-    run resumes from one integer, in the middle of an epoch, and N ranks see what one rank would.
+    The images of an epoch form a sequence, epochs follow each other without a gap, and step s takes
+    places [s·batch, (s+1)·batch) of that endless sequence. So every batch is full, and what a step
+    sees depends on (seed, step) only: a run resumes from one integer, in the middle of an epoch,
+    and N ranks see what one rank would.
 
     Within an epoch the order is chunk-aligned and quasi-random: the chunks of 64 images are put in
     random order, and the images are shuffled within windows of many chunks. A set of less than 256
@@ -11,7 +12,8 @@ THE ORDER
     once per epoch.
 
 WHAT IT DOES NOT DO
-    flip and normalise: kernels do both on the device (kernels/diffusion/images.py), so a batch travels as uint8.
+    flip and normalise: kernels do both on the device (kernels/diffusion/images.py), so a batch
+    travels as uint8.
 """
 
 import atexit

@@ -19,10 +19,11 @@ not arrived. An empty group is committed in the last iterations too, or the coun
 wrong.
 
 ADDRESSES
-    Shared memory is named by 32-bit addresses in bytes, `shared_address(array) + offset`: computed once, they make
-    swizzles and stages plain integer arithmetic, and they are what the instructions take. Global memory is named by a
-    contiguous array and the index of an element in it, counted over all its axes. Both must be multiples of the size of
-    the copy, even of one filled up with zeros.
+    Shared memory is named by 32-bit addresses in bytes, `shared_address(array) + offset`: computed
+    once, they make swizzles and stages plain integer arithmetic, and they are what the instructions
+    take. Global memory is named by a contiguous array and the index of an element in it, counted
+    over all its axes. Both must be multiples of the size of the copy, even of one filled up with
+    zeros.
 
     cp_async_16(address, array, index)                      16 bytes, past the L1 cache (.cg)
     cp_async_16_zfill(address, array, index, count)         of which `count` bytes are read, the others are zeros
@@ -30,9 +31,10 @@ ADDRESSES
     cp_async_commit()  cp_async_wait(n)  cp_async_wait_all()
 
 IN THE EMULATOR
-    A copy arrives as late as the rules allow: at the wait that covers its group, or when its thread ends. Until then
-    touching its destination, or writing its source, is a fault of the kind "cp.async". When it starts, its
-    destination is checked for other users, as for a write; the bytes count as written at the wait.
+    A copy arrives as late as the rules allow: at the wait that covers its group, or when its thread
+    ends. Until then touching its destination, or writing its source, is a fault of the kind
+    "cp.async". When it starts, its destination is checked for other users, as for a write; the
+    bytes count as written at the wait.
 
 SOURCE  PTX ISA, section 9.7.9.25.3, `cp.async`, `cp.async.commit_group`, `cp.async.wait_group`, `cp.async.wait_all`.
 """

@@ -10,7 +10,8 @@ MATHEMATICS
         c0, c1, c2, c3 = hi1 ^ c1 ^ k0,  lo1,  hi0 ^ c3 ^ k1,  lo0
     ten rounds; between rounds k0 += W0, k1 += W1 (modulo 2³²).
 SOURCE
-    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
+    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
+    3.3.
 """
 
 import numpy as np

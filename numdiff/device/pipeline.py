@@ -27,8 +27,8 @@ as the number of stages, should be constants of the kernel, so that they are con
 machine code. The emulator runs the words as they stand.
 
 SOURCE
-    PTX ISA, section 9.7.13.15 (mbarrier). The words are those of CUTLASS's pipelines (`PipelineTmaAsync`): acquire,
-    wait, release, advance.
+    PTX ISA, section 9.7.13.15 (mbarrier). The words are those of CUTLASS's pipelines
+    (`PipelineTmaAsync`): acquire, wait, release, advance.
 """
 
 from typing import NamedTuple

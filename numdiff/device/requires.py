@@ -11,8 +11,8 @@ compile or choose it.
     supports(x, product_kernel)      # whether the device of x runs it
 
 SOURCE
-    PTX ISA, "Target ISA Notes" of each instruction; ".target": an architecture with an "a" has instructions that no
-    later one has.
+    PTX ISA, "Target ISA Notes" of each instruction; ".target": an architecture with an "a" has
+    instructions that no later one has.
 """
 
 import re

@@ -11,10 +11,11 @@ rows:
     across      a row for each k, of 64 columns or more                                 key k % 8
 
 SPREAD COLUMNS
-    A lane of an m16n8k16 has two neighbouring columns of each product. B's rows (columns of C) may be taken in any
-    order: column n of product j is row 8 · (n // 2) + 2 · j + n % 2 here. So a lane has 8 neighbouring columns of four
-    products, 16 bytes of float16, and writes them at once. Of a B with rows across k `eight_of_four` does the same by
-    shuffles, once a tile.
+    A lane of an m16n8k16 has two neighbouring columns of each product. B's rows (columns of C) may
+    be taken in any
+    order: column n of product j is row 8 · (n // 2) + 2 · j + n % 2 here. So a lane has 8
+    neighbouring columns of four products, 16 bytes of float16, and writes them at once. Of a B with
+    rows across k `eight_of_four` does the same by shuffles, once a tile.
 
 SOURCE  PTX ISA, section 9.7.14.5 (`ldmatrix`, `mma`).
 """

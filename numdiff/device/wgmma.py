@@ -9,11 +9,12 @@ Matrix descriptors are 64-bit numbers (emulator/wgmma_layouts.py says how they a
 tiles reach shared memory and when they may be overwritten: tma.py, mbarrier.py.
 
 THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
-    Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never filled with zeros: the
-    first wgmma of a tile gets scale_d = 0, and stands before the loop, not under an `if`; otherwise ptxas moves
-    registers between the instructions and runs them one at a time (its advisory C7515). The last wait takes the
-    accumulators with it (`make_wgmma_wait`), or the compilers read them before the wait (C7514). `ptxas -v -arch
-    sm_90a` shows these advisories without a GPU.
+    Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never
+    filled with zeros: the first wgmma of a tile gets scale_d = 0, and stands before the loop, not
+    under an `if`; otherwise ptxas moves registers between the instructions and runs them one at a
+    time (its advisory C7515). The last wait takes the accumulators with it (`make_wgmma_wait`), or
+    the compilers read them before the wait (C7514). `ptxas -v -arch sm_90a` shows these advisories
+    without a GPU.
 
 NO BRANCH IN A GROUP, about which ptxas is silent: where an `if` or a loop that is not unrolled
     stands between the wgmmas of one commit, each piece of straight code ends a separate group, and
@@ -191,8 +192,9 @@ def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
     (16 × n) of float16; with kind="bf16" of bfloat16, which is what `in_bfloat16` takes in its
     place; with kind="e4m3" A (64 × 32) and B (32 × n) of E4M3, both K-major.
 
-    acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile The matrices
-    are K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
+    acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile
+    The matrices are K-major in shared memory (k is the contiguous dimension of both); transpose_a:
+    A is M-major,
     transpose_b: B is N-major. n: 8, 16, … 256
     """
     _check_columns(n)

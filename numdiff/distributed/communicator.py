@@ -9,17 +9,18 @@ No other code of numdiff checks the number of ranks: a single process has an `Al
 methods.
 
 THE RULES
-    The methods below are collective: every rank calls them, in the same order, never under a condition on the rank.
-    Rank 0 alone prints and writes: `first(function)` runs there, and gives every rank the result or the error.
-    What may fail on one rank only is run by `build(function)` or `everywhere(function)`: an error of one becomes the
-    error of all.
+    The methods below are collective: every rank calls them, in the same order, never under a
+    condition on the rank. Rank 0 alone prints and writes: `first(function)` runs there, and gives
+    every rank the result or the error.
+    What may fail on one rank only is run by `build(function)` or `everywhere(function)`: an error
+    of one becomes the error of all.
     So an expected error is known to all ranks, which end in order, and rank 0 prints it. Any other
     failure ends the job by MPI_Abort; a rank that is killed, stopped or stuck by the launcher or
     the watchdog (watchdog.py).
 
 HOW RANKS WAIT
-    MPI waits by spinning, which would take the cores from ranks that still compute where there are more ranks than
-    cores. So every wait here yields the core (`exchange.wait`).
+    MPI waits by spinning, which would take the cores from ranks that still compute where there are
+    more ranks than cores. So every wait here yields the core (`exchange.wait`).
 """
 
 import atexit

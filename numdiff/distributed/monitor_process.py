@@ -5,9 +5,8 @@ one it was. This process is not one of theirs. It imports nothing of numdiff, so
 quickly, and ends with rank 0.
 
 Its input: lines of JSON, from rank 0 (monitor.py).
-    {"ranks": {process: rank}, "all": whether others would be reported by rank 0}
-                                    ranks of this host, to be watched; it answers "ready" to the
-                                    first
+    {"ranks": {process: rank}, "all": whether others would be reported by rank 0} ranks of this
+                                    host, to be watched; it answers "ready" to the first
     {"after": text, "log": path}    what follows "Error: rank N", and a file that gets the sentence, too
     {"gone": who}                   rank 0 knows who is gone, such as "rank 3" on another host: to be said now
     {"left": rank}                  this rank has said farewell, and may end

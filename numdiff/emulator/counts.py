@@ -7,8 +7,8 @@
 WHAT IS COUNTED, for each line of source
     reads, writes       elements and bytes of each memory space; an atomic operation counts as one write
     FLOPs               add, subtract, multiply and divide 1, fused multiply-add 2, by the type of the result. Negation,
-                        absolute value, minimum, maximum, comparison and conversion count nothing,
-                        nor does what a compiler computes in advance (an expression of constants)
+                        absolute value, minimum, maximum, comparison and conversion count nothing, nor does what a
+                        compiler computes in advance (an expression of constants)
     special functions   square roots, exponentials, logarithms, trigonometry: one each, whatever its instructions
     integer operations  in addition to the FLOPs; a compiler may remove many of them (address arithmetic)
     tensor-core FLOPs   2·M·N·K of each matrix instruction
@@ -18,9 +18,10 @@ WHAT IS COUNTED, for each line of source
     distinct bytes      of global memory that a launch reads or writes at all: what must move even with perfect caches
 
 WHICH LANES BELONG TO ONE REQUEST
-    Threads run one after another here, so a warp's request is put together afterwards: the k-th execution of an
-    instruction by each of its lanes, counted from zero after each barrier of the block. A GPU does the same where lanes
-    leave a loop early, but not where they run nested loops a different number of times.
+    Threads run one after another here, so a warp's request is put together afterwards: the k-th
+    execution of an instruction by each of its lanes, counted from zero after each barrier of the
+    block. A GPU does the same where lanes leave a loop early, but not where they run nested loops a
+    different number of times.
 
 A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. What sectors
 and wavefronts a request takes says warp_requests.py; count_table.py makes the table.

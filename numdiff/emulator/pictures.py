@@ -88,9 +88,9 @@ def mma(shape="m16n8k16", lane=5):
     left.
 
     shape: of the instruction, or one of `Film.products`, whose numbers are then shown (those of D
-    in C's place). Each element says its lane (T5) and its register (a2; b0.1 is the upper half of
-    register b0), or its number. The colour is the register's, and the elements of one lane have a
-    thick edge.
+    in C's place).
+    Each element says its lane (T5) and its register (a2; b0.1 is the upper half of register b0), or
+    its number. The colour is the register's, and the elements of one lane have a thick edge.
     """
     product, values = None, (None, None, None)
     if not isinstance(shape, str):

@@ -882,9 +882,10 @@ def rewrite(function, sites, checked, given=None, filmed=False, change=None):
     filmed: whether each line and each variable is reported to a film (film.py), but not those of a
     module of words
     change: called with the tree, the function and the variants before it is compiled
-    (generators.py) Without source (a function made by exec) the code object is the function's own:
-    accesses of checked arrays are then still checked, but mixed arithmetic follows NumPy's rules,
-    and loops that wait are not noticed.
+    (generators.py)
+    Without source (a function made by exec) the code object is the function's own: accesses of
+    checked arrays are then still checked, but mixed arithmetic follows NumPy's rules, and loops
+    that wait are not noticed.
     """
     tree = source_tree(function)
     if tree is None:

@@ -2,7 +2,8 @@
 layout in shared memory.
 
 A tensor has one to five dimensions. All sizes run innermost first, as the coordinates of an
-instruction do. (CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, section 5.5, "Tensors".)
+instruction do.
+(CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, section 5.5, "Tensors".)
 
 THE TILE. The box's elements follow one another, innermost dimension first. Elements of a box
 outside the tensor are loaded as zeros, and not written by a store. A swizzle of 32, 64 or 128 bytes

@@ -7,8 +7,8 @@ had `NOMINAL_BATCH` rows, so that an image's result is the same alone as among o
 this; training, whose batch size is fixed, does not need to.
 
 SOURCE
-    plain bookkeeping; that a sum's bits depend on its order: Goldberg 1991, "What every computer scientist should know
-    about floating-point arithmetic".
+    plain bookkeeping; that a sum's bits depend on its order: Goldberg 1991, "What every computer
+    scientist should know about floating-point arithmetic".
 """
 
 import contextlib

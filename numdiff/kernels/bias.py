@@ -7,14 +7,16 @@ MATHEMATICS
 SHAPES
     x, y (B, ..., C) float32, channels last; bias (C,); e (B, C)
 VERSIONS
-    v1 naive: one thread an element; v2 vectorised: four neighbouring channels (C a multiple of 4). fuse/ writes both.
+    v1 naive: one thread an element; v2 vectorised: four neighbouring channels (C a multiple of 4).
+    fuse/ writes both.
 LAUNCH, DETERMINISM
     as fuse/
 COST
-    bytes: 8 n forward, 4 n backward; one addition an element. Roof: memory bandwidth. So where a matmul or convolution
-    comes before, its epilogue adds the bias at no cost.
+    bytes: 8 n forward, 4 n backward; one addition an element. Roof: memory bandwidth. So where a
+    matmul or convolution comes before, its epilogue adds the bias at no cost.
 SOURCE
-    the timestep's vector e added after a ResBlock's first convolution: Ho et al. 2020, arXiv:2006.11239, appendix B.
+    the timestep's vector e added after a ResBlock's first convolution: Ho et al. 2020,
+    arXiv:2006.11239, appendix B.
 READ NEXT
     scale_shift.py, which multiplies as well.
 """

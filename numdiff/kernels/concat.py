@@ -3,12 +3,13 @@
 MATHEMATICS
     y[p] = a[p] followed by b[p], for every pixel p         da[p], db[p] = the two parts of dy[p]
 SHAPES
-    a (..., Ca), b (..., Cb), y (..., Ca + Cb) float32, float16 or bfloat16, equal leading axes, read together as P
-    pixels
+    a (..., Ca), b (..., Cb), y (..., Ca + Cb) float32, float16 or bfloat16, equal leading axes,
+    read together as P pixels
 VERSIONS
-    v1 naive: one thread a number of y: it finds its pixel and channel, and with them its source (backward: its target).
-    v2 vectorised: one thread four channels, by one load and store, where both parts are multiples of four channels.
-    v3 unrolled: 16 bytes a load and store in float16 too (eight channels), two of them a thread, both loads before the
+    v1 naive: one thread a number of y: it finds its pixel and channel, and with them its source
+    (backward: its target). v2 vectorised: one thread four channels, by one load and store, where
+    both parts are multiples of four channels. v3 unrolled: 16 bytes a load and store in float16 too
+    (eight channels), two of them a thread, both loads before the
        stores.
 LAUNCH
     one thread a number of y (v1), four (v2) or twice 16 bytes (v3), 256 a block. No shared memory.
@@ -19,8 +20,8 @@ COST
 SOURCE
     the UNet: Ronneberger, Fischer and Brox 2015, arXiv:1505.04597, figure 1 ("copy").
 WITHOUT A COPY
-    Kernels that take two pointers read a `Pair` as if it were the joined array: GroupNorm's version 3, and 1×1
-    convolutions (a matmul) on Hopper. Their gradients with respect to a Pair are Pairs.
+    Kernels that take two pointers read a `Pair` as if it were the joined array: GroupNorm's version
+    3, and 1×1 convolutions (a matmul) on Hopper. Their gradients with respect to a Pair are Pairs.
 READ NEXT
     embedding.py, where the class comes in.
 """

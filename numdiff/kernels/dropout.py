@@ -14,8 +14,8 @@ LAUNCH
 DETERMINISM
     the mask is a pure function of (seed, layer, step, sample, element).
 COST
-    bytes: 8 n, where a stored mask would cost one more write and read. v2 spends about 200 PTX instructions on four
-    elements, most of them on Philox.
+    bytes: 8 n, where a stored mask would cost one more write and read. v2 spends about 200 PTX
+    instructions on four elements, most of them on Philox.
 SOURCE
     Srivastava et al. 2014, JMLR 15, section 4, in the inverted form that leaves inference alone.
 READ NEXT

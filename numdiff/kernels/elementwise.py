@@ -7,10 +7,11 @@ MATHEMATICS
            dx = dy · ½ · (1 + tanh u + x · (1 - tanh² u) · du/dx),  du/dx = √(2/π) · (1 + 3 · 0.044715 x²)
     cast   y = x in another dtype
 SHAPES
-    every array is read as one long row of n elements, whatever its shape; float32, float16 or bfloat16
+    every array is read as one long row of n elements, whatever its shape; float32, float16 or
+    bfloat16
 VERSIONS
-    v1 naive: one thread an element: neighbouring threads read neighbouring addresses, so a warp's 32 loads are one
-       request.
+    v1 naive: one thread an element: neighbouring threads read neighbouring addresses, so a warp's
+       32 loads are one request.
     v2 vectorised: one thread four elements, by one 16-byte load and one 16-byte store: a quarter of
        the memory instructions.
 LAUNCH
@@ -18,11 +19,14 @@ LAUNCH
 DETERMINISM
     each output is written by one thread, from its own inputs: same bits every run.
 COST
-    bytes: 4 n for every array read or written; the arithmetic is free compared with it. Roof: memory bandwidth.
+    bytes: 4 n for every array read or written; the arithmetic is free compared with it. Roof:
+    memory bandwidth.
 SOURCE
-    SiLU: Elfwing et al. 2017, arXiv:1702.03118, eq. 2. GELU: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
+    SiLU: Elfwing et al. 2017, arXiv:1702.03118, eq. 2. GELU: Hendrycks and Gimpel 2016,
+    arXiv:1606.08415, section 2.
 READ NEXT
-    reduce.py, where threads first have to work together; then fuse/, which writes kernels like these.
+    reduce.py, where threads first have to work together; then fuse/, which writes kernels like
+    these.
 """
 
 import math

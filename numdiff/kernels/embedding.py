@@ -2,26 +2,28 @@
 
 MATHEMATICS
     timestep   half = dim // 2,  f_i = max_period^(-i / half), i = 0 … half - 1
-               y[b] = cos(t_b f_0) … cos(t_b f_half-1), sin(t_b f_0) … sin(t_b f_half-1), and one 0
-               if dim is odd
+               y[b] = cos(t_b f_0) … cos(t_b f_half-1), sin(t_b f_0) … sin(t_b f_half-1), and one 0 if dim is odd
     class      y[b] = weight[label_b];        dweight[n] += Σ dy[b] over the samples b of class n, in order of b
 SHAPES
     t (B,) int32 or float32 → (B, dim) float32;  labels (B,) int32, weight (N, C) → (B, C); dy (B, C), dweight (N, C)
 VERSIONS
     timestep v1 one thread an output; an image's row is computed from its own timestep.
     class, forward: v1 naive: one thread an element; v2 vectorised: one thread four elements.
-    class, backward: v1 per-class: one thread a (class, channel) that reads all labels: N · C · B reads.
-       v2 per-sample: one thread a (sample, channel). The first sample of a class gathers for all of
-       its class, the others stop: B · C · B reads, and classes outside the batch cost nothing. Same
-       order of additions, same bits.
+    class, backward: v1 per-class: one thread a (class, channel) that reads all labels: N · C · B
+       reads. v2 per-sample: one thread a (sample, channel). The first sample of a class gathers for
+       all of its class, the others stop: B · C · B reads, and classes outside the batch cost
+       nothing. Same order of additions, same bits.
 LAUNCH
     ceil(threads / 256) blocks of 256.
 DETERMINISM
-    each output has one owner thread, which adds in the order of the batch. The usual scatter with atomics does not.
+    each output has one owner thread, which adds in the order of the batch. The usual scatter with
+    atomics does not.
 COST
-    bytes: 4 B dim; class forward 8 B C; backward 8 B C to 12 B C. All far too small to meet any roof.
+    bytes: 4 B dim; class forward 8 B C; backward 8 B C to 12 B C. All far too small to meet any
+    roof.
 SOURCE
-    Vaswani et al. 2017, arXiv:1706.03762, section 3.5; cosines first, as in Dhariwal and Nichol 2021, arXiv:2105.05233.
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.5; cosines first, as in Dhariwal and Nichol
+    2021, arXiv:2105.05233.
 READ NEXT
     dropout.py.
 """

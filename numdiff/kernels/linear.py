@@ -11,20 +11,21 @@ MATHEMATICS
     of u side by side and y half as wide, which is kept. The last layer of a ConvNeXt block gives z
     = x·wᵀ + bias and residual + scale ∘ z.
 SHAPES
-    x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
-    x may be a Pair (concat.py), and then dx is one: matmul/pair.py reads and writes the two arrays; for other kernels
-    they are joined
+    x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,)
+    or None x may be a Pair (concat.py), and then dx is one: matmul/pair.py reads and writes the two
+    arrays; for other kernels they are joined
     all float32; or x, y, weight, dx, dy float16 or bfloat16 and bias, dweight, dbias float32, every
     sum in float32
 VERSIONS
-    those of matmul/: this file only says which operand is which. The bias is added where the matmul writes its
-    result, so it costs no pass of its own; dbias, the sums of dyᵀ's rows, is made by the product dyᵀ·x where its kernel
-    can (matmul/hopper/row_sums.py), else by reduce.py.
+    those of matmul/: this file only says which operand is which. The bias is added where the matmul
+    writes its result, so it costs no pass of its own; dbias, the sums of dyᵀ's rows, is made by the
+    product dyᵀ·x where its kernel can (matmul/hopper/row_sums.py), else by reduce.py.
 MEMORY
-    Of u and y the layer that has y again keeps u alone, and y replaces it: no array more. Elsewhere both are kept.
+    Of u and y the layer that has y again keeps u alone, and y replaces it: no array more. Elsewhere
+    both are kept.
 LAUNCH
-    as in matmul/. The weight's gradient sums over all rows, often 100,000 for a result of 64 × 64: matmul/split_k.py
-    is how that still fills the GPU.
+    as in matmul/. The weight's gradient sums over all rows, often 100,000 for a result of 64 × 64:
+    matmul/split_k.py is how that still fills the GPU.
 DETERMINISM
     as matmul and reduce: every sum in a fixed order, no atomics.
 COST

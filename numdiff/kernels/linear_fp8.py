@@ -7,23 +7,25 @@ MATHEMATICS
     dbias += Σ_r Q(dy)_rn        there, too
     With GELU or SwiGLU after the layer, or before it in the backward, as linear.py.
 SHAPES
-    x (..., K), y (..., N) float16, their leading axes taken together as rows; weight (N, K) float16, for its gradient's
-    shape; a `Layer8` has its bytes. N and K are multiples of 16. What the backward needs of x is Q(x)ᵀ, a byte a
-    number, half of what float16 keeps.
+    x (..., K), y (..., N) float16, their leading axes taken together as rows; weight (N, K)
+    float16, for its gradient's shape; a `Layer8` has its bytes. N and K are multiples of 16. What
+    the backward needs of x is Q(x)ᵀ, a byte a number, half of what float16 keeps.
 KERNELS
-    those of matmul/hopper_fp8.py and of quantise/. Rounding a tensor in both orientations costs a pass
-    of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back is rounded in the
-    epilogue of the product before, and never exists as float16: x and dy may be bytes, which cost a pass of 2. So may
-    what the norm before a layer and the gate after it give, transformer/gate_adaln/, if no other operation reads it.
+    those of matmul/hopper_fp8.py and of quantise/. Rounding a tensor in both orientations costs a
+    pass of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back
+    is rounded in the epilogue of the product before, and never exists as float16: x and dy may be
+    bytes, which cost a pass of 2. So may what the norm before a layer and the gate after it give,
+    transformer/gate_adaln/, if no other operation reads it.
 SWITCHES
-    GRADIENTS = False: dweight and dbias as linear.py has them, in float16, from a float16 x that is kept.
+    GRADIENTS = False: dweight and dbias as linear.py has them, in float16, from a float16 x that is
+    kept.
     EPILOGUES = False: GELU's results are float16, and a pass rounds them: the same bits.
     NORMS = False: so are those of the norm before a layer, and of the gate after it, backward.
 DETERMINISM
     as those.
 SOURCE
-    Micikevicius et al. 2022, arXiv:2209.05433; the format of gradients is E4M3, too, and so are the operands of weight
-    gradients, as DeepSeek-V3 has it (arXiv:2412.19437, section 3.3).
+    Micikevicius et al. 2022, arXiv:2209.05433; the format of gradients is E4M3, too, and so are the
+    operands of weight gradients, as DeepSeek-V3 has it (arXiv:2412.19437, section 3.3).
 READ NEXT
     conv2d/levels/: back to float16, for a convolution.
 """

@@ -9,18 +9,19 @@ MATHEMATICS
     they have enough tiles, or nearly. Their operands must then be in memory at the same time
     (nn/deferred_gradients.py).
 SHAPES
-    dy_p (R, N_p), x_p (R, K_p), float16 or bfloat16; dweight_p (N_p, K_p) and dbias_p (N_p,) float32, dbias_p or None
-    R, N_p and K_p are multiples of 8
+    dy_p (R, N_p), x_p (R, K_p), float16 or bfloat16; dweight_p (N_p, K_p) and dbias_p (N_p,)
+    float32, dbias_p or None R, N_p and K_p are multiples of 8
 VERSIONS
-    that of matmul/group.py, on Hopper's tensor cores, or of matmul/mma_group.py, on those of sm_80 and later. Elsewhere
-    each layer computes its own (`linear_backward`).
+    that of matmul/group.py, on Hopper's tensor cores, or of matmul/mma_group.py, on those of sm_80
+    and later. Elsewhere each layer computes its own (`linear_backward`).
 LAUNCH
-    one (matmul/group.py); where there are biases another, which adds up their parts (second_pass.py).
+    one (matmul/group.py); where there are biases another, which adds up their parts
+    (second_pass.py).
 DETERMINISM
     every sum in a fixed order; which one follows from the sizes and the number of multiprocessors.
 COST
-    2 · R · (N_p + K_p) + 4 · N_p · K_p bytes a layer, 4 · N_p · K_p more to add; 2 · R · N_p · K_p FLOPs. Roof:
-    arithmetic.
+    2 · R · (N_p + K_p) + 4 · N_p · K_p bytes a layer, 4 · N_p · K_p more to add; 2 · R · N_p · K_p
+    FLOPs. Roof: arithmetic.
 SOURCE
     the chain rule; for the schedule, matmul/hopper/group_schedule.py.
 READ NEXT

@@ -9,27 +9,31 @@ MATHEMATICS
     Together they are one linear layer with N = Σ N_i outputs, whose rows are in different places of
     the model's flat buffer of parameters. A table says where: one row for each of the N outputs.
 SHAPES
-    x (B, K), weight_i (N_i, K), bias_i (N_i,), y_i (B, N_i), float32; all weights and biases views of one buffer
+    x (B, K), weight_i (N_i, K), bias_i (N_i,), y_i (B, N_i), float32; all weights and biases views
+    of one buffer
 VERSIONS
-    v1 naive: forward: a warp an output, for all samples; weight gradient: a thread an element; input gradient: N cut
-       into chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp
-       has few in flight.
+    v1 naive: forward: a warp an output, for all samples; weight gradient: a thread an element;
+       input gradient: N cut into chunks, whose sums a second pass adds. Any K. Each product costs
+       two loads, and a warp has few in flight.
     v2 tiled: tiles in shared memory, brought by 16-byte loads that all start before the first is
        needed; 4 × 4 sums a thread; both gradients in one launch, as both need the same tile of dy.
        K and where weights begin: multiples of four.
 LAUNCH
     256 threads a block. v1: no shared memory; forward: a block eight outputs.
-    v2: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory. Backward: a block 32
-    outputs by 128 of K, for all samples, 42 KiB: 232 blocks for the UNet below, in both.
-    Before the backward the gradients are copied side by side, eight layers a launch; after it the chunks' sums of dx
-    are added in one more.
+    v2: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory.
+    Backward: a block 32 outputs by 128 of K, for all samples, 42 KiB: 232 blocks for the UNet
+    below, in both.
+    Before the backward the gradients are copied side by side, eight layers a launch; after it the
+    chunks' sums of dx are added in one more.
 DETERMINISM
     each sum has a fixed order, which the shape alone decides.
 COST
-    forward 4 (B K + N K + N + B N) bytes, 2 B N K FLOPs. The UNet of unet.cu has 22 such layers of K = 256 and N_i = 64
-    to 256: one at a time they are 22 launches of microseconds each, and several times as many in the backward pass.
+    forward 4 (B K + N K + N + B N) bytes, 2 B N K FLOPs. The UNet of unet.cu has 22 such layers of
+    K = 256 and N_i = 64 to 256: one at a time they are 22 launches of microseconds each, and
+    several times as many in the backward pass.
 SOURCE
-    the tree of a warp's sum as in layernorm.py; grouping: the "grouped GEMM" of every inference library.
+    the tree of a warp's sum as in layernorm.py; grouping: the "grouped GEMM" of every inference
+    library.
 READ NEXT
     attention/unfused.py, three operations in a row.
 """

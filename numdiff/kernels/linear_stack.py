@@ -11,18 +11,19 @@ MATHEMATICS
     memory's rate: 80 and 96 % of it on an H200 (28 layers of 6912 × 1152). 12 layers of 2304 × 384
     took 60, 120 and 70 µs one by one, and take 13, 13 and 22. dx is rounded once, at its end.
 SHAPES
-    x (B, K), weight_g (N, K), dy and y (B, G·N), float16 or bfloat16; bias_g (N,), dx, dweight_g, dbias_g float32.
-    128 divides N, 64 divides K. Weights, biases and gradients are views at equal distances, as a model of equal blocks
-    has them.
+    x (B, K), weight_g (N, K), dy and y (B, G·N), float16 or bfloat16; bias_g (N,), dx, dweight_g,
+    dbias_g float32. 128 divides N, 64 divides K. Weights, biases and gradients are views at equal
+    distances, as a model of equal blocks has them.
 VERSIONS
-    that of matmul/stack.py, on Hopper's tensor cores. Elsewhere each layer is a `linear` (nn/dit.py).
+    that of matmul/stack.py, on Hopper's tensor cores. Elsewhere each layer is a `linear`
+    (nn/dit.py).
 LAUNCH
     a launch forward; three backward: dx in slices, their sum, and the parameters' gradients.
 DETERMINISM
     each sum in the order of k; the slices of dx in theirs.
 COST
-    forward 2 · (B K + G N K + B G N) bytes; backward 2 · G N K for dx and 4 · G N K for the weights' gradients. Roof:
-    memory, for B below about 300.
+    forward 2 · (B K + G N K + B G N) bytes; backward 2 · G N K for dx and 4 · G N K for the
+    weights' gradients. Roof: memory, for B below about 300.
 SOURCE
     adaLN-Zero's layers: Peebles and Xie 2023, arXiv:2212.09748, section 3.2.
 READ NEXT

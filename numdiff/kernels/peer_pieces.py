@@ -4,32 +4,38 @@ packed buffer.
 MATHEMATICS
     copy    y[to + i] = x_s[first + i]                   for i < count, for each piece (s, first, to, count)
     reduce  y[to + i] = x_0[first + i] + … + x_(N-1)[first + i]     in this order, whatever s is
-    Where ranks share the update (nn/partition.py), a rank brings its new weights to the others: of those with which
-    they compute in 16 bits the copy of 16 bits, two numbers a word, of all others the float32, from which the copy is
-    rounded where it arrives. Such parameters are next to each other in the buffers, so what is moved is a list of
-    pieces. `peer_all_gather` (peer_reduce.py) moves one run of elements a rank.
-    So do gradients that are complete at one moment of the backward pass (distributed/overlap.py): they are added up and
-    copied while it continues, by as few blocks as the caller says, because every multiprocessor that they are on is one
-    that the backward's kernels have to share. Where copy engines have brought them here, they are added up afterwards,
-    from this GPU's memory (distributed/copies.py).
+    Where ranks share the update (nn/partition.py), a rank brings its new weights to the others: of
+    those with which they compute in 16 bits the copy of 16 bits, two numbers a word, of all others
+    the float32, from which the copy is rounded where it arrives. Such parameters are next to each
+    other in the buffers, so what is moved is a list of pieces. `peer_all_gather` (peer_reduce.py)
+    moves one run of elements a rank.
+    So do gradients that are complete at one moment of the backward pass (distributed/overlap.py):
+    they are added up and copied while it continues, by as few blocks as the caller says, because
+    every multiprocessor that they are on is one that the backward's kernels have to share. Where
+    copy engines have brought them here, they are added up afterwards, from this GPU's memory
+    (distributed/copies.py).
 SHAPES
-    x_0 … x_(N-1), y: flat float32, or words of 4 bytes (`as_words`); half: flat like y, float16 or bfloat16;
-    pieces: int64 (P, 4), rows (buffer, first, to, count) as `pieces_of` cuts them: at most PIECE elements, all of them
-    multiples of 4
+    x_0 … x_(N-1), y: flat float32, or words of 4 bytes (`as_words`); half: flat like y, float16 or
+    bfloat16;
+    pieces: int64 (P, 4), rows (buffer, first, to, count) as `pieces_of` cuts them: at most PIECE
+    elements, all of them multiples of 4
 VERSIONS
-    v1 a block takes a piece after the other: four elements a thread, by 16-byte loads and stores; of a sum two times
-       four from all ranks under way together, by a kernel for each number of ranks.
+    v1 a block takes a piece after the other: four elements a thread, by 16-byte loads and stores;
+       of a sum two times four from all ranks under way together, by a kernel for each number of
+       ranks.
 LAUNCH
     P blocks of 256 threads, or fewer.
 DETERMINISM
-    fixed order of addition, that of `peer_reduce_scatter`; which thread does it does not matter. Pieces do not overlap.
+    fixed order of addition, that of `peer_reduce_scatter`; which thread does it does not matter.
+    Pieces do not overlap.
 COST
-    copy: 4 bytes read and 4 written an element; 2 more written with `half`. Sum: 4 N read and 4 written. Roof: the
-    ingoing half of NVLink, where the buffers are those of other ranks.
+    copy: 4 bytes read and 4 written an element; 2 more written with `half`. Sum: 4 N read and 4
+    written. Roof: the ingoing half of NVLink, where the buffers are those of other ranks.
 SOURCE
     plain bookkeeping, no source.
 READ NEXT
-    numdiff/nn/partition.py, numdiff/distributed/overlap.py and numdiff/distributed/copies.py, which say what is moved.
+    numdiff/nn/partition.py, numdiff/distributed/overlap.py and numdiff/distributed/copies.py, which
+    say what is moved.
 """
 
 import numpy as np

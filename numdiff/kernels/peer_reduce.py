@@ -1,35 +1,41 @@
 """The sum of a buffer over the GPUs of one host, each reading the others' memory directly.
 
 MATHEMATICS
-    y = x_0 + x_1 + … + x_(N-1), element by element, in this order, N the number of ranks; every rank ends with the
-    same bits, because each element is added up by one rank alone and then copied.
+    y = x_0 + x_1 + … + x_(N-1), element by element, in this order, N the number of ranks; every
+    rank ends with the same bits, because each element is added up by one rank alone and then
+    copied.
         reduce-scatter   rank r adds up slice r of all ranks' buffers, and writes it over its own
         all-gather       rank r copies slice s from rank s, for every s but its own
         barrier          before, between and after: no rank reads an unwritten slice, or overwrites one being read
     A buffer of n numbers crosses each link 2 (N-1)/N times, the least there can be (Patarasuk and
-    Yuan 2009). Slices are of nearly the same size, or such as the caller says: between the two
-    passes each rank may continue with its own slice alone, as where ranks share the update
-    (nn/partition.py). The barrier counts: the k-th time, rank r writes k into its place of every
-    rank's flags, then waits until each place of its own flags holds k or more. Nothing is ever
-    reset, so the same launch works in every replay of a CUDA graph.
+    Yuan 2009).
+    Slices are of nearly the same size, or such as the caller says: between the two passes each rank
+    may continue with its own slice alone, as where ranks share the update (nn/partition.py). The
+    barrier counts: the k-th time, rank r writes k into its place of every rank's flags, then waits
+    until each place of its own flags holds k or more. Nothing is ever reset, so the same launch
+    works in every replay of a CUDA graph.
 SHAPES
-    buffers: one float32 (n,) a rank; mails: a short float32 (m,) a rank; flags: one int32 (MAX_RANKS · STRIDE,) a rank;
-    counter, status int32 (1,) of the rank itself. Those of the other ranks are their memory, mapped by CUDA IPC.
+    buffers: one float32 (n,) a rank; mails: a short float32 (m,) a rank; flags: one int32
+    (MAX_RANKS · STRIDE,) a rank; counter, status int32 (1,) of the rank itself. Those of the other
+    ranks are their memory, mapped by CUDA IPC.
 VERSIONS
-    v1 naive: one element a thread and step, any number of ranks up to 8.
-    v2 vectorised: 16 bytes a load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that
+    v1 naive: one element a thread and step, any number of ranks up to 8. v2 vectorised: 16 bytes a
+    load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that
        they are under way together: a load over NVLink takes longer than one from the GPU's own
        memory.
 LAUNCH
-    reduce and gather: blocks of 256 threads, at most 8 a multiprocessor, each thread strides through the slice; the
-    gather has a second grid axis, one row of blocks a peer, so that all links are busy. Barrier: 32 threads.
+    reduce and gather: blocks of 256 threads, at most 8 a multiprocessor, each thread strides
+    through the slice; the gather has a second grid axis, one row of blocks a peer, so that all
+    links are busy. Barrier: 32 threads.
 DETERMINISM
     fixed order of addition; which thread does it does not matter.
 COST
-    reduce-scatter and all-gather each read (N-1)/N · 4n bytes from the peers. Roof: the ingoing half of NVLink.
+    reduce-scatter and all-gather each read (N-1)/N · 4n bytes from the peers. Roof: the ingoing
+    half of NVLink.
 SOURCE
-    Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel
-    and Distributed Computing 69(2). Flags: PTX ISA, "Memory Consistency Model", and device/system_scope.py.
+    Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+    Journal of Parallel and Distributed Computing 69(2). Flags: PTX ISA, "Memory Consistency Model",
+    and device/system_scope.py.
 READ NEXT
     numdiff/distributed/peer_exchange.py, which puts the six launches together.
 """

@@ -6,9 +6,9 @@ MATHEMATICS
     normal   from two words (Box–Muller): u₁ = ((word_a >> 8) + 1) · 2⁻²⁴ in (0, 1], u₂ = (word_b >> 8) · 2⁻²⁴
              r = √(-2 ln u₁);  z_a = r · cos 2πu₂,  z_b = r · sin 2πu₂      elements 0,1 and 2,3 of four share a pair
     integers ⌊word · high / 2³²⌋ of word 0                     in [0, high)
-    `element` counts within one sample, `samples[b]` is the sample's number in the whole run. So a number does not
-    depend on the batch it is drawn in, nor on the device: uniform and integers agree bit by bit on all engines, the
-    normal to rounding.
+    `element` counts within one sample, `samples[b]` is the sample's number in the whole run. So a
+    number does not depend on the batch it is drawn in, nor on the device: uniform and integers
+    agree bit by bit on all engines, the normal to rounding.
 SHAPES
     samples (B,) uint32, step (1,) uint32 → y (B, ...) float32; integers (B,) int32
     step and samples are arrays on the engine, since a captured step is replayed while they change.
@@ -21,10 +21,11 @@ LAUNCH
 DETERMINISM
     a pure function of (seed, purpose, step, sample, element).
 COST
-    bytes: 4 n, written once. v2 spends about 200 PTX instructions on four uniform numbers and 330 on four normal ones,
-    for one 16-byte store: here arithmetic, not memory, may be the roof.
+    bytes: 4 n, written once. v2 spends about 200 PTX instructions on four uniform numbers and 330
+    on four normal ones, for one 16-byte store: here arithmetic, not memory, may be the roof.
 SOURCE
-    Salmon et al. 2011 (Philox); Box and Muller 1958, "A note on the generation of random normal deviates".
+    Salmon et al. 2011 (Philox); Box and Muller 1958, "A note on the generation of random normal
+    deviates".
 READ NEXT
     dropout.py, which draws its mask from the same words.
 """

@@ -7,25 +7,30 @@ MATHEMATICS
     sum of column sums. They are the backward of every broadcast; their own backward, a broadcast,
     is in bias.py.
 SHAPES
-    x (B, P, N) float32, float16 or bfloat16, contiguous; partial (B, chunks, N) and out (B, N) float32
+    x (B, P, N) float32, float16 or bfloat16, contiguous; partial (B, chunks, N) and out (B, N)
+    float32
 VERSIONS
-    v1 naive: one thread a column: neighbours read neighbouring addresses, but N threads are far too few to fill a GPU.
-    v2 tree: a block owns a chunk of rows. Its 256 threads share the rows; a tree in shared memory adds up their sums,
+    v1 naive: one thread a column: neighbours read neighbouring addresses, but N threads are far too
+    few to fill a GPU. v2 tree: a block owns a chunk of rows. Its 256 threads share the rows; a tree
+    in shared memory adds up their sums,
        and each chunk writes one row of partial sums. The same kernel, over the partial sums, is the
        second pass.
     v3 vectorised: as v2, with four columns a thread, by 16-byte loads.
 LAUNCH
-    v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory; one pass up to 512
-    rows, or where one chunk has them all, else two.
+    v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory;
+    one pass up to 512 rows, or where one chunk has them all, else two.
 DETERMINISM
     no atomics: which thread adds which row, and the tree, depend on the shape alone.
 COST
     bytes: 4 B P N read, little written; one addition an element. Roof: memory bandwidth.
 SOURCE
-    the tree: Harris, "Optimizing Parallel Reduction in CUDA" (2007), kernel 3 (sequential addressing).
-    Its error grows with log P where a running sum's grows with P: Higham, SIAM J. Sci. Comput. 14 (1993), 783.
+    the tree: Harris, "Optimizing Parallel Reduction in CUDA" (2007), kernel 3 (sequential
+    addressing).
+    Its error grows with log P where a running sum's grows with P: Higham, SIAM J. Sci. Comput. 14
+    (1993), 783.
 READ NEXT
-    fuse/, where sums are made on the way; groupnorm/groups.py, where they are used in the next line.
+    fuse/, where sums are made on the way; groupnorm/groups.py, where they are used in the next
+    line.
 """
 
 import numpy as np

@@ -8,8 +8,8 @@ MATHEMATICS
 SHAPES
     x (B, H, W, C) float32; avgpool y (B, H/2, W/2, C), H and W even; upsample y (B, 2H, 2W, C)
 VERSIONS
-    v1 naive: one thread an output. Channels are innermost, so a warp reads 128 neighbouring bytes of each of the
-       pixels.
+    v1 naive: one thread an output. Channels are innermost, so a warp reads 128 neighbouring bytes
+       of each of the pixels.
     v2 vectorised: one thread four channels, by 16-byte loads and stores: a quarter of the index
        arithmetic and instructions.
     v3 eight: one thread eight channels, for float16: two divisions for 16 bytes, where v2 has them
@@ -18,7 +18,8 @@ VERSIONS
 LAUNCH, DETERMINISM
     as fuse/; the four inputs of an output are added in a fixed order
 COST
-    bytes: the larger array once and the smaller once, 5 numbers an element of the smaller. Roof: memory bandwidth.
+    bytes: the larger array once and the smaller once, 5 numbers an element of the smaller. Roof:
+    memory bandwidth.
 SOURCE
     the UNet's down- and upsampling without convolution: Dhariwal and Nichol 2021, arXiv:2105.05233.
 READ NEXT

@@ -8,14 +8,16 @@ MATHEMATICS
 SHAPES
     x, y, dx, dy (B, ..., C) float32, channels last, P pixels; scale, shift, dscale, dshift (B, C)
 VERSIONS
-    v1 naive: one thread an element, backward a thread a channel of a sample; v2 vectorised: four channels a thread, the
-    backward's sums in a tree in the same pass (C a multiple of 4). fuse/ writes both.
+    v1 naive: one thread an element, backward a thread a channel of a sample; v2 vectorised: four
+    channels a thread, the backward's sums in a tree in the same pass (C a multiple of 4). fuse/
+    writes both.
 LAUNCH, DETERMINISM
     as fuse/
 COST
     bytes: 8 n forward, 12 n backward; 3 and 5 FLOPs an element. Roof: memory bandwidth.
 SOURCE
-    Perez et al. 2017, arXiv:1709.07871, eq. 2 (FiLM); Dhariwal and Nichol 2021, arXiv:2105.05233, eq. 3 (AdaGN).
+    Perez et al. 2017, arXiv:1709.07871, eq. 2 (FiLM); Dhariwal and Nichol 2021, arXiv:2105.05233,
+    eq. 3 (AdaGN).
 READ NEXT
     groupnorm/reference.py, whose output this scales.
 """

@@ -3,21 +3,24 @@ one launch.
 
 MATHEMATICS
     target[i] = Σ_p parts[p, i]   or   target[i] += Σ_p parts[p, i]        for each of several sums
-    A weight's gradient is a long sum with a small result, several blocks each sum a part of it (matmul/split_k.py says
-    why). A bias's or a norm's gradient arrives as a few partial sums of rows with other results. Reducing the partials
-    takes a kernel of microseconds, most of which pass before its first load arrives and after its last store.
-    A parameter's gradient is not needed before the backward pass ends, or until a bucket of gradients is sent to other
-    ranks. So within `deferred_reductions` a sum that `deferrable` is deferred, and the next launch reduces up to eight
-    sums at once. Deferred bytes are bounded (`WAITING`): partials that exceed the L2 cache's room are written to memory
-    and read from there. A reader of such a gradient calls `flush_for` first (nn.tensor.Parameter does).
+    A weight's gradient is a long sum with a small result, several blocks each sum a part of it
+    (matmul/split_k.py says why). A bias's or a norm's gradient arrives as a few partial sums of
+    rows with other results. Reducing the partials takes a kernel of microseconds, most of which
+    pass before its first load arrives and after its last store.
+    A parameter's gradient is not needed before the backward pass ends, or until a bucket of
+    gradients is sent to other ranks. So within `deferred_reductions` a sum that `deferrable` is
+    deferred, and the next launch reduces up to eight sums at once. Deferred bytes are bounded
+    (`WAITING`): partials that exceed the L2 cache's room are written to memory and read from there.
+    A reader of such a gradient calls `flush_for` first (nn.tensor.Parameter does).
 SHAPES
     parts (P · n,) and target (n,): float32, n a multiple of 4, on 16-byte boundaries
 LAUNCH
-    256 threads a block, 4 KiB of shared memory. A block has vectors of four numbers of one sum, of which up to 32
-    threads share the parts, where those are many and the vectors too few to fill the GPU.
+    256 threads a block, 4 KiB of shared memory. A block has vectors of four numbers of one sum, of
+    which up to 32 threads share the parts, where those are many and the vectors too few to fill the
+    GPU.
 DETERMINISM
-    a thread adds every s-th part, the first thread then the threads' sums, both in order; s follows from the shape. So
-    the bits are the same whether a sum waits or not.
+    a thread adds every s-th part, the first thread then the threads' sums, both in order; s follows
+    from the shape. So the bits are the same whether a sum waits or not.
 COST
     4 · (P + 1) · n bytes, 4 · n more where the target is added to, mostly in the L2 cache.
 SOURCE

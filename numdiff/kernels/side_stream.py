@@ -2,30 +2,32 @@
 pass.
 
 WHY
-    A layer's backward is two independent kernels. One computes the gradient of its input, which the layer before it
-    needs next. The other computes the gradient of its weight, which is not read before the pass ends. Neither fills the
-    GPU for a small layer: a UNet's convolution at 8×8 has 16 tiles for 132 multiprocessors. In sequence they leave most
-    of the GPU idle, and each begins and ends with microseconds without a product.
+    A layer's backward is two independent kernels. One computes the gradient of its input, which the
+    layer before it needs next. The other computes the gradient of its weight, which is not read
+    before the pass ends. Neither fills the GPU for a small layer: a UNet's convolution at 8×8 has
+    16 tiles for 132 multiprocessors. In sequence they leave most of the GPU idle, and each begins
+    and ends with microseconds without a product.
 HOW
-    Within `backward_pass`, work launched in `on_side_stream` goes to the side stream, which waits there for the main
-    stream. The main stream continues. It waits for the side stream (`rejoin`) before work that needs its results or its
-    memory:
+    Within `backward_pass`, work launched in `on_side_stream` goes to the side stream, which waits
+    there for the main stream. The main stream continues. It waits for the side stream (`rejoin`)
+    before work that needs its results or its memory:
         a gradient that is read or added to before the pass ends         `wait_for_gradient`
         an array that was made there and is read by the pass itself      `made_on_side_stream`, `wait_for`
         memory that is freed: the arena holds it back meanwhile; of more than HELD bytes the older half, `wait_if_full`
         the end of the pass, second passes (second_pass.py), and aliased activations (nn/aliasing.py)
     A third stream that takes gradients to other ranks waits for the side stream by itself
-    (`follow`). Both streams launch the same kernels as one would, on the same numbers: the same
-    bits. `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of
+    (`follow`).
+    Both streams launch the same kernels as one would, on the same numbers: the same bits.
+    `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of
     matrices (nn/optimizer.py).
 WHERE
-    dy has up to SMALL bytes: of a larger layer each kernel fills the GPU by itself. On a device that is not a GPU, or
-    in a step that is not recorded, everything is launched in order; memory is held back all the same, so that a
-    recorded step takes no other than the one that runs before it.
+    dy has up to SMALL bytes: of a larger layer each kernel fills the GPU by itself. On a device
+    that is not a GPU, or in a step that is not recorded, everything is launched in order; memory is
+    held back all the same, so that a recorded step takes no other than the one that runs before it.
 MEASURED
-    The UNet's step in fp16, H100: 5.95 to 5.61 ms with 32 images, 5.69 with 32 MiB held, 5.54 with 128, 5.52 with all;
-    3.34 to 2.87 with 8 images; DiT-S/2 with 64 images as before. H200, where the main stream still waited for all
-    when too much was held: 5.54 to 5.25 ms.
+    The UNet's step in fp16, H100: 5.95 to 5.61 ms with 32 images, 5.69 with 32 MiB held, 5.54 with
+    128, 5.52 with all; 3.34 to 2.87 with 8 images; DiT-S/2 with 64 images as before. H200, where
+    the main stream still waited for all when too much was held: 5.54 to 5.25 ms.
 SOURCE
     CUDA programming guide, "CUDA Graphs", on stream capture across streams.
 READ NEXT

@@ -6,19 +6,21 @@ MATHEMATICS
 SHAPES
     x, y, dy, dx (..., N) float32: read as (rows, N)
 VERSIONS
-    v1 block-per-row: one block a row: its 128 threads each see every 128th element, and meet in shared memory to
-       combine what they found in a tree of seven steps with a barrier each.
+    v1 block-per-row: one block a row: its 128 threads each see every 128th element, and meet in
+       shared memory to combine what they found in a tree of seven steps with a barrier each.
     v2 warp-per-row: one warp a row: 32 threads need no barrier and no shared memory, for they can
        read each other's registers (shuffles, five steps). And maximum and sum come from one pass
        over the row: a thread whose maximum grows multiplies the sum it has by e^(old − new). The
        forward reads x twice instead of three times.
     v3 vectorised: as v2 with 16-byte loads and stores: a quarter of the memory instructions.
 LAUNCH
-    v1 one block of 128 threads a row, 512 bytes of shared memory; v2, v3 one block of 128 threads for four rows.
+    v1 one block of 128 threads a row, 512 bytes of shared memory; v2, v3 one block of 128 threads
+    for four rows.
 DETERMINISM
     which thread adds which element, and the tree, depend on N alone.
 COST
-    forward reads x and writes y, backward reads dy and y and writes dx; the further passes over a row find it in cache.
+    forward reads x and writes y, backward reads dy and y and writes dx; the further passes over a
+    row find it in cache.
     Roof: memory bandwidth.
 SOURCE
     the one-pass maximum and sum: Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3.

@@ -4,11 +4,12 @@ A version is a number to count up a ladder, and a name to say what is new on it.
 record (operation.py) declares both, and its function takes either.
 
 CEILINGS
-    A launcher chooses the fastest version that takes its operands. Within `at_most({"matmul": "tiled"})` it chooses
-    none above that, so that a whole training step can climb the ladder a technique at a time (benchmark/ladder.py).
-    A call that names its version gets it. Two entries have a rung 0, the same mathematics without the operation: of
-    "flash_attention" attention/unfused.py, of "epilogue" an activation in a separate pass, after the norm or the
-    layer before it.
+    A launcher chooses the fastest version that takes its operands. Within `at_most({"matmul":
+    "tiled"})` it chooses none above that, so that a whole training step can climb the ladder a
+    technique at a time (benchmark/ladder.py).
+    A call that names its version gets it. Two entries have a rung 0, the same mathematics without
+    the operation: of "flash_attention" attention/unfused.py, of "epilogue" an activation in a
+    separate pass, after the norm or the layer before it.
 
 SOURCE
     plain bookkeeping; the words are those of the operations' files, under VERSIONS.

@@ -1,9 +1,10 @@
 """A window of an image: zero padding and cropping, each the other's backward.
 
 MATHEMATICS
-    y[b, i, j, c] = x[b, i + row, j + column, c], and 0 where that is outside of x; i < height, j < width
-    A negative row or column pads at the top or the left. The backward is a window, too: of dy, from (-row, -column), as
-    large as x. What the window leaves out has the gradient 0.
+    y[b, i, j, c] = x[b, i + row, j + column, c], and 0 where that is outside of x; i < height, j <
+    width
+    A negative row or column pads at the top or the left. The backward is a window, too: of dy, from
+    (-row, -column), as large as x. What the window leaves out has the gradient 0.
 SHAPES
     x (B, H, W, C) float32, float16 or bfloat16; y (B, height, width, C)
 VERSIONS
@@ -15,9 +16,11 @@ LAUNCH
 DETERMINISM
     a copy: no arithmetic at all.
 COST
-    bytes: y is written once, and the part of x inside the window is read once. Roof: memory bandwidth.
+    bytes: y is written once, and the part of x inside the window is read once. Roof: memory
+    bandwidth.
 SOURCE
-    zero padding of the strided convolutions of latent diffusion's autoencoder: Rombach et al. 2022, arXiv:2112.10752.
+    zero padding of the strided convolutions of latent diffusion's autoencoder: Rombach et al. 2022,
+    arXiv:2112.10752.
 READ NEXT
     concat.py, the other half of a UNet's wiring.
 """

@@ -560,11 +560,12 @@ def attention_kind(name):
     """The class of an extension's attention, a subclass of `Attention`, by its name.
 
     name, title, part: on the command line, in texts, and what it adds to attention
-    free: {its option: whether a value is allowed}, where a file does not store it; foreign: {option: value} of other
-    programs' files; mark: within the names of tensors that it alone has
-    of(options): a constructor like `Attention`'s, for a model of these options; check(options, tokens, head): a
-    `UsageError` for options that cannot work; layers(options): {layer of its own: the shape of its weight};
-    products(options, tokens): [(layer, multiply-adds of one image, whether by a weight)]; words(options): for a log
+    free: {its option: whether a value is allowed}, where a file does not store it; foreign:
+    {option: value} of other programs' files; mark: within the names of tensors that it alone has
+    of(options): a constructor like `Attention`'s, for a model of these options; check(options,
+    tokens, head): a `UsageError` for options that cannot work; layers(options): {layer of its own:
+    the shape of its weight}; products(options, tokens): [(layer, multiply-adds of one image,
+    whether by a weight)]; words(options): for a log
     """
     return extensions.find("dit_attention", name, f"attention {name}")
 

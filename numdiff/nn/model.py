@@ -232,7 +232,8 @@ class Model(Module):
             a timestep_scale sees them scaled. On the path linear t is from 0 to 1, on the path edm
             it is sigma
         y: class indices (B,), or one for all, if the model has classes
-        From the second call with a shape on, a GPU records and replays the evaluation, with the same bits.
+        From the second call with a shape on, a GPU records and replays the evaluation, with the
+        same bits.
         """
         try:
             if np.iscomplexobj(x_t):

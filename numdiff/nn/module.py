@@ -135,7 +135,8 @@ class FlatParameters:
     another.
 
     data, grad: float32 (total,) on the engine; half: float16 or bfloat16 copy of the weights in
-        use, or None
+    use, or
+        None
     index: [{"name", "shape", "offset"}], offsets in elements, multiples of 64. The gaps between
     parameters hold zeros and stay zero. trained: number of parameters, without gaps, padding and
     frozen ones; count: with the `fixed` ones that the model holds elsewhere; zeros: names of those

@@ -22,8 +22,8 @@ Parts are runs of the flat buffers, of nearly the same size, and end where a pie
 whole matrices: with it no part begins within one.
 
 SOURCE
-    Rajbhandari et al. 2019, "ZeRO: Memory optimizations toward training trillion parameter models", arXiv:1910.02054,
-    section 5.1 (stage 1, "P_os").
+    Rajbhandari et al. 2019, "ZeRO: Memory optimizations toward training trillion parameter models",
+    arXiv:1910.02054, section 5.1 (stage 1, "P_os").
 """
 
 import bisect
@@ -50,9 +50,10 @@ class Partition:
     communicator: of the ranks (its rank, size and gather_parts); sharded: whether each has a
     separate part
     atoms: [(start, stop)] that no part may divide; both multiples of 64
-    Attributes bounds: rank r has the elements bounds[r] … bounds[r + 1] - 1; first, stop: those of this rank; partials:
-    (P,) the pieces' sums of squares, float32, or float64 without a device; piece_bounds: of them, as bounds; exchange:
-    set by distributed/exchange.py; gathers the parts of all ranks.
+    Attributes bounds: rank r has the elements bounds[r] … bounds[r + 1] - 1; first, stop: those of
+    this rank; partials: (P,) the pieces' sums of squares, float32, or float64 without a device;
+    piece_bounds: of them, as bounds; exchange: set by distributed/exchange.py; gathers the parts of
+    all ranks.
     Raises `UsageError` where a rank would have nothing.
     """
 

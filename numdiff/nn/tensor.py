@@ -1,12 +1,13 @@
 """Tensors and the tape: reverse-mode automatic differentiation on one page.
 
-A `Tensor` is an array (NumPy or device) and, if its gradient is needed, a `Slot` that collects it (slots.py). While a
-`Tape` is active every operation of `functional/` appends one record: the slot of its output, the slots of its inputs,
-and a function from the output's gradient to the inputs' gradients. `tape.backward` plays the list from its end: the
-order is the reverse of execution, always the same, with no graph search and no recursion. Gradients of parameters are
-added into the model's flat gradient buffer by the operations themselves.
-A record holds slots and what its function needs, never tensors; a tensor holds its slot, never the tape. So an
-activation lives until the last record that needs it has been played.
+A `Tensor` is an array (NumPy or device) and, if its gradient is needed, a `Slot` that collects it
+(slots.py). While a `Tape` is active every operation of `functional/` appends one record: the slot
+of its output, the slots of its inputs, and a function from the output's gradient to the inputs'
+gradients. `tape.backward` plays the list from its end: the order is the reverse of execution,
+always the same, with no graph search and no recursion. Gradients of parameters are added into the
+model's flat gradient buffer by the operations themselves.
+A record holds slots and what its function needs, never tensors; a tensor holds its slot, never the
+tape. So an activation lives until the last record that needs it has been played.
 """
 
 import numpy as np
@@ -20,9 +21,12 @@ from .slots import Record, Slot, Slots
 
 class Tensor:
     """An array with an optional gradient.
-    data: NumPy array, DeviceArray, or a `Pair` of two; requires_grad: a leaf, whose `grad` is an array like `data`
-    statistics: the sums that the convolution before it left for a GroupNorm, or None; for a `Pair` a tuple of both
-    owned: the backward of the operation that made it does not need it, so its only reader may overwrite it
+    data: NumPy array, DeviceArray, or a `Pair` of two; requires_grad: a leaf, whose `grad` is an
+    array like `data`
+    statistics: the sums that the convolution before it left for a GroupNorm, or None; for a `Pair`
+    a tuple of both
+    owned: the backward of the operation that made it does not need it, so its only reader may
+    overwrite it
     """
 
     __slots__ = ("data", "slot", "statistics", "owned")
@@ -56,9 +60,11 @@ class Tensor:
 
 class Tape:
     """Records operations while active (`with Tape() as tape:`); `tape.backward(y)` then gives every
-    gradient. It records its own thread. Gradients of parameters are summed in the model, so each
-    thread needs its own copy of it. check_finite: name the first operation whose result or gradient
-    is not finite; slow, since all results are read.
+    gradient.
+    It records its own thread. Gradients of parameters are summed in the model, so each thread needs
+    its own copy of it.
+    check_finite: name the first operation whose result or gradient is not finite; slow, since all
+    results are read.
     """
 
     def __init__(self, check_finite: bool = False):

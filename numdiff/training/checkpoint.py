@@ -9,10 +9,11 @@ WHAT IS IN A FILE
     first, because HDF5 can loop for ever over a file that is damaged in the wrong place
 
 WHAT IS PROMISED
-    A file under its final name is whole: it was written under another name, synced and renamed (`files.py`). So neither
-    a kill nor a full disk damages an older checkpoint, and a reader never meets a half-written one.
-    Later damage by a disk is detected, since a checksum covers every byte, and a damaged file is passed over for the
-    newest valid one.
+    A file under its final name is whole: it was written under another name, synced and renamed
+    (`files.py`). So neither a kill nor a full disk damages an older checkpoint, and a reader never
+    meets a half-written one.
+    Later damage by a disk is detected, since a checksum covers every byte, and a damaged file is
+    passed over for the newest valid one.
 
 A model file made by `numdiff convert` has the same format, with the buffers "parameters" (and
 "ema") only.

@@ -2,9 +2,10 @@
 their own.
 
 RESUMING
-    Latents are computed in blocks of CHUNK pictures. Each finished block is a file in the folder OUT.h5.partial, which
-    also has a description of the call. A second call with the same arguments continues there, on any number of ranks.
-    The last step writes OUT.h5 under a temporary name, renames it, and removes the folder.
+    Latents are computed in blocks of CHUNK pictures. Each finished block is a file in the folder
+    OUT.h5.partial, which also has a description of the call. A second call with the same arguments
+    continues there, on any number of ranks. The last step writes OUT.h5 under a temporary name,
+    renames it, and removes the folder.
 SEVERAL RANKS
     Rank r of R has the blocks r, r + R, …; rank 0 joins them.
 WHAT IS STORED
@@ -61,9 +62,9 @@ def encode_dataset(
     `vae`.
 
     batch: pictures at a time; draw: samples of the latents' distribution instead of its mean
-    flip: the mirrored pictures, too; dtype: "float16" or "float32"; force: replace `out` Under
-    `mpiexec` the ranks share the pictures. Ctrl-C and SIGTERM end after the current block, and the
-    same call continues.
+    flip: the mirrored pictures, too; dtype: "float16" or "float32"; force: replace `out`
+    Under `mpiexec` the ranks share the pictures. Ctrl-C and SIGTERM end after the current block,
+    and the same call continues.
     """
     device = resolve_device(device)
     communicator = connect("auto", device)

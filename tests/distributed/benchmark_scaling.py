@@ -14,8 +14,9 @@ by 5 % with a DiT, so what is timed first would seem faster. What all do togethe
 the sum of what each does by itself.
 
 THE PREDICTION
-    A step of N ranks is a step of one, and the sum of the gradients where nothing hides it: all of it with `peer` and
-    `nccl`, which follow the backward pass; with `mpi` what is longer than the backward, about half of the step.
+    A step of N ranks is a step of one, and the sum of the gradients where nothing hides it: all of
+    it with `peer` and `nccl`, which follow the backward pass; with `mpi` what is longer than the
+    backward, about half of the step.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 torch.optim.Muon orthogonalises in bfloat16, whose digits would hide a mistake: here its
     `bfloat16()` is a double. weight_<i>, gradient_<i> (4, …), after_<i>: start, gradients, and
-    where they end; one wide, one tall, one square rate, decay, momentum: its settings, with
-    adjust_lr_fn="match_rms_adamw"
+    where they end; one wide, one tall, one square
+    rate, decay, momentum: its settings, with adjust_lr_fn="match_rms_adamw"
 """
 
 import pathlib

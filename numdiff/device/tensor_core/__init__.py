@@ -12,10 +12,11 @@ spreads them in just that way, and accumulates their products:
     mma_m16n8k16_into(accumulators, 4, a, (b[2], b[3]))
 
 WORDS AND FRAGMENTS
-    A fragment of float16 or tf32 is a tuple of uint32, each with two float16 (the low half is the first) or one tf32;
-    where it is a single register, a plain uint32. Accumulators are float32: a tuple of four, or (…_into) four
-    neighbours in a `cuda.local.array` of one axis, which a loop can index. Such an array stays in registers as long as
-    every index into it is known once its loops are unrolled.
+    A fragment of float16 or tf32 is a tuple of uint32, each with two float16 (the low half is the
+    first) or one tf32; where it is a single register, a plain uint32. Accumulators are float32: a
+    tuple of four, or (…_into) four neighbours in a `cuda.local.array` of one axis, which a loop can
+    index. Such an array stays in registers as long as every index into it is known once its loops
+    are unrolled.
 
     ldmatrix_x1, _x2, _x4 (address), ldmatrix_x1_trans, …   one, two or four 8 × 8 matrices of 16-bit elements
     mma_m16n8k16(a, b, c)       float16: 4, 2 and 4 registers → 4       mma_m16n8k16_into(accumulators, first, a, b)
@@ -30,14 +31,16 @@ WORDS AND FRAGMENTS
     choose_bytes(a, b, selector)                                any four of their eight bytes
 
 ADDRESSES
-    As in ../async_copy.py: `ldmatrix` takes 32-bit shared addresses (each row of 8 elements starts at a multiple of 16
-    bytes), the loads and stores of words take a contiguous array and an element's index counted over all its axes.
+    As in ../async_copy.py: `ldmatrix` takes 32-bit shared addresses (each row of 8 elements starts
+    at a multiple of 16 bytes), the loads and stores of words take a contiguous array and an
+    element's index counted over all its axes.
 
 ACCUMULATION
-    Products of two float16, or of two tf32, are exact in float32. The emulator adds them to c one by one in the order
-    of k, rounding each sum to the nearest float32. The hardware adds a group of products and c in one step, aligned to
-    the largest of them and truncated (Fasi, Higham, Mikaitis and Pranesh 2021, "Numerical behavior of NVIDIA tensor
-    cores"), so results differ in their last bits. Of tf32 operands the low 13 bits are ignored.
+    Products of two float16, or of two tf32, are exact in float32. The emulator adds them to c one
+    by one in the order of k, rounding each sum to the nearest float32. The hardware adds a group of
+    products and c in one step, aligned to the largest of them and truncated (Fasi, Higham, Mikaitis
+    and Pranesh 2021, "Numerical behavior of NVIDIA tensor cores"), so results differ in their last
+    bits. Of tf32 operands the low 13 bits are ignored.
 
 SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.14.5 (`mma`, `ldmatrix`).
 

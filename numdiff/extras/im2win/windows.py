@@ -2,8 +2,9 @@
 as they do in x.
 
 MATHEMATICS
-    Output pixel (i,j) sees F × F pixels, F = kernel, and (i,j+1) sees most of them again; im2col writes those twice.
-    Written column by column they need not be: the F pixels of a column of the window first, then the next column,
+    Output pixel (i,j) sees F × F pixels, F = kernel, and (i,j+1) sees most of them again; im2col
+    writes those twice. Written column by column they need not be: the F pixels of a column of the
+    window first, then the next column,
               win[b,i,k,u,c] = x[b, i·stride + u - pad, k - pad, c]          zero outside x
               filters[n,v,u,c] = weight[n,u,v,c]                              the weights in the same order
     and pixel (b,i,j)'s window is one slice of F·F·C neighbours, which begins at column k =
@@ -18,7 +19,8 @@ MATHEMATICS
               dy with stride - 1 zeros between its pixels, spread[h,w] = dy[h/stride, w/stride]
               where both divide, else 0; dweight[n,u,v,c] += Σ_p dy[p, n] · window(p)[v,u,c]
 SHAPES
-    as in direct.py; win (B, Ho, (Wo - 1)·stride + kernel, kernel, C), float32, fewer than 2³¹ elements
+    as in direct.py; win (B, Ho, (Wo - 1)·stride + kernel, kernel, C), float32, fewer than 2³¹
+    elements
 VERSIONS
     of the transform: v1 naive: one thread a number.
        v2 vectorised: one thread four channels, by 16-byte loads and stores.
@@ -35,17 +37,18 @@ VERSIONS
        written nowhere else. Of a strided convolution's input gradient 1 - 1/stride² of the products
        are with the zeros; v2 has none of them.
 LAUNCH
-    the transform: one thread a number (v1) or four (v2), 256 a block. The products: as implicit.py's, the same tiles
-    and parts, chosen in the same way, at most 128 registers a thread (ptxas, sm_80 and sm_90a), no spills; 16-byte
-    loads where channels come in fours.
+    the transform: one thread a number (v1) or four (v2), 256 a block. The products: as
+    implicit.py's, the same tiles and parts, chosen in the same way, at most 128 registers a thread
+    (ptxas, sm_80 and sm_90a), no spills; 16-byte loads where channels come in fours.
 DETERMINISM
     as implicit.py: each part writes its own sums, and a second pass adds them in order.
 COST
-    bytes: win is written and read, 4·B·Ho·((Wo - 1)·stride + F)·F·C each way, in addition to what implicit.py moves;
-    FLOPs as in direct.py. Roof: memory for the transform, arithmetic for the products.
+    bytes: win is written and read, 4·B·Ho·((Wo - 1)·stride + F)·F·C each way, in addition to what
+    implicit.py moves; FLOPs as in direct.py. Roof: memory for the transform, arithmetic for the
+    products.
 SOURCE
-    Lu, Chu, Guo and Liu 2023, "Im2win: An Efficient Convolution Paradigm on GPU", arXiv:2306.14316, section 3; with
-    channels innermost: Fu et al. 2024, arXiv:2408.00278.
+    Lu, Chu, Guo and Liu 2023, "Im2win: An Efficient Convolution Paradigm on GPU", arXiv:2306.14316,
+    section 3; with channels innermost: Fu et al. 2024, arXiv:2408.00278.
 READ NEXT
     kernels/conv2d/narrow.py, for when the tiles would be nearly empty.
 """
@@ -270,8 +273,9 @@ def conv2d_forward_kernel_v7(win, filters, bias, y, windows, pixels, N, part_ste
 # Weight gradient ----------------------------------------------------------------------------------
 # As in implicit.py pixels are the inner dimension, eight neighbours of a line a step, and a thread
 # keeps its columns. A line's windows follow one another, and so do the lines, whichever image they
-# are of: nothing else to know. Columns are counted C4 a tap, C rounded up to whole fours, and a tap
-# is (v, u) here; dweight has (u, v).
+# are of: nothing else to know.
+# Columns are counted C4 a tap, C rounded up to whole fours, and a tap is (v, u) here; dweight has
+# (u, v).
 
 
 @cuda.jit(device=True)

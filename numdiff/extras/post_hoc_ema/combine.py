@@ -18,8 +18,7 @@ MATHEMATICS
     The paper leaves Σ x_i, which must be 1 where weights stand still, to the fit, and its code (edm2) divides the
     result by its sum. Here the sum is a condition of the fit, which comes nearest of all x with Σ x_i = 1:
     x = x_b + x_1 · (1 - Σ x_b) / Σ x_1  with A x_b = b, A x_1 = 1.
-    error = ‖p - Σ x_i · p_i‖ / ‖p‖, which follows from A, x and b: what a combination cannot give
-    is refused by it
+    error = ‖p - Σ x_i · p_i‖ / ‖p‖, which follows from A, x and b: what a combination cannot give is refused by it
 SOURCE
     Karras et al. 2024, arXiv:2312.02696, section 3.2 and appendix C (algorithm 3).
 """

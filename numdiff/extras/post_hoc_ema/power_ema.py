@@ -13,11 +13,11 @@ MATHEMATICS
     The width of a profile is its standard deviation relative to t:  σ_rel² = (γ + 1) / ((γ + 2)² · (γ + 3)).
     Nothing changes where gradient_norm is not finite; updates that were skipped do not count.
 SHAPES
-    ema (K, n) float32, weight (n,) float32, exponents (K,) float32 = γ_k + 1; updates (1,) uint32 = t, this update
-    included; gradient_norm (1,) float32
+    ema (K, n) float32, weight (n,) float32, exponents (K,) float32 = γ_k + 1; updates (1,) uint32 =
+    t, this update included; gradient_norm (1,) float32
 VERSIONS
-    v1 naive: one thread an element of the weights, which it reads once for all K averages; v2 vectorised: one thread
-    four, by 16-byte loads and stores.
+    v1 naive: one thread an element of the weights, which it reads once for all K averages; v2
+    vectorised: one thread four, by 16-byte loads and stores.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM
@@ -25,8 +25,9 @@ DETERMINISM
 COST
     bytes: 4 n + 8 K n; FLOPs 3 K n. Roof: memory bandwidth.
 SOURCE
-    Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models", arXiv:2312.02696,
-    section 3.1: eq. 2 (profile), eq. 3 (width), and the update's β; its appendix C derives them.
+    Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models",
+    arXiv:2312.02696, section 3.1: eq. 2 (profile), eq. 3 (width), and the update's β; its appendix
+    C derives them.
 READ NEXT
     combine.py, which makes an average of another width of these.
 """

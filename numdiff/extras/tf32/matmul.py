@@ -1,9 +1,9 @@
 """Matmul of float32 on the tensor cores of every GPU from sm_80 on, by way of tf32.
 
 WHAT IS NEW, AND WHY IT PAYS
-    tf32 is float32 with 10 of its 23 mantissa bits. mma.m16n8k8 multiplies 16 × 8 by 8 × 8 of it, 1024 multiply-adds
-        an instruction of a warp where rung 4 has 32, and sums in float32. PyTorch's
-        convolutions do the same by default.
+    tf32 is float32 with 10 of its 23 mantissa bits. mma.m16n8k8 multiplies 16 × 8 by 8 × 8 of it,
+        1024 multiply-adds an instruction of a warp where rung 4 has 32, and sums in float32.
+        PyTorch's convolutions do the same by default.
     Memory holds float32, and so do the tiles; each number is rounded to the nearest tf32 when a
         warp has it in a register. A tensor core by itself truncates: then all numbers would err
         towards zero, by up to twice as much.
@@ -11,9 +11,9 @@ WHAT IS NEW, AND WHY IT PAYS
         4096 products. With 64 × 32, as in float16, the loads from shared memory would take as long
         as the products.
 TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
-    A step brings 16 of k. Lane l = 4·g + x holds, of an operand's sixteen rows (of A, or columns of B), the two
-    neighbours 2g and 2g + 1, at k = x and x + 4. A product does not care which row is called which; the result's rows
-    and columns just change places in the same way, see EPILOGUE.
+    A step brings 16 of k. Lane l = 4·g + x holds, of an operand's sixteen rows (of A, or columns of
+    B), the two neighbours 2g and 2g + 1, at k = x and x + 4. A product does not care which row is
+    called which; the result's rows and columns just change places in the same way, see EPILOGUE.
         along k          rows of 16 k, 64 bytes. ldmatrix serves numbers of 32 bits as it serves pairs of 16. Of sixteen
                          rows the even ones come first, then the odd ones; chunk c (16 bytes) of place p is at
                          c ^ (p / 2 % 4). The eight addresses of a matrix then meet all banks.
@@ -21,24 +21,28 @@ TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
                          neighbours, 8 bytes each; chunk c of row k is at c ^ (k % 4 · 2), and half a warp's sixteen
                          pairs meet all banks.
 EPILOGUE
-    Of fragments 2J and 2J + 1 of accumulators, a lane has columns 4x … 4x + 3 of 16·J …, in rows 2g and 2g + 1: each
-    four are written as 16 bytes. alpha · sum + bias + `added` (the residual, or what C held).
+    Of fragments 2J and 2J + 1 of accumulators, a lane has columns 4x … 4x + 3 of 16·J …, in rows 2g
+    and 2g + 1: each four are written as 16 bytes. alpha · sum + bias + `added` (the residual, or
+    what C held).
 LAUNCH
-    grid (tiles of C, slices of K or inner batch, outer batch), 128 threads, 24 to 48 KiB of shared memory in three
-    stages. Two blocks of 128 × 128 share a multiprocessor. A sum over K in slices: partial sums, and `add_partials`.
+    grid (tiles of C, slices of K or inner batch, outer batch), 128 threads, 24 to 48 KiB of shared
+    memory in three stages. Two blocks of 128 × 128 share a multiprocessor. A sum over K in slices:
+    partial sums, and `add_partials`.
 NEEDS
     as rung 4: extents and distances along the operands' rows that are multiples of 4.
 ACCURACY
-    an operand errs by up to 2⁻¹¹; of normal random matrices the result errs by 3e-4 in the 2-norm, whatever K is. The
-    tests hold it below 5e-4.
+    an operand errs by up to 2⁻¹¹; of normal random matrices the result errs by 3e-4 in the 2-norm,
+    whatever K is. The tests hold it below 5e-4.
 DETERMINISM
     one warp sums each output in the order of k; slices are added in their order.
 COST
-    as kernels/matmul/reference.py. A step brings 16 KiB for 2 · 128 · 128 · 16 FLOPs: 32 FLOPs a byte of the L2 cache,
-    and for 64 mma a warp has some 270 to 300 instructions. Roofs: the L2 cache and the rate of mma.sync, close.
+    as kernels/matmul/reference.py. A step brings 16 KiB for 2 · 128 · 128 · 16 FLOPs: 32 FLOPs a
+    byte of the L2 cache, and for 64 mma a warp has some 270 to 300 instructions. Roofs: the L2
+    cache and the rate of mma.sync, close.
 SOURCE
-    PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix); the rounding: Dekker 1971, "A Floating-Point
-    Technique for Extending the Available Precision", Numerische Mathematik 18, section 5, with two fused multiply-adds.
+    PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix); the rounding: Dekker 1971,
+    "A Floating-Point Technique for Extending the Available Precision", Numerische Mathematik 18,
+    section 5, with two fused multiply-adds.
 READ NEXT
     conv2d/, which gathers a convolution's tiles and multiplies them with the functions here.
 """

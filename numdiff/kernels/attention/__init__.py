@@ -21,21 +21,22 @@ order.
 
 
 SHAPES
-    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1, v3, v5); logsumexp
-    (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, with v3 also 128, and unfused.py takes all
-    others.
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1,
+    v3, v5); logsumexp (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, with v3
+    also 128, and unfused.py takes all others.
 COST
-    forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear
-    in T, where unfused.py writes and reads T² probabilities several times. Roof: arithmetic. Of the instructions in
-    the loops of v2, as compiled for sm_90a, 74, 83 and 82 % are multiply-adds forward, 74, 81 and 80 % backward (HS 32,
-    64, 72): v2 can reach no larger share of a GPU's float32 peak. In addition, reading shared memory takes 72, 56 and
-    59 % of the multiply-adds' time forward, 98, 80 and 88 % backward.
-    v3, HS 64, 16 queries and 64 keys forward: 64 mma, and 16 loads of fragments where 32 queries share them; 1024
-    powers of two, which take as long as 40 mma. v4: 128 mma of tf32, half as large, and 128 of bfloat16, each of which
-    takes as long as one of v3's.
+    forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that
+    have to move are linear in T, where unfused.py writes and reads T² probabilities several times.
+    Roof: arithmetic. Of the instructions in the loops of v2, as compiled for sm_90a, 74, 83 and 82
+    % are multiply-adds forward, 74, 81 and 80 % backward (HS 32, 64, 72): v2 can reach no larger
+    share of a GPU's float32 peak. In addition, reading shared memory takes 72, 56 and 59 % of the
+    multiply-adds' time forward, 98, 80 and 88 % backward. v3, HS 64, 16 queries and 64 keys
+    forward: 64 mma, and 16 loads of fragments where 32 queries share them; 1024 powers of two,
+    which take as long as 40 mma. v4: 128 mma of tf32, half as large, and 128 of bfloat16, each of
+    which takes as long as one of v3's.
 SOURCE
-    Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention", arXiv:2205.14135; Dao 2023,
-    "FlashAttention-2", arXiv:2307.08691.
+    Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention", arXiv:2205.14135;
+    Dao 2023, "FlashAttention-2", arXiv:2307.08691.
 READ NEXT
     reference.py
 """

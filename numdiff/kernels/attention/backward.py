@@ -1,28 +1,30 @@
 """Flash attention backward, rung 2: one kernel for dq, dk and dv, five products instead of seven.
 
 WHAT IS NEW, AND WHY IT PAYS
-    Rung 1 computes P and dP twice, once for the threads that sum over keys and once for those that sum over queries.
-    Here one block does both: it takes a tile of 64 keys through all queries, keeps the tile's dk and dv in registers,
-    and adds the tile's share of dq to dq in memory. To do that without atomics, one block has a head's keys all to
-    itself, or a fixed part of them, a tile after the other: then the same thread always adds to an element of dq. Where
-    B · heads blocks are too few to fill a GPU, the keys of a head are cut into chunks, each with its own dq, and a
-    second kernel adds the chunks' dq in order (as ../matmul/split_k.py does). There are at most 16 of them, so memory
-    stays linear in T.
+    Rung 1 computes P and dP twice, once for the threads that sum over keys and once for those that
+    sum over queries. Here one block does both: it takes a tile of 64 keys through all queries,
+    keeps the tile's dk and dv in registers, and adds the tile's share of dq to dq in memory. To do
+    that without atomics, one block has a head's keys all to itself, or a fixed part of them, a tile
+    after the other: then the same thread always adds to an element of dq. Where B · heads blocks
+    are too few to fill a GPU, the keys of a head are cut into chunks, each with its own dq, and a
+    second kernel adds the chunks' dq in order (as ../matmul/split_k.py does). There are at most 16
+    of them, so memory stays linear in T.
 THE ROUND of a block, for 64 keys and 64 queries, a warp 16 queries
-    S = q·kᵀ, P = 2^(S·log₂e/√HS − L·log₂e) and dP = dy·vᵀ, dS = P (dP − D): 4 × 8 each in a thread's registers
-    P and dS go to shared memory; a barrier, for the next two sum over queries, and those are other warps'
-    dv += Pᵀ·dy and dk += dSᵀ·q: rows are positions of keys (patches.py), a warp 16 of them, a thread 4 × HS / 8
-    dq += dS·k: a warp's own 16 queries, a thread 4 × HS / 8
+    S = q·kᵀ, P = 2^(S·log₂e/√HS − L·log₂e) and dP = dy·vᵀ, dS = P (dP − D): 4 × 8 each in a
+    thread's registers P and dS go to shared memory; a barrier, for the next two sum over queries,
+    and those are other warps' dv += Pᵀ·dy and dk += dSᵀ·q: rows are positions of keys (patches.py),
+    a warp 16 of them, a thread 4 × HS / 8 dq += dS·k: a warp's own 16 queries, a thread 4 × HS / 8
     Of each product 12 loads of 16 bytes feed 128 multiply-adds (HS 32: 8 feed 64, in the last
     three).
 LAUNCH
-    grid (chunks, heads, B), 128 threads. Dynamic shared memory, KiB: k, v, q, dy, P, dS, L and D, for HS 32, 64, 72:
-    70.5, 102.5, 110.5.
+    grid (chunks, heads, B), 128 threads. Dynamic shared memory, KiB: k, v, q, dy, P, dS, L and D,
+    for HS 32, 64, 72: 70.5, 102.5, 110.5.
 DETERMINISM
-    as said: each number is summed by one thread in the order of the loops, and chunks are added in order. The number of
-    chunks depends on the shape and on the GPU's multiprocessors.
+    as said: each number is summed by one thread in the order of the loops, and chunks are added in
+    order. The number of chunks depends on the shape and on the GPU's multiprocessors.
 SOURCE
-    reference.py; the order of the loops: Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 4.
+    reference.py; the order of the loops: Dao et al. 2022, "FlashAttention", arXiv:2205.14135,
+    algorithm 4.
 READ NEXT
     fragments.py
 """

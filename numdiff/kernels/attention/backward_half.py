@@ -2,16 +2,19 @@
 kernel.
 
 WHAT IS NEW, AND WHY IT PAYS
-    A block has up to 256 keys, a warp 16 or 32 of them, and the queries pass by in tiles of 64. S and dP are computed
-    transposed, a row for each key and a column for each query: then the accumulators of Pᵀ and dSᵀ, packed, are the
-    left sides of dv += Pᵀ·dy and dk += dSᵀ·q in the warp's own registers, where dk and dv, too, stay to the end.
-    Only dq sums over keys, which are spread over the warps. So dSᵀ goes to shared memory, and after a barrier each warp
-    sums dS·k over all keys of the block, for 16 queries and its part of the columns.
-    If the block has all keys of the image (T ≤ 256), that is dq, and it is written once, as float16. Otherwise each
-    chunk of keys has a float32 dq of its own, and backward.py's second kernel adds the chunks in order. The other way
-    to avoid atomics, one kernel for dq and one for dk and dv, computes S and dP twice: 7 products instead of 5. A
-    chunk's dq costs 8 bytes for each 5·256·2 FLOPs: less than a third of the time of two more products, and nothing for
-    the lengths that image models have.
+    A block has up to 256 keys, a warp 16 or 32 of them, and the queries pass by in tiles of 64. S
+    and dP are computed transposed, a row for each key and a column for each query: then the
+    accumulators of Pᵀ and dSᵀ, packed, are the left sides of dv += Pᵀ·dy and dk += dSᵀ·q in the
+    warp's own registers, where dk and dv, too, stay to the end.
+    Only dq sums over keys, which are spread over the warps. So dSᵀ goes to shared memory, and after
+    a barrier each warp sums dS·k over all keys of the block, for 16 queries and its part of the
+    columns.
+    If the block has all keys of the image (T ≤ 256), that is dq, and it is written once, as
+    float16. Otherwise each chunk of keys has a float32 dq of its own, and backward.py's second
+    kernel adds the chunks in order. The other way to avoid atomics, one kernel for dq and one for
+    dk and dv, computes S and dP twice: 7 products instead of 5. A chunk's dq costs 8 bytes for each
+    5·256·2 FLOPs: less than a third of the time of two more products, and nothing for the lengths
+    that image models have.
     A block that has all keys of its head also computes the sums D of dy · y, while the first tiles
     are in flight: no separate kernel reads both arrays for them, and dy's second reading comes from
     the L2 cache.
@@ -26,14 +29,15 @@ TWO BARRIERS A TILE. Before the first dS is stored no warp may read the dS of th
 PARTIAL dq is stored as a lane has it, two numbers each of two neighbouring fragments: 16 bytes, no
     shuffles. A second kernel adds the chunks and restores the order of columns.
 LAUNCH
-    grid (chunks, heads, B). A block has 64 keys (4 warps, one fragment of keys each), 128 (4 warps, two; for HS 128
-    8 warps, one) or 256 (8 warps, two): the most for which the card has the shared memory. That is dynamic, in KiB, for
-    HS 32 and 64, 72: 40 and 64 (64 keys), 91 (128), 97 and 145 (256); for HS 128, with tiles of 32 queries, 74 (64
-    keys) and 113 (128).
+    grid (chunks, heads, B). A block has 64 keys (4 warps, one fragment of keys each), 128 (4 warps,
+    two; for HS 128 8 warps, one) or 256 (8 warps, two): the most for which the card has the shared
+    memory. That is dynamic, in KiB, for HS 32 and 64, 72: 40 and 64 (64 keys), 91 (128), 97 and 145
+    (256); for HS 128, with tiles of 32 queries, 74 (64 keys) and 113 (128).
 DETERMINISM
     each number is summed by one warp in the order of the loops, and chunks are added in order.
 SOURCE
-    reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section 9.7.14.5.
+    reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section
+    9.7.14.5.
 READ NEXT
     tf32_bf16.py: float32 on the same tensor cores, from two products.
 """

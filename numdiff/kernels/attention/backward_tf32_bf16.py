@@ -2,23 +2,25 @@
 one.
 
 WHAT IS NEW, AND WHY IT PAYS
-    backward_half.py with the products of tf32_bf16.py. A warp has 16 keys, a block 64, and queries pass by in tiles of
-    32, so that S and dP of a tile are 16 numbers each in a lane. As in backward.py, each block adds its share of dq to
-    dq in memory, or to its chunk's, always the same thread to the same number.
-    One warp alone keeps the tensor cores busy for less than half of its time: the rest goes into splitting numbers,
-    barriers and waiting. So a multiprocessor gets three small blocks (four for HS 32), which are seldom at the same
-    point. That takes at most 168 registers (128) and one stage of q and dy: the next tile travels while dq is
-    computed, and so does the dq that is added to.
+    backward_half.py with the products of tf32_bf16.py. A warp has 16 keys, a block 64, and queries
+    pass by in tiles of 32, so that S and dP of a tile are 16 numbers each in a lane. As in
+    backward.py, each block adds its share of dq to dq in memory, or to its chunk's, always the same
+    thread to the same number.
+    One warp alone keeps the tensor cores busy for less than half of its time: the rest goes into
+    splitting numbers, barriers and waiting. So a multiprocessor gets three small blocks (four for
+    HS 32), which are seldom at the same point. That takes at most 168 registers (128) and one stage
+    of q and dy: the next tile travels while dq is computed, and so does the dq that is added to.
     dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of
     each eight in columns x and x + 4, the order in which k is read (tf32_bf16.py).
     k and v are split again for every tile: their fragments would take all registers.
 LAUNCH
-    grid (chunks, heads, B), 4 warps. Dynamic shared memory, KiB: k and v; q, dy, L and D; dS: for HS 32, 64, 72:
-    36, 60, 66.
+    grid (chunks, heads, B), 4 warps. Dynamic shared memory, KiB: k and v; q, dy, L and D; dS: for
+    HS 32, 64, 72: 36, 60, 66.
 DETERMINISM
     as backward_half.py.
 SOURCE
-    tf32_bf16.py; reference.py; the loops' order: Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithm 4.
+    tf32_bf16.py; reference.py; the loops' order: Dao et al. 2022, "FlashAttention",
+    arXiv:2205.14135, algorithm 4.
 READ NEXT
     launcher.py
 """

@@ -1,23 +1,29 @@
 """Flash attention forward, rung 2: 64 scores and 64 outputs in each thread's registers.
 
 WHAT IS NEW, AND WHY IT PAYS
-    A warp owns 32 queries, a thread 8 of them (4y … 4y+3 and 16+4y …). Of a tile of 64 keys the thread computes 8 × 8
-    scores, of the outputs 8 × 4, 8 × 8 or 8 × 9 (patches.py). 16 loads of 16 bytes feed 256 multiply-adds (HS 32: 12
-    feed 128, in the outputs), where rung 1 needs two loads for each.
+    A warp owns 32 queries, a thread 8 of them (4y … 4y+3 and 16+4y …). Of a tile of 64 keys the
+    thread computes 8 × 8 scores, of the outputs 8 × 4, 8 × 8 or 8 × 9 (patches.py). 16 loads of 16
+    bytes feed 256 multiply-adds (HS 32: 12 feed 128, in the outputs), where rung 1 needs two loads
+    for each.
     The online softmax is done once a tile, not once a key: the maximum of a row's 64 scores is
     found by its 8 threads (8 scores each, then three shuffles), then one correction of l and o,
     then 64 exponentials. Each thread sums its own share of l to the end, and only then the 8 shares
-    are added: a correction is the same for all of them. The next tiles of k and v are in flight
-    from memory, into registers, while the outputs are computed. Exponentials are powers of two,
-    which the hardware has: q is multiplied by log₂e / √HS as it is loaded. Scores reach the second
-    product through shared memory, but only threads of one warp share them: no barrier.
+    are added: a correction is the same for all of them.
+    The next tiles of k and v are in flight from memory, into registers, while the outputs are
+    computed.
+    Exponentials are powers of two, which the hardware has: q is multiplied by log₂e / √HS as it is
+    loaded.
+    Scores reach the second product through shared memory, but only threads of one warp share them:
+    no barrier.
 LAUNCH
-    grid (ceil(T / queries), heads, B); a block is 4 warps for 128 queries, or 2 for 64, if those fit T better. Dynamic
-    shared memory, KiB: q, k, v and scores, for HS 32, 64, 72: 70, 102, 110 (4 warps) and 44, 68, 74.5 (2 warps).
+    grid (ceil(T / queries), heads, B); a block is 4 warps for 128 queries, or 2 for 64, if those
+    fit T better. Dynamic shared memory, KiB: q, k, v and scores, for HS 32, 64, 72: 70, 102, 110 (4
+    warps) and 44, 68, 74.5 (2 warps).
 DETERMINISM
     which thread adds which products, and in which order, depends on T and HS alone.
 SOURCE
-    reference.py; the order of the loops, queries outside: Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 1.
+    reference.py; the order of the loops, queries outside: Dao 2023, "FlashAttention-2",
+    arXiv:2307.08691, algorithm 1.
 READ NEXT
     backward.py
 """

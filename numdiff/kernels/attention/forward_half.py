@@ -1,16 +1,19 @@
 """Flash attention forward, rung 3: float16 on the tensor cores of every GPU from sm_80 on.
 
 WHAT IS NEW, AND WHY IT PAYS
-    Both products are mma.sync, 2048 multiply-adds an instruction, float32 accumulators (fragments.py). A warp owns 16
-    or 32 queries: q's fragments stay in its registers, and a fragment of k or v from shared memory serves all of them.
-    Probabilities never leave the registers: the accumulators of S are packed as the left side of P·v.
-    cp.async brings the next tile of k and v into the other of two stages while this one is multiplied.
-    Outputs are multiplied by 2^(old maximum − new) only where a maximum of the warp has grown, seldom after some tiles.
-    What is left is the softmax. For each score: one multiply-add, one power of two, one addition, half a conversion;
-    maxima and sums of a row go through two shuffles, for only four lanes share it.
+    Both products are mma.sync, 2048 multiply-adds an instruction, float32 accumulators
+    (fragments.py). A warp owns 16 or 32 queries: q's fragments stay in its registers, and a
+    fragment of k or v from shared memory serves all of them. Probabilities never leave the
+    registers: the accumulators of S are packed as the left side of P·v. cp.async brings the next
+    tile of k and v into the other of two stages while this one is multiplied.
+    Outputs are multiplied by 2^(old maximum − new) only where a maximum of the warp has grown,
+    seldom after some tiles. What is left is the softmax. For each score: one multiply-add, one
+    power of two, one addition, half a conversion; maxima and sums of a row go through two shuffles,
+    for only four lanes share it.
 LAUNCH
-    grid (ceil(T / queries), heads, B), 4 warps for 64 or 128 queries. Dynamic shared memory, KiB: q and two stages of
-    k and v; 64 queries: 25 (HS 32), 45 or 51 (HS 128, tiles of 32 keys); 128: 30, 54 or 68.
+    grid (ceil(T / queries), heads, B), 4 warps for 64 or 128 queries. Dynamic shared memory, KiB: q
+    and two stages of k and v; 64 queries: 25 (HS 32), 45 or 51 (HS 128, tiles of 32 keys); 128: 30,
+    54 or 68.
 ACCURACY
     q, k, v and P are float16, S, m, l and o float32.
 DETERMINISM

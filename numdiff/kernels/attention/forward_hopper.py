@@ -1,17 +1,20 @@
 """Flash attention forward, rung 5: Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
-    wgmma multiplies 64 queries by 128 keys straight from shared memory, where rung 3 issues 64 times as many mma.sync
-    and loads fragments for them. Its accumulators are laid out in the registers as those of mma.sync are, so that
-    probabilities, packed, are again the left side of the next product (fragments.py).
-    One thread, of a warpgroup that otherwise does nothing, loads q, k and v by TMA (hopper_tiles.py): for the next
-    tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, this kernel is
-    limited by memory, which therefore must never be idle.
+    wgmma multiplies 64 queries by 128 keys straight from shared memory, where rung 3 issues 64
+    times as many mma.sync and loads fragments for them. Its accumulators are laid out in the
+    registers as those of mma.sync are, so that probabilities, packed, are again the left side of
+    the next product (fragments.py).
+    One thread, of a warpgroup that otherwise does nothing, loads q, k and v by TMA
+    (hopper_tiles.py): for the next tiles, and for the next head, while this one is computed. With
+    256 tokens, as image models have them, this kernel is limited by memory, which therefore must
+    never be idle.
     Each of two consumers has 64 queries. While one computes a softmax, the other multiplies. Within
     a consumer, too, the two overlap: the scores of the next keys and the outputs of those before
     are issued together, and the next softmax begins while the outputs are still being computed.
 A UNIT is 128 queries of a head, which see k and v in tiles of 128 tokens. A block takes every
-gridDim-th unit. LAUNCH
+gridDim-th unit.
+LAUNCH
     grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: four stages of k and
     v, two of q; for HS
     32, 64, 72: 80, 160, 182. Compiled for 168 registers a thread, of which the producer keeps 40
@@ -23,7 +26,8 @@ ACCURACY
 DETERMINISM
     one warpgroup sums a query's outputs in the order of the keys.
 SOURCE
-    reference.py; Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, sections 3.1 and 3.2; PTX ISA, section 9.7.15.
+    reference.py; Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, sections 3.1 and 3.2; PTX
+    ISA, section 9.7.15.
 READ NEXT
     backward_hopper/
 """

@@ -1,12 +1,14 @@
 """Flash attention forward, rung 4: float32 on the tensor cores, two mma for one.
 
 WHAT IS NEW, AND WHY IT PAYS
-    forward_half.py with the products of tf32_bf16.py. A warp owns 16 queries; q is read from shared memory again for
-    each tile of keys, for its fragments would fill the registers that the outputs need.
-    A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels while q·kᵀ is
-    computed, the next k while P·v is. So three blocks find room on a multiprocessor.
+    forward_half.py with the products of tf32_bf16.py. A warp owns 16 queries; q is read from shared
+    memory again for each tile of keys, for its fragments would fill the registers that the outputs
+    need.
+    A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels
+    while q·kᵀ is computed, the next k while P·v is. So three blocks find room on a multiprocessor.
 LAUNCH
-    grid (ceil(T / 64), heads, B), 4 warps. Dynamic shared memory, KiB: q, k and v, for HS 32, 64, 72: 27, 51, 57.
+    grid (ceil(T / 64), heads, B), 4 warps. Dynamic shared memory, KiB: q, k and v, for HS 32, 64,
+    72: 27, 51, 57.
 DETERMINISM
     one warp sums a query's outputs in the order of the keys.
 SOURCE

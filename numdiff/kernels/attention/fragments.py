@@ -2,16 +2,18 @@
 memory.
 
 A TILE
-    has a row of HS numbers for each token, and 16 bytes or more after it, so that a row begins an odd number of chunks
-    (16 bytes) after the one before: the eight rows of an ldmatrix are then in eight different groups of four banks,
-    whether they are read along the row or, with `.trans`, across. No swizzle is needed, and every fragment is at a
-    constant distance from one of two addresses that a lane computes once:
+    has a row of HS numbers for each token, and 16 bytes or more after it, so that a row begins an
+    odd number of chunks (16 bytes) after the one before: the eight rows of an ldmatrix are then in
+    eight different groups of four banks, whether they are read along the row or, with `.trans`,
+    across. No swizzle is needed, and every fragment is at a constant distance from one of two
+    addresses that a lane computes once:
         by_row     row l % 16, chunk l / 16                        A stored (M, K); B stored (K, N), with .trans
         by_chunk   row l % 8 + 8·(l / 16), chunk l / 8 % 2         B stored (N, K); A stored (K, M), with .trans
     l is the lane. For HS 72, 64 of it make four products of 16 deep, the rest one of 8 (m16n8k8).
 ACCUMULATORS AS OPERANDS
-    Where the accumulators of an m16n8 are, two neighbours of row l / 4 and two of the row 8 below, is where an operand
-    A of float16 has its numbers. So the scores, rounded and packed, are the left side of the next product.
+    Where the accumulators of an m16n8 are, two neighbours of row l / 4 and two of the row 8 below,
+    is where an operand A of float16 has its numbers. So the scores, rounded and packed, are the
+    left side of the next product.
 SOURCE
     PTX ISA, section 9.7.14.5; ../../emulator/fragments.py.
 READ NEXT

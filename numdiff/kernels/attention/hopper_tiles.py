@@ -1,10 +1,10 @@
 """Tiles of float16 for wgmma: how TMA loads them, and how descriptors describe them.
 
 A TILE
-    has a row of HS numbers for each token. The first 64 of them (32 for HS 32) are a row of 128 (64) bytes in shared
-    memory, with a swizzle of the same width; the last 8 of HS 72, its ninth chunk, are in a separate part after all
-    rows, 16 bytes a token, without a swizzle. TMA sees qkv as (B, T, channels): tokens beyond an image's last one
-    arrive as zeros, and are not written.
+    has a row of HS numbers for each token. The first 64 of them (32 for HS 32) are a row of 128
+    (64) bytes in shared memory, with a swizzle of the same width; the last 8 of HS 72, its ninth
+    chunk, are in a separate part after all rows, 16 bytes a token, without a swizzle. TMA sees qkv
+    as (B, T, channels): tokens beyond an image's last one arrive as zeros, and are not written.
 EITHER WAY ROUND
     One descriptor serves both kinds of products, those that sum over HS (q·kᵀ) and those with HS columns (P·v):
         along HS    16 numbers further are 32 bytes further

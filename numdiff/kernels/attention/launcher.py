@@ -2,13 +2,14 @@
 
 THE CHOICES
     version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: 4 from sm_80 on, else 2.
-               Each only where a block may have the shared memory; the last resort is 1. unfused.py
-               computes the head sizes that have no kernels here
+               Each only where a block may have the shared memory; the last resort is 1. unfused.py computes the
+               head sizes that have no kernels here
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
                64 or 256 keys, 128 for heads of 128, version 5 of 256
 LAYOUT
-    q of a head starts `head_step` after that of the head before; its k is `part` after q, its v `part` after k.
+    q of a head starts `head_step` after that of the head before; its k is `part` after q, its v
+    `part` after k.
 SOURCE
     the project's own; comments next to the choices give their costs.
 READ NEXT

@@ -2,30 +2,34 @@
 registers.
 
 THE PATCH
-    Four rows of four sums, a tuple of four tuples: 16 registers. Every product of the attention comes down to one of
-    two steps, both over four values of the inner index, so that all that is read comes 16 bytes at a time:
+    Four rows of four sums, a tuple of four tuples: 16 registers. Every product of the attention
+    comes down to one of two steps, both over four values of the inner index, so that all that is
+    read comes 16 bytes at a time:
         dots       s_ij += Σ_d a_id b_jd     a and b are rows: each 16-byte load brings four d of a row
         combine    o_ic += Σ_p a_ip b_pc     b_p is a row of which the thread owns four columns c
     So no tile is ever transposed: where a product needs the transpose of a matrix, it uses the
     other step.
 THE WARP
-    32 threads as 4 × 8, (y, x). Along rows a thread owns 4y … 4y+3. Along a head's columns it owns 4x … 4x+3, then
-    32+4x … 32+4x+3 where HS is 64 or 72, and 64+x where HS is 72. Which keys it owns, `dots` leaves free to choose: x,
-    x+8, x+16 and x+24, so that eight threads read eight neighbouring rows.
+    32 threads as 4 × 8, (y, x). Along rows a thread owns 4y … 4y+3. Along a head's columns it owns
+    4x … 4x+3, then 32+4x … 32+4x+3 where HS is 64 or 72, and 64+x where HS is 72. Which keys it
+    owns, `dots` leaves free to choose: x, x+8, x+16 and x+24, so that eight threads read eight
+    neighbouring rows.
 LANES
-    x is lane / 2 % 8, y is lane % 2 + 2 · (lane / 16). Shared memory serves 16-byte loads to half a warp at a time, and
-    in one cycle if the half reads at most 128 bytes in different banks and each two neighbours (lanes 2i, 2i+1, or
-    lanes apart by 2) want the same 16. With this order both kinds of load do: along x eight different addresses for two
-    lanes each, along y two for eight lanes each.
+    x is lane / 2 % 8, y is lane % 2 + 2 · (lane / 16). Shared memory serves 16-byte loads to half a
+    warp at a time, and in one cycle if the half reads at most 128 bytes in different banks and each
+    two neighbours (lanes 2i, 2i+1, or lanes apart by 2) want the same 16. With this order both
+    kinds of load do: along x eight different addresses for two lanes each, along y two for eight
+    lanes each.
 THE BANKS
-    Rows of a tile are HS + 4 numbers apart. Then neighbouring rows start 4, 4 or 12 banks apart (HS 32, 64, 72): eight
-    of them are in different banks, and so are rows 4y and 4(y+1).
+    Rows of a tile are HS + 4 numbers apart. Then neighbouring rows start 4, 4 or 12 banks apart (HS
+    32, 64, 72): eight of them are in different banks, and so are rows 4y and 4(y+1).
 POSITIONS
-    Scores go to shared memory as 16-byte stores: a row's scores for keys x, x+8, x+16, x+24 side by side. So position
-    p of a row of scores belongs to key 8 · (p % 4) + p / 4 of its 32, and a loop over the positions in order
-    reads the keys' rows in that order (`key_row`).
+    Scores go to shared memory as 16-byte stores: a row's scores for keys x, x+8, x+16, x+24 side by
+    side. So position p of a row of scores belongs to key 8 · (p % 4) + p / 4 of its 32, and a loop
+    over the positions in order reads the keys' rows in that order (`key_row`).
 SOURCE
-    Volkov and Demmel, SC 2008 (outer products in registers); 16-byte accesses: PTX ISA, section 9.7.9.
+    Volkov and Demmel, SC 2008 (outer products in registers); 16-byte accesses: PTX ISA, section
+    9.7.9.
 READ NEXT
     forward.py
 """

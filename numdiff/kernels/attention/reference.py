@@ -9,14 +9,15 @@ MATHEMATICS, for each image and head, q k v y dy (T, HS), rows i over queries, c
     one number a row (`logsumexp`), is all that has to be kept of the T × T probabilities: with it
     any P_ij can be computed again from q_i and k_j alone.
 THE ONLINE SOFTMAX
-    Keys come in tiles. After some of them a row has m, the largest S so far, l = Σ e^(S − m) and o = Σ e^(S − m) v. A
-    tile that raises the maximum to m' first multiplies l and o by e^(m − m'). In the end y = o / l and L = m + ln l.
+    Keys come in tiles. After some of them a row has m, the largest S so far, l = Σ e^(S − m) and o
+    = Σ e^(S − m) v. A tile that raises the maximum to m' first multiplies l and o by e^(m − m'). In
+    the end y = o / l and L = m + ln l.
 SHAPES
-    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); logsumexp (B, heads, T)
-    the channels of qkv are [head][q, k, v][HS] in order "legacy", [q, k, v][head][HS] in order "new"
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); logsumexp (B, heads, T) the channels of qkv are
+    [head][q, k, v][HS] in order "legacy", [q, k, v][head][HS] in order "new"
 SOURCE
-    Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithms 1 and 4; the online softmax: Milakov and Gimelshein
-    2018, arXiv:1805.02867, algorithm 3.
+    Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithms 1 and 4; the online softmax:
+    Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3.
 READ NEXT
     simple.py, the first kernels.
 """

@@ -2,17 +2,21 @@
 memory.
 
 WHAT IT DOES
-    Forward: a thread keeps one query's q and o, with its running maximum m and sum l (the online softmax of
-    reference.py). The block loads a tile of keys and values into shared memory, every thread takes its row through the
-    whole tile, and the next tile comes. Nothing of size T × T exists anywhere.
-    Backward: three kernels. Row sums D_i = dy_i·y_i; then one whose threads own queries and sum dq over the keys that
-    pass by; then one whose threads own keys and sum dk and dv over the queries that pass by. The second and the third
-    both compute P and dP: the price for keeping every sum in one thread, without atomics.
+    Forward: a thread keeps one query's q and o, with its running maximum m and sum l (the online
+    softmax of reference.py). The block loads a tile of keys and values into shared memory, every
+    thread takes its row through the whole tile, and the next tile comes. Nothing of size T × T
+    exists anywhere.
+    Backward: three kernels. Row sums D_i = dy_i·y_i; then one whose threads own queries and sum dq
+    over the keys that pass by; then one whose threads own keys and sum dk and dv over the queries
+    that pass by. The second and the third both compute P and dP: the price for keeping every sum in
+    one thread, without atomics.
 WHY IT IS SLOW
-    A thread's rows of HS numbers are too many for its registers, and indexed by a loop: they live in local memory,
-    which is cached device memory. So each multiply-add waits for two loads, one from there and one from shared memory.
+    A thread's rows of HS numbers are too many for its registers, and indexed by a loop: they live
+    in local memory, which is cached device memory. So each multiply-add waits for two loads, one
+    from there and one from shared memory.
 LAUNCH
-    grid (ceil(T / 64), heads, B), blocks of 64 threads; static shared memory 16, 32 or 36 KiB for HS 32, 64, 72.
+    grid (ceil(T / 64), heads, B), blocks of 64 threads; static shared memory 16, 32 or 36 KiB for
+    HS 32, 64, 72.
 DETERMINISM
     one thread sums over keys, or queries, in their order.
 SOURCE

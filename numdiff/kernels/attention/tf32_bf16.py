@@ -1,32 +1,37 @@
 """Float32 on the tensor cores: tf32 for what counts most, bfloat16 for what it leaves out.
 
 WHAT IT DOES
-    A tensor core multiplies tf32: float32 with 10 mantissa bits instead of 23. But x = h + l, where h is x cut off to
-    10 mantissa bits, as the tensor core itself does it, and l what is left, below 2⁻¹⁰ of x. Then
+    A tensor core multiplies tf32: float32 with 10 mantissa bits instead of 23. But x = h + l, where
+    h is x cut off to 10 mantissa bits, as the tensor core itself does it, and l what is left, below
+    2⁻¹⁰ of x. Then
         a·b = h_a·h_b + (l_a·b + a·l_b) − l_a·l_b
     of which the last is below 2⁻²⁰ of the first and is left out. For the two in the middle bfloat16
     is enough: 7 mantissa bits, with the range of float32. Their rounding costs some 2⁻¹⁹ of a
-    product, now up, now down. An mma of bfloat16 is 16 deep and takes as long as one of tf32 that
-    is 8 deep. So l and x of eight columns of the left side are side by side in one fragment, x and
-    l of the right side in another, and one mma does both: two mma stand for what the other units do
-    in 32 instructions, where tf32 alone (3×TF32) takes three.
+    product, now up, now down.
+    An mma of bfloat16 is 16 deep and takes as long as one of tf32 that is 8 deep. So l and x of
+    eight columns of the left side are side by side in one fragment, x and l of the right side in
+    another, and one mma does both: two mma stand for what the other units do in 32 instructions,
+    where tf32 alone (3×TF32) takes three.
 FRAGMENTS OF 32 BITS
-    A row of a tile has HS + 4 numbers, an odd number of chunks of 16 bytes. Along a row ldmatrix serves numbers of 32
-    bits as it serves pairs of 16: the addresses `by_row` and `by_chunk` of fragments.py. It cannot turn them round; so
-    a tile that is summed over its rows is read number by number (`lane_place`), rows 2x and 2x + 1 (x = l % 4, l the
-    lane) of every eight: the 32 lanes then meet 32 banks.
+    A row of a tile has HS + 4 numbers, an odd number of chunks of 16 bytes. Along a row ldmatrix
+    serves numbers of 32 bits as it serves pairs of 16: the addresses `by_row` and `by_chunk` of
+    fragments.py. It cannot turn them round; so a tile that is summed over its rows is read number
+    by number (`lane_place`), rows 2x and 2x + 1 (x = l % 4, l the lane) of every eight: the 32
+    lanes then meet 32 banks.
     These are also the columns of which a lane has the accumulators of an m16n8. A product does not
     care which row is called which, as long as both sides agree: with rows 2x and 2x + 1 as its k =
     x and x + 4, a fragment is the left side of the next product as it is (`left_of_accumulators`).
     Likewise k = x and x + 4 of tf32, which a lane has, are neighbours in a word of bfloat16.
 ROUNDING
-    A tensor core cuts its sums off instead of rounding them. Over thousands of terms that adds up to more than float32
-    may lose; so it sums tile by tile, and the tiles' sums are added outside (`add_accumulators`), rounded.
+    A tensor core cuts its sums off instead of rounding them. Over thousands of terms that adds up
+    to more than float32 may lose; so it sums tile by tile, and the tiles' sums are added outside
+    (`add_accumulators`), rounded.
 SOURCE
-    Markidis et al. 2018, "NVIDIA Tensor Core Programmability, Performance & Precision", arXiv:1803.04014, section V;
-    Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores", arXiv:2203.03341; Henry, Tang and
-    Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
-    arXiv:1904.06376; PTX ISA, section 9.7.14.5.
+    Markidis et al. 2018, "NVIDIA Tensor Core Programmability, Performance & Precision",
+    arXiv:1803.04014, section V; Ootomo and Yokota 2022, "Recovering single precision accuracy from
+    Tensor Cores", arXiv:2203.03341; Henry, Tang and Heinecke 2019, "Leveraging the bfloat16
+    Artificial Intelligence Datatype For Higher-Precision Computations", arXiv:1904.06376; PTX ISA,
+    section 9.7.14.5.
 READ NEXT
     forward_tf32_bf16.py
 """

@@ -5,21 +5,22 @@ MATHEMATICS, for each image and head, q k v (T, HS)
     dv = Pᵀ·dy            dP = dy·vᵀ                        dS = P ∘ (dP − rows' Σ dP ∘ P)   (softmax.py)
     dq = dS·k / √HS       dk = dSᵀ·q / √HS
 SHAPES
-    qkv (B, T, 3C) float32, C = heads · HS; y (B, T, C); probabilities (B, heads, T, T)
-    the channels of qkv are [head][q, k, v][HS] in order "legacy", [q, k, v][head][HS] in order "new"
+    qkv (B, T, 3C) float32, C = heads · HS; y (B, T, C); probabilities (B, heads, T, T) the channels
+    of qkv are [head][q, k, v][HS] in order "legacy", [q, k, v][head][HS] in order "new"
 VERSIONS
-    those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels receive the address of
-    their rows (a stride of 3C) and of the next head, and y is written as the next layer reads it, heads side by side.
+    those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels
+    receive the address of their rows (a stride of 3C) and of the next head, and y is written as the
+    next layer reads it, heads side by side.
 LAUNCH
     forward three launches, backward five; batch B · heads.
 DETERMINISM
     as its parts.
 COST
-    forward 4·B·heads·T²·HS FLOPs, backward twice that; the probabilities are written, rewritten and read: 4·B·heads·T²
-    bytes each time, which is the roof for small HS.
+    forward 4·B·heads·T²·HS FLOPs, backward twice that; the probabilities are written, rewritten and
+    read: 4·B·heads·T² bytes each time, which is the roof for small HS.
 SOURCE
-    Vaswani et al. 2017, arXiv:1706.03762, eq. 1. The two orders: guided-diffusion's QKVAttentionLegacy and
-    QKVAttention.
+    Vaswani et al. 2017, arXiv:1706.03762, eq. 1. The two orders: guided-diffusion's
+    QKVAttentionLegacy and QKVAttention.
 READ NEXT
     reference.py, where one number a row is kept instead of T probabilities.
 """

@@ -7,19 +7,20 @@ MATHEMATICS
     (im2col.py), a row for each pixel; then
               y = col · weightᵀ + bias
     backward  dcol = dy · weight, so dx = col2im(dcol);  dweight += dyᵀ · col;  dbias += Σ_pixels dy
-              A vector channel[b,n] that was added to all pixels of image b has dchannel[b,n] = Σ_ij dy[b,i,j,n]; then
-              dbias += Σ_b dchannel[b]
+              A vector channel[b,n] that was added to all pixels of image b has dchannel[b,n] = Σ_ij
+              dy[b,i,j,n]; then dbias += Σ_b dchannel[b]
     With stride 1, dx is itself a convolution. x[h,w] reached y[h + pad - r, w + pad - s] through
     tap (r,s). Count the taps from the other end, r' = kernel - 1 - r, and that is y[h + r' - pad, w
     + s' - pad], because kernel - 1 = 2·pad:
               dx = conv2d(dy, flipped),  flipped[c,r',s',n] = weight[n, kernel-1-r', kernel-1-s', c]
 SHAPES
-    x (B, H, W, C_in), weight (C_out, kernel, kernel, C_in), bias (C_out,) or None, y (B, Ho, Wo, C_out), float32
-    or x, weight, y float16, bias float32; optional addends: channel (B, C_out) float32, residual like y
-    kernel odd, any stride; Ho = (H - 1) // stride + 1
+    x (B, H, W, C_in), weight (C_out, kernel, kernel, C_in), bias (C_out,) or None, y (B, Ho, Wo,
+    C_out), float32 or x, weight, y float16, bias float32; optional addends: channel (B, C_out)
+    float32, residual like y kernel odd, any stride; Ho = (H - 1) // stride + 1
 VERSIONS
-    v1 direct: one thread an output, straight from the formula. Every product costs two loads.
-    v2 im2col: im2col.py and matmul: the matmul's tiles reuse what they load, but col is kernel² times x, written and
+    v1 direct: one thread an output, straight from the formula. Every product costs two loads. v2
+    im2col: im2col.py and matmul: the matmul's tiles reuse what they load, but col is kernel² times
+    x, written and
        read again.
     What comes after them, and which version runs, is in launcher.py.
 LAUNCH
@@ -27,10 +28,11 @@ LAUNCH
 DETERMINISM
     every output's sum has a fixed order; v2's as in matmul/.
 COST
-    2·pixels·C_out·K FLOPs forward and twice that backward, with x and weight read and y written once: at 64 channels
-    and 3 × 3 taps about 140 FLOPs a byte. Roof: arithmetic.
+    2·pixels·C_out·K FLOPs forward and twice that backward, with x and weight read and y written
+    once: at 64 channels and 3 × 3 taps about 140 FLOPs a byte. Roof: arithmetic.
 SOURCE
-    LeCun et al. 1989, "Backpropagation Applied to Handwritten Zip Code Recognition"; the GEMM view as in im2col.py.
+    LeCun et al. 1989, "Backpropagation Applied to Handwritten Zip Code Recognition"; the GEMM view
+    as in im2col.py.
 READ NEXT
     im2col.py; then implicit.py, with the inner loop of the matmul ladder's fourth rung.
 """

@@ -7,22 +7,25 @@ MATHEMATICS
     A row of col holds all that one output pixel sees, so convolution becomes col · weightᵀ: im2col
     copies, matmul adds.
 SHAPES
-    x, dx (B, H, W, C); col, dcol (B, Ho, Wo, kernel, kernel, C), Ho = (H - 1) // stride + 1; float32; kernel odd
+    x, dx (B, H, W, C); col, dcol (B, Ho, Wo, kernel, kernel, C), Ho = (H - 1) // stride + 1;
+    float32; kernel odd
 VERSIONS
-    v1 naive: one thread a number. The channels are innermost, so neighbouring threads read and write neighbouring
-       addresses.
+    v1 naive: one thread a number. The channels are innermost, so neighbouring threads read and
+       write neighbouring addresses.
     v2 vectorised: one thread four channels, by 16-byte loads and stores; the index arithmetic is
     shared by the four.
 LAUNCH
     one thread an output (v1) or four (v2), 256 a block. No shared memory.
 DETERMINISM
-    col2im gathers: each thread owns outputs and adds the taps that read them in a fixed order. The obvious scatter, one
-    thread a column entry, would need atomic additions, whose order changes from run to run.
+    col2im gathers: each thread owns outputs and adds the taps that read them in a fixed order. The
+    obvious scatter, one thread a column entry, would need atomic additions, whose order changes
+    from run to run.
 COST
-    bytes: col is kernel² times as large as x, and is written and then read by the matmul. Roof: memory bandwidth, which
-    is why implicit.py never writes it.
+    bytes: col is kernel² times as large as x, and is written and then read by the matmul. Roof:
+    memory bandwidth, which is why implicit.py never writes it.
 SOURCE
-    Chellapilla, Puri and Simard 2006, "High Performance Convolutional Neural Networks for Document Processing"
+    Chellapilla, Puri and Simard 2006, "High Performance Convolutional Neural Networks for Document
+    Processing"
 READ NEXT
     implicit.py, which multiplies these rows and never writes them.
 """

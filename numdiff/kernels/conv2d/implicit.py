@@ -10,23 +10,26 @@ SHAPES
 VERSIONS
     v3 implicit-gemm: of launcher.py.
 WHAT A THREAD KNOWS
-    A step multiplies 8 channels of one tap, for 128 pixels and tile_n output channels. Two threads share a pixel: each
-    fetches four of the eight channels by one 16-byte load. A thread keeps two numbers for its pixel: where its window
-    starts in x, and which rows and columns of the window are inside the image, as bits. The rest of an address, the tap
-    and the channel, is the same for all threads. So no division stands in the loop, and a new tap, every C / 8 steps,
-    is two shifts. Numbers are fetched a step ahead, while those fetched before are multiplied, and go to the other of
-    two buffers in shared memory: one barrier a step.
+    A step multiplies 8 channels of one tap, for 128 pixels and tile_n output channels. Two threads
+    share a pixel: each fetches four of the eight channels by one 16-byte load. A thread keeps two
+    numbers for its pixel: where its window starts in x, and which rows and columns of the window
+    are inside the image, as bits. The rest of an address, the tap and the channel, is the same for
+    all threads. So no division stands in the loop, and a new tap, every C / 8 steps, is two shifts.
+    Numbers are fetched a step ahead, while those fetched before are multiplied, and go to the other
+    of two buffers in shared memory: one barrier a step.
 LAUNCH
-    one thread for 8 × 8 outputs, 256 or 128 a block, and 16.5 KiB of shared memory. Grid (row tiles, column tiles,
-    parts): where the tiles are too few to fill a GPU, the inner dimension is cut into parts. At most 128 registers a
-    thread, so that a multiprocessor holds 512 threads.
+    one thread for 8 × 8 outputs, 256 or 128 a block, and 16.5 KiB of shared memory. Grid (row
+    tiles, column tiles, parts): where the tiles are too few to fill a GPU, the inner dimension is
+    cut into parts. At most 128 registers a thread, so that a multiprocessor holds 512 threads.
 DETERMINISM
     each output is summed in the order of k, its parts in their order.
 COST
-    FLOPs as in direct.py. A step loads 4·8·(128 + tile_n) bytes for 2·8·128·tile_n FLOPs, 32 or 21 FLOPs a byte,
-    mostly from the L2 cache, because nine taps read the same pixels. Roof: arithmetic.
+    FLOPs as in direct.py. A step loads 4·8·(128 + tile_n) bytes for 2·8·128·tile_n FLOPs, 32 or 21
+    FLOPs a byte, mostly from the L2 cache, because nine taps read the same pixels. Roof:
+    arithmetic.
 SOURCE
-    Chetlur et al. 2014, "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759, section 3.
+    Chetlur et al. 2014, "cuDNN: Efficient Primitives for Deep Learning", arXiv:1410.0759, section
+    3.
 READ NEXT
     implicit_weight_gradient.py
 """

@@ -4,12 +4,13 @@ gathered while loading.
 MATHEMATICS
     dweight[n, k] += Σ_p dy[p, n] · col[p, k]       as in implicit.py; k = (r, s, c): tap and channel
 WHAT A THREAD KNOWS
-    A step multiplies 8 pixels, for 128 columns of col and tile_n output channels. A thread keeps its columns, so it
-    finds its tap and channel once; what moves is the pixel. The 8 pixels of a step are neighbours in one row of dy, so
-    the walk from pixel to pixel is the same for all threads and needs no division. (A row that is no multiple of 8 ends
-    with zeros.) In both operands a tile's long side is contiguous: a warp reads 512 neighbouring bytes of x and 256 or
-    512 of dy, and nothing is transposed while loading to shared memory. Columns are counted C4 a tap, C rounded up to
-    whole fours.
+    A step multiplies 8 pixels, for 128 columns of col and tile_n output channels. A thread keeps
+    its columns, so it finds its tap and channel once; what moves is the pixel. The 8 pixels of a
+    step are neighbours in one row of dy, so the walk from pixel to pixel is the same for all
+    threads and needs no division. (A row that is no multiple of 8 ends with zeros.) In both
+    operands a tile's long side is contiguous: a warp reads 512 neighbouring bytes of x and 256 or
+    512 of dy, and nothing is transposed while loading to shared memory. Columns are counted C4 a
+    tap, C rounded up to whole fours.
 LAUNCH, DETERMINISM, COST, SOURCE
     as implicit.py
 READ NEXT

@@ -8,20 +8,23 @@ MATHEMATICS
     input gradient    the forward over dy with the flipped weight. Where the stride is more than 1, dy's pixels are that
                       far apart in the image that is convolved, with zeros between them (`spread`).
 SHAPES
-    as in direct.py; x, weight, y, dy, dx, residual float16, bias, channel, dweight float32; C and N multiples of 8
+    as in direct.py; x, weight, y, dy, dx, residual float16, bias, channel, dweight float32; C and N
+    multiples of 8
 VERSIONS
-    v4 mma: of launcher.py in float16. Against version 3 in float32: the products are mma.m16n8k16, whose operands a
-    warp loads from shared memory with ldmatrix; tiles travel to shared memory by cp.async, three stages deep, without
-    passing through registers, zeros where a tap leaves the image.
+    v4 mma: of launcher.py in float16. Against version 3 in float32: the products are mma.m16n8k16,
+    whose operands a warp loads from shared memory with ldmatrix; tiles travel to shared memory by
+    cp.async, three stages deep, without passing through registers, zeros where a tap leaves the
+    image.
 LAUNCH
-    forward: 128 threads for 128 pixels × 64 channels; a warp has 64 × 32. Grid (pixel tiles, channel tiles).
-    weight gradient: 128 threads for 64 × 64 channels of one tap; a warp has 32 × 32. Grid (taps · tiles of C, tiles of
-    N, parts): the pixels are shared among as many parts as fill a GPU.
+    forward: 128 threads for 128 pixels × 64 channels; a warp has 64 × 32. Grid (pixel tiles,
+    channel tiles). weight gradient: 128 threads for 64 × 64 channels of one tap; a warp has 32 ×
+    32. Grid (taps · tiles of C, tiles of N, parts): the pixels are shared among as many parts as
+    fill a GPU.
 DETERMINISM
     a fixed order of k for each output; the gradient's parts are added in order by a second kernel.
 COST
-    FLOPs as in direct.py. A step of 32 channels brings 12 KiB for 2 · 128 · 64 · 32 FLOPs: 43 FLOPs a byte of the L2
-    cache.
+    FLOPs as in direct.py. A step of 32 channels brings 12 KiB for 2 · 128 · 64 · 32 FLOPs: 43 FLOPs
+    a byte of the L2 cache.
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
 READ NEXT

@@ -2,15 +2,16 @@
 nine taps.
 
 MATHEMATICS
-    as in mma.py, for 3 × 3 taps and stride 1: the forward, and the input gradient, which is the forward over dy with
-    the flipped weight. The flipped weight is never written: `FLIPPED` reads the weight as it is stored, taps counted
-    down, and ldmatrix transposes it.
+    as in mma.py, for 3 × 3 taps and stride 1: the forward, and the input gradient, which is the
+    forward over dy with the flipped weight. The flipped weight is never written: `FLIPPED` reads
+    the weight as it is stored, taps counted down, and ldmatrix transposes it.
 SHAPES
     as in mma.py; C and N multiples of 8, any image size
 WHAT IS NEW, AND WHY IT PAYS
-    A block has 256 output pixels × 64 channels. mma.py loads each pixel from global memory once for each tap: nine
-        times. Here 32 channels of the pixels and of the border around them (18 × 18 pixels for 16 ×
-        16) come once; all nine taps read them from shared memory at shifted addresses.
+    A block has 256 output pixels × 64 channels. mma.py loads each pixel from global memory once for
+        each tap: nine times. Here 32 channels of the pixels and of the border around them (18 × 18
+        pixels for 16 × 16) come once; all nine taps read them from shared memory at shifted
+        addresses.
     A warp has four rows of 16 pixels × 64 channels: 128 accumulators a lane. For one column of taps
         it loads six rows, of which tap r multiplies rows r … r + 3. So 6 + 12 ldmatrix feed 96 mma
         (mma.py: 18 feed 48), and shared memory is read at half of its rate when the tensor cores
@@ -23,17 +24,21 @@ WHAT IS NEW, AND WHY IT PAYS
         products for every copy a block executed 1,010 instructions for 192 mma of a warp, and the
         kernel took 1.5 times as long.
 TILES
-    The image is cut into segments of SEG columns and ROWS rows. Four warps take one segment of 16 × 16 pixels, or, for
-    images of 8 columns, four segments of 8 × 8, of any images: 16 pixels of a fragment are then 8 of two segments.
-    Tiles of 128 pixels (two rows a warp) are for problems with few of them.
+    The image is cut into segments of SEG columns and ROWS rows. Four warps take one segment of 16 ×
+    16 pixels, or, for images of 8 columns, four segments of 8 × 8, of any images: 16 pixels of a
+    fragment are then 8 of two segments. Tiles of 128 pixels (two rows a warp) are for problems with
+    few of them.
 SWIZZLE
-    A pixel's 32 channels are four chunks of 16 bytes. Chunk c of a pixel in column h of the halo tile is stored at
-    c ^ (h / 2 % 4): eight neighbours in a row, from any column on, are in eight different groups of four banks.
+    A pixel's 32 channels are four chunks of 16 bytes. Chunk c of a pixel in column h of the halo
+    tile is stored at c ^ (h / 2 % 4): eight neighbours in a row, from any column on, are in eight
+    different groups of four banks.
 LAUNCH
-    grid (blocks, channels / 64), 128 threads, two blocks on a multiprocessor. Dynamic shared memory: 79 KiB for 16 × 16
-    pixels, 89 for four times 8 × 8; every card from sm_80 on has 99, those of 8.0 and 9.0 room for two such blocks.
+    grid (blocks, channels / 64), 128 threads, two blocks on a multiprocessor. Dynamic shared
+    memory: 79 KiB for 16 × 16 pixels, 89 for four times 8 × 8; every card from sm_80 on has 99,
+    those of 8.0 and 9.0 room for two such blocks.
 DETERMINISM
-    one warp sums each output, in the order of channel chunks, columns of taps, halves of 16 channels and rows of taps.
+    one warp sums each output, in the order of channel chunks, columns of taps, halves of 16
+    channels and rows of taps.
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
 READ NEXT

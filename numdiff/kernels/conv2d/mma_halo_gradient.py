@@ -2,23 +2,24 @@
 from one tile.
 
 MATHEMATICS
-    dweight[n, r, s, c] += Σ_p dy[p, n] · x[p + (r, s), c]: a product whose inner dimension is the pixels
-    dbias[n] += Σ_p dy[p, n], by one mma in 25: dy's fragments times ones
+    dweight[n, r, s, c] += Σ_p dy[p, n] · x[p + (r, s), c]: a product whose inner dimension is the
+    pixels dbias[n] += Σ_p dy[p, n], by one mma in 25: dy's fragments times ones
 SHAPES
     as in mma.py; 3 × 3 taps, stride 1, C and N multiples of 8, any image size
 WHAT IS NEW, AND WHY IT PAYS
-    mma.py has a block for each tap, and each loads dy and x again. Here a block has all nine taps of 64 × 64 channels:
-        dy and x, with a border of one pixel, come to shared memory once.
+    mma.py has a block for each tap, and each loads dy and x again. Here a block has all nine taps
+        of 64 × 64 channels: dy and x, with a border of one pixel, come to shared memory once.
     12 warps: warp (s, q) has taps (0 … 2, s) of 16 channels of x and all 64 of dy, 96 accumulators
         a lane. It walks down the rows of its tile. Row h of dy meets rows h - 1, h and h + 1 of x,
         and the fragments of the last two stay in registers for the next row: 4 + 1 ldmatrix feed 24
         mma.
 TILES
-    8 rows of 16 pixels; 16 pixels are one segment of an image, or, for images of 8 columns, two segments of 8 of any
-    images (as in mma_halo.py). The tiles of all images are shared among as many parts as fill a GPU; a part's sums
-    stay in registers to its end.
+    8 rows of 16 pixels; 16 pixels are one segment of an image, or, for images of 8 columns, two
+    segments of 8 of any images (as in mma_halo.py). The tiles of all images are shared among as
+    many parts as fill a GPU; a part's sums stay in registers to its end.
 LAUNCH
-    grid (C / 64, N / 64, parts), 384 threads, one block on a multiprocessor; two or three stages of 39 KiB (two
+    grid (C / 64, N / 64, parts), 384 threads, one block on a multiprocessor; two or three stages of
+    39 KiB (two
     segments: 41), as the card's shared memory allows.
 DETERMINISM
     a part's order of pixels is fixed; parts are added in order by a second kernel.

@@ -1,26 +1,28 @@
 """Convolution to a few channels: where a GEMM's tile would be nearly empty.
 
 MATHEMATICS
-    as in direct.py. A UNet's last convolution has 3 output channels (6 with a learned sigma): a 128 × 64 tile of
-    implicit.py would compute 64 columns to keep 3.
+    as in direct.py. A UNet's last convolution has 3 output channels (6 with a learned sigma): a 128
+    × 64 tile of implicit.py would compute 64 columns to keep 3.
 SHAPES
     as in direct.py, C_out ≤ NARROW
 VERSIONS
-    v3 implicit-gemm: of launcher.py, for these shapes. Forward: one thread a pixel, four output channels. Each number
-    of x it loads feeds four products; the weights are the same for all threads, one broadcast from the cache for a
-    warp.
+    v3 implicit-gemm: of launcher.py, for these shapes. Forward: one thread a pixel, four output
+    channels. Each number of x it loads feeds four products; the weights are the same for all
+    threads, one broadcast from the cache for a warp.
     Weight gradient: one thread a column k = (r, s, c) of col, four output channels, over a part of
     the image rows. A warp reads 32 neighbouring channels of x; here dy is the same for all threads.
 LAUNCH
-    forward: grid (pixels / 128, C_out / 4), weight gradient: grid (K / 128, C_out / 4, parts); 128 threads. No shared
+    forward: grid (pixels / 128, C_out / 4), weight gradient: grid (K / 128, C_out / 4, parts); 128
+    threads. No shared
     memory: the caches hold what neighbours share.
 DETERMINISM
     fixed order in every thread; the gradient's parts are added in order by a second pass.
 COST
-    FLOPs as in direct.py; they are so few that the caches are the roof: every pixel's channels are read once for each
-    tap.
+    FLOPs as in direct.py; they are so few that the caches are the roof: every pixel's channels are
+    read once for each tap.
 SOURCE
-    Chetlur et al. 2014, "cuDNN", arXiv:1410.0759, section 3, for the implicit GEMM that it stands in for.
+    Chetlur et al. 2014, "cuDNN", arXiv:1410.0759, section 3, for the implicit GEMM that it stands
+    in for.
 READ NEXT
     attention/unfused.py.
 """

@@ -5,13 +5,13 @@ A TILE in shared memory is k-major: all 128 pixels (or columns) of one k, then t
     with a little padding. Eight k make a stage, of which there are two. Everything else is
     ../matmul/vectorised.py: read that first.
 THREE KERNELS of each kind, one text with other constants (`specialise` does what a template does in
-    C++): 128 × 128 outputs a block, where C_out fills whole tiles of 128;
-    128 × 64, where it would leave more of them empty (64, 192, 320);
-    128 × 64 with loads of single numbers, where channels do not come in eights (forward) or fours
-    (gradient).
+    C++): 128 × 128 outputs a block, where C_out fills whole tiles of 128; 128 × 64, where it would
+    leave more of them empty (64, 192, 320); 128 × 64 with loads of single numbers, where channels
+    do not come in eights (forward) or fours (gradient).
 PARTS
-    Where the tiles are too few to fill a GPU, the inner dimension is cut into parts. Each writes its own sums, and a
-    second pass adds them in order. The number of parts depends on the shape alone.
+    Where the tiles are too few to fill a GPU, the inner dimension is cut into parts. Each writes
+    its own sums, and a second pass adds them in order. The number of parts depends on the shape
+    alone.
 SOURCE
     implicit.py; the tiles are ../matmul/vectorised.py's.
 READ NEXT

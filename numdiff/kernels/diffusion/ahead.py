@@ -13,8 +13,9 @@ MATHEMATICS
     place             ahead[k, offset + i] = source[k, i]
     take              row = ahead[step - 1 - begin]                          `next_row` has moved on to the next step
 SHAPES
-    table (steps, width) uint32, whose first column is a timestep, float32 by its bits (optimizer/step_state.py); step,
-    begin (1,) uint32; t (K · R,) float32; ahead (K, n), source (K, m) and row (n,) of one dtype, float32 or float16
+    table (steps, width) uint32, whose first column is a timestep, float32 by its bits
+    (optimizer/step_state.py); step, begin (1,) uint32; t (K · R,) float32; ahead (K, n), source (K,
+    m) and row (n,) of one dtype, float32 or float16
 VERSIONS
     place, take: v1 naive: one thread an element; v2 vectorised: one thread 16 bytes.
 LAUNCH
@@ -24,8 +25,8 @@ DETERMINISM
 COST
     bytes: place 2 K m elements, take 2 n. Roof: memory bandwidth.
 SOURCE
-    plain copies; that the conditioning depends on timestep and class alone: Peebles and Xie 2023, arXiv:2212.09748,
-    section 3.2 (adaLN), and Nichol and Dhariwal 2021, arXiv:2102.09672.
+    plain copies; that the conditioning depends on timestep and class alone: Peebles and Xie 2023,
+    arXiv:2212.09748, section 3.2 (adaLN), and Nichol and Dhariwal 2021, arXiv:2102.09672.
 READ NEXT
     sampler.py.
 """

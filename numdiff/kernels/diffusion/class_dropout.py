@@ -16,7 +16,8 @@ DETERMINISM
 COST
     nothing to speak of.
 SOURCE
-    Ho and Salimans 2022, arXiv:2207.12598, algorithm 1; p = 0.1 as in Peebles and Xie 2023, arXiv:2212.09748.
+    Ho and Salimans 2022, arXiv:2207.12598, algorithm 1; p = 0.1 as in Peebles and Xie 2023,
+    arXiv:2212.09748.
 READ NEXT
     numdiff/nn/dit.py.
 """

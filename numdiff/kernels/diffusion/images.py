@@ -5,7 +5,8 @@ MATHEMATICS
     y[b, h, w, c] = x[b, h, w', c] / 127.5 - 1,  w' = W - 1 - w where flip[b] is not 0, else w.     No gradient: data.
     pixels[b, h, w, c] = (x + 1) · 127.5, between 0 and 255, rounded to the nearest, to the even of two: the way back
 SHAPES
-    x (B, H, W, C) uint8, flip (B,) int32 or None → y (B, H, W, C) float32 in [-1, 1]; x float32 → pixels uint8
+    x (B, H, W, C) uint8, flip (B,) int32 or None → y (B, H, W, C) float32 in [-1, 1]; x float32 →
+    pixels uint8
 VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: one thread four neighbouring elements of one image row, stored at once; the four
@@ -14,9 +15,11 @@ VERSIONS
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM
-    each output is written by one thread; float32 division is exact to the last bit, so engines agree bitwise.
+    each output is written by one thread; float32 division is exact to the last bit, so engines
+    agree bitwise.
 COST
-    bytes: n read, 4 n written. A batch is uploaded as bytes and grows to float32 only here: a quarter of the transfer.
+    bytes: n read, 4 n written. A batch is uploaded as bytes and grows to float32 only here: a
+    quarter of the transfer.
 SOURCE
     Ho et al. 2020, arXiv:2006.11239, section 3.3: images scaled linearly to [-1, 1].
 READ NEXT

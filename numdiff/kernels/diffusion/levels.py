@@ -18,8 +18,8 @@ MATHEMATICS
     0.05); min-SNR-γ, the error of x_0 times √min(a²/s², γ), by k = min(a, √γ · s) / |D_P|; plain: k
     = 1.
 SHAPES
-    step (1,), samples (B,) uint32 → levels (6, B) float32: a, s, what the model sees, k · p, k · q, k; rows (B,) int32:
-    0 … B-1, where an image's numbers are in each of the six
+    step (1,), samples (B,) uint32 → levels (6, B) float32: a, s, what the model sees, k · p, k · q,
+    k; rows (B,) int32: 0 … B-1, where an image's numbers are in each of the six
 VERSIONS
     v1 one thread an image.
 LAUNCH
@@ -27,11 +27,13 @@ LAUNCH
 DETERMINISM
     a pure function of (seed, purpose, step, sample).
 COST
-    bytes: 32 B, with 4 B of samples. Negligible compared with a step: what counts is that the host reads nothing back.
+    bytes: 32 B, with 4 B of samples. Negligible compared with a step: what counts is that the host
+    reads nothing back.
 SOURCE
-    linear, flow: Lipman et al. 2023, arXiv:2210.02747, and Liu et al. 2023, arXiv:2209.03003; logit-normal and shift:
-    Esser et al. 2024, arXiv:2403.03206, eq. 19 and 23; edm: Karras et al. 2022, arXiv:2206.00364, table 1; min-SNR-γ:
-    Hang et al. 2023, arXiv:2303.09556; x_0 under the flow's loss, and 0.05: Li and He 2025, arXiv:2511.13720 (JiT).
+    linear, flow: Lipman et al. 2023, arXiv:2210.02747, and Liu et al. 2023, arXiv:2209.03003;
+    logit-normal and shift: Esser et al. 2024, arXiv:2403.03206, eq. 19 and 23; edm: Karras et al.
+    2022, arXiv:2206.00364, table 1; min-SNR-γ: Hang et al. 2023, arXiv:2303.09556; x_0 under the
+    flow's loss, and 0.05: Li and He 2025, arXiv:2511.13720 (JiT).
 READ NEXT
     vlb.py, for whole timesteps: a loss that needs tables of a schedule.
 """

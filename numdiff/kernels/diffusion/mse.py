@@ -7,10 +7,11 @@ MATHEMATICS
     e.g. a loss scale A model that also predicts a variance has more channels than the target: they
     take no part, their gradient is zero.
 SHAPES
-    prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ..., Cp); dloss (1,)
+    prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ...,
+    Cp); dloss (1,)
 VERSIONS
-    v1 naive: one element a step; finds its place in the prediction by a division.
-    v2 vectorised: where Cp = C: both arrays are one row of equal length, read four elements at a time.
+    v1 naive: one element a step; finds its place in the prediction by a division. v2 vectorised:
+    where Cp = C: both arrays are one row of equal length, read four elements at a time.
 LAUNCH
     loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
     gradient: v1 one thread an element, v2 one thread four.
@@ -21,7 +22,8 @@ COST
 SOURCE
     the "simple" loss of Ho, Jain and Abbeel 2020, arXiv:2006.11239, eq. 14.
 READ NEXT
-    optimizer/zero_ranges.py, before gradients are added up, and optimizer/grad_norm.py, once they are there.
+    optimizer/zero_ranges.py, before gradients are added up, and optimizer/grad_norm.py, once they
+    are there.
 """
 
 import numpy as np

@@ -7,7 +7,8 @@ MATHEMATICS
     y = w_t · x                                     and so dx = w_t · dy: a weight of each timestep in the loss
     The first two are not differentiated: they are made from data. Any p_t · x_0 + q_t · eps is a q_sample, too.
 SHAPES
-    x_0, eps (B, ...) float32; t (B,) int32, one timestep an image; tables √ᾱ, √(1 - ᾱ), w (T,) float32
+    x_0, eps (B, ...) float32; t (B,) int32, one timestep an image; tables √ᾱ, √(1 - ᾱ), w (T,)
+    float32
 VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: one thread four elements of one sample, by 16-byte loads and stores; they share
@@ -17,7 +18,8 @@ LAUNCH, DETERMINISM
 COST
     bytes: 12 n (two reads, one write), 8 n for the weight. Roof: memory bandwidth.
 SOURCE
-    Ho, Jain and Abbeel 2020, arXiv:2006.11239, eq. 4; v: Salimans and Ho 2022, arXiv:2202.00512, appendix D.
+    Ho, Jain and Abbeel 2020, arXiv:2006.11239, eq. 4; v: Salimans and Ho 2022, arXiv:2202.00512,
+    appendix D.
 READ NEXT
     mse.py, which compares the model's answer with eps or v.
 """

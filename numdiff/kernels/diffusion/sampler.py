@@ -11,11 +11,13 @@ MATHEMATICS
     blend           y = known where mask is 1, x where it is 0
     model_input     x_t = a · x, once or twice over, and the timestep t for each of its samples
 SHAPES
-    x, u, v, x_0, noise, known (B, ..., C) float32, mask (B, ..., C) float32 of zeros and ones; prediction
+    x, u, v, x_0, noise, known (B, ..., C) float32, mask (B, ..., C) float32 of zeros and ones;
+    prediction
     (B, ..., Cp), Cp ≥ C: only the first C channels count (Cp = 2C where the variance is learned)
-    a, b, c, low, high, t: the step's numbers, the same for the whole batch, made on the host in float64. They come as
-    one float32 array on the engine, so that a recorded step may be replayed with the next step's numbers in it; or as
-    Python floats, of which such an array is made. scale: a Python float, as it is the same in all steps
+    a, b, c, low, high, t: the step's numbers, the same for the whole batch, made on the host in
+    float64. They come as one float32 array on the engine, so that a recorded step may be replayed
+    with the next step's numbers in it; or as Python floats, of which such an array is made. scale:
+    a Python float, as it is the same in all steps
 VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: combine, estimate_x_0 and model_input, one thread four elements, by 16-byte loads
@@ -25,12 +27,13 @@ LAUNCH
 DETERMINISM
     elementwise.
 COST
-    bytes: 4 n for each array read or written. Roof: memory bandwidth, but all of them together take a negligible part
-    of the time of one evaluation of a model.
+    bytes: 4 n for each array read or written. Roof: memory bandwidth, but all of them together take
+    a negligible part of the time of one evaluation of a model.
 SOURCE
-    guide: Ho and Salimans 2022, arXiv:2207.12598, eq. 6, in the form whose scale 1 means no guidance;
-    learned_step: Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15; blend: Lugmayr et al. 2022, arXiv:2201.09865,
-    eq. 8c.
+    guide: Ho and Salimans 2022, arXiv:2207.12598, eq. 6, in the form whose scale 1 means no
+    guidance;
+    learned_step: Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15; blend: Lugmayr et al. 2022,
+    arXiv:2201.09865, eq. 8c.
 READ NEXT
     numdiff/diffusion/samplers.py, where these steps become a sampler.
 """

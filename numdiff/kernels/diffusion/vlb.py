@@ -1,8 +1,8 @@
 """The hybrid loss of a model that also learns its variance: squared error plus a variational bound.
 
 MATHEMATICS
-    The prediction has 2C channels: an estimate p of the target (noise, velocity or image) and v, which places the log
-    variance between the two extremes that a reverse step can have:
+    The prediction has 2C channels: an estimate p of the target (noise, velocity or image) and v,
+    which places the log variance between the two extremes that a reverse step can have:
         log σ² = low_t + f · width_t,   f = (v + 1)/2,   low_t = log β̃_t,   low_t + width_t = log β_t
     The bound's term at timestep t > 0 is the divergence of two Gaussians, the true posterior of
     variance β̃_t and the model's. Their means differ by k_t · (p - target), with k_t a number of
@@ -15,11 +15,12 @@ MATHEMATICS
         dp = scale · 2/n · (p - target)          dv = scale · weight/n · dterm/du · width_t / 2
     weight = T / 1000 / ln 2: the expected sum over T timesteps, in bits, times λ = 0.001.
 SHAPES
-    prediction (B, ..., 2C), target and x_0 (B, ..., C) float32, t (B,) int32; tables k, low, width (T,) float32
-    → loss (1,), dprediction (B, ..., 2C)
+    prediction (B, ..., 2C), target and x_0 (B, ..., C) float32, t (B,) int32; tables k, low, width
+    (T,) float32 → loss (1,), dprediction (B, ..., 2C)
 VERSIONS
-    v1 naive: one element of the target a step; finds its place in the prediction by divisions.
-    v2 vectorised: four channels of a pixel at a time, by 16-byte loads and stores (C a multiple of 4, as latents have).
+    v1 naive: one element of the target a step; finds its place in the prediction by divisions. v2
+    vectorised: four channels of a pixel at a time, by 16-byte loads and stores (C a multiple of 4,
+    as latents have).
 LAUNCH
     loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
     gradient: v1 one thread an element of the target, v2 one thread four.
@@ -28,8 +29,9 @@ DETERMINISM
 COST
     bytes: 16 n forward, 24 n backward. Roof: memory bandwidth.
 SOURCE
-    Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 4 to 7, 15 and 16, and appendix A for the rescaling; the bins: Ho et
-    al. 2020, arXiv:2006.11239, eq. 13. d: eq. 10 and 12 there, put into the posterior's mean, eq. 7.
+    Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 4 to 7, 15 and 16, and appendix A for the
+    rescaling; the bins: Ho et al. 2020, arXiv:2006.11239, eq. 13. d: eq. 10 and 12 there, put into
+    the posterior's mean, eq. 7.
 READ NEXT
     numdiff/diffusion/process.py, which makes the tables.
 """

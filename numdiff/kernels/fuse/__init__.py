@@ -21,13 +21,15 @@ MATHEMATICS
     is computed again from them, since arithmetic is free compared with memory. `chain.kept` says
     which they are; what no derivative needs is not read.
 SHAPES
-    x, y and what stands EACH: any shape, channels last; PER_CHANNEL (C,); PER_SAMPLE (B, C), of an x (B, ..., C);
-    NUMBER a float. Arrays float32, float16 or bfloat16, the arithmetic float32; sums of gradients float32.
+    x, y and what stands EACH: any shape, channels last; PER_CHANNEL (C,); PER_SAMPLE (B, C), of an
+    x (B, ..., C); NUMBER a float. Arrays float32, float16 or bfloat16, the arithmetic float32; sums
+    of gradients float32.
 RUNGS
-    1, naive: one thread an element; where gradients are sums one thread a column, which goes down its rows.
-    2, vectorised: one thread four neighbours, by 16-byte loads and stores. Where gradients are sums, blocks own a chunk
-       of rows, write dx and add up on the way, in a tree; a second pass adds up the chunks
-       (reduce.py).
+    1, naive: one thread an element; where gradients are sums one thread a column, which goes down
+    its rows.
+    2, vectorised: one thread four neighbours, by 16-byte loads and stores. Where gradients are
+       sums, blocks own a chunk of rows, write dx and add up on the way, in a tree; a second pass
+       adds up the chunks (reduce.py).
     3, eight: as before with eight neighbours, 16 bytes of float16. (sm_80; its accumulators take
     too many registers, so the
        launcher uses version 2 for them)
@@ -36,10 +38,12 @@ LAUNCH
 DETERMINISM
     no atomics; the order of each sum depends on the shape alone.
 COST
-    bytes: each array once. That is the point: n separate operations read and write 2 n arrays, a chain of them 2.
+    bytes: each array once. That is the point: n separate operations read and write 2 n arrays, a
+    chain of them 2.
 SOURCE
-    The idea: Amoros et al. 2025, arXiv:2508.07071 (the Fused Kernel Library: read, compute and write operations,
-    composed at compile time). The reversed chain: reverse-mode differentiation, Griewank and Walther 2008, chapter 3.
+    The idea: Amoros et al. 2025, arXiv:2508.07071 (the Fused Kernel Library: read, compute and
+    write operations, composed at compile time). The reversed chain: reverse-mode differentiation,
+    Griewank and Walther 2008, chapter 3.
 Read the files in this order:
 
     operations.py    what a chain is made of: places of numbers, operations with their derivatives

@@ -9,11 +9,13 @@ MATHEMATICS
 SHAPES
     x, h, y (B, P, C), scale, gate (B, C), shift (C,)
 VERSIONS
-    v1 naive: one thread an element; v2 vectorised: four neighbours a thread; v3 eight: eight neighbours a thread.
+    v1 naive: one thread an element; v2 vectorised: four neighbours a thread; v3 eight: eight
+    neighbours a thread.
 LAUNCH, DETERMINISM, COST
     as __init__.py
 SOURCE
-    ../scale_shift.py, ../elementwise.py and ../transformer/gate.py, which have the three operations.
+    ../scale_shift.py, ../elementwise.py and ../transformer/gate.py, which have the three
+    operations.
 READ NEXT
     ../bias.py, then ../transformer/bias_gelu.py: chains of one operation and of two.
 """

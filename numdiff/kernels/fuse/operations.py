@@ -24,8 +24,8 @@ class Place:
     summed: the sum over rows of a gradient, where it is one; numpy: function(argument, y's shape),
     of NumPy's arrays
     loads: {neighbours: device function(argument, i)} in place of an index
-    Neighbours of y must be neighbours there. One without `rows` has no part in sums, and a gradient only where each
-    number is read once.
+    Neighbours of y must be neighbours there. One without `rows` has no part in sums, and a gradient
+    only where each number is read once.
     """
 
     def __init__(

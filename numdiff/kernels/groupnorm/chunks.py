@@ -4,21 +4,24 @@ join the chunks.
 MATHEMATICS, SHAPES
     as in reference.py; C a multiple of 4
 WHAT IS NEW
-    A thread keeps four neighbouring channels, so what depends on the channel alone (mean, rstd, weight, bias) is loaded
-    once for all its pixels, and a warp reads up to 512 neighbouring bytes. A channel's statistics in a chunk are a mean
-    and a sum of squares about that mean; any two such pairs join without cancellation, because
+    A thread keeps four neighbouring channels, so what depends on the channel alone (mean, rstd,
+    weight, bias) is loaded once for all its pixels, and a warp reads up to 512 neighbouring bytes.
+    A channel's statistics in a chunk are a mean and a sum of squares about that mean; any two such
+    pairs join without cancellation, because
         Σ (x - mean)² over everything = Σ over the parts of [their own sum of squares + count ·
         (their mean - mean)²].
 VERSIONS
-    v2 chunked: blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide.
-       Statistics of chunks are joined by a small kernel in between; x is read twice, y written
-       once.
+    v2 chunked: blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16
+       bytes wide. Statistics of chunks are joined by a small kernel in between; x is read twice, y
+       written once.
 LAUNCH
-    grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB; between its passes grid (G, B), 64 threads
+    grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB; between its passes grid (G, B), 64
+    threads
 DETERMINISM
     sums of threads, chunks and groups are added in an order that the shape alone decides.
 COST
-    n elements of s bytes: 3·s·n bytes forward (x twice, y), 5·s·n backward (x and dy twice, dx). Roof: memory.
+    n elements of s bytes: 3·s·n bytes forward (x twice, y), 5·s·n backward (x and dy twice, dx).
+    Roof: memory.
 SOURCE
     joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT

@@ -2,18 +2,21 @@
 backward.
 
 WHAT IS NEW, AND WHY IT PAYS
-    The kernels of one_pass_half_forward.py and one_pass_half.py keep all pixels of their channels in one block's shared
-    memory: 64×64 pixels of sixteen channels just fit. Larger images do not, nor do 64×64 where groups of six channels
-    make a tile of 48, nor tiles of 32 channels, which memory delivers faster (warp_sums.py). Two, four or eight blocks,
-    each with its part of the image, have room for them and read nothing twice. On an H100, batch 32: the backward of
-    64×64×192 with a residual takes 92 µs instead of version 2's 215, that of 64×64×128 by tiles of 32 instead of 16
-    57 µs instead of 74.
+    The kernels of one_pass_half_forward.py and one_pass_half.py keep all pixels of their channels
+    in one block's shared
+    memory: 64×64 pixels of sixteen channels just fit. Larger images do not, nor do 64×64 where
+    groups of six channels make a tile of 48, nor tiles of 32 channels, which memory delivers faster
+    (warp_sums.py). Two, four or eight blocks, each with its part of the image, have room for them
+    and read nothing twice. On an H100, batch 32: the backward of 64×64×192 with a residual takes 92
+    µs instead of version 2's 215, that of 64×64×128 by tiles of 32 instead of 16 57 µs instead of
+    74.
     It costs two barriers of the cluster, and each warp reads the sums of its part from every other
     block's shared memory, where all left them at the same address. All blocks add the same sums in
     the same order, so they get the same averages. The first block writes what is the whole
     cluster's.
 LAUNCH
-    grid (C / tile, B, blocks), cluster (1, 1, blocks); otherwise as the files named above, compiled with CLUSTERS set.
+    grid (C / tile, B, blocks), cluster (1, 1, blocks); otherwise as the files named above, compiled
+    with CLUSTERS set.
 DETERMINISM
     the sums of a cluster's blocks are added in the order of their rank.
 SOURCE

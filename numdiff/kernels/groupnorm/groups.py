@@ -3,15 +3,16 @@
 MATHEMATICS, SHAPES
     as in reference.py
 VERSIONS
-    v1 block-per-group: two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is
-       only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest
-       another block fetches again.
+    v1 block-per-group: two passes for mean and variance, a third to normalise. But a group of C/G =
+       2 to 16 channels is only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32
+       bytes, whose rest another block fetches again.
 LAUNCH
     grid (G, B), 256 threads, 1 KiB of shared memory; backward 2 KiB
 DETERMINISM
     sums of threads are added in an order that the shape alone decides.
 COST
-    x is read three times and y written once; backward x and dy twice, dx written once. Roof: memory bandwidth.
+    x is read three times and y written once; backward x and dy twice, dx written once. Roof: memory
+    bandwidth.
 SOURCE
     reference.py; the tree: ../reduce.py.
 READ NEXT

@@ -1,32 +1,38 @@
 """GroupNorm's forward, rung 4: the statistics come with x, from the convolution that wrote it.
 
 WHAT IS NEW, AND WHY IT PAYS
-    A block of rung 3 must see all pixels of its groups before it may write the first: it reads, then waits, then
-    writes, and memory idles in between. But the convolution that wrote x had every number in a register. It leaves the
-    mean and the variance of each pair of channels over each 8 × 8 pixels (conv2d/hopper/), 1/32 of x's bytes, and
-    now nothing keeps this kernel from streaming: a block loads its first pixels, joins the statistics while they are
-    in flight, and then reads and writes alternately. A block may have any pixels, so all channels of a pixel are
-    read together, in full lines of memory, however many pixels there are.
+    A block of rung 3 must see all pixels of its groups before it may write the first: it reads,
+    then waits, then writes, and memory idles in between. But the convolution that wrote x had every
+    number in a register. It leaves the mean and the variance of each pair of channels over each 8 ×
+    8 pixels (conv2d/hopper/), 1/32 of x's bytes, and now nothing keeps this kernel from streaming:
+    a block loads its first pixels, joins the statistics while they are in flight, and then reads
+    and writes alternately. A block may have any pixels, so all channels of a pixel are read
+    together, in full lines of memory, however many pixels there are.
 STATISTICS
-    (B, chunks, 2, C / 2) float32, for each chunk of a sample's pixels: the means of pairs of neighbouring channels,
-    then their variances. All chunks have the same number of pixels, which drops out:
+    (B, chunks, 2, C / 2) float32, for each chunk of a sample's pixels: the means of pairs of
+    neighbouring channels, then their variances. All chunks have the same number of pixels, which
+    drops out:
         mean of a group = average of its chunks' means
         variance        = average of (a chunk's variance + (its mean - mean)²)
     The first chunk's mean is subtracted before numbers are summed, so that one sweep is enough and
     little cancels (as in rung 2). An upsampled image, each pixel four times, has the statistics of
     the small one. Each part of a `Pair` has statistics of its own.
 LAUNCH
-    grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
-    Dynamic shared memory: two floats for each thread, channel and group.
+    grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight
+    channels, as in rung 3. Dynamic shared memory: two floats for each thread, channel and group.
 ACCURACY
-    z = x · scale + shift, where shift contains the mean: the error of that subtraction, 2⁻²⁴ of the mean, is far below
-    the 2⁻¹¹ to which x itself, in float16, is known. SiLU by the approximate tanh, as in rung 3.
+    z = x · scale + shift, where shift contains the mean: the error of that subtraction, 2⁻²⁴ of the
+    mean, is far below the 2⁻¹¹ to which x itself, in float16, is known. SiLU by the approximate
+    tanh, as in rung 3.
 DETERMINISM
-    every block of a sample adds the chunks' statistics in the same order; the first of them writes mean and rstd.
+    every block of a sample adds the chunks' statistics in the same order; the first of them writes
+    mean and rstd.
 COST
-    x and, with each block's pixels, its sample's statistics are read, y is written. Roof: memory bandwidth.
+    x and, with each block's pixels, its sample's statistics are read, y is written. Roof: memory
+    bandwidth.
 SOURCE
-    reference.py for the mathematics; joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
+    reference.py for the mathematics; joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37,
+    242.
 READ NEXT
     conv2d/hopper/, which leaves the statistics.
 """

@@ -1,44 +1,48 @@
 """GroupNorm, rung 3: one kernel a pass, which keeps what it normalises in shared memory.
 
 WHAT IS NEW, AND WHY IT PAYS
-    A block owns whole groups of one sample with all their pixels, so nothing is left for other kernels to join: the
-    forward is 1 launch instead of version 2's 3, the backward 1 instead of 5, and each launch that waits for the one
-    before costs about 4 µs. What is read stays in shared memory for the later sweeps over it. Copies by cp.async need
-    no registers on the way, so all of the block's loads are in flight at once, and the sums begin before the last have
-    arrived. In float32 it is as fast as version 2 (H100: 0.99 to 1.02×). It is kept for that type since the same text
-    takes 16-bit images that one_pass_half.py has no plan for, and `choose_plan` compares the forecasts of both.
-    What a thread needs besides pixels it loads while those are in flight, or while threads wait for each other.
+    A block owns whole groups of one sample with all their pixels, so nothing is left for other
+    kernels to join: the forward is 1 launch instead of version 2's 3, the backward 1 instead of 5,
+    and each launch that waits for the one before costs about 4 µs. What is read stays in shared
+    memory for the later sweeps over it. Copies by cp.async need no registers on the way, so all of
+    the block's loads are in flight at once, and the sums begin before the last have arrived. In
+    float32 it is as fast as version 2 (H100: 0.99 to 1.02×). It is kept for that type since the
+    same text takes 16-bit images that one_pass_half.py has no plan for, and `choose_plan` compares
+    the forecasts of both.
+    What a thread needs besides pixels it loads while those are in flight, or while threads wait for
+    each other.
 TILE
-    `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that do not fit in shared
-    memory are read again in each sweep, most likely from the L2 cache.
-    A thread has eight channels: 16 bytes of float16, 32 of float32. It reads only what it copied itself, so only the
-    sums need barriers.
+    `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that do not
+    fit in shared memory are read again in each sweep, most likely from the L2 cache.
+    A thread has eight channels: 16 bytes of float16, 32 of float32. It reads only what it copied
+    itself, so only the sums need barriers.
 TWO ARRAYS AS ONE
-    x may be a `Pair` (concat.py): two arrays whose channels are numbered consecutively, as where a UNet's skip
-    connection joins. The seam is a multiple of 8, so all channels of a thread are in one of the two, which it chooses
-    once, at the start; a group may have channels of both. A single array is passed as the Pair of itself and itself,
-    with the seam at C.
+    x may be a `Pair` (concat.py): two arrays whose channels are numbered consecutively, as where a
+    UNet's skip connection joins. The seam is a multiple of 8, so all channels of a thread are in
+    one of the two, which it chooses once, at the start; a group may have channels of both. A single
+    array is passed as the Pair of itself and itself, with the seam at C.
 LAUNCH
-    grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
-    threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile and takes the
-    best (plan.py).
+    grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared
+    memory: the sums of all threads (32 bytes each, backward 64), then pixels. `choose_plan`
+    forecasts the time of every tile and takes the best (plan.py).
 DETERMINISM
-    no atomics on numbers: a thread adds its pixels, a few threads add the threads' sums, in an order that the plan
-    decides, and so the shape, the type and the size of the device.
+    no atomics on numbers: a thread adds its pixels, a few threads add the threads' sums, in an
+    order that the plan decides, and so the shape, the type and the size of the device.
 ACCURACY
-    One sweep brings both sums: a thread adds up x less its first pixel, and the squares of that, of a few dozen pixels.
-    From these follow its mean and its squares about it, and once the group's mean is known n · (own - mean)² is added
-    to them (Chan et al.). Little cancels: the first pixel is among those whose squares are added up, so of n pixels the
-    squares about it are at most n + 1 times those about the mean, and n is MOST_PIXELS at most (plan.py).
-    Arithmetic is float32 for arrays of float16, too. SiLU takes the hardware's approximate 2ˣ and 1/x for float32: from
-    what `math.exp` and a rounded division give it differs by at most 2⁻²¹ of its value where |z| < 16; for 16 bits its
-    approximate tanh, by at most 2⁻¹² · |z|.
+    One sweep brings both sums: a thread adds up x less its first pixel, and the squares of that, of
+    a few dozen pixels. From these follow its mean and its squares about it, and once the group's
+    mean is known n · (own - mean)² is added to them (Chan et al.). Little cancels: the first pixel
+    is among those whose squares are added up, so of n pixels the squares about it are at most n + 1
+    times those about the mean, and n is MOST_PIXELS at most (plan.py).
+    Arithmetic is float32 for arrays of float16, too. SiLU takes the hardware's approximate 2ˣ and
+    1/x for float32: from what `math.exp` and a rounded division give it differs by at most 2⁻²¹ of
+    its value where |z| < 16; for 16 bits its approximate tanh, by at most 2⁻¹² · |z|.
 COST
     x read and y written once. Roof: memory bandwidth.
 SOURCE
-    reference.py for the mathematics; Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance",
-    eq. 1.5 (sums of two parts joined); PTX ISA, sections 9.7.3 (rcp.approx.ftz.f32, tanh.approx.f32) and 9.7.9.25.3
-    (cp.async).
+    reference.py for the mathematics; Chan, Golub and LeVeque 1983, "Algorithms for computing the
+    sample variance", eq. 1.5 (sums of two parts joined); PTX ISA, sections 9.7.3
+    (rcp.approx.ftz.f32, tanh.approx.f32) and 9.7.9.25.3 (cp.async).
 READ NEXT
     one_pass_backward.py
 """

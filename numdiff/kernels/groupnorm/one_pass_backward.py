@@ -3,29 +3,32 @@ parameters' gradients.
 
 WHAT IS NEW, AND WHY IT PAYS
     as in one_pass.py: one launch instead of five, and nothing is read twice that has room.
-    A multiprocessor starts only 16 special functions in a cycle, an eighth of its multiply-adds, so SiLU' is computed
+    A multiprocessor starts only 16 special functions in a cycle, an eighth of its multiply-adds, so
+    SiLU' is computed
     once: g = dy · SiLU' takes dy's place.
     Pixels that have no room are prefetched into the L2 cache at the start; in the last sweep they
     take the places of those that are done.
 PARAMETER GRADIENTS
-    A block leaves the sums of its channels in memory and counts itself. The last of the B blocks that share channels
-    adds them up over the samples, in the order of the samples, whichever block is last: no second launch, and the same
-    bits in every run. A fence on both sides of the count lets it see the others' sums. `cuda.atomic.inc` wraps, so the
-    counter is 0 again for the next launch. (one_pass_half.py leaves them to second_pass.py.)
+    A block leaves the sums of its channels in memory and counts itself. The last of the B blocks
+    that share channels adds them up over the samples, in the order of the samples, whichever block
+    is last: no second launch, and the same bits in every run. A fence on both sides of the count
+    lets it see the others' sums. `cuda.atomic.inc` wraps, so the counter is 0 again for the next
+    launch. (one_pass_half.py leaves them to second_pass.py.)
 TWO ARRAYS AS ONE
     as in one_pass.py; dx and the residual, which is added to dx, are Pairs like x.
 LAUNCH
     as one_pass.py; the shared memory of the threads' sums is 64 bytes each.
 DETERMINISM
-    no atomics on numbers: threads and blocks add in an order that the plan decides, and the last block the samples'.
+    no atomics on numbers: threads and blocks add in an order that the plan decides, and the last
+    block the samples'.
 ACCURACY
-    float32; only the g that is kept is rounded, once, to dy's type. SiLU' of 16 bits is made of an approximate tanh, of
-    float32 of 2ˣ and 1/x (one_pass.py): its error is 2⁻¹² · (1 + |z|) at most.
+    float32; only the g that is kept is rounded, once, to dy's type. SiLU' of 16 bits is made of an
+    approximate tanh, of float32 of 2ˣ and 1/x (one_pass.py): its error is 2⁻¹² · (1 + |z|) at most.
 COST
     x and dy (and the residual) read and dx written once. Roof: memory bandwidth.
 SOURCE
-    reference.py for the mathematics; CUDA programming guide, "Memory Fence Functions", whose example is a last block
-    that adds the others' sums.
+    reference.py for the mathematics; CUDA programming guide, "Memory Fence Functions", whose
+    example is a last block that adds the others' sums.
 READ NEXT
     warp_sums.py, for the kernels that 16 bits take where they fit.
 """

@@ -2,22 +2,26 @@
 a few turns ahead.
 
 WHAT IS NEW, AND WHY IT PAYS
-    In the one-pass backward for any tile (one_pass_backward.py) memory is idle half of the time. Here:
-    Sums are joined once (warp_sums.py), those of g · x and of g: one barrier instead of three, and 2 KiB of shared
-    memory instead of 32. Groups that are in several parts of a tile are joined after a second barrier.
-    Everything is kept. Of 64×64 pixels of x and dy all but an eighth fit in shared memory, of 16 channels in a block's,
-    of 32 in those of two (clusters.py), and that eighth is kept in registers (`near` turns of a thread, at most two):
-    nothing is read twice, and nothing is loaded late. Shared memory is short then, so two warps share a place for their
-    sums (`folded`), one after the other.
+    In the one-pass backward for any tile (one_pass_backward.py) memory is idle half of the time.
+    Here:
+    Sums are joined once (warp_sums.py), those of g · x and of g: one barrier instead of three, and
+    2 KiB of shared memory instead of 32. Groups that are in several parts of a tile are joined
+    after a second barrier.
+    Everything is kept. Of 64×64 pixels of x and dy all but an eighth fit in shared memory, of 16
+    channels in a block's, of 32 in those of two (clusters.py), and that eighth is kept in registers
+    (`near` turns of a thread, at most two): nothing is read twice, and nothing is loaded late.
+    Shared memory is short then, so two warps share a place for their sums (`folded`), one after the
+    other.
     Copies are issued AHEAD turns ahead, one turn's with each turn that is worked on. Were all
     issued at once, a warp would have to issue its last copy before its first sum, and stall
-    wherever no more may be in flight. Eight SiLU' side by side. A special function takes dozens of
-    cycles; one channel after the other, as ptxas arranges them when registers are few, a turn takes
-    8 times the latency from x to g. `through_silu8` takes each step for all
-    eight: a thread has 128 registers for that, since a block has at most 16 warps. No block-level
-    completion counter. The sums of a sample go to memory, and another launch adds up the samples',
-    in a training step together with other layers' gradients (second_pass.py). Were it done here,
-    the last block would end after all the
+    wherever no more may be in flight.
+    Eight SiLU' side by side. A special function takes dozens of cycles; one channel after the
+    other, as ptxas arranges them when registers are few, a turn takes 8 times the latency from x to
+    g. `through_silu8` takes each step for all
+    eight: a thread has 128 registers for that, since a block has at most 16 warps.
+    No block-level completion counter. The sums of a sample go to memory, and another launch adds up
+    the samples', in a training step together with other layers' gradients (second_pass.py). Were it
+    done here, the last block would end after all the
     others: a fence, the count, and two loads, one after the other.
     The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then
     loaded four turns at a time. An input that three operations read (a UNet's skip: the next
@@ -29,9 +33,10 @@ WHAT IS NEW, AND WHY IT PAYS
     far below the 2⁻¹¹ of float16 itself. dx is two products: g · scale + (x · slope + offset),
     where slope and offset contain both averages and the mean.
 LAUNCH
-    grid (C / tile, B, blocks of a cluster); a block has parts · team warps: warp w has part w % parts, and of each turn
-    the PIXELS pixels number w // parts. Dynamic shared memory: 8 bytes for each warp and channel of a part, half of it
-    where `folded`, 8 more for each channel of several parts, 8 more for each in a cluster, then the pixels. 128
+    grid (C / tile, B, blocks of a cluster); a block has parts · team warps: warp w has part w %
+    parts, and of each turn the PIXELS pixels number w // parts. Dynamic shared memory: 8 bytes for
+    each warp and channel of a part, half of it where `folded`, 8 more for each channel of several
+    parts, 8 more for each in a cluster, then the pixels. 128
     registers: four warps in each quarter of a multiprocessor.
 DETERMINISM, ACCURACY, COST, SOURCE
     as one_pass_backward.py

@@ -2,24 +2,27 @@
 bytes.
 
 WHAT IS NEW, AND WHY IT PAYS
-    The one-pass forward for any tile (one_pass.py) joins its sums twice, through 32 bytes of shared memory a thread and
-    four barriers, as the squares are about a mean that comes first. Here the squares are about one pixel of the sample,
-    the first, which all threads know: so both sums are joined at once (warp_sums.py), and one barrier is enough.
-    Tiles of 16 channels are what one block can keep of 64×64 pixels, but 32 bytes of each pixel are one sector, and the
-    L2 cache, which looks up a tag for each, was busy for two thirds of the time while memory waited. With 32 channels,
-    and two blocks of a cluster that share the pixels (clusters.py), it looks up half as many.
+    The one-pass forward for any tile (one_pass.py) joins its sums twice, through 32 bytes of shared
+    memory a thread and four barriers, as the squares are about a mean that comes first. Here the
+    squares are about one pixel of the sample, the first, which all threads know: so both sums are
+    joined at once (warp_sums.py), and one barrier is enough. Tiles of 16 channels are what one
+    block can keep of 64×64 pixels, but 32 bytes of each pixel are one sector, and the L2 cache,
+    which looks up a tag for each, was busy for two thirds of the time while memory waited. With 32
+    channels, and two blocks of a cluster that share the pixels (clusters.py), it looks up half as
+    many.
     Copies are issued AHEAD turns ahead, not all at once: so a warp issues few before its first sum.
 TILE
     A part, or as many as make whole groups (warp_sums.py); all pixels are kept in shared memory.
 LAUNCH
-    grid (C / tile, B, blocks of a cluster), parts · team warps. Dynamic shared memory: 8 bytes a warp for each channel
-    of a part, 8 for each channel of several parts, 8 more for each in a cluster, 4 for each channel, then the pixels.
+    grid (C / tile, B, blocks of a cluster), parts · team warps. Dynamic shared memory: 8 bytes a
+    warp for each channel of a part, 8 for each channel of several parts, 8 more for each in a
+    cluster, 4 for each channel, then the pixels.
 DETERMINISM, COST
     as one_pass.py
 ACCURACY
-    Of n pixels the squares about one of them are at most n + 1 times those about the mean, so a variance is off by
-    n · 2⁻²⁴ at most, 2⁻¹² of itself for 64×64 pixels, and only where that pixel is √n standard deviations away. SiLU as
-    in one_pass.py.
+    Of n pixels the squares about one of them are at most n + 1 times those about the mean, so a
+    variance is off by n · 2⁻²⁴ at most, 2⁻¹² of itself for 64×64 pixels, and only where that pixel
+    is √n standard deviations away. SiLU as in one_pass.py.
 SOURCE
     one_pass.py
 READ NEXT

@@ -12,11 +12,11 @@ MATHEMATICS
     Both averages are weighted sums of the channel sums that dbias and dweight need, so one pass
     gives all four.
 SHAPES
-    x, y, dx, dy, residual (B, ..., C) float32, float16 or bfloat16, channels last, P pixels; weight, bias (C,); mean,
-    rstd (B, G)
+    x, y, dx, dy, residual (B, ..., C) float32, float16 or bfloat16, channels last, P pixels;
+    weight, bias (C,); mean, rstd (B, G)
 COST
-    n elements of s bytes. v3: forward 2·s·n bytes (x, y), backward 3·s·n (x, dy, dx); v2 reads x, and dy, twice: 3·s·n
-    and 5·s·n. Roof: memory bandwidth.
+    n elements of s bytes. v3: forward 2·s·n bytes (x, y), backward 3·s·n (x, dy, dx); v2 reads x,
+    and dy, twice: 3·s·n and 5·s·n. Roof: memory bandwidth.
     The variance is never E[x²] - E[x]², which loses all digits where the mean is large compared
     with the deviation.
 SOURCE

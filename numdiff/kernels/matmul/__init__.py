@@ -29,8 +29,9 @@
     symmetric.py            products whose results are symmetric
 
 SOURCE
-    the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
-    34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
+    the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix
+    Multiplication", ACM TOMS 34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs
+    to Tune Dense Linear Algebra", SC 2008.
 """
 
 from .activations import (

@@ -8,7 +8,8 @@ FLOAT32, rungs 3 and 4, in the time of one multiply-add of a multiprocessor:
     second pass. Large products get the largest tiles, small ones many small tiles, and long sums
     with small results are split.
 16 BITS, rungs 5 and 6, in ns:
-        rounds · (steps of a slice · time of a step + time of the epilogue) + the second pass of a split
+        rounds · (steps of a slice · time of a step + time of the epilogue) + the second pass of a
+        split
     Rung 6 takes what a card's table says instead, where it has been measured (../tuning/), and
     pairs of blocks (see PAIRS in hopper/producer.py) only then.
 SOURCE

@@ -7,21 +7,22 @@ SHAPES
     A (M, K), B (K, N), C (M, N): float32, stored row by row
 VERSIONS
     v1  uncoalesced: `row, column = cuda.grid(2)`. Thread x is the one whose number runs fastest: the 32 threads of a
-        warp are 32 rows of C in one column. At each k they read 32 elements of A that are K apart,
-        in 32 different lines of memory, and for one number of B.
+        warp are 32 rows of C in one column. At each k they read 32 elements of A that are K apart, in 32 different
+        lines of memory, and for one number of B.
     v2  coalesced: `column, row = cuda.grid(2)`. The 32 threads are 32 columns of a row: they read one element of A,
         which all of them get, and for 32 neighbours of B, one line of 128 bytes. They write one line, too.
     The arithmetic is the same, and so are its bits.
 WHAT A GPU SEES
-    A warp's 32 loads are one request. It costs as many transactions as pieces of 32 bytes that it touches. In the
-    emulator `numdiff kernels check matmul_first --counts` counts them: on a small problem 7.1 for a request that loads
-    and 17.5 for one that stores in v1, 2.1 and 3.2 in v2.
+    A warp's 32 loads are one request. It costs as many transactions as pieces of 32 bytes that it
+    touches. In the emulator `numdiff kernels check matmul_first --counts` counts them: on a small
+    problem 7.1 for a request that loads and 17.5 for one that stores in v1, 2.1 and 3.2 in v2.
 LAUNCH
     blocks of 32 × 8 threads, one for each element of C; a thread outside of C does nothing.
 DETERMINISM
     one thread sums its products in the order of k.
 COST
-    4 · (M · K + K · N + M · N) bytes at least, 2 · M · N · K FLOPs. These kernels read 8 · M · N · K bytes.
+    4 · (M · K + K · N + M · N) bytes at least, 2 · M · N · K FLOPs. These kernels read 8 · M · N ·
+    K bytes.
 SOURCE
     the definition of the product.
 READ NEXT

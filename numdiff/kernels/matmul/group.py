@@ -4,16 +4,19 @@
     row_sums_p (M_p,) += A_p summed over K
 
 WHY IT PAYS
-    A DiT-S/2's four have 18, 6, 24 and 24 tiles of 128 × 192 for 132 multiprocessors. One by one, each is cut along K
-    into 6 to 15 slices, whose float32 parts a second pass adds up. Together they have 108 of 128 × 128, and none is
-    cut. A B/2's have 288 of 128 × 192: 264 are multiplied whole, in two waves, and 24 are cut. Where tiles nearly fill
-    the waves that they need, as XL/2's 648 do, none is cut (`choose`).
+    A DiT-S/2's four have 18, 6, 24 and 24 tiles of 128 × 192 for 132 multiprocessors. One by one,
+    each is cut along K into 6 to 15 slices, whose float32 parts a second pass adds up. Together
+    they have 108 of 128 × 128, and none is cut. A B/2's have 288 of 128 × 192: 264 are multiplied
+    whole, in two waves, and 24 are cut. Where tiles nearly fill the waves that they need, as XL/2's
+    648 do, none is cut (`choose`).
 TILES THAT ARE CUT
-    hopper/group_schedule.py says where, and hopper/parts.py how the last-arriving block reduces the partials.
-    The row sums, whose steps along K the tiles of a row share, are added up by another launch (../second_pass.py).
+    hopper/group_schedule.py says where, and hopper/parts.py how the last-arriving block reduces the
+    partials.
+    The row sums, whose steps along K the tiles of a row share, are added up by another launch
+    (../second_pass.py).
 DETERMINISM
-    as hopper/kernel.py and hopper/group_schedule.py: every order is fixed by the sizes and the number of
-    multiprocessors, whichever block is the last.
+    as hopper/kernel.py and hopper/group_schedule.py: every order is fixed by the sizes and the
+    number of multiprocessors, whichever block is the last.
 SOURCE
     as hopper/group_schedule.py and hopper/parts.py.
 READ NEXT

@@ -2,41 +2,46 @@
 (sm_90a).
 
 MATHEMATICS
-    C = scale_a · scale_b · A·Bᵀ + bias + residual, or what hopper/'s epilogues make of the product: GELU, SwiGLU,
-    their derivatives. A and B are E4M3 (numdiff/float8.py), each with a scale: A stands for scale_a · A.
+    C = scale_a · scale_b · A·Bᵀ + bias + residual, or what hopper/'s epilogues make of the product:
+    GELU, SwiGLU, their derivatives. A and B are E4M3 (numdiff/float8.py), each with a scale: A
+    stands for scale_a · A.
 SHAPES
-    a (M, K), b (N, K) uint8, the bits; scale_a, scale_b float32 (1,); bias (N,) float32; residual, results (M, N)
-    float16; a weight's gradient (M, N) float32
+    a (M, K), b (N, K) uint8, the bits; scale_a, scale_b float32 (1,); bias (N,) float32; residual,
+    results (M, N) float16; a weight's gradient (M, N) float32
 WHAT IS NEW, AND WHY IT PAYS
-    Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which float16's adds up 16, and a
-        row of 128 bytes is 128 of k. So a stage of the pipeline, its tensor maps, descriptors and
-        barriers are those of hopper/, byte for byte: the kernels here are its text with two other
-        constants, FP8 and PROMOTED.
+    Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which
+        float16's adds up 16, and a row of 128 bytes is 128 of k. So a stage of the pipeline, its
+        tensor maps, descriptors and barriers are those of hopper/, byte for byte: the kernels here
+        are its text with two other constants, FP8 and PROMOTED.
     Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ
         (quantise/ writes both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ
         (quantise/both.py). Its sum is split over blocks as hopper/work.py splits, in float32.
     PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K
         of thousands. Every 128 of k, one stage, the accumulators start again from zero, and a
         float32 addition takes them into sums of full precision. The additions of one consumer
-        overlap the products of the other. `promoted=False` leaves the sum to the tensor cores, as
-        in hopper/.
+        overlap the products of the other.
+        `promoted=False` leaves the sum to the tensor cores, as in hopper/.
     SCALES are on the device and are read by the kernel: the host knows none, so a training step can
-        be replayed. They multiply the sums before the epilogue, which therefore is float16's.
+    be replayed.
+        They multiply the sums before the epilogue, which therefore is float16's.
 WHAT REMAINS
-    With promotion a thread holds two sets of accumulators, so a tile has at most 192 columns, and the L2 cache, from
-    which 128 + BN rows of 128 bytes come for each stage, limits the kernel sooner than float16's. Blocks of a cluster
-    that share what they fetch (PAIRS in hopper/producer.py) would help.
+    With promotion a thread holds two sets of accumulators, so a tile has at most 192 columns, and
+    the L2 cache, from which 128 + BN rows of 128 bytes come for each stage, limits the kernel
+    sooner than float16's. Blocks of a cluster that share what they fetch (PAIRS in
+    hopper/producer.py) would help.
 VERSIONS
     one, in tiles of 128 × 64, 128, 192 and, without promotion, 256
 LAUNCH
-    as hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and registers
+    as hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and
+    registers
 NEEDS
     sm_90a; K a multiple of 16, because TMA needs rows that are multiples of 16 bytes, N one of 8
 DETERMINISM
     each output is summed in the order of k by one warpgroup.
 SOURCE
-    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433; DeepSeek-AI 2024, "DeepSeek-V3
-    Technical Report", arXiv:2412.19437, section 3.3.2, on promotion; PTX ISA, section 9.7.15.
+    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433; DeepSeek-AI 2024,
+    "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2, on promotion; PTX ISA, section
+    9.7.15.
 READ NEXT
     ../quantise/, which makes A, B and their scales.
 """

@@ -2,8 +2,9 @@
 calls.
 
 CHOICE
-    float32: rung 4 where all three matrices can be moved 16 bytes at a time, else rung 3; in place of rung 4 an
-        extension's, v5 tf32: where the device's switch `tf32` is on (extras/tf32/matmul.py).
+    float32: rung 4 where all three matrices can be moved 16 bytes at a time, else rung 3; in place
+        of rung 4 an extension's, v5 tf32: where the device's switch `tf32` is on
+        (extras/tf32/matmul.py).
     16-bit operands: rung 6 on sm_90, rung 5 from sm_80 on, where contiguous extents come in eights
         (and, for rung 6, a batch comes in whole tiles); else rung 2, which casts as it fetches its
         tiles.

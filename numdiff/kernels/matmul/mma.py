@@ -1,9 +1,9 @@
 """Matmul in float16, rung 5: the tensor cores of every GPU from sm_80 on.
 
 WHAT IS NEW, AND WHY IT PAYS
-    mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 2,048 multiply-adds where rung 4 spends 64
-        instructions of 32 (one a lane). Accumulators stay float32, operands are float16: half the
-        bytes as well.
+    mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 2,048 multiply-adds where rung
+        4 spends 64 instructions of 32 (one a lane). Accumulators stay float32, operands are
+        float16: half the bytes as well.
     ldmatrix: loads the fragments that mma.sync needs and spreads them over the lanes as it needs
         them; `.trans` transposes an operand that is contiguous along m or n. So no case of
         transposes needs a copy.
@@ -13,9 +13,9 @@ WHAT IS NEW, AND WHY IT PAYS
         32 load twice as many for the same products. Shared memory moves 128 bytes a cycle, which
         limited smaller warp tiles.
     Fragments of the next 16 of k are loaded while those of the last 16 are multiplied: two sets of
-    registers. A persistent grid: a block processes one tile after the other, and the copies for the
-    next tile are in flight during
-        an epilogue.
+    registers.
+    A persistent grid: a block processes one tile after the other, and the copies for the next tile
+        are in flight during an epilogue.
 A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's
     64 × 64; 64 × 64 with four warps of 32 × 32 where C is small. TILES says how far each steps
     along K, and how many stages: what fits into the 99 KiB of sm_86, sm_89 and sm_120.
@@ -25,15 +25,16 @@ EPILOGUE
     without going through shared memory. A slice of a split K writes its partial sums, and
     split_half.py adds them up.
 LAUNCH
-    as many blocks as fit on all multiprocessors at once, or as there are units; 256 or 128 threads; 48 to 96 KiB of
-    shared memory.
+    as many blocks as fit on all multiprocessors at once, or as there are units; 256 or 128 threads;
+    48 to 96 KiB of shared memory.
 NEEDS
-    contiguous extents that are multiples of 8: every chunk is then aligned, and wholly inside or outside.
+    contiguous extents that are multiples of 8: every chunk is then aligned, and wholly inside or
+    outside.
 DETERMINISM
     one warp sums each output in the order of k; slices are added in their order.
 SOURCE
-    PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async). What was predicted and measured:
-    docs/log/2026-11-mma.md
+    PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async). What was predicted and
+    measured: docs/log/2026-11-mma.md
 READ NEXT
     mma_layout.py; hopper/, where TMA and instructions up to 128 times as large take over.
 """

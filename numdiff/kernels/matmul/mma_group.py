@@ -5,21 +5,26 @@ they fill no round.
     row_sums_p (M_p,) += A_p summed over K
 
 WHY IT PAYS
-    A block of DiT-B/2 has 54, 18, 72 and 72 tiles of 128 × 256 for 132 multiprocessors. One by one, each is cut into
-    slices that never fill whole rounds, and a second pass adds up all of its results. Together they have 216: 132 are
-    multiplied whole, and the steps along K of the other 84 are distributed evenly, in two or three parts a tile.
+    A block of DiT-B/2 has 54, 18, 72 and 72 tiles of 128 × 256 for 132 multiprocessors. One by one,
+    each is cut into slices that never fill whole rounds, and a second pass adds up all of its
+    results. Together they have 216: 132 are multiplied whole, and the steps along K of the other 84
+    are distributed evenly, in two or three parts a tile.
 UNITS IN A TABLE
-    `schedule` makes a table of the launch's units, once for the same sizes, which stays on the device. So a unit costs
-    the kernel two loads of 16 bytes, whatever the schedule. Block b takes units b, b + blocks, …, until one is empty.
+    `schedule` makes a table of the launch's units, once for the same sizes, which stays on the
+    device. So a unit costs the kernel two loads of 16 bytes, whatever the schedule. Block b takes
+    units b, b + blocks, …, until one is empty.
 TILES THAT ARE CUT
-    Each part is written as a whole tile of float32; `add_tiles_kernel` adds them up in the order of k.
+    Each part is written as a whole tile of float32; `add_tiles_kernel` adds them up in the order of
+    k.
 ROW SUMS
-    The kernel has no registers left for them. `column_parts_kernel` reads all A once more, at the memory rate, and the
-    second pass of ../second_pass.py adds up its parts: two launches for all products.
+    The kernel has no registers left for them. `column_parts_kernel` reads all A once more, at the
+    memory rate, and the second pass of ../second_pass.py adds up its parts: two launches for all
+    products.
 DETERMINISM
     every order is fixed by the sizes and the number of multiprocessors.
 SOURCE
-    Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 4.3, "Basic Stream-K", and section 5.3 on hybrid schedules.
+    Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 4.3, "Basic Stream-K", and section 5.3
+    on hybrid schedules.
 READ NEXT
     split_half.py
 """

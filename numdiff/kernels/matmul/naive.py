@@ -1,15 +1,17 @@
 """Matmul, rung 1: one thread computes one output.
 
 WHAT IT DOES
-    Thread (row, column) walks along row `row` of A and column `column` of B and sums the products. The mathematics
-    is in reference.py, the arguments in operands.py.
+    Thread (row, column) walks along row `row` of A and column `column` of B and sums the products.
+    The mathematics is in reference.py, the arguments in operands.py.
 WHY IT IS SLOW
-    Every multiply-add needs two loads from memory: for M = N = K = 4096 that is 2 · 4096³ loads, 550 GB, of which each
-    number is the same one fetched 4096 times. Caches catch a part; the load instructions remain, two for each
-    multiply-add, and a multiprocessor can issue at most one load for four multiply-adds.
+    Every multiply-add needs two loads from memory: for M = N = K = 4096 that is 2 · 4096³ loads,
+    550 GB, of which each number is the same one fetched 4096 times. Caches catch a part; the load
+    instructions remain, two for each multiply-add, and a multiprocessor can issue at most one load
+    for four multiply-adds.
 WHAT IT DOES RIGHT
-    Neighbouring threads (threadIdx.x) take neighbouring columns, so where b_column is 1 a warp's loads of B and its
-    stores to C are neighbours in memory: one request instead of 32. Its loads of A are one address, a broadcast.
+    Neighbouring threads (threadIdx.x) take neighbouring columns, so where b_column is 1 a warp's
+    loads of B and its stores to C are neighbours in memory: one request instead of 32. Its loads of
+    A are one address, a broadcast.
 LAUNCH
     grid (ceil(M / 16) · ceil(N / 16), inner, outer), blocks of 16 × 16 threads.
 DETERMINISM

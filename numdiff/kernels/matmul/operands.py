@@ -13,8 +13,8 @@ ARGUMENTS OF EVERY KERNEL
     epilogue   `Epilogue`: what happens to a sum before it is written, see write_output
 
 GRID OF EVERY KERNEL
-    x the tiles of C, row by row (see first_output); y the inner batch, z the outer one. Only x may pass 65,535, and M
-    counts pixels, so the tiles of both axes share it.
+    x the tiles of C, row by row (see first_output); y the inner batch, z the outer one. Only x may
+    pass 65,535, and M counts pixels, so the tiles of both axes share it.
 SOURCE
     the leading dimensions of the BLAS: Dongarra et al. 1990, "A Set of Level 3 BLAS", ACM TOMS 16.
 """

@@ -7,8 +7,8 @@ MATHEMATICS
     where a is stored transposed, da is dA transposed: da = (dc·Bᵀ)ᵀ = B·dcᵀ. So each gradient is again one matmul
     of the same kind, and no array is ever transposed in memory.
 SHAPES
-    a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b; c (..., M, N)
-    the leading axes, the batch, are the same in all three
+    a (..., M, K), or (..., K, M) with transpose_a; b (..., K, N), or (..., N, K) with transpose_b;
+    c (..., M, N) the leading axes, the batch, are the same in all three
 SOURCE
     the definition of the product; its gradients follow from d(A·B) = dA·B + A·dB.
 READ NEXT

@@ -1,27 +1,34 @@
 """Matmul, rung 3: a tile of outputs in the registers of each thread.
 
 WHAT IS NEW
-    A block of 256 threads computes 64 × 64 outputs, each thread 4 × 4 of them. For every k a thread reads 4 elements of
-    A's tile and 4 of B's and makes all 16 products: an outer product, summed into 16 registers.
+    A block of 256 threads computes 64 × 64 outputs, each thread 4 × 4 of them. For every k a thread
+    reads 4 elements of A's tile and 4 of B's and makes all 16 products: an outer product, summed
+    into 16 registers.
 WHY IT PAYS
-    8 loads from shared memory now feed 16 multiply-adds, where rung 2 needed 32 loads. Registers are the only memory as
-    fast as the arithmetic. The larger tile also fetches each element of A and B 64 / 16 = 4 times less often.
+    8 loads from shared memory now feed 16 multiply-adds, where rung 2 needed 32 loads. Registers
+    are the only memory as fast as the arithmetic. The larger tile also fetches each element of A
+    and B 64 / 16 = 4 times less often.
 WHAT REMAINS
-    One load for two multiply-adds is still twice what shared memory can deliver; each load moves 4 bytes where it could
-    move 16; and while the next tiles are in flight from memory, all threads wait.
+    One load for two multiply-adds is still twice what shared memory can deliver; each load moves 4
+    bytes where it could move 16; and while the next tiles are in flight from memory, all threads
+    wait.
 WHICH 4 × 4
-    Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in every load of B's
-    tile neighbouring threads read neighbouring banks, and in every load of A's tile half a warp reads one address.
+    Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in
+    every load of B's tile neighbouring threads read neighbouring banks, and in every load of A's
+    tile half a warp reads one address.
 REGISTERS
-    The accumulators are tuples, not a `cuda.local.array`: an array could land in memory if the compiler left any loop
-    over it in place; a tuple's elements can only be named one by one, so they are registers.
+    The accumulators are tuples, not a `cuda.local.array`: an array could land in memory if the
+    compiler left any loop over it in place; a tuple's elements can only be named one by one, so
+    they are registers.
 LAUNCH
-    grid (ceil(M / 64) · ceil(N / 64), inner, outer), blocks of 256 threads; 8 KiB of shared memory. This is the rung
-    for operands that cannot be read 16 bytes at a time, such as the rows of 27 of a first 3 × 3 convolution.
+    grid (ceil(M / 64) · ceil(N / 64), inner, outer), blocks of 256 threads; 8 KiB of shared memory.
+    This is the rung for operands that cannot be read 16 bytes at a time, such as the rows of 27 of
+    a first 3 × 3 convolution.
 DETERMINISM
     one thread sums the products of each output in the order of k.
 SOURCE
-    Volkov and Demmel 2008, named in `__init__.py`: outputs in registers, inputs through shared memory.
+    Volkov and Demmel 2008, named in `__init__.py`: outputs in registers, inputs through shared
+    memory.
 READ NEXT
     vectorised.py, the fast one.
 """

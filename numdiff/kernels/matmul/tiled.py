@@ -1,20 +1,23 @@
 """Matmul, rung 2: tiles in shared memory.
 
 WHAT IS NEW
-    A block of 16 × 16 threads computes a 16 × 16 tile of C together. It walks along K in steps of 16: all threads
-    fetch a 16 × 16 tile of A and one of B into shared memory, one element each, wait for each other, and then each
-    thread sums 16 products out of the tiles.
+    A block of 16 × 16 threads computes a 16 × 16 tile of C together. It walks along K in steps of
+    16: all threads fetch a 16 × 16 tile of A and one of B into shared memory, one element each,
+    wait for each other, and then each thread sums 16 products out of the tiles.
 WHY IT PAYS
-    An element that was fetched once is now used by 16 threads: the traffic to memory falls 16 times.
+    An element that was fetched once is now used by 16 threads: the traffic to memory falls 16
+    times.
 WHAT REMAINS
-    Shared memory is fast but not free. Each multiply-add still needs two loads, now from there, and shared memory gives
-    one load for every four multiply-adds that the arithmetic units could do.
+    Shared memory is fast but not free. Each multiply-add still needs two loads, now from there, and
+    shared memory gives one load for every four multiply-adds that the arithmetic units could do.
 THE TWO BARRIERS
-    the first: no thread reads the tiles before all have written them. The second: none overwrites them before
-    all have read them. Both stand where every thread passes; threads outside the matrix fetch zeros, which add nothing.
+    the first: no thread reads the tiles before all have written them. The second: none overwrites
+    them before all have read them. Both stand where every thread passes; threads outside the matrix
+    fetch zeros, which add nothing.
 COALESCING
-    whichever axis of A or B has distance 1 is walked by neighbouring threads, whatever the transposition: that costs an
-    `if` while fetching, and the tile in shared memory looks the same either way.
+    whichever axis of A or B has distance 1 is walked by neighbouring threads, whatever the
+    transposition: that costs an `if` while fetching, and the tile in shared memory looks the same
+    either way.
 LAUNCH
     as rung 1; 2 KiB of shared memory.
 DETERMINISM

@@ -2,8 +2,9 @@
 one is used.
 
 WHAT IS NEW, AND WHY IT PAYS
-    8 × 8 outputs a thread: 16 numbers read from shared memory feed 64 multiply-adds.
-    16-byte loads (load4): those 16 numbers are 4 load instructions. So 64 of 68 instructions are arithmetic, where
+    8 × 8 outputs a thread: 16 numbers read from shared memory feed 64 multiply-adds. 16-byte loads
+    (load4): those 16 numbers are 4 load instructions. So 64 of 68 instructions are arithmetic,
+    where
         rung 3 had 16 of 24. Loads from memory and stores of C move 16 bytes a thread as well.
     Two buffers: while the threads multiply out of one pair of tiles, the next pair is already in
         flight from memory, into registers; it is stored into the other buffer when the
@@ -12,32 +13,35 @@ WHAT IS NEW, AND WHY IT PAYS
     The loop over k is unrolled by hand: no counter, no jump, every address a constant offset from
         one base, and the compiler can start a load several products before its numbers are used.
 THE TILE OF A WARP
-    32 threads as 4 × 8 own 32 × 64 outputs. Thread (y, x) owns rows 4y … 4y+3 and 16+4y … 16+4y+3, and columns
-    4x … 4x+3 and 32+4x … 32+4x+3: in fours, so that each four is one load4, and so that the eight threads of a row read
-    128 neighbouring bytes, all 32 banks of shared memory once. Threads that read the same four share one access.
+    32 threads as 4 × 8 own 32 × 64 outputs. Thread (y, x) owns rows 4y … 4y+3 and 16+4y … 16+4y+3,
+    and columns 4x … 4x+3 and 32+4x … 32+4x+3: in fours, so that each four is one load4, and so that
+    the eight threads of a row read 128 neighbouring bytes, all 32 banks of shared memory once.
+    Threads that read the same four share one access.
 
             x = 0 … 7     x = 0 … 7
            columns 0…31  columns 32…63
     y = 0…3  rows  0…15     4 × 4         4 × 4      of each thread
     y = 0…3  rows 16…31     4 × 4         4 × 4
 TILES IN SHARED MEMORY
-    both are [k][row or column], so that an outer product reads along rows. An operand whose neighbours in memory
-    run along k is transposed while loading, by four 4-byte stores; rows of tile + 4 elements put the 32 stores of a
-    warp into 32 different banks.
+    both are [k][row or column], so that an outer product reads along rows. An operand whose
+    neighbours in memory run along k is transposed while loading, by four 4-byte stores; rows of
+    tile + 4 elements put the 32 stores of a warp into 32 different banks.
 BLOCK TILES
-    128 × 128 for large products, 128 × 64 and 64 × 64 where the result is small or N is 64: see choice.py. A block
-    has one thread for every 64 outputs: 256, 128 or 64.
+    128 × 128 for large products, 128 × 64 and 64 × 64 where the result is small or N is 64: see
+    choice.py. A block has one thread for every 64 outputs: 256, 128 or 64.
 LAUNCH
-    grid (tiles of C, inner, outer). Shared memory 16.5, 12.5 or 8.5 KiB. About 128 registers a thread let two,
-    four or eight blocks live on a multiprocessor: while one waits at its barrier, the others multiply.
+    grid (tiles of C, inner, outer). Shared memory 16.5, 12.5 or 8.5 KiB. About 128 registers a
+    thread let two, four or eight blocks live on a multiprocessor: while one waits at its barrier,
+    the others multiply.
 NEEDS
-    distances and extents that are multiples of 4 elements, so that every four is 16-byte aligned and wholly inside
-    or outside of its matrix.
+    distances and extents that are multiples of 4 elements, so that every four is 16-byte aligned
+    and wholly inside or outside of its matrix.
 DETERMINISM
     one thread sums the products of each output in the order of k.
 SOURCE
-    Volkov and Demmel, SC 2008 (outer products in registers); Tan et al., "Fast Implementation of DGEMM on Fermi GPU",
-    SC 2011, section 4 (two buffers, and loads hidden behind the products). load4: PTX ISA, section 9.7.9.
+    Volkov and Demmel, SC 2008 (outer products in registers); Tan et al., "Fast Implementation of
+    DGEMM on Fermi GPU", SC 2011, section 4 (two buffers, and loads hidden behind the products).
+    load4: PTX ISA, section 9.7.9.
 READ NEXT
     split_k.py, for results too small to fill a GPU.
 """

@@ -11,8 +11,8 @@ MATHEMATICS                                       t = step + 1, the number of th
     ema, if given, then follows the new weight as in ema.py; half, if given, is the new weight rounded to float16
     or bfloat16.
 SHAPES
-    weight, gradient, m, v, ema flat (n,) float32; half (n,) float16 or bfloat16; step (1,) uint32; learning_rate,
-    gradient_norm, unscale (1,) float32
+    weight, gradient, m, v, ema flat (n,) float32; half (n,) float16 or bfloat16; step (1,) uint32;
+    learning_rate, gradient_norm, unscale (1,) float32
     The three scalars are on the device: a captured training step is replayed while they change.
 VERSIONS
     v1 naive: one thread an element.
@@ -26,8 +26,8 @@ LAUNCH
 DETERMINISM
     elementwise.
 COST
-    bytes: 28 n (four reads, three writes), 8 n more with an average, 2 n more with a copy; FLOPs about 15 n. Roof:
-    memory bandwidth.
+    bytes: 28 n (four reads, three writes), 8 n more with an average, 2 n more with a copy; FLOPs
+    about 15 n. Roof: memory bandwidth.
 SOURCE
     Kingma and Ba 2014, arXiv:1412.6980, algorithm 1.
     Decoupled decay: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2.

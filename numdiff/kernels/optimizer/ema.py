@@ -4,9 +4,11 @@ MATHEMATICS
     ema = ema + (1 - d) · (weight - ema)
     d = decay, or with warm-up min(decay, (1 + step) / (10 + step)), so that the random first
     weights are soon forgotten; then 1 - d = max(1 - decay, 9 / (10 + step)), which has no
-    cancellation. Nothing changes where gradient_norm is not finite.
+    cancellation.
+    Nothing changes where gradient_norm is not finite.
 SHAPES
-    ema, weight flat (n,) float32; step (1,) uint32 = updates done before this one; gradient_norm (1,) float32
+    ema, weight flat (n,) float32; step (1,) uint32 = updates done before this one; gradient_norm
+    (1,) float32
 VERSIONS
     v1 naive: one thread an element; v2 vectorised: one thread four, by 16-byte loads and stores.
 LAUNCH

@@ -3,28 +3,32 @@
 MATHEMATICS
     norm = √ Σ x_i²
 SHAPES
-    x flat (n,) float32 → (1,) float32; of ranges of x where only those are trained: each has its own blocks in the
-    first pass, and the second adds up the partials of all
+    x flat (n,) float32 → (1,) float32; of ranges of x where only those are trained: each has its
+    own blocks in the first pass, and the second adds up the partials of all
 OF PIECES
-    Ranks that share an update (nn/partition.py) have a part of the gradient each, and their norm must have the bits of
-    one rank's that has all. So `squares_of_pieces` gives each piece of the buffer, cut in the same places on any number
-    of ranks, a partial of its own; once all ranks have all partials, `root_of_sum` adds them up.
+    Ranks that share an update (nn/partition.py) have a part of the gradient each, and their norm
+    must have the bits of one rank's that has all. So `squares_of_pieces` gives each piece of the
+    buffer, cut in the same places on any number of ranks, a partial of its own; once all ranks have
+    all partials, `root_of_sum` adds them up.
 VERSIONS
-    v1 tree: two passes. Block p sums the squares of its share (thread k of it the elements k, k + stride, …) in
-       registers, then its 256 sums by a tree in shared memory: one partial a block. The second
-       kernel, a single block, sums the partials in the same way and takes the root.
+    v1 tree: two passes. Block p sums the squares of its share (thread k of it the elements k, k +
+       stride, …) in registers, then its 256 sums by a tree in shared memory: one partial a block.
+       The second kernel, a single block, sums the partials in the same way and takes the root.
     v2 vectorised: the same, with four elements by one 16-byte load and four running sums, so that
        no addition waits for the last.
     Of pieces: v2 with a block a piece, whose elements follow each other.
 LAUNCH
-    at most 512 blocks of 256 threads, or one a piece; then one block of 256; 1 KiB of shared memory.
+    at most 512 blocks of 256 threads, or one a piece; then one block of 256; 1 KiB of shared
+    memory.
 DETERMINISM
-    which elements a thread sums depends on n alone, not on the GPU, and the order of additions does not depend on which
-    block comes first (with atomics it would). So the bits are the same in every run.
+    which elements a thread sums depends on n alone, not on the GPU, and the order of additions does
+    not depend on which block comes first (with atomics it would). So the bits are the same in every
+    run.
 COST
     bytes: 4 n, read once; FLOPs 2 n. Roof: memory bandwidth.
 SOURCE
-    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", arXiv:1211.5063, algorithm 1.
+    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", arXiv:1211.5063,
+    algorithm 1.
 READ NEXT
     adamw.py, which clips by this norm.
 """

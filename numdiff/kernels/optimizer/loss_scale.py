@@ -13,8 +13,8 @@ MATHEMATICS                                       norm: of the gradients as they
     a step that overflowed                  gradient_norm = NaN, at which adamw.py and ema.py change nothing;
         doubling: S = S / 2; log2: S = S / 2; skipped += 1
 SHAPES
-    gradient_norm, scale, unscale (1,) float32; counts (3,) int32: clean steps since the scale last changed, steps
-    skipped, steps skipped in a row
+    gradient_norm, scale, unscale (1,) float32; counts (3,) int32: clean steps since the scale last
+    changed, steps skipped, steps skipped in a row
 VERSIONS
     v1 one thread.
 LAUNCH
@@ -24,8 +24,9 @@ DETERMINISM
 COST
     a few bytes.
 SOURCE
-    Micikevicius et al. 2017, "Mixed Precision Training", arXiv:1710.03740, section 3.2. The doubling rule with an
-    interval of 2000 is that of PyTorch's GradScaler; the log2 rule, +0.001 or -1 a step, that of guided-diffusion.
+    Micikevicius et al. 2017, "Mixed Precision Training", arXiv:1710.03740, section 3.2. The
+    doubling rule with an interval of 2000 is that of PyTorch's GradScaler; the log2 rule, +0.001 or
+    -1 a step, that of guided-diffusion.
 READ NEXT
     matmul/mma.py, the first of the kernels in float16.
 """

@@ -12,29 +12,34 @@ MATHEMATICS                                        for each matrix W (rows, colu
     directions, which a few examples ask for, get the step that common ones get. U·Vᵀ of full rank
     has numbers of root mean square 1 / √max(rows, columns), so the factor makes that of the update
     0.2, about AdamW's, and one learning rate and one decay serve both. (Jordan's own factor,
-    √max(1, rows / columns), needs a separate learning rate.) Nothing changes where gradient_norm is
-    not finite. ema and half follow the new weight as in adamw.py.
+    √max(1, rows / columns), needs a separate learning rate.)
+    Nothing changes where gradient_norm is not finite. ema and half follow the new weight as in
+    adamw.py.
 SHAPES
-    weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `Stack`s: `count` matrices, wherever they
-    begin; X (count, rows, columns) in float16 where there is a half, else in float32
+    weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `Stack`s: `count`
+    matrices, wherever they begin; X (count, rows, columns) in float16 where there is a half, else
+    in float32
 STACKS OF SEVERAL SHAPES
-    A UNet has a few matrices of each of many shapes, whose products are so small that the number of launches is what
-    they cost. A stack may hold matrices of up to `rows` × `columns`: X has each in its first rows and columns, and
-    zeros around it, which stay zeros and add nothing. `alike` says which shapes of a model should share one.
+    A UNet has a few matrices of each of many shapes, whose products are so small that the number of
+    launches is what they cost. A stack may hold matrices of up to `rows` × `columns`: X has each in
+    its first rows and columns, and zeros around it, which stay zeros and add nothing. `alike` says
+    which shapes of a model should share one.
 VERSIONS
     v1 naive: one thread an element at a time.
     v2 vectorised: four, by 16-byte loads and stores.
 LAUNCH
-    muon_momentum: two kernels, up to 64 blocks of 256 threads a matrix. The first updates m and sums the squares of n,
-    a partial sum a block; the second sums those, makes n again and writes X. muon_apply: a thread for four elements.
+    muon_momentum: two kernels, up to 64 blocks of 256 threads a matrix. The first updates m and
+    sums the squares of n, a partial sum a block; the second sums those, makes n again and writes X.
+    muon_apply: a thread for four elements.
 DETERMINISM
     the sum of squares has a fixed order, which depends on the shape alone; the rest is elementwise.
 COST
-    bytes an element: 22 for momentum and X in float16 (g and m twice, m written), 20 to apply it with average and copy,
-    where AdamW moves 38; FLOPs: newton_schulz.py.
+    bytes an element: 22 for momentum and X in float16 (g and m twice, m written), 20 to apply it
+    with average and copy, where AdamW moves 38; FLOPs: newton_schulz.py.
 SOURCE
-    Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon.
-    The factor and the decay: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv:2502.16982, section 2.2.
+    Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
+    kellerjordan.github.io/posts/muon. The factor and the decay: Liu et al. 2025, "Muon is Scalable
+    for LLM Training", arXiv:2502.16982, section 2.2.
 READ NEXT
     step_state.py.
 """

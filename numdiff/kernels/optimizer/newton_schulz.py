@@ -5,44 +5,48 @@ MATHEMATICS
         X ← a X + b (X·Xᵀ) X + c (X·Xᵀ)² X = U · (a S + b S³ + c S⁵) · Vᵀ
     acts on each singular value alone. Near zero it multiplies by a, so five iterations bring all
     from 1/500 on into [0.68, 1.21]; they do not converge to 1, which costs nothing in training and
-    saves iterations. X·Xᵀ is taken on the smaller side: where X has more rows than columns, X ← X
-    (a + b XᵀX + c (XᵀX)²).
+    saves iterations.
+    X·Xᵀ is taken on the smaller side: where X has more rows than columns, X ← X (a + b XᵀX + c
+    (XᵀX)²).
 BY WAY OF THE GRAM MATRIX
-    X enters the factor through G = X·Xᵀ alone: B = a I + b G + c G² and X ← B X, so the next Gram matrix is B G B, for
-    which no X is needed. Of several iterations in a row
+    X enters the factor through G = X·Xᵀ alone: B = a I + b G + c G² and X ← B X, so the next Gram
+    matrix is B G B, for which no X is needed. Of several iterations in a row
         B = a I + b G + c G²,        Q ← B Q,        G ← B G B,        and at the end X ← Q X.
     With s the smaller side and l the larger, two of them take 2 s² l + 5 s³ multiply-adds instead
     of 4 s² l + 2 s³. All but Q X are symmetric, because polynomials of one matrix commute:
-    `matmul_symmetric` computes one half. G has the squares of the singular values. What float16
-    rounds away of them returns when X is formed again and its Gram matrix taken: after two
-    iterations, one, and two (`parts_of`). Then the result is as far from the exact one as by single
-    iterations: 1e-3 to 4e-2 of its norm for random matrices, low rank with noise, a condition of
-    10⁶, and one singular value fifty times the others. Five in a row would be up to thirty times as
-    far. In float32 three and two suffice.
+    `matmul_symmetric` computes one half.
+    G has the squares of the singular values. What float16 rounds away of them returns when X is
+    formed again and its Gram matrix taken: after two iterations, one, and two (`parts_of`). Then
+    the result is as far from the exact one as by single iterations: 1e-3 to 4e-2 of its norm for
+    random matrices, low rank with noise, a condition of 10⁶, and one singular value fifty times the
+    others. Five in a row would be up to thirty times as far. In float32 three and two suffice.
     On the host, where products are dear, float32 makes all five in a row, without b on G, which
     would round it: within 3e-3 of the result's norm, also where G has lost singular values below
     2⁻¹² of the largest.
-NO PASS BETWEEN THE PRODUCTS. A product adds a `residual` with a factor of one, and a number to the diagonal. In a row
-    of iterations b G is kept instead of G: B = (c / b²) (b G)² + (b G) + a I. A single one adds no matrix at all, by
-    completing the square: B = c (G + h I)² + (a - c h²) I with h = b / 2c.
-    x begins as a⁵ X and is a⁵⁻ᵏ X after k iterations, of which the next G knows. The better for float16: the first X of
-    a 768 × 768 matrix has numbers of about 1/768, many of them subnormal there; 485 times as large they keep all their
-    bits.
+NO PASS BETWEEN THE PRODUCTS. A product adds a `residual` with a factor of one, and a number to the
+    diagonal. In a row of iterations b G is kept instead of G: B = (c / b²) (b G)² + (b G) + a I. A
+    single one adds no matrix at all, by completing the square: B = c (G + h I)² + (a - c h²) I with
+    h = b / 2c. x begins as a⁵ X and is a⁵⁻ᵏ X after k iterations, of which the next G knows. The
+    better for float16: the first X of a 768 × 768 matrix has numbers of about 1/768, many of them
+    subnormal there; 485 times as large they keep all their bits.
 SHAPES
     x (batch, rows, columns) float32, or float16 with float32 sums; the result likewise
 LAUNCH
-    15 products where l < 2 s, else 17, each of the whole batch in one launch: for float16 wgmma, or mma.sync where 128
-    does not divide the extents (wgmma's tiles must not reach into the next matrix). A transpose is a flag of the
-    product.
+    15 products where l < 2 s, else 17, each of the whole batch in one launch: for float16 wgmma, or
+    mma.sync where 128 does not divide the extents (wgmma's tiles must not reach into the next
+    matrix). A transpose is a flag of the product.
 DETERMINISM
     that of the products: a fixed order for each sum.
 COST
-    FLOPs, a symmetric product counted as half: of k iterations in a row 3 s² l + (4 k - 3) s³ for a matrix;
-    bytes: each product's operands, residual and result. Roof: arithmetic, but for matrices below about 256 × 256.
+    FLOPs, a symmetric product counted as half: of k iterations in a row 3 s² l + (4 k - 3) s³ for a
+    matrix;
+    bytes: each product's operands, residual and result. Roof: arithmetic, but for matrices below
+    about 256 × 256.
 SOURCE
-    Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon,
-    with these coefficients. The iteration: Björck and Bowie 1971, "An iterative algorithm for computing the best
-    estimate of an orthogonal matrix", SIAM J. Numer. Anal. 8.
+    Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
+    kellerjordan.github.io/posts/muon, with these coefficients. The iteration: Björck and Bowie
+    1971, "An iterative algorithm for computing the best estimate of an orthogonal matrix", SIAM J.
+    Numer. Anal. 8.
 READ NEXT
     muon.py, which does this to the momentum.
 """

@@ -16,8 +16,9 @@ MATHEMATICS
     next row        row = table[step], then step = step + 1: the numbers of a sampler's next step
     count           updates = updates + 1 where gradient_norm is finite: Adam's t, which skipped steps leave alone
 SHAPES
-    step, updates (1,) uint32; learning_rate, loss, gradient_norm (1,) float32; first_bad_step (1,) int32, -1 for none;
-    counts (3,) int32 as in loss_scale.py; table (steps, width) and row (width,) uint32, the bits of whatever numbers
+    step, updates (1,) uint32; learning_rate, loss, gradient_norm (1,) float32; first_bad_step (1,)
+    int32, -1 for none; counts (3,) int32 as in loss_scale.py; table (steps, width) and row (width,)
+    uint32, the bits of whatever numbers
 VERSIONS
     v1.
 LAUNCH

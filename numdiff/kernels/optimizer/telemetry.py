@@ -4,8 +4,8 @@ many steps later.
 MATHEMATICS
     ring[step mod R] = (loss · scale, gradient norm, learning rate, loss scale, steps skipped)
 SHAPES
-    ring float32 (R, 5); step uint32 (1,); loss, gradient_norm, learning_rate, loss_scale float32 (1,); counts int32
-    (3,) as in loss_scale.py
+    ring float32 (R, 5); step uint32 (1,); loss, gradient_norm, learning_rate, loss_scale float32
+    (1,); counts int32 (3,) as in loss_scale.py
 VERSIONS
     v1 five threads, one number each.
 LAUNCH
@@ -13,8 +13,8 @@ LAUNCH
 DETERMINISM
     one writer an element.
 COST
-    negligible compared with a launch. The point is what it saves: reading a loss on the host waits for the whole
-    device.
+    negligible compared with a launch. The point is what it saves: reading a loss on the host waits
+    for the whole device.
 SOURCE
     plain bookkeeping, no source.
 READ NEXT

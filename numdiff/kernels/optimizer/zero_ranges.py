@@ -8,8 +8,9 @@ MATHEMATICS
     then neither the zeros nor the reading of them is paid. So of a DiT's flat gradient only the
     biases and a few small weights are zeroed here.
 SHAPES
-    flat (n,) float32; ranges (R, 2) int64, on the same engine: first element and the one after the last of each, with
-    starts in multiples of 4 and none longer than PIECE; `pieces` cuts long ranges so
+    flat (n,) float32; ranges (R, 2) int64, on the same engine: first element and the one after the
+    last of each, with starts in multiples of 4 and none longer than PIECE; `pieces` cuts long
+    ranges so
 VERSIONS
     v1 a block a range: four elements a thread, by 16-byte stores; what is left over one by one.
 LAUNCH

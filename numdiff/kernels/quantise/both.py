@@ -12,17 +12,19 @@ SHAPES
     C is a multiple of 16, P is R rounded up to one, as TMA wants rows of 16 bytes; elements beyond
     R are zero.
 VERSIONS
-    one, a tile of 64 × 64 at a time: words of four bytes go through shared memory, and a thread turns four of them,
-    four rows of four columns, by eight byte permutations
+    one, a tile of 64 × 64 at a time: words of four bytes go through shared memory, and a thread
+    turns four of them, four rows of four columns, by eight byte permutations
 LAUNCH
-    at most PARTIALS blocks of 256 threads, each for every gridDim-th tile; 5.4 KiB of static shared memory
+    at most PARTIALS blocks of 256 threads, each for every gridDim-th tile; 5.4 KiB of static shared
+    memory
 DETERMINISM
-    the order of all additions follows from the shape: within a tile a tree, then the tiles' sums by second_pass.py.
+    the order of all additions follows from the shape: within a tile a tree, then the tiles' sums by
+    second_pass.py.
 COST
     4 bytes a number, 2 of them where it is in E4M3 already. Roof: memory.
 SOURCE
-    PTX ISA, section 9.7.9.7 (prmt); Micikevicius et al. 2022, arXiv:2209.05433, for the use of 8-bit operands in weight
-    gradients.
+    PTX ISA, section 9.7.9.7 (prmt); Micikevicius et al. 2022, arXiv:2209.05433, for the use of
+    8-bit operands in weight gradients.
 READ NEXT
     linear_fp8.py, which has three products of a layer made of these.
 """

@@ -2,11 +2,13 @@
 both orientations.
 
 MATHEMATICS
-    q = E4M3(x / scale), so scale · q is x with 4 significant bits, as long as |x| ≤ 448 · scale; what is larger becomes
-    448 · scale, and what is no finite number NaN, so that an overflow stays one.
+    q = E4M3(x / scale), so scale · q is x with 4 significant bits, as long as |x| ≤ 448 · scale;
+    what is larger becomes 448 · scale, and what is no finite number NaN, so that an overflow stays
+    one.
     All scales are powers of two: x / scale and scale · q are exact, and only E4M3 itself rounds.
-    Activations and gradients, delayed scaling: one pass over a tensor rounds it, with the scale of the step before, and
-        finds its largest magnitude. At the step's end, of the last HISTORY steps,
+    Activations and gradients, delayed scaling: one pass over a tensor rounds it, with the scale of
+        the step before, and finds its largest magnitude. At the step's end, of the last HISTORY
+        steps,
             scale = the least power of two ≥ MARGIN · largest / 448,
         so that the next step's numbers may be MARGIN times as large. A step with a number that is
         not finite is ignored; without any step counted yet the scale stays. Several ranks need the
@@ -24,18 +26,21 @@ SHAPES
 VERSIONS
     one of each: 16 numbers a thread and turn, 32 bytes in and 16 out
 LAUNCH
-    quantise_forward: at most PARTIALS blocks of 256 threads. scale_update, share_largest: a block a tensor.
-    quantise_weights: a block for each 64 × 64 of every matrix, two passes: the largest, then the bytes; 5 KiB of static
-    shared memory
+    quantise_forward: at most PARTIALS blocks of 256 threads. scale_update, share_largest: a block a
+    tensor.
+    quantise_weights: a block for each 64 × 64 of every matrix, two passes: the largest, then the
+    bytes; 5 KiB of static shared memory
 DETERMINISM
-    a magnitude is compared as the integer that its bits are: the largest of all is exact, in whatever order. Each
-    block has a place of its own in `amax`, and keeps the larger of what is there (of another microbatch) and its own;
-    kernels that round what they write (`keep_largest`) share places, by an integer maximum.
+    a magnitude is compared as the integer that its bits are: the largest of all is exact, in
+    whatever order. Each block has a place of its own in `amax`, and keeps the larger of what is
+    there (of another microbatch) and its own; kernels that round what they write (`keep_largest`)
+    share places, by an integer maximum.
 COST
     3 bytes a number; a weight 2 + 4. Roof: memory.
 SOURCE
-    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, section 3.2, on a scale a tensor; Peng
-    et al. 2023, "FP8-LM", arXiv:2310.18313, and NVIDIA's Transformer Engine, on delayed scaling.
+    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, section 3.2, on a
+    scale a tensor; Peng et al. 2023, "FP8-LM", arXiv:2310.18313, and NVIDIA's Transformer Engine,
+    on delayed scaling.
 READ NEXT
     both.py: activations and gradients in both orientations, too.
 """

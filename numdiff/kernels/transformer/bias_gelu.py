@@ -6,18 +6,20 @@ MATHEMATICS
 SHAPES
     x, y, dx, dy (..., C) float32, the other axes read as M rows; bias, dbias (C,)
 VERSIONS
-    v1 naive: one thread an element, backward a thread a column; v2 vectorised: four columns a thread, the backward's
-    sums in a tree in the same pass: dx is not read again for dbias (C a multiple of 4). fuse/ writes both.
+    v1 naive: one thread an element, backward a thread a column; v2 vectorised: four columns a
+    thread, the backward's sums in a tree in the same pass: dx is not read again for dbias (C a
+    multiple of 4). fuse/ writes both.
 LAUNCH, DETERMINISM
     as fuse/
 COST
-    bytes: 8 n forward; 12 n backward, where GELU's backward and then the bias's would move 16 n. FLOPs: 10 and 19 an
-    element, a tanh counted as one. Roof: memory bandwidth.
+    bytes: 8 n forward; 12 n backward, where GELU's backward and then the bias's would move 16 n.
+    FLOPs: 10 and 19 an element, a tanh counted as one. Roof: memory bandwidth.
 SOURCE
     Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
 READ NEXT
-    matmul/activations.py: where Hopper's kernels run both matmuls, GELU is part of them, and this file's kernels do not
-    run (`mlp` in numdiff/nn/functional/feed_forward.py); numdiff/nn/dit.py, where the block is put together.
+    matmul/activations.py: where Hopper's kernels run both matmuls, GELU is part of them, and this
+    file's kernels do not run (`mlp` in numdiff/nn/functional/feed_forward.py); numdiff/nn/dit.py,
+    where the block is put together.
 """
 
 import numpy as np

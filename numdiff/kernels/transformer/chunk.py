@@ -6,7 +6,8 @@ MATHEMATICS
 SHAPES
     x, dx (B, n·C) float32; parts n arrays (B, C), which are slices of one array (n, B, C); n ≤ 6
 VERSIONS
-    v1 one thread an element. The arrays are small, a few hundred kilobytes: there is nothing to gain by more.
+    v1 one thread an element. The arrays are small, a few hundred kilobytes: there is nothing to
+    gain by more.
 LAUNCH
     ceil(B · n · C / 256) blocks of 256 threads. No shared memory.
 DETERMINISM

@@ -2,9 +2,10 @@
 meet.
 
 MATHEMATICS
-    as chunk.py: part_k[b, c] = x[b, k·C + c]; backward dx[b, k·C + c] = Σ_p partial[b, p, k·C + c], 0 for a part that
-    was not used. The gradient of a part is often a sum over tokens that several blocks share: each block (p) leaves its
-    share in `partial`, next to those of the other parts, and one pass adds them all up.
+    as chunk.py: part_k[b, c] = x[b, k·C + c]; backward dx[b, k·C + c] = Σ_p partial[b, p, k·C + c],
+    0 for a part that was not used. The gradient of a part is often a sum over tokens that several
+    blocks share: each block (p) leaves its share in `partial`, next to those of the other parts,
+    and one pass adds them all up.
 SHAPES
     x, dx (B, n·C) float16 or float32; partial (B, blocks, n·C) float32
 VERSIONS
@@ -14,7 +15,8 @@ LAUNCH
 DETERMINISM
     the blocks' shares are added in order.
 COST
-    forward: nothing, where chunk.py copies. Backward: 4 · blocks bytes read and 2 or 4 written an element.
+    forward: nothing, where chunk.py copies. Backward: 4 · blocks bytes read and 2 or 4 written an
+    element.
 SOURCE
     nothing to cite.
 READ NEXT

@@ -8,17 +8,19 @@ MATHEMATICS
 SHAPES
     x, h, y, dy, dh (B, ..., C) float32, channels last, T tokens; gate, dgate (B, C)
 VERSIONS
-    v1 naive: one thread an element, backward a thread a channel of an image; v2 vectorised: four channels a thread, the
-    backward's sums in a tree in the same pass (C a multiple of 4). fuse/ writes both.
+    v1 naive: one thread an element, backward a thread a channel of an image; v2 vectorised: four
+    channels a thread, the backward's sums in a tree in the same pass (C a multiple of 4). fuse/
+    writes both.
 LAUNCH, DETERMINISM
     as fuse/
 COST
     bytes: 12 n forward, 12 n backward (dx is dy itself and costs nothing). Roof: memory bandwidth.
 SOURCE
-    Peebles and Xie 2023, arXiv:2212.09748, section 3.2 (adaLN-Zero: α); Goyal et al. 2017, arXiv:1706.02677, section
-    5.1, for starting residual branches at zero.
+    Peebles and Xie 2023, arXiv:2212.09748, section 3.2 (adaLN-Zero: α); Goyal et al. 2017,
+    arXiv:1706.02677, section 5.1, for starting residual branches at zero.
 READ NEXT
-    bias_gelu.py, which stands inside the branch; gate_adaln/, this and the norm that follows in one pass.
+    bias_gelu.py, which stands inside the branch; gate_adaln/, this and the norm that follows in one
+    pass.
 """
 
 import numpy as np

@@ -7,10 +7,11 @@ MATHEMATICS
     patchify is a convolution with kernel and stride p: its weight (D, p, p, C) is the matrix (D,
     p·p·C) without a copy.
 SHAPES
-    x (B, h·p, w·p, C) float32, channels last; tokens (B, h·w, p·p·C), elements in the order (row, column, channel)
+    x (B, h·p, w·p, C) float32, channels last; tokens (B, h·w, p·p·C), elements in the order (row,
+    column, channel)
 VERSIONS
-    v1 naive: one thread an element: finds its pixel and channel by divisions.
-    v2 vectorised: one thread four elements: a patch's row, p·C elements, is contiguous in both arrays, so where p·C is
+    v1 naive: one thread an element: finds its pixel and channel by divisions. v2 vectorised: one
+    thread four elements: a patch's row, p·C elements, is contiguous in both arrays, so where p·C is
        a multiple of 4 sixteen bytes move at a time and the divisions are shared.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them. No shared memory.
@@ -19,8 +20,8 @@ DETERMINISM
 COST
     bytes: 8 n. Roof: memory bandwidth. Far smaller than anything that follows.
 SOURCE
-    Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1; the order of unpatchify's elements is DiT's
-    (arXiv:2212.09748).
+    Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1; the order of unpatchify's elements is
+    DiT's (arXiv:2212.09748).
 READ NEXT
     chunk.py, which splits channels instead of pixels.
 """

@@ -13,14 +13,15 @@ VERSIONS
 LAUNCH, DETERMINISM
     as fuse/
 COST
-    in passes over an array of n elements: 3 forward, 5 backward. 3 and 9 FLOPs an element, and an exponential.
-    Roof: memory bandwidth. The bias before it is the matmul's, which adds it and makes its gradient without a pass of
-    its own.
+    in passes over an array of n elements: 3 forward, 5 backward. 3 and 9 FLOPs an element, and an
+    exponential.
+    Roof: memory bandwidth. The bias before it is the matmul's, which adds it and makes its gradient
+    without a pass of its own.
 SOURCE
     Shazeer 2020, arXiv:2002.05202, eq. 6.
 READ NEXT
-    gate_adaln/, four passes in one; matmul/activations.py: where Hopper's kernels run the products on both
-    sides, SwiGLU is part of them, and this file's kernels do not run.
+    gate_adaln/, four passes in one; matmul/activations.py: where Hopper's kernels run the products
+    on both sides, SwiGLU is part of them, and this file's kernels do not run.
 """
 
 import numpy as np

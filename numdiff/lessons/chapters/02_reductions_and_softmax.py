@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 2. Reductions and softmax
 #
-# A sum needs threads that work together. This chapter goes from one thread that does everything to a softmax that reads
-# each row twice instead of three times. On the way a barrier is missing, a sum changes with the order of the threads,
-# and an exponential overflows.
+# A sum needs threads that work together. This chapter goes from one thread that does everything to
+# a softmax that reads each row twice instead of three times. On the way a barrier is missing, a sum
+# changes with the order of the threads, and an exponential overflows.
 
 # %%
 import math
@@ -20,8 +20,8 @@ x = rng.standard_normal(64, np.float32)
 # %% [markdown]
 # ## A sum, one element after the other
 #
-# One thread can add 64 numbers. It takes 64 steps, each of which waits for the one before, and 63 threads are idle.
-# Each load is a request of its own and fetches 32 bytes for the 4 that it uses.
+# One thread can add 64 numbers. It takes 64 steps, each of which waits for the one before, and 63
+# threads are idle. Each load is a request of its own and fetches 32 bytes for the 4 that it uses.
 
 
 # %%
@@ -41,9 +41,9 @@ print("right:", np.isclose(y[0], x.sum()))
 # %% [markdown]
 # ## A tree, and the barrier in its loop
 #
-# Half of the threads add the other half's numbers to their own. Then half of those do the same. After log2(64) = 6
-# steps one number is left. Each step reads what other threads wrote in the step before. So where does a barrier belong?
-# This kernel has one before the loop.
+# Half of the threads add the other half's numbers to their own. Then half of those do the same.
+# After log2(64) = 6 steps one number is left. Each step reads what other threads wrote in the step
+# before. So where does a barrier belong? This kernel has one before the loop.
 
 
 # %%
@@ -65,8 +65,9 @@ def tree_wrong(x, y):
 faults(tree_wrong, 1, 64, x, y)
 
 # %% [markdown]
-# The race is in one line with itself: thread 0 reads the sum that another thread wrote in the step before. The barrier
-# belongs into the loop, and not into the `if`: a barrier that only some threads reach never opens.
+# The race is in one line with itself: thread 0 reads the sum that another thread wrote in the step
+# before. The barrier belongs into the loop, and not into the `if`: a barrier that only some threads
+# reach never opens.
 
 
 # %%
@@ -91,16 +92,17 @@ print("right:", np.isclose(y[0], x.sum()))
 timeline(tree, 1, 64, x, y)
 
 # %% [markdown]
-# The timeline shows seven barriers. Warp 1 has nothing to add after the first step, and waits at every one of them.
+# The timeline shows seven barriers. Warp 1 has nothing to add after the first step, and waits at
+# every one of them.
 #
 # Puzzles: 9, 11, 12
 
 # %% [markdown]
 # ## A warp needs no barrier
 #
-# The 32 lanes of a warp can read each other's registers. `shfl_xor_sync(mask, value, d)` gives each lane the value of
-# the lane whose number differs in bit d. Five such *shuffles* add 32 numbers, without shared memory and without a
-# barrier. Two warps then need one exchange.
+# The 32 lanes of a warp can read each other's registers. `shfl_xor_sync(mask, value, d)` gives each
+# lane the value of the lane whose number differs in bit d. Five such *shuffles* add 32 numbers,
+# without shared memory and without a barrier. Two warps then need one exchange.
 
 # %%
 ALL = 0xFFFFFFFF  # the mask: all 32 lanes take part
@@ -132,16 +134,17 @@ print(chains)
 bars("One sum of 64 numbers", chains, "steps: lines, one after the other")
 
 # %% [markdown]
-# The bars are the length of each timeline: what has to happen one after the other, however many threads there are.
+# The bars are the length of each timeline: what has to happen one after the other, however many
+# threads there are.
 #
 # Puzzles: 14, 15
 
 # %% [markdown]
 # ## The order of a sum changes its bits
 #
-# float32 keeps 24 bits, and every addition rounds. `cuda.atomic.add` adds to one number from all threads, in the order
-# in which they come. The emulator can run threads forward, reversed or shuffled. A GPU has an order of its own each
-# day.
+# float32 keeps 24 bits, and every addition rounds. `cuda.atomic.add` adds to one number from all
+# threads, in the order in which they come. The emulator can run threads forward, reversed or
+# shuffled. A GPU has an order of its own each day.
 
 
 # %%
@@ -162,14 +165,15 @@ for kernel in (sum_atomic, tree, shuffles):
     )
 
 # %% [markdown]
-# The tree and the shuffles fix who adds what, so they give the same bits every time. numdiff has no atomic float
-# addition anywhere: two trainings on one machine give the same model, bit for bit.
+# The tree and the shuffles fix who adds what, so they give the same bits every time. numdiff has no
+# atomic float addition anywhere: two trainings on one machine give the same model, bit for bit.
 
 # %% [markdown]
 # ## Many blocks: two passes
 #
-# Blocks cannot wait for each other. So each block writes its partial sum to memory, and a second launch, of one block,
-# adds them. A launch begins when the one before has ended, which is the barrier of the whole grid.
+# Blocks cannot wait for each other. So each block writes its partial sum to memory, and a second
+# launch, of one block, adds them. A launch begins when the one before has ended, which is the
+# barrier of the whole grid.
 
 
 # %%
@@ -197,8 +201,9 @@ print("right:", np.isclose(y[0], many.sum(), atol=1e-3))
 # %% [markdown]
 # ## Softmax: why the maximum comes first
 #
-# Softmax turns a row of numbers into shares that add up to 1: e^x / Σ e^x. As written it fails early. float32 ends at
-# 3.4e38, and e^89 is larger. Multiplying both sides by e^-max changes nothing, and then no exponent is above 0.
+# Softmax turns a row of numbers into shares that add up to 1: e^x / Σ e^x. As written it fails
+# early. float32 ends at 3.4e38, and e^89 is larger. Multiplying both sides by e^-max changes
+# nothing, and then no exponent is above 0.
 
 # %%
 row = np.array([1, 2, 100], np.float32)
@@ -210,8 +215,9 @@ print("with the maximum:", (safe / safe.sum()).round(3))
 # %% [markdown]
 # ## Three passes over a row
 #
-# One warp for each row. Lane t sees elements t, t + 32, …: neighbouring lanes read neighbouring elements. The first
-# pass finds the maximum, the second the sum, the third writes. Every pass reads the whole row.
+# One warp for each row. Lane t sees elements t, t + 32, …: neighbouring lanes read neighbouring
+# elements. The first pass finds the maximum, the second the sum, the third writes. Every pass reads
+# the whole row.
 
 
 # %%
@@ -245,8 +251,9 @@ print("right:", np.allclose(y, wanted, rtol=1e-5))
 # %% [markdown]
 # ## The online softmax: maximum and sum in one pass
 #
-# Walk along the row with two numbers: m, the maximum so far, and l, the sum of e^(x - m) so far. When a larger m comes,
-# multiply l by e^(old m - new m). At the end l is the sum for the true maximum. The plot shows m and l for one row.
+# Walk along the row with two numbers: m, the maximum so far, and l, the sum of e^(x - m) so far.
+# When a larger m comes, multiply l by e^(old m - new m). At the end l is the sum for the true
+# maximum. The plot shows m and l for one row.
 
 # %%
 ms, ls, m, l = [], [], -np.inf, 0.0
@@ -280,12 +287,14 @@ def draw(axes):
 drawing("The online softmax of one row", "element", "x and m", draw)
 
 # %% [markdown]
-# Where m jumps, l falls: what was summed before counts less from there on. Chapter 5 needs this trick for attention.
+# Where m jumps, l falls: what was summed before counts less from there on. Chapter 5 needs this
+# trick for attention.
 
 # %% [markdown]
 # ## The same in a kernel
 #
-# Each lane keeps its own m and l. Two lanes join theirs as a lane joins a new element: the smaller m is raised.
+# Each lane keeps its own m and l. Two lanes join theirs as a lane joins a new element: the smaller
+# m is raised.
 
 
 # %%
@@ -329,8 +338,8 @@ bars(
 # %% [markdown]
 # ## What it is worth on a real card
 #
-# Version 1 is a block for each row, with trees in shared memory. Version 2 is a warp for each row, with shuffles and
-# the online softmax. Percentages are shares of what the card's memory can do.
+# Version 1 is a block for each row, with trees in shared memory. Version 2 is a warp for each row,
+# with shuffles and the online softmax. Percentages are shares of what the card's memory can do.
 
 # %%
 measured("softmax_forward")
@@ -339,5 +348,5 @@ measured("global_norm")
 # %% [markdown]
 # ## Read the real thing
 #
-# `numdiff/kernels/reduce.py` has the trees and the partial sums. You can now read `numdiff/kernels/softmax.py` to its
-# end, and its backward, too.
+# `numdiff/kernels/reduce.py` has the trees and the partial sums. You can now read
+# `numdiff/kernels/softmax.py` to its end, and its backward, too.

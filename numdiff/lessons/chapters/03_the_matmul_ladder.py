@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 3. The matmul ladder, up to wgmma
 #
-# A matrix product is where a GPU earns its price, and where the simplest kernel reaches a hundredth of what the card
-# can do. This chapter climbs from that kernel to Hopper's `wgmma`, one idea a rung. The arithmetic stays the same. Each
-# rung moves fewer bytes for it, or lets the bytes travel while the product is computed.
+# A matrix product is where a GPU earns its price, and where the simplest kernel reaches a hundredth
+# of what the card can do. This chapter climbs from that kernel to Hopper's `wgmma`, one idea a
+# rung. The arithmetic stays the same. Each rung moves fewer bytes for it, or lets the bytes travel
+# while the product is computed.
 
 # %%
 import numpy as np
@@ -40,8 +41,9 @@ def climb(name, kernel, grid, block):
 # %% [markdown]
 # ## Rung 0: one thread, one output
 #
-# C[row, column] is the sum of A[row, k] · B[k, column] over k. One thread for each element of C. With `row, column =
-# cuda.grid(2)` the threads of a warp are in different rows, and at each k they read A down a column.
+# C[row, column] is the sum of A[row, k] · B[k, column] over k. One thread for each element of C.
+# With `row, column = cuda.grid(2)` the threads of a warp are in different rows, and at each k they
+# read A down a column.
 
 
 # %%
@@ -63,8 +65,9 @@ words(costs, "A[row, k]")
 # %% [markdown]
 # ## Rung 1: swap two names
 #
-# With `column, row = cuda.grid(2)` the warp is one row of C. All lanes read the same element of A, which is one
-# transaction, and 32 neighbours of B, which are four. On the card below this swap alone is three times as fast.
+# With `column, row = cuda.grid(2)` the warp is one row of C. All lanes read the same element of A,
+# which is one transaction, and 32 neighbours of B, which are four. On the card below this swap
+# alone is three times as fast.
 
 
 # %%
@@ -86,9 +89,10 @@ measured("matmul_first_forward")
 # %% [markdown]
 # ## Rung 2: tiles in shared memory
 #
-# Row 5 of A is used by all outputs of row 5, and each thread loads it again. So let a block of 16 × 16 threads load a
-# tile of A and a tile of B once, and let every thread take its products from there. Two barriers: no thread may read
-# the tile before it is complete, and no thread may overwrite it before it has been read.
+# Row 5 of A is used by all outputs of row 5, and each thread loads it again. So let a block of 16 ×
+# 16 threads load a tile of A and a tile of B once, and let every thread take its products from
+# there. Two barriers: no thread may read the tile before it is complete, and no thread may
+# overwrite it before it has been read.
 
 
 # %%
@@ -117,8 +121,9 @@ costs = climb("tiles", tiles, (2, 2), (16, 16))
 # %% [markdown]
 # ## Rung 3: tiles in registers
 #
-# Global memory is quiet now, and shared memory is busy: two loads for each multiply-add. A thread that computes 4 × 4
-# outputs loads 4 numbers of A and 4 of B for 16 multiply-adds: half a load for each.
+# Global memory is quiet now, and shared memory is busy: two loads for each multiply-add. A thread
+# that computes 4 × 4 outputs loads 4 numbers of A and 4 of B for 16 multiply-adds: half a load for
+# each.
 
 
 # %%
@@ -159,9 +164,10 @@ climb("registers", registers, 1, (8, 8))
 # %% [markdown]
 # ## The number that decides: FLOPs for each byte
 #
-# A card does many FLOPs in the time in which a byte arrives: an H200 about 14 in float32 and 200 with tensor cores, for
-# each byte of its memory. A kernel with fewer FLOPs per byte waits for memory. Each rung so far raised this number. At
-# 32 × 32 the ceiling is 5.3, when every element moves once. It grows with the size: at 8192 × 8192 it is 1,365.
+# A card does many FLOPs in the time in which a byte arrives: an H200 about 14 in float32 and 200
+# with tensor cores, for each byte of its memory. A kernel with fewer FLOPs per byte waits for
+# memory. Each rung so far raised this number. At 32 × 32 the ceiling is 5.3, when every element
+# moves once. It grows with the size: at 8192 × 8192 it is 1,365.
 
 # %%
 print(
@@ -178,10 +184,10 @@ bars(
 # %% [markdown]
 # ## Rung 4: tensor cores, by mma
 #
-# A *tensor core* multiplies small matrices as one instruction. `mma_m16n8k16` is executed by a whole warp: 16 × 16
-# float16 times 16 × 8, with sums in float32. That is 4,096 FLOPs for one instruction of a warp, where a multiply-add of
-# a warp has 64. Each lane holds a few elements of each matrix, its *fragment*. This loop multiplies 32 of k, in two
-# steps.
+# A *tensor core* multiplies small matrices as one instruction. `mma_m16n8k16` is executed by a
+# whole warp: 16 × 16 float16 times 16 × 8, with sums in float32. That is 4,096 FLOPs for one
+# instruction of a warp, where a multiply-add of a warp has 64. Each lane holds a few elements of
+# each matrix, its *fragment*. This loop multiplies 32 of k, in two steps.
 
 # %%
 from numdiff.device.tensor_core import load_word, mma_m16n8k16
@@ -211,23 +217,26 @@ print("right:", np.allclose(c, a16.astype(np.float32) @ b16.astype(np.float32).T
 show(pictures.mma(emulator.trace(with_mma, 1, 32, a16, b16, c).products[0]))
 
 # %% [markdown]
-# The picture has the numbers of your first product. T5 is lane 5; the thick edges are all that it holds.
+# The picture has the numbers of your first product. T5 is lane 5; the thick edges are all that it
+# holds.
 #
 # Puzzles: 24, 25
 
 # %% [markdown]
 # ## Fragments from shared memory: ldmatrix
 #
-# A lane needs words from rows that are far apart. `ldmatrix` loads four matrices of 8 × 8 as one instruction: each lane
-# gives the address of one row of 16 bytes, and gets back the words that `mma` wants. Eight rows are read at once. If
-# they are 128 bytes apart, all of them are in the same banks: eight wavefronts instead of one.
+# A lane needs words from rows that are far apart. `ldmatrix` loads four matrices of 8 × 8 as one
+# instruction: each lane gives the address of one row of 16 bytes, and gets back the words that
+# `mma` wants. Eight rows are read at once. If they are 128 bytes apart, all of them are in the same
+# banks: eight wavefronts instead of one.
 
 # %%
 show(pictures.swizzled_tile(rows=8, swizzle=0))
 
 # %% [markdown]
-# A *swizzle* stores chunk c of row r at place c XOR (r mod 8). Every row is still one line of 128 bytes, and a column
-# of chunks now touches all banks. The hardware's copies can write it, and its tensor cores can read it.
+# A *swizzle* stores chunk c of row r at place c XOR (r mod 8). Every row is still one line of 128
+# bytes, and a column of chunks now touches all banks. The hardware's copies can write it, and its
+# tensor cores can read it.
 
 # %%
 show(pictures.swizzled_tile(rows=8, swizzle=128))
@@ -238,8 +247,9 @@ show(pictures.swizzled_tile(rows=8, swizzle=128))
 # %% [markdown]
 # ## Copies that run while you compute: cp.async
 #
-# A load occupies a register until it arrives. `cp_async_16` copies 16 bytes from global to shared memory and returns at
-# once. A *group* of copies is closed by a commit, and waited for later. Here the wait is missing.
+# A load occupies a register until it arrives. `cp_async_16` copies 16 bytes from global to shared
+# memory and returns at once. A *group* of copies is closed by a commit, and waited for later. Here
+# the wait is missing.
 
 # %%
 from numdiff.device.async_copy import cp_async_16, cp_async_commit, cp_async_wait, shared_address
@@ -279,9 +289,10 @@ print("right:", np.array_equal(x, y))
 # %% [markdown]
 # ## One thread copies a whole tile: TMA
 #
-# Hopper has an engine for tiles. One thread asks for a box of a matrix, and the bytes arrive in shared memory, with the
-# swizzle. An *mbarrier* counts them: the thread says how many bytes it expects, and all others wait for that phase. The
-# picture is read from the shared memory of your run.
+# Hopper has an engine for tiles. One thread asks for a box of a matrix, and the bytes arrive in
+# shared memory, with the swizzle. An *mbarrier* counts them: the thread says how many bytes it
+# expects, and all others wait for that phase. The picture is read from the shared memory of your
+# run.
 
 # %%
 from numdiff.device.mbarrier import (
@@ -321,9 +332,10 @@ show(pictures.swizzled_tile(film.copies[0], rows=8))
 # %% [markdown]
 # ## Rung 5: wgmma, and the next tile on its way
 #
-# `wgmma` is executed by 128 threads, a *warpgroup*, and reads both matrices from shared memory, as TMA wrote them. It
-# is asynchronous, too. Two stages of shared memory are enough for both to work at once: while the products of one stage
-# are computed, TMA fills the other. `multiply` issues four wgmma, for 64 of k.
+# `wgmma` is executed by 128 threads, a *warpgroup*, and reads both matrices from shared memory, as
+# TMA wrote them. It is asynchronous, too. Two stages of shared memory are enough for both to work
+# at once: while the products of one stage are computed, TMA fills the other. `multiply` issues four
+# wgmma, for 64 of k.
 
 # %%
 from numdiff.device.wgmma import make_multiply, make_wgmma_wait
@@ -370,7 +382,8 @@ def double_buffer(map_a, map_b, C, steps):
 # %% [markdown]
 # ## Rung 5, run
 #
-# Look at the rows copies and tensor cores in the timeline: a copy begins before the product of the stage before.
+# Look at the rows copies and tensor cores in the timeline: a copy begins before the product of the
+# stage before.
 
 # %%
 a16, b16 = (
@@ -389,8 +402,8 @@ timeline(double_buffer, 1, 128, *problem)
 # %% [markdown]
 # ## What it is worth on a real card
 #
-# The same ladder in the project, at sizes that fill a card. The rungs in float32 are at 2048 × 2048, those on tensor
-# cores at 8192 × 8192.
+# The same ladder in the project, at sizes that fill a card. The rungs in float32 are at 2048 ×
+# 2048, those on tensor cores at 8192 × 8192.
 
 # %%
 for function in (
@@ -414,7 +427,8 @@ bars("The matmul ladder on one H200", ladder, "TFLOP/s")
 # %% [markdown]
 # ## Read the real thing
 #
-# `numdiff/kernels/matmul/` has one file for each rung: `first.py`, `tiled.py`, `register_tiles.py`, the three levels of
-# `numdiff/kernels/matmul/mma_levels/`, the five of `numdiff/kernels/matmul/levels/`. Your last kernel is level 2. The
-# next idea, warps that only load and warps that only multiply, is puzzle 30. You can now read
+# `numdiff/kernels/matmul/` has one file for each rung: `first.py`, `tiled.py`, `register_tiles.py`,
+# the three levels of `numdiff/kernels/matmul/mma_levels/`, the five of
+# `numdiff/kernels/matmul/levels/`. Your last kernel is level 2. The next idea, warps that only load
+# and warps that only multiply, is puzzle 30. You can now read
 # `numdiff/kernels/matmul/levels/producer_consumer.py`.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 4. Convolution as a product
 #
-# Nine tenths of a UNet's arithmetic are 3 × 3 convolutions. A convolution looks unlike anything in chapter 3, and it is
-# a matrix product all the same. This chapter finds the matrix, refuses to write it down, and ends with the kernel of
-# chapter 3, in which one line is different.
+# Nine tenths of a UNet's arithmetic are 3 × 3 convolutions. A convolution looks unlike anything in
+# chapter 3, and it is a matrix product all the same. This chapter finds the matrix, refuses to
+# write it down, and ends with the kernel of chapter 3, in which one line is different.
 
 # %%
 import numpy as np
@@ -22,9 +22,9 @@ weight = rng.standard_normal((3, 3, C, N), np.float32)
 # %% [markdown]
 # ## The definition
 #
-# An output pixel is a weighted sum over its 3 × 3 neighbours, the *taps*, and over all channels. Outside the image
-# there are zeros. NumPy needs nine lines of loop, and each of them is a matrix product already: the pixels of one tap
-# times the weights of that tap.
+# An output pixel is a weighted sum over its 3 × 3 neighbours, the *taps*, and over all channels.
+# Outside the image there are zeros. NumPy needs nine lines of loop, and each of them is a matrix
+# product already: the pixels of one tap times the weights of that tap.
 
 
 # %%
@@ -45,8 +45,9 @@ print("FLOPs:", 2 * H * W * N * 9 * C)
 # %% [markdown]
 # ## One thread, one output
 #
-# Neighbouring threads take neighbouring output channels n. So they read the same pixel, which is one transaction, and
-# neighbouring weights. Each of the 64 pixels reads all weights again, and each pixel is read for nine outputs.
+# Neighbouring threads take neighbouring output channels n. So they read the same pixel, which is
+# one transaction, and neighbouring weights. Each of the 64 pixels reads all weights again, and each
+# pixel is read for nine outputs.
 
 
 # %%
@@ -73,8 +74,9 @@ print("right:", np.allclose(y, wanted, atol=1e-4))
 # %% [markdown]
 # ## The matrix: im2col
 #
-# Write, for each pixel, all that it sees as one row: 9 taps of C channels. Then y = col · weight, a product of 64 × 72
-# by 72 × 16. The plot shows the matrix for an image that is a ramp. Each column block is the image again, shifted.
+# Write, for each pixel, all that it sees as one row: 9 taps of C channels. Then y = col · weight, a
+# product of 64 × 72 by 72 × 16. The plot shows the matrix for an image that is a ramp. Each column
+# block is the image again, shifted.
 
 
 # %%
@@ -111,8 +113,8 @@ drawing("The matrix of a convolution: dark is the padding", "9 taps of 8 channel
 # %% [markdown]
 # ## The product of chapter 3
 #
-# Tiles in shared memory: 16 pixels and 16 output channels for a block of 16 × 16 threads, 8 of k in a step. With C = 8
-# a step is one tap.
+# Tiles in shared memory: 16 pixels and 16 output channels for a block of 16 × 16 threads, 8 of k in
+# a step. With C = 8 a step is one tap.
 
 
 # %%
@@ -145,8 +147,9 @@ print("right:", np.allclose(y, wanted, atol=1e-4))
 # %% [markdown]
 # ## The matrix that is never written
 #
-# The matrix holds nothing new: element (pixel, tap, channel) is x[h + r - 1, w + s - 1, c]. So let the load of the tile
-# compute this index. This is an *implicit* product. Compare it with the kernel above: the lines that fill `a` differ.
+# The matrix holds nothing new: element (pixel, tap, channel) is x[h + r - 1, w + s - 1, c]. So let
+# the load of the tile compute this index. This is an *implicit* product. Compare it with the kernel
+# above: the lines that fill `a` differ.
 
 
 # %%
@@ -182,9 +185,10 @@ print(
 # %% [markdown]
 # ## A tile with its halo
 #
-# The implicit product still loads each pixel nine times. A tile of 8 × 8 outputs needs 10 × 10 pixels: the tile and a
-# border of one pixel, its *halo*. Load them once into shared memory, and take all nine taps from there. The argument
-# `pixels` says how many are loaded: 100 is right. 80 would be the tile with the rows above and below only.
+# The implicit product still loads each pixel nine times. A tile of 8 × 8 outputs needs 10 × 10
+# pixels: the tile and a border of one pixel, its *halo*. Load them once into shared memory, and
+# take all nine taps from there. The argument `pixels` says how many are loaded: 100 is right. 80
+# would be the tile with the rows above and below only.
 
 
 # %%
@@ -213,8 +217,9 @@ faults(with_halo, 1, (16, 16), x, weight, y, 80)
 # %% [markdown]
 # ## The halo, counted
 #
-# The emulator named the line that reads what no thread has loaded. With all 100 pixels the kernel is right. x now moves
-# once. What remains are the weights, which each warp loads again for each of its pixels.
+# The emulator named the line that reads what no thread has loaded. With all 100 pixels the kernel
+# is right. x now moves once. What remains are the weights, which each warp loads again for each of
+# its pixels.
 
 # %%
 halo = run(with_halo, 1, (16, 16), x, weight, y, 100)
@@ -232,9 +237,10 @@ bars("Bytes of x that the threads load", of_x, "bytes")
 # %% [markdown]
 # ## On Hopper: nine shifted boxes
 #
-# TMA copies boxes of a tensor with three dimensions, too, and a box may reach over the edge: zeros arrive. That is the
-# padding, for free. So the matrix of tap (r, s) is the box of the image that begins at (r - 1, s - 1). This is the
-# double buffer of chapter 3. Only the coordinates of the load are new.
+# TMA copies boxes of a tensor with three dimensions, too, and a box may reach over the edge: zeros
+# arrive. That is the padding, for free. So the matrix of tap (r, s) is the box of the image that
+# begins at (r - 1, s - 1). This is the double buffer of chapter 3. Only the coordinates of the load
+# are new.
 
 # %%
 from numdiff.device.mbarrier import (
@@ -288,7 +294,8 @@ def boxes(map_x, map_weight, y):  # x (8, 8, 64), weight (16, 9 · 64) float16; 
 # %% [markdown]
 # ## The boxes of your run
 #
-# Three of the nine boxes, as the emulator saw TMA copy them. Hatched pixels are outside the image, and arrive as zeros.
+# Three of the nine boxes, as the emulator saw TMA copy them. Hatched pixels are outside the image,
+# and arrive as zeros.
 
 # %%
 x16 = rng.standard_normal((8, 8, 64)).astype(np.float16)
@@ -306,9 +313,9 @@ show(pictures.tma_box([of_image[0], of_image[4], of_image[8]]))
 # %% [markdown]
 # ## Backward: two more products
 #
-# Training needs two gradients. That of x is a convolution of dy with the weights turned around: taps reversed, channels
-# in and out exchanged. So the same kernel computes it. That of the weights is, for each tap, the shifted image times
-# dy, a product whose inner dimension is the pixels.
+# Training needs two gradients. That of x is a convolution of dy with the weights turned around:
+# taps reversed, channels in and out exchanged. So the same kernel computes it. That of the weights
+# is, for each tap, the shifted image times dy, a product whose inner dimension is the pixels.
 
 # %%
 dy = rng.standard_normal((H, W, N), np.float32)
@@ -336,8 +343,10 @@ for name, array, gradient, loss in (
 # %% [markdown]
 # ## What it is worth on a real card
 #
-# The convolution of a UNet at 64 × 64, with 64 channels. Version 1 is one thread for an output. The later versions are
-# products: in float32, then with `mma`, then with `wgmma`. The last line is the boxes, at 256 channels.
+# The convolution of a UNet at 64 × 64, with 64 channels. Version 1 is one thread for an output. The
+# later versions are
+# products: in float32, then with `mma`, then with `wgmma`. The last line is the boxes, at 256
+# channels.
 
 # %%
 measured("conv2d_forward", "32×64×64×64, 64×3×3×64")
@@ -347,5 +356,6 @@ measured("im2col_forward")
 # %% [markdown]
 # ## Read the real thing
 #
-# `numdiff/kernels/conv2d/im2col.py` writes the matrix, `numdiff/kernels/conv2d/implicit.py` does not. You can now read
-# `numdiff/kernels/conv2d/levels/shifted_boxes.py`, which is your last kernel with warps that only load.
+# `numdiff/kernels/conv2d/im2col.py` writes the matrix, `numdiff/kernels/conv2d/implicit.py` does
+# not. You can now read `numdiff/kernels/conv2d/levels/shifted_boxes.py`, which is your last kernel
+# with warps that only load.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 5. Attention without the matrix
 #
-# In attention every token looks at every other. For T tokens that is a matrix of T × T numbers, and a transformer has
-# one for each head of each layer. This chapter computes the same result and never has that matrix. The trick is the
-# online softmax of chapter 2, extended by one array.
+# In attention every token looks at every other. For T tokens that is a matrix of T × T numbers, and
+# a transformer has one for each head of each layer. This chapter computes the same result and never
+# has that matrix. The trick is the online softmax of chapter 2, extended by one array.
 
 # %%
 import math
@@ -22,9 +22,9 @@ SCALE = np.float32(1 / math.sqrt(D))
 # %% [markdown]
 # ## The definition, and its size
 #
-# Each query is compared with all keys by a dot product. Softmax turns a row of such scores into weights, and the output
-# is the weighted mean of the values. The matrix of the weights is T × T. The sizes below are those of one head of 64,
-# in float16.
+# Each query is compared with all keys by a dot product. Softmax turns a row of such scores into
+# weights, and the output is the weighted mean of the values. The matrix of the weights is T × T.
+# The sizes below are those of one head of 64, in float16.
 
 
 # %%
@@ -93,7 +93,8 @@ def combine(s, v, y):
 # %% [markdown]
 # ## Three kernels, run
 #
-# The matrix has 16,384 bytes, as many as q, k, v and y together. The softmax alone moves it four times.
+# The matrix has 16,384 bytes, as many as q, k, v and y together. The softmax alone moves it four
+# times.
 
 # %%
 s, y = np.zeros((T, T), np.float32), np.zeros((T, D), np.float32)
@@ -107,9 +108,10 @@ print("right:", np.allclose(y, wanted, atol=1e-5))
 # %% [markdown]
 # ## The online softmax, with values
 #
-# Walk over the keys. Keep m, the largest score so far; l, the sum of e^(score - m); and o, the sum of e^(score - m)
-# times the value. When m grows, both l and o are multiplied by e^(old m - new m). At the end the output is o / l. The
-# plot shows one query: how far o / l is from the result, key by key.
+# Walk over the keys. Keep m, the largest score so far; l, the sum of e^(score - m); and o, the sum
+# of e^(score - m) times the value. When m grows, both l and o are multiplied by e^(old m - new m).
+# At the end the output is o / l. The plot shows one query: how far o / l is from the result, key by
+# key.
 
 # %%
 m, l, o = -np.inf, 0.0, np.zeros(D)
@@ -140,8 +142,8 @@ drawing("One query, key by key", "key", "", draw)
 # %% [markdown]
 # ## One thread, one query
 #
-# A thread keeps its query and its o in registers, and walks over all keys. All lanes of a warp read the same key at the
-# same time: one transaction serves 32 queries.
+# A thread keeps its query and its o in registers, and walks over all keys. All lanes of a warp read
+# the same key at the same time: one transaction serves 32 queries.
 
 
 # %%
@@ -174,8 +176,9 @@ print("right:", np.allclose(y, wanted, atol=1e-5))
 # %% [markdown]
 # ## Tiles of keys in shared memory
 #
-# Four warps of a block walk over the same keys. Let them load a tile of 16 keys and values together. The kernel takes
-# `barriers` as an argument: with 1 it leaves out the second barrier. What can go wrong then?
+# Four warps of a block walk over the same keys. Let them load a tile of 16 keys and values
+# together. The kernel takes `barriers` as an argument: with 1 it leaves out the second barrier.
+# What can go wrong then?
 
 
 # %%
@@ -213,8 +216,8 @@ faults(tiled, 1, T, q, k, v, y, SCALE, 1)
 # %% [markdown]
 # ## Tiles, counted
 #
-# A fast warp would overwrite the tile while a slow one still reads it. With both barriers every key and value is loaded
-# once for the whole block.
+# A fast warp would overwrite the tile while a slow one still reads it. With both barriers every key
+# and value is loaded once for the whole block.
 
 # %%
 y[:] = 0
@@ -232,15 +235,16 @@ bars(
 )
 
 # %% [markdown]
-# What is above the floor are q and y: neighbouring threads own neighbouring rows, so their loads are not coalesced.
-# Puzzle 22 has the cure: a tile in shared memory for the queries, too.
+# What is above the floor are q and y: neighbouring threads own neighbouring rows, so their loads
+# are not coalesced. Puzzle 22 has the cure: a tile in shared memory for the queries, too.
 
 # %% [markdown]
 # ## Backward: compute the weights again
 #
-# The gradients need the weights, all T × T of them, and the forward pass has not kept them. It has kept one number for
-# each query: L = m + log(l). The weight of a key is e^(score - L), so the backward pass computes it again, tile by
-# tile. It does more FLOPs and moves fewer bytes. `mean` is what the softmax's derivative subtracts.
+# The gradients need the weights, all T × T of them, and the forward pass has not kept them. It has
+# kept one number for each query: L = m + log(l). The weight of a key is e^(score - L), so the
+# backward pass computes it again, tile by tile. It does more FLOPs and moves fewer bytes. `mean` is
+# what the softmax's derivative subtracts.
 
 # %%
 dy = rng.standard_normal((T, D), np.float32)
@@ -275,8 +279,8 @@ print(f"kept for the backward pass: {logsumexp.nbytes} bytes instead of {weights
 # %% [markdown]
 # ## What it is worth on a real card
 #
-# Version 1 is your last kernel. Version 2 keeps 64 scores in each thread's registers, version 3 is on tensor cores by
-# `mma`, and version 5 by `wgmma`.
+# Version 1 is your last kernel. Version 2 keeps 64 scores in each thread's registers, version 3 is
+# on tensor cores by `mma`, and version 5 by `wgmma`.
 
 # %%
 measured("flash_attention_forward")
@@ -284,5 +288,6 @@ measured("flash_attention_forward")
 # %% [markdown]
 # ## Read the real thing
 #
-# `numdiff/kernels/attention/unfused.py` has the three kernels with the matrix, `numdiff/kernels/attention/reference.py`
-# the mathematics of the backward. You can now read `numdiff/kernels/attention/simple.py`.
+# `numdiff/kernels/attention/unfused.py` has the three kernels with the matrix,
+# `numdiff/kernels/attention/reference.py` the mathematics of the backward. You can now read
+# `numdiff/kernels/attention/simple.py`.

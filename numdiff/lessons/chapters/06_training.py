@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 6. Training
 #
-# Kernels compute; training decides what and in which order. This chapter writes a tape for automatic differentiation in
-# a hundred lines, and trains a small diffusion model with it, on points in the plane. Then it looks at three things
-# that a fast trainer needs: float16, a loss scale, and a step that is recorded once and replayed.
+# Kernels compute; training decides what and in which order. This chapter writes a tape for
+# automatic differentiation in a hundred lines, and trains a small diffusion model with it, on
+# points in the plane. Then it looks at three things that a fast trainer needs: float16, a loss
+# scale, and a step that is recorded once and replayed.
 
 # %%
 import numpy as np
@@ -17,9 +18,9 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## A tape
 #
-# While a program runs forward, write down each operation: its result, its inputs, and a function that turns the
-# gradient of the result into the gradients of the inputs. Played from its end, this *tape* gives all gradients. Every
-# gradient passes through `through`, which does nothing yet.
+# While a program runs forward, write down each operation: its result, its inputs, and a function
+# that turns the gradient of the result into the gradients of the inputs. Played from its end, this
+# *tape* gives all gradients. Every gradient passes through `through`, which does nothing yet.
 
 
 # %%
@@ -51,8 +52,8 @@ class Tape:
 # %% [markdown]
 # ## Three operations, each with its gradient
 #
-# A layer is a product and a bias, SiLU is the bend between two layers, and the loss is a mean of squares. The gradient
-# stands next to the forward mathematics. Nothing else is needed.
+# A layer is a product and a bias, SiLU is the bend between two layers, and the loss is a mean of
+# squares. The gradient stands next to the forward mathematics. Nothing else is needed.
 
 
 # %%
@@ -82,8 +83,8 @@ class Network(Tape):
 # %% [markdown]
 # ## Check it against differences
 #
-# Change all parameters a little along a random direction. The loss changes by the gradient times the direction. A tape
-# that fails this check trains anyway, and badly; so check first.
+# Change all parameters a little along a random direction. The loss changes by the gradient times
+# the direction. A tape that fails this check trains anyway, and badly; so check first.
 
 
 # %%
@@ -121,9 +122,9 @@ print(
 # %% [markdown]
 # ## A diffusion model of points
 #
-# Take a data point x_0, mix it with noise: x_t = cos(a) · x_0 + sin(a) · noise, for a random angle a. The network sees
-# x_t and a, and predicts the noise. That is all of training a diffusion model; an image has more numbers than a point.
-# Adam adapts the step of each parameter.
+# Take a data point x_0, mix it with noise: x_t = cos(a) · x_0 + sin(a) · noise, for a random angle
+# a. The network sees x_t and a, and predicts the noise. That is all of training a diffusion model;
+# an image has more numbers than a point. Adam adapts the step of each parameter.
 
 
 # %%
@@ -182,8 +183,9 @@ drawing("Training a diffusion model of points", "step", "loss", draw)
 # %% [markdown]
 # ## Draw samples
 #
-# Begin with noise, a = π/2. The prediction of the noise gives an estimate of x_0; mix both again for a smaller angle.
-# Fifty such steps lead to the data. `numdiff sample` does the same with a UNet.
+# Begin with noise, a = π/2. The prediction of the noise gives an estimate of x_0; mix both again
+# for a smaller angle. Fifty such steps lead to the data. `numdiff sample` does the same with a
+# UNet.
 
 # %%
 sample = rng.standard_normal((800, 2))
@@ -210,9 +212,10 @@ drawing("800 samples", "", "", draw, 4.6)
 # %% [markdown]
 # ## float16, seen in a histogram
 #
-# Tensor cores want float16. It ends at 65,504 above. Below 2^-14 it loses bits, and below 2^-25, about 3e-8, all that
-# is left is 0. Look at the gradients that travel on the tape, of a batch as large as an image model's. The loss is a
-# mean, so the more it averages the smaller its gradients are.
+# Tensor cores want float16. It ends at 65,504 above. Below 2^-14 it loses bits, and below 2^-25,
+# about 3e-8, all that is left is 0. Look at the gradients that travel on the tape, of a batch as
+# large as an image model's. The loss is a mean, so the more it averages the smaller its gradients
+# are.
 
 
 # %%
@@ -258,9 +261,10 @@ drawing("Gradients of one step", "log2 of the magnitude", "count", draw)
 # %% [markdown]
 # ## The cure: scale the loss
 #
-# Backward is linear. Multiply the loss by 4,096, and every gradient is 4,096 times as large; divide before the update.
-# A power of two changes no digit. If the scale is too large a gradient becomes infinite: skip this step, and halve the
-# scale. If all goes well for a while, double it. That is *dynamic loss scaling*, the rule below.
+# Backward is linear. Multiply the loss by 4,096, and every gradient is 4,096 times as large; divide
+# before the update. A power of two changes no digit. If the scale is too large a gradient becomes
+# infinite: skip this step, and halve the scale. If all goes well for a while, double it. That is
+# *dynamic loss scaling*, the rule below.
 
 
 # %%
@@ -302,9 +306,10 @@ drawing("Dynamic loss scaling", "step", "", draw)
 # %% [markdown]
 # ## A step as a graph
 #
-# A real step launches hundreds of kernels, and Python takes some 20 µs for each: the card waits. So record the launches
-# of one step, with their arguments, and replay the list. That is a *graph*. But whatever was an argument is now frozen.
-# In this step the host computes the learning rate. Watch the weight.
+# A real step launches hundreds of kernels, and Python takes some 20 µs for each: the card waits. So
+# record the launches of one step, with their arguments, and replay the list. That is a *graph*. But
+# whatever was an argument is now frozen. In this step the host computes the learning rate. Watch
+# the weight.
 
 
 # %%
@@ -341,8 +346,9 @@ print(f"step by step {train_on_host(False):.4f}, replayed {train_on_host(True):.
 # %% [markdown]
 # ## What changes lives on the device
 #
-# The replay used the rate of step 0 four times. The cure: keep the step's number in an array, and let a kernel compute
-# the rate from it and advance it. The arguments are then addresses, which never change. Now both agree, bit for bit.
+# The replay used the rate of step 0 four times. The cure: keep the step's number in an array, and
+# let a kernel compute the rate from it and advance it. The arguments are then addresses, which
+# never change. Now both agree, bit for bit.
 
 
 # %%
@@ -374,9 +380,9 @@ print(f"step by step {train_on_device(False):.4f}, replayed {train_on_device(Tru
 run(schedule, 1, 1, np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 # %% [markdown]
-# numdiff's whole step is such a graph: the batch, the noise, the loss scale and the finite check are all arrays. On one
-# H100 the UNet's step took 59.8 ms launch by launch and 6.28 ms as a graph (the ladder in `numdiff/kernels/README.md`).
-# These are two of its kernels, on one H200.
+# numdiff's whole step is such a graph: the batch, the noise, the loss scale and the finite check
+# are all arrays. On one H100 the UNet's step took 59.8 ms launch by launch and 6.28 ms as a graph
+# (the ladder in `numdiff/kernels/README.md`). These are two of its kernels, on one H200.
 
 # %%
 measured("adamw_update")
@@ -385,6 +391,7 @@ measured("loss_scale_update")
 # %% [markdown]
 # ## Now train
 #
-# `numdiff train unet --preset tiny` trains a UNet on this machine in a few minutes, and draws a grid of pictures.
-# `numdiff/kernels/optimizer/loss_scale.py` is the rule of the loss scale, on the device; `numdiff/device/replay.py`
-# records a step. You can now read `numdiff/nn/tensor.py`, the tape: it has your two classes.
+# `numdiff train unet --preset tiny` trains a UNet on this machine in a few minutes, and draws a
+# grid of pictures. `numdiff/kernels/optimizer/loss_scale.py` is the rule of the loss scale, on the
+# device; `numdiff/device/replay.py` records a step. You can now read `numdiff/nn/tensor.py`, the
+# tape: it has your two classes.

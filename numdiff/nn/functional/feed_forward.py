@@ -55,9 +55,10 @@ def mlp(
 ) -> Tensor:
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M,
     N) -> (..., M). residual, gate: of the second, as in `linear`; with scale what comes is
-    `layer_scale(residual, mlp(x), scale)` In 16 bits on Hopper, GELU and its derivative are fused
-    into the neighbouring products. If x has more than GELU_KEPT channels, the backward keeps only
-    the input of GELU: the product with the derivative computes GELU again, in its place.
+    `layer_scale(residual, mlp(x), scale)`
+    In 16 bits on Hopper, GELU and its derivative are fused into the neighbouring products. If x has
+    more than GELU_KEPT channels, the backward keeps only the input of GELU: the product with the
+    derivative computes GELU again, in its place.
     """
     given, wants_dx = x.data, x.slot is not None
     layer, layer_2 = float8.layer_of(weight, given), float8.layer_of(weight_2, given)

@@ -24,8 +24,9 @@ def linear(
 ) -> Tensor:
     """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); further axes of
     weight count as K. residual: a tensor like the result, added to it, in the same kernel if that
-    supports it gate: (B, N), with a residual (B, T, N): what the result is multiplied by before;
-    only where `gates_products`
+    supports it
+    gate: (B, N), with a residual (B, T, N): what the result is multiplied by before; only where
+    `gates_products`
     """
     if gate is not None:
         b = None if bias is None else bias.data

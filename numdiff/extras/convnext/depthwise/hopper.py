@@ -2,20 +2,22 @@
 all rows of taps.
 
 WHAT IS NEW
-    A tile of pixels with its halo, of 32 channels, is loaded by TMA in its stored layout, channels last, while the tile
-    before it is multiplied; pixels outside the image are zeros. Nothing turns channels into planes: a lane
-    reads four channels of two pixels, 16 bytes, and four `prmt` make of them a word of A for each channel. Which pixels
-    k counts is free, if the band of taps counts them so, too: a lane has pixels l and l + 4 of a block of eight.
-    The 16 rows of A are 8 strips of neighbouring rows of the image, two runs of 8 outputs each. A step is a row of each
-    strip: its A is multiplied by the bands of all rows of taps, into the sums of up to 7 rows of outputs at once, and
-    never read again. Version 3 reads it once for each row of taps.
+    A tile of pixels with its halo, of 32 channels, is loaded by TMA in its stored layout, channels
+    last, while the tile before it is multiplied; pixels outside the image are zeros. Nothing turns
+    channels into planes: a lane reads four channels of two pixels, 16 bytes, and four `prmt` make
+    of them a word of A for each channel. Which pixels k counts is free, if the band of taps counts
+    them so, too: a lane has pixels l and l + 4 of a block of eight.
+    The 16 rows of A are 8 strips of neighbouring rows of the image, two runs of 8 outputs each. A
+    step is a row of each
+    strip: its A is multiplied by the bands of all rows of taps, into the sums of up to 7 rows of
+    outputs at once, and never read again. Version 3 reads it once for each row of taps.
     The outputs overwrite the tile, when all warps have read it, and leave by TMA, a box of whole
     64-byte pixels.
 WHY IT PAYS
-    Counted for 128 outputs of 7 × 7 taps in strips of 7 rows: 11 cycles of shared memory to read pixels, where version
-    3 has 28, 9 for the outputs and TMA; 6 to issue, where it has 20; none of the 30 for lines of the L1 cache, which
-    TMA leaves out. 7 products, as there. A multiprocessor has 85 KB in flight while it multiplies: memory at 4.1
-    TB/s with 0.7 µs of latency needs 22.
+    Counted for 128 outputs of 7 × 7 taps in strips of 7 rows: 11 cycles of shared memory to read
+    pixels, where version 3 has 28, 9 for the outputs and TMA; 6 to issue, where it has 20; none of
+    the 30 for lines of the L1 cache, which TMA leaves out. 7 products, as there. A multiprocessor
+    has 85 KB in flight while it multiplies: memory at 4.1 TB/s with 0.7 µs of latency needs 22.
     For 64×56×56×96 on an H200 27 µs were predicted, and 29 came, where version 3 takes 65 and
     memory alone 19; shared memory takes 15, tensor cores 9 to 11, one eighth of each for columns
     from 56 on.
@@ -26,14 +28,15 @@ LAUNCH
     warpgroup carries, two multiply: a warp has four channels of the whole tile, their taps in 56
     registers, 112 sums.
 BANKS
-    A pixel is 64 bytes, TMA's swizzle spreads the same channels of eight neighbours over all banks. A half-warp, four
-    strips by four lanes l, reads 8 bytes each: the odd strips read pixel l + 4 first, the even ones l, or all of them
-    would have the same four of the eight. Two lanes still share a bank: four channels are half of 16 bytes.
+    A pixel is 64 bytes, TMA's swizzle spreads the same channels of eight neighbours over all banks.
+    A half-warp, four strips by four lanes l, reads 8 bytes each: the odd strips read pixel l + 4
+    first, the even ones l, or all of them would have the same four of the eight. Two lanes still
+    share a bank: four channels are half of 16 bytes.
 DETERMINISM
     one warp sums each output in the order of the rows of taps.
 SOURCE
-    PTX ISA, sections 9.7.9.27 (TMA), 9.7.13.15 (mbarrier), 9.7.14.5 (mma), 9.7.9.7 (prmt); the derivation is above and
-    in mma.py.
+    PTX ISA, sections 9.7.9.27 (TMA), 9.7.13.15 (mbarrier), 9.7.14.5 (mma), 9.7.9.7 (prmt); the
+    derivation is above and in mma.py.
 READ NEXT
     hopper_weight_gradient.py
 """

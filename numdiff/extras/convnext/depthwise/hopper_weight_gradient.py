@@ -2,26 +2,32 @@
 once for all taps.
 
 WHAT IS NEW
-    P[m, n] = Σ_k x[k, m] · dy[k, n], whose diagonals m - n are taps, as in mma.py; but k counts 16 places of a tile,
-    four strips of rows by four groups of 8 columns, instead of 16 rows. A step is a row of x of each strip. Its A, 16
-    columns at 16 places, is multiplied by the rows of dy that see it, into the sums of all rows of taps, and never read
-    again: dy of a whole tile is in registers. A lane has the four groups of one strip: columns 8 … 15 of a group are
-    the first eight of the next, so it reads five pixels for a row of A, not eight. Nothing becomes planes on the way.
-    x has two stages; dy has one, which is free as soon as it is in registers, before the first product.
+    P[m, n] = Σ_k x[k, m] · dy[k, n], whose diagonals m - n are taps, as in mma.py; but k counts 16
+    places of a tile, four strips of rows by four groups of 8 columns, instead of 16 rows. A step is
+    a row of x of each strip. Its A, 16 columns at 16 places, is multiplied by the rows of dy that
+    see it, into the sums of all rows of taps, and never read
+    again: dy of a whole tile is in registers. A lane has the four groups of one strip: columns 8 …
+    15 of a group are the first eight of the next, so it reads five pixels for a row of A, not
+    eight. Nothing becomes planes on the way. x has two stages; dy has one, which is free as soon as
+    it is in registers, before the first product.
 WHY IT PAYS
-    Counted for 128 pixels of 7 × 7 taps in strips of 7 rows: 13 cycles of shared memory to read, 5 for TMA to write; 7
-    to issue; 7 products. 81 KB of x and 59 of dy are in flight while a tile is multiplied.
-    For 64×56×56×96 on an H200 28 µs were predicted, with 3 for the sums over blocks, and 32 came, where version 3 takes
-    65 and memory alone 19; shared memory takes 14, tensor cores 9 to 11.
+    Counted for 128 pixels of 7 × 7 taps in strips of 7 rows: 13 cycles of shared memory to read, 5
+    for TMA to write; 7 to issue; 7 products. 81 KB of x and 59 of dy are in flight while a tile is
+    multiplied.
+    For 64×56×56×96 on an H200 28 µs were predicted, with 3 for the sums over blocks, and 32 came,
+    where version 3 takes 65 and memory alone 19; shared memory takes 14, tensor cores 9 to 11.
 LAUNCH
-    as hopper.py: a persistent grid, all tiles of a block of the same 32 channels; a warpgroup that carries, two that
-    multiply, a warp four channels: 112 sums and 56 words of dy in registers. Tiles of 4 · 7 (4 · 4) × 32 pixels.
+    as hopper.py: a persistent grid, all tiles of a block of the same 32 channels; a warpgroup that
+    carries, two that multiply, a warp four channels: 112 sums and 56 words of dy in registers.
+    Tiles of 4 · 7 (4 · 4) × 32 pixels.
 BANKS
-    TMA's swizzle spreads the same channels of eight neighbours over all banks; of a half-warp four columns by four
-    strips read 8 bytes each. So the strips begin 2 or 4 pixels apart, modulo 8: rows of x are 38 pixels long with
-    strips of 7 rows, 39 with strips of 4, those of dy 34 or 33. Two lanes still share a bank, as in hopper.py.
+    TMA's swizzle spreads the same channels of eight neighbours over all banks; of a half-warp four
+    columns by four strips read 8 bytes each. So the strips begin 2 or 4 pixels apart, modulo 8:
+    rows of x are 38 pixels long with strips of 7 rows, 39 with strips of 4, those of dy 34 or 33.
+    Two lanes still share a bank, as in hopper.py.
 DETERMINISM
-    a block adds up its tiles in their order; the blocks' sums are in a separate array, which reduce.py adds up.
+    a block adds up its tiles in their order; the blocks' sums are in a separate array, which
+    reduce.py adds up.
     With another number of multiprocessors the blocks have other tiles.
 SOURCE
     as hopper.py and mma.py.

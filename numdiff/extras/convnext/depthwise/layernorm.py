@@ -1,19 +1,22 @@
 """Depthwise convolution, then the LayerNorm over its channels: how a ConvNeXt block begins.
 
 MATHEMATICS
-    h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py)
-    y = (h - mean) · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels (kernels/layernorm.py)
-    The backward is that of both: dh from kernels/layernorm.py, whose pass also adds it up over each image, which is the
-    gradient of channel; dx and the parameters' gradients from reference.py.
+    h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py) y = (h - mean)
+    · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels
+    (kernels/layernorm.py) The backward is that of both: dh from kernels/layernorm.py, whose pass
+    also adds it up over each image, which is the gradient of channel; dx and the parameters'
+    gradients from reference.py.
 SHAPES
-    x, h, y (B, H, W, C); weight (kernel, kernel, C) like x; bias, gain, offset (C,), channel (B, C), mean, rstd
-    (B · H · W,) float32
+    x, h, y (B, H, W, C); weight (kernel, kernel, C) like x; bias, gain, offset (C,), channel (B,
+    C), mean, rstd (B · H · W,) float32
 WHY IT IS NOT ONE KERNEL
-    A kernel of both has to convolve all channels of a tile before it can normalise a pixel. With the products of mma.py
-    it took 30.8 µs on an H200 for 32×32×32×128, where the two kernels take 25.0: its blocks wait for each slice of
-    channels, and reading h again, which it saves, takes 3 µs.
+    A kernel of both has to convolve all channels of a tile before it can normalise a pixel. With
+    the products of mma.py it took 30.8 µs on an H200 for 32×32×32×128, where the two kernels take
+    25.0: its blocks wait for each slice of channels, and reading h again, which it saves, takes 3
+    µs.
 COST
-    2·pixels·C·kernel² FLOPs and 8 more for each number of the norm; x read, h written and read, y written.
+    2·pixels·C·kernel² FLOPs and 8 more for each number of the norm; x read, h written and read, y
+    written.
 SOURCE
     Liu et al. 2022, "A ConvNet for the 2020s", arXiv:2201.03545, figure 4.
 READ NEXT

@@ -1,31 +1,35 @@
 """Depthwise convolution in 16 bits, version 3: tensor cores, by way of banded matrices of taps.
 
 WHAT IS NEW
-    49 multiply-adds for 4 bytes of memory are more than the float32 units keep up with. For tensor cores a row of taps
-    becomes a matrix. Of one channel, a run of 8 outputs sees 14 pixels through 7 taps:
+    49 multiply-adds for 4 bytes of memory are more than the float32 units keep up with. For tensor
+    cores a row of taps becomes a matrix. Of one channel, a run of 8 outputs sees 14 pixels through
+    7 taps:
 
         y[n] = Σ_k seen[k] · T[k, n],    T[k, n] = w[k - n] for 0 ≤ k - n < kernel, else 0        (16 × 8, a band)
 
     so 16 runs at once are a product of 16 × 16 pixels and that band: one mma.sync. Seven rows of
     taps are seven products into the same accumulators. 9/16 of what is multiplied is zeros, at
-    several times the rate. The weight's gradient has the pixels as its long dimension: P[m, n] =
-    Σ_i x[i, m] · dy[i, n] over rows i of pixels, a product of 16 × 16 pixels of x, transposed, and
-    16 × 8 of dy. The sum for tap s is on the diagonal m - n = s, and P stays in the accumulators
-    until all pixels are in it.
+    several times the rate.
+    The weight's gradient has the pixels as its long dimension: P[m, n] = Σ_i x[i, m] · dy[i, n]
+    over rows i of pixels, a product of 16 × 16 pixels of x, transposed, and 16 × 8 of dy. The sum
+    for tap s is on the diagonal m - n = s, and P stays in the accumulators until all pixels are in
+    it.
     Channels, innermost in memory, must become planes of pixels. A thread loads 8 channels of two
     neighbouring pixels, exchanges halves of words (`prmt`), and stores 8 words of two pixels of one
     channel: ldmatrix finds its rows.
 WHY IT PAYS
-    Counted in instructions of a thread, an output of 7 × 7 taps takes about 20, where version 2 needs 49 multiply-adds
-    alone, and packed half2 ones would need 25 and their conversions. Products of 16-bit numbers are exact in float32,
-    and sums nearly so: what is rounded is the result, so the relative error in the 2-norm is at most 2⁻¹¹ (4.9e-4) in
-    float16, 2⁻⁸ in bfloat16, plus 49 · 2⁻²³ of the sums.
+    Counted in instructions of a thread, an output of 7 × 7 taps takes about 20, where version 2
+    needs 49 multiply-adds alone, and packed half2 ones would need 25 and their conversions.
+    Products of 16-bit numbers are exact in float32, and sums nearly so: what is rounded is the
+    result, so the relative error in the 2-norm is at most 2⁻¹¹ (4.9e-4) in float16, 2⁻⁸ in
+    bfloat16, plus 49 · 2⁻²³ of the sums.
 WHAT REMAINS
-    Two thirds of the time, by the counts. For 128 outputs of 7 × 7 taps a multiprocessor issues for 20 cycles and reads
-    and writes shared memory for 28, neither with a bank conflict; an H200 takes about 100. What these leave out: a
-    block's 16 channels are 32 bytes of a pixel, so a warp's load touches 16 lines of the cache and its store 32, one a
-    cycle, some 30 cycles together; and the taps, the pixels in two rounds and the products wait for each other behind
-    one barrier. On Hopper, hopper.py does without all of them.
+    Two thirds of the time, by the counts. For 128 outputs of 7 × 7 taps a multiprocessor issues for
+    20 cycles and reads and writes shared memory for 28, neither with a bank conflict; an H200 takes
+    about 100. What these leave out: a block's 16 channels are 32 bytes of a pixel, so a warp's load
+    touches 16 lines of the cache and its store 32, one a cycle, some 30 cycles together; and the
+    taps, the pixels in two rounds and the products wait for each other behind one barrier. On
+    Hopper, hopper.py does without all of them.
 NOT FINITE pixels spoil the sixteen outputs of their run, not seven, as 0 · ∞ is not a number.
 LAUNCH
     forward and dx: a block for each tile of 16 × 32 pixels (16 × 16 of images up to 16 wide) and
@@ -33,8 +37,8 @@ LAUNCH
     shared memory.
     dweight: 256 threads, a warp two channels; 48 KB; a block goes from tile to tile of its chunk.
 DETERMINISM
-    one warp sums each output in the order of the rows of taps; of the weight's gradient each chunk has sums of its own,
-    which reduce.py adds up.
+    one warp sums each output in the order of the rows of taps; of the weight's gradient each chunk
+    has sums of its own, which reduce.py adds up.
 SOURCE
     PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.7 (prmt); the derivation is above.
 READ NEXT

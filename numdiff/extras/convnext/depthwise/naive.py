@@ -3,15 +3,15 @@
 MATHEMATICS, SHAPES
     as in reference.py
 VERSIONS
-    v1 naive: one thread an output, which reads kernel² pixels and as many weights. The weight gradient: one thread a
-       weight, which reads all images.
+    v1 naive: one thread an output, which reads kernel² pixels and as many weights. The weight
+       gradient: one thread a weight, which reads all images.
 LAUNCH
     256 threads a block, as many blocks as outputs or weights need.
 DETERMINISM
     a thread sums in the order of its loops.
 COST
-    the caches serve the kernel² reads of a pixel; two loads for each product. A weight's thread reads 2 numbers of
-    memory for each product, and kernel² · C threads are too few to hide that.
+    the caches serve the kernel² reads of a pixel; two loads for each product. A weight's thread
+    reads 2 numbers of memory for each product, and kernel² · C threads are too few to hide that.
 SOURCE
     reference.py.
 READ NEXT

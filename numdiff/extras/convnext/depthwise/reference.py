@@ -9,19 +9,20 @@ MATHEMATICS
               dweight[r,s,c] += Σ_bij dy[b,i,j,c] · x[b, i+r-pad, j+s-pad, c]
               dchannel[b,c] = Σ_ij dy[b,i,j,c]          dbias[c] += Σ_b dchannel[b,c]
 SHAPES
-    x, y, dx, dy (B, H, W, C) and weight (kernel, kernel, C) float32, float16 or bfloat16; kernel odd, stride 1;
-    dweight, bias, dbias (C,), channel (B, C), dchannel float32
+    x, y, dx, dy (B, H, W, C) and weight (kernel, kernel, C) float32, float16 or bfloat16; kernel
+    odd, stride 1; dweight, bias, dbias (C,), channel (B, C), dchannel float32
 DETERMINISM
-    every sum has a fixed order; where blocks share the weight's gradient, their parts are in a separate array,
-    which reduce.py adds up.
+    every sum has a fixed order; where blocks share the weight's gradient, their parts are in a
+    separate array, which reduce.py adds up.
 COST
-    2·pixels·C·kernel² FLOPs for each of the three passes, 2 numbers of memory an output. With 7 × 7 taps in float32
-    that is 12 FLOPs a byte and the roof is memory; in float16 it is 24.5 FLOPs a byte, more than the float32 units of
-    an H200 keep up with (67 TFLOP/s and 4.8 TB/s: 14): there tiled.py would meet the roof of arithmetic at 57 % of the
-    memory's rate. mma.py multiplies on tensor cores, and what holds it is neither roof: see its WHAT REMAINS.
+    2·pixels·C·kernel² FLOPs for each of the three passes, 2 numbers of memory an output. With 7 × 7
+    taps in float32 that is 12 FLOPs a byte and the roof is memory; in float16 it is 24.5 FLOPs a
+    byte, more than the float32 units of an H200 keep up with (67 TFLOP/s and 4.8 TB/s: 14): there
+    tiled.py would meet the roof of arithmetic at 57 % of the memory's rate. mma.py multiplies on
+    tensor cores, and what holds it is neither roof: see its WHAT REMAINS.
 SOURCE
-    Chollet 2017, "Xception", arXiv:1610.02357; 7 × 7 taps as in Liu et al. 2022, "A ConvNet for the 2020s",
-    arXiv:2201.03545, section 2.5.
+    Chollet 2017, "Xception", arXiv:1610.02357; 7 × 7 taps as in Liu et al. 2022, "A ConvNet for the
+    2020s", arXiv:2201.03545, section 2.5.
 READ NEXT
     naive.py
 """

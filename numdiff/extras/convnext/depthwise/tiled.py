@@ -3,20 +3,22 @@
 MATHEMATICS, SHAPES
     as in reference.py
 VERSIONS
-    v2 tiled: a block copies a tile of pixels with its halo, of 64 bytes of channels, to shared memory, 16 bytes a copy;
-       a thread computes eight neighbouring pixels of four channels in registers, so that what it
-       reads from shared memory serves up to eight outputs. The weight gradient: a warp a row of
-       taps, whose sums stay in its registers while the block goes from tile to tile.
+    v2 tiled: a block copies a tile of pixels with its halo, of 64 bytes of channels, to shared
+       memory, 16 bytes a copy; a thread computes eight neighbouring pixels of four channels in
+       registers, so that what it reads from shared memory serves up to eight outputs. The weight
+       gradient: a warp a row of taps, whose sums stay in its registers while the block goes from
+       tile to tile.
 LAUNCH
-    forward and dx: a block for each tile of 16 × 16 pixels (8 × 8 of small images) and slice of 32 channels (16 in
-    float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight: blocks of `kernel` warps, each with a
-    slice and a chunk of tiles of 8 × 16 pixels; 29 KB.
+    forward and dx: a block for each tile of 16 × 16 pixels (8 × 8 of small images) and slice of 32
+    channels (16 in float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight:
+    blocks of `kernel` warps, each with a slice and a chunk of tiles of 8 × 16 pixels; 29 KB.
 DETERMINISM
     the chunks' parts of dweight are in a separate array, which reduce.py adds up.
 COST
     as in reference.py: memory in float32, arithmetic in float16.
 SOURCE
-    reference.py; runs of outputs in registers: Volkov and Demmel, SC 2008; PTX ISA, section 9.7.9.25.3 (cp.async).
+    reference.py; runs of outputs in registers: Volkov and Demmel, SC 2008; PTX ISA, section
+    9.7.9.25.3 (cp.async).
 READ NEXT
     mma.py, for 16 bits.
 """
@@ -39,9 +41,11 @@ GRADIENT_ROWS = 8
 # v2: tiles in shared memory, runs of pixels in registers ------------------------------------------
 # WHAT IS NEW: neighbouring outputs share all but a column of what they see. A block of 16 × 16
 # outputs reads 22 × 22 pixels once, not 49 times, and a thread with eight outputs in a row reads 14
-# pixels of a row of taps, not 56. WHY IT PAYS: version 1 has two loads for every product; here it
-# is 21 loads of four numbers for 224 products. Rows of the tile are an odd number of pixels, of 64
-# bytes, apart, so that two rows' pixels are in different banks.
+# pixels of a row of taps, not 56.
+# WHY IT PAYS: version 1 has two loads for every product; here it is 21 loads of four numbers for
+# 224 products.
+# Rows of the tile are an odd number of pixels, of 64 bytes, apart, so that two rows' pixels are in
+# different banks.
 
 # taps a row, channels, a tile's pixels
 K, SLICE, ROWS, COLUMNS = Constant(), Constant(), Constant(), Constant()

@@ -27,19 +27,20 @@ Read the files in this order.
     launcher.py        which of them runs
 
 SHAPES
-    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); weight (HS, HS), all float32, float16 or bfloat16; bias (HS,)
-    float32. T is at least 65; on a GPU HS is 32, 64 or 72.
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); weight (HS, HS), all float32, float16 or
+    bfloat16; bias (HS,) float32. T is at least 65; on a GPU HS is 32, 64 or 72.
 VERSIONS
-    v1 naive: one thread a row, float32 sums, all head sizes, any type
-    v2 mma: float16 and bfloat16 on tensor cores, the same heads; nine launches forward and backward, and the sums of
+    v1 naive: one thread a row, float32 sums, all head sizes, any type v2 mma: float16 and bfloat16
+    on tensor cores, the same heads; nine launches forward and backward, and the sums of
        dW and db
     v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k
        and v alone: what runs from 65 blocks on; an H200, T 16,384: 291 instead of 316 µs with top-k
        5 %, 771 instead of 929 with 20 %
 COST
-    4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
-    T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of
-    64 · HS: for HS 64 as much as k, in the type of qkv.
+    4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks,
+    instead of as many with T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2
+    blocks. H, S and A are HS² numbers a block of 64 · HS: for HS 64 as much as k, in the type of
+    qkv.
 SOURCE
     Zhang et al. 2025, arXiv:2509.24006.
 READ NEXT

@@ -12,19 +12,23 @@ WHAT IT DOES
     transpose   for each block of keys, which blocks of queries have it in their list: a warp looks it up in 32 lists at
                 a time, and ballots keep the order
 THE SAME ON EVERY ENGINE
-    Two nearly equal P that rounding swaps would change the result by far more than rounding. So P is float32 in one
-    order of sums everywhere, and its products are rounded by themselves: `product` is not joined with a sum into a
-    fused multiply-add. Inputs in float64 are rounded to float32 first. A sum of 64 rows is multiplied by 1 / 64
-    instead of divided: that rounds the same number, so gives the same.
+    Two nearly equal P that rounding swaps would change the result by far more than rounding. So P
+    is float32 in one order of sums everywhere, and its products are rounded by themselves:
+    `product` is not joined with a sum into a fused multiply-add. Inputs in float64 are rounded to
+    float32 first. A sum of 64 rows is multiplied by 1 / 64 instead of divided: that rounds the same
+    number, so gives the same.
 LAUNCH
-    totals: grid (ceil(columns / 128), heads, B), 256 threads for 8 groups of blocks and 32 lanes of 4 columns;
-    choose: grid (ceil(N / 8), heads, B), 256 threads, shared memory 39 KiB and, dynamic, 32 N bytes;
+    totals: grid (ceil(columns / 128), heads, B), 256 threads for 8 groups of blocks and 32 lanes of
+    4 columns;
+    choose: grid (ceil(N / 8), heads, B), 256 threads, shared memory 39 KiB and, dynamic, 32 N
+    bytes;
     transpose: grid (ceil(N / 8), heads, B), a warp a block of keys.
 DETERMINISM
     every sum has one order; lists rise.
 COST
-    H's total reads N · HS² numbers, choose N² · HS products and sums, N · HS numbers for every eight blocks of queries
-    and 60 instructions of a warp for each bit and row, transpose N² searches: a few percent of the whole.
+    H's total reads N · HS² numbers, choose N² · HS products and sums, N · HS numbers for every
+    eight blocks of queries and 60 instructions of a warp for each bit and row, transpose N²
+    searches: a few percent of the whole.
 SOURCE
     reference.py; means and their products: Zhang et al. 2025, arXiv:2509.24006, section 4.
 READ NEXT

@@ -2,23 +2,24 @@
 other.
 
 WHAT IS NEW, AND WHY IT PAYS
-    The loop is ../forward_half.py's with 64 queries a block, and the next tile of keys is the next of a list instead of
-    the next in memory: its number is read two rounds ahead, its copy starts one round ahead.
-    With k and v comes the block's H, half as many bytes more from the L2 cache, and is subtracted from the total
-    in the threads' registers: S needs no kernel of its own.
+    The loop is ../forward_half.py's with 64 queries a block, and the next tile of keys is the next
+    of a list instead of the next in memory: its number is read two rounds ahead, its copy starts
+    one round ahead.
+    With k and v comes the block's H, half as many bytes more from the L2 cache, and is subtracted
+    from the total in the threads' registers: S needs no kernel of its own.
     Then S as float16 in shared memory, φ(q) from the fragments of q that are there, o_l = φ(q) S,
     o_l Wᵀ, and the sum with o_s: two more products, as much as one more block, without a byte in
     between.
 LAUNCH
-    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: q and two stages of k, v, H and z, 29, 62
-    or 66.
+    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: q and two stages of k, v, H and z, 29,
+    62 or 66.
 ACCURACY
     q, k, v, P, φ, S and o_l are float16, everything else float32.
 DETERMINISM
     one warp sums a query's outputs, one thread a number of S, in the order of the list.
 COST
-    per block of queries 4 · 64 · 64 · HS FLOPs and 4 · 64 · HS + 2 · HS² bytes from the L2 cache a critical block; 4 ·
-    64 · HS² FLOPs.
+    per block of queries 4 · 64 · 64 · HS FLOPs and 4 · 64 · HS + 2 · HS² bytes from the L2 cache a
+    critical block; 4 · 64 · HS² FLOPs.
 SOURCE
     reference.py; ../forward_half.py.
 READ NEXT

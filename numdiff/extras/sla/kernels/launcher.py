@@ -1,11 +1,12 @@
 """Sparse-linear attention on arrays: which kernels run, and in which order.
 
 FORWARD
-    prepare, totals, choose, forward; in version 3 the totals are those of z alone, and S comes before the forward. From
-    65 blocks on that is what runs: an H200, T 16,384, 12 heads of 64: 291 instead of 316 µs with top-k 5 %, 771 instead
-    of 929 with 20 %
+    prepare, totals, choose, forward; in version 3 the totals are those of z alone, and S comes
+    before the forward. From 65 blocks on that is what runs: an H200, T 16,384, 12 heads of 64: 291
+    instead of 316 µs with top-k 5 %, 771 instead of 929 with 20 %
 BACKWARD
-    queries, dq, transpose, totals, dkv, and the sums of W's and b's gradients over all blocks of queries
+    queries, dq, transpose, totals, dkv, and the sums of W's and b's gradients over all blocks of
+    queries
 SOURCE
     the project's own.
 READ NEXT

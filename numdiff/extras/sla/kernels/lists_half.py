@@ -2,20 +2,22 @@
 over their transpose.
 
 WHAT IS NEW, AND WHY IT PAYS
-    dq: a warp keeps q and dy of its 16 queries in registers and takes 16 keys at a time: S and dP, then dS as the left
-    side of dq += dS k, three products. dk and dv: scores transposed, as ../backward_half.py has them, four products,
-    with the block's A loaded with q and dy and subtracted from the total, as the forward does with H. Two kernels
-    compute S and dP twice, 7 products instead of 5, where one would have to add dq's shares of many blocks of keys, in
-    an order: in float32 in memory that is 16 KiB a critical block each way, more than the two products take.
-    The linear part's dφ(k) = v Rᵀ − ρ and dv += φ(k) R end the second kernel, from the fragments of k and v that are
-    there.
+    dq: a warp keeps q and dy of its 16 queries in registers and takes 16 keys at a time: S and dP,
+    then dS as the left side of dq += dS k, three products. dk and dv: scores transposed, as
+    ../backward_half.py has them, four products, with the block's A loaded with q and dy and
+    subtracted from the total, as the forward does with H. Two kernels compute S and dP twice, 7
+    products instead of 5, where one would have to add dq's shares of many blocks of keys, in an
+    order: in float32 in memory that is 16 KiB a critical block each way, more than the two products
+    take.
+    The linear part's dφ(k) = v Rᵀ − ρ and dv += φ(k) R end the second kernel, from the fragments of
+    k and v that are there.
     A list of dkv is as long as its block of keys is popular. Where lists above `long` go first, the
     grid is twice as
     large: its first half takes those of all heads, its second the others, and a block of the other
     half's ends at once.
 LAUNCH
-    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: dq 25 or 45 (two stages of k and v, and q or dy); dkv 36,
-    72 or 76 (k, v, and two stages of q, dy, their numbers, A and a).
+    grid (N, heads, B), 4 warps; dynamic shared memory, KiB: dq 25 or 45 (two stages of k and v, and
+    q or dy); dkv 36, 72 or 76 (k, v, and two stages of q, dy, their numbers, A and a).
 ACCURACY
     operands of products, A and R are float16, everything else float32.
 DETERMINISM

@@ -2,9 +2,10 @@
 it, in float16.
 
 WHAT IS NEW, AND WHY IT PAYS
-    q, k and v of a block pass through shared memory once, by cp.async, for everything: sums of columns in the order of
-    choice.py; φ(k), from fragments in registers, in k's place; H = φ(k)ᵀ v by mma.sync, a warp for 16 of its rows, φ's
-    fragments transposed in flight by ldmatrix; z from the φ that H has seen, rounded to float16.
+    q, k and v of a block pass through shared memory once, by cp.async, for everything: sums of
+    columns in the order of choice.py; φ(k), from fragments in registers, in k's place; H = φ(k)ᵀ v
+    by mma.sync, a warp for 16 of its rows, φ's fragments transposed in flight by ldmatrix; z from
+    the φ that H has seen, rounded to float16.
 LAUNCH
     grid (N, heads, B), 4 warps; dynamic shared memory 3 tiles: 15 or 27 KiB.
 ACCURACY

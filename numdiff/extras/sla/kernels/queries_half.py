@@ -2,15 +2,16 @@
 single key.
 
 WHAT IS NEW, AND WHY IT PAYS
-    All products of the linear part are between tiles of 64 rows that are there: dO = dy W, o_l = φ(q) S once more (it
-    was not kept: S is as many bytes, and serves dφ(q) = dO Sᵀ, too), A = (r φ(q))ᵀ dO and dW = dyᵀ o_l: five, by
-    mma.sync. Left sides along a row stay in registers; the two that sum over the rows go through shared memory, where
-    ldmatrix transposes them.
+    All products of the linear part are between tiles of 64 rows that are there: dO = dy W, o_l =
+    φ(q) S once more (it was not kept: S is as many bytes, and serves dφ(q) = dO Sᵀ, too), A = (r
+    φ(q))ᵀ dO and dW = dyᵀ o_l: five, by mma.sync. Left sides along a row stay in registers; the two
+    that sum over the rows go through shared memory, where ldmatrix transposes them.
     A block of threads takes several blocks of queries, and keeps dW and db in registers meanwhile:
     their partial sums would be as many bytes as A else.
     dq's linear part is written as dq; lists_half.py adds the rest.
 LAUNCH
-    grid (ceil(N / some), heads, B), 4 warps; dynamic shared memory 4 tiles and 2 squares: 25, 54 or 56 KiB.
+    grid (ceil(N / some), heads, B), 4 warps; dynamic shared memory 4 tiles and 2 squares: 25, 54 or
+    56 KiB.
 ACCURACY
     operands of products are float16, sums and everything else float32.
 DETERMINISM

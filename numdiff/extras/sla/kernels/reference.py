@@ -21,22 +21,27 @@ BACKWARD
     keys       R_j = (Σ_i A_i − Σ_{i: j in C_i} A_i) / N, ρ_j of a likewise;   dφ(k) = v R_jᵀ − ρ_j,   dv += φ(k) R_j
     softmax    dx += φ(x) (dφ(x) − φ(x)·dφ(x))
 CANCELLATION
-    Totals minus the critical ones leave out what S_i is not to have, but not its rounding: with sums of N blocks in
-    float32 the error of Z_i is at most (N + count) 2⁻²⁴ Σ_j z_j / N, whatever is left. (H_j may be rounded to float16:
-    the totals are those of the rounded ones, and what goes is what came.) Where the blocks are alike that is a relative
-    error of 2⁻²⁴ (N + count) N / (N − count). But critical blocks are those that look like the query: with peaked φ
-    they can hold all but a trace of the sum, and the trace is then rounding, of any sign. So φ(q)·Z_i is at least FLOOR
-    of φ(q)·Z of all blocks, which is above that error up to N = 8,000: where the floor holds, less than a thousandth of
-    a row's weight is outside of C_i, o_l is small instead of arbitrary, and r counts as a constant (r < 0 says so).
+    Totals minus the critical ones leave out what S_i is not to have, but not its rounding: with
+    sums of N blocks in float32 the error of Z_i is at most (N + count) 2⁻²⁴ Σ_j z_j / N, whatever
+    is left. (H_j may be rounded to float16: the totals are those of the rounded ones, and what goes
+    is what came.) Where the blocks are alike that is a relative error of 2⁻²⁴ (N + count) N / (N −
+    count). But critical blocks are those that look like the query: with peaked φ they can hold all
+    but a trace of the sum, and the trace is then rounding, of any sign. So φ(q)·Z_i is at least
+    FLOOR of φ(q)·Z of all blocks, which is above that error up to N = 8,000: where the floor holds,
+    less than a thousandth of a row's weight is outside of C_i, o_l is small instead of arbitrary,
+    and r counts as a constant (r < 0 says so).
 SHAPES
-    qkv (B, T, 3C), C = heads · HS, in either order of the channels (../reference.py); y, dy (B, T, C)
-    what the backward is given, `Kept`: critical (B, heads, N, count) int32, rising; logsumexp and r (B, heads, T); S
-    (B, heads, N, HS, HS), Z (B, heads, N, HS). On a GPU S is of qkv's type, all other numbers float32.
-    T is arbitrary from 65 on: the last block has what is left, and its means and sums are over that.
+    qkv (B, T, 3C), C = heads · HS, in either order of the channels (../reference.py); y, dy (B, T,
+    C) what the backward is given, `Kept`: critical (B, heads, N, count) int32, rising; logsumexp
+    and r (B, heads, T); S (B, heads, N, HS, HS), Z (B, heads, N, HS). On a GPU S is of qkv's type,
+    all other numbers float32.
+    T is arbitrary from 65 on: the last block has what is left, and its means and sums are over
+    that.
 SOURCE
-    Zhang et al. 2025, "SLA: Beyond Sparsity in Diffusion Transformers via Fine-Tunable Sparse-Linear Attention",
-    arXiv:2509.24006, section 4 and algorithms 1 and 2; P's mean of k and `all keys`: the authors' public code,
-    github.com/thu-ml/SLA (which adds 1e-5 to φ(q)·Z, about T / HS there). FLOOR is the project's.
+    Zhang et al. 2025, "SLA: Beyond Sparsity in Diffusion Transformers via Fine-Tunable
+    Sparse-Linear Attention", arXiv:2509.24006, section 4 and algorithms 1 and 2; P's mean of k and
+    `all keys`: the authors' public code, github.com/thu-ml/SLA (which adds 1e-5 to φ(q)·Z, about T
+    / HS there). FLOOR is the project's.
 READ NEXT
     choice.py
 """

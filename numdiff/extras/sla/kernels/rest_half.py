@@ -2,18 +2,21 @@
 cores.
 
 WHAT IS NEW, AND WHY IT PAYS
-    S_i is the sum of H_j over the blocks of keys that are not in C_i: a row of zeros and ones times a matrix of N rows,
-    H, whose HS² columns are the numbers of a block. Rung 2 takes 2 · HS² bytes from the L2 cache for each of a list's
-    blocks, a third of all that it takes; a product of matrices reads H once for 128 blocks of queries, and where that
-    kernel was, 64 registers' worth of totals and conversions are gone: 16 warps a multiprocessor instead of 12.
+    S_i is the sum of H_j over the blocks of keys that are not in C_i: a row of zeros and ones times
+    a matrix of N rows, H, whose HS² columns are the numbers of a block. Rung 2 takes 2 · HS² bytes
+    from the L2 cache for each of a list's blocks, a third of all that it takes; a product of
+    matrices reads H once for 128 blocks of queries, and where that kernel was, 64 registers' worth
+    of totals and conversions are gone: 16 warps a multiprocessor instead of 12.
     There are no totals of H, and nothing cancels: what is summed is what is left.
-    The left side is in memory as bits, which the choice has as it writes its lists: 128 rows of N are in shared memory,
-    and each lane makes its fragments of them, a pair of numbers with four integer instructions.
+    The left side is in memory as bits, which the choice has as it writes its lists: 128 rows of N
+    are in shared memory, and each lane makes its fragments of them, a pair of numbers with four
+    integer instructions.
 WHAT REMAINS
-    N² · HS² multiply-adds, however few blocks are critical: less than what rung 2 does from a share of 2 % on.
+    N² · HS² multiply-adds, however few blocks are critical: less than what rung 2 does from a share
+    of 2 % on.
 LAUNCH
-    grid (HS² / 64 · ceil(N / 128), heads, B), 4 warps, each of 32 blocks of queries; dynamic shared memory: two stages
-    of 64 blocks of keys, 18 KiB, and the bits.
+    grid (HS² / 64 · ceil(N / 128), heads, B), 4 warps, each of 32 blocks of queries; dynamic shared
+    memory: two stages of 64 blocks of keys, 18 KiB, and the bits.
 ACCURACY
     H is float16, zeros and ones are exact, sums float32, S is rounded once.
 DETERMINISM

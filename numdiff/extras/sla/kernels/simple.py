@@ -10,9 +10,11 @@ WHAT IT DOES
                 then, a block of keys at a time, dk and dv over the list of queries for which it is critical, and the
                 linear part's from the total of A without theirs.
 WHY IT IS SLOW
-    as ../simple.py: a thread's rows are in local memory, and every multiply-add waits for two loads.
+    as ../simple.py: a thread's rows are in local memory, and every multiply-add waits for two
+    loads.
 LAUNCH
-    grid (N, heads, B), blocks of 64 threads; static shared memory 2 · 64 · HS numbers and a few: 17, 34, 38 KiB.
+    grid (N, heads, B), blocks of 64 threads; static shared memory 2 · 64 · HS numbers and a few:
+    17, 34, 38 KiB.
 DETERMINISM
     one thread sums over keys, queries or blocks in their order.
 SOURCE

@@ -7,17 +7,19 @@ ACCUMULATORS
     two neighbours of row l / 4, columns 8n + 2 (l % 4), and in [4n + 2], [4n + 3] those of the row
     8 below. A row is in four lanes.
 HEADS OF 72
-    are eight fragments of 8 columns and a ninth. Along a row, 64 of it make four products of 16 deep, the rest one of
-    8, as in ../fragments.py; no zeros are stored. The same where a sum is over the 72 rows of a square: S, W or R.
-    Where a result has 72 rows, H, A and dW, a warp has 16 of the first 64, and of the last eight, the tail, two or
-    three fragments, whose other eight rows are zeros.
+    are eight fragments of 8 columns and a ninth. Along a row, 64 of it make four products of 16
+    deep, the rest one of 8, as in ../fragments.py; no zeros are stored. The same where a sum is
+    over the 72 rows of a square: S, W or R. Where a result has 72 rows, H, A and dW, a warp has 16
+    of the first 64, and of the last eight, the tail, two or three fragments, whose other eight rows
+    are zeros.
 FEATURES
-    A row's maximum and sum take two shuffles each; `features` leaves the accumulators as exponentials, and gives what
-    they have to be multiplied by.
+    A row's maximum and sum take two shuffles each; `features` leaves the accumulators as
+    exponentials, and gives what they have to be multiplied by.
 WHAT IS LEFT OF A TOTAL
-    HS² numbers in float32, some eights a thread (of 72² five, and two numbers more in a thread of the first warp), from
-    which each block of the list is taken away as it passes by in shared memory, next to its tiles of keys or queries;
-    the load hides behind the products as theirs do. HS numbers, of z or a, go the same way, one a thread.
+    HS² numbers in float32, some eights a thread (of 72² five, and two numbers more in a thread of
+    the first warp), from which each block of the list is taken away as it passes by in shared
+    memory, next to its tiles of keys or queries; the load hides behind the products as theirs do.
+    HS numbers, of z or a, go the same way, one a thread.
 SOURCE
     reference.py; ../fragments.py.
 READ NEXT

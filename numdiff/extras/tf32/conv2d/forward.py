@@ -9,12 +9,14 @@ MATHEMATICS
                       flipped copy is made. With a stride only every stride-th tap meets a pixel of
                       dy: ../launcher.py then multiplies and calls im2col.
 WHAT IS NEW, AND WHY IT PAYS, against ../implicit.py
-    products by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in
-    shared memory, fragments and the rounding are those of ../matmul.py: read that first.
+    products by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three
+    stages deep. Tiles in shared memory, fragments and the rounding are those of ../matmul.py: read
+    that first.
 LAUNCH
-    128 threads. 128 × 128 or 256 × 64 pixels × channels, or 64 × 64 where those are few; a warp has 64 × 64 or 32 × 32.
-    Grid (pixel tiles, channel tiles, parts): where the tiles do not fill a GPU, the taps and channels are cut into
-    parts, and a second kernel adds them up, and what else is added. Shared memory 24 to 60 KiB.
+    128 threads. 128 × 128 or 256 × 64 pixels × channels, or 64 × 64 where those are few; a warp has
+    64 × 64 or 32 × 32. Grid (pixel tiles, channel tiles, parts): where the tiles do not fill a GPU,
+    the taps and channels are cut into parts, and a second kernel adds them up, and what else is
+    added. Shared memory 24 to 60 KiB.
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
 READ NEXT

@@ -3,14 +3,15 @@
 SHAPES
     as in kernels/conv2d/direct.py; all float32, C and N multiples of 4
 VERSIONS
-    number 4 of kernels/conv2d/launcher.py in float32, which runs where the device's switch `tf32` is on.
+    number 4 of kernels/conv2d/launcher.py in float32, which runs where the device's switch `tf32`
+    is on.
 ACCURACY
     as ../matmul.py: about 3e-4 in the 2-norm; the tests hold it below 5e-4.
 DETERMINISM
     a fixed order of k for each output; parts are added in order by a second kernel.
 COST
-    FLOPs as in kernels/conv2d/direct.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte
-    of the L2 cache, or 20 KiB for as many, 26.
+    FLOPs as in kernels/conv2d/direct.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16
+    FLOPs, 32 a byte of the L2 cache, or 20 KiB for as many, 26.
 SOURCE
     forward.py, weight_gradient.py.
 READ NEXT

@@ -3,12 +3,13 @@ operands are transposed.
 
     dweight[n, k] += Σ_p dy[p, n] · col[p, k]
 WHAT A THREAD KNOWS
-    A row of channels for each pixel, of dy and of col. A thread copies for one of a step's 16 pixels, of dy and of what
-    that pixel's window shows, and keeps its columns: what moves is the pixel, whose place it counts on without a
-    division.
+    A row of channels for each pixel, of dy and of col. A thread copies for one of a step's 16
+    pixels, of dy and of what that pixel's window shows, and keeps its columns: what moves is the
+    pixel, whose place it counts on without a division.
 LAUNCH
-    128 threads. 128 or 64 channels of dy × 128 columns of col, or 64 × 256; a column is a tap and a channel, so that
-    tiles are full whatever C is. Grid (column tiles, channel tiles, parts of the pixels).
+    128 threads. 128 or 64 channels of dy × 128 columns of col, or 64 × 256; a column is a tap and a
+    channel, so that tiles are full whatever C is. Grid (column tiles, channel tiles, parts of the
+    pixels).
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma); the rounding: ../matmul.py.
 READ NEXT

@@ -1,12 +1,13 @@
 """Flash attention backward, rung 5: all five products with Hopper's wgmma, fed by TMA (sm_90a).
 
 WHAT IS NEW, AND WHY IT PAYS
-    Rung 3 issues an mma.sync for every 16 × 8 × 16 and loads fragments for it. Here one instruction multiplies 64 keys
-    by 64 queries for each 16 columns, straight from shared memory, and one thread, of a warpgroup that does little
-    else, loads all tiles by TMA (../hopper_tiles.py): for the next queries, and for the keys of the next head while
-    this one is computed. So memory, which limits this kernel at 256 tokens, is never idle.
-    Two warps of that warpgroup compute D = Σ dy · y from tiles in shared memory: each number of dy and y is read
-    from memory once, and neither a separate kernel nor an array for D is needed.
+    Rung 3 issues an mma.sync for every 16 × 8 × 16 and loads fragments for it. Here one instruction
+    multiplies 64 keys by 64 queries for each 16 columns, straight from shared memory, and one
+    thread, of a warpgroup that does little else, loads all tiles by TMA (../hopper_tiles.py): for
+    the next queries, and for the keys of the next head while this one is computed. So memory, which
+    limits this kernel at 256 tokens, is never idle.
+    Two warps of that warpgroup compute D = Σ dy · y from tiles in shared memory: each number of dy
+    and y is read from memory once, and neither a separate kernel nor an array for D is needed.
 A UNIT is a head's keys, or a chunk of them, in tiles of 256: 128 for each of two consumers, which
     keep their dk and dv in registers while the queries pass by, 64 at a time. A block takes every
     gridDim-th unit.
@@ -23,19 +24,21 @@ REGISTERS decide the rest. dk and dv of 128 keys are 128 of a thread's (HS 64), 
     that two straight pieces of code share. Places in shared memory are counted in 16 bytes, so that
     half of a descriptor is a constant.
 LAUNCH
-    grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: two buffers of k and v, dSᵀ, three stages
-    of q and dy (two for HS 72), y: for HS 32, 64, 72: 127, 219, 224. Compiled for 168 registers a thread, of which the
-    producer keeps 40 and the consumers get 232.
+    grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: two buffers of k and
+    v, dSᵀ, three stages of q and dy (two for HS 72), y: for HS 32, 64, 72: 127, 219, 224. Compiled
+    for 168 registers a thread, of which the producer keeps 40 and the consumers get 232.
 NEEDS
-    sm_90a; qkv, dy, y and dqkv at multiples of 16 bytes. Keys beyond T are computed as if they were there, and not
+    sm_90a; qkv, dy, y and dqkv at multiples of 16 bytes. Keys beyond T are computed as if they were
+    there, and not
     written: it is at its best where T is a multiple of 256, or large.
 ACCURACY
-    operands, P and dS are float16, all sums float32; dq of several tiles of keys is added in float32.
+    operands, P and dS are float16, all sums float32; dq of several tiles of keys is added in
+    float32.
 DETERMINISM
     each number is summed by one warpgroup in the order of the loops, and chunks are added in order.
 SOURCE
-    ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; Shah et al. 2024, "FlashAttention-3",
-    arXiv:2407.08608, section 3; PTX ISA, section 9.7.15.
+    ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; Shah et al. 2024,
+    "FlashAttention-3", arXiv:2407.08608, section 3; PTX ISA, section 9.7.15.
 READ NEXT
     ../../../nn/dit.py, whose blocks call all this.
 """

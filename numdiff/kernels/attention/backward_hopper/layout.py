@@ -17,8 +17,8 @@ A PLACE is an address in shared memory in units of 16 bytes, as descriptors coun
     _at counts bytes from the start.
 
 SOURCE
-    kernel.py; swizzled rows, and places as descriptors count them: PTX ISA, section 9.7.15.5; the pipelines: section
-    9.7.13.15 (mbarrier).
+    kernel.py; swizzled rows, and places as descriptors count them: PTX ISA, section 9.7.15.5; the
+    pipelines: section 9.7.13.15 (mbarrier).
 READ NEXT
     products.py
 """

@@ -5,7 +5,8 @@ orientation.
     dv += Pᵀ·dy, dk += dSᵀ·q       `add_queries`: the left side from registers, summed over queries
     dq = dS·k                      `multiply_keys`, `multiply_ninth`: both sides read across, summed over all keys
 Of HS 72 the last eight columns are a separate part, the ninth (../hopper_tiles.py), with products
-of their own. A place is an address in units of 16 bytes (layout.py).
+of their own.
+A place is an address in units of 16 bytes (layout.py).
 
 SOURCE
     ../reference.py; PTX ISA, sections 9.7.15 (wgmma) and 9.7.15.5 (matrices in shared memory).

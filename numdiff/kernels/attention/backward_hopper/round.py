@@ -10,7 +10,8 @@ L and D come from shared memory, two queries at a time: a thread has columns 2 Â
 each eight queries.
 
 SOURCE
-    ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section 9.7.15 (wgmma).
+    ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section
+    9.7.15 (wgmma).
 READ NEXT
     row_sums.py, where D comes from.
 """

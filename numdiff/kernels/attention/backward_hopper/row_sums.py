@@ -7,8 +7,8 @@ derives D). L is the logsumexp in units of ln 2, as `probability` wants it. HS /
 a row, eight numbers each at a time; their sums meet by shuffles.
 
 SOURCE
-    ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2, which makes D first; PTX ISA, section
-    9.7.9, shfl.sync.
+    ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2, which makes D
+    first; PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
     kernel.py
 """

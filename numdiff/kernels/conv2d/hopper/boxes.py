@@ -2,10 +2,10 @@
 descriptors.
 
 A PIXEL in shared memory is a row of 64 channels, 128 bytes, as TMA brings it and as far as the
-swizzle reaches. A BOX is what one TMA instruction loads: some columns and rows of one or several
-images, row after row of the image,
-    with zeros outside the image. For taps around a tile of pixels it has a HALO of kernel // 2
-    pixels on each side.
+swizzle reaches.
+A BOX is what one TMA instruction loads: some columns and rows of one or several images, row after
+    row of the image, with zeros outside the image. For taps around a tile of pixels it has a HALO
+    of kernel // 2 pixels on each side.
 A SUB-BLOCK is 8 × 8 pixels, one matrix of a wgmma. Eight neighbouring pixels of an image row are a
     group of eight rows of that matrix, and eight image rows below each other are its eight groups,
     so from one group to the next it is one row of the box: the stride in the descriptor. A tile is

@@ -5,18 +5,19 @@ MATHEMATICS
     input gradient   dx[p, c] = Σ_tap Σ_n dy[p + tap - pad, n] · weight[n, taps - 1 - tap, c]        (stride 1)
     then + bias[n] + channel[image of p, n] + residual[p, n], rounded to float16 once. Where a GroupNorm reads y next,
     the mean and variance of each two channels over each 8 × 8 pixels are left for it.
-    A block takes a tile of pixels and of output channels, and sums over blocks of 64 input channels and, in each, over
-    the taps. For one tap that is a plain matrix product: pixels × 64 by 64 × channels. The pixels of another tap are
-    the same ones shifted by some rows and columns, so nothing is gathered: TMA loads the tile of pixels WITH ITS HALO
-    once, with zeros outside the image (which is the padding), and each tap begins to read it at another row (boxes.py).
+    A block takes a tile of pixels and of output channels, and sums over blocks of 64 input channels
+    and, in each, over the taps. For one tap that is a plain matrix product: pixels × 64 by 64 ×
+    channels. The pixels of another tap are the same ones shifted by some rows and columns, so
+    nothing is gathered: TMA loads the tile of pixels WITH ITS HALO once, with zeros outside the
+    image (which is the padding), and each tap begins to read it at another row (boxes.py).
 SHAPES
     x (B, H, W, C), weight (N, kernel, kernel, C), y and residual (B, H, W, N): float16 or bfloat16
-    bias (N,), channel (B, N): float32; statistics (B, H / 8 · W / 8, 2, N / 2) float32: ../../groupnorm/normalise.py
-    C and N multiples of 8 (a row that TMA brings is a multiple of 16 bytes), kernel odd, stride 1; any B, H, W
+    bias (N,), channel (B, N): float32; statistics (B, H / 8 · W / 8, 2, N / 2) float32:
+    ../../groupnorm/normalise.py C and N multiples of 8 (a row that TMA brings is a multiple of 16
+    bytes), kernel odd, stride 1; any B, H, W
 VERSIONS
     v5  hopper-columns: for each column of taps its own box of pixels: tile_w columns wide, with a halo above and below.
-        A row of it is a multiple of eight pixels, so every matrix begins where the swizzle's
-        pattern begins.
+        A row of it is a multiple of eight pixels, so every matrix begins where the swizzle's pattern begins.
     v6  hopper: one box with the whole halo. A tile of 16 × 16 pixels becomes a box of 18 × 18: 1.27 times its pixels
         cross from L2, where v5 moves them 3.4 times and a box for each tap 9 times. A tap's matrix may begin at any row
         of 128 bytes, because TMA and wgmma both swizzle by the bits of the address.
@@ -31,16 +32,16 @@ ROLES  (384 threads: three warpgroups)
     warpgroups 1, 2 multiply             sub-blocks of 64 pixels by BN output channels. Where shared memory holds all
                                          that a tile needs they ping-pong: one multiplies, one writes its results
 LAUNCH
-    as many blocks as multiprocessors, each of which walks over work tiles; shared memory: weight stages, output
-    buffers, pixel stages.
+    as many blocks as multiprocessors, each of which walks over work tiles; shared memory: weight
+    stages, output buffers, pixel stages.
 DETERMINISM
     one warpgroup sums an output, in the order of channels and taps.
 COST
-    as in ../direct.py. From L2 to shared memory, for each tile and 64 channels: 128 · (pixels with halo + taps · BN)
-    bytes for 128 · pixels · taps · BN FLOPs.
+    as in ../direct.py. From L2 to shared memory, for each tile and 64 channels: 128 · (pixels with
+    halo + taps · BN) bytes for 128 · pixels · taps · BN FLOPs.
 SOURCE
-    PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (TMA); the implicit GEMM: Chetlur et al. 2014, "cuDNN",
-    arXiv:1410.0759.
+    PTX ISA, sections 9.7.15 (wgmma) and 9.7.9.27 (TMA); the implicit GEMM: Chetlur et al. 2014,
+    "cuDNN", arXiv:1410.0759.
 READ NEXT
     epilogue.py
 """

@@ -2,15 +2,18 @@
 GroupNorm that follows.
 
 ROLES
-    A consumer, 128 threads, adds bias, channel and residual to its accumulators, and writes them as float16 to its
-    output buffer: `stage_results`. One warp for each consumer does the rest, so that nothing delays the products:
-    `exchange`. It loads the addends of each channel, and the residual, into the place of the results; when these
-    are written it lets TMA store them, and computes their statistics.
+    A consumer, 128 threads, adds bias, channel and residual to its accumulators, and writes them as
+    float16 to its output buffer: `stage_results`. One warp for each consumer does the rest, so that
+    nothing delays the products: `exchange`. It loads the addends of each channel, and the residual,
+    into the place of the results; when these are written it lets TMA store them, and computes their
+    statistics.
 HANDSHAKE
-    `ready`: the buffer is the consumer's, addends and residual are there. `written`: it is the warp's again.
+    `ready`: the buffer is the consumer's, addends and residual are there. `written`: it is the
+    warp's again.
 STATISTICS
-    of each two channels over each sub-block of 8 × 8 pixels: mean, and variance about it. They are those of the rounded
-    results in the buffer, which the norm will read (../../groupnorm/normalise.py).
+    of each two channels over each sub-block of 8 × 8 pixels: mean, and variance about it. They are
+    those of the rounded results in the buffer, which the norm will read
+    (../../groupnorm/normalise.py).
 SOURCE
     joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT
@@ -99,10 +102,10 @@ def stage_addends(addends, at, first, N, vectors, channel_at, epilogue):
 def write_statistics(tiles, at, statistics, to, left, columns):
     """Statistics of a sub-block in its buffer, by a warp; left: pairs of channels that exist.
 
-    Of each two channels the mean goes to statistics[to …], the variance to `columns` later. A lane
-    has two channels, of every second pixel where rows are short, so that a warp's loads touch each
-    bank once. It subtracts the first of its numbers from all, so that q - s² / n cancels no more
-    than groupnorm/chunks.py says.
+    Of each two channels the mean goes to statistics[to …], the variance to `columns` later.
+    A lane has two channels, of every second pixel where rows are short, so that a warp's loads
+    touch each bank once. It subtracts the first of its numbers from all, so that q - s² / n cancels
+    no more than groupnorm/chunks.py says.
     """
     LANES, PIXELS = COLS // 2, COLS  # of a pixel; of a lane
     words = cuda.local.array(8, np.uint32)

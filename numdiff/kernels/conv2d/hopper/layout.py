@@ -1,7 +1,8 @@
 """A Hopper convolution's constants, its kernel's arguments, and its layout of shared memory.
 
 A and B are the operands of the product, pixels × channels by channels × BN: x (or dy) and the
-weight. SHARED MEMORY of a block, in this order:
+weight.
+SHARED MEMORY of a block, in this order:
     b_stages stages of the weight    one tap, or a column of three: 64 input by BN output channels each
     two output buffers               one for each consumer: its results before their store, before that its residual
     a_stages stages of pixels        a box of 64 input channels (boxes.py)

@@ -1,17 +1,20 @@
 """A Hopper convolution's main loop: the products of all taps and channels of one tile.
 
 WHAT ONE ROUND MULTIPLIES
-    a stage of the weight, one tap or three below each other, by the pixels that its taps see, 64 channels of both. The
-    first tap of a column begins `shift` bytes into the box, the next ones a row of the box further on each, and the
-    next column of taps one pixel to the right of the first.
+    a stage of the weight, one tap or three below each other, by the pixels that its taps see, 64
+    channels of both. The first tap of a column begins `shift` bytes into the box, the next ones a
+    row of the box further on each, and the next column of taps one pixel to the right of the first.
 ORDER OF WORK
-    for each 64 input channels: for each column of taps, from left to right: from the top down. A stage of pixels is
-    used up when all taps of its box have read it: all there are with the whole halo, otherwise one column.
+    for each 64 input channels: for each column of taps, from left to right: from the top down. A
+    stage of pixels is used up when all taps of its box have read it: all there are with the whole
+    halo, otherwise one column.
 RULES that ptxas enforces in silence (device/wgmma.py)
-    The first products overwrite the accumulators, so they stand before the loop; and no branch stands among the
-    products of one commit, which is why taps in a stage are a constant of the kernel.
+    The first products overwrite the accumulators, so they stand before the loop; and no branch
+    stands among the products of one commit, which is why taps in a stage are a constant of the
+    kernel.
 SOURCE
-    PTX ISA, section 9.7.15 (wgmma); the implicit GEMM: Chetlur et al. 2014, "cuDNN", arXiv:1410.0759.
+    PTX ISA, section 9.7.15 (wgmma); the implicit GEMM: Chetlur et al. 2014, "cuDNN",
+    arXiv:1410.0759.
 READ NEXT
     convolution.py, the kernel around it.
 """

@@ -2,28 +2,32 @@
 
 MATHEMATICS
     dweight[n, tap, c] += Σ_p dy[p, n] · x[p + tap - pad, c]          dbias[n] += Σ_p dy[p, n]
-    For each tap a matrix product: the transposed dy (n × pixels) by x (pixels × c), moved by the tap.
+    For each tap a matrix product: the transposed dy (n × pixels) by x (pixels × c), moved by the
+    tap.
 SHAPES
-    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, kernel, kernel, C), dbias (N,): float32, added to
-    C and N multiples of 8, kernel odd, stride 1
+    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, kernel, kernel, C), dbias
+    (N,): float32, added to C and N multiples of 8, kernel odd, stride 1
 VERSIONS
-    v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole halo (boxes.py).
-    All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
+    v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole
+    halo (boxes.py). All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once
+    for nine products, x 1.27 times.
 ROLES  (512 threads: four warpgroups)
     warp 0 loads boxes of dy and x              one stage for each group of 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias
     warpgroups 1, 2, 3 multiply three taps each: three times 64 × 64 sums, 96 registers of a thread
-    In both matrices the inner dimension, the pixels, runs from row to row (eight pixels of an image row are eight rows
-    of 128 bytes). wgmma reads float16 operands that way, too, so nothing is transposed.
+    In both matrices the inner dimension, the pixels, runs from row to row (eight pixels of an image
+    row are eight rows of 128 bytes). wgmma reads float16 operands that way, too, so nothing is
+    transposed.
 LAUNCH
-    grid (tiles of 64 × 64 channels × groups of nine taps, parts): the pixels are shared among as many parts as fill the
-    GPU.
+    grid (tiles of 64 × 64 channels × groups of nine taps, parts): the pixels are shared among as
+    many parts as fill the GPU.
 DETERMINISM
-    a part writes its own sums, in the order in which registers hold them (so each warp writes 512 neighbouring bytes);
-    a second kernel adds the parts in a fixed order to dweight. How many parts there are depends on the shape and the
-    GPU's size.
+    a part writes its own sums, in the order in which registers hold them (so each warp writes 512
+    neighbouring bytes); a second kernel adds the parts in a fixed order to dweight. How many parts
+    there are depends on the shape and the GPU's size.
 COST
-    FLOPs as in ../direct.py; the parts cost 2 · 4 · parts · N · kernel² · C bytes, mostly in the L2 cache.
+    FLOPs as in ../direct.py; the parts cost 2 · 4 · parts · N · kernel² · C bytes, mostly in the L2
+    cache.
 SOURCE
     PTX ISA, section 9.7.15; Chetlur et al. 2014, "cuDNN", arXiv:1410.0759.
 READ NEXT

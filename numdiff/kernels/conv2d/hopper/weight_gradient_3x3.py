@@ -3,23 +3,26 @@
 MATHEMATICS
     as in weight_gradient.py:  dweight[n, tap, c] += Σ_p dy[p, n] · x[p + tap - 1, c],  dbias[n] += Σ_p dy[p, n]
 SHAPES
-    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, 3, 3, C), dbias (N,): float32, added to;
-    dweight may be written instead
+    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, 3, 3, C), dbias (N,): float32,
+    added to; dweight may be written instead
     dchannel (B, N) float32: the sums of dy over each image's pixels, where a vector of its own was
     added to each image C and N multiples of 8, stride 1
 WHAT IS NEW, AND WHY IT PAYS
-    Three taps below each other see pixels that are one row of x's box apart. A wgmma's descriptor says how far it is
-    from one run of channels to the next (its leading dimension), so with one row as that distance a single product is
-    64 channels of dy by CW channels of x for three taps: 3 · CW columns. A matrix of dy is read from shared memory once
-    for three taps, so narrow tiles are fast, too: CW is 64, 32 or 16.
-    Small images need narrow tiles. Their pixels must be shared among many blocks, each of which has float32 partial
-    sums that must be added: 19 MB for 128 blocks with 9 · 64 · 64 sums, only 5 MB with 9 · 64 · 16.
-    Up to eight blocks with parts of one tile's pixels form a cluster. Each leaves its accumulators in its shared
-    memory, where the pixels were, and adds up one share of the tile from the shared memory of all. If one cluster has
-    all the pixels, that is the result: no partial sums go through the L2 cache, and no second kernel adds them. If
-    several clusters share the pixels, each writes its sums once, an eighth of what its blocks would write.
-    The share that a block will add up starts from what dweight holds, if it is added to; the block loads that while the
-    first pixels are in flight.
+    Three taps below each other see pixels that are one row of x's box apart. A wgmma's descriptor
+    says how far it is from one run of channels to the next (its leading dimension), so with one row
+    as that distance a single product is 64 channels of dy by CW channels of x for three taps: 3 ·
+    CW columns. A matrix of dy is read from shared memory once for three taps, so narrow tiles are
+    fast, too: CW is 64, 32 or 16.
+    Small images need narrow tiles. Their pixels must be shared among many blocks, each of which has
+    float32 partial sums that must be added: 19 MB for 128 blocks with 9 · 64 · 64 sums, only 5 MB
+    with 9 · 64 · 16.
+    Up to eight blocks with parts of one tile's pixels form a cluster. Each leaves its accumulators
+    in its shared memory, where the pixels were, and adds up one share of the tile from the shared
+    memory of all. If one cluster has all the pixels, that is the result: no partial sums go through
+    the L2 cache, and no second kernel adds them. If several clusters share the pixels, each writes
+    its sums once, an eighth of what its blocks would write.
+    The share that a block will add up starts from what dweight holds, if it is added to; the block
+    loads that while the first pixels are in flight.
     A chunk's products are one stretch of code without a branch, so a kernel is made for each number
     of pixels: see `multiply_chunk`.
 ROLES  (512 threads: four warpgroups)
@@ -30,15 +33,18 @@ ROLES  (512 threads: four warpgroups)
     then, in a cluster                          they write their sums to shared memory, and after a barrier add up the
                                                 block's share; warp 1 of the first block dbias
 LAUNCH
-    grid (tiles of CW channels of x, of 64 of dy, parts), cluster (1, 1, blocks): the pixels are shared among `parts`
-    blocks, neighbours along z are a cluster. Where there is more than one cluster a tile, or an image's sums for
-    dchannel come from several chunks, a second kernel adds those.
+    grid (tiles of CW channels of x, of 64 of dy, parts), cluster (1, 1, blocks): the pixels are
+    shared among `parts` blocks, neighbours along z are a cluster. Where there is more than one
+    cluster a tile, or an image's sums for dchannel come from several chunks, a second kernel adds
+    those.
 DETERMINISM
-    a sum takes the blocks of its cluster in turn, from the one that adds it up; a second kernel adds the clusters' sums
-    in a fixed order. How the pixels are shared depends on the shape and the GPU's size, or its table of tiles.
+    a sum takes the blocks of its cluster in turn, from the one that adds it up; a second kernel
+    adds the clusters' sums in a fixed order. How the pixels are shared depends on the shape and the
+    GPU's size, or its table of tiles.
 COST
-    FLOPs as in ../direct.py; a cluster's blocks read 4 · (blocks - 1) · 64 · 9 · CW bytes from each other, and
-    where there are several clusters a tile they cost 2 · 4 · clusters · N · 9 · C bytes, mostly in the L2 cache.
+    FLOPs as in ../direct.py; a cluster's blocks read 4 · (blocks - 1) · 64 · 9 · CW bytes from each
+    other, and where there are several clusters a tile they cost 2 · 4 · clusters · N · 9 · C bytes,
+    mostly in the L2 cache.
 SOURCE
     PTX ISA, section 9.7.15.5.1.2 (descriptors); of clusters, device/cluster.py.
 READ NEXT

@@ -1,19 +1,21 @@
 """A 3 × 3 convolution on Hopper, level 2: one box of pixels with its halo serves all nine taps.
 
 WHAT IS NEW
-    For 64 channels of 16 × 8 pixels TMA loads 18 × 10 pixels once: the tile and its halo, which the taps at its edge
-    reach. Each tap's matrix is read from that box: it begins r rows and s pixels further on. Eight pixels of an image
-    row are one group of eight rows of the matrix, and the next group is one row of the box later: 10 · 128 bytes, the
-    stride in the descriptor. No byte moves.
-    A tap may begin at any pixel, even in the middle of the swizzle's pattern of eight rows: the hardware swizzles by
-    the bits of the address, and TMA has stored the pixels by the same rule.
-    Two pipelines: boxes of pixels, 2 stages, one for each 64 channels; the weight, 6 stages, one for each tap.
+    For 64 channels of 16 × 8 pixels TMA loads 18 × 10 pixels once: the tile and its halo, which the
+    taps at its edge reach. Each tap's matrix is read from that box: it begins r rows and s pixels
+    further on. Eight pixels of an image row are one group of eight rows of the matrix, and the next
+    group is one row of the box later: 10 · 128 bytes, the stride in the descriptor. No byte moves.
+    A tap may begin at any pixel, even in the middle of the swizzle's pattern of eight rows: the
+    hardware swizzles by the bits of the address, and TMA has stored the pixels by the same rule.
+    Two pipelines: boxes of pixels, 2 stages, one for each 64 channels; the weight, 6 stages, one
+    for each tap.
 WHY IT PAYS
-    180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, in addition to 147 KB of
-    weights.
+    180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, in
+    addition to 147 KB of weights.
 WHAT REMAINS
-    ../hopper/ adds tiles for other images and channels, three taps a stage, persistence, a TMA store of the results
-    with bias and residual, the input gradient, and statistics for the GroupNorm that follows.
+    ../hopper/ adds tiles for other images and channels, three taps a stage, persistence, a TMA
+    store of the results with bias and residual, the input gradient, and statistics for the
+    GroupNorm that follows.
 LAUNCH
     as level 1; 142 KiB of dynamic shared memory.
 SOURCE

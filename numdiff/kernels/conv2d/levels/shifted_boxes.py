@@ -2,23 +2,26 @@
 for each tap.
 
 MATHEMATICS
-    y[b, h, w, n] = Σ_r Σ_s Σ_c x[b, h + r - 1, w + s - 1, c] · weight[n, r, s, c], with x = 0 outside of the image
+    y[b, h, w, n] = Σ_r Σ_s Σ_c x[b, h + r - 1, w + s - 1, c] · weight[n, r, s, c], with x = 0
+    outside of the image
 WHAT IS NEW, compared with ../../matmul/levels/producer_consumer.py
-    The sum over (r, s, c) is the product's sum over k: 9 taps of C channels each. The weight (N, 3, 3, C) is B,
-    (N, 9 · C), without a copy. A, the pixels of each tap, is never written (../im2col.py writes it, nine times the
-    size of x): for 16 × 8 pixels of y, a tap sees the same 16 × 8 pixels of x, shifted by (r - 1, s - 1). They are a
-    box of a four-dimensional tensor: TMA loads it with one instruction, with zeros outside the image,
-    which is the padding. So the kernel is the matrix product's, except for the producer's coordinates and the place of
-    a result.
+    The sum over (r, s, c) is the product's sum over k: 9 taps of C channels each. The weight (N, 3,
+    3, C) is B, (N, 9 · C), without a copy. A, the pixels of each tap, is never written
+    (../im2col.py writes it, nine times the size of x): for 16 × 8 pixels of y, a tap sees the same
+    16 × 8 pixels of x, shifted by (r - 1, s - 1). They are a box of a four-dimensional tensor: TMA
+    loads it with one instruction, with zeros outside the image, which is the padding. So the kernel
+    is the matrix product's, except for the producer's coordinates and the place of a result.
 THE ROWS OF A TILE are its pixels, one image row after the other: 64 of them, 8 × 8 pixels, for each
-consumer. WHAT REMAINS
+consumer.
+WHAT REMAINS
     Each pixel crosses from the L2 cache to shared memory nine times, and for each tile all of its
     weights cross once.
 LAUNCH
-    grid (N / 128, B · H / 16 · W / 8), 384 threads, 128 KiB of dynamic shared memory; H, W, C, N multiples of 16, 8,
-    64, 128.
+    grid (N / 128, B · H / 16 · W / 8), 384 threads, 128 KiB of dynamic shared memory; H, W, C, N
+    multiples of 16, 8, 64, 128.
 SOURCE
-    the implicit product: Chetlur et al. 2014, "cuDNN", arXiv:1410.0759; boxes: PTX ISA, section 9.7.9.27.
+    the implicit product: Chetlur et al. 2014, "cuDNN", arXiv:1410.0759; boxes: PTX ISA, section
+    9.7.9.27.
 READ NEXT
     halo.py, where a pixel crosses once.
 """

@@ -3,11 +3,13 @@ dimension.
 
     y[p, n] = Σ_k col[p, k] · weight[n, k],  k = tap · C + c: 27 of 32, or of up to seven channels 63 of 64
 THE ORDER OF k AND n
-    An inner index may have any place in a fragment, as long as both operands agree, and output columns may come in any
-    order. Both are chosen so that a lane stores eight neighbouring channels of its pixels, 16 bytes. What a window
-    shows is gathered number by number: it is small, and stays in the L1 cache.
+    An inner index may have any place in a fragment, as long as both operands agree, and output
+    columns may come in any order. Both are chosen so that a lane stores eight neighbouring channels
+    of its pixels, 16 bytes. What a window shows is gathered number by number: it is small, and
+    stays in the L1 cache.
 LAUNCH
-    128 threads, each warp walks over groups of 16 pixels, for a slab of 64 channels; the weight in registers.
+    128 threads, each warp walks over groups of 16 pixels, for a slab of 64 channels; the weight in
+    registers.
 SOURCE
     PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT

@@ -2,15 +2,17 @@
 launches.
 
 SHAPES
-    x, weight, y, dy, dx float16; bias, dweight, dbias float32. 3 × 3 kernel, stride 1; one side up to NARROW channels,
-    the other a multiple of 8. Elsewhere version 1 runs.
+    x, weight, y, dy, dx float16; bias, dweight, dbias float32. 3 × 3 kernel, stride 1; one side up
+    to NARROW channels, the other a multiple of 8. Elsewhere version 1 runs.
 VERSIONS
-    v3 narrow: of ../launcher.py for float16, by mma.sync: sm_80 and later. Nothing of the wide side passes through
-    shared memory; the files say how each pass does it.
+    v3 narrow: of ../launcher.py for float16, by mma.sync: sm_80 and later. Nothing of the wide side
+    passes through shared memory; the files say how each pass does it.
 DETERMINISM
-    a fixed order in each warp; the gradient's warps are added in a fixed order, and then its blocks.
+    a fixed order in each warp; the gradient's warps are added in a fixed order, and then its
+    blocks.
 COST
-    bytes: both sides once, 2 bytes an element (to few: the wide side 1.3 times, from L2). Roof: memory.
+    bytes: both sides once, 2 bytes an element (to few: the wide side 1.3 times, from L2). Roof:
+    memory.
 SOURCE
     PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT

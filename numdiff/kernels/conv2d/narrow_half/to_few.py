@@ -7,7 +7,8 @@ sum over taps.
 A lane loads 16 neighbouring channels of its pixel, eight words: so the inner index of a fragment's
 places is in another order than it stands in memory, for both operands alike.
 LAUNCH
-    256 threads for TILE_H × TILE_W pixels and three channels; z, with its halo, in 37 KiB of shared memory.
+    256 threads for TILE_H × TILE_W pixels and three channels; z, with its halo, in 37 KiB of shared
+    memory.
 SOURCE
     PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT

@@ -5,11 +5,12 @@ dimension.
     is x and narrow dy, whose pixel is on the other side of x's, so the taps are counted down. Row
     27 of 32 is ones: where wide is dy its sums are dbias.
 LAUNCH
-    512 threads, one block a multiprocessor, for chunks of up to 1,024 pixels. What the chunk sees of the narrow side,
-    with the image rows before and after it, is one run of memory: it is copied to shared memory first, where 27 numbers
-    a pixel are gathered without waiting for memory. Meanwhile each warp's first 16 pixels of the wide side are on their
-    way, and the next 16 while these are multiplied. In the end the warps leave their accumulators side by side in
-    64 KiB of shared memory, the second eight warps first, and all threads add them up.
+    512 threads, one block a multiprocessor, for chunks of up to 1,024 pixels. What the chunk sees
+    of the narrow side, with the image rows before and after it, is one run of memory: it is copied
+    to shared memory first, where 27 numbers a pixel are gathered without waiting for memory.
+    Meanwhile each warp's first 16 pixels of the wide side are on their way, and the next 16 while
+    these are multiplied. In the end the warps leave their accumulators side by side in 64 KiB of
+    shared memory, the second eight warps first, and all threads add them up.
 DETERMINISM
     a fixed order in each warp; the warps are added in a fixed order, and then the blocks.
 SOURCE

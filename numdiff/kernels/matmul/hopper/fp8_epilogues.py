@@ -2,12 +2,14 @@
 largest magnitude.
 
 WHAT IS NEW, AND WHY IT PAYS
-    Between the two layers of an MLP stands GELU(u), in the backward dy·W times GELU'(u); only products of E4M3 read
-    either. Written as float16 and rounded by a separate pass (../../quantise/) that is 2 + 3 bytes a number. Here the
-    epilogue rounds: 1 byte. On an H200 that saves 0.34 ms of DiT-B/2's step of 18.8 ms.
-    The bits are those of the two kernels: what is rounded to E4M3 has been rounded to float16 before, and the scale
-    comes from earlier steps, so it is known before the tile is. What the next scale needs, the largest magnitude, each
-    thread keeps over all its tiles; a warp's goes to memory once, by an integer maximum.
+    Between the two layers of an MLP stands GELU(u), in the backward dy·W times GELU'(u); only
+    products of E4M3 read either. Written as float16 and rounded by a separate pass
+    (../../quantise/) that is 2 + 3 bytes a number. Here the epilogue rounds: 1 byte. On an H200
+    that saves 0.34 ms of DiT-B/2's step of 18.8 ms.
+    The bits are those of the two kernels: what is rounded to E4M3 has been rounded to float16
+    before, and the scale comes from earlier steps, so it is known before the tile is. What the next
+    scale needs, the largest magnitude, each thread keeps over all its tiles; a warp's goes to
+    memory once, by an integer maximum.
 A THREAD has 16 words of two float16: of each eight columns, columns 2 · (lane % 4) and the next, of
     a row and of the row 8 below. As E4M3 these are one word; two neighbouring lanes exchange
     theirs, and then the even one has four columns of the row, the odd one of the row below: eight

@@ -24,9 +24,11 @@ together, after L = R · K / P steps:
     neighbour has read.
 
 DETERMINISM
-    a plan follows from the sizes and the number of multiprocessors; a tile's parts are added in their order.
+    a plan follows from the sizes and the number of multiprocessors; a tile's parts are added in
+    their order.
 SOURCE
-    Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 3 and, on whole tiles first, section 4.2.
+    Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 3 and, on whole tiles first, section
+    4.2.
 READ NEXT
     parts.py; ../group.py, which launches it.
 """

@@ -7,8 +7,8 @@ There is no second launch, and no block waits for another. A fence on both sides
 it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0 again for the next launch.
 
 SOURCE
-    group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds up the
-    others' sums.
+    group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last
+    block that adds up the others' sums.
 READ NEXT
     launcher.py
 """

@@ -1,28 +1,31 @@
 """The producer of Hopper's matmul: one thread loads the tiles of A and B by TMA, stage after stage.
 
 FOUR TRANSPOSES, NO COPY
-    An operand whose neighbours in memory run along k (CUTLASS: K-major) is fetched as rows of 64 k, 128 bytes each. One
-    whose neighbours run along m or n (MN-major) is fetched as boxes of 64 k × 64 m, a row for each k, one box next to
-    the other. The instruction says so, and wgmma reads it transposed. Either way rows of 128 bytes with a swizzle of
-    128 bytes.
+    An operand whose neighbours in memory run along k (CUTLASS: K-major) is fetched as rows of 64 k,
+    128 bytes each. One whose neighbours run along m or n (MN-major) is fetched as boxes of 64 k ×
+    64 m, a row for each k, one box next to the other. The instruction says so, and wgmma reads it
+    transposed. Either way rows of 128 bytes with a swizzle of 128 bytes.
 
         y  = x·Wᵀ   both along k             dx = dy·W    B along n              dW = dyᵀ·x   A along m, B along n
 TWO MATRICES AS ONE
-    Where a layer's x is two arrays that are read side by side as one (`Pair`, concat.py), neither x nor dx is copied: a
-    box or a tile of the epilogue is 64 columns wide, so if the first array has a multiple of 64 columns, each box is in
-    one of the two arrays and uses its tensor map. In x·Wᵀ the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
+    Where a layer's x is two arrays that are read side by side as one (`Pair`, concat.py), neither x
+    nor dx is copied: a box or a tile of the epilogue is 64 columns wide, so if the first array has
+    a multiple of 64 columns, each box is in one of the two arrays and uses its tensor map. In x·Wᵀ
+    the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
 PAIRS
-    Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile of B. Each loads
-    half of it, and TMA multicasts what it reads to both; so a step brings (128 + BN / 2) · 128 bytes from the L2 cache
-    to a multiprocessor instead of (128 + BN) · 128. The price: both blocks' consumers must have read a stage before
-    either producer may fill it again, so a consumer arrives at `empty` of both blocks, and a producer ends only when
-    all have arrived. The products are the same ones, in the same order: the same bits.
+    Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile
+    of B. Each loads half of it, and TMA multicasts what it reads to both; so a step brings (128 +
+    BN / 2) · 128 bytes from the L2 cache to a multiprocessor instead of (128 + BN) · 128. The
+    price: both blocks' consumers must have read a stage before either producer may fill it again,
+    so a consumer arrives at `empty` of both blocks, and a producer ends only when all have arrived.
+    The products are the same ones, in the same order: the same bits.
 BATCHES
-    of 16-bit results, with M a multiple of 128 and K of 64: the matrices of C are one tall matrix, no tile has rows of
-    two of them, and only the producer must know which matrix a tile belongs to, to fetch the right rows of A and B.
+    of 16-bit results, with M a multiple of 128 and K of 64: the matrices of C are one tall matrix,
+    no tile has rows of two of them, and only the producer must know which matrix a tile belongs to,
+    to fetch the right rows of A and B.
 STACKS
-    of weights at equal distances (../stack.py): the tensor map of B knows the distance, and a box has the weight's
-    number as its third coordinate.
+    of weights at equal distances (../stack.py): the tensor map of B knows the distance, and a box
+    has the weight's number as its third coordinate.
 
 SOURCE
     PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor, also with .multicast::cluster).

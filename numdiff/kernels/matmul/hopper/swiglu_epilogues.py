@@ -6,21 +6,24 @@
 Where these products do not run, SwiGLU is a pass between two others: ../../transformer/swiglu.py.
 
 FORWARD
-    h needs columns j of both halves, H apart. A block's tile takes half of its columns from each: its tile of the
-    weight is two boxes, rows j … of the first half, then rows H + j … of the second. The accumulators of u1[i, j] and
-    u2[i, j] are then in one thread, 32 · (blocks of u1) apart, and no threads exchange data. Each pair of blocks of
-    64 columns gives three tiles, u1, u2 and h, which take turns in the two buffers of shared memory.
+    h needs columns j of both halves, H apart. A block's tile takes half of its columns from each:
+    its tile of the weight is two boxes, rows j … of the first half, then rows H + j … of the
+    second. The accumulators of u1[i, j] and u2[i, j] are then in one thread, 32 · (blocks of u1)
+    apart, and no threads exchange data. Each pair of blocks of 64 columns gives three tiles, u1, u2
+    and h, which take turns in the two buffers of shared memory.
 BACKWARD
-    A block of dh becomes two of du, from two of u: as for GELU' an idle warp brings them while the product is made, and
-    stores what the consumer leaves in their place (`exchange`). Two buffers of two tiles for each consumer are 64 KiB
-    where most others need 32, so the pipeline has up to two stages less.
+    A block of dh becomes two of du, from two of u: as for GELU' an idle warp brings them while the
+    product is made, and stores what the consumer leaves in their place (`exchange`). Two buffers of
+    two tiles for each consumer are 64 KiB where most others need 32, so the pipeline has up to two
+    stages less.
 HALVES
-    A tensor map of u as (M, 2, H) says which half a box belongs to, and where that half ends: H needs no more than to
-    be a multiple of 8, as everything that TMA touches.
+    A tensor map of u as (M, 2, H) says which half a box belongs to, and where that half ends: H
+    needs no more than to be a multiple of 8, as everything that TMA touches.
 ARITHMETIC
-    silu(a) = a/2 · (1 + tanh(a/2)): one special function an element of h, by tanh.approx, whose error moves silu by
-    2⁻¹² · |a| at most, as fast_gelu.py says of GELU. A tile of 128 × 256 has 128 × 128 elements of h: 1,024 cycles, and
-    as long again for storing three tiles. In the backward s = 1 / (1 + e^-a) comes from an exponential and a
+    silu(a) = a/2 · (1 + tanh(a/2)): one special function an element of h, by tanh.approx, whose
+    error moves silu by 2⁻¹² · |a| at most, as fast_gelu.py says of GELU. A tile of 128 × 256 has
+    128 × 128 elements of h: 1,024 cycles, and as long again for storing three tiles. In the
+    backward s = 1 / (1 + e^-a) comes from an exponential and a
     reciprocal: 4,096 cycles for 128 × 256 of dh, as for GELU'.
 SOURCE
     Shazeer 2020, arXiv:2002.05202, eq. 6.

@@ -4,10 +4,11 @@ WHICH: X·Xᵀ, A·A of a symmetric A, A·B of two that commute (polynomials of 
     that reach the diagonal or are below it are multiplied; of a matrix of 768 rows 12 of 18 where
     tiles have 256 columns, 21 of 36 where they have 128.
 EPILOGUE
-    alpha · accumulator + residual, and diagonal where row == column, so that a polynomial's a·I costs no pass and
-    reads no matrix. A block of 64 × 64 on the diagonal is stored as it is; one below it also as its transpose, at the
-    mirrored place; one above it is not stored: another tile has it. So each number is written once, and the two halves
-    have the same bits (but for the diagonal blocks, whose bits are those of the sums as they were made).
+    alpha · accumulator + residual, and diagonal where row == column, so that a polynomial's a·I
+    costs no pass and reads no matrix. A block of 64 × 64 on the diagonal is stored as it is; one
+    below it also as its transpose, at the mirrored place; one above it is not stored: another tile
+    has it. So each number is written once, and the two halves have the same bits (but for the
+    diagonal blocks, whose bits are those of the sums as they were made).
 THE TRANSPOSE is made in registers: lanes 4 apart hold neighbouring rows of one pair of columns.
     Each gives the other the number that it lacks, and has two neighbours of a column then, which
     are a word of the transposed tile. The 32 words of a warp fall into 32 different banks, as those

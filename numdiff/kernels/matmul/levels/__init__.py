@@ -16,13 +16,14 @@ layout; here its ideas come one at a time.
 
 VERSIONS
     v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent, v5 tma-store: the levels.
-    On an H200 v5 reaches 699 TFLOP/s, 97 % of cuBLAS, and ../hopper/ 666, 100 % of cuBLAS: each was measured
-    alternating with its own cuBLAS call, which reached 721 in the first run and 666 in the second. The card's clock may
-    differ.
+    On an H200 v5 reaches 699 TFLOP/s, 97 % of cuBLAS, and ../hopper/ 666, 100 % of cuBLAS: each was
+    measured alternating with its own cuBLAS call, which reached 721 in the first run and 666 in the
+    second. The card's clock may differ.
 COST
     A and B read once and C written once, 2 · M · N · K FLOPs: arithmetic is the roof.
 SOURCE
-    the idea of a level a file: ThunderKittens' educational kernels; the instructions are the PTX ISA's.
+    the idea of a level a file: ThunderKittens' educational kernels; the instructions are the PTX
+    ISA's.
 """
 
 import numpy as np

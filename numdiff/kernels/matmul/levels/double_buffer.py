@@ -1,9 +1,9 @@
 """Hopper, level 2: TMA loads the tiles, one step ahead of the products.
 
 WHAT IS NEW
-    TMA: one thread requests a box of a matrix, and the tensor memory accelerator copies it to shared memory, swizzled.
-        No thread computes an address, and no register holds data in flight. The tensor map, made by
-        the host, says where the matrix is and how large a box is.
+    TMA: one thread requests a box of a matrix, and the tensor memory accelerator copies it to
+        shared memory, swizzled. No thread computes an address, and no register holds data in
+        flight. The tensor map, made by the host, says where the matrix is and how large a box is.
     mbarrier: what threads wait for. It counts arrivals and bytes: the requesting thread arrives and
         says how many bytes to expect (expect_tx); TMA counts them as they come. A phase ends when
         all have arrived and all bytes have come; then the next begins. Phases have parity 0, 1, 0,
@@ -15,10 +15,11 @@ WHAT IS NEW
 WHY IT PAYS
     Loading and multiplying overlap, and the warpgroup's instructions are products and little else.
 WHAT REMAINS
-    The same threads load tiles and multiply them. So all 128 meet at a barrier after each step, before its tiles may
-    be overwritten, and meanwhile the tensor cores are idle.
+    The same threads load tiles and multiply them. So all 128 meet at a barrier after each step,
+    before its tiles may be overwritten, and meanwhile the tensor cores are idle.
 LAUNCH
-    grid (N / 256, M / 64), 128 threads, 80 KiB of dynamic shared memory; M, N, K multiples of 64, 256, 64.
+    grid (N / 256, M / 64), 128 threads, 80 KiB of dynamic shared memory; M, N, K multiples of 64,
+    256, 64.
 SOURCE
     PTX ISA, sections 9.7.9.27 (cp.async.bulk.tensor) and 9.7.13.15 (mbarrier).
 READ NEXT

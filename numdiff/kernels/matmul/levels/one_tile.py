@@ -2,28 +2,30 @@
 operands.
 
 WHAT IS NEW
-    wgmma: 128 threads (four warps, a warpgroup) issue one instruction together, which multiplies a 64 × 16 tile of A by
-    a 16 × 256 tile of B; the tensor cores read both straight from shared memory. (../mma.py spends an instruction on
-    every 16 × 8 × 16, and others to load its operands into registers.) The 64 × 256 results are 128 float32
-    accumulators in each thread.
+    wgmma: 128 threads (four warps, a warpgroup) issue one instruction together, which multiplies a
+    64 × 16 tile of A by a 16 × 256 tile of B; the tensor cores read both straight from shared
+    memory. (../mma.py spends an instruction on every 16 × 8 × 16, and others to load its operands
+    into registers.) The 64 × 256 results are 128 float32 accumulators in each thread.
 LAYOUT OF A TILE
-    64 float16 along k are a row of 128 bytes, eight chunks of 16. Chunk j of row r is stored at j ^ (r % 8), the
-    128-byte swizzle: the same chunk of eight neighbouring rows then covers all 32 banks. A 64-bit descriptor gives
-    wgmma the tile's location: its address / 16; the distance from eight rows to the next eight, 1024 bytes; the
-    swizzle. The next 16 of k are 32 bytes further on.
+    64 float16 along k are a row of 128 bytes, eight chunks of 16. Chunk j of row r is stored at j ^
+    (r % 8), the 128-byte swizzle: the same chunk of eight neighbouring rows then covers all 32
+    banks. A 64-bit descriptor gives wgmma the tile's location: its address / 16; the distance from
+    eight rows to the next eight, 1024 bytes; the swizzle. The next 16 of k are 32 bytes further on.
 A STEP OF 64 ALONG k
     1. the threads load both tiles, 16 bytes at a time, and store them swizzled;
     2. fence_proxy_async, because the tensor cores read shared memory through a path of their own;
        then a barrier;
     3. wgmma_fence, four wgmmas, commit, wait: wgmma is asynchronous, so the threads run on until
        they wait for it;
-    4. a barrier: no thread may overwrite a tile that another warp's products still read. The first
-    step stands before the loop: its first wgmma overwrites the accumulators (scale_d = 0), and must
-    be known to do so when the kernel is compiled.
+    4. a barrier: no thread may overwrite a tile that another warp's products still read.
+    The first step stands before the loop: its first wgmma overwrites the accumulators (scale_d =
+    0), and must be known to do so when the kernel is compiled.
 WHAT REMAINS
-    While the threads load, the tensor cores wait, and vice versa; and every number passes through a register.
+    While the threads load, the tensor cores wait, and vice versa; and every number passes through a
+    register.
 LAUNCH
-    grid (N / 256, M / 64), 128 threads, 40 KiB of dynamic shared memory; M, N, K multiples of 64, 256, 64.
+    grid (N / 256, M / 64), 128 threads, 40 KiB of dynamic shared memory; M, N, K multiples of 64,
+    256, 64.
 SOURCE
     PTX ISA, section 9.7.15: wgmma.mma_async, and 9.7.15.5.1 for descriptors and swizzles.
 READ NEXT

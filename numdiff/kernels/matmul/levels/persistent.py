@@ -2,9 +2,9 @@
 tile.
 
 WHAT IS NEW
-    Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th work tile. The producer
-        does not stop at a tile's end: while the consumers store one, it already fills the stages
-        for the next.
+    Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th work
+        tile. The producer does not stop at a tile's end: while the consumers store one, it already
+        fills the stages for the next.
     Order: a persistent kernel also chooses which tiles are computed at the same time. Here 16 rows
         of tiles sweep over the columns together: these tiles form a square rather than a stripe,
         share most of their operands, and find them in the L2 cache.
@@ -12,12 +12,13 @@ WHAT IS NEW
         one before ended. From here on the ring of level 3, with its barriers and parities, is in
         the words of device/pipeline.py.
 WHY IT PAYS
-    No block but the first of a multiprocessor begins with empty stages, and each number of A and B is read from memory
-    fewer times.
+    No block but the first of a multiprocessor begins with empty stages, and each number of A and B
+    is read from memory fewer times.
 WHAT REMAINS
     While the consumers store a tile, four bytes a thread at a time, the tensor cores are idle.
 LAUNCH
-    one block for each multiprocessor, 384 threads, 192 KiB of dynamic shared memory; M, N, K multiples of 128, 256, 64.
+    one block for each multiprocessor, 384 threads, 192 KiB of dynamic shared memory; M, N, K
+    multiples of 128, 256, 64.
 SOURCE
     the order of tiles: Triton's tutorial "Matrix Multiplication", under "L2 Cache Optimizations".
 READ NEXT

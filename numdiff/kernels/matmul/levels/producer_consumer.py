@@ -2,28 +2,30 @@
 multiply.
 
 WHAT IS NEW
-    Producer and consumers: one thread of warpgroup 0, the producer, loads tiles; warpgroups 1 and 2, the consumers,
-        multiply 64 rows each of a tile of 128 × 256. They never meet at a block-wide barrier:
-        between them are four stages of shared memory, with two mbarriers each. A stage's `full`
-        completes when TMA has delivered its bytes; the consumers wait for it. They arrive at
-        `empty` when they have read the stage; the producer waits for both arrivals before it loads
-        the next tiles there.
+    Producer and consumers: one thread of warpgroup 0, the producer, loads tiles; warpgroups 1 and
+        2, the consumers, multiply 64 rows each of a tile of 128 × 256. They never meet at a
+        block-wide barrier: between them are four stages of shared memory, with two mbarriers each.
+        A stage's `full` completes when TMA has delivered its bytes; the consumers wait for it. They
+        arrive at `empty` when they have read the stage; the producer waits for both arrivals before
+        it loads the next tiles there.
     setmaxnreg: the producer gives registers back, the consumers take them: 40 + 2 · 232 = 3 · 168.
     A step in flight: wgmma_wait_1 waits for all but the last group of products, so the step just
-    issued keeps the
-        tensor cores busy while the stage of the step before it is released.
+        issued keeps the tensor cores busy while the stage of the step before it is released.
 WHY IT PAYS
-    No thread waits for the whole block any more, and the tiles of up to three steps are in flight while one is
-    multiplied. Two consumers share each tile of B: 48 KiB come in for a step where two blocks of level 2 fetch 80.
+    No thread waits for the whole block any more, and the tiles of up to three steps are in flight
+    while one is multiplied. Two consumers share each tile of B: 48 KiB come in for a step where two
+    blocks of level 2 fetch 80.
 STAGE AND PARITY
-    A stage is used again after four steps, in the next phase of its barriers. The consumers begin with parity 0 of
-    `full`. In the first four steps the producer must not wait, as every stage is still empty: it begins with parity 1
-    of `empty`, and a wait for parity 1 of a new barrier returns at once.
+    A stage is used again after four steps, in the next phase of its barriers. The consumers begin
+    with parity 0 of `full`. In the first four steps the producer must not wait, as every stage is
+    still empty: it begins with parity 1 of `empty`, and a wait for parity 1 of a new barrier
+    returns at once.
 WHAT REMAINS
-    A block ends with its tile: while it writes the results, the tensor cores are idle, and the next block begins with
-    empty stages.
+    A block ends with its tile: while it writes the results, the tensor cores are idle, and the next
+    block begins with empty stages.
 LAUNCH
-    grid (N / 256, M / 128), 384 threads, 192 KiB of dynamic shared memory; M, N, K multiples of 128, 256, 64.
+    grid (N / 256, M / 128), 384 threads, 192 KiB of dynamic shared memory; M, N, K multiples of
+    128, 256, 64.
 SOURCE
     PTX ISA, sections 9.7.13.15 (mbarrier) and 9.7.19.5 (setmaxnreg).
 READ NEXT

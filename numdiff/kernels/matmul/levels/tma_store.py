@@ -1,14 +1,16 @@
 """Hopper, level 5: TMA stores the results, from shared memory.
 
 WHAT IS NEW
-    TMA store: a consumer puts its results, rounded to float16, into a swizzled tile of shared memory, and one thread
-        starts TMA to copy it to C. It closes a group of stores (commit) and waits for groups: until
-        TMA has read their tiles, which may then be overwritten, or until all has arrived in C.
+    TMA store: a consumer puts its results, rounded to float16, into a swizzled tile of shared
+        memory, and one thread starts TMA to copy it to C. It closes a group of stores (commit) and
+        waits for groups: until TMA has read their tiles, which may then be overwritten, or until
+        all has arrived in C.
 WHY IT PAYS
-    TMA writes rows of 128 bytes, where a warp of level 4 writes 16 bytes of eight rows each; no thread computes an
-    address in C; and while TMA copies, the consumers continue.
+    TMA writes rows of 128 bytes, where a warp of level 4 writes 16 bytes of eight rows each; no
+    thread computes an address in C; and while TMA copies, the consumers continue.
 WHAT REMAINS
-    ../hopper/ adds other tiles, split K, transposed operands, edges, and bias, residual and GELU in the epilogue.
+    ../hopper/ adds other tiles, split K, transposed operands, edges, and bias, residual and GELU in
+    the epilogue.
 LAUNCH
     as level 4, with 208 KiB of dynamic shared memory.
 SOURCE

@@ -11,12 +11,14 @@ run ../mma.py, which loads fragments one step ahead, goes from tile to tile and 
 and layout. On Hopper ../levels/ continues.
 
 VERSIONS
-    v1 fragments, v2 swizzle, v3 stages: the levels. On one H200 they reach 142, 223 and 394 TFLOP/s at 8192³, ../mma.py
-    413 in the same run, alternating with cuBLAS at the card's power limit, and 500 alone.
+    v1 fragments, v2 swizzle, v3 stages: the levels. On one H200 they reach 142, 223 and 394 TFLOP/s
+    at 8192³, ../mma.py 413 in the same run, alternating with cuBLAS at the card's power limit, and
+    500 alone.
 COST
     A and B read once and C written once, 2 · M · N · K FLOPs: arithmetic is the roof.
 SOURCE
-    the idea of a level a file: ThunderKittens' educational kernels; the instructions: PTX ISA, section 9.7.14.5.
+    the idea of a level a file: ThunderKittens' educational kernels; the instructions: PTX ISA,
+    section 9.7.14.5.
 """
 
 import numpy as np

@@ -2,22 +2,24 @@
 fragments.
 
 WHAT IS NEW
-    mma.sync: the 32 lanes of a warp execute it together. Each operand, a fragment, is spread over their registers. Lane
-    l has, of A (16 × 16), rows l / 4 and l / 4 + 8, columns 2 · (l % 4), the next one, and both 8 further: four words
-    of two float16. Of B (16 × 8) it has two words, of the product (16 × 8) four float32: rows l / 4 and l / 4 + 8,
-    columns 2 · (l % 4) and the next. One instruction does 2,048 multiply-adds.
+    mma.sync: the 32 lanes of a warp execute it together. Each operand, a fragment, is spread over
+    their registers. Lane l has, of A (16 × 16), rows l / 4 and l / 4 + 8, columns 2 · (l % 4), the
+    next one, and both 8 further: four words of two float16. Of B (16 × 8) it has two words, of the
+    product (16 × 8) four float32: rows l / 4 and l / 4 + 8, columns 2 · (l % 4) and the next. One
+    instruction does 2,048 multiply-adds.
 WHY IT PAYS
-    an FFMA of 32 lanes does 32. And a fragment of A is used for eight products, one of B for four: a warp of 64 × 64
-    outputs loads 32 words a lane for 32 mma.
+    an FFMA of 32 lanes does 32. And a fragment of A is used for eight products, one of B for four:
+    a warp of 64 × 64 outputs loads 32 words a lane for 32 mma.
 A STEP OF 32 ALONG k
     1. the threads load both tiles, 16 bytes at a time, and store them in shared memory;
     2. a barrier; then for each 16 of k the fragments, and 32 mma;
     3. a barrier: no thread may overwrite a tile that another warp still reads.
 WHAT REMAINS
-    A fragment has four loads of 4 bytes a lane. Rows are 64 bytes, so those of rows 0, 2, 4, 6 meet in the same banks:
-    four turns for each load. While tiles are loaded, nothing is multiplied.
+    A fragment has four loads of 4 bytes a lane. Rows are 64 bytes, so those of rows 0, 2, 4, 6 meet
+    in the same banks: four turns for each load. While tiles are loaded, nothing is multiplied.
 LAUNCH
-    grid (N / 128, M / 128), 128 threads, 16 KiB of shared memory; M, N, K multiples of 128, 128, 32.
+    grid (N / 128, M / 128), 128 threads, 16 KiB of shared memory; M, N, K multiples of 128, 128,
+    32.
 SOURCE
     PTX ISA, section 9.7.14.5.8: "Matrix Fragments for mma.m16n8k16 with floating point type".
 READ NEXT

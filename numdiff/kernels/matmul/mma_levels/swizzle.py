@@ -1,13 +1,15 @@
 """mma.sync, level 2: `ldmatrix` loads the fragments, from tiles that are swizzled.
 
 WHAT IS NEW
-    ldmatrix: a warp loads four matrices of 8 × 8, a fragment of A or two of B, in one instruction instead of four. Lane
-    l gives the address of one row of 16 bytes, and gets the words that mma.sync needs.
-    A swizzle: it reads eight rows at a time, and they must fall into eight different groups of four banks. Rows are 64
-    bytes, two fill all banks. So chunk c of row r stands at c ^ (r / 2 % 4) (../../../device/tiles.py).
+    ldmatrix: a warp loads four matrices of 8 × 8, a fragment of A or two of B, in one instruction
+    instead of four. Lane l gives the address of one row of 16 bytes, and gets the words that
+    mma.sync needs.
+    A swizzle: it reads eight rows at a time, and they must fall into eight different groups of four
+    banks. Rows are 64 bytes, two fill all banks. So chunk c of row r stands at c ^ (r / 2 % 4)
+    (../../../device/tiles.py).
 WHY IT PAYS
-    a quarter of the instructions for the same words, and each takes as many cycles as its bytes need: no conflicts,
-    where level 1 has four turns a load.
+    a quarter of the instructions for the same words, and each takes as many cycles as its bytes
+    need: no conflicts, where level 1 has four turns a load.
 WHAT REMAINS
     While tiles are loaded, nothing is multiplied, and every number passes through a register.
 LAUNCH

@@ -2,17 +2,20 @@
 with all channels.
 
 WHAT A WARP DOES
-    It takes every n-th token of the chunk, of n warps. Its next two tokens are copied to shared memory while it works
-    on one. Two sweeps over a token: the averages of f and f · xhat; then dx and dh. If it is given x instead of z, the
-    first sweep makes z of that, in its place; h and gate are read anyway.
-    The sums over tokens stay in registers until the end, 24 of them for each 256 channels, without a shift 16. Then the
-    block adds its warps', and leaves one row of each sum for ../columns.py, or for reduce.py, to add up.
+    It takes every n-th token of the chunk, of n warps. Its next two tokens are copied to shared
+    memory while it works on one. Two sweeps over a token: the averages of f and f · xhat; then dx
+    and dh. If it is given x instead of z, the first sweep makes z of that, in its place; h and gate
+    are read anyway.
+    The sums over tokens stay in registers until the end, 24 of them for each 256 channels, without
+    a shift 16. Then the block adds its warps', and leaves one row of each sum for ../columns.py, or
+    for reduce.py, to add up.
 SHARED MEMORY
-    1 + scale and gate in float32, then for each warp its two tokens, each dy, z, dz and h. A lane reads only what it
-    has copied itself, so that no barrier stands between the copies and their use.
+    1 + scale and gate in float32, then for each warp its two tokens, each dy, z, dz and h. A lane
+    reads only what it has copied itself, so that no barrier stands between the copies and their
+    use.
 LAUNCH
-    grid (chunks, B), up to 384 threads, without a shift 512; 150 KiB of dynamic shared memory at 768 channels of
-    float16 and 384 threads. `choose_plan` picks chunks and warps.
+    grid (chunks, B), up to 384 threads, without a shift 512; 150 KiB of dynamic shared memory at
+    768 channels of float16 and 384 threads. `choose_plan` picks chunks and warps.
 DETERMINISM
     a warp adds its tokens in order, a block its warps in order.
 SOURCE

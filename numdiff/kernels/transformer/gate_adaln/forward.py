@@ -5,8 +5,8 @@ THREE SWEEPS over the token, of which only the first reads x and h: z and the su
     squares about the mean; y. A lane has eight channels of every 256: 16 bytes of float16 an
     instruction. z is kept as it is stored, in 16 bits two channels a register.
 LOADS FIRST
-    The compilers move no load past a store. So all of x, h and gate is loaded before anything is computed, and scale
-    and shift before z is stored.
+    The compilers move no load past a store. So all of x, h and gate is loaded before anything is
+    computed, and scale and shift before z is stored.
 A KERNEL FOR EACH norm, for tokens of up to 256, 512 … 1280 channels, with and without a gate: the
     source branches on constants. In 16 bits, tokens of 264 to 384 channels have half a warp each
     and three pieces of 128 channels, which leave no lane idle at 384, in 64 registers: 132

@@ -2,16 +2,20 @@
 neighbouring channels each.
 
 WHAT IS NEW, AND WHY IT PAYS
-    HS / 8 lanes have a head, so a warp's lanes read 16 neighbouring bytes (of float16) each, together as many heads as
-    it has room for (three of 72 channels: 27 lanes; the others are idle). Pairs that rotate together are in one lane.
-    All lanes of a head need its sum: they add in a tree and get the first one's, or, for 64 channels, in a butterfly.
-    A warp takes its token in several images, so that its cosines and sines stay in registers, and loads the next STEPS
-    pieces of a token before it works on those that have arrived. Loads in flight take registers, so a multiprocessor
-    runs fewer warps, but each has 1.5 or 3 KiB (backward) in flight at all times, not only while it waits.
-    One kernel each way: the backward's sums for dweight stay in registers, too, until a block adds up its warps'.
+    HS / 8 lanes have a head, so a warp's lanes read 16 neighbouring bytes (of float16) each,
+    together as many heads as it has room for (three of 72 channels: 27 lanes; the others are idle).
+    Pairs that rotate together are in one lane. All lanes of a head need its sum: they add in a tree
+    and get the first one's, or, for 64 channels, in a butterfly. A warp takes its token in several
+    images, so that its cosines and sines stay in registers, and loads the next STEPS pieces of a
+    token before it works on those that have arrived. Loads in flight take registers, so a
+    multiprocessor runs fewer warps, but each has 1.5 or 3 KiB (backward) in flight at all times,
+    not only while it waits.
+    One kernel each way: the backward's sums for dweight stay in registers, too, until a block adds
+    up its warps'.
 LAUNCH
-    grid (T / 4, chunks of images, parts), 128 threads: a block has four tokens of q, of k or, out of place, of v.
-    Backward of a norm: 4.25 KiB of shared memory, then reduce.py adds up the blocks' sums.
+    grid (T / 4, chunks of images, parts), 128 threads: a block has four tokens of q, of k or, out
+    of place, of v. Backward of a norm: 4.25 KiB of shared memory, then reduce.py adds up the
+    blocks' sums.
 NEEDS
     HS a multiple of 8, at most 128; sm_80
 SOURCE
