@@ -7,10 +7,11 @@ SHAPES
     read together as P pixels
 VERSIONS
     v1 naive: one thread a number of y: it finds its pixel and channel, and with them its source
-    (backward: its target). v2 vectorised: one thread four channels, by one load and store, where
-    both parts are multiples of four channels. v3 unrolled: 16 bytes a load and store in float16 too
-    (eight channels), two of them a thread, both loads before the
-       stores.
+    (backward: its target).
+    v2 vectorised: one thread four channels, by one load and store, where both parts are multiples
+    of four channels.
+    v3 unrolled: 16 bytes a load and store in float16 too (eight channels), two of them a thread,
+       both loads before the stores.
 LAUNCH
     one thread a number of y (v1), four (v2) or twice 16 bytes (v3), 256 a block. No shared memory.
 DETERMINISM

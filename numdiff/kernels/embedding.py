@@ -10,9 +10,9 @@ VERSIONS
     timestep v1 one thread an output; an image's row is computed from its own timestep.
     class, forward: v1 naive: one thread an element; v2 vectorised: one thread four elements.
     class, backward: v1 per-class: one thread a (class, channel) that reads all labels: N · C · B
-       reads. v2 per-sample: one thread a (sample, channel). The first sample of a class gathers for
-       all of its class, the others stop: B · C · B reads, and classes outside the batch cost
-       nothing. Same order of additions, same bits.
+    reads; v2 per-sample: one thread a (sample, channel). The first sample of a class gathers for
+    all of its class, the others stop: B · C · B reads, and classes outside the batch cost nothing.
+    Same order of additions, same bits.
 LAUNCH
     ceil(threads / 256) blocks of 256.
 DETERMINISM

@@ -19,10 +19,10 @@ SHAPES
     (MAX_RANKS · STRIDE,) a rank; counter, status int32 (1,) of the rank itself. Those of the other
     ranks are their memory, mapped by CUDA IPC.
 VERSIONS
-    v1 naive: one element a thread and step, any number of ranks up to 8. v2 vectorised: 16 bytes a
-    load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that
-       they are under way together: a load over NVLink takes longer than one from the GPU's own
-       memory.
+    v1 naive: one element a thread and step, any number of ranks up to 8.
+    v2 vectorised: 16 bytes a load; the loads from all ranks (2, 4 or 8 of them) stand in one block
+       of code, so that they are under way together: a load over NVLink takes longer than one from
+       the GPU's own memory.
 LAUNCH
     reduce and gather: blocks of 256 threads, at most 8 a multiprocessor, each thread strides
     through the slice; the gather has a second grid axis, one row of blocks a peer, so that all

@@ -11,10 +11,10 @@ SHAPES
     float32
 VERSIONS
     v1 naive: one thread a column: neighbours read neighbouring addresses, but N threads are far too
-    few to fill a GPU. v2 tree: a block owns a chunk of rows. Its 256 threads share the rows; a tree
-    in shared memory adds up their sums,
-       and each chunk writes one row of partial sums. The same kernel, over the partial sums, is the
-       second pass.
+    few to fill a GPU.
+    v2 tree: a block owns a chunk of rows. Its 256 threads share the rows; a tree in shared memory
+    adds up their sums, and each chunk writes one row of partial sums. The same kernel, over the
+    partial sums, is the second pass.
     v3 vectorised: as v2, with four columns a thread, by 16-byte loads.
 LAUNCH
     v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory;

@@ -72,7 +72,7 @@ class SampleRequest:
     vae: str | os.PathLike | None = None
 
 
-def sample_command(run, command=None, progress=False, echo=print, **given):
+def sample_command(run, *, command=None, progress=False, echo=print, **given):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W,
     C).
 

@@ -9,6 +9,7 @@ import pytest
 
 from numdiff.distributed import communicator, exchange, failures, nccl_exchange, watchdog
 from numdiff.errors import NumdiffError
+from numdiff.progress import progress
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from tests.conftest import exhaustively, needs
 from tests.distributed.test_distributed import nccl_stands_in, on_threads, run, task
@@ -16,6 +17,12 @@ from tests.distributed.watched import watched
 
 GO_ON = "so the job ends; start it again."
 RESUME = "so the job ends; continue from its last checkpoint, on GPUs with another --transport if this repeats, with: "
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_resume(monkeypatch):
+    """Whatever was trained in this process before: messages name its command."""
+    monkeypatch.setattr(progress, "resume", None)
 
 
 @needs("mpi")

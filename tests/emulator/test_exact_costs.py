@@ -29,7 +29,17 @@ from numdiff.kernels import (
     window,
 )
 from numdiff.kernels.conv2d import im2col
-from numdiff.kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
+from numdiff.kernels.diffusion import (
+    ahead,
+    class_dropout,
+    images,
+    l1,
+    mse,
+    posterior,
+    q_sample,
+    sampler,
+    vlb,
+)
 from numdiff.kernels.operation import kernel_modules
 from numdiff.kernels.optimizer import ema, grad_norm, step_state, telemetry, zero_ranges
 from numdiff.kernels.transformer import (
@@ -88,6 +98,50 @@ NOT_COUNTED = {
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables
 
 EXACT = [
+    *case(
+        lambda u, v: l1.l1_forward(u(N), u(N), version=v),
+        (l1.l1_forward_cost, N),
+        3 * 4,  # a block's partial sum is written and read, the result written
+        None,
+        versions=[1],
+    ),
+    *case(
+        lambda u, v: l1.l1_backward(u(N), u(N), version=v),
+        (l1.l1_backward_cost, N),
+        4,
+        None,
+        versions=[1],
+    ),
+    *case(
+        lambda u, v: posterior.posterior_sample_forward(u(B, P, 2 * C), u(B, P, C), version=v),
+        (posterior.posterior_sample_forward_cost, N),
+        0,
+        None,
+        versions=[1],
+    ),
+    *case(
+        lambda u, v: posterior.posterior_sample_backward(
+            u(B, P, C), u(B, P, 2 * C), u(B, P, C), version=v
+        ),
+        (posterior.posterior_sample_backward_cost, N),
+        0,
+        None,
+        versions=[1],
+    ),
+    *case(
+        lambda u, v: posterior.posterior_kl_forward(u(B, P, 2 * C), version=v),
+        (posterior.posterior_kl_forward_cost, N),
+        3 * 4,  # a block's partial sum is written and read, the result written
+        None,
+        versions=[1],
+    ),
+    *case(
+        lambda u, v: posterior.posterior_kl_backward(u(B, P, 2 * C), version=v),
+        (posterior.posterior_kl_backward_cost, N),
+        4,
+        None,
+        versions=[1],
+    ),
     *case(
         lambda u, v: bias.bias_add_forward(u(B * P, C), u(C), version=v),
         (bias.bias_add_forward_cost, B * P, C),
@@ -642,6 +696,13 @@ EXACT = [
     ),
 ]
 
+SPECIAL = {  # costs that count an exponential or a root as one
+    random.random_normal_cost,
+    vlb.hybrid_loss_backward_cost,
+    posterior.posterior_sample_forward_cost,
+    posterior.posterior_kl_backward_cost,
+}
+
 
 @exhaustive
 @pytest.mark.parametrize("operation, version, cost, side, more", EXACT)
@@ -649,9 +710,7 @@ def test_costs(operation, version, cost, side, more):
     t = Counted(lambda u: operation(u, version)).total
     moved, flops = cost[0](*cost[1:])
     assert t.distinct_bytes == moved + side
-    done = t.total_flops + (
-        t.special if cost[0] in (random.random_normal_cost, vlb.hybrid_loss_backward_cost) else 0
-    )
+    done = t.total_flops + (t.special if cost[0] in SPECIAL else 0)
     if more is None:  # the kernel's own trees and polynomials come on top
         assert done >= flops
     else:

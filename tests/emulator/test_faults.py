@@ -730,11 +730,11 @@ IN_KERNELS = {
         "bounds",
         ("total += ",),
     ),
-    "layernorm, part of a warp": InKernel(
+    "softmax, part of a warp": InKernel(
         "common",
         "FULL_MASK, value, 4",
         "0xFFFF, value, 4",
-        "layernorm",
+        "softmax_backward",
         2,
         "divergence",
         ("0xFFFF, value, 4",),

@@ -211,9 +211,11 @@ def test_docstrings_tell_the_names():
             for number, name in SAID.findall(text)
         }
         assert set(NAMES[operation].items()) <= listed, f.__name__
+    every = {pair for names in NAMES.values() for pair in names.items()}
     for module in MODULES:
         listed = {(name, int(number)) for number, name in SAID.findall(next(sections(module)))}
-        assert listed <= names_of_files(module), module.__name__
+        # of a text that several operations share, such as row_norm.py, names of any of them
+        assert listed <= (names_of_files(module) or every), module.__name__
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def turned(x, side):
 
 def sparse_linear(q, k, v, topk, project, all_keys=False):
     """Zhang et al. 2025, arXiv:2509.24006, with all T × T numbers: q k v (batch, heads, T,
-    channels). all_keys: the linear part takes the critical keys, too."""
+    channels).
+    all_keys: the linear part takes the critical keys, too."""
     T, block = q.shape[2], 64
     starts = range(0, T, block)
 

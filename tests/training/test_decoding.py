@@ -61,7 +61,7 @@ def test_a_run_draws_pictures_and_sample_knows_its_decoder(latents):
         assert grid.size[0] >= 16
     options = {"steps": 1, "device": "cpu", "echo": silent}
     pictures = sample_command(
-        str(folder), 2, npz="pictures.npz", grid="grid.png", animation="a.gif", **options
+        str(folder), count=2, npz="pictures.npz", grid="grid.png", animation="a.gif", **options
     )
     assert pictures.shape == (2, 8, 8, 3) and pictures.dtype == np.uint8
     assert (np.load("pictures.npz")["arr_0"] == pictures).all()
@@ -70,29 +70,29 @@ def test_a_run_draws_pictures_and_sample_knows_its_decoder(latents):
     # a picture to start from is encoded, and at strength 0 decoded again
     Image.fromarray(pictures[0]).save("p.png")
     started = {"init_image": "p.png", "strength": 0.0, "grid": "grid.png"}
-    again = sample_command(str(folder), 1, **started, **options)
+    again = sample_command(str(folder), count=1, **started, **options)
     own = load_autoencoder("vae.h5", "cpu")
     mean, _ = own.encode(pictures[:1].astype(np.float32) / np.float32(127.5) - 1)
     assert np.abs(to_uint8(own.decode(mean)).astype(int) - again).max() <= 1
 
     pathlib.Path("vae.h5").rename("moved.h5")  # then the latents alone can be made
     with pytest.raises(UsageError, match="give the --vae FILE that encodes it, too"):
-        sample_command(str(folder), 1, **started, **options)
-    raw = sample_command(str(folder), 2, npz="latents.npz", **options)
+        sample_command(str(folder), count=1, **started, **options)
+    raw = sample_command(str(folder), count=2, npz="latents.npz", **options)
     assert raw.shape == (2, 4, 4, 4) and raw.dtype == np.float32
     vae = load_autoencoder("moved.h5", "cpu")
     assert np.abs(to_uint8(vae.decode(vae.unscale(raw))).astype(int) - pictures).max() <= 1
     with pytest.raises(
         UsageError, match="give the --vae FILE that decodes them, or --npz FILE.npz alone"
     ):
-        sample_command(str(folder), 2, grid="grid.png", **options)
+        sample_command(str(folder), count=2, grid="grid.png", **options)
     assert (
-        sample_command(str(folder), 2, vae="moved.h5", grid="grid.png", **options) == pictures
+        sample_command(str(folder), count=2, vae="moved.h5", grid="grid.png", **options) == pictures
     ).all()
     with pytest.raises(
         UsageError, match="--vae wide.h5 decodes latents of 8 channels, and the model makes 4"
     ):
-        sample_command(str(folder), 2, vae="wide.h5", grid="grid.png", **options)
+        sample_command(str(folder), count=2, vae="wide.h5", grid="grid.png", **options)
 
 
 @pytest.mark.parametrize(

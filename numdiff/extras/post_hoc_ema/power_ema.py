@@ -16,8 +16,8 @@ SHAPES
     ema (K, n) float32, weight (n,) float32, exponents (K,) float32 = γ_k + 1; updates (1,) uint32 =
     t, this update included; gradient_norm (1,) float32
 VERSIONS
-    v1 naive: one thread an element of the weights, which it reads once for all K averages; v2
-    vectorised: one thread four, by 16-byte loads and stores.
+    v1 naive: one thread an element of the weights, which it reads once for all K averages;
+    v2 vectorised: one thread four, by 16-byte loads and stores.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM

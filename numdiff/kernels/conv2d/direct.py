@@ -18,10 +18,9 @@ SHAPES
     C_out), float32 or x, weight, y float16, bias float32; optional addends: channel (B, C_out)
     float32, residual like y kernel odd, any stride; Ho = (H - 1) // stride + 1
 VERSIONS
-    v1 direct: one thread an output, straight from the formula. Every product costs two loads. v2
-    im2col: im2col.py and matmul: the matmul's tiles reuse what they load, but col is kernel² times
-    x, written and
-       read again.
+    v1 direct: one thread an output, straight from the formula. Every product costs two loads.
+    v2 im2col: im2col.py and matmul: the matmul's tiles reuse what they load, but col is kernel²
+       times x, written and read again.
     What comes after them, and which version runs, is in launcher.py.
 LAUNCH
     v1: one thread an output, 256 a block. v2: as im2col.py and matmul/.

@@ -13,11 +13,11 @@ VERSIONS
     v3 implicit-gemm: the matmul's tiles are filled straight from x; col never exists (implicit.py). For up to 8 output
        channels narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to
        64 channels at 64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
-    v3 narrow: in 16 bits, where one side has up to 7 channels (narrow_half/). v4 mma: in 16 bits,
-    implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py). v4 tf32: an
-    extension's, where the device's switch `tf32` is on: the same in float32, operands rounded to
-    tf32
-       (extras/tf32).
+    v3 narrow: in 16 bits, where one side has up to 7 channels (narrow_half/).
+    v4 mma: in 16 bits, implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too
+    (mma.py).
+    v4 tf32: an extension's, where the device's switch `tf32` is on: the same in float32, operands
+    rounded to tf32 (extras/tf32).
     v5 hopper-columns, v6 hopper: in 16 bits by wgmma and TMA, sm_90a, stride 1 (hopper/). v5
        launches v6's kernels with a box for each column of taps instead of one for all nine, in the
        same time (H200, 64 channels: 1.00×). It needs no kernel, and is kept as the step between the

@@ -17,9 +17,9 @@ VERSIONS
     image.
 LAUNCH
     forward: 128 threads for 128 pixels × 64 channels; a warp has 64 × 32. Grid (pixel tiles,
-    channel tiles). weight gradient: 128 threads for 64 × 64 channels of one tap; a warp has 32 ×
-    32. Grid (taps · tiles of C, tiles of N, parts): the pixels are shared among as many parts as
-    fill a GPU.
+    channel tiles).
+    weight gradient: 128 threads for 64 × 64 channels of one tap; a warp has 32 × 32. Grid (taps ·
+    tiles of C, tiles of N, parts): the pixels are shared among as many parts as fill a GPU.
 DETERMINISM
     a fixed order of k for each output; the gradient's parts are added in order by a second kernel.
 COST

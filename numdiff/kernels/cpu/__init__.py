@@ -1,5 +1,5 @@
-"""The CPU engine's kernels: loops that Numba compiles for the host's cores (`on_host`), and products
-by BLAS, where NumPy's references are slow.
+"""The CPU engine's kernels: loops that Numba compiles for the host's cores (`on_host`), and
+products by BLAS, where NumPy's references are slow.
 
     reductions.py      sums over a row, by the core's vectors
     exp.py             e^a and sigmoid, many elements at once

@@ -1,19 +1,20 @@
 """Convolution on the CPU engine: a few large products, on rows that BLAS reads in place.
 
 MATHEMATICS
-    that of direct.py. Channels are innermost, so the `kernel` taps of one row of a window are one run of kernel·C
-    numbers, and the runs of image row h serve the windows of `kernel` output rows. We copy those runs once, image rows
-    outermost. Then tap row r of all windows is a plain slice, a matrix that BLAS reads in place: three products of
-    width 3·C instead of one of width 9·C, and a third of im2col's copying.
+    that of conv2d/direct.py. Channels are innermost, so the `kernel` taps of one row of a window
+    are one run of kernel·C numbers, and the runs of image row h serve the windows of `kernel`
+    output rows. We copy those runs once, image rows outermost. Then tap row r of all windows is a
+    plain slice, a matrix that BLAS reads in place: three products of width 3·C instead of one of
+    width 9·C, and a third of im2col's copying.
     Convolutions that winograd.py supports go there, or to winograd_rows.py.
 SHAPES
-    as in direct.py, of any float; what has 16 bits is computed in float32 and rounded once
+    as in conv2d/direct.py, of any float; what has 16 bits is computed in float32 and rounded once
 DETERMINISM
-    the cores share the images, and their parts of a weight gradient are added in order; within `batch_invariant` a
-    product has the same number of rows in any batch.
+    the cores share the images, and their parts of a weight gradient are added in order; within
+    `batch_invariant` a product has the same number of rows in any batch.
 SOURCE
-    direct.py; rows copied once, of which BLAS reads overlapping operands: Cho and Brand 2017, "MEC: Memory-efficient
-    Convolution for Deep Neural Network", arXiv:1706.06873.
+    conv2d/direct.py; rows copied once, of which BLAS reads overlapping operands: Cho and Brand
+    2017, "MEC: Memory-efficient Convolution for Deep Neural Network", arXiv:1706.06873.
 READ NEXT
     winograd.py.
 """

@@ -1,13 +1,14 @@
 """e^a for loops that are compiled for the host's cores (`on_host`), many numbers at once.
 
 MATHEMATICS
-    e^a = 2ⁿ · eʳ with n = ⌊a / ln 2 + 1/2⌋, so |r| ≤ ln 2 / 2; eʳ by Taylor's series up to r⁷ / 7!; 2ⁿ is a float32
-    whose exponent is n. C's expf, which Numba would call, takes one number at a time, ten times as long.
+    e^a = 2ⁿ · eʳ with n = ⌊a / ln 2 + 1/2⌋, so |r| ≤ ln 2 / 2; eʳ by Taylor's series up to r⁷ / 7!;
+    2ⁿ is a float32 whose exponent is n. C's expf, which Numba would call, takes one number at a
+    time, ten times as long.
 SHAPES
     one float32, between -87 and 88, within 2e-7 of it; beyond those, e to the nearer of them
 SOURCE
-    Cody and Waite 1980, "Software Manual for the Elementary Functions", section 6: ln 2 in two parts, the first of so
-    few digits that n times it is exact.
+    Cody and Waite 1980, "Software Manual for the Elementary Functions", section 6: ln 2 in two
+    parts, the first of so few digits that n times it is exact.
 READ NEXT
     groupnorm.py, which takes it.
 """

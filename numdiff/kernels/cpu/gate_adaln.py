@@ -2,18 +2,19 @@
 time.
 
 MATHEMATICS
-    that of reference.py: all of it in one pass over a token, whose numbers stay in the core's first cache, where NumPy
-    has a dozen passes over an image.
+    that of transformer/gate_adaln/reference.py: all of it in one pass over a token, whose numbers
+    stay in the core's first cache, where NumPy has a dozen passes over an image.
 SHAPES
-    as in reference.py; float32, and 16 bits by way of it. In float64, which results are compared with, reference.py
-    itself is used. What there is not is an array without numbers here.
+    as in transformer/gate_adaln/reference.py; float32, and 16 bits by way of it. In float64, which
+    results are compared with, transformer/gate_adaln/reference.py itself is used. What there is not
+    is an array without numbers here.
 DETERMINISM
-    a token's sums are taken by reductions.py; those over tokens in their order, image by image. The cores share the
-    images.
+    a token's sums are taken by reductions.py; those over tokens in their order, image by image. The
+    cores share the images.
 SOURCE
-    reference.py.
+    transformer/gate_adaln/reference.py.
 READ NEXT
-    forward.py
+    transformer/gate_adaln/forward.py
 """
 
 import math

@@ -2,20 +2,21 @@
 dozen passes.
 
 MATHEMATICS
-    that of reference.py.
+    that of groupnorm/reference.py.
 SHAPES
-    as in reference.py; float32, and 16 bits by way of it. In float64, which results are compared with, reference.py
-    itself is used.
+    as in groupnorm/reference.py; float32, and 16 bits by way of it. In float64, which results are
+    compared with, groupnorm/reference.py itself is used.
 LAYOUT
-    An image is a row of numbers of which every C-th belongs to the same channel. The inner loops go over SPAN of them,
-    a whole number of pixels, and take what belongs to a channel from a row that repeats it as often: with 32 channels
-    a loop over one pixel would end before it has paid for its beginning.
+    An image is a row of numbers of which every C-th belongs to the same channel. The inner loops go
+    over SPAN of them, a whole number of pixels, and take what belongs to a channel from a row that
+    repeats it as often: with 32 channels a loop over one pixel would end before it has paid for its
+    beginning.
 DETERMINISM
     an image is summed alone, in float64; the cores share the images.
 SOURCE
-    reference.py.
+    groupnorm/reference.py.
 READ NEXT
-    one_pass.py.
+    groupnorm/one_pass.py.
 """
 
 import math

@@ -2,23 +2,23 @@
 time.
 
 MATHEMATICS
-    that of reference.py, whose dozen passes over an image are one here.
+    that of transformer/qk_norm_rope/reference.py, whose dozen passes over an image are one here.
 SHAPES
-    as in reference.py; float32. In other types the reference itself is used, in float64 as what results are compared
-    with.
+    as in transformer/qk_norm_rope/reference.py; float32. In other types the reference itself is
+    used, in float64 as what results are compared with.
 LAYOUT
-    q and k of a token are a row of n = 2 · heads · HS numbers. The loops go over all of it, as one over a head would
-    end before it has paid for its beginning; what belongs to a head, or to the token, comes from rows that repeat it.
-    rotate_half(z) · sin is the row with each two neighbours exchanged, times sines that have their signs. What both
-    passes do is written out in both: a separate function, which must take its arrays for overlapping, takes twice as
-    long.
+    q and k of a token are a row of n = 2 · heads · HS numbers. The loops go over all of it, as one
+    over a head would end before it has paid for its beginning; what belongs to a head, or to the
+    token, comes from rows that repeat it. rotate_half(z) · sin is the row with each two neighbours
+    exchanged, times sines that have their signs. What both passes do is written out in both: a
+    separate function, which must take its arrays for overlapping, takes twice as long.
 DETERMINISM
-    a head's sums are taken by reductions.py; those over tokens in their order, image by image. The cores share the
-    images.
+    a head's sums are taken by reductions.py; those over tokens in their order, image by image. The
+    cores share the images.
 SOURCE
-    reference.py.
+    transformer/qk_norm_rope/reference.py.
 READ NEXT
-    naive.py
+    transformer/qk_norm_rope/naive.py
 """
 
 import math

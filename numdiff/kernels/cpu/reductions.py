@@ -2,14 +2,16 @@
 once.
 
 MATHEMATICS
-    dot = Σ a·b, total = Σ a, each as several sums, one for each place of the core's vectors, which are added up at the
-    end. In the order in which they stand, each addition would wait four cycles for the one before it.
+    dot = Σ a·b, total = Σ a, each as several sums, one for each place of the core's vectors, which
+    are added up at the end. In the order in which they stand, each addition would wait four cycles
+    for the one before it.
 SHAPES
     a, b (n,) float32; the result a float32
 DETERMINISM
     the order depends on n and on how long the vectors of the machine's cores are.
 SOURCE
-    Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2: more sums, a smaller error.
+    Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2: more sums, a smaller
+    error.
 READ NEXT
     gate_adaln.py, which takes them.
 """

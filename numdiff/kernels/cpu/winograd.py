@@ -2,8 +2,8 @@
 convolution.
 
 MATHEMATICS
-    In one dimension two outputs of three taps g, y0 = d0·g0 + d1·g1 + d2·g2 and y1 = d1·g0 + d2·g1 + d3·g2, take four
-    products instead of six:
+    In one dimension two outputs of three taps g, y0 = d0·g0 + d1·g1 + d2·g2 and y1 = d1·g0 + d2·g1
+    + d3·g2, take four products instead of six:
         m0 = (d0 - d2)·g0                        y0 = m0 + m1 + m2
         m1 = (d1 + d2)·(g0 + g1 + g2) / 2        y1 = m1 - m2 - m3
         m2 = (d2 - d1)·(g0 - g1 + g2) / 2        or  y = Aᵀ·[(G·g) ∘ (Bᵀ·d)]
@@ -11,28 +11,32 @@ MATHEMATICS
     Rows, then columns: a tile of 2 × 2 outputs takes the 4 × 4 inputs around it and 4 · 4 products,
         Y = Aᵀ·[Σ_c (G·g_c·Gᵀ) ∘ (Bᵀ·d_c·B)]·A
     and the sum over channels makes each of the 16 a matrix product: (tiles, C_in) · (C_in, C_out).
-    backward  the input gradient is such a convolution, too (direct.py). Of the weight, by the chain rule,
+    backward  the input gradient is such a convolution, too (conv2d/direct.py). Of the weight, by the chain rule,
         dg_c = Gᵀ·[Σ_tiles (A·dY·Aᵀ) ∘ (Bᵀ·d_c·B)]·G, 16 products (C_in, tiles) · (tiles, C_out)
 SHAPES
     x (B, H, W, C_in), weight (C_out, 3, 3, C_in), y (B, H, W, C_out), float32, stride 1
-    A tile becomes one row in each of 16 matrices: 16 × tiles × C numbers, four times the image. So they are made and
-    used slice by slice (a few images, one image, or some rows of one), small enough to stay in a core's cache.
+    A tile becomes one row in each of 16 matrices: 16 × tiles × C numbers, four times the image. So
+    they are made and used slice by slice (a few images, one image, or some rows of one), small
+    enough to stay in a core's cache.
 ON THE CORES
-    BLAS multiplies; what is around it are loops compiled by Numba (`on_host`), one pass where NumPy has a dozen, with
-    the same bits: 15 to 20 % less time on one core, and on two 1.5 instead of 1.2 times as fast, as no thread waits for
-    Python's lock. The cores share the images, or where an image has fewer tiles than outputs have channels, these: each
-    then lays out its part of the weights alone.
+    BLAS multiplies; what is around it are loops compiled by Numba (`on_host`), one pass where NumPy
+    has a dozen, with the same bits: 15 to 20 % less time on one core, and on two 1.5 instead of 1.2
+    times as fast, as no thread waits for Python's lock. The cores share the images, or where an
+    image has fewer tiles than outputs have channels, these: each then lays out its part of the
+    weights alone.
 DETERMINISM
-    the size of a slice depends on the image's alone, so within `batch_invariant` an image has the same bits in any
-    batch, where `rows_are_alike`; elsewhere winograd_rows.py has that.
+    the size of a slice depends on the image's alone, so within `batch_invariant` an image has the
+    same bits in any batch, where `rows_are_alike`; elsewhere winograd_rows.py has that.
 COST
-    16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of an AMD EPYC (Zen 4),
-    where three products of tap rows (convolution.py) take the time in brackets: 24 images of 32 × 32,
-    32 to 32 channels, 5.4 ms (6.7); 16 × 16, 64 to 64: 3.5 ms (6.2); 8 × 8, 128 to 128: 3.4 ms (5.2).
-    All coefficients are 0, ±1 and ½: the error against float64 is no larger than that of the plain sum.
+    16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of
+    an AMD EPYC (Zen 4), where three products of tap rows (convolution.py) take the time in
+    brackets: 24 images of 32 × 32, 32 to 32 channels, 5.4 ms (6.7); 16 × 16, 64 to 64: 3.5 ms
+    (6.2); 8 × 8, 128 to 128: 3.4 ms (5.2).
+    All coefficients are 0, ±1 and ½: the error against float64 is no larger than that of the plain
+    sum.
 SOURCE
-    Winograd 1980, "Arithmetic Complexity of Computations"; Lavin and Gray 2016, "Fast Algorithms for Convolutional
-    Neural Networks", arXiv:1509.09308, section 4.1: F(2 × 2, 3 × 3).
+    Winograd 1980, "Arithmetic Complexity of Computations"; Lavin and Gray 2016, "Fast Algorithms
+    for Convolutional Neural Networks", arXiv:1509.09308, section 4.1: F(2 × 2, 3 × 3).
 READ NEXT
     winograd_rows.py.
 """

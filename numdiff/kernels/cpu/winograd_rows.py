@@ -4,22 +4,24 @@ no equal bits.
 MATHEMATICS
     As in winograd.py, two rows of outputs take four products instead of six,
         Y = Aᵀ·[Σ_s,c (G·g)_s,c · (Bᵀ·d)_s,c],   s the three taps of a row, c the channels
-    and within a row the taps are summed as convolution.py does it, as one run of 3·C numbers. The products
-    are half as many and three times as long: (tiles, 3·C_in) · (3·C_in, C_out).
+    and within a row the taps are summed as convolution.py does it, as one run of 3·C numbers. The
+    products are half as many and three times as long: (tiles, 3·C_in) · (3·C_in, C_out).
 SHAPES
     as in winograd.py. A tile is two rows and one column.
 DETERMINISM
-    an image's products have extents of its own, and do not depend on its batch. The bits differ from winograd.py's.
+    an image's products have extents of its own, and do not depend on its batch. The bits differ
+    from winograd.py's.
 COST
-    24/36 of the multiply-adds, in products that are nearer to what a core can do, and half of winograd.py's additions.
-    12 images on a core of an AMD EPYC (Zen 3), in brackets winograd.py with one image at a time, both with the weight's
-    factors at hand: 32 × 32, 32 to 32 channels, 3.2 ms (3.8); 16 × 16, 64 to 64: 2.5 ms (2.8); 8 × 8, 128 to 128:
-    2.5 ms (2.8). With four images at a time winograd.py is the faster one for small images.
+    24/36 of the multiply-adds, in products that are nearer to what a core can do, and half of
+    winograd.py's additions. 12 images on a core of an AMD EPYC (Zen 3), in brackets winograd.py
+    with one image at a time, both with the weight's factors at hand: 32 × 32, 32 to 32 channels,
+    3.2 ms (3.8); 16 × 16, 64 to 64: 2.5 ms (2.8); 8 × 8, 128 to 128: 2.5 ms (2.8). With four images
+    at a time winograd.py is the faster one for small images.
     The error against float64 is that of the plain sum.
 SOURCE
     winograd.py's.
 READ NEXT
-    implicit.py.
+    conv2d/implicit.py.
 """
 
 import numpy as np

@@ -9,6 +9,8 @@ order.
     class_dropout.py  classes that are sometimes lost, for guidance
     levels.py         noise levels without whole timesteps, and what each objective makes of them
     vlb.py            the hybrid loss of a learned variance
+    l1.py             the mean absolute error of an autoencoder, and its gradient
+    posterior.py      an autoencoder's latents, drawn from their Gaussian, and their divergence
 
 READ NEXT
     images.py

@@ -10,8 +10,9 @@ SHAPES
     prediction (B, ..., Cp), target (B, ..., C), Cp ≥ C, float32 → loss (1,), dprediction (B, ...,
     Cp); dloss (1,)
 VERSIONS
-    v1 naive: one element a step; finds its place in the prediction by a division. v2 vectorised:
-    where Cp = C: both arrays are one row of equal length, read four elements at a time.
+    v1 naive: one element a step; finds its place in the prediction by a division.
+    v2 vectorised: where Cp = C: both arrays are one row of equal length, read four elements at a
+    time.
 LAUNCH
     loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
     gradient: v1 one thread an element, v2 one thread four.

@@ -22,7 +22,7 @@ COST
 SOURCE
     Kingma and Welling 2014, arXiv:1312.6114, section 2.4 and appendix B.
 READ NEXT
-    l1.py, the other term of the loss.
+    numdiff/diffusion/reconstruction.py, which adds the terms of the loss.
 """
 
 import math

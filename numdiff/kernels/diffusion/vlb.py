@@ -18,9 +18,9 @@ SHAPES
     prediction (B, ..., 2C), target and x_0 (B, ..., C) float32, t (B,) int32; tables k, low, width
     (T,) float32 → loss (1,), dprediction (B, ..., 2C)
 VERSIONS
-    v1 naive: one element of the target a step; finds its place in the prediction by divisions. v2
-    vectorised: four channels of a pixel at a time, by 16-byte loads and stores (C a multiple of 4,
-    as latents have).
+    v1 naive: one element of the target a step; finds its place in the prediction by divisions.
+    v2 vectorised: four channels of a pixel at a time, by 16-byte loads and stores (C a multiple of
+    4, as latents have).
 LAUNCH
     loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
     gradient: v1 one thread an element of the target, v2 one thread four.

@@ -10,9 +10,10 @@ SHAPES
     x (B, h·p, w·p, C) float32, channels last; tokens (B, h·w, p·p·C), elements in the order (row,
     column, channel)
 VERSIONS
-    v1 naive: one thread an element: finds its pixel and channel by divisions. v2 vectorised: one
-    thread four elements: a patch's row, p·C elements, is contiguous in both arrays, so where p·C is
-       a multiple of 4 sixteen bytes move at a time and the divisions are shared.
+    v1 naive: one thread an element: finds its pixel and channel by divisions.
+    v2 vectorised: one thread four elements: a patch's row, p·C elements, is contiguous in both
+       arrays, so where p·C is a multiple of 4 sixteen bytes move at a time and the divisions are
+       shared.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them. No shared memory.
 DETERMINISM

@@ -5,10 +5,10 @@ SHAPES
 VERSIONS
     v1 naive: one thread an output (naive.py).
     v2 tiled: tiles in shared memory, runs of pixels in registers (tiled.py); kernels of 3, 5 and 7,
-    C a multiple of 8. v3 mma: the same in float16 and bfloat16, on tensor cores (mma.py). v4
-    hopper: the same by TMA, each pixel read once for all rows of taps (hopper.py,
-    hopper_weight_gradient.py):
-       what runs on Hopper where images are wider than 16.
+    C a multiple of 8.
+    v3 mma: the same in float16 and bfloat16, on tensor cores (mma.py).
+    v4 hopper: the same by TMA, each pixel read once for all rows of taps (hopper.py,
+       hopper_weight_gradient.py): what runs on Hopper where images are wider than 16.
 SOURCE
     reference.py.
 READ NEXT

@@ -203,8 +203,9 @@ class Work(NamedTuple):
 
 class Epilogue(NamedTuple):
     """What becomes of the accumulators. has_residual: with an activation, whether u is written,
-    too; has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS of row_sums.py; diagonal: what is added to
-    a symmetric C where row == column."""
+    too;
+    has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS of row_sums.py; diagonal: what is added to a
+    symmetric C where row == column."""
 
     alpha: float
     has_bias: int
