@@ -361,6 +361,7 @@ def _problems(make):
         make(5, 36),
         make(5, 36, array=half, bfloat16=True),
         make(2, 5, 33, weighted=False),
+        make(3, 20, weighted=False, fast=False, versions=("warp-per-row",)),
         make(3, 16),
         *wide,
         make(7, 1156, fast=False),

@@ -428,7 +428,12 @@ FORWARD = variants(
     "MODULATED",
 )
 BACKWARD = variants(  # dx does not depend on a shift
-    "backward", (norm_backward_v1, norm_backward_v2), EVERY, "RMS", "WEIGHTED", "MODULATED"
+    "backward",
+    (norm_backward_v1, norm_backward_v2),
+    [norm for norm in EVERY if norm.shifted or not norm.modulated],
+    "RMS",
+    "WEIGHTED",
+    "MODULATED",
 )
 PARAMETERS = variants(
     "parameter", (norm_parameters_v1, norm_parameters_v2), [LAYERNORMS[1], RMSNORMS[1]], "RMS"

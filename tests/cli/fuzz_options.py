@@ -85,6 +85,7 @@ MEASUREMENTS = (
 WITH = {  # what a command needs besides, to come to an end soon
     "train unet": ["--device", "cpu", "--dry-run"],
     "train dit": ["--device", "cpu", "--dry-run"],
+    "train vae": ["--device", "cpu", "--dry-run"],
     "sample": ["dit.h5", "--device", "cpu", "--steps", "1", "--count", "2"],
     "schedule": ["dit.h5", "--device", "cpu", "--steps", "1", "--from-steps", "2", "--count", "2"],
     "evaluate": ["samples.npz", "samples.npz", "--device", "cpu", "--subsets", "2"],

@@ -66,10 +66,12 @@ def test_a_rank_with_another_optimiser_does_not_train(tmp_path):
     changed = tmp_path / "numdiff" / "nn" / "optimizer.py"
     changed.write_text(changed.read_text() + "# changed\n")
     (tmp_path / "numdiff_cli").symlink_to(ROOT / "cli")
+    script = tmp_path / "start" / "main.py"  # with -c the current folder would come first
+    script.parent.mkdir()
+    script.write_text("from numdiff_cli.main import main; main()")
     command = (
         sys.executable,
-        "-c",
-        "from numdiff_cli.main import main; main()",
+        str(script),
         "train",
         "unet",
         "--device",

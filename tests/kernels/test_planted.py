@@ -169,8 +169,8 @@ PLANTED = [  # (file, what is changed, into what, the case, the kind of fault)
     ),
     (
         "mma",
-        "word_of(acc[first + 4 * r + k]))\n    cuda.syncwarp()",
-        "word_of(acc[first + 4 * r + k]))",
+        "word_of(acc[first + 4 * r + k]),\n            )\n    cuda.syncwarp()",
+        "word_of(acc[first + 4 * r + k]),\n            )",
         gradient(3, 17, 3, 8),
         "race",
     ),
