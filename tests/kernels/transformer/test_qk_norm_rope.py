@@ -268,8 +268,8 @@ def test_without_anything_to_do_it_is_the_same_tensor():
 
 @on("cpu")
 def test_a_layer_keeps_no_result(rng):
-    """`linear` lends its result only where its own backward does not read it: gradients of a chain
-    by differences."""
+    """The result of `linear` may be overwritten only where its own backward does not read it:
+    gradients of a chain by differences."""
     layer = Linear(4, 24)
     layer.weight.data, layer.bias.data = rng.standard_normal((24, 4)), rng.standard_normal(24)
     layer.weight.grad, layer.bias.grad = np.zeros((24, 4)), np.zeros(24)
