@@ -18,6 +18,7 @@ PLACES
     matmul            a product of float32 that a switch of the device chooses (kernels/matmul/launcher.py)
     conv2d_switched   a convolution of float32, likewise (kernels/conv2d/launcher.py)
     conv2d            a version of the convolution in float32, for who names it (kernels/conv2d/launcher.py)
+    flash_attention   flash attention in float32, chosen where it fits (kernels/attention/launcher.py)
     kernel_names      a name that `numdiff.kernels` exports, too
     functional        a differentiable operation, a name of `numdiff.nn.functional`
     bench             a subcommand of `numdiff bench`

@@ -72,5 +72,6 @@ register(
     "numdiff.extras.tf32",
     matmul={"tf32": "matmul"},
     conv2d_switched={"tf32": "conv2d.launcher"},
-    kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d"},
+    flash_attention={"tf32-bf16": "attention"},
+    kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d", "tf32 attention": "attention"},
 )

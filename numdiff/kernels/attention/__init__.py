@@ -13,9 +13,7 @@ order.
     hopper_tiles.py        the same tiles for wgmma: loaded by TMA, named by descriptors
     forward_hopper.py  v5 hopper: float16, wgmma: a warpgroup only fetches, two multiply, softmax overlaps products
     backward_hopper/   v5 hopper: 128 keys a warpgroup, dS through shared memory, the next head's keys prefetched
-    tf32_bf16.py           float32 on the tensor cores: a product of tf32, and one of bfloat16 for what that leaves out
-    forward_tf32_bf16.py   v4 tf32-bf16: v3 in float32
-    backward_tf32_bf16.py  v4 tf32-bf16: likewise
+    ../../extras/tf32/attention/  v4 tf32-bf16: v3 in float32, by a product of tf32 and one of bfloat16 for the rest
     problems.py            what the check, the tests and the benchmark run
     launcher.py        which of them runs
 

@@ -39,7 +39,7 @@ SOURCE
     reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2; PTX ISA, section
     9.7.14.5.
 READ NEXT
-    tf32_bf16.py: float32 on the same tensor cores, from two products.
+    ../../extras/tf32/attention/products.py: float32 on the same tensor cores, from two products.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,8 @@
 """Flash attention on arrays: which kernel runs, and where the heads of a packed qkv are.
 
 THE CHOICES
-    version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: 4 from sm_80 on, else 2.
+    version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: an extension's, 4
+               tf32-bf16 (extras/tf32/attention), from sm_80 on, else 2.
                Each only where a block may have the shared memory; the last resort is 1. unfused.py computes the
                head sizes that have no kernels here
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
@@ -22,6 +23,7 @@ import math
 
 import numpy as np
 
+from ... import extensions
 from ...device import empty, is_device, launch
 from ...device.half import in_bfloat16
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
@@ -34,11 +36,9 @@ from ..versions import capped
 from . import (
     backward,
     backward_half,
-    backward_tf32_bf16,
     forward,
     forward_half,
     forward_hopper,
-    forward_tf32_bf16,
     simple,
 )
 from .backward_hopper import kernel as backward_hopper
@@ -84,8 +84,6 @@ backward_kernels_v3 = Variants(
     ],
     lambda key: backward_half.make_backward(*key),
 )
-forward_kernels_v4 = Variants(HEAD_SIZES, forward_tf32_bf16.make_forward)
-backward_kernels_v4 = Variants(HEAD_SIZES, backward_tf32_bf16.make_backward)
 
 
 def layout(qkv, heads, order):
@@ -159,11 +157,11 @@ def _head_size(qkv, heads):
     return qkv.shape[2] // (3 * heads)
 
 
-def _lacks_small_heads(HS):
+def lacks_small_heads(HS):
     return None if HS in HEAD_SIZES else f"has heads of 32, 64 and 72 channels, not {HS}"
 
 
-def _lacks_memory(HS, nbytes, limit):
+def lacks_memory(HS, nbytes, limit):
     if nbytes <= limit:
         return None
     return (
@@ -172,15 +170,15 @@ def _lacks_memory(HS, nbytes, limit):
 
 
 def _register_tiled_lacks(HS, limit):
-    return _lacks_small_heads(HS) or _lacks_memory(HS, 4 * backward.shared_floats(HS), limit)
+    return lacks_small_heads(HS) or lacks_memory(HS, 4 * backward.shared_floats(HS), limit)
 
 
 def _mma_lacks(HS, limit):
-    return None if choose_tile(HS, KEYS, limit) else _lacks_memory(HS, math.inf, limit)
+    return None if choose_tile(HS, KEYS, limit) else lacks_memory(HS, math.inf, limit)
 
 
-def _tf32_bf16_lacks(HS, limit):
-    return _lacks_small_heads(HS) or _lacks_memory(HS, backward_tf32_bf16.shared_bytes(HS), limit)
+def _extension(name):
+    return extensions.find("flash_attention", name, f"version {name!r} of flash_attention")
 
 
 def _versions(*arrays):
@@ -198,17 +196,27 @@ def _versions(*arrays):
     return [
         Version(
             "naive",
-            fits=lambda qkv, heads: _lacks_small_heads(_head_size(qkv, heads)),
+            fits=lambda qkv, heads: lacks_small_heads(_head_size(qkv, heads)),
             ladder="flash_attention",
         ),
         Version("register-tiled", dtypes=single, **fitting(_register_tiled_lacks)),
         Version("mma", dtypes=halves, requires="8.0", **fitting(_mma_lacks)),
-        Version("tf32-bf16", dtypes=single, requires="8.0", **fitting(_tf32_bf16_lacks)),
+        *(
+            Version(
+                name,
+                number=4,
+                dtypes=single,
+                requires="8.0",
+                **fitting(lambda *given, name=name: _extension(name).lacks(*given)),
+            )
+            for name in extensions.entries("flash_attention")
+        ),
         Version(
             "hopper",
+            number=5,
             dtypes=halves,
             requires="9.0a",
-            **fitting(lambda HS, limit: _lacks_small_heads(HS)),
+            **fitting(lambda HS, limit: lacks_small_heads(HS)),
             pays=lambda qkv: qkv.shape[1] > FEW_TOKENS,
         ),
     ]
@@ -333,12 +341,7 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
             forward_half.shared_bytes(HS, M),
         )
     else:
-        queries, threads, kernel = (
-            forward_tf32_bf16.QUERIES,
-            forward_tf32_bf16.THREADS,
-            forward_kernels_v4[HS],
-        )
-        nbytes = forward_tf32_bf16.shared_bytes(HS)
+        queries, threads, kernel, nbytes = _extension(version.name).forward_of(HS)
     launch(
         in_bfloat16(kernel, qkv.dtype),
         (-(-T // queries), heads, B),
@@ -456,12 +459,7 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         keys, kernel = 16 * M * warps, backward_kernels_v3[HS, M, warps]
         nbytes = backward_half.shared_bytes(HS, M, warps)
     else:
-        keys, warps, kernel = (
-            backward_tf32_bf16.KEYS,
-            backward_tf32_bf16.WARPS,
-            backward_kernels_v4[HS],
-        )
-        nbytes = backward_tf32_bf16.shared_bytes(HS)
+        keys, warps, kernel, nbytes = _extension(version.name).backward_of(HS)
     chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), keys, warps)
     own_sums = mma and chunks == 1  # one block has all keys of a head, and makes its D on the way
     if not own_sums:

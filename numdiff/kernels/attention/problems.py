@@ -15,6 +15,7 @@ import functools
 
 import numpy as np
 
+from ... import extensions
 from ..problem import Problem, half, positive, replaced, single
 from .reference import flash_attention_forward_reference
 
@@ -87,6 +88,7 @@ def problems(backward):
         functools.partial(_problem, backward),
         functools.partial(_problem, backward, array=half),
     )
+    extended = extensions.entries("flash_attention")
     found = []
     for HS, heads, order in ((32, 2, "new"), (64, 1, "legacy"), (72, 1, "new")):
         last = HS == 72  # which has a tail: a size that is no multiple of 16
@@ -95,7 +97,7 @@ def problems(backward):
                 HS,
                 "naive",
                 "register-tiled",
-                "tf32-bf16",
+                *extended,
                 heads=heads,
                 order=order,
                 fast=last and (backward or ("register-tiled",)),
@@ -128,7 +130,7 @@ def problems(backward):
         # two tiles of keys, two blocks of queries
         of(32, "register-tiled", T=66, warps=2, chunks=(2, 1)),
         # a block adds to its own dq
-        of(32, *("register-tiled",) * backward, "tf32-bf16", T=65, chunks=(1, 2)),
+        of(32, *("register-tiled",) * backward, *extended, T=65, chunks=(1, 2)),
     ]
     if backward:
         found += [of_half(32, "mma", T=65, chunks=chunks) for chunks in ((2, 1), (1, 2))]

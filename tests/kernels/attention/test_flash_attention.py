@@ -3,9 +3,6 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from numdiff.device.bfloat16 import bfloat16_of_words, pack_bfloat2
-from numdiff.emulator.namespace import TWINS
-from numdiff.emulator.warp_matrix import tf32_of_words
 from numdiff.kernels import attention as F
 from numdiff.kernels.attention import launcher, reference
 from numdiff.kernels.attention import unfused as A
@@ -104,28 +101,6 @@ def test_scores_far_apart(engine, rng, shape, version, direction):
     engine.check(logsumexp, want[1], 1e-6)
     got = F.flash_attention_backward(*map(engine, (dy, qkv, *want)), heads, version=version)
     engine.check(got, F.flash_attention_backward(dy, qkv, *want, heads), 1e-3)
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1, 1e12])
-def test_tf32_with_bfloat16_for_the_rest(rng, scale):
-    """The product of tf32_bf16.py, by the emulator's twins, misses less than 2⁻¹⁶ of it, however
-    large the numbers."""
-
-    def in_bfloat16(x):
-        pack = TWINS[id(pack_bfloat2)][1]
-        return bfloat16_of_words(
-            np.array([pack(None, *pair) for pair in x.reshape(-1, 2)], np.uint32)
-        ).reshape(-1)
-
-    a, b = (scale * rng.standard_normal((2, 1000))).astype(np.float32)
-    h_a, h_b = (tf32_of_words(x.view(np.uint32))[:, 0] for x in (a, b))
-    parts = (
-        (h_a, h_b),
-        (in_bfloat16(a - h_a), in_bfloat16(b)),
-        (in_bfloat16(a), in_bfloat16(b - h_b)),
-    )
-    got, want = sum(x.astype(np.float64) * y for x, y in parts), a.astype(np.float64) * b
-    assert np.all(np.abs(got - want) < 2**-16 * np.abs(want))
 
 
 @pytest.mark.parametrize(

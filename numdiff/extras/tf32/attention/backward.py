@@ -2,42 +2,49 @@
 one.
 
 WHAT IS NEW, AND WHY IT PAYS
-    backward_half.py with the products of tf32_bf16.py. A warp has 16 keys, a block 64, and queries
+    kernels/attention/backward_half.py with the products of products.py. A warp has 16 keys, a block 64, and queries
     pass by in tiles of 32, so that S and dP of a tile are 16 numbers each in a lane. As in
-    backward.py, each block adds its share of dq to dq in memory, or to its chunk's, always the same
+    kernels/attention/backward.py, each block adds its share of dq to dq in memory, or to its chunk's, always the same
     thread to the same number.
     One warp alone keeps the tensor cores busy for less than half of its time: the rest goes into
     splitting numbers, barriers and waiting. So a multiprocessor gets three small blocks (four for
     HS 32), which are seldom at the same point. That takes at most 168 registers (128) and one stage
     of q and dy: the next tile travels while dq is computed, and so does the dq that is added to.
     dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of
-    each eight in columns x and x + 4, the order in which k is read (tf32_bf16.py).
+    each eight in columns x and x + 4, the order in which k is read (products.py).
     k and v are split again for every tile: their fragments would take all registers.
 LAUNCH
     grid (chunks, heads, B), 4 warps. Dynamic shared memory, KiB: k and v; q, dy, L and D; dS: for
     HS 32, 64, 72: 36, 60, 66.
 DETERMINISM
-    as backward_half.py.
+    as kernels/attention/backward_half.py.
 SOURCE
-    tf32_bf16.py; reference.py; the loops' order: Dao et al. 2022, "FlashAttention",
+    products.py; kernels/attention/reference.py; the loops' order: Dao et al. 2022, "FlashAttention",
     arXiv:2205.14135, algorithm 4.
 READ NEXT
-    launcher.py
+    kernels/attention/launcher.py
 """
 
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, int64, load4
-from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
-from ...device.limits import WARP
-from ...device.requires import requires
-from ...device.specialise import Constant, specialise
-from ...device.tensor_core import load_words4, store_word, word_of
-from .backward import head_of
-from .backward_half import NUMBERS, probabilities, score_gradients
-from .forward import LOG2_E
-from .fragments import CHUNK, by_chunk, by_row, clear, four_neighbours, write_four
-from .tf32_bf16 import (
+from ....device import cuda, float32, int32, int64, load4
+from ....device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
+from ....device.limits import WARP
+from ....device.requires import requires
+from ....device.specialise import Constant, specialise
+from ....device.tensor_core import load_words4, store_word, word_of
+from ....kernels.attention.backward import head_of
+from ....kernels.attention.backward_half import NUMBERS, probabilities, score_gradients
+from ....kernels.attention.forward import LOG2_E
+from ....kernels.attention.fragments import (
+    CHUNK,
+    by_chunk,
+    by_row,
+    clear,
+    four_neighbours,
+    write_four,
+)
+from .products import (
     add_accumulators,
     add_products,
     fetch_rows,

@@ -1,7 +1,7 @@
 """Flash attention forward, rung 4: float32 on the tensor cores, two mma for one.
 
 WHAT IS NEW, AND WHY IT PAYS
-    forward_half.py with the products of tf32_bf16.py. A warp owns 16 queries; q is read from shared
+    kernels/attention/forward_half.py with the products of products.py. A warp owns 16 queries; q is read from shared
     memory again for each tile of keys, for its fragments would fill the registers that the outputs
     need.
     A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels
@@ -12,22 +12,22 @@ LAUNCH
 DETERMINISM
     one warp sums a query's outputs in the order of the keys.
 SOURCE
-    tf32_bf16.py, forward_half.py.
+    products.py, kernels/attention/forward_half.py.
 READ NEXT
-    backward_tf32_bf16.py
+    backward.py
 """
 
 import math
 
-from ...device import cuda, float32, int32, int64, opaque
-from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
-from ...device.limits import WARP
-from ...device.requires import requires
-from ...device.specialise import Constant, specialise
-from .forward import LN_2, LOG2_E, LOWEST
-from .forward_half import hide_keys, online_softmax, sum_of_row
-from .fragments import by_chunk, by_row, clear
-from .tf32_bf16 import (
+from ....device import cuda, float32, int32, int64, opaque
+from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
+from ....device.limits import WARP
+from ....device.requires import requires
+from ....device.specialise import Constant, specialise
+from ....kernels.attention.forward import LN_2, LOG2_E, LOWEST
+from ....kernels.attention.forward_half import hide_keys, online_softmax, sum_of_row
+from ....kernels.attention.fragments import by_chunk, by_row, clear
+from .products import (
     add_accumulators,
     add_products,
     fetch_rows,

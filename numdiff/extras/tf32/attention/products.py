@@ -15,7 +15,7 @@ WHAT IT DOES
 FRAGMENTS OF 32 BITS
     A row of a tile has HS + 4 numbers, an odd number of chunks of 16 bytes. Along a row ldmatrix
     serves numbers of 32 bits as it serves pairs of 16: the addresses `by_row` and `by_chunk` of
-    fragments.py. It cannot turn them round; so a tile that is summed over its rows is read number
+    kernels/attention/fragments.py. It cannot turn them round; so a tile that is summed over its rows is read number
     by number (`lane_place`), rows 2x and 2x + 1 (x = l % 4, l the lane) of every eight: the 32
     lanes then meet 32 banks.
     These are also the columns of which a lane has the accumulators of an m16n8. A product does not
@@ -33,14 +33,14 @@ SOURCE
     Artificial Intelligence Datatype For Higher-Precision Computations", arXiv:1904.06376; PTX ISA,
     section 9.7.14.5.
 READ NEXT
-    forward_tf32_bf16.py
+    forward.py
 """
 
-from ...device import cuda, int32, opaque, uint32
-from ...device.async_copy import cp_async_16_zfill
-from ...device.bfloat16 import mma_m16n8k16_bf16, pack_bfloat2
-from ...device.tensor_core import float_of, ldmatrix_x4, load_word, mma_m16n8k8_tf32_into, word_of
-from .fragments import CHUNK, four_neighbours, write_four
+from ....device import cuda, int32, opaque, uint32
+from ....device.async_copy import cp_async_16_zfill
+from ....device.bfloat16 import mma_m16n8k16_bf16, pack_bfloat2
+from ....device.tensor_core import float_of, ldmatrix_x4, load_word, mma_m16n8k8_tf32_into, word_of
+from ....kernels.attention.fragments import CHUNK, four_neighbours, write_four
 
 FLOATS = 4  # in a chunk
 HIGH = uint32(0xFFFFE000)  # sign, exponent and the ten mantissa bits that tf32 has
