@@ -42,9 +42,7 @@ class Steps(click.ParamType):
     "--count",
     metavar="IMAGES",
     type=click.IntRange(1, 10**7),
-    default=16,
-    show_default=True,
-    help="Images to make.",
+    help="Images to make.  [default: 16, or as many as --invert needs]",
 )
 @option(
     "What",
@@ -134,6 +132,15 @@ class Steps(click.ParamType):
     type=Number(0, 1),
     help="With --init-image: the part of the steps that is done; 0 returns the picture, 1 keeps nothing of it.  "
     "[default: 0.6]",
+)
+@option(
+    "What",
+    "--invert",
+    metavar="PICTURE",
+    type=click.Path(),
+    multiple=True,
+    help="Encode a picture to its noise by the sampler's ODE in reverse (DDIM inversion), and make it again; given "
+    "several times with --slerp, interpolate from each picture to the next.",
 )
 @option(
     "What",
@@ -362,6 +369,7 @@ def sample(run, **options):
     numdiff sample auto --ema-std 0.08
     numdiff sample auto --slerp 8 --count 32
     numdiff sample auto --init-image photo.png --strength 0.6
+    numdiff sample auto --invert a.png --invert b.png --slerp 8 --steps 50
     numdiff sample auto --inpaint face.png --mask left
     mpiexec -n 4 numdiff sample auto --count 50000 --batch 256 --npz samples.npz
     """

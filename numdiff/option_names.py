@@ -13,7 +13,8 @@ from .settings import flag
 # words only where no other is meant: as a sentence's first, or before a value
 ARGUMENTS = re.compile(
     r"\b(cfg_(scale|interval|channels)|guide_scale|time_shift|s_(churn|tmin|tmax|noise)|ema_std|learn_sigma|eta)\b"
-    r"|^(variance|slerp|steps)\b|\bspacing(?= [\w'])|\bweights(?= raw\b)|\bthe class(?= out\b)"
+    r"|^(variance|slerp|steps|invert)\b|\b(slerp|count)(?= (a row|must be)\b)"
+    r"|\bspacing(?= [\w'])|\bweights(?= raw\b)|\bthe class(?= out\b)"
     r"|(?<=give )a guide(?=,)|\ba guide(?= exclude\b)"
     r"|(?<=nothing to say by )(steps|sampler|inpainting|spacing|guide)\b"
 )

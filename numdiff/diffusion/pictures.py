@@ -37,14 +37,15 @@ def read(model):
 
 def why_another(own, sampler, steps, eta, given):
     """The argument because of which a run's `own` sampler is not taken, "steps" (a respacing),
-    "eta" or "slerp"; None where it can be. sampler: the one that is requested, or None; given: the
+    "eta", "slerp" or "invert"; None where it can be. sampler: the one that is requested, or None; given: the
     names of further arguments."""
     if isinstance(steps, str) and not steps.isdigit():
         return "steps"
     if eta is not None and own not in WITH_ETA:
         return "eta"
     noise = own in NOISY or (WITH_ETA.get(own) if eta is None else eta)
-    return "slerp" if "slerp" in given and noise and sampler is None else None
+    needs = next((name for name in ("slerp", "invert") if name in given), None)
+    return needs if noise and sampler is None else None
 
 
 def in_place_of(model, sampler, steps, eta, more):
@@ -64,10 +65,11 @@ def as_in_training(model, sampler, steps, eta, more):
     by classes is added to `more` where nothing is said of that; if it is limited to an interval,
     only with its own sampler and steps.
 
-    Another sampler, a respacing, an `eta` that the run's sampler does not take, or `slerp` where
-    that adds noise mean DDIM's 50 steps, or all timesteps of the model where they are fewer. So do
-    a model without a run, and inpainting, which has its own sampler. A schedule has steps and
-    guidance of its own.
+    Another sampler, a respacing, an `eta` that the run's sampler does not take, or `slerp` or
+    `invert` where that adds noise mean DDIM's 50 steps, or all timesteps of the model where they
+    are fewer. So do a model without a run, and inpainting, which has its own sampler. A schedule
+    has steps and guidance of its own. An inversion is without guidance unless it is given: guidance
+    multiplies the solver's error.
     """
     if more.get("schedule") is not None:
         return sampler or DEFAULT_SAMPLER, DEFAULT_STEPS if steps is None else steps
@@ -80,7 +82,7 @@ def as_in_training(model, sampler, steps, eta, more):
         and not why_another(own, sampler, steps, eta, given)
     )
     whole = kept and steps in (None, number)
-    if scale is not None and not given & {"cfg_scale", "guide"}:
+    if scale is not None and not given & {"cfg_scale", "guide", "invert"}:
         if interval is None or "cfg_interval" in given:
             more["cfg_scale"] = scale
         elif whole:

@@ -92,7 +92,8 @@ def ddim(
     """
     for i, (now, then) in enumerate(itertools.pairwise(sigmas)):
         x_0 = denoise(x, now)
-        fresh = eta * then * math.sqrt(1 - then**2 / now**2)  # eq. 16, divided by √ᾱ_s
+        # eq. 16, divided by √ᾱ_s; an inversion ascends, where eta is 0
+        fresh = eta * then * math.sqrt(max(1 - then**2 / now**2, 0.0))
         # eq. 12's, times eps = (x - x_0) / sigma
         direction = math.sqrt(max(then**2 - fresh**2, 0.0)) / now
         x = combine(
@@ -155,7 +156,7 @@ def heun(
         x, now = raised(x, now, i, len(sigmas) - 1, noise, **churn)
         x_0 = denoise(x, now)
         ahead = _along_slope(x, x_0, now, then)
-        if corrected(now, then):  # the mean of the slopes at both ends
+        if corrected(max(now, then), min(now, then)):  # the mean of the slopes at both ends
             slope, slope_ahead = _slope(x, x_0, now), _slope(ahead, denoise(ahead, then), then)
             ahead = combine((1.0, x), ((then - now) / 2, slope), ((then - now) / 2, slope_ahead))
         x = ahead

@@ -22,12 +22,13 @@ from ..nn.model import Model, check_magnitude, check_types
 from ..settings import MAX_SAMPLE_STEPS, say
 from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
+from .inversion import check_deterministic, check_invert, inverted
 from .memory import say_what_counts, say_what_fits
 from .pictures import as_in_training
 from .plan import SamplerPlan
 from .process import Diffusion
 from .run import SamplerRun
-from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, repaint
+from .samplers import WITH_ETA, get_sampler, heun, heun_in_time, repaint
 from .sampling_config import SamplingConfig
 
 MOST_IMAGES = 10**7  # of a Sampling, whose classes are held in memory
@@ -179,6 +180,10 @@ class Sampling:
         )
         self.sigmas = descending_sigmas(self._path(c.time_shift), self.spacing, steps)
         self.init, self.strength = self._check_init(c.init, c.strength, c.known, c.schedule)
+        self.invert = None
+        if c.invert is not None:
+            others = {"known": c.known, "init": c.init, "schedule": c.schedule}
+            self.invert = check_invert(c.invert, self.shape, count, c.slerp, others)
         if self.function is heun and self.spacing == "time":
             self.function = heun_in_time
         self.steps = len(self.sigmas) - 1
@@ -232,6 +237,7 @@ class Sampling:
             self.denoiser.guided,
             self.diffusion.path.start_scale(self.sigmas[0]),
         )
+        self.inversion = self._plan_inversion()
         if self.cfg_interval and not self.guided_evaluations:
             raise UsageError(
                 "cfg_interval {:g},{:g} holds none of the noise levels at which the {} steps evaluate the "
@@ -242,6 +248,20 @@ class Sampling:
         self._check_churn()
         self.eager, self.arena = c.eager, c.arena
         self._run = functools.cache(self.new_run)
+
+    def _plan_inversion(self):
+        """The `SamplerPlan` that takes pictures to noise, or None."""
+        if self.invert is None:
+            return None
+        check_deterministic("invert", self.sampler, self.settings)
+        return SamplerPlan(
+            inverted(self.function),
+            self.denoiser.numbers,
+            self.sigmas,
+            self.settings,
+            guided=self.denoiser.guided,
+            start_scale=1.0,
+        )
 
     def _path(self, time_shift):
         """The path of the levels: that of the training, or one with another shift."""
@@ -286,6 +306,14 @@ class Sampling:
         return 0 if self.strength == 0 else sum(step.asks for step in self.plan.steps)
 
     @property
+    def inversion_evaluations(self) -> int:
+        """How often the model is evaluated, for a batch at most, before the first image is begun."""
+        if self.inversion is None:
+            return 0
+        batches = sum(1 for _ in self._ends())
+        return batches * sum(step.asks for step in self.inversion.steps)
+
+    @property
     def guided_evaluations(self) -> int:
         """How many of them are with guidance; the others are half the work."""
         return (
@@ -306,6 +334,8 @@ class Sampling:
             more["guide_scale"] = self.guide_scale
         if self.strength is not None:
             more["strength"] = self.strength
+        if self.invert is not None:
+            more["inverted_pictures"] = len(self.invert)
         return {
             "sampler": self.sampler,
             "steps": self.steps,
@@ -341,11 +371,14 @@ class Sampling:
                 f"progress is a function to call, and not {shown(progress)}: how many images a Sampling "
                 "makes is its argument count."
             )
+        noises = None
         for start in range(rank * self.batch, self.count, ranks * self.batch):
             rows = slice(start, min(start + self.batch, self.count))
             arenas = self._arenas()
             try:
-                made = self._make(rows, progress, watch)
+                if noises is None:
+                    noises = self._noises(progress)
+                made = self._make(rows, noises, progress, watch)
             except (OutOfMemoryError, TooManyElementsError):
                 made = None
             if made is None:  # here, where the arrays of the failed attempt are freed
@@ -374,6 +407,8 @@ class Sampling:
                 self._started(run, run.noise(np.zeros(run.shape[0], np.uint32)))
                 run.rehearse()
                 self.finished(run.kept[0])
+            for ends in self._ends():
+                self._inversion_run(len(ends)).rehearse()
         except TooManyElementsError:
             raise UsageError(say_what_counts(self)) from None
 
@@ -387,13 +422,49 @@ class Sampling:
             self.plan, denoiser, size, self.shape, self.inpainted, self.eager, self.arena
         )
 
-    def _make(self, rows, progress, watch):
+    def _ends(self):
+        """Yields the pictures to invert, batch by batch, as [(picture, the image whose class it
+        takes)]: one for each image, or with slerp the first and the last of each row."""
+        if self.invert is None:
+            return
+        rows = range(self.count // self.slerp) if self.slerp else ()
+        ends = [(row + i, row * self.slerp) for row in rows for i in (0, 1)]
+        ends = ends or [(i, i) for i in range(self.count)]
+        for start in range(0, len(ends), self.batch):
+            yield ends[start : start + self.batch]
+
+    def _inversion_run(self, size):
+        return SamplerRun(
+            self.inversion, self.denoiser, size, self.shape, (), self.eager, self.arena
+        )
+
+    def _noises(self, progress=None):
+        """The starting noise of the pictures of `_ends`, float32 (n, H, W, C); () without an
+        inversion."""
+        made, runs = [], functools.cache(self._inversion_run)
+        for ends in self._ends():
+            which, images = map(list, zip(*ends, strict=True))
+            start = upload(self.invert[which], self.model.backend)
+            labels = None if self.labels is None else self.labels[images]
+            seeds = np.zeros(len(ends), np.uint32)  # of noise that no step adds
+            x = runs(len(ends))(start, seeds, labels, after=progress)
+            made.append(download(combine((1 / self.plan.start_scale, x))))
+        return np.concatenate(made) if made else ()
+
+    def _make(self, rows, noises, progress, watch):
         run, count = self._run(rows.stop - rows.start), 0
         first, second, share = self._seeds(rows)
-        noise = run.noise(first)
         if self.slerp:
-            start, end = download(noise), download(run.noise(second))
+            if self.invert is None:
+                start, end = download(run.noise(first)), download(run.noise(second))
+            else:
+                row = np.arange(rows.start, rows.stop) // self.slerp
+                start, end = noises[2 * row], noises[2 * row + 1]
             noise = upload(spherical_mean(start, end, share), self.model.backend)
+        elif self.invert is None:
+            noise = run.noise(first)
+        else:
+            noise = upload(noises[rows], self.model.backend)
 
         def seen(x, numbers):
             nonlocal count
@@ -526,16 +597,7 @@ class Sampling:
                 f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
                 f"of {self.slerp}: change the count or the length of the rows."
             )
-        if self.sampler == "repaint":
-            raise UsageError(
-                "slerp needs a sampler that adds no noise, and inpainting, by RePaint, does: "
-                "leave one of them out."
-            )
-        if self.sampler in NOISY or "s_churn" in self.settings or self.settings.get("eta", 0) > 0:
-            raise UsageError(
-                f"slerp needs a sampler that adds no noise, and {self.sampler} does: use ddim, "
-                "euler, heun or dpm++2m."
-            )
+        check_deterministic("slerp", self.sampler, self.settings)
 
     def _check_inpainting(self, known, mask, jump, resamples):
         """{"known", "mask"} as float32 (H, W, C)."""
@@ -605,7 +667,7 @@ def spherical_mean(a, b, share):
     """
     u, v = a.reshape(len(a), -1).astype(np.float64), b.reshape(len(b), -1).astype(np.float64)
     cosine = (u * v).sum(1) / np.sqrt((u * u).sum(1) * (v * v).sum(1))
-    angle = np.arccos(np.clip(cosine, -1, 1))
+    angle = np.maximum(np.arccos(np.clip(cosine, -1, 1)), 1e-6)  # where both are the same, too
     first, second = (
         np.sin((1 - share) * angle) / np.sin(angle),
         np.sin(share * angle) / np.sin(angle),

@@ -43,6 +43,9 @@ class SamplingConfig:
     init, strength: SDEdit (Meng et al. 2022, arXiv:2108.01073): an image (H, W, C) in [-1, 1], or
         latents, to which each image's noise is added, up to the level that `strength` of the steps
         remove: 0 returns it, 1 is sampling from noise alone (default: 0.6)
+    invert: pictures (n, H, W, C) in [-1, 1], or latents, each of which is encoded to its noise and
+        made again from it (inversion.py), by a sampler without noise. With slerp there is a row from
+        each picture to the next, of the class of the row. count is n, or slerp · (n - 1)
     slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i
     is in row i // slerp
     schedule: learned steps, as a file of `numdiff schedule` has them, instead of steps, sampler and
@@ -70,6 +73,7 @@ class SamplingConfig:
     init: np.ndarray | None = None
     strength: float | None = None
     slerp: int | None = None
+    invert: np.ndarray | None = None
     eager: bool = False
     arena: Any = None
     s_churn: float | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from .. import extensions
 from ..device import download
 from ..diffusion import Sampling
+from ..diffusion.inversion import images_of
 from ..diffusion.pictures import as_in_training, in_place_of
 from ..diffusion.sampling import PIXEL_CHANNELS, class_labels, to_uint8
 from ..diffusion.sampling_config import SamplingConfig
@@ -38,6 +39,7 @@ from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_f
 
 SHOWN = 256  # images on a grid, at most: few programs open a larger picture
 ANIMATED = 64  # images of an animation, at most
+COUNT = 16  # images, where neither a count nor pictures to invert are given
 FRAMES = 40  # of an animation
 SHOWN_CLASSES = 12  # that a line names
 
@@ -46,7 +48,7 @@ SHOWN_CLASSES = 12  # that a line names
 class SampleRequest:
     """The settings of `sample_command`, which describes them, but for those of the `Sampling`."""
 
-    count: int = 16
+    count: int | None = None
     steps: int | str | None = None
     sampler: str | None = None
     eta: float | None = None
@@ -60,6 +62,7 @@ class SampleRequest:
     inpaint: str | os.PathLike | None = None
     mask: str | os.PathLike | None = None
     init_image: str | os.PathLike | None = None
+    invert: tuple = ()
     device: str = "auto"
     weights: str | None = None
     outdir: str = "runs"
@@ -85,7 +88,10 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its
         steps, .gif, .png, .apng
+    count: None means 16, or as many as `invert` needs
     init_image: the picture of SDEdit, of which `strength` changes
+    invert: pictures, each of which is encoded to its noise and made again; with slerp, a row of
+    images from each to the next
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
     sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given
     (diffusion/pictures.py)
@@ -105,7 +111,10 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
     own = {field.name for field in fields(SampleRequest)}
     request = SampleRequest(**{name: value for name, value in given.items() if name in own})
     more = {name: value for name, value in given.items() if name not in own}
-    count, steps, sampler, seed = request.count, request.steps, request.sampler, request.seed
+    steps, sampler, seed = request.steps, request.sampler, request.seed
+    count = request.count
+    if count is None:
+        count = images_of(len(request.invert), more.get("slerp")) if request.invert else COUNT
     grid, device, weights, columns = request.grid, request.device, request.weights, request.columns
     guide_with, schedule = request.guide_with, request.schedule
     device = resolve_device(device)
@@ -116,6 +125,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         _check_names(grid, request.npz, request.animation)
         _check_inpainting(request.inpaint, request.mask, sampler)
         _check_init(request.init_image, more.get("strength"), request.inpaint, schedule)
+        _check_invert(request, more.get("slerp"))
         more = {name: value for name, value in more.items() if value is not None}
         _check_alone(request.frames, request.animation, columns, grid, request.inpaint, more)
         communicator.check_options(
@@ -138,6 +148,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
                         "inpaint": request.inpaint,
                         "mask": request.mask,
                         "init_image": request.init_image,
+                        "invert": tuple(map(str, request.invert)),
                         "device": device,
                         "weights": weights,
                         "outdir": request.outdir,
@@ -174,6 +185,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
             request.inpaint,
             request.mask,
             request.init_image,
+            *request.invert,
             schedule,
             request.vae,
         ]
@@ -215,7 +227,10 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
                 _note_mask(request.inpaint, request.mask, more["mask"])
         decoder = communicator.build(find_decoder, request.vae, model, device)
         if request.init_image:
-            more["init"] = read_init(request.init_image, model, decoder)
+            more["init"] = read_init("--init-image", request.init_image, model, decoder)
+        if request.invert:
+            pictures = [read_init("--invert", path, model, decoder) for path in request.invert]
+            more["invert"] = np.stack(pictures)
         communicator.check_options(
             {
                 f"what is in {name}": array_hash(array)
@@ -224,6 +239,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
                     (request.inpaint, more.get("known")),
                     (request.mask, more.get("mask")),
                     (request.init_image, more.get("init")),
+                    ("--invert", more.get("invert")),
                     (guide, download(more["guide"].parameters.data) if guide else None),
                 )
                 # each rank has read it itself, maybe from its own disk
@@ -232,6 +248,8 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         )
         chosen, row = class_indices(request.class_name, model), more.get("slerp") or 1
         _check_skip(request.skip, count, row)
+        if request.invert:
+            more["invert"] = more["invert"][request.skip // row :]
         labels = class_labels(
             model,
             chosen if chosen is None else np.resize(np.repeat(chosen, row), count),
@@ -281,6 +299,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         )
         made, started, first = 0, time.perf_counter(), communicator.rank == 0
         total = sampling.evaluations * -(-count // sampling.batch)
+        total += sampling.inversion_evaluations * communicator.size
         with (
             stop_signals() as signals,
             samples_file(
@@ -340,6 +359,9 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         for path, most in ((grid, SHOWN), (request.animation, ANIMATED)):
             if path and made > most:
                 echo(f"{path} shows the first {most} of the {made:,} images")
+        if request.invert and made:
+            kept = request.invert[request.skip // row :]
+            echo(say_inversion(kept, shown[:made], sampling.slerp))
         paths = [str(path) for path in (grid, request.npz, request.animation) if path]
         written = ", ".join(paths)
         if number:
@@ -368,14 +390,31 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         return shown
 
 
-def read_init(path, model, decoder):
-    """The picture of `--init-image` as the model makes its own: float32 (H, W, C), or its latents."""
+def say_inversion(paths, images, slerp):
+    """A line on how well pictures came back from their noise. images: uint8 (n, H, W, C), the first
+    of those that were made of the pictures in `paths`; slerp: length of a row, or None."""
+    ends = [(i, i) for i in range(len(paths))]
+    if slerp:
+        rows = range(len(paths) - 1)
+        ends = [(row + i, (row + i) * slerp - i) for row in rows for i in (0, 1)]
+    errors = [
+        np.abs(
+            to_uint8(read_picture(paths[which], images.shape[1:])) - images[i].astype(float)
+        ).mean()
+        for which, i in ends
+        if i < len(images)
+    ]
+    return f"inversion mean error {np.mean(errors):.2f} of 255 in the pictures that were made again"
+
+
+def read_init(option, path, model, decoder):
+    """The picture of an option as the model makes its own: float32 (H, W, C), or its latents."""
     shape = (model.image_size, model.image_size, model.in_channels)
     if model.in_channels in PIXEL_CHANNELS:
         return read_picture(path, shape)
     if decoder is None:
         raise UsageError(
-            f"the model makes latents of {model.in_channels} channels, and --init-image takes a picture: "
+            f"the model makes latents of {model.in_channels} channels, and {option} takes a picture: "
             "give the --vae FILE that encodes it, too."
         )
     mean, _ = decoder.vae.encode(read_picture(path, decoder.shape)[None])
@@ -465,6 +504,8 @@ def say_how(sampling, replaced=None):
         words[-1] += " for sigma {:g} to {:g} ({} of {} evaluations)".format(
             *sampling.cfg_interval, sampling.guided_evaluations, sampling.evaluations
         )
+    if sampling.invert is not None:
+        return ", ".join([*words, f"{counted(len(sampling.invert), 'picture')} inverted"])
     first, last = sampling.seeds
     return ", ".join([*words, f"seed {first}" if first == last else f"seeds {first} to {last}"])
 
@@ -646,6 +687,18 @@ def _check_init(init_image, strength, inpaint, schedule):
             raise UsageError(
                 f"--init-image and {option} exclude each other: leave one of them out."
             )
+
+
+def _check_invert(request, slerp):
+    for option in ("init_image", "inpaint", "schedule"):
+        if request.invert and getattr(request, option):
+            raise UsageError(
+                f"--invert and {flag(option)} exclude each other: leave one of them out."
+            )
+    if slerp and len(request.invert) == 1:
+        raise UsageError(
+            "--slerp goes from one picture of --invert to the next: give --invert once more."
+        )
 
 
 def _note_mask(inpaint, mask, kept):

@@ -627,6 +627,35 @@ def test_a_picture_to_start_from(model_file, tmp_path):
     assert result.exit_code == 0 and "2 steps, strength 0.5" in last_line(result)
 
 
+def test_pictures_are_inverted_and_interpolated(model_file, tmp_path, monkeypatch):
+    """The pictures come back at the ends of their rows, whatever the batch or what was skipped."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name in "abc":
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3)).astype(np.uint8)).save(f"{name}.png")
+    pictures = ("a.png", "b.png", "c.png")
+    given = {"steps": 4, "device": "cpu", "class_name": "birds", "sampler": "euler"}
+    lines = []
+    alone = sample_command(model_file, invert=pictures, echo=lines.append, **given)
+    assert len(alone) == 3 and "3 pictures inverted" in lines[-1]
+    rows = sample_command(model_file, invert=pictures, slerp=3, batch=2, **given)
+    assert np.abs(rows[[0, 2, 3, 5]].astype(int) - alone[[0, 1, 1, 2]]).max() <= 1
+    error = np.mean([np.abs(alone[i] - read_pixels(pictures[i])).mean() for i in range(3)])
+    assert f"mean error {error:.2f} of 255" in lines[-2]
+    rest = sample_command(model_file, invert=pictures, slerp=3, skip=3, **given)
+    assert np.array_equal(rest, rows[3:])
+    for options, sentence in (
+        (("--count", 2), "--invert makes one image of each picture, or with --slerp a row"),
+        (("--sampler", "ddpm"), "--invert needs a sampler that adds no noise, and ddpm does"),
+    ):
+        result = run(model_file, "--invert", "a.png", *options)
+        assert result.exit_code == 2 and sentence in last_line(result)
+
+
+def read_pixels(path):
+    return np.asarray(Image.open(path), float)
+
+
 @pytest.mark.parametrize(
     "lightness, said",
     [
@@ -805,6 +834,9 @@ BAD = [  # arguments, exit code, what the message says
         2,
         "--init-image and --inpaint exclude each other",
     ),
+    ("--invert a.png", 2, "no picture a.png"),
+    ("--invert a.png --slerp 4", 2, "give --invert once more"),
+    ("--invert a.png --init-image b.png", 2, "--invert and --init-image exclude each other"),
     ("--precision fp16", 2, "--precision fp16 computes on a GPU; on the CPU use --precision fp32"),
     ("--precision tf32", 2, "--precision tf32 needs a GPU"),
     ("--precision half", 2, "--precision"),

@@ -1,0 +1,115 @@
+"""Inversion: from pictures to noise, and back."""
+
+import numpy as np
+import pytest
+
+from numdiff.diffusion import Diffusion, Sampling, sample
+from numdiff.diffusion.inversion import check_invert
+from numdiff.errors import UsageError
+from numdiff.nn import UNet
+from tests.diffusion.stub import MEANS, STD, GaussianModel
+from tests.training.toy import Toy
+
+KINDS = (
+    {"prediction": "eps"},
+    {"prediction": "v"},
+    {"prediction": "flow", "path": "linear"},
+    {"prediction": "edm", "path": "edm"},
+)
+
+
+@pytest.fixture
+def pictures(rng):
+    """One of each class of the `GaussianModel`, drawn from its distribution."""
+    drawn = MEANS.reshape(3, 1, 1, 1) + STD * rng.standard_normal((3, 4, 4, 3))
+    return np.clip(drawn, -1, 1).astype(np.float32)
+
+
+def mean_error(model, pictures, steps, sampler, **more):
+    made = sample(model, len(pictures), steps, sampler, invert=pictures, clip=False, **more)
+    return np.abs(made - np.rint((pictures + 1) * 127.5)).mean()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["prediction"])
+def test_pictures_come_back(pictures, kind):
+    """The mean error in levels of 255 at 20, 50 and 250 steps falls with the order of the sampler."""
+    model = GaussianModel(**kind)
+    for sampler, bounds in (
+        ("ddim", (10, 5, 1.1)),
+        ("euler", (5, 2.1, 0.45)),
+        ("heun", (0.3, 0.05, 0.01)),
+        ("dpm++2m", (0.4, 0.1, 0.01)),
+    ):
+        errors = [mean_error(model, pictures, steps, sampler) for steps in (20, 50, 250)]
+        assert all(np.array(errors) < bounds), (sampler, errors)
+
+
+def test_the_noise_is_the_one_of_the_ode(pictures):
+    """Of a Gaussian the solution is known: x at σ is mean + (x_0 - mean) · √(STD² + σ²) / STD."""
+    sampling = Sampling(
+        GaussianModel(),
+        count=3,
+        steps=250,
+        sampler="heun",
+        invert=pictures,
+        clip=False,
+        y=np.arange(3),
+    )
+    sigma, means = sampling.sigmas[0], MEANS.reshape(3, 1, 1, 1)
+    x = means + (pictures - means) * np.sqrt(STD**2 + sigma**2) / STD
+    assert np.abs(sampling._noises() - x / sampling.plan.start_scale).max() < 0.01
+
+
+def test_a_row_goes_from_picture_to_picture(pictures):
+    given = {"steps": 20, "sampler": "heun", "clip": False, "invert": pictures, "y": 1}
+    rows = sample(GaussianModel(), 10, slerp=5, batch=3, **given)
+    whole = sample(GaussianModel(), 3, **given)
+    assert np.abs(rows[[0, 4, 5, 9]].astype(int) - whole[[0, 1, 1, 2]]).max() <= 1
+    steps = np.abs(np.diff(rows[:5].astype(int), axis=0)).mean((1, 2, 3))
+    assert 0 < steps.max() < np.abs(rows[0].astype(int) - rows[4]).mean()
+    same = sample(GaussianModel(), 3, slerp=3, **{**given, "invert": pictures[[0, 0]]})
+    assert np.abs(same - same[:1].astype(int)).max() <= 1  # the angle between the noises is 0
+
+
+def test_evaluations_are_counted(pictures):
+    model, seen = GaussianModel(), []
+    sampling = Sampling(model, count=3, steps=5, sampler="heun", invert=pictures, batch=2)
+    for _ in sampling.batches(lambda: seen.append(1)):
+        pass
+    assert len(seen) == model.calls == 2 * sampling.evaluations + sampling.inversion_evaluations
+    assert sampling.options["inverted_pictures"] == 3
+
+
+def test_devices_agree(rng, engine):
+    """Planned, in the emulator, and on a GPU from a recorded graph."""
+    pictures = rng.uniform(-1, 1, (1, 8, 8, 3)).astype(np.float32)
+    how = {"count": 1, "steps": 2, "invert": pictures}
+    sampling = Sampling(Toy(8, width=4, device=engine.device), **how)
+    if not engine.computes:
+        sampling.rehearse()
+        return
+    ((_, made),) = sampling.batches()
+    difference = made.astype(int) - sample(Toy(8, width=4, device="cpu"), **how)
+    assert np.abs(difference).max() <= 1
+
+
+def test_what_cannot_be_is_refused(pictures):
+    init = pictures[0]
+    for options, sentence in (
+        ({"invert": init}, r"invert must be an array of pictures of 4×4×3, and not \(4, 4, 3\)"),
+        ({"invert": "a.png"}, "invert must be an array of pictures of 4×4×3, and not"),
+        ({"invert": pictures * np.nan}, "not finite"),
+        ({"invert": pictures, "count": 4}, "count must be 3, not 4"),
+        ({"invert": pictures, "slerp": 4}, "count must be 8, not 3"),
+        ({"invert": pictures[:1], "slerp": 4}, "give at least two"),
+        ({"invert": pictures, "init": init}, "invert and init exclude each other"),
+        ({"invert": pictures, "sampler": "ddpm"}, "invert needs a sampler that adds no noise"),
+        ({"invert": pictures, "eta": 0.5}, "invert needs a sampler that adds no noise"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            Sampling(GaussianModel(), **{"count": 3, "steps": 4, **options})
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu")
+    model.diffusion = Diffusion().options
+    with pytest.raises(UsageError, match="8×8×3"):
+        Sampling(model, count=3, invert=pictures)
+    assert check_invert(pictures, (4, 4, 3), 3, None, {}).flags.c_contiguous
