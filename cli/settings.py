@@ -206,7 +206,7 @@ def _attributes(line, model, emoji=False):
             "flag_value": line.switch[True],
             "callback": lambda ctx, param, value: _switched(ctx, line, value),
         }
-    if line.choices:
+    if line.choices and not line.many:
         return {**common, "type": Choice(line.choices), "metavar": line.unit or None}
     if line.repeated:
         return {

@@ -45,6 +45,11 @@ NEEDS = {  # what a test may need: (whether it is there, how to get it)
     "gpus": (lambda: device_module.gpu_count() > 1, "two NVIDIA GPUs"),
     "nccl": (lambda: importlib.util.find_spec("nccl"), "nccl4py: pip install -e '.[nccl]'"),
     "torch": (lambda: importlib.util.find_spec("torch"), "PyTorch: pip install torch"),
+    "tensorboard": (
+        lambda: importlib.util.find_spec("tensorboard"),
+        "TensorBoard: pip install -e '.[log]'",
+    ),
+    "trackio": (lambda: importlib.util.find_spec("trackio"), "Trackio: pip install -e '.[log]'"),
     "mpi": (
         lambda: importlib.util.find_spec("mpi4py") and MPIEXEC,
         "mpi4py and mpiexec: pip install -e '.[mpi]'",

@@ -19,6 +19,10 @@ register(
 )
 
 register(
+    "numdiff.extras.loggers", settings={"log": "settings:LogSettings"}, run={"log": "run:RunLog"}
+)
+
+register(
     "numdiff.extras.learned_steps",
     command={
         "schedule": ("command:schedule", "Learn the steps of a sampler from a trained model.")

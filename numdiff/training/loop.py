@@ -187,6 +187,9 @@ class TrainingLoop:
                 output=self.output,
             )
         )
+        for extension in self.extensions:
+            extension.begin(self.run_dir, self.trainer.step, self.reporter.message)
+            self.resources.callback(lambda each=extension: each.end(self.is_at_end))
 
     def paused(self, doing=""):
         """Context: its time does not count as time of the steps."""
@@ -211,9 +214,11 @@ class TrainingLoop:
             if distance is not None:
                 more |= {"frechet": distance, "frechet_count": self.options.evaluate_count}
             losses = [r.loss for r in reports]
-            self.reporter.report(
+            record = self.reporter.report(
                 newest.step + 1, losses, last.gradient_norm, last.learning_rate, **more
             )
+            for extension in self.extensions:
+                extension.report(record)
             if self.output.closed:
                 self.request.number = self.request.number or SIGPIPE
 
@@ -358,6 +363,8 @@ class TrainingLoop:
             if images is not None:
                 path = sample_path(self.run_dir, self.trainer.step)
                 self.previews.save(path, images, self.output)
+                for extension in self.extensions:
+                    extension.drawn(self.trainer.step, path)
             try:
                 # last: it shows that all was written
                 plots.loss_curve(self.run_dir / "loss.png", *read_stats(self.run_dir))

@@ -35,6 +35,19 @@ class RunExtension:
         """Write a file of its own into the run folder, on rank 0. averages: of
         `trainer.averages()`; meta: as of a checkpoint."""
 
+    def begin(self, run_dir, step, say):
+        """Before the first step, on rank 0, as the three that follow: of a run that continues from
+        `step`, 0 for a new one. say(text): prints a line."""
+
+    def report(self, record):
+        """A record of stats.jsonl has been written, a dict."""
+
+    def drawn(self, step, path):
+        """A grid of samples has been written, a PNG."""
+
+    def end(self, finished):
+        """The run ends. finished: its last step is done."""
+
     def set_aside(self, run_dir, step):
         """Set aside its files of later steps, as a run continues from `step`."""
 
