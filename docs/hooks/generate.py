@@ -67,19 +67,21 @@ FILMS = {
         ("softmax", 2, "Version 2: a warp needs no barrier."),
     ],
     "matmul/tiled": [("matmul", 2, "Load a tile, wait, multiply, wait.")],
-    "matmul/levels/double_buffer": [
+    "extras/levels/wgmma/double_buffer": [
         ("matmul_level", 2, "TMA copies run while the products of the tile before are computed.")
     ],
-    "matmul/levels/producer_consumer": [("matmul_level", 3, "One warpgroup loads, two multiply.")],
-    "matmul/levels/tma_store": [("matmul_level", 5, "TMA also stores the results.")],
+    "extras/levels/wgmma/producer_consumer": [
+        ("matmul_level", 3, "One warpgroup loads, two multiply.")
+    ],
+    "extras/levels/wgmma/tma_store": [("matmul_level", 5, "TMA also stores the results.")],
 }
 LAYOUTS = {
     "matmul/mma": ("fragments", "The fragments of one m16n8k16 product: the elements of lane 5."),
-    "matmul/levels/one_tile": (
+    "extras/levels/wgmma/one_tile": (
         "tile",
         "A tile of float16 in shared memory with the 128-byte swizzle.",
     ),
-    "conv2d/levels/shifted_boxes": (
+    "extras/levels/conv2d/shifted_boxes": (
         "box",
         "The boxes that TMA copies for three taps of a 3 × 3 convolution.",
     ),
@@ -305,7 +307,7 @@ def prose_of(cell):
         )
 
     text = re.sub(r"^Puzzles?: (.*)$", puzzles, cell.text, flags=re.MULTILINE)
-    return re.sub(r"`numdiff/kernels/([\w/]+)\.py`", kernel_link, text)
+    return re.sub(r"`numdiff/(?:kernels/)?([\w/]+)\.py`", kernel_link, text)
 
 
 def puzzle_link(puzzle):

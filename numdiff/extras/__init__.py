@@ -79,3 +79,8 @@ register(
     flash_attention={"tf32-bf16": "attention"},
     kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d", "tf32 attention": "attention"},
 )
+
+register(
+    "numdiff.extras.levels",
+    kernels={"mma levels": "mma", "wgmma levels": "wgmma", "conv2d levels": "conv2d"},
+)

@@ -27,7 +27,7 @@ SOURCE
     Micikevicius et al. 2022, arXiv:2209.05433; the format of gradients is E4M3, too, and so are the
     operands of weight gradients, as DeepSeek-V3 has it (arXiv:2412.19437, section 3.3).
 READ NEXT
-    conv2d/levels/: back to float16, for a convolution.
+    ../extras/levels/conv2d/: back to float16, for a convolution.
 """
 
 from typing import NamedTuple

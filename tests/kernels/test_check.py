@@ -123,7 +123,7 @@ def test_no_kernel_is_left_out():
     for pair in VERSIONS:
         launched |= kernels_of(*pair, sources if repeats(*pair) else first)
     assert checking.all_kernels() - launched == set()
-    # its one tile is test_levels.py's
+    # its one tile is test_matmul_levels.py's
     assert {name for *_, name in sources - first} == {"matmul_level_kernel_v1"}
 
 

@@ -12,7 +12,7 @@ order.
     mma_halo.py      v4  3 × 3 taps of stride 1: one tile of pixels with its halo serves all nine
     mma_halo_gradient.py  v4  the same for dweight
     narrow_half/     v3  a UNet's first and last layer in float16
-    levels/          v6's ideas, one at a time
+    ../../extras/levels/conv2d/  v6's ideas, one at a time
     hopper/          v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps
     problems.py          what the check, the tests and the benchmark run
     launcher.py      which of them runs

@@ -21,7 +21,7 @@ VERSIONS
     v5 hopper-columns, v6 hopper: in 16 bits by wgmma and TMA, sm_90a, stride 1 (hopper/). v5
        launches v6's kernels with a box for each column of taps instead of one for all nine, in the
        same time (H200, 64 channels: 1.00×). It needs no kernel, and is kept as the step between the
-       two levels of levels/.
+       two levels of ../../extras/levels/conv2d/.
     v7 im2win: an extension's, only by its name: windows that overlap in memory
     (extras/im2win/windows.py). Sums are float32, and results are rounded once; dweight and dbias
     are float32. The input gradient of a strided convolution is v2's in v3 and in tf32: only every

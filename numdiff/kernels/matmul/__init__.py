@@ -10,12 +10,10 @@
     split_k.py          a long sum shared by many blocks
     product.py          what the next rungs multiply, and what is fused to it
     mma.py              v5 mma: float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
-    mma_levels/         the ladder of mma.sync: one idea a level, on the way to v5
     mma_layout.py       its tiles, constants and arguments
     mma_epilogues.py    what becomes of its sums: float16 or float32, a residual, GELU
     mma_group.py        the gradients of several weights in one launch of it, from a table of units
     split_half.py       sums of these products in slices: float32 results, and the pass that adds slices up
-    levels/             the Hopper ladder: one idea a level, on the way to v6
     hopper/             v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply; its epilogues
     stack.py                weights at equal distances in memory, as one matrix
     group.py                the gradients of several weights in one launch
@@ -27,6 +25,7 @@
     activations.py          products with GELU, SwiGLU, a gate or a layer's scale in the same kernel
     pair.py                 products of two arrays that are read as one
     symmetric.py            products whose results are symmetric
+    ../../extras/levels/   the ladders of mma.sync and wgmma: one idea a level, on the way to v5 and v6
 
 SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix

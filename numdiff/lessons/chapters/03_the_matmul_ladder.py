@@ -428,7 +428,7 @@ bars("The matmul ladder on one H200", ladder, "TFLOP/s")
 # ## Read the real thing
 #
 # `numdiff/kernels/matmul/` has one file for each rung: `first.py`, `tiled.py`, `register_tiles.py`,
-# the three levels of `numdiff/kernels/matmul/mma_levels/`, the five of
-# `numdiff/kernels/matmul/levels/`. Your last kernel is level 2. The next idea, warps that only load
+# the three levels of `numdiff/extras/levels/mma/`, the five of
+# `numdiff/extras/levels/wgmma/`. Your last kernel is level 2. The next idea, warps that only load
 # and warps that only multiply, is puzzle 30. You can now read
-# `numdiff/kernels/matmul/levels/producer_consumer.py`.
+# `numdiff/extras/levels/wgmma/producer_consumer.py`.

@@ -357,5 +357,5 @@ measured("im2col_forward")
 # ## Read the real thing
 #
 # `numdiff/kernels/conv2d/im2col.py` writes the matrix, `numdiff/kernels/conv2d/implicit.py` does
-# not. You can now read `numdiff/kernels/conv2d/levels/shifted_boxes.py`, which is your last kernel
+# not. You can now read `numdiff/extras/levels/conv2d/shifted_boxes.py`, which is your last kernel
 # with warps that only load.

@@ -1,4 +1,4 @@
-"""Convolution in float16 on Hopper's tensor cores, fed by TMA. Read ../levels/ first, then these
+"""Convolution in float16 on Hopper's tensor cores, fed by TMA. Read extras/levels/conv2d/ first, then these
 files in this order.
 
     boxes.py                the layout of pixels in shared memory: boxes with a halo, sub-blocks, matrix descriptors

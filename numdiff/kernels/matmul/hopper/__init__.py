@@ -1,4 +1,4 @@
-"""Matmul in float16 on Hopper's tensor cores, v6: wgmma, fed by TMA. Read ../levels/ first, then
+"""Matmul in float16 on Hopper's tensor cores, v6: wgmma, fed by TMA. Read extras/levels/wgmma/ first, then
 these in this order.
 
     kernel.py              what is new, and why it pays; the roles of warps; the kernel and its variants; figures

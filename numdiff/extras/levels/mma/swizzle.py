@@ -6,7 +6,7 @@ WHAT IS NEW
     mma.sync needs.
     A swizzle: it reads eight rows at a time, and they must fall into eight different groups of four
     banks. Rows are 64 bytes, two fill all banks. So chunk c of row r stands at c ^ (r / 2 % 4)
-    (../../../device/tiles.py).
+    (device/tiles.py).
 WHY IT PAYS
     a quarter of the instructions for the same words, and each takes as many cycles as its bytes
     need: no conflicts, where level 1 has four turns a load.

@@ -4,13 +4,13 @@ WHAT IS NEW
     cp.async: a copy of 16 bytes from global to shared memory that runs by itself, and passes
     through no register. A thread's copies of one step are a group. Shared memory has STAGES pairs
     of tiles: two groups are in flight while a third pair is multiplied
-    (../../../device/async_copy.py).
+    (device/async_copy.py).
     One barrier a step instead of two: it says that the copies of all threads have arrived, and that
     the stage which is refilled next is no longer read.
 WHY IT PAYS
     the latency of memory is hidden by the products of two steps.
 WHAT REMAINS
-    Each 16 of k begins with loads of fragments on which its products wait. ../mma.py loads them one
+    Each 16 of k begins with loads of fragments on which its products wait. kernels/matmul/mma.py loads them one
     step ahead, goes from tile to tile without draining the stages, and gives eight warps a tile of
     128 × 256, of which each number that is copied is used more often.
 LAUNCH
@@ -18,7 +18,7 @@ LAUNCH
 SOURCE
     PTX ISA, section 9.7.9.25.3: cp.async.
 READ NEXT
-    ../mma.py
+    kernels/matmul/mma.py
 """
 
 from ....device import cuda, float32, launch, uint32

@@ -4,15 +4,15 @@ the check's."""
 import numpy as np
 import pytest
 
-from numdiff.kernels.conv2d import conv2d_forward
-from numdiff.kernels.conv2d.levels import (
+from numdiff.extras.levels.conv2d import (
     conv2d_level_forward,
     conv2d_level_forward_cost,
     halo,
     shifted_boxes,
 )
+from numdiff.kernels.conv2d import conv2d_forward
 from tests.conftest import shapes, versions, where
-from tests.kernels.matmul.test_levels import TOLERANCE, halves, is_one_short_file
+from tests.extras.levels.test_matmul_levels import TOLERANCE, halves, is_one_short_file
 
 
 @shapes(minimal=(1, 16, 8, 64, 128), large=(3, 32, 40, 192, 256))

@@ -9,14 +9,14 @@ WHY IT PAYS
     TMA writes rows of 128 bytes, where a warp of level 4 writes 16 bytes of eight rows each; no
     thread computes an address in C; and while TMA copies, the consumers continue.
 WHAT REMAINS
-    ../hopper/ adds other tiles, split K, transposed operands, edges, and bias, residual and GELU in
+    kernels/matmul/hopper/ adds other tiles, split K, transposed operands, edges, and bias, residual and GELU in
     the epilogue.
 LAUNCH
     as level 4, with 208 KiB of dynamic shared memory.
 SOURCE
     PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).
 READ NEXT
-    ../hopper/, the kernel that the models run.
+    kernels/matmul/hopper/, the kernel that the models run.
 """
 
 from ....device import cuda, launch, pipeline

@@ -1,10 +1,10 @@
 """A 3 × 3 convolution on Hopper in two levels, float16, one idea each. Read them after
-../../matmul/levels/.
+../wgmma/.
 
     shifted_boxes.py        level 1  a shifted box of pixels for each tap: a matrix product with other coordinates
     halo.py                 level 2  one box with its halo, which all nine taps read in place
 
-The models run ../hopper/, which handles every shape; here its ideas come one at a time.
+The models run kernels/conv2d/hopper/, which handles every shape; here its ideas come one at a time.
 
 VERSIONS
     v1 shifted-boxes, v2 halo: the levels.
@@ -15,9 +15,9 @@ COST
 import numpy as np
 
 from ....device import empty
-from ...operation import Version, operation
-from ...problem import Problem, half
-from .. import conv2d_forward_reference
+from ....kernels.conv2d import conv2d_forward_reference
+from ....kernels.operation import Version, operation
+from ....kernels.problem import Problem, half
 from .halo import launch_halo
 from .shifted_boxes import launch_shifted_boxes
 

@@ -4,7 +4,7 @@ operands.
 WHAT IS NEW
     wgmma: 128 threads (four warps, a warpgroup) issue one instruction together, which multiplies a
     64 × 16 tile of A by a 16 × 256 tile of B; the tensor cores read both straight from shared
-    memory. (../mma.py spends an instruction on every 16 × 8 × 16, and others to load its operands
+    memory. (kernels/matmul/mma.py spends an instruction on every 16 × 8 × 16, and others to load its operands
     into registers.) The 64 × 256 results are 128 float32 accumulators in each thread.
 LAYOUT OF A TILE
     64 float16 along k are a row of 128 bytes, eight chunks of 16. Chunk j of row r is stored at j ^

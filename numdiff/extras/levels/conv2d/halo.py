@@ -13,7 +13,7 @@ WHY IT PAYS
     180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, in
     addition to 147 KB of weights.
 WHAT REMAINS
-    ../hopper/ adds tiles for other images and channels, three taps a stage, persistence, a TMA
+    kernels/conv2d/hopper/ adds tiles for other images and channels, three taps a stage, persistence, a TMA
     store of the results with bias and residual, the input gradient, and statistics for the
     GroupNorm that follows.
 LAUNCH
@@ -21,7 +21,7 @@ LAUNCH
 SOURCE
     PTX ISA, section 9.7.15.5.1 (descriptors).
 READ NEXT
-    ../hopper/, the kernel that the models run.
+    kernels/conv2d/hopper/, the kernel that the models run.
 """
 
 from ....device import cuda, launch, pipeline

@@ -7,8 +7,7 @@ import inspect
 import numpy as np
 import pytest
 
-from numdiff.kernels.matmul import matmul_forward
-from numdiff.kernels.matmul.levels import (
+from numdiff.extras.levels.wgmma import (
     double_buffer,
     matmul_level_forward,
     matmul_level_forward_cost,
@@ -17,6 +16,7 @@ from numdiff.kernels.matmul.levels import (
     producer_consumer,
     tma_store,
 )
+from numdiff.kernels.matmul import matmul_forward
 from tests.conftest import quick, shapes, versions, where
 
 TOLERANCE = 2e-3

@@ -7,12 +7,12 @@ a level.
 
 Each is a complete kernel for the simplest case: whole tiles, one layout, and an epilogue that only
 rounds to float16. Two files side by side show one change: diff fragments.py swizzle.py. The models
-run ../mma.py, which loads fragments one step ahead, goes from tile to tile and handles every shape
-and layout. On Hopper ../levels/ continues.
+run kernels/matmul/mma.py, which loads fragments one step ahead, goes from tile to tile and handles every shape
+and layout. On Hopper ../wgmma/ continues.
 
 VERSIONS
     v1 fragments, v2 swizzle, v3 stages: the levels. On one H200 they reach 142, 223 and 394 TFLOP/s
-    at 8192³, ../mma.py 413 in the same run, alternating with cuBLAS at the card's power limit, and
+    at 8192³, kernels/matmul/mma.py 413 in the same run, alternating with cuBLAS at the card's power limit, and
     500 alone.
 COST
     A and B read once and C written once, 2 · M · N · K FLOPs: arithmetic is the roof.
@@ -24,9 +24,9 @@ SOURCE
 import numpy as np
 
 from ....device import empty
-from ...operation import Version, operation
-from ...problem import Problem, half
-from ..reference import matmul_forward_cost
+from ....kernels.matmul.reference import matmul_forward_cost
+from ....kernels.operation import Version, operation
+from ....kernels.problem import Problem, half
 from .fragments import launch_fragments, matmul_mma_level_kernel_v1
 from .stages import launch_stages, matmul_mma_level_kernel_v3
 from .swizzle import launch_swizzle, matmul_mma_level_kernel_v2

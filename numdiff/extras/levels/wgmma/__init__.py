@@ -1,5 +1,5 @@
 """The Hopper ladder: C = A·Bᵀ in float16 by wgmma, one change a level. Read them in this order,
-after ../mma.py.
+after kernels/matmul/mma.py.
 
     one_tile.py             level 1  wgmma on one tile, loaded by threads
     double_buffer.py        level 2  TMA loads the tiles, one step ahead
@@ -11,12 +11,12 @@ Each is a complete kernel for the simplest case: whole tiles, one layout, and an
 rounds to float16. Code that a level writes out may be a function of device/ from the next level on:
 level 1 a step's products, from the descriptors to the commit (`multiply`, device/wgmma.py), level 3
 the ring of stages with its barriers (device/pipeline.py). So two files side by side show one
-change: diff persistent.py tma_store.py. The models run ../hopper/, which handles every shape and
+change: diff persistent.py tma_store.py. The models run kernels/matmul/hopper/, which handles every shape and
 layout; here its ideas come one at a time.
 
 VERSIONS
     v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent, v5 tma-store: the levels.
-    On an H200 v5 reaches 699 TFLOP/s, 97 % of cuBLAS, and ../hopper/ 666, 100 % of cuBLAS: each was
+    On an H200 v5 reaches 699 TFLOP/s, 97 % of cuBLAS, and kernels/matmul/hopper/ 666, 100 % of cuBLAS: each was
     measured alternating with its own cuBLAS call, which reached 721 in the first run and 666 in the
     second. The card's clock may differ.
 COST
@@ -29,9 +29,9 @@ SOURCE
 import numpy as np
 
 from ....device import empty
-from ...operation import Version, operation
-from ...problem import Problem, half
-from ..reference import matmul_forward_cost
+from ....kernels.matmul.reference import matmul_forward_cost
+from ....kernels.operation import Version, operation
+from ....kernels.problem import Problem, half
 from .double_buffer import launch_double_buffer
 from .one_tile import launch_one_tile
 from .persistent import launch_persistent

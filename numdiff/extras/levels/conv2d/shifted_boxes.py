@@ -4,10 +4,10 @@ for each tap.
 MATHEMATICS
     y[b, h, w, n] = Σ_r Σ_s Σ_c x[b, h + r - 1, w + s - 1, c] · weight[n, r, s, c], with x = 0
     outside of the image
-WHAT IS NEW, compared with ../../matmul/levels/producer_consumer.py
+WHAT IS NEW, compared with ../wgmma/producer_consumer.py
     The sum over (r, s, c) is the product's sum over k: 9 taps of C channels each. The weight (N, 3,
     3, C) is B, (N, 9 · C), without a copy. A, the pixels of each tap, is never written
-    (../im2col.py writes it, nine times the size of x): for 16 × 8 pixels of y, a tap sees the same
+    (kernels/conv2d/im2col.py writes it, nine times the size of x): for 16 × 8 pixels of y, a tap sees the same
     16 × 8 pixels of x, shifted by (r - 1, s - 1). They are a box of a four-dimensional tensor: TMA
     loads it with one instruction, with zeros outside the image, which is the padding. So the kernel
     is the matrix product's, except for the producer's coordinates and the place of a result.
