@@ -35,8 +35,6 @@ COMMANDS = {
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
     "evaluate": (".evaluate", "Measure samples against a reference."),
-    "report": (".report", "Show runs as one page: curves, samples, settings."),
-    "serve": (".serve", "Sample from a model on a page in the browser."),
     "data": (".data", "Import images, and describe datasets."),
     "convert": (".convert", "Convert weights from and to the formats of other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),

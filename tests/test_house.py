@@ -44,7 +44,6 @@ FLOORS = (
     ("extras",),
     ("cli",),
     ("numdiff",),
-    ("pages",),
     ("benchmark", "evaluation", "lessons"),
     ("training",),
     ("distributed",),

@@ -31,6 +31,14 @@ register(
 )
 
 register(
+    "numdiff.extras.pages",
+    command={
+        "report": ("report_command:report", "Show runs as one page: curves, samples, settings."),
+        "serve": ("serve_command:serve", "Sample from a model on a page in the browser."),
+    },
+)
+
+register(
     "numdiff.extras.convnext",
     unet_block={"convnext": ("block:ConvNeXtBlock", "ConvNeXt's with a depthwise 7×7 convolution")},
     unet_block_names={"convnext": "names"},

@@ -15,17 +15,17 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from numdiff.extras.pages import studio as studio_module
+from numdiff.extras.pages.server import Server
+from numdiff.extras.pages.studio import WAITING, Studio
 from numdiff.nn import UNet
-from numdiff.pages import studio as studio_module
-from numdiff.pages.server import Server
-from numdiff.pages.studio import WAITING, Studio
 from numdiff.training.model_files import load_model, write_model_file
 from numdiff.training.picture_record import read_record
 from numdiff.training.sampling import sample_command
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, needs
 from tests.emulator.browser import Browser
-from tests.pages.test_server import ask
+from tests.extras.pages.test_server import ask
 
 CLASSES = ["Cats & Dogs", "<img src=x onerror='window.pwned=1'>", "</script><script>window.pwned=1"]
 ASKED = {"class": 1, "seed": 7, "guidance": None, "steps": 3, "sampler": "euler"}

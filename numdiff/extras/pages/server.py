@@ -30,7 +30,7 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterable
 
-from ..errors import NumdiffError, printable
+from ...errors import NumdiffError, printable
 
 CONNECTIONS = 64
 TIMEOUT = 20  # seconds

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff.errors import UsageError
-from numdiff.pages.report import save_report
+from numdiff.extras.pages.report import save_report
 from numdiff_cli.main import main
-from tests.pages.folders import make_run
+from tests.extras.pages.folders import make_run
 
 HOSTILE = "00000-</script><script>window.pwned=1</script><img src=x onerror=pwned()>"
 

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from numdiff.pages.live import LiveReport
-from numdiff.pages.report import save_report
-from numdiff.pages.server import Server
+from numdiff.extras.pages.live import LiveReport
+from numdiff.extras.pages.report import save_report
+from numdiff.extras.pages.server import Server
 from tests.emulator.browser import Browser
-from tests.pages.folders import make_run, report_steps
-from tests.pages.test_report import HOSTILE
+from tests.extras.pages.folders import make_run, report_steps
+from tests.extras.pages.test_report import HOSTILE
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs("chromium")]
 SIZES = (

@@ -15,9 +15,9 @@ import re
 
 import numpy as np
 
-from ..errors import NumdiffError, UsageError
-from ..files import atomic_file
-from ..plots import COLOURS
+from ...errors import NumdiffError, UsageError
+from ...files import atomic_file
+from ...plots import COLOURS
 from .runs import CURVES, list_grids, read_grid, read_run, shrink
 
 ASSETS = pathlib.Path(__file__).parent / "assets"

@@ -18,16 +18,16 @@ import time
 
 from PIL import Image
 
-from .. import schema
-from ..diffusion import SAMPLERS, Sampling
-from ..diffusion.pictures import as_in_training
-from ..diffusion.sampling import to_uint8
-from ..errors import NumdiffError, UsageError, printable
-from ..files import Refused
-from ..option_names import as_options
-from ..training.options import resolve_device
-from ..training.picture_record import chunk_of, class_counts
-from ..training.sampling import (
+from ... import schema
+from ...diffusion import SAMPLERS, Sampling
+from ...diffusion.pictures import as_in_training
+from ...diffusion.sampling import to_uint8
+from ...errors import NumdiffError, UsageError, printable
+from ...files import Refused
+from ...option_names import as_options
+from ...training.options import resolve_device
+from ...training.picture_record import chunk_of, class_counts
+from ...training.sampling import (
     describe,
     find_decoder,
     find_model,
@@ -211,7 +211,7 @@ class Studio:
             if now - shown[0] < (DECODED_EVERY if self.decoder else PREVIEW_EVERY):
                 return
             shown[0] = now
-            from ..device import download
+            from ...device import download
 
             image = (self.decoder or to_uint8)(download(x_t))[0]
             job.send(

@@ -8,8 +8,8 @@ import os
 import pathlib
 import threading
 
-from ..files import open_regular
-from ..training.report import STATS
+from ...files import open_regular
+from ...training.report import STATS
 from .report import page, read_runs
 from .runs import list_grids
 from .server import Answer, Refusal, Server, json_answer

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from numdiff.errors import NumdiffError
-from numdiff.pages import server as server_module
-from numdiff.pages.live import LiveReport
-from numdiff.pages.server import Answer, Server, Stream, check_host, event, json_answer, split_host
-from tests.pages.folders import make_run, report_steps
+from numdiff.extras.pages import server as server_module
+from numdiff.extras.pages.live import LiveReport
+from numdiff.extras.pages.server import (
+    Answer,
+    Server,
+    Stream,
+    check_host,
+    event,
+    json_answer,
+    split_host,
+)
+from tests.extras.pages.folders import make_run, report_steps
 
 
 @pytest.fixture

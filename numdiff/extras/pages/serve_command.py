@@ -3,9 +3,8 @@
 import click
 
 from numdiff.settings import PRECISIONS
-
-from .output import echo
-from .values import Choice
+from numdiff_cli.output import echo
+from numdiff_cli.values import Choice
 
 
 @click.command(no_args_is_help=True)
@@ -68,6 +67,6 @@ def serve(run, **options):
     numdiff serve auto
     numdiff serve DiT-XL-2-256x256.pt --vae vae.h5 --port 0
     """
-    from numdiff.pages.studio import serve_model
+    from .studio import serve_model
 
     serve_model(run, echo=echo, **options)

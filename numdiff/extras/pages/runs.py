@@ -13,11 +13,11 @@ import warnings
 import numpy as np
 from PIL import Image
 
-from ..errors import NumdiffError, printable
-from ..files import open_regular
-from ..training.options import load_options
-from ..training.report import STATS, read_records
-from ..training.run_folder import check_run, find_run
+from ...errors import NumdiffError, printable
+from ...files import open_regular
+from ...training.options import load_options
+from ...training.report import STATS, read_records
+from ...training.run_folder import check_run, find_run
 
 POINTS = 2000  # of a curve, at most: more than a screen has pixels in a row
 GRIDS = 60  # of a run, at most

@@ -8,10 +8,18 @@ from click.testing import CliRunner
 from PIL import Image
 
 from numdiff.errors import NumdiffError
-from numdiff.pages.runs import curve_of, find_runs, list_grids, read_grid, read_run, shrink, thin
+from numdiff.extras.pages.runs import (
+    curve_of,
+    find_runs,
+    list_grids,
+    read_grid,
+    read_run,
+    shrink,
+    thin,
+)
 from numdiff.training.report import STATS
 from numdiff_cli.main import main
-from tests.pages.folders import make_run, report_steps
+from tests.extras.pages.folders import make_run, report_steps
 
 
 def test_the_curves_of_a_run(tmp_path):

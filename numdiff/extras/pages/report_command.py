@@ -2,7 +2,7 @@
 
 import click
 
-from .output import echo
+from numdiff_cli.output import echo
 
 
 @click.command(no_args_is_help=True)
@@ -53,8 +53,9 @@ def report(runs, out, serve, host, port, outdir):
     numdiff report 3 --serve
     """
     from numdiff.errors import UsageError
-    from numdiff.pages.report import save_report
-    from numdiff.pages.runs import find_runs
+
+    from .report import save_report
+    from .runs import find_runs
 
     context = click.get_current_context()
     given = [
@@ -73,6 +74,6 @@ def report(runs, out, serve, host, port, outdir):
         return
     if "out" in given:
         raise UsageError("--out and --serve exclude each other: give one of them.")
-    from numdiff.pages.live import serve_report
+    from .live import serve_report
 
     serve_report(found, host, port, echo)
