@@ -274,6 +274,14 @@ class Steps(click.ParamType):
 )
 @option(
     "Output",
+    "--json",
+    "json_file",
+    metavar="FILE.json",
+    help="How the images were made: classes, sampler, seeds, the model's hash, seconds, the command. PNG files "
+    "have it inside, too.",
+)
+@option(
+    "Output",
     "--animation",
     metavar="FILE.gif|.png",
     help="The denoising of the first 64 images, as a GIF or an animated PNG.",

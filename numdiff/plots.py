@@ -15,6 +15,7 @@ plot does so, or `import_ahead` during other work.
 
 import contextlib
 import functools
+import json
 import logging
 import math
 import os
@@ -166,14 +167,15 @@ def draw_bars(axes, values, unit, best=None):
     axes.set_xlim(0, 1.14 * max([*numbers, best[1] if best else 0, 1e-30]))
 
 
-def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=None):
+def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=None, about=None):
     """One line a name, with a point at each value: for example a Fréchet distance against time.
 
     series: {name: (xs, ys)} of sequences of equal length; x, y: names of the axes with their units;
     log_x, log_y: logarithmic axes, which leave out what is not above zero; levels: {name: value of
-    y to compare with}, drawn as dashed lines
+    y to compare with}, drawn as dashed lines; about: a record that a PNG stores
+    (training/picture_record.py)
     """
-    with Plot(path, title, x, y) as axes:
+    with Plot(path, title, x, y, about=about) as axes:
         # so that margins are, too
         axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
         for (name, (xs, ys)), (colour, marker) in zip(series.items(), looks(), strict=False):
@@ -349,7 +351,9 @@ class Plot:
         which takes as long as drawing them
     """
 
-    def __init__(self, path, title="", x="", y="", margins=None, height=SIZE[1], panels=1):
+    def __init__(
+        self, path, title="", x="", y="", margins=None, height=SIZE[1], panels=1, about=None
+    ):
         self.path, self.words, self.height, self.margins = (
             check_ending(path),
             (title, x, y),
@@ -357,6 +361,7 @@ class Plot:
             margins,
         )
         self.panels = panels
+        self.about = {} if about is None else {"numdiff": json.dumps(about)}
 
     def __enter__(self):
         library = matplotlib()
@@ -385,8 +390,9 @@ class Plot:
         with self.held:
             if kind is None:
                 ending = pathlib.Path(self.path).suffix.lower()[1:]
+                about = {**UNDATED[ending], **(self.about if ending == "png" else {})}
                 with atomic_file(self.path, "the picture") as file, deferred_signals():
-                    self.figure.savefig(file, format=ending, metadata=UNDATED[ending])
+                    self.figure.savefig(file, format=ending, metadata=about)
 
 
 def check_ending(path):

@@ -94,6 +94,7 @@ def quality():
 
 
 def measure_quality(model, target, every, samples, sample_batch, json, png, grid, **given):
+    import shlex
     import sys
 
     from numdiff.data.dataset import default_path
@@ -104,7 +105,6 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         TARGETS,
         bench_quality,
         check_targets,
-        command_of,
         conclusion,
         draw,
         leaderboard_row,
@@ -113,6 +113,7 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
     )
     from numdiff.files import write_json
     from numdiff.training.options import resolve
+    from numdiff.training.picture_record import lines_of
     from numdiff.training.report import save_png
 
     if given.get("data") is None:
@@ -127,6 +128,7 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         f"model        {model_name(options)}, {options.image_size}×{options.image_size}, batch {options.batch}, "
         f"{options.precision}, {options.steps:,} steps"
     )
+    command = ["numdiff", *sys.argv[1:]]
     sampling = given.get("sampler", SAMPLER), given.get("sample_steps", SAMPLE_STEPS)
     broken = rules_broken(options, samples, *sampling, given.get("cfg_scale"))
     if broken:  # said before the training, which may take long
@@ -141,20 +143,22 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         given.get("cfg_scale"),
         echo,
         lambda so_far: write_json(json, so_far, "what was measured") if json else None,
-        lambda picture: save_png(grid, picture) if grid else None,
+        lambda picture, made: (
+            save_png(grid, picture, {**made, "command": command}) if grid else None
+        ),
     )
-    for text in conclusion(record):
+    for text in (*conclusion(record), *lines_of(record["made"])):
         echo(text)
     if png:
         if current().rank == 0:
-            draw(png, record, f"{model_name(options)}, {record['card']}")
+            draw(png, record, f"{model_name(options)}, {record['card']}", command)
         echo(f"curve        {png}")
     if grid:
         echo(f"samples      {grid}")
     if not broken:
         reached = any("seconds" in row for row in record["targets"])
         echo(
-            f"row          {leaderboard_row(record, revision(), command_of(sys.argv[1:]))}"
+            f"row          {leaderboard_row(record, revision(), shlex.join(command))}"
             if reached
             else "row          none of LEADERBOARD.md: no target was reached"
         )

@@ -3,6 +3,7 @@ settings it belongs to."""
 
 import math
 import os
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..errors import UsageError, visibly
 from ..files import write_json
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
+from ..training.picture_record import say_counts
 from .features import RandomConv, extract, find_extractor
 from .frechet import frechet_distance
 from .kid import kid_subsets
@@ -56,7 +58,7 @@ def evaluate_command(samples, reference=None, progress=False, echo=print, **give
     precision: arithmetic of random-conv, "fp32" ("auto") or "tf32"
     nearest: k of precision and recall; subsets, subset_size, seed: KID's; save_…: of `samples`
     """
-    request = EvaluationRequest(**given)
+    request, began = EvaluationRequest(**given), time.perf_counter()
     echo = visibly(echo)
     if reference is None and not (request.save_stats or request.save_feature_file):
         raise UsageError(
@@ -130,6 +132,7 @@ def evaluate_command(samples, reference=None, progress=False, echo=print, **give
                 "figures": values,
                 "count": [s.count for s in sources],
                 "extractor": _extractor(sources),
+                "seconds": time.perf_counter() - began,
                 "samples": {"path": sources[0].path, **sources[0].record},
                 "reference": {"path": sources[1].path, **sources[1].record},
             },
@@ -324,7 +327,10 @@ def _say_source(source):
             + (f"guidance {guidance:g}, " if isinstance(guidance, (int, float)) else "")
             + f"{record.get('weights', UNKNOWN)} weights of {record.get('model', UNKNOWN)}, trained for "
             f"{record.get('training_steps', UNKNOWN)} steps"
+            + (f", hash {record['model_hash']}" if "model_hash" in record else "")
         )
+        if counts := say_counts(record.get("class_counts") or ()):
+            text += f"; classes {counts}"
     return text
 
 

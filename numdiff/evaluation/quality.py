@@ -15,7 +15,6 @@ row of its table; `rules_broken` names those that a run does not keep.
 
 import os
 import pathlib
-import shlex
 import subprocess
 import time
 
@@ -23,13 +22,15 @@ import numpy as np
 
 from .. import __version__
 from ..data.dataset import default_path
-from ..device import synchronize
+from ..device import download, synchronize
 from ..distributed.communicator import connect
 from ..errors import NumdiffError, UsageError
 from ..progress import doing
+from ..training.autoencoders import array_hash
 from ..training.build import build_model, build_trainer, open_data
 from ..training.compiling import compiling
 from ..training.loop import quiet_overflows
+from ..training.picture_record import class_counts
 from ..training.plan import plan_run
 from ..training.previews import Previews, draws, sample_grid
 from ..training.trainer import NonFiniteError
@@ -61,7 +62,7 @@ def bench_quality(
     cfg_scale=None,
     echo=lambda text: None,
     keep=lambda record: None,
-    show=lambda picture: None,
+    show=lambda picture, made: None,
 ):
     """Train as `options` (a resolved `TrainOptions`) say, and measure; returns a record for JSON.
     Under `mpiexec`, collective.
@@ -71,7 +72,8 @@ def bench_quality(
     samples: images of a measurement (default: as many as the data has); sampler, sample_steps,
         cfg_scale: how they are made, sample_batch at a time
     echo: prints a heading, and a line after each measurement; keep: is given the record after each,
-        show: the first of its images as a picture, uint8 (H, W, C); on rank 0
+        show: the first of its images as a picture, uint8 (H, W, C), and how they were made
+        (training/picture_record.py); on rank 0
     """
     targets = check_targets(targets)
     if options.image_size < SMALLEST:
@@ -148,16 +150,16 @@ class QualityRun:
             targets,
             communicator,
         )
-        labels = trainer.model.num_classes and in_proportion(
+        self.labels = trainer.model.num_classes and in_proportion(
             trainer.dataset.labels, options.sample_count
         )
-        self.previews = Previews(trainer, options, FIRST_SEED, sample_batch, labels)
+        self.previews = Previews(trainer, options, FIRST_SEED, sample_batch, self.labels)
         self.extractor = RandomConv(trainer.model.backend) if communicator.rank == 0 else None
         size = trainer.model.image_size
         self.reference = communicator.rank == 0 and self._features(
             open_source(trainer.dataset.path, options.classes, (size, size))
         )
-        self.seconds, self.points, self.reached = 0.0, [], {}
+        self.seconds, self.sampled, self.points, self.reached = 0.0, 0.0, [], {}
 
     def measure(self, every, echo, keep, show):
         """Train and measure; returns the record."""
@@ -185,7 +187,9 @@ class QualityRun:
                 self.reached |= dict.fromkeys(near, point)
             echo(line(point, near))
             self.communicator.first(keep, self.record())
-            self.communicator.first(lambda images: show(self._grid(images)) and None, images)
+            self.communicator.first(
+                lambda images: show(self._grid(images), self.made()) and None, images
+            )
         if not self.points:
             raise NumdiffError(f"nothing was measured: {fault}")
         return {**self.record(), **({"fault": fault} if fault else {})}
@@ -198,8 +202,13 @@ class QualityRun:
         self.seconds += time.perf_counter() - began
 
     def _samples(self):
+        began = time.perf_counter()
         with doing(f"drawing samples after step {self.trainer.step}"):
-            return self.previews.draw()[0]
+            images = self.previews.draw()[0]
+        self.sampled = time.perf_counter() - began
+        with self.trainer.ema_weights() as model:
+            self.hash = array_hash(download(model.parameters.in_use))
+        return images
 
     def _point(self, images):
         ours = self._features(images)
@@ -235,6 +244,25 @@ class QualityRun:
         )
         return Features("", *extract(self.extractor, batches, count))
 
+    def made(self):
+        """How the images of the last measurement were made, as `numdiff info` reads it."""
+        options, trainer = self.options, self.trainer
+        return {
+            "model": f"{options.model}, {options.preset or 'custom'}",
+            "model_hash": self.hash,
+            "weights": "ema",
+            "precision": trainer.precision,
+            "training_steps": trainer.step,
+            "sampler": options.sampler,
+            "steps": options.sample_steps,
+            "cfg_scale": options.cfg_scale,
+            "count": options.sample_count,
+            "seed": FIRST_SEED,
+            "class_counts": class_counts(self.labels, trainer.dataset.classes),
+            "seconds": self.sampled,
+            "numdiff": __version__,
+        }
+
     def record(self):
         """The measurement and its settings, for JSON."""
         backend = self.trainer.model.backend
@@ -249,6 +277,7 @@ class QualityRun:
             "sampler": self.options.sampler,
             "sample_steps": self.options.sample_steps,
             "cfg_scale": self.options.cfg_scale,
+            "made": self.made(),
             "points": self.points,
             "targets": [
                 {"target": target, **self.reached.get(target, {})} for target in self.targets
@@ -321,11 +350,6 @@ def rules_broken(options, samples=None, sampler=SAMPLER, sample_steps=SAMPLE_STE
     return [f"--{name} {value} (rule {rule})" for rule, name, value, kept in broken if not kept]
 
 
-def command_of(arguments):
-    """The command that a row of LEADERBOARD.md names, as a shell takes it."""
-    return shlex.join(["numdiff", *arguments])
-
-
 def leaderboard_row(record, commit, command):
     """A row of LEADERBOARD.md."""
     cells = [f"{row['seconds']:.1f}" if "seconds" in row else "–" for row in record["targets"]]
@@ -352,8 +376,9 @@ def revision():
     return said.stdout.strip() if said.returncode == 0 else __version__
 
 
-def draw(path, record, title):
-    """The curve: spatial Fréchet distance against seconds, and the targets."""
+def draw(path, record, title, command):
+    """The curve: spatial Fréchet distance against seconds, and the targets. command: the words that
+    measure it again."""
     from ..plots import curves
 
     points = record["points"]
@@ -373,4 +398,5 @@ def draw(path, record, title):
         title,
         log_y=True,
         levels={f"target {row['target']:g}": row["target"] for row in record["targets"]},
+        about={**record["made"], "command": command},
     )

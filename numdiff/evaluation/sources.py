@@ -32,6 +32,7 @@ from ..errors import NumdiffError, UsageError
 from ..files import Refused, atomic_file, open_regular
 from ..hdf5 import open_hdf5
 from ..outputs import RUN
+from ..training.picture_record import COUNTS
 from .frechet import mean_and_covariance
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
@@ -58,6 +59,8 @@ RECORD = schema.record(
         "weights": TEXT,
         "model": schema.optional(schema.text(1 << 12)),
         "training_steps": NUMBER,
+        "model_hash": TEXT,
+        "class_counts": COUNTS,
         "diffusion": schema.optional(schema.options),
         "numdiff": TEXT,
     },

@@ -308,6 +308,11 @@ class FlatParameters:
         self._bound = buffer
         self.round()
 
+    @property
+    def in_use(self) -> AnyArray:
+        """The buffer that every parameter reads its values from."""
+        return self._bound
+
     def place(self) -> tuple:
         """The address of the weights in use on a device: a recorded graph is valid as long as this
         stays the same."""

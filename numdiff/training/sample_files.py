@@ -155,11 +155,12 @@ class Frames:
             rows = slice(rows.start, min(rows.stop, self.images.shape[1]))
             self.images[self._place[k], rows] = read()[: rows.stop - rows.start]
 
-    def save(self, path, final, columns=None, zoom=1):
+    def save(self, path, final, columns=None, zoom=1, info=None):
         """Write a .gif (256 colours) or an animated .png or .apng (all of them), looping, the last
         frame for longer.
 
-        final: the finished images, fewer than were to be made where the sampling was stopped
+        final: the finished images, fewer than were to be made where the sampling was stopped;
+        info: a `PngInfo` for a PNG
         """
         grids = [
             image_grid(images, columns, zoom=zoom)
@@ -180,6 +181,7 @@ class Frames:
                 append_images=pictures[1:],
                 duration=durations,
                 loop=0,
+                **({} if gif else {"pnginfo": info}),
             )
 
 

@@ -22,6 +22,7 @@ from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, of_option, printable, visibly
+from ..files import write_json
 from ..nn.convert import find_diffusers
 from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
@@ -32,7 +33,7 @@ from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import files_of, is_foreign, load_model
 from .options import resolve_device
-from .picture_record import class_counts
+from .picture_record import SHOWN_CLASSES, chunk_of, finished
 from .report import columns_of, image_grid, save_png
 from .run_folder import check_run, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
@@ -41,7 +42,6 @@ SHOWN = 256  # images on a grid, at most: few programs open a larger picture
 ANIMATED = 64  # images of an animation, at most
 COUNT = 16  # images, where neither a count nor pictures to invert are given
 FRAMES = 40  # of an animation
-SHOWN_CLASSES = 12  # that a line names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,6 +73,7 @@ class SampleRequest:
     schedule: str | os.PathLike | None = None
     skip: int = 0
     vae: str | os.PathLike | None = None
+    json_file: str | os.PathLike | None = None
 
 
 def sample_command(run, *, command=None, progress=False, echo=print, **given):
@@ -100,9 +101,10 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
     schedule: a file of `numdiff schedule`
     vae: the autoencoder that decodes the latents of a model of latents; None: that of the run, if
     it has one
+    json_file: a file for how the images were made, as the pictures have it, too
     columns: of the grid and the animation; progress: show a bar on a terminal
-    command: the words of the command line, for the grid's record (picture_record.py); RUN is the
-    third of them The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
+    command: the words of the command line, for that record (picture_record.py); RUN is the third
+    of them. The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
 
     Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM, on
     any rank, stop after the current evaluation: the files then hold the images made so far, and a
@@ -122,7 +124,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
     with communicator.job():
         echo = visibly(echo if communicator.rank == 0 else _silent)
         grid = grid or (None if request.npz or request.animation else "samples.png")
-        _check_names(grid, request.npz, request.animation)
+        _check_names(grid, request.npz, request.animation, request.json_file)
         _check_inpainting(request.inpaint, request.mask, sampler)
         _check_init(request.init_image, more.get("strength"), request.inpaint, schedule)
         _check_invert(request, more.get("slerp"))
@@ -178,6 +180,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
             ("--grid", "the picture", grid),
             ("--npz", "the samples", request.npz),
             ("--animation", "the animation", request.animation),
+            ("--json", "how they were made", request.json_file),
         ]
         read = [
             *files_of(checkpoint),
@@ -319,10 +322,19 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
                         file.write(images)
                 if number:
                     break
-            if file and (made or not number):
-                file.finish(
-                    sampling.labels, describe(sampling, model, checkpoint, weights, guide), made
+            seconds = time.perf_counter() - started
+            if first and (made or not number):
+                record = finished(
+                    describe(sampling, model, checkpoint, weights, guide),
+                    sampling.labels,
+                    made,
+                    seconds,
+                    decoder,
+                    again(command, checkpoint, guide, request.skip + made if number else None),
                 )
+                if file:  # two commands that make the same images write the same bytes
+                    same = {k: v for k, v in record.items() if k not in ("seconds", "command")}
+                    file.finish(sampling.labels, same, made)
             if number and not made:
                 was = "image was" if sampling.batch == 1 else f"{sampling.batch:,} images were"
                 raise AgreedError(
@@ -332,30 +344,15 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
             if number:
                 raise AgreedError("stopped.", 128 + number)
             return shown[:made]
+        pictured = {name: value for name, value in record.items() if name != "classes"}
         if grid:
-            record = describe(sampling, model, checkpoint, weights, guide)
-            names = record.pop("classes")
-            counts = class_counts(
-                sampling.labels if sampling.labels is None else sampling.labels[:made], names
-            )
-            save_png(
-                grid,
-                image_grid(shown[:made], columns, zoom=zoom),
-                {
-                    **record,
-                    "count": made,
-                    "class_counts": counts,
-                    "seconds": time.perf_counter() - started,
-                    **({"vae": decoder.path} if decoder else {}),
-                    **(
-                        {"command": [*command[:2], str(checkpoint), *command[3:]]}
-                        if command
-                        else {}
-                    ),
-                },
-            )
+            save_png(grid, image_grid(shown[:made], columns, zoom=zoom), pictured)
         if moving:
-            moving.save(request.animation, shown[: min(made, ANIMATED)], columns, zoom)
+            moving.save(
+                request.animation, shown[: min(made, ANIMATED)], columns, zoom, chunk_of(pictured)
+            )
+        if request.json_file:
+            write_json(request.json_file, pictured, "how they were made")
         for path, most in ((grid, SHOWN), (request.animation, ANIMATED)):
             if path and made > most:
                 echo(f"{path} shows the first {most} of the {made:,} images")
@@ -385,7 +382,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         echo(
             f"{written}: {counted(count, 'image')} of {checkpoint} (step {model.meta.get('step', 0):,}, "
             f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling, replaced)}, {model.precision}, "
-            f"{time.perf_counter() - started:.1f} s"
+            f"hash {record['model_hash']}, {seconds:.1f} s"
         )
         return shown
 
@@ -473,13 +470,33 @@ def describe(sampling, model, checkpoint, weights, guide=None):
         **sampling.options,
         **({"guide": str(guide)} if guide else {}),
         "precision": model.precision,
+        "seeds": list(sampling.seeds),
         "weights": weights_used(checkpoint, weights, model),
         "model": str(checkpoint),
+        "model_hash": model_hash(model),
         "training_steps": model.meta.get("step", 0),
         "diffusion": sampling.diffusion.options,
         "classes": model.meta.get("classes") or [],
         "numdiff": __version__,
     }
+
+
+def model_hash(model):
+    """A short hash of the weights that a model was loaded with."""
+    if "hash" not in model.meta:
+        model.meta["hash"] = array_hash(download(model.parameters.data))
+    return model.meta["hash"]
+
+
+def again(command, checkpoint, guide=None, count=None):
+    """The words of a command line that repeats one, whatever `auto` or a run's number then mean.
+    guide: the file of the model of autoguidance; count: of a command that was stopped."""
+    if not command:
+        return []
+    words = [*command[:2], str(checkpoint), *command[3:]]
+    if guide:
+        words[words.index("--guide-with") + 1] = str(guide)
+    return [*words, *([] if count is None else ["--count", str(count)])]
 
 
 def say_how(sampling, replaced=None):
@@ -630,8 +647,9 @@ def _watch(frames, decoder=None):
     return lambda rows, k, x_t: frames.watch(rows, k, lambda: (decoder or to_uint8)(download(x_t)))
 
 
-def _check_names(grid, npz, animation):
+def _check_names(grid, npz, animation, json_file):
     for option, path, endings in (
+        ("--json", json_file, (".json",)),
         ("--grid", grid, (".png",)),
         ("--npz", npz, (".npz",)),
         ("--animation", animation, ANIMATIONS),

@@ -1,6 +1,7 @@
 """`numdiff bench quality`: training that is measured on the way."""
 
 import json
+import shlex
 from types import SimpleNamespace
 
 import h5py
@@ -15,7 +16,6 @@ from numdiff.errors import UsageError
 from numdiff.evaluation.quality import (
     SAMPLES,
     check_targets,
-    command_of,
     conclusion,
     in_proportion,
     leaderboard_row,
@@ -24,8 +24,10 @@ from numdiff.evaluation.quality import (
     rules_broken,
 )
 from numdiff.training.options import resolve
+from numdiff.training.picture_record import read_record
 from numdiff.training.previews import Previews
 from numdiff_cli.main import main
+from tests.conftest import exhaustive
 
 SMALL = (
     "bench quality dit --preset tiny --device cpu --batch 2 --size 16 --depth 1 --hidden-size 24 --heads 2 "
@@ -90,6 +92,30 @@ def test_targets_reached_and_not(tmp_path, monkeypatch):
     for figure in ("loss", "frechet_distance", "spatial_frechet_distance", "precision", "recall"):
         # the same bits in another run
         assert again[0][figure] == measured["points"][0][figure], figure
+
+
+@exhaustive
+def test_the_command_in_a_grid_makes_it_again(tmp_path, monkeypatch):
+    """…and the curve has the same record; the JSON file, too."""
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "--steps", "4", "--every", "2", "--grid", "grid.png", "--png", "curve.png"]
+    words += ["--json", "quality.json"]
+    monkeypatch.setattr("sys.argv", ["numdiff", *words])
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0 and "Activities (5), Flags (15)" in result.output
+    record = read_record("grid.png")
+    assert record == read_record("curve.png")
+    made = json.loads((tmp_path / "quality.json").read_text())["made"]
+    assert record == {**made, "command": ["numdiff", *words]} and made["training_steps"] == 4
+    with Image.open("grid.png") as grid:
+        before = grid.tobytes()
+    (tmp_path / "grid.png").unlink()
+    told = CliRunner().invoke(main, ["info", "curve.png"]).output.splitlines()[-1]
+    assert shlex.split(told)[1:3] == ["numdiff", "bench"]
+    assert CliRunner().invoke(main, shlex.split(told)[2:]).exit_code == 0
+    with Image.open("grid.png") as grid:
+        assert grid.tobytes() == before
+    assert read_record("grid.png")["model_hash"] == made["model_hash"]
 
 
 def test_a_run_that_diverges_says_how_far_it_came():
@@ -162,10 +188,6 @@ def test_what_is_printed():
         == "| abc | 4 × H200 | 2.2 | – | `numdiff bench quality dit` |  |"
     )
     assert revision()
-    assert (
-        command_of(["bench", "quality", "dit", "--classes", "Food & Drink"])
-        == "numdiff bench quality dit --classes 'Food & Drink'"
-    )
     copying = {**point, "recall": 0.49}
     assert line(point, [0.3]).endswith("   reaches 0.3") and line(copying).endswith("    0.49")
     assert line(copying, [0.3]).endswith(

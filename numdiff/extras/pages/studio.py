@@ -26,8 +26,9 @@ from ...errors import NumdiffError, UsageError, printable
 from ...files import Refused
 from ...option_names import as_options
 from ...training.options import resolve_device
-from ...training.picture_record import chunk_of, class_counts
+from ...training.picture_record import chunk_of, finished
 from ...training.sampling import (
+    class_indices,
     describe,
     find_decoder,
     find_model,
@@ -89,16 +90,13 @@ class Job:
 class Studio:
     """The page of a model and its pictures: `routes` for a `Server`, `work` for the main thread.
 
-    model: as `load_model` gives it; checkpoint: its file; decoder: of latents, or None
+    model: as `load_model` gives it; checkpoint: its file; decoder: of latents, or None; device: as
+    the command line names it
     """
 
-    def __init__(self, model, checkpoint, weights=None, decoder=None):
-        self.model, self.checkpoint, self.weights, self.decoder = (
-            model,
-            checkpoint,
-            weights,
-            decoder,
-        )
+    def __init__(self, model, checkpoint, weights=None, decoder=None, device="auto"):
+        self.model, self.checkpoint, self.weights = model, checkpoint, weights
+        self.decoder, self.device = decoder, device
         self._jobs, self._now = queue.Queue(WAITING), None
         self.routes = {("GET", "/"): self.page, ("POST", "/sample"): self.sample}
 
@@ -222,21 +220,17 @@ class Studio:
         ((_, images),) = sampling.batches(look, watch)
         image = (self.decoder(images) if self.decoder else images)[0]
         record = describe(sampling, self.model, self.checkpoint, self.weights)
-        names = record.pop("classes")
         seconds = time.perf_counter() - began
-        counts = class_counts(sampling.labels, names)
-        record = {
-            **record,
-            "count": 1,
-            "class_counts": counts,
-            "seconds": seconds,
-            "command": self._command(settings, sampler, steps, label, more),
-            **({"vae": str(self.decoder.path)} if self.decoder else {}),
-        }
+        command = self._command(settings, sampler, steps, label, more)
+        record = finished(record, sampling.labels, 1, seconds, self.decoder, command)
+        del record["classes"]
         return {
             "png": encoded(image, record),
             "caption": ", ".join(
-                [*(printable(str(name), 120) for name, _ in counts), say_how(sampling)]
+                [
+                    *(printable(str(name), 120) for name, _ in record["class_counts"]),
+                    say_how(sampling),
+                ]
             )
             + f", {seconds:.1f} s",
             "name": f"numdiff-{settings['seed']}.png",
@@ -247,16 +241,27 @@ class Studio:
         words = ["numdiff", "sample", str(self.checkpoint), "--count", "1"]
         words += ["--seed", str(settings["seed"]), "--sampler", sampler, "--steps", str(steps)]
         if label is not None:
-            words += ["--class", str(label)]
+            words += ["--class", class_word(label, self.model)]
         if more.get("cfg_scale") is not None:
             words += ["--cfg-scale", f"{more['cfg_scale']:g}"]
         if more.get("cfg_interval"):
             words += ["--cfg-interval", ",".join(f"{v:g}" for v in more["cfg_interval"])]
+        words += ["--device", self.device, "--precision", self.model.precision]
         if self.weights:
             words += ["--weights", self.weights]
         if self.decoder:
             words += ["--vae", str(self.decoder.path)]
         return [*words, "--grid", "again.png"]
+
+
+def class_word(index, model):
+    """How `numdiff sample --class` names a class: by its name, which may look like another index,
+    where that means this class alone."""
+    names = model.meta.get("classes") or []
+    with contextlib.suppress(UsageError):
+        if index < len(names) and class_indices(names[index], model) == [index]:
+            return names[index]
+    return str(index)
 
 
 def encoded(image, record=None):
@@ -290,7 +295,7 @@ def serve_model(
                 f"the model makes latents of {model.in_channels} channels, which are no picture: give the "
                 "--vae FILE that decodes them."
             )
-        studio = Studio(model, checkpoint, weights, decoder)
+        studio = Studio(model, checkpoint, weights, decoder, device)
         server.routes.update(studio.routes)
         thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
         thread.start()

@@ -111,12 +111,14 @@ def test_a_picture_forms_and_says_how_it_was_made(served, tmp_path, monkeypatch)
     with Image.open(io.BytesIO(base64.b64decode(made["png"]))) as picture:
         assert np.array_equal(np.asarray(picture), shown[0])
     result = CliRunner().invoke(main, ["info", str(tmp_path / "made.png")])
-    assert result.exit_code == 0 and "--seed 7 --sampler euler --steps 3 --class 1" in result.output
+    assert result.exit_code == 0 and "--seed 7 --sampler euler --steps 3 --class" in result.output
     words = record["command"]
+    assert words[words.index("--class") + 1] == CLASSES[1]
     words[-1] = str(tmp_path / "repeated.png")
-    result = CliRunner().invoke(main, [*words[1:], "--device", "cpu"])
+    result = CliRunner().invoke(main, words[1:])
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "repeated.png").exists()
+    with Image.open(tmp_path / "repeated.png") as grid:  # 8×8 pixels, 16 times as large, framed
+        assert np.array_equal(np.asarray(grid)[2:-2:16, 2:-2:16], shown[0])
 
 
 @pytest.mark.parametrize(
