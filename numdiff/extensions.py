@@ -28,6 +28,7 @@ PLACES
     dit_settings      a setting of training runs of a DiT, as `settings`; likewise of each kind of model
     convert           a click option of `numdiff convert`, whose value is one of the model's options
     torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
+    precision         {precision: what keeps a model's weights in it} (nn/module.py, `keep_float8`)
     run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting
     optimizer_state   {setting: what an optimizer keeps (nn/optimizer.py)}, likewise
     checkpoint_meta   a key of a checkpoint's description: its schema

@@ -57,7 +57,7 @@ class NoExchange:
 class Mail:
     """What ranks reduce in addition to their gradients: the loss, whose own array may move, and of
     a model in FP8 the largest magnitudes of its tensors in this step
-    (kernels/quantise/rounding.py). Those have a column for each rank, so that a sum, in whatever
+    (kernels/quantise.py). Those have a column for each rank, so that a sum, in whatever
     order, brings every rank's to all.
 
     Attributes numbers: float32 (1 + tensors · ranks,)

@@ -92,3 +92,18 @@ register(
     "numdiff.extras.levels",
     kernels={"mma levels": "mma", "wgmma levels": "wgmma", "conv2d levels": "conv2d"},
 )
+
+register(
+    "numdiff.extras.fp8",
+    precision={"fp8": "layers:Float8"},
+    kernels={"fp8 matmul": "matmul", "fp8 weights": "weights", "fp8 both": "both"},
+    kernel_names={
+        name: f"linear:{name}"
+        for name in (
+            "linear_fp8_backward",
+            "linear_fp8_forward",
+            "linear_fp8_gelu_forward",
+            "linear_fp8_swiglu_forward",
+        )
+    },
+)

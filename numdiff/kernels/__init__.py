@@ -45,12 +45,6 @@ from .linear import (
     linear_swiglu_forward,
     linear_swiglu_supports,
 )
-from .linear_fp8 import (
-    linear_fp8_backward,
-    linear_fp8_forward,
-    linear_fp8_gelu_forward,
-    linear_fp8_swiglu_forward,
-)
 from .linear_gradients import linear_gradients_backward, linear_gradients_supports
 from .linear_group import linear_group_backward, linear_group_forward
 from .linear_stack import linear_stack_backward, linear_stack_forward, linear_stack_supports
@@ -126,10 +120,6 @@ __all__ = [
     "layernorm_forward",
     "linear_backward",
     "linear_forward",
-    "linear_fp8_backward",
-    "linear_fp8_forward",
-    "linear_fp8_gelu_forward",
-    "linear_fp8_swiglu_forward",
     "linear_gate_forward",
     "linear_gate_supports",
     "linear_gelu_forward",

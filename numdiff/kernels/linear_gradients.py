@@ -25,7 +25,7 @@ COST
 SOURCE
     the chain rule; for the schedule, matmul/hopper/group_schedule.py.
 READ NEXT
-    matmul/hopper_fp8.py, the same kernel on 8-bit floats.
+    ../extras/fp8/, the same kernel on 8-bit floats.
 """
 
 import contextlib

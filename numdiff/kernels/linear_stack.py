@@ -27,7 +27,7 @@ COST
 SOURCE
     adaLN-Zero's layers: Peebles and Xie 2023, arXiv:2212.09748, section 3.2.
 READ NEXT
-    matmul/hopper_fp8.py, the same kernel on floats of 8 bits.
+    ../extras/fp8/, the same kernel on floats of 8 bits.
 """
 
 import functools

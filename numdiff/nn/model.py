@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing
 
+from .. import extensions
 from ..device import AnyArray, get_backend, is_device, is_planned, upload
 from ..dtypes import is_bfloat16
 from ..errors import UsageError, quoted, shown
-from ..kernels.matmul import fp8_supports
 from .evaluation import evaluate
 from .flops import LayerProduct, total
 from .module import FlatParameters, Module
@@ -119,7 +119,7 @@ class Model(Module):
     def compute_in_float8(self, promoted: bool = True) -> None:
         """From now on, while a tape records, compute the products of the blocks' linear layers,
         backward too, in E4M3, all else in float16; NumPy computes it, too, slowly. See
-        nn/float8.py. The first block and the last stay in float16, where there are more than two.
+        extras/fp8/layers.py. The first block and the last stay in float16, where there are more than two.
 
         promoted: add products up in float32 every 128 of k
         """
@@ -135,7 +135,7 @@ class Model(Module):
                 f"--precision fp8 has kernels for the blocks of a DiT, and not for a {self.kind}: use "
                 "--precision fp16."
             )
-        if not fp8_supports(self.backend):
+        if not extensions.find("precision", "fp8", "--precision fp8").supports(self.backend):
             raise UsageError(
                 "--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision fp16 on "
                 "other GPUs."

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing
 
+from .. import extensions
 from ..device import (
     AnyArray,
     copy_into,
@@ -33,7 +34,6 @@ from ..errors import NumdiffError, UsageError, printable
 from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.zero_ranges import zero_ranges
 from .aliasing import begin_at_zero, passing
-from .float8 import Float8
 from .parameter import Parameter
 from .recompute import recompute
 from .recording import scope
@@ -332,8 +332,9 @@ class FlatParameters:
         self.round()
 
     def keep_float8(self, names: Iterable[str], promoted: bool = True) -> None:
-        """From now on keep these weights in E4M3 in addition to their float16 copy: see float8.py."""
-        self.float8 = Float8(self, names, promoted)
+        """From now on keep these weights in E4M3 in addition to their float16 copy, by an extension
+        (extras/fp8/layers.py)."""
+        self.float8 = extensions.find("precision", "fp8", "--precision fp8")(self, names, promoted)
 
     def drop_half(self) -> None:
         """Drop that copy, and what is made of it."""

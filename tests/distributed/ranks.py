@@ -116,7 +116,7 @@ def float8(folder, device="cpu", transport="auto"):
     It takes its images in parts that are each as many as a rank's: products of other shapes add in
     another order, of which float16 and E4M3 make more than float32 does.
     """
-    from tests.training.test_fp8 import make
+    from tests.extras.fp8.test_fp8 import make
     from tests.training.test_trainer import losses
 
     communicator = join(device)

@@ -13,6 +13,9 @@ import pytest
 
 from numdiff.device import download, upload
 from numdiff.extras.convnext import depthwise
+from numdiff.extras.fp8 import both
+from numdiff.extras.fp8 import matmul as fp8_matmul
+from numdiff.extras.fp8 import weights as weights_of_fp8
 from numdiff.extras.sla import kernels as sla
 from numdiff.float8 import bits_of
 from numdiff.kernels import conv2d, dropout, linear, peer_pieces, peer_reduce, quantise
@@ -49,11 +52,8 @@ from numdiff.kernels.linear_stack import (
     linear_stack_forward_cost,
 )
 from numdiff.kernels.matmul import (
-    hopper_fp8,
     matmul_forward,
     matmul_forward_cost,
-    matmul_fp8_forward,
-    matmul_fp8_forward_cost,
     matmul_pair_forward,
     matmul_pair_gradient,
 )
@@ -249,19 +249,21 @@ def test_costs_of_e4m3():
             upload(bits_of(RNG.standard_normal((rows, 128)).astype(float32)), u.device)
             for rows in (128, 64)
         )
-        matmul_fp8_forward(a, b, u(1), u(1))
+        fp8_matmul.matmul_fp8_forward(a, b, u(1), u(1))
 
     def weights(u):
         flat = halves(u, 64 * 64)
-        quantise.quantise_weights(
+        weights_of_fp8.quantise_weights(
             flat,
-            quantise.matrices8([(0, 64, 64)], flat),
+            weights_of_fp8.matrices8([(0, 64, 64)], flat),
             number(u, 0, np.uint8, 64 * 64),
             number(u, 0, np.uint8, 64 * 64),
             u(1),
         )
 
-    assert Counted(product).total.tensor_flops == matmul_fp8_forward_cost(128, 64, 128)[1]
+    assert (
+        Counted(product).total.tensor_flops == fp8_matmul.matmul_fp8_forward_cost(128, 64, 128)[1]
+    )
     n = 8 * 512
     t = Counted(
         lambda u: quantise.quantise_forward(
@@ -272,8 +274,8 @@ def test_costs_of_e4m3():
     assert t.total_flops == 3 * n + 256  # each is also compared with infinity; a thread's quotient
     matrix = 64, 64
     for operation, cost, given in (
-        (quantise.quantise_both, quantise.quantise_both_cost, halves),
-        (quantise.columns_of, quantise.columns_of_cost, None),
+        (both.quantise_both, both.quantise_both_cost, halves),
+        (both.columns_of, both.columns_of_cost, None),
     ):
         t = Counted(
             lambda u, operation=operation, given=given: operation(
@@ -285,7 +287,10 @@ def test_costs_of_e4m3():
         assert t.distinct_bytes == moved + 4 and t.total_flops == (3 * n + 256 if flops else 256)
     # the table, read by all three launches; a tile's largest, written and read, and so the scale
     moved = Counted(weights).total.distinct_bytes
-    assert moved == quantise.quantise_weights_cost(n)[0] + 2 * (3 * 8 + 8) + 8 + 8 + 2 * 4 + 2 * 4
+    assert (
+        moved
+        == weights_of_fp8.quantise_weights_cost(n)[0] + 2 * (3 * 8 + 8) + 8 + 8 + 2 * 4 + 2 * 4
+    )
     history = quantise.HISTORY
     t = Counted(
         lambda u: quantise.scale_update(
@@ -312,14 +317,14 @@ def test_costs_of_e4m3_with_activations():
             upload(bits_of(RNG.standard_normal((128, 128)).astype(float32)), u.device)
             for _ in range(2)
         )
-        hopper_fp8.matmul_fp8_gelu_forward(a, b[:64], u(1), u(1), u(64))
-        hopper_fp8.matmul_fp8_swiglu_forward(a, b, u(1), u(1))
-        hopper_fp8.matmul_fp8_gradient(a, b[:64], u(1), u(1), u(128, 64))
+        fp8_matmul.matmul_fp8_gelu_forward(a, b[:64], u(1), u(1), u(64))
+        fp8_matmul.matmul_fp8_swiglu_forward(a, b, u(1), u(1))
+        fp8_matmul.matmul_fp8_gradient(a, b[:64], u(1), u(1), u(128, 64))
 
     assert Counted(activations).total.tensor_flops == (
-        hopper_fp8.matmul_fp8_gelu_forward_cost(128, 64, 128)[1]
-        + hopper_fp8.matmul_fp8_swiglu_forward_cost(128, 128, 128)[1]
-        + hopper_fp8.matmul_fp8_gradient_cost(128, 64, 128)[1]
+        fp8_matmul.matmul_fp8_gelu_forward_cost(128, 64, 128)[1]
+        + fp8_matmul.matmul_fp8_swiglu_forward_cost(128, 128, 128)[1]
+        + fp8_matmul.matmul_fp8_gradient_cost(128, 64, 128)[1]
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from numdiff.device import download, with_dtype
 from numdiff.kernels import peer_reduce as P
-from numdiff.kernels.quantise import rounding as Q
+from numdiff.kernels import quantise as Q
 from tests.conftest import on, shapes, where
 
 SHAPES = shapes(

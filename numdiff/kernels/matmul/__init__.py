@@ -17,14 +17,13 @@
     hopper/             v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply; its epilogues
     stack.py                weights at equal distances in memory, as one matrix
     group.py                the gradients of several weights in one launch
-    hopper_fp8.py           the same kernel on E4M3, floats of 8 bits: the top rung
-    fp8_problems.py         small problems of it
     choice.py           which tile, and how many slices of K, by estimated times
     launcher.py         which rung runs: what everything above calls
     problems.py             small problems of matmul and of the following
     activations.py          products with GELU, SwiGLU, a gate or a layer's scale in the same kernel
     pair.py                 products of two arrays that are read as one
     symmetric.py            products whose results are symmetric
+    ../../extras/fp8/      hopper/ on E4M3, floats of 8 bits: the top rung
     ../../extras/levels/   the ladders of mma.sync and wgmma: one idea a level, on the way to v5 and v6
 
 SOURCE
@@ -44,19 +43,6 @@ from .activations import (
     matmul_swiglu_forward,
 )
 from .hopper.layout import Gated
-from .hopper_fp8 import (
-    fp8_supports,
-    matmul_fp8_forward,
-    matmul_fp8_forward_cost,
-    matmul_fp8_gelu_backward,
-    matmul_fp8_gelu_forward,
-    matmul_fp8_gelu_forward_cost,
-    matmul_fp8_gradient,
-    matmul_fp8_gradient_cost,
-    matmul_fp8_swiglu_backward,
-    matmul_fp8_swiglu_forward,
-    matmul_fp8_swiglu_forward_cost,
-)
 from .launcher import matmul_backward, matmul_forward, matmul_strided
 from .operands import Matrices
 from .pair import matmul_pair_backward, matmul_pair_forward, matmul_pair_gradient, pair_supports
@@ -67,22 +53,11 @@ __all__ = [
     "Gated",
     "Matrices",
     "activation_supports",
-    "fp8_supports",
     "gelu_supports",
     "matmul_backward",
     "matmul_forward",
     "matmul_forward_cost",
     "matmul_forward_reference",
-    "matmul_fp8_forward",
-    "matmul_fp8_forward_cost",
-    "matmul_fp8_gelu_backward",
-    "matmul_fp8_gelu_forward",
-    "matmul_fp8_gelu_forward_cost",
-    "matmul_fp8_gradient",
-    "matmul_fp8_gradient_cost",
-    "matmul_fp8_swiglu_backward",
-    "matmul_fp8_swiglu_forward",
-    "matmul_fp8_swiglu_forward_cost",
     "matmul_gate_forward",
     "matmul_gelu_backward",
     "matmul_gelu_forward",

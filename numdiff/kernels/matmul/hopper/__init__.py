@@ -15,7 +15,6 @@ these in this order.
     gelu_epilogues.py      GELU and its derivative
     swiglu_epilogues.py    SwiGLU and its backward
     symmetric_epilogue.py  results that are symmetric: half of the tiles, each stored twice
-    fp8_epilogues.py       GELU and its derivative as E4M3, for the next product
     row_sums.py            the sums of A's rows, concurrently with the products
     group_schedule.py      the tiles of several products with the same K, shared among all blocks
     parts.py               split tiles: the last-arriving block reduces the partials

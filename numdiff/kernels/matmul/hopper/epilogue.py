@@ -43,15 +43,8 @@ from .exchange import (
     fetch_halves,
     fetch_one,
     return_both,
-    return_bytes,
     return_halves,
     return_one,
-)
-from .fp8_epilogues import (
-    finish_bytes,
-    finish_bytes_and_stores,
-    write_gelu_eight,
-    write_gelu_gradient_eight,
 )
 from .gelu_epilogues import write_gelu, write_gelu_again_gradient, write_gelu_gradient
 from .group_schedule import PRODUCTS
@@ -188,12 +181,6 @@ EPILOGUES = {
     "gelu": EpilogueParts(write_gelu, prefetch_all_maps),
     "gelu_gradient": exchanging(write_gelu_gradient),
     "gelu_again_gradient": exchanging(write_gelu_again_gradient, give_back=return_both, tiles=2),
-    "gelu_eight": EpilogueParts(
-        write_gelu_eight, prefetch_all_maps, finish=finish_bytes_and_stores
-    ),
-    "gelu_gradient_eight": exchanging(
-        write_gelu_gradient_eight, give_back=return_bytes, finish=finish_bytes
-    ),
     "swiglu": EpilogueParts(write_swiglu, prefetch_all_maps, prefetch_biases, halves=2),
     "swiglu_gradient": exchanging(write_swiglu_gradient, fetch_halves, return_halves, tiles=2),
 }

@@ -11,7 +11,7 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The main loop
                     (exchange.py); the gates are loaded into registers before the main loop
     layer scale     z = accumulator + bias and residual + scale · z, two tiles at once
 
-    GELU, GELU'     gelu_epilogues.py; as E4M3, for a next product of 8 bits, fp8_epilogues.py
+    GELU, GELU'     gelu_epilogues.py; as E4M3, for a next product of 8 bits, extras/fp8/epilogues.py
     SwiGLU          swiglu_epilogues.py
     symmetric       symmetric_epilogue.py
 

@@ -28,7 +28,7 @@ from ....device.tma import (
     tma_store_wait_0,
     tma_store_wait_read_0,
 )
-from .layout import BLOCKS, BM, BOX_BYTES, WARP_BYTES
+from .layout import BLOCKS, BM, BOX_BYTES
 from .staging import make_staging
 from .work import place_of
 
@@ -73,13 +73,6 @@ def return_halves(tile, maps, x, y):
     """As `return_one`, of both halves of the columns of `maps.c`."""
     tma_store_3d(tile, maps.c, uint32(x), uint32(0), uint32(y))
     tma_store_3d(tile + uint32(BOX_BYTES), maps.c, uint32(x), uint32(1), uint32(y))
-
-
-@cuda.jit(device=True, forceinline=True)
-def return_bytes(tile, maps, x, y):
-    """As `return_one`, of results that are bytes, see fp8_epilogues.py."""
-    for i in range(4):
-        tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
 
 
 # The exchange -------------------------------------------------------------------------------------

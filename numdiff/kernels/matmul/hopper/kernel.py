@@ -38,7 +38,7 @@ WHAT ONE TEXT SERVES: `kernel_for` gives it a main loop, the operands of the pro
     results that are symmetric               symmetric_epilogue.py
     weights at equal distances in memory     ../stack.py
     several products in one launch           group_schedule.py, ../group.py
-    operands of 8 bits                       ../hopper_fp8.py
+    operands of 8 bits                       extras/fp8/matmul.py
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory, or
     65536 with TWO_TILES_STAGES stages. The kernel is compiled for 168 registers a thread; the producer gives back all
@@ -173,11 +173,13 @@ def kernel_for(
     fp8=False,
     promoted=False,
     module=None,
+    parts=None,
 ):
     """The kernel for one width of tile and one case of transposes.
 
-    epilogue: a key of `EPILOGUES`; operands: an `Operands`; scheduler: a `Scheduler`
-    fp8, promoted, module: of ../hopper_fp8.py
+    epilogue: a key of `EPILOGUES`, or the name of `parts`, an `EpilogueParts`; operands: an
+        `Operands`; scheduler: a `Scheduler`
+    fp8, promoted, module: of extras/fp8/matmul.py
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     return specialise(
@@ -192,7 +194,7 @@ def kernel_for(
         MAIN_LOOP=promoted_loop if promoted else main_loop,
         OPERANDS=operands,
         SCHEDULER=scheduler,
-        EPILOGUE=EPILOGUES[epilogue],
+        EPILOGUE=parts or EPILOGUES[epilogue],
     )
 
 

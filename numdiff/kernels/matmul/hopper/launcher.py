@@ -3,7 +3,7 @@ slices.
 
 The width of a tile and the number of slices are given: ../choice.py chooses them. Kernels for
 weights at equal distances, several products and E4M3 are launched elsewhere: ../stack.py,
-../group.py, ../hopper_fp8.py.
+../group.py, extras/fp8/matmul.py.
 
 SOURCE
     kernel.py; PTX ISA, section 5.5.3, on tensor maps.

@@ -56,7 +56,7 @@ def shared_bytes(width, two_tiles=False):
 BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
 # operands contiguous along m or n (MN-major), not k (K-major)
 A_ALONG_M, B_ALONG_N = Constant(), Constant()
-FP8 = Constant()  # whether the operands are E4M3, both along k: see ../hopper_fp8.py
+FP8 = Constant()  # whether the operands are E4M3, both along k: see extras/fp8/matmul.py
 MAIN_LOOP = Constant()  # the device function of main_loop.py
 OPERANDS = Constant()  # the `Operands` of producer.py
 SCHEDULER = Constant()  # the `Scheduler` of work.py

@@ -6,7 +6,7 @@ has been read, and the producer may fill it again. So the tensor cores always ha
 continue with.
 
 `promoted_loop` is for E4M3, of whose sums the tensor cores keep too few bits (PROMOTION in
-../hopper_fp8.py).
+extras/fp8/matmul.py).
 
 SOURCE
     PTX ISA, section 9.7.15 (wgmma).

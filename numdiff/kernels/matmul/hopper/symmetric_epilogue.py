@@ -16,7 +16,7 @@ THE TRANSPOSE is made in registers: lanes 4 apart hold neighbouring rows of one 
 SOURCE
     PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
-    fp8_epilogues.py; ../symmetric.py, the caller.
+    extras/fp8/epilogues.py; ../symmetric.py, the caller.
 """
 
 from ....device import cuda, float32, int32, uint32

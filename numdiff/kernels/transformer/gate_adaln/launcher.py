@@ -3,7 +3,7 @@
 VERSIONS
     v1 unfused: the kernels of ../gate.py and ../adaln.py, one after the other, and an addition.
     v2 fused: one kernel each way (forward.py, backward.py). C a multiple of 8, up to 1280; sm_80.
-       For layers in FP8 y and dh are rounded to E4M3 there, with the bits of ../../quantise/.
+       For layers in FP8 y and dh are rounded to E4M3 there, with the bits of ../../quantise.py.
 DETERMINISM
     no atomics: a warp adds its tokens in order, a block its warps in order, and ../columns.py (of
     dweight: reduce.py) the blocks. What is added to what depends on the shape and on the GPU's

@@ -1,15 +1,15 @@
 """Problems of the products of E4M3: small ones for each kernel, and a DiT's.
 
 The width of a tile follows from the extents, and small ones get the narrowest. So each is solved
-with a width that is given. The records are those of hopper_fp8.py, which reads this file: its
+with a width that is given. The records are those of matmul.py, which reads this file: its
 kernels are named through `sys.modules`.
 
 SHAPES
-    as in hopper_fp8.py
+    as in matmul.py
 SOURCE
-    plain bookkeeping; ../problem.py says what a problem is.
+    plain bookkeeping; kernels/problem.py says what a problem is.
 READ NEXT
-    ../linear_fp8.py
+    linear.py
 """
 
 import functools
@@ -18,10 +18,10 @@ import sys
 import numpy as np
 
 from ...float8 import bits_of
-from ..problem import Problem, filled, half, numbers, replaced, single
-from ..quantise import HISTORY, PARTIALS, scale_update
+from ...kernels.problem import Problem, filled, half, numbers, replaced, single
+from ...kernels.quantise import HISTORY, PARTIALS, scale_update
 
-FP8 = f"{__package__}.hopper_fp8"
+FP8 = f"{__package__}.matmul"
 POOL = 1 << 20  # random bytes, used repeatedly
 B, T, D = 64, 256, 768  # images, tokens and channels of a DiT-B/2
 ROWS = B * T

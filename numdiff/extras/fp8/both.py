@@ -1,7 +1,7 @@
 """A tensor in E4M3 in both orientations: as stored, and transposed, with the sums of its columns.
 
 MATHEMATICS
-    rows = E4M3(x / scale), as rounding.py rounds; columns = rowsᵀ
+    rows = E4M3(x / scale), as kernels/quantise.py rounds; columns = rowsᵀ
     sums_c = scale · Σ_r rows_rc
     A weight's gradient, dyᵀ·x, is a sum over rows, and 8-bit products read both operands along
     their sum: they are `columns` of dy and of x. The bias's gradient is `sums` of dy.
@@ -19,14 +19,14 @@ LAUNCH
     memory
 DETERMINISM
     the order of all additions follows from the shape: within a tile a tree, then the tiles' sums by
-    second_pass.py.
+    kernels/second_pass.py.
 COST
     4 bytes a number, 2 of them where it is in E4M3 already. Roof: memory.
 SOURCE
     PTX ISA, section 9.7.9.7 (prmt); Micikevicius et al. 2022, arXiv:2209.05433, for the use of
     8-bit operands in weight gradients.
 READ NEXT
-    linear_fp8.py, which has three products of a layer made of these.
+    linear.py, which has three products of a layer made of these.
 """
 
 from typing import NamedTuple
@@ -41,24 +41,24 @@ from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, load_words4, store_word, store_words4
 from ...float8 import bits_of, numbers_of
-from ..operation import operation
-from ..problem import Array, Problem, filled, half, numbers, single
-from ..reduce import column_sum
-from ..second_pass import add_rows
-from .rounding import (
+from ...kernels.operation import operation
+from ...kernels.problem import Array, Problem, filled, half, numbers, single
+from ...kernels.quantise import (
     BLOCK,
     EACH,
     HISTORY,
     PARTIALS,
-    TILE,
-    _check,
     block_largest,
+    check_rounding,
     larger,
     largest8,
     pack8,
     quantise_forward_reference,
     scale_update,
 )
+from ...kernels.reduce import column_sum
+from ...kernels.second_pass import add_rows
+from .weights import TILE
 
 PITCH = TILE + 4  # bytes from row to row in shared memory: rows four apart begin in other banks
 TILE_BYTES = TILE * PITCH
@@ -265,7 +265,7 @@ def quantise_both(x, scale, amax=None, sums=None):
     scale, amax: as of `quantise_forward`; sums: float32 (C,), to which scale · the sums of the
     bytes' columns are added
     """
-    _check(x)
+    check_rounding(x)
     rows = empty(x.shape, np.uint8, like=x)
     return rows, _launch(quantise_both_kernel_v1, x, scale, rows, amax, sums)
 

@@ -11,11 +11,11 @@ from numdiff.device import copy_into, download, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.distributed.exchange_base import Mail
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.kernels import linear_fp8
+from numdiff.extras.fp8 import linear as linear_fp8
+from numdiff.extras.fp8.layers import Float8
 from numdiff.kernels.peer_reduce import peer_sum
 from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import DiT, UNet
-from numdiff.nn.float8 import Float8
 from numdiff.nn.tensor import Tape, Tensor
 from numdiff.training import Trainer
 from numdiff.training.options import resolve

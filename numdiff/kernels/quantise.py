@@ -1,5 +1,4 @@
-"""Tensors in E4M3: rounding with a scale, the scale from what earlier steps have seen, weights in
-both orientations.
+"""Tensors in E4M3: rounding with a scale, and the scale from what earlier steps have seen.
 
 MATHEMATICS
     q = E4M3(x / scale), so scale · q is x with 4 significant bits, as long as |x| ≤ 448 · scale;
@@ -14,47 +13,39 @@ MATHEMATICS
         not finite is ignored; without any step counted yet the scale stays. Several ranks need the
         largest of all of them: each writes its own into its column of a table that is zero
         elsewhere, and the sum of the tables has all columns, exactly.
-    Weights, which are all there at once: the least power of two ≥ largest / 448, of the weights
-    themselves.
 SHAPES
     quantise_forward    x (..., C) float16, scale float32 (1,) -> uint8 (..., C); amax uint32 (PARTIALS,)
     scale_update        amax uint32 (n, P), history float32 (n, HISTORY), scale float32 (n,); P: PARTIALS, or the ranks
     share_largest       amax uint32 (n, PARTIALS) -> table uint32 (n, ranks), to be added up as float32
-    quantise_weights    flat float16: matrices (N, K) that a table says; two uint8 of these alone: as it is, transposed;
-                        scale float32 (n,) of each
-    C, N and K are multiples of 16.
+    C is a multiple of 16.
 VERSIONS
     one of each: 16 numbers a thread and turn, 32 bytes in and 16 out
 LAUNCH
     quantise_forward: at most PARTIALS blocks of 256 threads. scale_update, share_largest: a block a
     tensor.
-    quantise_weights: a block for each 64 × 64 of every matrix, two passes: the largest, then the
-    bytes; 5 KiB of static shared memory
 DETERMINISM
     a magnitude is compared as the integer that its bits are: the largest of all is exact, in
     whatever order. Each block has a place of its own in `amax`, and keeps the larger of what is
     there (of another microbatch) and its own; kernels that round what they write (`keep_largest`)
     share places, by an integer maximum.
 COST
-    3 bytes a number; a weight 2 + 4. Roof: memory.
+    3 bytes a number. Roof: memory.
 SOURCE
     Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433, section 3.2, on a
     scale a tensor; Peng et al. 2023, "FP8-LM", arXiv:2310.18313, and NVIDIA's Transformer Engine,
     on delayed scaling.
 READ NEXT
-    both.py: activations and gradients in both orientations, too.
+    ../extras/fp8/, the products of these bytes.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, launch, uint32, upload
-from ...device.eight import load8
-from ...device.float8 import larger_halves, pack_e4m3x4
-from ...device.limits import FULL_MASK
-from ...device.requires import requires, supports
-from ...device.tensor_core import (
+from ..device import cuda, empty, float32, int32, launch, uint32
+from ..device.eight import load8
+from ..device.float8 import larger_halves, pack_e4m3x4
+from ..device.limits import FULL_MASK
+from ..device.requires import requires, supports
+from ..device.tensor_core import (
     float_of,
     pack_half2,
     store_words2,
@@ -62,19 +53,16 @@ from ...device.tensor_core import (
     unpack_half2,
     word_of,
 )
-from ...errors import NumdiffError
-from ...float8 import LARGEST, bits_of
-from ..operation import operation
-from ..problem import Problem, filled, half, numbers, positive, single
+from ..errors import NumdiffError
+from ..float8 import LARGEST, bits_of
+from .operation import operation
+from .problem import Problem, filled, half, numbers, positive, single
 
 BLOCK = 256  # threads
 EACH = 16  # numbers of a thread and turn: 16 bytes of E4M3
 PARTIALS = 1024  # blocks of a tensor at most
 HISTORY = 16  # steps whose largest magnitude counts
 MARGIN = 2.0  # by which the next step may exceed them
-TILE = 64  # side of a block's part of a weight
-PITCH = TILE + 16  # bytes from row to row of it in shared memory: stores of 16 bytes stay aligned
-TILE_BYTES = TILE * PITCH
 MAGNITUDES = uint32(0x7FFF7FFF)  # of two float16 in a word
 MAGNITUDE, MANTISSA, EXPONENT, ONE = (
     uint32(0x7FFFFFFF),
@@ -83,35 +71,6 @@ MAGNITUDE, MANTISSA, EXPONENT, ONE = (
     uint32(0x800000),
 )
 LIMIT = float32(1 / LARGEST)
-
-
-class Matrices8(NamedTuple):
-    """The places of the weights. table int64 (n, 5): first element in the flat buffer, N, K, the
-    number of the first tile, and the first byte in the buffers of bytes, which hold these matrices
-    alone, `total` bytes; tiles int32 (blocks, 2): of each tile the matrix and its number within it.
-    """
-
-    table: object
-    tiles: object
-    total: int
-
-
-def matrices8(places, like):
-    """`Matrices8` of [(first element, N, K)], on the device of `like`."""
-    table, tiles, total = [], [], 0
-    for number, (first, N, K) in enumerate(places):
-        if N % EACH or K % EACH:
-            raise ValueError(
-                f"a weight ({N}, {K}) in E4M3 needs both extents to be multiples of {EACH}"
-            )
-        table.append((first, N, K, len(tiles), total))
-        total += N * K
-        tiles += [(number, tile) for tile in range(-(-N // TILE) * -(-K // TILE))]
-    return Matrices8(
-        upload(np.array(table, np.int64).reshape(-1, 5), like),
-        upload(np.array(tiles, np.int32).reshape(-1, 2), like),
-        total,
-    )
 
 
 # Reference ----------------------------------------------------------------------------------------
@@ -149,16 +108,6 @@ def share_largest_reference(amax, table, rank):
     table[...] = 0
     table[:, rank] = amax.max(axis=1)
     amax[...] = 0
-
-
-def quantise_weights_reference(flat, matrices, rows, columns, scale):
-    for i, (first, N, K, _, at) in enumerate(matrices.table):
-        place = slice(at, at + N * K)
-        w = flat[first : first + N * K].reshape(N, K)
-        most = magnitude(w).view(np.float32)
-        scale[i] = power_of_two(most * LIMIT) if 0 < most < np.inf else 1
-        q = quantise_forward_reference(w, scale[i : i + 1])
-        rows[place], columns[place] = q.reshape(-1), q.T.reshape(-1)
 
 
 # Device functions ---------------------------------------------------------------------------------
@@ -312,74 +261,6 @@ def share_largest_kernel_v1(amax, table, rank):
         table[row, i] = most if i == rank else uint32(0)
 
 
-@cuda.jit(device=True, forceinline=True)
-def weight_place(table, tiles):
-    """(first element, N, K, this thread's row, its first column) of the block's tile."""
-    matrix, tile = tiles[cuda.blockIdx.x, 0], tiles[cuda.blockIdx.x, 1]
-    first, N, K = table[matrix, 0], int32(table[matrix, 1]), int32(table[matrix, 2])
-    across = int32((K + TILE - 1) // TILE)
-    t = int32(cuda.threadIdx.x)
-    return (
-        first,
-        N,
-        K,
-        int32(tile // across * TILE + t // 4),
-        int32(tile % across * TILE + t % 4 * EACH),
-    )
-
-
-@cuda.jit
-def weights_largest_kernel_v1(flat, table, tiles, partials):
-    """The largest magnitude of each tile."""
-    first, N, K, row, column = weight_place(table, tiles)
-    most = uint32(0)
-    if row < N and column < K:
-        at = first + row * K + column
-        most = largest8(largest8(most, load8(flat, at)), load8(flat, at + 8))
-    most = block_largest(most)
-    if cuda.threadIdx.x == 0:
-        partials[cuda.blockIdx.x] = most
-
-
-@cuda.jit
-def weights_scale_kernel_v1(table, partials, scale):
-    """A block a matrix: from the largest magnitude of its tiles its scale."""
-    matrix, most = int32(cuda.blockIdx.x), uint32(0)
-    end = table[matrix + 1, 3] if matrix + 1 < table.shape[0] else partials.size
-    for i in range(table[matrix, 3] + int32(cuda.threadIdx.x), end, BLOCK):
-        most = larger(most, partials[i])
-    most = block_largest(most)
-    if cuda.threadIdx.x == 0:
-        known = most > uint32(0) and most < EXPONENT
-        scale[matrix] = up_to_power(float_of(most) * LIMIT) if known else float32(1)
-
-
-@requires("9.0")
-@cuda.jit
-def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
-    """A tile of 64 × 64 as it is, and transposed by way of shared memory."""
-    tile = cuda.shared.array(TILE_BYTES, "uint8", alignment=16)
-    first, N, K, row, column = weight_place(table, tiles)
-    t, start = int32(cuda.threadIdx.x), table[tiles[cuda.blockIdx.x, 0], 4]
-    if row < N and column < K:
-        factor, at = float32(1) / scale[tiles[cuda.blockIdx.x, 0]], row * K + column
-        a, b = pack8(load8(flat, first + at), factor)
-        c, d = pack8(load8(flat, first + at + 8), factor)
-        store_words4(rows, start + at, a, b, c, d)
-        store_words4(tile, t // 4 * PITCH + t % 4 * EACH, a, b, c, d)
-    cuda.syncthreads()
-    # the same thread's column of the tile, and the first of 16 rows of it
-    across, down = int32(column - t % 4 * EACH + t // 4), int32(row - t // 4 + t % 4 * EACH)
-    if across < K and down < N:
-        words = cuda.local.array(4, "uint32")
-        for i in range(4):
-            words[i] = uint32(0)
-            for j in range(4):
-                byte = uint32(tile[(t % 4 * EACH + 4 * i + j) * PITCH + t // 4])
-                words[i] = words[i] | byte << uint32(8 * j)
-        store_words4(columns, start + across * N + down, words[0], words[1], words[2], words[3])
-
-
 # Cost ---------------------------------------------------------------------------------------------
 
 
@@ -397,15 +278,10 @@ def share_largest_cost(n):
     return scale_update_cost(n)
 
 
-def quantise_weights_cost(n):
-    """n: numbers of all matrices."""
-    return 6 * n, n
-
-
 # Operations ---------------------------------------------------------------------------------------
 
 
-def _check(x):
+def check_rounding(x):
     if not supports(x, quantise_forward_kernel_v1):
         raise NumdiffError(
             "E4M3 needs a GPU of compute capability 9.0, a Hopper: use float16 on others."
@@ -461,7 +337,7 @@ def quantise_forward(x, scale, amax=None):
     scale: float32 (1,), a power of two; amax: uint32 (PARTIALS,), in which the bits of the largest
         |x| are kept, with what is there; None: not wanted
     """
-    _check(x)
+    check_rounding(x)
     _check_eights(x)
     y = empty(x.shape, np.uint8, like=x)
     blocks = max(1, min(PARTIALS, -(-x.size // (BLOCK * EACH))))
@@ -517,35 +393,3 @@ def share_largest(amax, table, rank):
     """Column `rank` of the table, one of several ranks, becomes the largest of each row of `amax`,
     which is zero again; the other columns become zero."""
     launch(share_largest_kernel_v1, len(amax), BLOCK, amax, table, rank)
-
-
-def _weights(*places):
-    """A problem of these matrices, (first element, N, K)."""
-    table, tiles, total = matrices8(places, np.zeros(1))
-    end = max(first + N * K for first, N, K in places)
-    return Problem(
-        " and ".join(f"{N} × {K}" for _, N, K in places),
-        flat=half(end),
-        matrices=Matrices8(numbers(table, np.int64), numbers(tiles, np.int32), total),
-        rows=numbers(np.zeros(total), np.uint8),
-        columns=numbers(np.zeros(total), np.uint8),
-        scale=numbers(np.zeros(len(places))),
-        **EXACT,
-    )
-
-
-@operation(
-    reference=quantise_weights_reference,
-    cost=quantise_weights_cost,
-    problems=[_weights((0, 80, 48), (80 * 48 + 64, 16, 144))],
-    writes=("rows", "columns", "scale"),
-)
-def quantise_weights(flat, matrices, rows, columns, scale):
-    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`,
-    as stored, and `columns`, each transposed, one matrix after the other; and the scale of each."""
-    _check(flat)
-    table, tiles, _ = matrices
-    partials = empty((len(tiles),), np.uint32, like=flat)
-    launch(weights_largest_kernel_v1, len(tiles), BLOCK, flat, table, tiles, partials)
-    launch(weights_scale_kernel_v1, len(table), BLOCK, table, partials, scale)
-    launch(quantise_weights_kernel_v1, len(tiles), BLOCK, flat, table, tiles, scale, rows, columns)

@@ -2,7 +2,7 @@
 (sm_90a).
 
 MATHEMATICS
-    C = scale_a · scale_b · A·Bᵀ + bias + residual, or what hopper/'s epilogues make of the product:
+    C = scale_a · scale_b · A·Bᵀ + bias + residual, or what the epilogues of kernels/matmul/hopper/ make of the product:
     GELU, SwiGLU, their derivatives. A and B are E4M3 (numdiff/float8.py), each with a scale: A
     stands for scale_a · A.
 SHAPES
@@ -11,16 +11,16 @@ SHAPES
 WHAT IS NEW, AND WHY IT PAYS
     Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which
         float16's adds up 16, and a row of 128 bytes is 128 of k. So a stage of the pipeline, its
-        tensor maps, descriptors and barriers are those of hopper/, byte for byte: the kernels here
+        tensor maps, descriptors and barriers are those of kernels/matmul/hopper/, byte for byte: the kernels here
         are its text with two other constants, FP8 and PROMOTED.
     Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ
-        (quantise/ writes both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ
-        (quantise/both.py). Its sum is split over blocks as hopper/work.py splits, in float32.
+        (weights.py writes both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ
+        (both.py). Its sum is split over blocks as kernels/matmul/hopper/work.py splits, in float32.
     PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K
         of thousands. Every 128 of k, one stage, the accumulators start again from zero, and a
         float32 addition takes them into sums of full precision. The additions of one consumer
         overlap the products of the other.
-        `promoted=False` leaves the sum to the tensor cores, as in hopper/.
+        `promoted=False` leaves the sum to the tensor cores, as in kernels/matmul/hopper/.
     SCALES are on the device and are read by the kernel: the host knows none, so a training step can
     be replayed.
         They multiply the sums before the epilogue, which therefore is float16's.
@@ -28,11 +28,11 @@ WHAT REMAINS
     With promotion a thread holds two sets of accumulators, so a tile has at most 192 columns, and
     the L2 cache, from which 128 + BN rows of 128 bytes come for each stage, limits the kernel
     sooner than float16's. Blocks of a cluster that share what they fetch (PAIRS in
-    hopper/producer.py) would help.
+    kernels/matmul/hopper/producer.py) would help.
 VERSIONS
     one, in tiles of 128 × 64, 128, 192 and, without promotion, 256
 LAUNCH
-    as hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and
+    as kernels/matmul/hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and
     registers
 NEEDS
     sm_90a; K a multiple of 16, because TMA needs rows that are multiples of 16 bytes, N one of 8
@@ -43,7 +43,7 @@ SOURCE
     "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2, on promotion; PTX ISA, section
     9.7.15.
 READ NEXT
-    ../quantise/, which makes A, B and their scales.
+    kernels/quantise.py, which makes A, B and their scales.
 """
 
 from typing import NamedTuple
@@ -57,32 +57,46 @@ from ...device.specialise import Variants
 from ...device.tensor_map import tensor_map
 from ...errors import NumdiffError
 from ...float8 import numbers_of
-from ..batch_invariance import nominal_extent
-from ..elementwise import gelu_backward, gelu_forward
-from ..operation import operation
-from ..problem import half, single
-from ..quantise import quantise_forward
-from ..transformer.swiglu import swiglu_backward, swiglu_forward
-from . import fp8_problems as problems
-from .choice import choose_half
-from .hopper.epilogue import SWIGLU_WIDTHS
-from .hopper.kernel import kernel_for
-from .hopper.launcher import map_of_halves
-from .hopper.layout import BK, BM, BOX, THREADS, Epilogue, Maps, Pair, Work, shared_bytes
-from .hopper.producer import HALVES, MATRICES
-from .hopper.work import schedule
-from .product import Fused
-from .reference import matmul_forward_cost
-from .split_half import add_partials, unused
+from ...kernels.batch_invariance import nominal_extent
+from ...kernels.elementwise import gelu_backward, gelu_forward
+from ...kernels.matmul.choice import choose_half
+from ...kernels.matmul.hopper.epilogue import SWIGLU_WIDTHS
+from ...kernels.matmul.hopper.kernel import kernel_for
+from ...kernels.matmul.hopper.launcher import map_of_halves
+from ...kernels.matmul.hopper.layout import (
+    BK,
+    BM,
+    BOX,
+    THREADS,
+    Epilogue,
+    Maps,
+    Pair,
+    Work,
+    shared_bytes,
+)
+from ...kernels.matmul.hopper.producer import HALVES, MATRICES
+from ...kernels.matmul.hopper.work import schedule
+from ...kernels.matmul.product import Fused
+from ...kernels.matmul.reference import matmul_forward_cost
+from ...kernels.matmul.split_half import add_partials, unused
+from ...kernels.operation import operation
+from ...kernels.problem import half, single
+from ...kernels.quantise import quantise_forward
+from ...kernels.transformer.swiglu import swiglu_backward, swiglu_forward
+from . import problems
+from .epilogues import EPILOGUES
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
 WIDTHS = {True: (64, 128, 192), False: (64, 128, 192, 256)}  # of a tile, with and without promotion
 ACTIVATIONS = "", "gelu", "gelu_gradient", "swiglu", "swiglu_gradient"
-NS_OF_ROW, NS_OF_COLUMN = 2.08, 2.5  # as estimated in choice.py: what a stage brings, an epilogue
+NS_OF_ROW, NS_OF_COLUMN = (
+    2.08,
+    2.5,
+)  # as estimated in kernels/matmul/choice.py: what a stage brings, an epilogue
 
 
 class Fp8Arrays(NamedTuple):
-    """`Arrays` of hopper/layout.py, with the scales of A and B, float32 (1,) each."""
+    """`Arrays` of kernels/matmul/hopper/layout.py, with the scales of A and B, float32 (1,) each."""
 
     c: object
     bias: object
@@ -137,7 +151,14 @@ EIGHT_KERNELS = Variants(
         for BN in WIDTHS[promoted]
     ],
     lambda key: kernel_for(
-        key[0], False, False, key[2] + "_eight", fp8=True, promoted=key[1], module=__name__
+        key[0],
+        False,
+        False,
+        key[2] + "_eight",
+        fp8=True,
+        promoted=key[1],
+        module=__name__,
+        parts=EPILOGUES[key[2]],
     ),
 )
 FP8_GRADIENT_KERNELS = Variants(

@@ -6,8 +6,8 @@ import pytest
 from numdiff.device import download, upload
 from numdiff.device.ptx import get_ptx_device
 from numdiff.errors import NumdiffError
+from numdiff.extras.fp8 import matmul as P
 from numdiff.float8 import bits_of, numbers_of
-from numdiff.kernels.matmul import hopper_fp8 as P
 from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from tests.conftest import large, on, quick, shapes
 

@@ -1,23 +1,23 @@
 """Linear layer in FP8: what goes in, what comes back and the weight as E4M3, in all three products.
 
 MATHEMATICS
-    y = Q(x)·Q(w)ᵀ + bias        Q rounds to E4M3 with the tensor's scale (quantise/)
+    y = Q(x)·Q(w)ᵀ + bias        Q rounds to E4M3 with the tensor's scale (kernels/quantise.py)
     dx = Q(dy)·Q(w)              by a transposed copy of Q(w): 8-bit products read both operands along their sum
-    dweight += Q(dy)ᵀ·Q(x)       by transposed copies of both (quantise/both.py), which are made where they are rounded
+    dweight += Q(dy)ᵀ·Q(x)       by transposed copies of both (both.py), which are made where they are rounded
     dbias += Σ_r Q(dy)_rn        there, too
-    With GELU or SwiGLU after the layer, or before it in the backward, as linear.py.
+    With GELU or SwiGLU after the layer, or before it in the backward, as kernels/linear.py.
 SHAPES
     x (..., K), y (..., N) float16, their leading axes taken together as rows; weight (N, K)
     float16, for its gradient's shape; a `Layer8` has its bytes. N and K are multiples of 16. What
     the backward needs of x is Q(x)ᵀ, a byte a number, half of what float16 keeps.
 KERNELS
-    those of matmul/hopper_fp8.py and of quantise/. Rounding a tensor in both orientations costs a
+    those of matmul.py, both.py and kernels/quantise.py. Rounding a tensor in both orientations costs a
     pass of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back
     is rounded in the epilogue of the product before, and never exists as float16: x and dy may be
     bytes, which cost a pass of 2. So may what the norm before a layer and the gate after it give,
-    transformer/gate_adaln/, if no other operation reads it.
+    kernels/transformer/gate_adaln/, if no other operation reads it.
 SWITCHES
-    GRADIENTS = False: dweight and dbias as linear.py has them, in float16, from a float16 x that is
+    GRADIENTS = False: dweight and dbias as kernels/linear.py has them, in float16, from a float16 x that is
     kept.
     EPILOGUES = False: GELU's results are float16, and a pass rounds them: the same bits.
     NORMS = False: so are those of the norm before a layer, and of the gate after it, backward.
@@ -27,15 +27,19 @@ SOURCE
     Micikevicius et al. 2022, arXiv:2209.05433; the format of gradients is E4M3, too, and so are the
     operands of weight gradients, as DeepSeek-V3 has it (arXiv:2412.19437, section 3.3).
 READ NEXT
-    ../extras/levels/conv2d/: back to float16, for a convolution.
+    layers.py
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from .linear import linear_backward
-from .matmul.hopper_fp8 import (
+from ...kernels.linear import linear_backward
+from ...kernels.quantise import quantise_forward
+from ...kernels.reduce import column_sum
+from ...kernels.second_pass import deferrable
+from .both import columns_of, quantise_both
+from .matmul import (
     matmul_fp8_forward,
     matmul_fp8_gelu_backward,
     matmul_fp8_gelu_forward,
@@ -43,14 +47,11 @@ from .matmul.hopper_fp8 import (
     matmul_fp8_swiglu_backward,
     matmul_fp8_swiglu_forward,
 )
-from .quantise import columns_of, quantise_both, quantise_forward
-from .reduce import column_sum
-from .second_pass import deferrable
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
 # whether products with a GELU write E4M3, if with GRADIENTS no operation reads float16
 EPILOGUES = True
-NORMS = True  # whether transformer/gate_adaln/ does
+NORMS = True  # whether kernels/transformer/gate_adaln/ does
 
 
 class Scale8(NamedTuple):
@@ -72,6 +73,10 @@ class Layer8(NamedTuple):
     x: Scale8
     dy: Scale8
     promoted: bool
+
+    def rounds_norms(self):
+        """Whether the norm before a layer, and the gate after it in the backward, leave bytes."""
+        return GRADIENTS and NORMS
 
 
 def _operands(x, layer, keeps):
@@ -96,11 +101,6 @@ def linear_fp8_forward(x, layer, bias=None, residual=None, keeps=True):
         *given, bias, None if residual is None else residual.reshape(-1, N), layer.promoted
     )
     return y.reshape(*x.shape[:-1], N), kept
-
-
-def rounds_norms():
-    """Whether the norm before a layer, and the gate after it in the backward, leave bytes."""
-    return GRADIENTS and NORMS
 
 
 def _into(scale):

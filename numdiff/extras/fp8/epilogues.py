@@ -1,10 +1,10 @@
-"""Epilogues of ../hopper_fp8.py whose result the next product of E4M3 reads: bytes, and their
+"""Epilogues of matmul.py whose result the next product of E4M3 reads: bytes, and their
 largest magnitude.
 
 WHAT IS NEW, AND WHY IT PAYS
     Between the two layers of an MLP stands GELU(u), in the backward dy·W times GELU'(u); only
     products of E4M3 read either. Written as float16 and rounded by a separate pass
-    (../../quantise/) that is 2 + 3 bytes a number. Here the epilogue rounds: 1 byte. On an H200
+    (kernels/quantise.py) that is 2 + 3 bytes a number. Here the epilogue rounds: 1 byte. On an H200
     that saves 0.34 ms of DiT-B/2's step of 18.8 ms.
     The bits are those of the two kernels: what is rounded to E4M3 has been rounded to float16
     before, and the scale comes from earlier steps, so it is known before the tile is. What the next
@@ -21,15 +21,15 @@ IN SHARED MEMORY the bytes of a warp's 16 rows are 1 KiB, rows of 64 bytes with 
 SOURCE
     PTX ISA, sections 9.7.9.21 (cvt) and 5.5.7 (swizzling modes).
 READ NEXT
-    row_sums.py; ../hopper_fp8.py.
+    matmul.py
 """
 
-from ....device import cuda, float32, int32, uint32
-from ....device.float8 import larger_halves, pack_e4m3x4
-from ....device.limits import FULL_MASK
-from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from ....device.pipeline import barrier_at
-from ....device.tensor_core import (
+from ...device import cuda, float32, int32, uint32
+from ...device.float8 import larger_halves, pack_e4m3x4
+from ...device.limits import FULL_MASK
+from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from ...device.pipeline import barrier_at
+from ...device.tensor_core import (
     float_of,
     high_halves,
     load_word,
@@ -39,11 +39,12 @@ from ....device.tensor_core import (
     unpack_half2,
     word_of,
 )
-from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
-from ...quantise import MAGNITUDES, keep_largest, scaled
-from .fast_gelu import fast_gelu, fast_gelu_gradient
-from .layout import BOX_BYTES, WARP_BYTES
-from .staging import finish_stores, word_place
+from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
+from ...kernels.matmul.hopper.epilogue import EpilogueParts, exchanging, prefetch_all_maps
+from ...kernels.matmul.hopper.fast_gelu import fast_gelu, fast_gelu_gradient
+from ...kernels.matmul.hopper.layout import BOX_BYTES, WARP_BYTES
+from ...kernels.matmul.hopper.staging import finish_stores, word_place
+from ...kernels.quantise import MAGNITUDES, keep_largest, scaled
 
 BYTES_OF_WARP = 1024  # 16 rows of 64
 
@@ -170,3 +171,18 @@ def finish_bytes_and_stores(amax, arrays, lane, elected):
     """`finish_bytes`, and wait until TMA has stored all."""
     finish_bytes(amax, arrays, lane, elected)
     finish_stores(amax, arrays, lane, elected)
+
+
+@cuda.jit(device=True, forceinline=True)
+def return_bytes(tile, maps, x, y):
+    """As `return_one` of hopper/exchange.py, of results that are bytes."""
+    for i in range(4):
+        tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
+
+
+EPILOGUES = {
+    "gelu": EpilogueParts(write_gelu_eight, prefetch_all_maps, finish=finish_bytes_and_stores),
+    "gelu_gradient": exchanging(
+        write_gelu_gradient_eight, give_back=return_bytes, finish=finish_bytes
+    ),
+}
