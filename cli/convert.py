@@ -7,7 +7,7 @@ import click
 from numdiff.extensions import available
 
 from .output import echo
-from .values import Choice, Number
+from .values import Choice, Number, Size
 
 PATHS = "source", "target", "outdir"
 
@@ -29,9 +29,9 @@ PATHS = "source", "target", "outdir"
 )
 @click.option(
     "--image-size",
-    type=click.IntRange(1, 4096),
-    metavar="PX",
-    help="Side of the images of the model.",
+    type=Size(4096),
+    metavar="PX|HxW",
+    help="Side of the images of the model, or height and width, as in 48x64.",
 )
 @click.option(
     "--num-head-channels",

@@ -24,7 +24,7 @@ def data():
     type=Size(1024),
     metavar="PX|HxW",
     help="Side of the images in pixels, or height and width, as in 256x384.  [default: their own, if all are "
-    "square and of one size]",
+    "of one size]",
 )
 @click.option(
     "--fit",

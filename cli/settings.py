@@ -11,7 +11,7 @@ from numdiff.training import kinds
 from numdiff.training.options import settings_of, table
 
 from .suggest import SuggestingGroup
-from .values import Choice, Number
+from .values import Choice, Number, Size
 
 ALIASES = {"image_size": "--size", "learning_rate": "--lr"}
 WIDEST = 30  # characters of the column of option names, so that the groups line up
@@ -220,6 +220,8 @@ def _attributes(line, model, emoji=False):
         return {**common, "type": ListOf(line.kind), "metavar": line.unit}
     if line.kind is str:
         return {**common, "type": str, "metavar": line.unit}
+    if line.sides:
+        return {**common, "type": Size(line.high), "metavar": line.unit}
     limits = {
         "min": line.low if line.above is None else line.above,
         "min_open": line.above is not None,

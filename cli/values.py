@@ -4,6 +4,7 @@ types them."""
 import click
 
 from numdiff.setting import say, say_limit
+from numdiff.sizes import as_size
 
 
 class Choice(click.Choice):
@@ -65,5 +66,4 @@ class Size(click.ParamType):
             )
         if not all(len(side) < 9 and 1 <= int(side) <= self.most for side in sides):
             self.fail(f"{value} is not in the range 1<=x<={self.most}.", param, ctx)
-        height, width = int(sides[0]), int(sides[-1])
-        return height if height == width else (height, width)
+        return as_size((int(sides[0]), int(sides[-1])))

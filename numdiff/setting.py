@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .errors import printable
+from .sizes import Sides, as_size
 
 LIMIT_DIGITS = 12  # characters of a limit that is shown in full
 SAME = object()  # as the argument: of the setting's own name and default
@@ -29,6 +30,7 @@ class Setting:
 
     kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None
     goes, too
+    sides: (height, width) goes, too, for the side of a square
     repeated: its option may be given several times, which joins the values
     switch: {True, False, "yes": a value}: it was yes or no before there were choices, which keep
         their meaning; so do its option without a value, and with no- before it
@@ -54,6 +56,7 @@ class Setting:
     above: float | None = None
     below: float | None = None
     choices: tuple = ()
+    sides: bool = False
     repeated: bool = False
     switch: dict = field(default_factory=dict)
     resume: bool = False
@@ -67,7 +70,9 @@ class Setting:
         return name or self.name, self.default if default is SAME else default, of
 
     def meant(self, value):
-        """The value that this one stands for."""
+        """The value that this one stands for; a tuple for a list."""
+        if isinstance(value, list | tuple):
+            return as_size(value) if self.sides else tuple(value)
         return self.switch.get(value, value) if isinstance(value, bool | str) else value
 
     @property
@@ -136,7 +141,7 @@ def flag(name):
 
 def say(value):
     """A value as one writes it on the command line: 1, and not 1.0."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not isinstance(value, Sides):
         return printable(",".join(map(say, value)) or "none", 200)
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         return str(value).removesuffix(".0")

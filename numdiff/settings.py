@@ -162,9 +162,10 @@ class DataSettings:
     )
     image_size: int = setting(
         64,
-        "Side of the images; must divide that of the dataset's images.  [default: "
-        "with --data on a GPU, that of its images, at most 256; else the preset's]",
+        "Side of the images, or HxW, such as 48x64; must divide that of the dataset's images.  "
+        "[default: with --data on a GPU, that of its images, at most 256; else the preset's]",
         unit="PX",
+        sides=True,
         low=1,
         high=4096,
         model=SAME,
@@ -648,7 +649,7 @@ def configure(reader, config, given, who):
             value = os.fspath(value)
         elif line.repeated and isinstance(value, str):
             value = (value,)
-        value = values[name] = line.meant(tuple(value) if isinstance(value, list) else value)
+        value = values[name] = line.meant(value)
         if of is not None:
             if not isinstance(value, bool):
                 raise UsageError(f"{name} {say(value)} must be True or False.")
@@ -691,9 +692,10 @@ def check_value(line, value, shown=None, limits=True):
         return
     if line.missing:
         raise UsageError(line.missing)
-    if isinstance(value, tuple) != line.many:
+    two = line.sides and isinstance(value, tuple)
+    if isinstance(value, tuple) != line.many and not two:
         raise UsageError(f"{shown} {say(value)} must be {'a list' if line.many else 'one value'}.")
-    for v in value if line.many else (value,):
+    for v in value if line.many or two else (value,):
         number = isinstance(v, numbers.Real) and not isinstance(v, bool)
         fits = {
             bool: isinstance(v, bool),

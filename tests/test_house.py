@@ -37,6 +37,7 @@ GROUND = (
     "setting",
     "settings",
     "signals",
+    "sizes",
     "unpickle",
 )
 # From the top down; what stands in one line does not import each other.

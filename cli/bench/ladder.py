@@ -2,6 +2,8 @@
 
 import click
 
+from numdiff.sizes import in_pixels
+
 from ..output import echo
 from ..settings import KindGroup, ListOf, kind_command
 from ..values import Choice
@@ -97,7 +99,7 @@ def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
 
         require_twin(options)
         require_torch()
-    size = f"{options.image_size}×{options.image_size}"
+    size = in_pixels(options.image_size)
     echo(f"model        {model_name(options)}, {size}, batch {options.batch}")
     click.echo(
         f"\n{'':35} {'batch':>6} {'ms':>9} {'images/s':>9} {'TFLOP/s':>8} {'speed-up':>9} {'MFU':>7} "

@@ -2,6 +2,7 @@
 
 import click
 
+from numdiff.sizes import in_pixels
 from numdiff.training.options import settings_of
 
 from ..output import echo
@@ -125,7 +126,7 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
     check_results(png, ("--grid", "the picture", grid), ("--json", "what was measured", json))
     options = resolve({"model": model, **given})
     echo(
-        f"model        {model_name(options)}, {options.image_size}×{options.image_size}, batch {options.batch}, "
+        f"model        {model_name(options)}, {in_pixels(options.image_size)}, batch {options.batch}, "
         f"{options.precision}, {options.steps:,} steps"
     )
     command = ["numdiff", *sys.argv[1:]]

@@ -3,6 +3,7 @@ the line on the model."""
 
 import click
 
+from numdiff.sizes import in_pixels
 from numdiff.training import kinds
 
 from ..settings import SettingOption
@@ -47,9 +48,7 @@ def model_name(options):
 
 def echo_model(options):
     what = model_name(options)
-    size = f"{options.image_size}×{options.image_size}" + (
-        f"×{options.channels}" if options.channels else ""
-    )
+    size = in_pixels(options.image_size) + (f"×{options.channels}" if options.channels else "")
     click.echo(f"model        {what}, {size}, batch {options.batch}, {options.precision}")
 
 

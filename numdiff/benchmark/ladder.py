@@ -34,6 +34,7 @@ from ..device.roof import Roof, peak_flops
 from ..diffusion.memory import Measuring
 from ..errors import NumdiffError, TooManyElementsError, UsageError
 from ..kernels.versions import CEILED, at_most
+from ..sizes import sides
 from ..training.compiling import aside, compiling
 from .clocks import Clock, HostClock
 from .profile import Profile, run_timed
@@ -170,12 +171,11 @@ def options_of(row, options, batch, backend):
 
 def unsuitable_data(options, dataset):
     """Why training images cannot be read from the dataset for this model; None if they can."""
-    wanted = options.image_size, options.channels or 3
-    found = dataset.shape[1], dataset.shape[3]
-    if dataset.shape[1] != dataset.shape[2] or found != wanted:
+    wanted = *sides(options.image_size), options.channels or 3
+    if tuple(dataset.shape[1:]) != wanted:
+        found, taken = ("×".join(map(str, shape)) for shape in (dataset.shape[1:], wanted))
         return (
-            f"{dataset.path} has images of {dataset.shape[1]}×{dataset.shape[2]}×{found[1]}, and the model takes "
-            f"{wanted[0]}×{wanted[0]}×{wanted[1]}; give other --data"
+            f"{dataset.path} has images of {found}, and the model takes {taken}; give other --data"
         )
     return (
         "its model has classes, and the data no labels; give other --data"
@@ -394,9 +394,10 @@ def bench_ladder(options, numbers=None, steps=20, warmup=3, started=None, echo=a
                 open_dataset(options.data, options.image_size if folder else None)
             )
             unsuitable = unsuitable_data(options, dataset)
-            if dataset.shape[1] > options.image_size and dataset.shape[1] % options.image_size == 0:
-                dataset = held.enter_context(open_dataset(options.data, options.image_size))
-                unsuitable = unsuitable_data(options, dataset)
+            if unsuitable:
+                with contextlib.suppress(UsageError):  # a size to which they cannot be averaged
+                    dataset = held.enter_context(open_dataset(options.data, options.image_size))
+                    unsuitable = unsuitable_data(options, dataset)
         applying = [(n, row) for n, row in rows if left_out(row, backend, unsuitable) is None]
         if options.device == "cuda":
             with compiling(plan(options, applying, backend), echo=echo):

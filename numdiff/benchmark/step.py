@@ -19,6 +19,7 @@ from ..device.roof import peak_flops
 from ..errors import OutOfMemoryError, UsageError
 from ..kernels.side_stream import in_order
 from ..progress_bar import progress_bar
+from ..sizes import sides
 from ..training.build import build_model, build_trainer, describe_recomputation
 from ..training.compiling import aside, compiling
 from ..training.price import with_and_without
@@ -42,7 +43,7 @@ class RandomImages:
 
     def __init__(self, count, size, channels, classes=None):
         generator = np.random.default_rng(0)
-        self.shape = (count, size, size, channels)
+        self.shape = (count, *sides(size), channels)
         self.dtype = np.dtype(np.uint8 if channels in (1, 3) else np.float32)
         if self.dtype == np.uint8:
             self.images = generator.integers(0, 256, self.shape, np.uint8)

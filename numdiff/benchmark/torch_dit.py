@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..nn.dit import EPS, FREQUENCIES, position_table
 from ..nn.flops import mlp_width
 from ..nn.rotary import rotation_table
+from ..sizes import scaled_down, sides
 from .torch_unet import timestep_embedding
 
 
@@ -180,17 +181,17 @@ class TorchDiT(nn.Module):
                 "them out."
             )
         super().__init__()
-        self.patch, self.side = patch_size, image_size // patch_size
+        self.patch, self.grid = patch_size, sides(scaled_down(image_size, patch_size))
         self.outputs = in_channels * (2 if learn_sigma else 1)
         self.x_embedder = TorchPatchEmbed(patch_size, in_channels, hidden_size)
         self.t_embedder = TorchTimestepEmbedder(hidden_size)
         if num_classes is not None:
             self.y_embedder = TorchLabelEmbedder(num_classes, hidden_size, class_dropout)
         self.pos_embed = nn.Parameter(
-            torch.from_numpy(position_table(hidden_size, self.side))[None], False
+            torch.from_numpy(position_table(hidden_size, self.grid))[None], False
         )
         angles = (
-            torch.from_numpy(rotation_table(hidden_size // num_heads, self.side)) if rope else None
+            torch.from_numpy(rotation_table(hidden_size // num_heads, self.grid)) if rope else None
         )
         self.register_buffer("rotation", angles, persistent=False)
         self.blocks = nn.ModuleList(
@@ -208,9 +209,7 @@ class TorchDiT(nn.Module):
             c = c + self.y_embedder(y)
         for block in self.blocks:
             x = block(x, c, self.rotation)
-        x = self.final_layer(x, c).view(
-            -1, self.side, self.side, self.patch, self.patch, self.outputs
-        )
+        x = self.final_layer(x, c).view(-1, *self.grid, self.patch, self.patch, self.outputs)
         return x.permute(0, 5, 1, 3, 2, 4).reshape(
-            -1, self.outputs, self.side * self.patch, self.side * self.patch
+            -1, self.outputs, *(n * self.patch for n in self.grid)
         )

@@ -14,6 +14,7 @@ import time
 
 from ..errors import NumdiffError, UsageError
 from ..progress_bar import progress_bar
+from ..sizes import sides
 from ..training import kinds
 from ..training.build import model_options
 from ..training.kinds.kind import imported
@@ -180,7 +181,7 @@ class TorchStep(TorchTwin):
             weights, lr=options.learning_rate, weight_decay=options.weight_decay, fused=self.cuda
         )
         self.scaler = torch.amp.GradScaler(self.device, FLOAT16_SCALE, enabled=precision == "fp16")
-        shape = (options.batch, options.channels or 3, options.image_size, options.image_size)
+        shape = (options.batch, options.channels or 3, *sides(options.image_size))
         self.x = torch.randn(shape, device=self.device).to(memory_format=torch.channels_last)
         self.target = torch.randn_like(self.x)
         self.t = torch.randint(0, options.diffusion_steps, shape[:1], device=self.device)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .. import extensions
+from ..sizes import level_sides
 
 
 def timestep_embedding(t, dim, max_period=10000.0):
@@ -183,7 +184,8 @@ class TorchUNet(nn.Module):
         if num_classes is not None:
             self.label_emb = nn.Embedding(num_classes + (class_dropout > 0), emb_channels)
         widths = [int(mult * model_channels) for mult in channel_mult]
-        channels, size = widths[0], image_size
+        channels = widths[0]
+        attends = [side in attention_resolutions for side in level_sides(image_size, len(widths))]
         self.input_blocks = nn.ModuleList(
             [TorchStage(nn.Conv2d(in_channels, channels, 3, padding=1))]
         )
@@ -192,7 +194,7 @@ class TorchUNet(nn.Module):
             for _ in range(num_res_blocks):
                 blocks = [res(channels, width)]
                 channels = width
-                if size in attention_resolutions:
+                if attends[level]:
                     blocks.append(attention(channels, num_heads))
                 self.input_blocks.append(TorchStage(*blocks))
                 skips.append(channels)
@@ -205,7 +207,6 @@ class TorchUNet(nn.Module):
                     )
                 )
                 skips.append(channels)
-                size //= 2
         self.middle_block = TorchStage(
             res(channels, channels), attention(channels, num_heads), res(channels, channels)
         )
@@ -214,7 +215,7 @@ class TorchUNet(nn.Module):
             for i in range(num_res_blocks + 1):
                 blocks = [res(channels + skips.pop(), width)]
                 channels = width
-                if size in attention_resolutions:
+                if attends[level]:
                     blocks.append(attention(channels, num_heads_upsample))
                 if level > 0 and i == num_res_blocks:
                     blocks.append(
@@ -222,7 +223,6 @@ class TorchUNet(nn.Module):
                         if resblock_updown
                         else TorchUpsample(channels, conv_resample)
                     )
-                    size *= 2
                 self.output_blocks.append(TorchStage(*blocks))
         self.out = nn.Sequential(
             nn.GroupNorm(groups, channels), nn.SiLU(), nn.Conv2d(channels, outputs, 3, padding=1)

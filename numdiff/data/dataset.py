@@ -14,7 +14,6 @@ to (chunks.py). Either way threads do it.
 
 import importlib.resources
 import math
-import numbers
 import os
 import shlex
 import threading
@@ -30,6 +29,7 @@ from ..errors import NumdiffError, UsageError, shown
 from ..files import IrregularFile, Refused, open_regular
 from ..hdf5 import is_hdf5, open_hdf5
 from ..progress import tick
+from ..sizes import as_size, in_pixels, is_multiple, scaled_down, sides
 from .chunks import CHUNK, ChunkCache, in_threads
 from .names import key, loose_key
 
@@ -55,24 +55,24 @@ def default_path():
 
 def open_dataset(
     path: str | os.PathLike | None = None,
-    image_size: int | None = None,
+    image_size: int | Sequence[int] | None = None,
     classes: Sequence[str] | None = None,
 ) -> "Dataset":
     """The dataset in the HDF5 file `path`; None is the default one, 1,906 emoji of 64×64 pixels in
     9 classes.
 
-    image_size: side of the images in pixels, if they are to be smaller than in the file; must
-    divide that size, because pixels are averaged over whole squares. classes: the names of the
+    image_size: side of the images in pixels, or (height, width), if they are to be smaller than in
+    the file; must divide that size, because pixels are averaged over whole squares. classes: the names of the
     classes to keep (labels are then renumbered, in the file's order); None keeps every image.
     """
     return Dataset(default_path() if path is None else path, image_size, classes)
 
 
 class StoredImages(NamedTuple):
-    """What a file's images are: `side` in pixels, None if they are not square; `pixels`: uint8, which
-    can be averaged over squares; else floats, such as latents, which have one size."""
+    """What a file's images are: their `size` in pixels (numdiff/sizes.py); `pixels`: uint8, which can
+    be averaged over squares; else floats, such as latents, which have one size."""
 
-    side: int | None
+    size: int | tuple[int, int]
     pixels: bool
 
 
@@ -82,22 +82,26 @@ def stored_images(path: str | os.PathLike) -> StoredImages | None:
         file = _open_file(os.fspath(path))
         try:
             images = _check_images(os.fspath(path), file)
-            height, width = images.shape[1:3]
-            return StoredImages(height if height == width else None, images.dtype == np.uint8)
+            return StoredImages(as_size(images.shape[1:3]), images.dtype == np.uint8)
         finally:
             file.close()
     except (NumdiffError, Refused):
         return None
 
 
-def fitting_size(stored: StoredImages, largest: int) -> int | None:
-    """Side of the images to train on, in pixels, where none is given: the largest that `largest`
-    and the file allow. It divides the stored side, and is a multiple of 8, as a model halves it.
-    None: there is no such size."""
-    if stored.side is None or not stored.pixels:
-        return stored.side
-    sizes = range(min(largest, stored.side), 7, -1)
-    return next((size for size in sizes if stored.side % size == 0 and size % 8 == 0), None)
+def fitting_size(stored: StoredImages, largest: int) -> int | tuple[int, int] | None:
+    """Size of the images to train on, in pixels, where none is given: the largest that the file
+    allows with no side above `largest`. It divides the stored size, and its sides are multiples of
+    8, as a model halves them. None: there is no such size."""
+    if not stored.pixels:
+        return stored.size
+    sizes = (size for size in _reduced_sizes(stored.size) if is_multiple(size, 8))
+    return next((size for size in sizes if max(sides(size)) <= largest), None)
+
+
+def _reduced_sizes(size):
+    """The sizes to which images can be averaged, from their own down."""
+    return [scaled_down(size, n) for n in range(1, min(sides(size)) + 1) if is_multiple(size, n)]
 
 
 class Dataset:
@@ -111,7 +115,7 @@ class Dataset:
     def __init__(
         self,
         path: str | os.PathLike,
-        image_size: int | None = None,
+        image_size: int | Sequence[int] | None = None,
         classes: Sequence[str] | None = None,
         in_memory: bool | None = None,
     ):
@@ -164,14 +168,9 @@ class Dataset:
         self.close()
 
     @property
-    def image_size(self) -> int:
-        """Side of the images; an error if they are not square."""
-        if self.shape[1] != self.shape[2]:
-            raise NumdiffError(
-                f"the images of {self.path!r} are {self.shape[1]}×{self.shape[2]}, and the models take "
-                "square ones: import them again with --size."
-            )
-        return self.shape[1]
+    def image_size(self) -> int | tuple[int, int]:
+        """Side of the images, or their height and width."""
+        return as_size(self.shape[1:3])
 
     @property
     def channels(self) -> int:
@@ -447,26 +446,22 @@ def _reduction(path, images, image_size):
     """The integer by which the images' sides are divided to reach `image_size`."""
     if image_size is None:
         return 1
-    if isinstance(image_size, bool) or not isinstance(image_size, numbers.Integral):
-        raise UsageError(f"image_size must be a whole number, and not {shown(image_size)}.")
-    height, width = images.shape[1:3]
-    if images.dtype != np.uint8 and (height, width) != (image_size, image_size):
+    wanted, own = as_size(image_size), as_size(images.shape[1:3])
+    if wanted == own:
+        return 1
+    if images.dtype != np.uint8:
         raise UsageError(
-            f"the images of {path!r} are {images.dtype} of {height}×{width} and are used as they are: use "
-            f"image size {height}."
+            f"the images of {path!r} are {images.dtype} of {in_pixels(own)} and are used as they are: use "
+            f"image size {own}."
         )
-    if height != width:
+    sizes = _reduced_sizes(own)
+    if wanted not in sizes:
+        fitting = ", ".join(str(size) for size in sizes if min(sides(size)) >= 8) or str(own)
         raise UsageError(
-            f"the images of {path!r} are {height}×{width} and not square, so they cannot be brought to "
-            f"{image_size}×{image_size}: import them again with --size {image_size}."
+            f"image size {wanted} does not divide the {own} pixels of {path!r}: use one of {fitting}, or "
+            "import the images again with --size."
         )
-    if image_size < 1 or height % image_size:
-        fitting = ", ".join(str(n) for n in range(height, 7, -1) if height % n == 0) or str(height)
-        raise UsageError(
-            f"image size {image_size} does not divide the {height} pixels of {path!r}: use one of "
-            f"{fitting}, or import the images again with --size."
-        )
-    return height // image_size
+    return sides(own)[0] // sides(wanted)[0]
 
 
 def _average(images, factor):

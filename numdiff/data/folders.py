@@ -25,6 +25,7 @@ from ..caches import cache_root, check_own_file, own_folder
 from ..errors import NumdiffError, UsageError
 from ..progress import tick
 from ..progress_bar import tracked
+from ..sizes import as_size
 from . import dataset
 from .importers import import_dataset, open_source
 from .importers.pictures import Mixed
@@ -36,14 +37,14 @@ STALE = 24 * 3600  # seconds after which an unfinished file is what a killed pro
 
 def open_dataset(
     path: str | os.PathLike | None = None,
-    image_size: int | None = None,
+    image_size: int | Sequence[int] | None = None,
     classes: Sequence[str] | None = None,
 ) -> dataset.Dataset:
     """The dataset in the HDF5 file `path`, or of the pictures in a folder, which are decoded once
     into a file in the cache. None is the default dataset: 1,906 emoji of 64×64 pixels in 9 classes.
 
-    image_size: side of the images in pixels, to reduce those of a file. It must divide their size,
-    because pixels are averaged over whole squares. The pictures of a folder are resized to any
+    image_size: side of the images in pixels, or (height, width), to reduce those of a file. It must
+    divide their size, because pixels are averaged over whole squares. The pictures of a folder are resized to any
     side. classes: the names of the classes to keep (labels are then renumbered, in the file's
     order); None keeps every image.
     """
@@ -68,11 +69,12 @@ def class_names(path=None):
 def decoded(folder, image_size=None, say=None):
     """The path of the dataset file with a folder's pictures, made now unless it is there.
 
-    image_size: side in pixels, to which the square in the middle of each picture is brought; None:
-    the pictures are square and of one size. Classes come from sub-folders or a labels file, as in
+    image_size: side in pixels, or (height, width), to which the middle of each picture is brought;
+    None: the pictures are of one size. Classes come from sub-folders or a labels file, as in
     `numdiff data import`. say(sentence): called when the pictures have been decoded (default: on
     stderr). A `NumdiffError` where one cannot be read.
     """
+    image_size = image_size and as_size(image_size)
     source, digest = _digests(folder, image_size)
     cache = pathlib.Path(cache_root()) / "data"
     name = re.sub(r"[^\w.-]", "_", os.path.basename(os.path.abspath(folder)))[:60] or "pictures"

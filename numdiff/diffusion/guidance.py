@@ -7,6 +7,7 @@ denoiser.py says what guidance is, and applies it; here stands what a model can 
 import numbers
 
 from ..errors import UsageError, shown
+from ..sizes import image_shape
 
 # of guidance, and of churn's noise: far above what makes an image, and far from overflowing
 LARGEST_SCALE = 1000
@@ -52,7 +53,7 @@ def checked_guide(guide, scale, model, cfg_scale):
             f"cfg_scale {cfg_scale:g} and a guide exclude each other: guide by the class or by "
             "another model, and leave one of them out."
         )
-    sizes = [(m.image_size, m.image_size, m.in_channels) for m in (guide, model)]
+    sizes = [image_shape(m) for m in (guide, model)]
     if sizes[0] != sizes[1]:
         raise UsageError(
             "the guide makes images of {}×{}×{} and the model of {}×{}×{}: give a guide of the same "

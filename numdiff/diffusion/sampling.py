@@ -20,6 +20,7 @@ from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
 from ..nn.model import Model, check_magnitude, check_types
 from ..settings import MAX_SAMPLE_STEPS, say
+from ..sizes import image_shape
 from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
 from .inversion import check_deterministic, check_invert, inverted
@@ -148,7 +149,7 @@ class Sampling:
             )
         self.sampler = c.sampler if c.known is None else "repaint"
         self.function = get_sampler(c.sampler) if c.known is None else repaint
-        self.shape = (model.image_size, model.image_size, model.in_channels)
+        self.shape = image_shape(model)
         self.pixels = model.in_channels in PIXEL_CHANNELS
         self.dtype = np.uint8 if self.pixels else np.float32
         self.clip = self.pixels if c.clip is None else c.clip

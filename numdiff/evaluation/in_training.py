@@ -11,6 +11,7 @@ that the figures of one run compare. They are not FID. The images of the data ar
 import numpy as np
 
 from ..errors import UsageError
+from ..sizes import in_pixels, sides
 from ..training.previews import Previews
 from .features import SMALLEST, RandomConv, extract
 from .frechet import frechet_distance, mean_and_covariance
@@ -34,10 +35,10 @@ class RunEvaluation:
                 "--evaluate-every measures samples of a model of pictures, and this one makes none: leave it "
                 "out, and evaluate samples with `numdiff sample --npz` and `numdiff evaluate`."
             )
-        if model.image_size < SMALLEST:
+        if min(sides(model.image_size)) < SMALLEST:
             raise UsageError(
                 f"--evaluate-every needs images of at least {SMALLEST}×{SMALLEST} pixels, and these are "
-                f"{model.image_size}×{model.image_size}: leave it out, or train on larger ones."
+                f"{in_pixels(model.image_size)}: leave it out, or train on larger ones."
             )
         self.trainer, self.every = trainer, options.evaluate_every
         labels = model.num_classes and in_proportion(trainer.dataset.labels, options.evaluate_count)

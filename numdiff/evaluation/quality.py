@@ -26,6 +26,7 @@ from ..device import download, synchronize
 from ..distributed.communicator import connect
 from ..errors import NumdiffError, UsageError
 from ..progress import doing
+from ..sizes import sides
 from ..training.autoencoders import array_hash
 from ..training.build import build_model, build_trainer, open_data
 from ..training.compiling import compiling
@@ -76,7 +77,7 @@ def bench_quality(
         (training/picture_record.py); on rank 0
     """
     targets = check_targets(targets)
-    if options.image_size < SMALLEST:
+    if min(sides(options.image_size)) < SMALLEST:
         raise UsageError(
             f"--image-size {options.image_size}: distances are of images of at least {SMALLEST}×"
             f"{SMALLEST} pixels; give a larger one."
@@ -155,9 +156,9 @@ class QualityRun:
         )
         self.previews = Previews(trainer, options, FIRST_SEED, sample_batch, self.labels)
         self.extractor = RandomConv(trainer.model.backend) if communicator.rank == 0 else None
-        size = trainer.model.image_size
+        size = sides(trainer.model.image_size)
         self.reference = communicator.rank == 0 and self._features(
-            open_source(trainer.dataset.path, options.classes, (size, size))
+            open_source(trainer.dataset.path, options.classes, size)
         )
         self.seconds, self.sampled, self.points, self.reached = 0.0, 0.0, [], {}
 

@@ -15,6 +15,7 @@ Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is
 """
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from ..device import Replayed, copy_into, download, empty, upload
 from ..errors import UsageError, shown
+from ..sizes import as_size, check_halvings, sides
 from . import functional as F
 from .flops import LayerProduct, conv_product, linear_product
 from .layers import Conv2d, GroupNorm, Linear
@@ -54,13 +56,13 @@ class ResnetBlock(Module):
         skip = self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x
         return self.conv2(self.norm2(h), residual=skip)
 
-    def products(self, size):
+    def products(self, pixels):
         layers = [
             self.conv1,
             self.conv2,
             *([self.nin_shortcut] if hasattr(self, "nin_shortcut") else []),
         ]
-        return [conv_product(layer, size) for layer in layers], size
+        return [conv_product(layer, pixels) for layer in layers], pixels
 
 
 class AutoencoderAttention(Module):
@@ -79,13 +81,13 @@ class AutoencoderAttention(Module):
         h = F.attention(self.qkv(F.reshape(self.norm(x), B, H * W, C)), 1)  # (B, T, C)
         return F.reshape(self.proj_out(h, residual=tokens), B, H, W, C)
 
-    def products(self, size):
-        tokens, channels = size * size, self.proj_out.weight.shape[0]
+    def products(self, pixels):
+        channels = self.proj_out.weight.shape[0]
         return [
-            linear_product(self.qkv, tokens),
-            LayerProduct(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
-            linear_product(self.proj_out, tokens),
-        ], size
+            linear_product(self.qkv, pixels),
+            LayerProduct(self.qkv.weight, 2 * 2 * pixels * pixels * channels, False),
+            linear_product(self.proj_out, pixels),
+        ], pixels
 
 
 class AutoencoderDownsample(Module):
@@ -103,8 +105,8 @@ class AutoencoderDownsample(Module):
         y = self.conv(F.window(x, -1, -1, H + 2, W + 2))  # (B, H/2 + 1, W/2 + 1, C)
         return F.window(y, 1, 1, H // 2, W // 2)
 
-    def products(self, size):
-        return [conv_product(self.conv, size)], size // 2
+    def products(self, pixels):
+        return [conv_product(self.conv, pixels)], pixels // 4
 
 
 class AutoencoderUpsample(Module):
@@ -118,8 +120,8 @@ class AutoencoderUpsample(Module):
     def forward(self, x):
         return self.conv(F.upsample(x))  # (B, 2H, 2W, C)
 
-    def products(self, size):
-        return [conv_product(self.conv, 2 * size)], 2 * size
+    def products(self, pixels):
+        return [conv_product(self.conv, 4 * pixels)], 4 * pixels
 
 
 class Level(Module):
@@ -239,7 +241,7 @@ class Autoencoder(Model):
     """AutoencoderKL: an encoder to the mean and the log variance of latents, and a decoder from
     latents.
 
-    image_size: of the images it is trained on; others work, too
+    image_size: side, or (height, width), of the images it is trained on; others work, too
     in_channels: of the images, which are float32 (B, H, W, in_channels) in [-1, 1]
     model_channels, channel_mult: level i has model_channels · channel_mult[i] channels; each but
         the last halves the size
@@ -269,7 +271,7 @@ class Autoencoder(Model):
 
     def __init__(
         self,
-        image_size: int = 256,
+        image_size: int | Sequence[int] = 256,
         in_channels: int = 3,
         model_channels: int = 128,
         channel_mult: Sequence[int] = (1, 2, 4, 4),
@@ -286,7 +288,8 @@ class Autoencoder(Model):
     ):
         self.options = constructor_options(locals())
         check_options(self.options)
-        self.image_size, self.in_channels, self.out_channels = image_size, in_channels, in_channels
+        self.image_size = as_size(image_size)
+        self.in_channels = self.out_channels = in_channels
         self.latent_channels, self.factor = latent_channels, 2 ** (len(channel_mult) - 1)
         self.scaling_factor, self.shift_factor, self.learn_sigma = (
             scaling_factor,
@@ -420,15 +423,16 @@ class Autoencoder(Model):
 
     def products(self) -> list[LayerProduct]:
         """Of one image of `image_size` through encoder and decoder."""
-        found, size = [conv_product(self.encoder.conv_in, self.image_size)], self.image_size
+        pixels = math.prod(sides(self.image_size))
+        small = pixels // self.factor**2
+        found = [conv_product(self.encoder.conv_in, pixels)]
         for side in (self.encoder, self.decoder):
             if side is self.decoder:
-                found.append(conv_product(side.conv_in, size))
+                found.append(conv_product(side.conv_in, pixels))
             for module in side.modules():
-                more, size = module.products(size)
+                more, pixels = module.products(pixels)
                 found += more
-            found.append(conv_product(side.conv_out, size))
-        small = self.image_size // self.factor
+            found.append(conv_product(side.conv_out, pixels))
         for name in ("quant_conv", "post_quant_conv"):
             if hasattr(self, name):
                 found.append(conv_product(getattr(self, name), small))
@@ -492,18 +496,14 @@ def check_options(options):
         "latent_channels",
         "groups",
     ):
-        if options[name] < 1:
+        if min(sides(options[name])) < 1:
             raise UsageError(f"{name} {options[name]} must be at least 1.")
-    mult, size = options["channel_mult"], options["image_size"]
+    mult = options["channel_mult"]
     if not mult or min(mult) < 1:
         raise UsageError(
             f"channel_mult {tuple(mult)} must be one or more whole numbers of at least 1."
         )
-    if size % 2 ** (len(mult) - 1):
-        raise UsageError(
-            f"image_size {size} cannot be halved {len(mult) - 1} times: use a multiple of "
-            f"{2 ** (len(mult) - 1)}, or fewer entries in channel_mult."
-        )
+    check_halvings(options["image_size"], len(mult) - 1)
     width, groups = options["model_channels"], options["groups"]
     for m in mult:
         if width * m % groups:

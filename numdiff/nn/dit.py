@@ -18,7 +18,8 @@ parts, then `DiT.__init__` and `DiT.forward`.
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,8 +29,9 @@ from ..device import AnyArray, upload
 from ..dtypes import is_half
 from ..errors import UsageError
 from ..settings import say
+from ..sizes import as_size, is_multiple, nearest_multiple, scaled_down, sides
 from . import functional as F
-from .flops import LayerProduct, dit_products, mlp_width
+from .flops import LayerProduct, dit_products, mlp_width, token_count
 from .layers import Embedding, Linear, constant, gaussian, xavier
 from .model import Model, constructor_options
 from .module import Module, Numbered
@@ -329,8 +331,8 @@ class FinalLayer(Module):
 class DiT(Model):
     """Predicts noise, velocity or x_0 from x_t, t and a class; with learn_sigma also the variance.
 
-    image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels): pixels
-    or latents
+    image_size: side of the images in pixels, or (height, width); in_channels: of x, which is float32
+        (B, height, width, in_channels): pixels or latents
     patch_size: side of a token in pixels; hidden_size: channels of a token; depth: blocks;
     num_heads: of attention
     mlp_ratio: width of the MLP relative to hidden_size; num_classes: None builds a model without
@@ -363,7 +365,7 @@ class DiT(Model):
 
     def __init__(
         self,
-        image_size: int = 32,
+        image_size: int | Sequence[int] = 32,
         in_channels: int = 4,
         patch_size: int = 2,
         hidden_size: int = 1152,
@@ -386,7 +388,8 @@ class DiT(Model):
     ):
         self.options = constructor_options(locals())
         check_options(self.options)
-        self.image_size, self.in_channels, self.patch_size = image_size, in_channels, patch_size
+        self.image_size, self.in_channels = as_size(image_size), in_channels
+        self.patch_size = patch_size
         self.hidden_size, self.num_classes, self.learn_sigma = hidden_size, num_classes, learn_sigma
         self.out_channels = in_channels * (2 if learn_sigma else 1)
         self.null_class = num_classes if num_classes is not None and class_dropout > 0 else None
@@ -405,8 +408,8 @@ class DiT(Model):
         self.final_layer = FinalLayer(
             hidden_size, patch_size * patch_size * self.out_channels, norm
         )
-        grid = image_size // patch_size
-        self._finish(device, seed, fixed=grid * grid * hidden_size)
+        grid = sides(scaled_down(image_size, patch_size))
+        self._finish(device, seed, fixed=math.prod(grid) * hidden_size)
         # (T, D), never trained
         self.pos_embed = upload(position_table(hidden_size, grid), self.backend)
         self.rotation = (
@@ -507,7 +510,7 @@ class DiT(Model):
             tokens, y = block(tokens, y, own, following, self.rotation)
             own = theirs
         tokens = F.cast(self.final_layer(y), np.float32)
-        return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
+        return F.unpatchify(tokens, self.patch_size, *sides(self.image_size))
 
     def products(self) -> list[LayerProduct]:
         return dit_products(self.options)
@@ -542,17 +545,18 @@ def padded_columns(array, inner):
 
 
 def position_table(channels, grid):
-    """The fixed position embedding of grid × grid tokens, float32 (T, channels): sines and cosines
-    of column, then of row.
+    """The fixed position embedding of `grid` = (rows, columns) of tokens, or of as many of both,
+    float32 (T, channels): sines and cosines of column, then of row.
 
     Each coordinate p has channels / 2 numbers: sin(p·ω_k) for all k, then cos(p·ω_k), ω_k =
     10000^(-4k / channels). The column comes first, as in the public implementation. Computed in
     float64.
     """
     omega = 10000.0 ** (-np.arange(channels // 4) / (channels // 4))
-    angles = np.arange(grid)[:, None] * omega
-    line = np.concatenate((np.sin(angles), np.cos(angles)), axis=1)  # (grid, channels / 2)
-    rows, columns = np.divmod(np.arange(grid * grid), grid)
+    down, across = sides(grid)
+    angles = np.arange(max(down, across))[:, None] * omega
+    line = np.concatenate((np.sin(angles), np.cos(angles)), axis=1)  # (positions, channels / 2)
+    rows, columns = np.divmod(np.arange(down * across), across)
     return np.concatenate((line[columns], line[rows]), axis=1).astype(np.float32)
 
 
@@ -583,18 +587,18 @@ def check_float8(hidden, inner, mlp):
 def check_options(options):
     """Raise a `UsageError` for options with which no DiT can be laid out."""
     options = {**PLAIN, **options}
-    size, patch = options["image_size"], options["patch_size"]
+    size, patch = as_size(options["image_size"]), options["patch_size"]
     hidden, heads = options["hidden_size"], options["num_heads"]
-    if min(size, patch, hidden, heads, options["depth"], options["in_channels"]) < 1:
+    if min(*sides(size), patch, hidden, heads, options["depth"], options["in_channels"]) < 1:
         raise UsageError(
             "image_size, in_channels, patch_size, hidden_size, depth and num_heads must be at least 1."
         )
-    if size % patch:
-        fits = [p for p in (2, 4, 8) if size % p == 0]
+    if not is_multiple(size, patch):
+        fits = [p for p in (2, 4, 8) if is_multiple(size, p)]
         advice = f"a patch_size of {' or '.join(map(str, fits))}, or an" if fits else "an"
         raise UsageError(
             f"image_size {size} is not divisible by patch_size {patch}: use {advice} image_size of "
-            f"{max(patch, round(size / patch) * patch)}."
+            f"{nearest_multiple(size, patch)}."
         )
     if hidden % heads:
         raise UsageError(
@@ -614,7 +618,7 @@ def check_options(options):
                 f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}."
             )
     if options["attention"] != "full":
-        attention_kind(options["attention"]).check(options, (size // patch) ** 2)
+        attention_kind(options["attention"]).check(options, token_count(options))
     if options["rope"] and hidden // heads % 4:
         raise UsageError(
             f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "

@@ -4,7 +4,7 @@ built."""
 import math
 
 from .dit import FREQUENCIES, PLAIN, attention_kind
-from .flops import mlp_width
+from .flops import mlp_width, token_count
 
 
 def dit_shapes(options):
@@ -12,7 +12,7 @@ def dit_shapes(options):
     order."""
     o = {**PLAIN, **options}
     D, patch, channels = o["hidden_size"], o["patch_size"], o["in_channels"]
-    inner, tokens = mlp_width(D, o["mlp_ratio"], o["mlp"]), (o["image_size"] // patch) ** 2
+    inner, tokens = mlp_width(D, o["mlp_ratio"], o["mlp"]), token_count(o)
     shapes = {"pos_embed": (1, tokens, D)}
 
     def layer(name, *shape):

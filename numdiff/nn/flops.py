@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 from .. import extensions
+from ..sizes import scaled_down, sides
 
 
 class LayerProduct(NamedTuple):
@@ -20,11 +21,11 @@ class LayerProduct(NamedTuple):
     of_weight: bool = True
 
 
-def conv_product(conv, size):
-    """A convolution over one size × size image."""
+def conv_product(conv, pixels):
+    """A convolution over one image of `pixels` pixels."""
     outputs, kernel, _, inputs = conv.weight.shape
     return LayerProduct(
-        conv.weight, 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs
+        conv.weight, 2 * (pixels // conv.stride**2) * outputs * kernel * kernel * inputs
     )
 
 
@@ -64,11 +65,16 @@ def forward_flops(model):
     return model.forward_flops()
 
 
+def token_count(options):
+    """Tokens of one image of a DiT with these options."""
+    return math.prod(sides(scaled_down(options["image_size"], options["patch_size"])))
+
+
 def dit_products(options):
     """[Product] of a DiT with these options, which is not built."""
     D, patch, swiglu = options["hidden_size"], options["patch_size"], options["mlp"] == "swiglu"
     tokens, inner = (
-        (options["image_size"] // patch) ** 2,
+        token_count(options),
         mlp_width(D, options["mlp_ratio"], options["mlp"]),
     )
     pixels, attention = (

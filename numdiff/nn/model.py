@@ -17,6 +17,7 @@ from .. import extensions
 from ..device import AnyArray, get_backend, is_device, is_planned, upload
 from ..dtypes import is_bfloat16
 from ..errors import UsageError, quoted, shown
+from ..sizes import as_size, image_shape
 from .evaluation import evaluate
 from .flops import LayerProduct, total
 from .module import FlatParameters, Module
@@ -31,7 +32,8 @@ class Model(Module):
     calls `_finish`.
 
     Attributes: kind (the name of its record in training/kinds/), options (to build it again),
-    image_size, in_channels, out_channels, learn_sigma, num_classes (None: without classes),
+    image_size (a side, or height and width: numdiff/sizes.py), in_channels, out_channels,
+    learn_sigma, num_classes (None: without classes),
     null_class (the index that stands for no class, or None), backend, parameters, diffusion
     (options of the Diffusion it was trained with; empty: the defaults), tf32 (whether products use
     TF32; None: as the device's switch says).
@@ -42,7 +44,7 @@ class Model(Module):
 
     kind: str = ""
     null_class: int | None = None
-    image_size: int
+    image_size: int | tuple[int, int]
     in_channels: int
     out_channels: int
     num_classes: int | None
@@ -243,7 +245,7 @@ class Model(Module):
             raise UsageError(
                 f"x_t must be an array of real numbers, and not {shown(x_t)}."
             ) from None
-        expected = (self.image_size, self.image_size, self.in_channels)
+        expected = image_shape(self)
         if x_t.ndim != 4 or x_t.shape[1:] != expected or not len(x_t):
             raise UsageError(
                 f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))})."
@@ -310,8 +312,8 @@ class Model(Module):
         shape = getattr(x.data, "shape", ())
         if len(shape) != 4 or shape[3] != self.in_channels:
             raise UsageError(
-                f"x has shape {tuple(shape)}; this model takes (B, {self.image_size}, {self.image_size}, "
-                f"{self.in_channels})."
+                f"x has shape {tuple(shape)}; this model takes (B, "
+                f"{', '.join(map(str, image_shape(self)))})."
             )
         for name, values, dtypes in (("t", t, "int32 or float32"), ("y", y, "int32")):
             if values is not None and getattr(values, "shape", None) not in ((1,), shape[:1]):
@@ -411,6 +413,8 @@ def constructor_options(values):
                     raise UsageError(f"{name} {number} must be a finite number.")
                 if number > kind.largest.get(name, math.inf):
                     raise UsageError(f"{name} {number:,} must be at most {kind.largest[name]:,}.")
+    if "image_size" in values:
+        values = {**values, "image_size": as_size(values["image_size"])}
     return {
         k: _plain(v) for k, v in values.items() if k not in ("self", "device", "seed", "__class__")
     }

@@ -12,19 +12,21 @@ SOURCE  Su et al. 2021, arXiv:2104.09864, section 3.2.2, eq. 15 and 34; the orde
 import numpy as np
 
 from ..errors import UsageError
+from ..sizes import sides
 
 
 def rotation_table(head_size, grid, theta=10000.0):
-    """Cosines and sines of grid × grid tokens, row by row: float32 (2, grid², head_size), computed
-    in float64."""
+    """Cosines and sines of `grid` = (rows, columns) of tokens, or of as many of both, row by row:
+    float32 (2, T, head_size), computed in float64."""
     if head_size < 4 or head_size % 4:
         raise UsageError(
             f"A head of {head_size} channels cannot be rotated: row and column share its pairs, so use a "
             "number of heads with which it is a multiple of 4."
         )
     half = head_size // 2
-    # (grid, half)
-    line = np.repeat(np.arange(grid)[:, None] * theta ** (-np.arange(0, half, 2) / half), 2, axis=1)
-    rows, columns = np.divmod(np.arange(grid * grid), grid)
+    down, across = sides(grid)
+    positions = np.arange(max(down, across))[:, None]
+    line = np.repeat(positions * theta ** (-np.arange(0, half, 2) / half), 2, axis=1)
+    rows, columns = np.divmod(np.arange(down * across), across)
     angles = np.concatenate((line[rows], line[columns]), axis=1)
     return np.stack((np.cos(angles), np.sin(angles))).astype(np.float32)

@@ -9,6 +9,7 @@ blocks, then `UNet.__init__`, which lays them out, then `UNet.forward`.
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from .. import extensions
 from ..device import AnyArray
 from ..errors import UsageError, quoted
 from ..settings import say
+from ..sizes import as_size, check_halvings, level_sides, sides
 from . import functional as F
 from .flops import LayerProduct, conv_product, linear_product
 from .layers import Conv2d, Embedding, GroupNorm, Linear
@@ -37,9 +39,9 @@ class Upsample(Module):
         x = F.upsample(x)  # (B, 2H, 2W, C)
         return self.conv(x) if hasattr(self, "conv") else x
 
-    def products(self, size):
-        """([Product] of one image of this size, the size after the block); so of all blocks."""
-        return [conv_product(self.conv, 2 * size)] if hasattr(self, "conv") else [], 2 * size
+    def products(self, pixels):
+        """([Product] of one image of `pixels` pixels, the pixels after the block); so of all blocks."""
+        return [conv_product(self.conv, 4 * pixels)] if hasattr(self, "conv") else [], 4 * pixels
 
 
 class Downsample(Module):
@@ -52,8 +54,8 @@ class Downsample(Module):
     def forward(self, x):
         return self.op(x) if hasattr(self, "op") else F.avgpool(x)  # (B, H/2, W/2, C)
 
-    def products(self, size):
-        return [conv_product(self.op, size)] if hasattr(self, "op") else [], size // 2
+    def products(self, pixels):
+        return [conv_product(self.op, pixels)] if hasattr(self, "op") else [], pixels // 4
 
 
 class EmbeddedBlock(Module):
@@ -120,8 +122,8 @@ class ResBlock(EmbeddedBlock):
             x = self.skip_connection(x)
         return self.out_layers[3](h, residual=x)
 
-    def products(self, size):
-        after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
+    def products(self, pixels):
+        after = {None: pixels, "up": 4 * pixels, "down": pixels // 4}[self.direction]
         found = [
             conv_product(self.in_layers[2], after),
             linear_product(self.emb_layers[1], 1),
@@ -150,13 +152,13 @@ class AttentionBlock(Module):
         h = F.attention(qkv, self.heads, self.order)  # (B, T, C)
         return F.reshape(self.proj_out(h, residual=F.reshape(x, B, H * W, C)), B, H, W, C)
 
-    def products(self, size):
-        tokens, channels = size * size, self.proj_out.weight.shape[0]
+    def products(self, pixels):
+        channels = self.proj_out.weight.shape[0]
         return [
-            linear_product(self.qkv, tokens),
-            LayerProduct(self.qkv.weight, 2 * 2 * tokens * tokens * channels, False),
-            linear_product(self.proj_out, tokens),
-        ], size
+            linear_product(self.qkv, pixels),
+            LayerProduct(self.qkv.weight, 2 * 2 * pixels * pixels * channels, False),
+            linear_product(self.proj_out, pixels),
+        ], pixels
 
 
 class Stage(Numbered):
@@ -167,28 +169,29 @@ class Stage(Numbered):
             x = block(x, embedded, randomness) if isinstance(block, EmbeddedBlock) else block(x)
         return x
 
-    def products(self, size):
+    def products(self, pixels):
         found = []
         for block in self.modules.values():
-            more, size = (
-                ([conv_product(block, size)], size // block.stride)
+            more, pixels = (
+                ([conv_product(block, pixels)], pixels // block.stride**2)
                 if isinstance(block, Conv2d)
-                else block.products(size)
+                else block.products(pixels)
             )
             found += more
-        return found, size
+        return found, pixels
 
 
 class UNet(Model):
     """Predicts noise, velocity or x_0 from x_t and t.
 
-    image_size, in_channels: of x, which is float32 (B, image_size, image_size, in_channels) in [-1,
-    1]
+    image_size: side of the images in pixels, or (height, width); in_channels: of x, which is float32
+        (B, height, width, in_channels) in [-1, 1]
     model_channels, channel_mult: level i has int(model_channels · channel_mult[i]) channels; each
     level halves the size
     out_channels: default in_channels, or twice that with learn_sigma
     num_res_blocks: ResBlocks per level
-    attention_resolutions: image sizes, in pixels, at which attention follows each ResBlock
+    attention_resolutions: image sizes, in pixels, at which attention follows each ResBlock; of
+        images that are no squares the longer side
     num_head_channels: channels of an attention head; -1: use num_heads heads (num_heads_upsample on
     the way up)
     use_scale_shift_norm: the embedding scales and shifts the second norm, instead of being added
@@ -229,7 +232,7 @@ class UNet(Model):
 
     def __init__(
         self,
-        image_size: int = 64,
+        image_size: int | Sequence[int] = 64,
         in_channels: int = 3,
         model_channels: int = 64,
         out_channels: int | None = None,
@@ -255,11 +258,8 @@ class UNet(Model):
     ):
         self.options = constructor_options(locals())
         check_options(self.options)
-        self.image_size, self.in_channels, self.model_channels = (
-            image_size,
-            in_channels,
-            model_channels,
-        )
+        self.image_size = as_size(image_size)
+        self.in_channels, self.model_channels = in_channels, model_channels
         self.num_classes, self.learn_sigma, self.max_period = num_classes, learn_sigma, max_period
         self.out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
         self.class_dropout = class_dropout
@@ -301,14 +301,15 @@ class UNet(Model):
             self.label_emb = Embedding(num_classes + (class_dropout > 0), emb_channels)
 
         widths = [int(mult * model_channels) for mult in channel_mult]
-        channels, size = widths[0], image_size
+        channels = widths[0]
+        attends = [size in attention_resolutions for size in level_sides(image_size, len(widths))]
         self.input_blocks = Numbered({0: Stage({0: Conv2d(in_channels, channels)})})
         skips = [channels]
         for level, width in enumerate(widths):
             for _ in range(num_res_blocks):
                 stage = Stage({0: res(channels, width)})
                 channels = width
-                if size in attention_resolutions:
+                if attends[level]:
                     stage.append(attention(channels, num_heads))
                 self.input_blocks.append(stage)
                 skips.append(channels)
@@ -323,7 +324,6 @@ class UNet(Model):
                     )
                 )
                 skips.append(channels)
-                size //= 2
 
         self.middle_block = Stage(
             {
@@ -338,7 +338,7 @@ class UNet(Model):
             for i in range(num_res_blocks + 1):
                 stage = Stage({0: res(channels + skips.pop(), width)})
                 channels = width
-                if size in attention_resolutions:
+                if attends[level]:
                     stage.append(attention(channels, num_heads_upsample))
                 if level > 0 and i == num_res_blocks:
                     stage.append(
@@ -346,7 +346,6 @@ class UNet(Model):
                         if resblock_updown
                         else Upsample(channels, conv_resample)
                     )
-                    size *= 2
                 self.output_blocks.append(stage)
 
         self.out = Numbered(
@@ -415,18 +414,19 @@ class UNet(Model):
         return F.cast(self.out[2](self.out[0](h)), np.float32)
 
     def products(self) -> list[LayerProduct]:
-        found, size = [linear_product(self.time_embed[k], 1) for k in (0, 2)], self.image_size
+        found = [linear_product(self.time_embed[k], 1) for k in (0, 2)]
+        pixels = math.prod(sides(self.image_size))
         for stage in (
             *self.input_blocks.modules.values(),
             self.middle_block,
             *self.output_blocks.modules.values(),
         ):
-            more, size = stage.products(size)
+            more, pixels = stage.products(pixels)
             found += more
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         return [
             product._replace(weight=names[id(product.weight)])
-            for product in (*found, conv_product(self.out[2], size))
+            for product in (*found, conv_product(self.out[2], pixels))
         ]
 
 
@@ -442,7 +442,8 @@ def other_block(name):
 
 def check_options(options):
     """Raise a `UsageError` for options with which no UNet can be laid out."""
-    size, mult, base = options["image_size"], options["channel_mult"], options["model_channels"]
+    size, mult = as_size(options["image_size"]), options["channel_mult"]
+    base = options["model_channels"]
     halvings = len(mult) - 1
     outputs = options.get("out_channels")
     for name in (
@@ -452,17 +453,13 @@ def check_options(options):
         "groups",
         *(["out_channels"] if outputs else []),
     ):
-        if options[name] < 1:
+        if min(sides(options[name])) < 1:
             raise UsageError(f"{name} {options[name]} must be at least 1.")
     if outputs == 0 or options["num_res_blocks"] < 0:
         raise UsageError("out_channels must be at least 1, and num_res_blocks at least 0.")
     if not mult or min(mult) <= 0:
         raise UsageError(f"channel_mult {tuple(mult)} must be one or more numbers above zero.")
-    if size % 2**halvings or size < 2**halvings:
-        raise UsageError(
-            f"image_size {size} cannot be halved {halvings} times: use a multiple of {2**halvings}, or "
-            "fewer entries in channel_mult."
-        )
+    check_halvings(size, halvings)
     channels = [int(base * m) for m in mult]
     for c in channels:
         if c % options["groups"] or c == 0:
@@ -477,7 +474,9 @@ def check_options(options):
             if heads != -1 and (heads < 1 or c % heads):
                 raise UsageError(f"{c} channels do not divide into {heads} heads: change {name}.")
     attended = {
-        c for i, c in enumerate(channels) if size // 2**i in options["attention_resolutions"]
+        c
+        for c, side in zip(channels, level_sides(size, len(mult)), strict=True)
+        if side in options["attention_resolutions"]
     } | {channels[-1]}
     for c in sorted(attended):
         if (width := options["num_head_channels"]) != -1 and (width < 1 or c % width):

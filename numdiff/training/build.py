@@ -15,6 +15,7 @@ from ..nn.model import parameter_shapes
 from ..nn.module import frozen_by
 from ..progress import doing
 from ..settings import arguments, config_class
+from ..sizes import sides
 from . import kinds
 from .forecast import Plan
 from .initial import check_dataset, start_of, take
@@ -41,7 +42,6 @@ def decode_folder(options):
 def build_dataset(options):
     """The dataset that the options name; a `UsageError` if its images do not suit the model."""
     dataset = open_dataset(options.data, options.image_size, options.classes)
-    dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
         asked = options.init is None and not kinds.get(options.model).presets.get(
             options.preset, {}
@@ -113,7 +113,7 @@ def check_memory(options, sizes):
     activations that the backward pass needs."""
     if options.device not in ("cpu", "emulator"):  # a GPU, or a stand-in for one, says so itself
         return
-    microbatch, pixels = options.microbatch or options.batch, sizes["image_size"] ** 2
+    microbatch, pixels = options.microbatch or options.batch, math.prod(sides(sizes["image_size"]))
     kept = kinds.get(options.model).activations(sizes)
     if options.recompute != "no":
         kept //= 8

@@ -22,6 +22,7 @@ from ..data.names import key
 from ..errors import NumdiffError, UsageError, of_option, printable
 from ..nn.convert.check import listed
 from ..settings import COMMON, flag, say
+from ..sizes import in_pixels
 from . import kinds
 from .kinds.weights import defaults_of
 from .model_files import ModelFile, objective, read_any
@@ -331,12 +332,10 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
     if table in start.arrays and table not in shapes:
         taken.lines.append(f"left out: {table}, as this run has no classes")
     taken.lines.extend(f"{heading}: {text}" for heading, text in start.remarks)
-    if sizes["image_size"] != start.options["image_size"]:
-        now, before = sizes["image_size"], start.options["image_size"]
+    now, before = (in_pixels(each["image_size"]) for each in (sizes, start.options))
+    if now != before:
         said = kind.resized(start.options, sizes)
-        taken.lines.append(
-            f"for images of {now}×{now}, which were {before}×{before}{said and f': {said}'}"
-        )
+        taken.lines.append(f"for images of {now}, which were {before}{said and f': {said}'}")
     before, now = (
         objective(options) for options in (start.diffusion, diffusion or start.diffusion)
     )

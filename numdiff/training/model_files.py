@@ -51,7 +51,9 @@ HEADS_OR_NONE = schema.either(schema.integer(-1, -1), COUNT)
 CLASSES_OR_NONE = schema.optional(schema.integer(1, 1 << 24))
 SHARE = schema.number(0, 1)
 OPTIONS = {  # what the options of models may be; those not named here are of their default's type
-    "image_size": schema.integer(1, MAX_IMAGE_SIZE),
+    "image_size": schema.either(
+        schema.integer(1, MAX_IMAGE_SIZE), schema.items(schema.integer(1, MAX_IMAGE_SIZE), 2, 2)
+    ),
     "in_channels": WIDTH,
     "out_channels": schema.optional(WIDTH),
     "model_channels": WIDTH,

@@ -87,9 +87,7 @@ class TrainOptions:
         values = {"precision": "fp32", **values}  # what runs used before there was a choice
         kinds.get(values.get("model", COMMON["model"].default)).upgrade(values)
         lines = table()
-        return cls(
-            **{k: tuple(v) if isinstance(v, list) else lines[k].meant(v) for k, v in values.items()}
-        )
+        return cls(**{k: lines[k].meant(v) for k, v in values.items()})
 
     def save(self, path):
         write_json(path, self.to_json(), "the options")
@@ -429,11 +427,7 @@ def _known(given):
             raise UsageError(
                 f"there is no setting {name!r}{near_miss(name, lines)}: correct it, or leave it out."
             )
-    return {
-        k: tuple(v) if isinstance(v, list) else lines[k].meant(v)
-        for k, v in given.items()
-        if v is not None
-    }
+    return {k: lines[k].meant(v) for k, v in given.items() if v is not None}
 
 
 def _precision(name, device, capability=None):

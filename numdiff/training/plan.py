@@ -18,6 +18,7 @@ from ..device.kernel_cache import KernelCache
 from ..device.planned import card_of, cards_with, collect
 from ..diffusion.sampling import PIXEL_CHANNELS
 from ..errors import NumdiffError, UsageError
+from ..sizes import sides
 from . import kinds
 from .build import build_dataset, build_model, build_trainer
 from .compiling import PlannedRank, finish, plan_trainer, planned_rank
@@ -72,7 +73,7 @@ class Described:
 
     def __init__(self, size, channels, classes=None):
         self.shape, self.channels, self.classes = (
-            (1, size, size, channels),
+            (1, *sides(size), channels),
             channels,
             range(classes or 0),
         )

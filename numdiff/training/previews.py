@@ -10,6 +10,7 @@ from ..diffusion.sampling import PIXEL_CHANNELS
 from ..distributed.together import make_together
 from ..errors import UsageError
 from ..option_names import as_options
+from ..sizes import image_shape
 from .autoencoders import LatentDecoder
 from .report import columns_of, image_grid, save_png
 
@@ -76,11 +77,7 @@ class Previews:
 
     def _draw_part(self, look):
         model = self.trainer.model
-        shape = (
-            self.decoder().shape
-            if self.options.vae
-            else (model.image_size, model.image_size, model.in_channels)
-        )
+        shape = self.decoder().shape if self.options.vae else image_shape(model)
         images = np.empty((self.stop - self.first, *shape), np.uint8)
         if not len(images):
             return images
@@ -98,10 +95,9 @@ class Previews:
                     f"--vae {self.options.vae} decodes latents, and the images of --data are pictures of "
                     f"{model.in_channels} channels: leave it out, or run `numdiff data encode` first."
                 )
-            shape = model.image_size, model.image_size, model.in_channels
             self._decoder = LatentDecoder(
                 self.options.vae,
-                shape,
+                image_shape(model),
                 model.backend or "cpu",
                 self.options.precision,
                 getattr(trainer.dataset, "encoded_by", None),

@@ -5,6 +5,7 @@ import numpy as np
 
 from ..device.arena import Arena
 from ..diffusion.memory import Measuring
+from ..sizes import sides
 from . import kinds
 from .build import build_trainer
 from .compiling import PlannedRank
@@ -14,7 +15,7 @@ class Shapes:
     """As much of a dataset as a trainer asks for before its first step."""
 
     def __init__(self, options, channels):
-        self.shape = options.batch, options.image_size, options.image_size, channels
+        self.shape = options.batch, *sides(options.image_size), channels
         self.dtype = np.dtype(np.uint8 if channels in (1, 3) else np.float32)
         self.labels = np.zeros(options.batch, np.int32)
 

@@ -19,6 +19,7 @@ from ..diffusion.sampling import to_uint8
 from ..distributed.together import make_together
 from ..files import cannot_write, open_to_append, write_all
 from ..nn import Tensor
+from ..sizes import image_shape, scaled_down, sides
 from .autoencoders import OF_RUN, write_autoencoder
 from .previews import BATCH, draws
 from .report import image_grid, save_png
@@ -119,7 +120,6 @@ class Reconstructions:
     def rehearse(self):
         """Launch every kernel that drawing launches, and read nothing back."""
         model = self.trainer.model
-        side = model.image_size
         # a stand-in for a dataset has one picture
         first, stop = self._part(self.options.sample_count)
         sizes = {
@@ -129,8 +129,8 @@ class Reconstructions:
         }
         with self.trainer.ema_weights(), model.arithmetic():
             for size in sizes if draws(self.options, model) else ():
-                shape = size, side, side, model.in_channels
+                shape = size, *image_shape(model)
                 model.moments(Tensor(empty(shape, np.float32, model.backend)))
-                small = side // model.factor
-                shape = size, small, small, model.latent_channels
+                small = sides(scaled_down(model.image_size, model.factor))
+                shape = size, *small, model.latent_channels
                 model.reconstruct(Tensor(empty(shape, np.float32, model.backend)))

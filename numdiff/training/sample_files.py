@@ -15,6 +15,7 @@ from PIL import Image
 from ..data.pictures import Unreadable, flatten, open_picture
 from ..errors import NumdiffError, UsageError
 from ..files import atomic_file
+from ..sizes import sides
 from .report import image_grid
 
 ANIMATIONS = (".gif", ".png", ".apng")
@@ -189,14 +190,10 @@ class Frames:
 
 
 def read_picture(path, shape):
-    """A square picture as float32 of `shape` (H, W, C) in [-1, 1]: resized, upright, transparent
-    parts white."""
+    """A picture as float32 of `shape` (H, W, C) in [-1, 1], of whose proportions it must be:
+    resized, upright, transparent parts white."""
     with _opened(path) as picture:
-        if picture.width != picture.height:
-            raise UsageError(
-                f"{path} is {picture.width}×{picture.height} and not square: cut a square out of it "
-                "first."
-            )
+        _check_proportions(path, picture, shape)
         picture = picture.convert("L" if shape[2] == 1 else "RGB")
         if picture.size != (shape[1], shape[0]):
             picture = picture.resize((shape[1], shape[0]), Image.Resampling.LANCZOS)
@@ -204,32 +201,40 @@ def read_picture(path, shape):
     return pixels / np.float32(127.5) - 1
 
 
+def _check_proportions(what, picture, shape):
+    """Raise a `UsageError` for a picture whose proportions are not those of `shape` (H, W, …), but
+    for the rounding of its sides to whole pixels."""
+    height, width = shape[:2]
+    if abs(picture.width * height - picture.height * width) > max(height, width):
+        raise UsageError(
+            f"{what} has {picture.height}×{picture.width} pixels, height × width, and the model makes "
+            f"images of {height}×{width}: crop it to these proportions first."
+        )
+
+
 def read_mask(name, size):
-    """Float32 (size, size), 1 where pixels are kept: from a picture (black is kept, white
-    generated) or a side's name.
+    """Float32 (height, width) of an image's size, 1 where pixels are kept: from a picture (black is
+    kept, white generated) or a side's name.
 
     A side or "centre" is the half of the picture that is generated (of the centre: half its width
     and height).
     """
-    mask = np.ones((size, size), np.float32)
-    half, quarter = size // 2, size // 4
+    height, width = sides(size)
+    mask = np.ones((height, width), np.float32)
     if name in SIDES:
+        rows, columns = (slice(n // 4, n // 4 + n // 2) for n in (height, width))
         made = {
-            "left": np.s_[:, :half],
-            "right": np.s_[:, half:],
-            "top": np.s_[:half],
-            "bottom": np.s_[half:],
-            "centre": np.s_[quarter : quarter + half, quarter : quarter + half],
+            "left": np.s_[:, : width // 2],
+            "right": np.s_[:, width // 2 :],
+            "top": np.s_[: height // 2],
+            "bottom": np.s_[height // 2 :],
+            "centre": np.s_[rows, columns],
         }[name]
         mask[made] = 0
         return mask
     with _opened(name, f" (or give one of {', '.join(SIDES)})") as picture:
-        if picture.width != picture.height:
-            raise UsageError(
-                f"the mask {name} is {picture.width}×{picture.height} and not square: make it like the "
-                "picture."
-            )
-        picture = picture.convert("L").resize((size, size), Image.Resampling.BOX)
+        _check_proportions(f"the mask {name}", picture, (height, width))
+        picture = picture.convert("L").resize((width, height), Image.Resampling.BOX)
         return (np.asarray(picture) < 128).astype(np.float32)
 
 

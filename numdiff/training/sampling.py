@@ -28,6 +28,7 @@ from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
 from ..settings import counted, flag
+from ..sizes import image_shape
 from .autoencoders import LatentDecoder, array_hash
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
@@ -216,14 +217,13 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
                     )
             steps = own
         if request.inpaint:
-            shape = (model.image_size, model.image_size, model.in_channels)
             if model.in_channels not in (1, 3):
                 raise UsageError(
                     f"the model makes latents of {model.in_channels} channels, and --inpaint takes a "
                     "picture: leave it out, or give a model of pictures."
                 )
             more.update(
-                known=read_picture(request.inpaint, shape),
+                known=read_picture(request.inpaint, image_shape(model)),
                 mask=read_mask(request.mask, model.image_size),
             )
             if communicator.rank == 0:
@@ -406,9 +406,8 @@ def say_inversion(paths, images, slerp):
 
 def read_init(option, path, model, decoder):
     """The picture of an option as the model makes its own: float32 (H, W, C), or its latents."""
-    shape = (model.image_size, model.image_size, model.in_channels)
     if model.in_channels in PIXEL_CHANNELS:
-        return read_picture(path, shape)
+        return read_picture(path, image_shape(model))
     if decoder is None:
         raise UsageError(
             f"the model makes latents of {model.in_channels} channels, and {option} takes a picture: "
@@ -430,8 +429,7 @@ def find_decoder(vae, model, device):
     own = (model.meta.get("pictures") or {}).get("vae")
     if vae is None and isinstance(own, str) and os.path.exists(own):
         vae = own
-    shape = (model.image_size, model.image_size, model.in_channels)
-    return LatentDecoder(vae, shape, device, model.precision) if vae else None
+    return LatentDecoder(vae, image_shape(model), device, model.precision) if vae else None
 
 
 def _silent(text):

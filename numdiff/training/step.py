@@ -20,6 +20,7 @@ from ..kernels.elementwise import add_forward
 from ..kernels.optimizer.telemetry import telemetry_read, telemetry_record
 from ..kernels.random import PURPOSE_FLIP, random_integers
 from ..nn.aliasing import aliasing_of
+from ..sizes import image_shape
 
 # steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
 RING = 1024
@@ -73,7 +74,7 @@ class TrainingStep:
         self.ranks, self.exchange = ranks, exchange or NoExchange()
         self.aliasing = aliasing_of(model) if self.microbatch == batch else None
         backend = model.backend
-        shape = shape or (model.image_size, model.image_size, model.in_channels)
+        shape = shape or image_shape(model)
         self.images = empty((batch, *shape), dtype, backend)
         self.labels = zeros(batch, np.int32, backend) if model.num_classes is not None else None
         self.samples = upload(np.arange(rank * batch, (rank + 1) * batch, dtype=np.uint32), backend)

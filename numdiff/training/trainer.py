@@ -32,6 +32,7 @@ from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale, matrices_in
 from ..nn.partition import Partition
 from ..progress import progress
 from ..settings import COMMON, config_class, configure, say, shared
+from ..sizes import image_shape
 from .compiling import compile_for, plan_of, planned_rank
 from .initial import start_from
 from .memory import room_of, say_what_fits
@@ -89,7 +90,7 @@ def check_rate(config):
 
 def check_images(model, dataset):
     """Raise a `UsageError` for a dataset whose images or labels the model does not take."""
-    shape = (model.image_size, model.image_size, model.in_channels)
+    shape = image_shape(model)
     if tuple(dataset.shape[1:]) != shape:
         raise UsageError(
             "the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with "

@@ -604,7 +604,7 @@ BAD_INPUT = [  # arguments, exit code, what the message says
         "train dit --model DiT-S/8 --size 20",
         2,
         "--image-size 20 is not divisible by the 8 pixels of a patch; use a "
-        "multiple of 8, or patches of 4 or 2.",
+        "multiple of 8, such as 16, or patches of 4 or 2.",
     ),
     (
         "train dit --model DiT-Tiny --hidden-size 100",

@@ -224,11 +224,22 @@ def test_sizes_that_do_not_fit(tmp_path, images):
         D.open_dataset(image_size=48)
     with pytest.raises(UsageError, match="size 128 does not divide"):
         D.open_dataset(image_size=128)
-    path = write(tmp_path / "a.h5", images[:, :4])
-    with pytest.raises(UsageError, match="not square"):
-        D.open_dataset(path, image_size=4)
-    with D.open_dataset(path) as dataset, pytest.raises(NumdiffError, match="--size"):
-        assert dataset.image_size
+    path = write(tmp_path / "a.h5", np.repeat(np.repeat(images[:, :6], 4, 1), 4, 2))
+    for size in (8, 16, (12, 32), (8, 12), (24, 16)):
+        with pytest.raises(
+            UsageError, match="does not divide the 24x32 pixels .*: use one of 24x32, "
+        ):
+            D.open_dataset(path, image_size=size)
+    with pytest.raises(UsageError, match="must be a whole number, or height and width"):
+        D.open_dataset(path, image_size=(8, 8, 8))
+    with D.open_dataset(path) as dataset:
+        assert dataset.image_size == (24, 32)
+
+
+def test_pictures_that_are_no_squares_are_averaged(tmp_path, images):
+    path = write(tmp_path / "a.h5", np.repeat(np.repeat(images[:, :6], 4, 1), 4, 2))
+    with D.open_dataset(path, (6, 8)) as dataset:
+        assert np.array_equal(dataset.read(np.arange(200)), images[:, :6])
 
 
 def test_contact_sheet(tmp_path, images):

@@ -97,8 +97,10 @@ def test_unreadable_pictures_leave_nothing(photos, tmp_path):
 
 
 def test_what_cannot_be_used(photos, tmp_path, monkeypatch):
+    Image.new("RGB", (9, 9)).save(photos / "cat" / "new.png")
     with pytest.raises(
-        UsageError, match="is 24×20 pixels and not square: add --image-size, for instance"
+        UsageError,
+        match="add --image-size to bring all to one, for instance --image-size 16x32, and",
     ):
         open_dataset(photos)
     (tmp_path / "none").mkdir()

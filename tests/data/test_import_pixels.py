@@ -505,10 +505,14 @@ def test_too_large(tmp_path, out):
 
 
 def test_not_square(packed, out):
+    """Pictures of one size keep it; of several proportions one must be given."""
+    wide = {"a.png": np.zeros((16, 48, 3), np.uint8), "b.png": np.ones((16, 48, 3), np.uint8)}
+    assert import_dataset(packed(wide), out).shape == (2, 16, 48, 3)
     with pytest.raises(
-        UsageError, match="a.png is 48×16 pixels and not square: add --size, for instance --size 16"
+        UsageError,
+        match="c.png is 16×16 pixels, but .*a.png is 48×16: add --size .* --size 16x64, and --fit",
     ):
-        import_dataset(packed({"a.png": np.zeros((16, 48, 3), np.uint8)}), out)
+        import_dataset(packed({**wide, "c.png": np.zeros((16, 16, 3), np.uint8)}), out, force=True)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])

@@ -22,6 +22,7 @@ from numdiff.nn.convert import (
     with_positions,
     without_padding,
 )
+from numdiff.nn.convert.dit import fixed_tables
 from numdiff.nn.dit import MODELS, PLAIN, padded_columns
 from numdiff.nn.dit_shapes import dit_shapes
 from tests.nn.test_convert import Foreign, damaged_copies, pickled, tensor, write_pt
@@ -141,7 +142,8 @@ def test_published_sizes_tell_their_heads():
             "image_size": 32,
             "num_classes": 1000,
         }
-        guessed = guess_dit_options({k: Shaped(v) for k, v in dit_shapes(options).items()})
+        shapes = {k: Shaped(v) for k, v in dit_shapes(options).items()}
+        guessed = guess_dit_options({**shapes, **fixed_tables(options)})
         assert guessed == {**{k: options[k] for k in guessed if k != "rows"}, "rows": 1001}, name
         assert "num_heads" in guessed
 

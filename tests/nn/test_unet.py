@@ -215,10 +215,10 @@ def test_convnext_blocks_by_hand(rng):
         block="convnext", channel_mult=(1, 2), model_channels=C, groups=4, num_head_channels=-1
     )
     block = model.input_blocks[1][0]
-    products, after = block.products(size)
+    products, after = block.products(size * size)
     assert (total(products), after) == (
         2 * size * size * (49 * C + 8 * C * C) + 2 * 4 * C * C,
-        size,
+        size * size,
     )
     assert (
         sum(

@@ -14,6 +14,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, dit
 from numdiff.nn.convert import load_state_dict, read_weights, to_numdiff_layout, with_positions
 from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
+from numdiff.nn.convert.dit import fixed_tables
 from numdiff.nn.dit_shapes import dit_shapes
 from numdiff.training.kinds import dit_weights
 from numdiff.training.kinds.dit import DIT
@@ -426,6 +427,7 @@ def test_heads_stored_in_a_file_are_used_for_a_published_size():
         "mlp_ratio": 4.0,
     }
     shapes = {name: Shaped(shape) for name, shape in dit_shapes(options).items()}
+    shapes |= fixed_tables(options)
     for settings, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
         assert DIT.foreign().complete("w.safetensors", shapes, settings, {})["num_heads"] == heads
 

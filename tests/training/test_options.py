@@ -247,7 +247,9 @@ def test_the_size_chooses_the_unet(given, levels, attention, batch, steps):
         ((2, 360, 360, 3), np.uint8, 24, 120),
         ((2, 31, 31, 3), np.uint8, 32, 64),
         ((2, 40, 40, 4), np.float32, 40, 40),
-        ((2, 64, 48, 3), np.uint8, 32, 64),
+        ((2, 64, 48, 3), np.uint8, (32, 24), (64, 48)),
+        ((2, 60, 40, 3), np.uint8, 32, 64),
+        ((2, 24, 40, 4), np.float32, (24, 40), (24, 40)),
     ],
 )
 def test_a_run_takes_the_size_of_its_data(tmp_path, shape, dtype, cpu, cuda):

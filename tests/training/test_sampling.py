@@ -725,8 +725,11 @@ def test_pictures_and_masks(tmp_path):
     Image.fromarray(ramp[:, :32]).save(tmp_path / "wide.png")
     (tmp_path / "text.png").write_text("not a picture")
     for function, message in (
-        (lambda: read_picture(tmp_path / "wide.png", (16, 16, 3)), "32×64 and not square"),
-        (lambda: read_mask(str(tmp_path / "wide.png"), 16), "not square"),
+        (
+            lambda: read_picture(tmp_path / "wide.png", (16, 16, 3)),
+            "64×32 pixels, height × width, and the model makes images of 16×16",
+        ),
+        (lambda: read_mask(str(tmp_path / "wide.png"), 16), "the mask .* of 16×16"),
         (lambda: read_picture(tmp_path / "no.png", (16, 16, 3)), "no picture"),
         (lambda: read_mask("middle", 16), "give one of left, right"),
         (lambda: read_picture(tmp_path / "text.png", (16, 16, 3)), "not an image that Pillow"),

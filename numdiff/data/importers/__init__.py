@@ -117,7 +117,7 @@ def import_dataset(
 ):
     """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
 
-    size: side in pixels, or (height, width); None keeps the images' own size, which must then be one and square. fit:
+    size: side in pixels, or (height, width); None keeps the images' own size, which must then be one. fit:
     how an image of another shape is brought to `size`: "crop" (the largest part of that shape in the
     middle, also for None), "pad" (bars of the background) or "stretch". crop: "lanczos" (also for
     None) or "adm", which has the bits of guided-diffusion's centre crop. channels: 1 grey, 3 RGB, None what the first

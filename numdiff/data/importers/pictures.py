@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image, ImageColor
 
 from ...errors import NumdiffError, UsageError
+from ...sizes import as_size
 from ..pictures import flatten, profile_of, region_of
 from .source import examples
 
@@ -94,7 +95,7 @@ class Fitting:
         self.size = (size, size) if isinstance(size, int) else size
         if size is not None and not all(1 <= n <= LARGEST for n in self.size):
             raise UsageError(
-                f"{size_flag} {size_in_words(self.size)} is out of range: use 1 to {LARGEST} pixels."
+                f"{size_flag} {as_size(self.size)} is out of range: use 1 to {LARGEST} pixels."
             )
         if fit not in (None, *FITS):
             raise UsageError(f"--fit {fit} is unknown: use one of {', '.join(FITS)}.")
@@ -109,7 +110,7 @@ class Fitting:
             )
         if crop == "adm" and self.size[0] != self.size[1]:
             raise UsageError(
-                f"--crop adm makes squares, and {size_flag} is {size_in_words(self.size)}: give one "
+                f"--crop adm makes squares, and {size_flag} is {as_size(self.size)}: give one "
                 "number, or leave --crop out."
             )
         self.fit, self.channels, self.flag = fit or FITS[0], channels, size_flag
@@ -130,12 +131,7 @@ class Fitting:
         if self.channels is None:
             self.channels = len(image.getbands())
         if self.shape is None:
-            if image.width != image.height:
-                raise UsageError(
-                    f"{name} is {image.width}×{image.height} pixels and not square: add {self.flag}, for "
-                    f"instance {self.flag} {_power_of_two(min(image.size))}."
-                )
-            if image.width > LARGEST:
+            if max(image.size) > LARGEST:
                 raise UsageError(
                     f"{name} is {image.width}×{image.height} pixels: add {self.flag} to reduce it, for "
                     f"instance {self.flag} 256."
@@ -156,7 +152,7 @@ class Fitting:
             raise UsageError(
                 f"{name} is {image.width}×{image.height} pixels, but {self.first} is "
                 f"{self.shape[1]}×{self.shape[0]}: add {self.flag} to bring all to one, for instance "
-                f"{self.flag} {_power_of_two(self.shape[0])}."
+                f"{self.flag} {_powers_of_two(self.shape)}, and --fit for those of another shape."
             )
         if image.mode == "RGB" and self.channels == 1 and self.mixed_refused:
             raise Mixed(f"{name} is in colour, but {self.first} is grey: add --rgb or --grey.")
@@ -204,11 +200,6 @@ class AsTheyAre:
 
     def decide(self, image, name):
         height, width = image.shape[:2]
-        if height != width:
-            raise UsageError(
-                f"{str(self.path)!r} holds latents of {height}×{width}, and the models take square ones: "
-                "crop them first."
-            )
         if self.wanted not in (None, (height, width)):
             raise UsageError(
                 f"{str(self.path)!r} holds latents of {height}×{width}, which are not resized: leave "
@@ -250,11 +241,6 @@ def adm_crop(image, side):
     )
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.crop((left, top, left + side, top + side))
-
-
-def size_in_words(size):
-    """256 for (256, 256), 256x384 for (256, 384)."""
-    return str(size[0]) if size[0] == size[1] else "x".join(map(str, size))
 
 
 def _to_shape(image, rows, columns, fit, background, pixels, region):
@@ -302,6 +288,6 @@ def _resize(image, box, width, height):
     return image.resize((width, height), Image.Resampling.LANCZOS, box)
 
 
-def _power_of_two(side):
-    """The power of two nearest to a side, at least 8: a size that every UNet can halve."""
-    return max(8, 2 ** round(math.log2(side)))
+def _powers_of_two(shape):
+    """The powers of two nearest to height and width, at least 8: a size that every UNet can halve."""
+    return as_size([max(8, 2 ** round(math.log2(side))) for side in shape])

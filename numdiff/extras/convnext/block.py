@@ -91,20 +91,20 @@ class ConvNeXtBlock(EmbeddedBlock):
             )
         return F.mlp(h, *layers, scale=self.layer_scale.weight, residual=x)
 
-    def products(self, size):
-        after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
+    def products(self, pixels):
+        after = {None: pixels, "up": 4 * pixels, "down": pixels // 4}[self.direction]
         found = (
-            [conv_product(self.skip_connection, size)] if hasattr(self, "skip_connection") else []
+            [conv_product(self.skip_connection, pixels)] if hasattr(self, "skip_connection") else []
         )
         return [
             *found,
             depthwise_product(self.depthwise, after),
             linear_product(self.emb_layers[1], 1),
-            linear_product(self.mlp_in, after * after),
-            linear_product(self.mlp_out, after * after),
+            linear_product(self.mlp_in, after),
+            linear_product(self.mlp_out, after),
         ], after
 
 
-def depthwise_product(conv, size):
-    """A depthwise convolution over one size × size image."""
-    return LayerProduct(conv.weight, 2 * size * size * math.prod(conv.weight.shape))
+def depthwise_product(conv, pixels):
+    """A depthwise convolution over one image of `pixels` pixels."""
+    return LayerProduct(conv.weight, 2 * pixels * math.prod(conv.weight.shape))

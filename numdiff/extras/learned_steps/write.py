@@ -1,6 +1,7 @@
 """What `numdiff schedule` does: few steps, learned from a trained model, in a file that `numdiff
 sample` takes."""
 
+import math
 import time
 
 from ... import __version__
@@ -11,6 +12,7 @@ from ...files import write_json
 from ...option_names import as_options
 from ...outputs import check_ending, check_output
 from ...progress_bar import progress_bar
+from ...sizes import image_shape
 from ...training.model_files import files_of
 from ...training.options import resolve_device
 from ...training.sampling import find_model, load_by_options
@@ -56,7 +58,7 @@ def schedule_command(
         check_output("the schedule", output, *files_of(checkpoint))
         model = load_by_options(checkpoint, device, weights, precision, None, echo)
         # bytes of an image's states
-        image = 4 * (from_steps + 1) * model.image_size**2 * model.in_channels
+        image = 4 * (from_steps + 1) * math.prod(image_shape(model))
         kept = image * (count + min(batch, count))  # and of a batch's answers
         if kept > MAX_BYTES:
             raise UsageError(

@@ -224,7 +224,10 @@ def options_of_config(config):
         value = config.get(theirs)
         value = default if value is None else value
         if value is not None:
-            if type(value) not in (int, float) or not -1e6 < value < 1e6:
+            two = type(value) is list and len(value) == 2 and ours == "image_size"
+            if not all(
+                type(v) in (int, float) and -1e6 < v < 1e6 for v in (value if two else [value])
+            ):
                 raise NumdiffError(f"config.json says {theirs} {value!r}, which is no number")
             found[ours] = value
     return found

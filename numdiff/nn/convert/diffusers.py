@@ -21,6 +21,7 @@ import numpy as np
 from ... import schema
 from ...errors import NumdiffError, UsageError
 from ...files import read_bytes
+from ...sizes import as_size, in_pixels
 from ..dit import EPS, PLAIN, UNPUBLISHED, position_table
 from .check import listed
 
@@ -107,6 +108,11 @@ def diffusers_config(options):
     if changed:
         raise UsageError(
             f"diffusers' DiT has no {changed[0]} {options[changed[0]]}, as this model has: write "
+            ".safetensors or .npz instead."
+        )
+    if not isinstance(as_size(options["image_size"]), int):
+        raise UsageError(
+            f"diffusers' DiT makes squares, but this model {in_pixels(options['image_size'])}: write "
             ".safetensors or .npz instead."
         )
     if options["mlp_ratio"] != 4:

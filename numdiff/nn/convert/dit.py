@@ -8,13 +8,13 @@ attention heads. It is known here for the published sizes, and from the weights 
 angles of a rotary embedding. Nor do shapes reveal the image size without the fixed positions.
 """
 
-import math
 import re
 
 import numpy as np
 
 from ... import extensions
 from ...errors import NumdiffError
+from ...sizes import as_size, scaled_down, sides
 from ..dit import MODELS, SIZES, mlp_width, padded_columns, padded_rows, position_table
 from ..dit_shapes import dit_shapes
 from ..rotary import rotation_table
@@ -74,9 +74,8 @@ def guess_dit_options(state_dict, depth=0):
         options["rows"] = known_shape(state_dict, "y_embedder.embedding_table.weight", 2, WHAT)[0]
     if POSITIONS in state_dict:
         tokens = known_shape(state_dict, POSITIONS, 3, WHAT)[1]
-        if math.isqrt(tokens) ** 2 != tokens:
-            raise NumdiffError(f"{POSITIONS} has {tokens} tokens, which do not make a square image")
-        options["image_size"] = math.isqrt(tokens) * patch
+        width = _columns(state_dict[POSITIONS], tokens)
+        options["image_size"] = as_size((tokens // width * patch, width * patch))
     for size in MODELS.values():
         if (size["hidden_size"], size["depth"]) == (hidden, depth):
             options["num_heads"] = size["num_heads"]
@@ -95,6 +94,20 @@ def guess_dit_options(state_dict, depth=0):
     if any(name in state_dict for name in ROTATION):
         options["rope"] = True
     return options
+
+
+def _columns(positions, tokens):
+    """How many tokens a row of an image has, from the table (1, tokens, D), whose first half repeats
+    with the column."""
+    line = np.asarray(positions, np.float32)[0, :, : positions.shape[2] // 2]
+    repeated = np.abs(line[1:] - line[0]).max(axis=1, initial=0) <= ROUNDING
+    width = 1 + int(np.argmax(repeated)) if repeated.any() else tokens
+    if tokens % width:
+        raise NumdiffError(
+            f"{POSITIONS} has {tokens} tokens, of which no row of {width} is the last: it is not the table "
+            "of sines and cosines that a DiT has"
+        )
+    return width
 
 
 def _names(state_dict, depth):
@@ -223,7 +236,8 @@ def check_dit_state_dict(state_dict, options):
 def fixed_tables(options):
     """{name: array} of a public model's fixed tables: the positions, and with a rotary embedding
     its cosines and sines (T, head size)."""
-    hidden, grid = options["hidden_size"], options["image_size"] // options["patch_size"]
+    hidden = options["hidden_size"]
+    grid = sides(scaled_down(options["image_size"], options["patch_size"]))
     tables = {POSITIONS: position_table(hidden, grid)[None]}
     if options.get("rope"):
         tables |= zip(ROTATION, rotation_table(hidden // options["num_heads"], grid), strict=True)

@@ -3,6 +3,8 @@ scripts."""
 
 import numpy as np
 
+from ...sizes import in_pixels, level_sides, sides
+
 SCRIPT_CLASSES = 1000  # NUM_CLASSES there
 SCRIPT_PERIOD, SCRIPT_GROUPS = 10000.0, 32
 
@@ -12,10 +14,8 @@ def guided_diffusion_flags(options, diffusion):
 
     options: of the UNet; diffusion: of its Diffusion, all of them
     """
-    size, levels = options["image_size"], len(options["channel_mult"])
-    attended = [
-        r for r in options["attention_resolutions"] if r in [size // 2**i for i in range(levels)]
-    ]
+    sizes = level_sides(options["image_size"], len(options["channel_mult"]))
+    size, attended = sizes[0], [r for r in options["attention_resolutions"] if r in sizes]
     scale = diffusion.get("timestep_scale", 1.0)
     flags = {
         "image_size": size,
@@ -45,6 +45,11 @@ def guided_diffusion_flags(options, diffusion):
 
 def _without_flag(options, diffusion):
     missing = []
+    if len({*sides(options["image_size"])}) > 1:
+        missing.append(
+            f"images of {in_pixels(options['image_size'])}: its scripts load and sample squares, and its "
+            "UNetModel takes any size"
+        )
     if not options["conv_resample"] and not options["resblock_updown"]:
         missing.append(
             "levels that are joined without convolutions (conv_resample=False): numdiff convert "

@@ -14,6 +14,7 @@ import re
 
 from ... import extensions
 from ...errors import NumdiffError
+from ...sizes import level_sides
 from .check import check_shapes, check_whole, known_shape
 
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
@@ -72,8 +73,8 @@ def unet_shapes(options):
         2 if options["learn_sigma"] else 1
     )
     attended = [
-        options["image_size"] // 2**level in options["attention_resolutions"]
-        for level in range(len(widths))
+        side in options["attention_resolutions"]
+        for side in level_sides(options["image_size"], len(widths))
     ]
     shapes = {}
 
@@ -207,7 +208,9 @@ def guess_unet_options(state_dict, image_size=64):
         "channel_mult": [width // base if width % base == 0 else width / base for width in widths],
         "num_res_blocks": per_level - 1,
         "attention_resolutions": [
-            image_size // 2**level for level, there in enumerate(attended) if there
+            side
+            for side, there in zip(level_sides(image_size, levels), attended, strict=True)
+            if there
         ],
         "use_scale_shift_norm": emb_outputs == 2 * widths[0],
         "block": block,

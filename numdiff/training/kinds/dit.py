@@ -5,6 +5,7 @@ import math
 from ... import extensions, schema
 from ...errors import UsageError
 from ...settings import SAME, Argument, say, setting
+from ...sizes import as_size, in_pixels, is_multiple, nearest_multiple, scaled_down
 from .kind import ModelKind
 
 ARCHITECTURES = (
@@ -259,11 +260,12 @@ class DiTKind(ModelKind):
         )
 
     def resized(self, theirs, own):
-        now, before = (sizes["image_size"] // sizes["patch_size"] for sizes in (own, theirs))
-        angles = " and the angles of the rotary embedding" if own["rope"] else ""
-        return (
-            f"positions{angles} are recomputed for {now}×{now} tokens, which were {before}×{before}"
+        now, before = (
+            in_pixels(scaled_down(sizes["image_size"], sizes["patch_size"]))
+            for sizes in (own, theirs)
         )
+        angles = " and the angles of the rotary embedding" if own["rope"] else ""
+        return f"positions{angles} are recomputed for {now} tokens, which were {before}"
 
     def is_recomputed(self, name, theirs):
         return theirs["attention"] == "full" and any(
@@ -274,17 +276,18 @@ class DiTKind(ModelKind):
         return options.architecture
 
     def check_options(self, options):
-        from ...nn.flops import mlp_width
+        from ...nn.flops import mlp_width, token_count
 
         patch, hidden = options.patch_size, options.hidden_size
         # not resolved yet: the name decides, and its sizes fit each other
         if None in (patch, hidden, options.heads):
             return
-        if options.image_size % patch:
-            fits = [str(p) for p in (8, 4, 2) if options.image_size % p == 0]
+        if not is_multiple(options.image_size, patch):
+            fits = [str(p) for p in (8, 4, 2) if is_multiple(options.image_size, p)]
             raise UsageError(
                 f"--image-size {options.image_size} is not divisible by the {patch} pixels of a patch; "
-                f"use a multiple of {patch}{', or patches of ' + ' or '.join(fits) if fits else ''}."
+                f"use a multiple of {patch}, such as {nearest_multiple(options.image_size, patch)}"
+                f"{', or patches of ' + ' or '.join(fits) if fits else ''}."
             )
         if hidden % options.heads or hidden % 4:
             raise UsageError(
@@ -295,7 +298,7 @@ class DiTKind(ModelKind):
             kind = extensions.find(
                 "dit_attention", options.attention, f"--attention {options.attention}"
             )
-            kind.check(vars(options), (options.image_size // patch) ** 2, hidden // options.heads)
+            kind.check(vars(options), token_count(vars(options)), hidden // options.heads)
         if options.rope and hidden // options.heads % 4:
             raise UsageError(
                 f"--rope rotates pairs of a head's channels by row and by column, so 4 must divide their "
@@ -327,28 +330,26 @@ class DiTKind(ModelKind):
         return dit_products(sizes)
 
     def activations(self, sizes):
-        return (
-            8
-            * sizes["depth"]
-            * sizes["image_size"] ** 2
-            // sizes["patch_size"] ** 2
-            * sizes["hidden_size"]
-        )
+        from ...nn.flops import token_count
+
+        return 8 * sizes["depth"] * token_count(sizes) * sizes["hidden_size"]
 
     def blocks(self, sizes):
         return sizes["depth"]
 
     def check_file(self, sizes, weights):
-        tokens = (sizes["image_size"] // sizes["patch_size"]) ** 2
+        from ...nn.flops import token_count
+
+        tokens = token_count(sizes)
         if 4 * tokens * sizes["hidden_size"] > max(MAX_POSITION_BYTES, weights):
             raise schema.Mismatch(
-                f"model_options.image_size is {sizes['image_size']}, {tokens:,} patches, too many "
+                f"model_options.image_size is {as_size(sizes['image_size'])}, {tokens:,} patches, too many "
                 "for such a model"
             )
 
     def describe(self, options, sizes):
         count, trained = self.count_parameters(sizes)
-        size = "×".join(str(sizes[key]) for key in ("image_size", "image_size", "in_channels"))
+        size = f"{in_pixels(sizes['image_size'])}×{sizes['in_channels']}"
         classes = f", {sizes['num_classes']:,} classes" if sizes["num_classes"] is not None else ""
         return (
             f"{self.label(options)}, {size}{classes}: {count:,} parameters ({trained:,} trained, "

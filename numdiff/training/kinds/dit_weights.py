@@ -31,6 +31,7 @@ from ...nn.convert.diffusers import CONFIG, PIPELINE, REMEDY, WEIGHTS
 from ...nn.convert.dit import ROTATION, short_of
 from ...nn.convert.flow import with_time_reversed, without_variance
 from ...nn.flops import mlp_width
+from ...sizes import in_pixels, sides
 from .dit import describe_block
 from .pipeline_files import read_pipeline
 from .weights import (
@@ -154,6 +155,15 @@ class DiTWeights(Weights):
         return with_positions(without_padding(state_dict, sizes), sizes)
 
     def notes(self, sizes, diffusion):
+        found, height_width = self._notes(sizes, diffusion), sides(sizes["image_size"])
+        if len({*height_width}) > 1:
+            found = [
+                *found,
+                ("elsewhere", "the public code makes squares: its pos_embed and unpatchify"),
+            ]
+        return found
+
+    def _notes(self, sizes, diffusion):
         if kind := ATTENTIONS.get(sizes.get("attention")):
             return [
                 (
@@ -229,7 +239,7 @@ class DiTWeights(Weights):
 
     def lines(self, target, result, o):
         yield (
-            f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"
+            f"{target}: a DiT of {result.parameters:,} parameters for {in_pixels(o['image_size'])}×"
             f"{o['in_channels']} images"
         )
         yield (

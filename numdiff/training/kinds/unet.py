@@ -5,6 +5,7 @@ import math
 from ... import extensions
 from ...errors import UsageError
 from ...settings import SAME, flag, say, setting
+from ...sizes import in_pixels, is_multiple, level_sides, nearest_multiple, scaled_down, sides
 from .kind import ModelKind
 
 BLOCKS = extensions.entries("unet_block")  # in place of residual ones
@@ -209,8 +210,9 @@ class UNetKind(ModelKind):
             options.num_head_channels = -1
 
     def start_with(self, found, given, sizes):
-        size = given.get("image_size", sizes["image_size"])
-        levels = [size // 2**i for i in range(len(sizes["channel_mult"]))]
+        levels = level_sides(
+            given.get("image_size", sizes["image_size"]), len(sizes["channel_mult"])
+        )
         found["attention_resolutions"] = tuple(
             levels[i] for i in self.structure(sizes)["attention_resolutions"]
         )
@@ -222,9 +224,9 @@ class UNetKind(ModelKind):
 
     def structure(self, sizes):
         """With attention by levels rather than by sizes, and heads in the one way that counts."""
-        found, side = super().structure(sizes), sizes["image_size"]
+        found = super().structure(sizes)
         found.setdefault("block", "resnet")  # of files from before there was a choice
-        levels = [side // 2**i for i in range(len(sizes["channel_mult"]))]
+        levels = level_sides(sizes["image_size"], len(sizes["channel_mult"]))
         resolutions = sizes["attention_resolutions"]
         found["attention_resolutions"] = [
             i for i, level in enumerate(levels) if level in resolutions
@@ -252,7 +254,8 @@ class UNetKind(ModelKind):
             values.update(learn_sigma=False, class_dropout=0.0)
 
     def activations(self, sizes):
-        return 4 * sizes["num_res_blocks"] * sizes["image_size"] ** 2 * sizes["model_channels"]
+        pixels = math.prod(sides(sizes["image_size"]))
+        return 4 * sizes["num_res_blocks"] * pixels * sizes["model_channels"]
 
     def blocks(self, sizes):
         return sizes["num_res_blocks"] * len(sizes["channel_mult"])
@@ -291,9 +294,8 @@ def _suit_size(options, given, preset):
     the last levels, where attention is, have the preset's sizes. It halves the batch and doubles
     the steps: the run sees as many images.
     """
-    doublings = max(
-        0, int(math.log2(max(1, options.image_size / preset.get("image_size", options.image_size))))
-    )
+    side = max(sides(options.image_size))
+    doublings = max(0, int(math.log2(max(1, side / preset.get("image_size", side)))))
     options.channel_mult = (options.channel_mult[0],) * doublings + tuple(options.channel_mult)
     halved = 1
     while halved < 2**doublings and options.batch // (2 * halved) >= 4:
@@ -306,23 +308,23 @@ def _suit_size(options, given, preset):
 
 
 def _sizes(o):
-    """The image sizes of the model's levels."""
-    return [o.image_size // 2**i for i in range(len(o.channel_mult))]
+    """The image sizes of the model's levels, which `attention_resolutions` names; of images that are
+    no squares the longer sides."""
+    return level_sides(o.image_size, len(o.channel_mult))
 
 
 def _preset_sizes(preset):
     """The image sizes of the levels of a preset's model."""
-    return (
-        [preset["image_size"] // 2**i for i in range(len(preset["channel_mult"]))] if preset else []
-    )
+    return level_sides(preset["image_size"], len(preset["channel_mult"])) if preset else []
 
 
 def describe_attention(o):
     """The sizes at which a run's model has attention, in words, and the preset's sizes that never
     occur."""
 
-    def at(sizes):
-        return "at " + " and ".join(f"{size}×{size}" for size in sizes)
+    def at(longer):
+        factors = [max(sides(o.image_size)) // side for side in longer]
+        return "at " + " and ".join(in_pixels(scaled_down(o.image_size, n)) for n in factors)
 
     sizes, middle = [size for size in _sizes(o) if size in o.attention_resolutions], _sizes(o)[-1:]
     text = f"attention {at(sizes)}" if sizes else f"attention in the middle alone, {at(middle)}"
@@ -338,11 +340,12 @@ def _check_sizes(o):
     levels = len(o.channel_mult)
     if not levels:
         raise UsageError("--channel-mult must have at least one entry.")
-    if o.image_size % 2 ** (levels - 1):
+    factor = 2 ** (levels - 1)
+    if not is_multiple(o.image_size, factor):
         raise UsageError(
             f"--image-size {o.image_size} cannot be halved {levels - 1} times, as the {levels} levels of "
-            f"--channel-mult {say(o.channel_mult)} need; use a multiple of {2 ** (levels - 1)}, or fewer "
-            "levels."
+            f"--channel-mult {say(o.channel_mult)} need; use a multiple of {factor}, such as "
+            f"{nearest_multiple(o.image_size, factor)}, or fewer levels."
         )
     for r in o.attention_resolutions:
         if r not in _sizes(o):

@@ -9,6 +9,7 @@ from ...nn.convert import (
     with_convolutions,
 )
 from ...settings import counted
+from ...sizes import in_pixels
 from .weights import (
     CLASSES,
     COUNT,
@@ -117,7 +118,9 @@ class UNetWeights(Weights):
             else extensions.find("unet_block", block, f"block {block}").title + " "
         )
         order = "new" if o["use_new_attention_order"] else "legacy"
-        yield f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images"
+        yield (
+            f"{target}: a UNet of {result.parameters:,} parameters for {in_pixels(o['image_size'])} images"
+        )
         yield (
             f"channels    {o['model_channels']} × ({', '.join(f'{m:g}' for m in o['channel_mult'])}), "
             f"{counted(o['num_res_blocks'], f'{blocks}block')} a level"

@@ -10,6 +10,7 @@ import math
 
 from ...errors import UsageError
 from ...settings import say
+from ...sizes import Sides, in_pixels
 
 MAX_IMAGE_SIZE = 4096  # as for a training run
 
@@ -107,8 +108,8 @@ class Weights:
     def lines(self, target, result, sizes):
         """What `numdiff convert` says of the model, line by line."""
         yield (
-            f"{target}: a {self.kind.title} of {result.parameters:,} parameters for {sizes['image_size']}×"
-            f"{sizes['image_size']} images"
+            f"{target}: a {self.kind.title} of {result.parameters:,} parameters for "
+            f"{in_pixels(sizes['image_size'])} images"
         )
         yield f"classes     {sizes['num_classes'] or 'none'}"
 
@@ -156,8 +157,16 @@ def number(low, high, low_too=True):
     return lambda v: type(v) in (int, float) and (low <= v if low_too else low < v) and v < high
 
 
+def size(low, high):
+    """A side, or height and width, each in this range."""
+    side = whole(low, high)
+    return lambda v: (
+        side(v) or type(v) in (list, tuple, Sides) and len(v) == 2 and all(map(side, v))
+    )
+
+
 IMAGE_SIZE, COUNT, CLASSES, SHARE = (
-    whole(1, MAX_IMAGE_SIZE),
+    size(1, MAX_IMAGE_SIZE),
     whole(1, 1 << 16),
     whole(1, 1 << 24),
     number(0, 1),
