@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import NumdiffError, UsageError
 from ...files import atomic_file
 from ...plots import COLOURS
-from .runs import CURVES, list_grids, read_grid, read_run, shrink
+from .runs import CURVES, SMOOTHED, list_grids, read_grid, read_run, shrink
 
 ASSETS = pathlib.Path(__file__).parent / "assets"
 PICTURES_ROOM = 900_000  # bytes of all sample grids of a page, before base64
@@ -124,10 +124,11 @@ def columns_of_chart(curve):
         "y": np.asarray(curve["y"], np.float32),
         "low": np.asarray(curve["low"], np.float32),
         "high": np.asarray(curve["high"], np.float32),
+        "smooth": np.asarray(curve["smooth"], np.float32),
     }
 
 
-EMPTY = {"x": [], "y": [], "low": [], "high": []}
+EMPTY = {"x": [], "y": [], "low": [], "high": [], "smooth": []}
 
 
 def is_logarithmic(name, runs):
@@ -141,7 +142,13 @@ def draw_charts(runs, live=False):
     every run will have."""
     try:
         from bokeh.embed import components
-        from bokeh.models import ColumnDataSource, DataRange1d, HoverTool
+        from bokeh.models import (
+            BasicTickFormatter,
+            ColumnDataSource,
+            DataRange1d,
+            HoverTool,
+            LogTicker,
+        )
         from bokeh.plotting import figure
     except ImportError:
         raise NumdiffError(
@@ -171,19 +178,25 @@ def draw_charts(runs, live=False):
                 columns_of_chart(curve) if curve else EMPTY, name=f"{name}/{k}"
             )
             chart.varea("x", "low", "high", source=source, fill_color=run["colour"], fill_alpha=0.2)
-            lines.append(
-                chart.line("x", "y", source=source, line_color=run["colour"], line_width=1.8)
-            )
+            colour = {"source": source, "line_color": run["colour"]}
+            if name in SMOOTHED:
+                chart.line("x", "y", **colour, line_width=1, line_alpha=0.35)
+            lines.append(chart.line("x", "smooth", **colour, line_width=1.8))
             if curve and len(curve["x"]) == 1:  # a line of one point is not seen
                 chart.scatter("x", "y", source=source, color=run["colour"], size=6)
         chart.add_tools(
             HoverTool(
                 renderers=lines,
-                tooltips=[("step", "@x{0,0}"), (CURVES[name][0].lower(), "@y{0.0000a}")],
+                tooltips=[("step", "@x{0,0}"), (CURVES[name][0].lower(), "@smooth{0.0000a}")],
                 mode="vline",
             )
         )
-        chart.xaxis.axis_label, chart.xaxis.formatter.use_scientific = "step", False
+        chart.xaxis.axis_label = "step"
+        chart.xaxis.formatter = BasicTickFormatter(use_scientific=False)
+        chart.yaxis.formatter = BasicTickFormatter(power_limit_low=-5, power_limit_high=6)
+        if is_logarithmic(name, runs):
+            # powers of two; those of ten would leave most charts with one
+            chart.yaxis.ticker = LogTicker(base=2, mantissas=[1], num_minor_ticks=0)
         for axis in (*chart.xaxis, *chart.yaxis):
             axis.axis_line_color = axis.major_tick_line_color = GREY
             axis.minor_tick_line_color = None

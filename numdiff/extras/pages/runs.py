@@ -15,7 +15,8 @@ from PIL import Image
 
 from ...errors import NumdiffError, printable
 from ...files import open_regular
-from ...training.options import load_options
+from ...plots import running_mean
+from ...training.options import load_options, settings_of
 from ...training.report import STATS, read_records
 from ...training.run_folder import check_run, find_run
 
@@ -23,6 +24,8 @@ POINTS = 2000  # of a curve, at most: more than a screen has pixels in a row
 GRIDS = 60  # of a run, at most
 GRID = re.compile(r"^samples-(\d{8})\.png$")
 GRID_PIXELS = 1 << 26  # of a grid, at most: one that claims more is not opened
+SMOOTHED = {"loss", "norm"}  # drawn with their running mean
+WINDOW = 50  # of which share of a curve, as its inverse, that is the mean
 CURVES = {  # name: (title, key in stats.jsonl, logarithmic axis)
     "loss": ("Loss", "loss", True),
     "norm": ("Gradient norm", "gradient_norm", True),
@@ -48,8 +51,9 @@ def find_runs(names, outdir="runs"):
 def read_run(run_dir):
     """A dict for JSON: name, step, steps, finished, curves, settings, notes.
 
-    curves: {name: {"x", "y", "low", "high"}}, float32 arrays of at most POINTS values; low and high
-    are the extremes of the steps that a value of the mean y stands for.
+    curves: {name: {"x", "y", "low", "high", "smooth"}}, arrays of at most POINTS values; low and
+    high are the extremes of the steps that a value of the mean y stands for, smooth the running
+    mean of y over a WINDOWth of the steps, where the curve is SMOOTHED.
     """
     run_dir = pathlib.Path(run_dir)
     options = load_options(run_dir)
@@ -71,14 +75,28 @@ def read_run(run_dir):
         "curves": {
             name: curve
             for name, (_, key, _) in CURVES.items()
-            if (curve := curve_of(records, key)) is not None
+            if (curve := curve_of(records, key, name in SMOOTHED)) is not None
         },
-        "settings": {name: printable(str(v), 400) for name, v in options.to_json().items()},
+        "settings": say_settings(options.to_json()),
         "notes": notes,
     }
 
 
-def curve_of(records, key):
+def say_settings(settings):
+    """{name: text} of the settings that a run's kind of model has."""
+    own = {"model", *settings_of(settings["model"])}
+    return {name: say_value(value) for name, value in settings.items() if name in own}
+
+
+def say_value(value):
+    """A setting's value, of JSON, as text."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    values = value if isinstance(value, list) else [value]
+    return printable(", ".join(map(str, values)) or "none", 400)
+
+
+def curve_of(records, key, smoothed=False):
     """The thinned curve of a key of the records; None if no record has it. The loss has a value for
     each step."""
     x, y = [], []
@@ -94,7 +112,10 @@ def curve_of(records, key):
     finite = np.isfinite(y)
     if not finite.any():
         return None
-    return thin(np.array(x, np.float64)[finite], y[finite])
+    x, y = np.array(x, np.float64)[finite], y[finite]
+    window = (len(y) // WINDOW) // 2 * 2 + 1 if smoothed else 1
+    smooth = running_mean(y, window) if window > 1 else y
+    return {**thin(x, y), "smooth": thin(x, smooth)["y"]}
 
 
 def is_number(value):

@@ -47,6 +47,23 @@ def test_thinning_keeps_means_and_extremes():
     np.testing.assert_allclose((curve["y"] * sizes).sum() / 10_001, y.mean(), atol=1e-5)
 
 
+def test_a_running_mean_is_drawn_over_a_noisy_curve(tmp_path):
+    run = read_run(make_run(tmp_path, steps=400))
+    loss, rate = (run["curves"][name] for name in ("loss", "rate"))
+    for at in (3, 200, 396):  # 400 losses: the mean of nine, of fewer near the ends
+        around = loss["y"][max(0, at - 4) : at + 5]
+        assert loss["smooth"][at] == pytest.approx(around.mean(), rel=1e-5)
+    assert np.diff(loss["smooth"][50:]).std() < np.diff(loss["y"][50:]).std() / 4
+    assert (rate["smooth"] == rate["y"]).all()
+
+
+def test_settings_are_those_of_the_kind_as_one_writes_them(tmp_path):
+    settings = read_run(make_run(tmp_path, classes=("Flags", "Objects")))["settings"]
+    assert settings["classes"] == "Flags, Objects" and settings["min_snr_gamma"] == "–"
+    assert settings["class_cond"] == "no" and settings["freeze"] == "none"
+    assert "patch_size" not in settings and "latent_channels" not in settings
+
+
 def test_values_that_are_no_numbers_are_left_out():
     records = [
         {"step": 1, "loss": None, "losses": [None], "gradient_norm": "x", "scale": True},

@@ -78,6 +78,7 @@ function showSettings() {
     return row;
   });
   document.querySelector("tbody").replaceChildren(...rows);
+  document.querySelector("table").className = report.runs.length < 2 ? "one" : "";
   at("only").closest("p").hidden = report.runs.length < 2;
   choose();
 }
@@ -91,7 +92,7 @@ at("only").addEventListener("change", choose);
 
 // A server's page: what is new comes every two seconds
 
-const columns = ["x", "y", "low", "high"];
+const columns = ["x", "y", "low", "high", "smooth"];
 
 async function update() {
   try {
