@@ -38,11 +38,6 @@ COMMANDS = {
     "data": (".data", "Import images, and describe datasets."),
     "convert": (".convert", "Convert weights from and to the formats of other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
-    "bench": (
-        ".bench",
-        "Measure training steps, samples and kernels, optionally compared with PyTorch.",
-    ),
-    "profile": (".profile", "Show where a training step's time goes, by kernel and by layer."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
     "learn": (".learn", "Learn GPU programming by puzzles, without a GPU."),

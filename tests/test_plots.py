@@ -156,7 +156,7 @@ def test_plots_leave_matplotlibs_settings_and_threads_draw(tmp_path):
 @exhaustive
 def test_training_does_not_import_matplotlib_before_it_draws():
     script = (
-        "import sys\nimport numdiff.training.run, numdiff_cli.train, numdiff_cli.bench\n"
+        "import sys\nimport numdiff.training.run, numdiff_cli.train, numdiff.extras.measure.bench\n"
         "assert 'matplotlib' not in sys.modules"
     )
     assert subprocess.run(forked("-c", script), capture_output=True, timeout=60).returncode == 0

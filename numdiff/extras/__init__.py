@@ -31,6 +31,20 @@ register(
 )
 
 register(
+    "numdiff.extras.measure",
+    command={
+        "bench": (
+            "bench:bench",
+            "Measure training steps, samples and kernels, optionally compared with PyTorch.",
+        ),
+        "profile": (
+            "profile:profile",
+            "Show where a training step's time goes, by kernel and by layer.",
+        ),
+    },
+)
+
+register(
     "numdiff.extras.pages",
     command={
         "report": ("report_command:report", "Show runs as one page: curves, samples, settings."),

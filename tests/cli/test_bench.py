@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from numdiff.benchmark.profile import profile_step
 from numdiff.benchmark.rooflines import draw_kernels
 from numdiff.errors import NumdiffError
+from numdiff.extras.measure.profile import memory_table
+from numdiff.extras.measure.sample import sample_comparison
+from numdiff.extras.measure.step import price
+from numdiff.extras.measure.versus import torch_pairs
 from numdiff.training import kinds
-from numdiff_cli.bench.sample import sample_comparison
-from numdiff_cli.bench.step import price
-from numdiff_cli.bench.versus import torch_pairs
 from numdiff_cli.main import main
-from numdiff_cli.profile import memory_table
 
 SMALL = "--preset tiny --device cpu --batch 1 --size 8".split()
 
@@ -84,7 +84,7 @@ def test_bench_step_of_ones_own_model():
 
 STUCK = """
 import signal, subprocess, sys, time
-from numdiff_cli.bench import versus
+from numdiff.extras.measure import versus
 from numdiff_cli.main import ended_in_order
 versus.GRACE_S = 0.1
 with ended_in_order(), versus.ended_promptly():

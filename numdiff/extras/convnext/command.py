@@ -2,11 +2,12 @@
 
 import click
 
-from numdiff_cli.bench.shared import measurement
-from numdiff_cli.bench.versus import ended_promptly
 from numdiff_cli.output import echo
 from numdiff_cli.settings import GroupedCommand, settings
 from numdiff_cli.values import Choice
+
+from ..measure.shared import measurement
+from ..measure.versus import ended_promptly
 
 
 @click.command(cls=GroupedCommand)

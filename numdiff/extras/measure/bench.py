@@ -6,8 +6,8 @@ Each command has a file; shared.py and versus.py have what several of them need.
 import click
 
 from numdiff.extensions import entries, find
+from numdiff_cli.suggest import SuggestingGroup
 
-from ..suggest import SuggestingGroup
 from . import data, kernels, ladder, quality, sample, step, transfer, tune
 
 

@@ -2,8 +2,9 @@
 
 import click
 
-from ..output import echo
-from ..settings import GroupedCommand, settings
+from numdiff_cli.output import echo
+from numdiff_cli.settings import GroupedCommand, settings
+
 from .shared import measurement
 
 

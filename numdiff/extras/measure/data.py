@@ -4,9 +4,10 @@ import os
 
 import click
 
-from ..output import echo
-from ..settings import GroupedCommand, SettingOption, settings
-from ..values import Number
+from numdiff_cli.output import echo
+from numdiff_cli.settings import GroupedCommand, SettingOption, settings
+from numdiff_cli.values import Number
+
 from .shared import measurement
 
 

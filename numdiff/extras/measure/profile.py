@@ -2,8 +2,8 @@
 
 import click
 
-from .settings import KindGroup, SettingOption, kind_command
-from .values import Choice
+from numdiff_cli.settings import KindGroup, SettingOption, kind_command
+from numdiff_cli.values import Choice
 
 SHARED = (
     "preset",
@@ -78,7 +78,7 @@ def show(model, out, png, rows, name_parts, clock, **given):
     from numdiff.benchmark.profile import profile_step
     from numdiff.training.options import resolve
 
-    from .bench.shared import check_results, echo_model, model_name
+    from .shared import check_results, echo_model, model_name
 
     options = resolve({"model": model, **given})
     check_results(png, ("--out", "the trace", out))

@@ -5,8 +5,7 @@ import click
 
 from numdiff.sizes import in_pixels
 from numdiff.training import kinds
-
-from ..settings import SettingOption
+from numdiff_cli.settings import SettingOption
 
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 # of what they write

@@ -2,7 +2,8 @@
 
 import click
 
-from ..settings import KindGroup, kind_command
+from numdiff_cli.settings import KindGroup, kind_command
+
 from .shared import echo_model, measured_by
 from .versus import VERSUS, ended_promptly, measured, torch_pairs
 

@@ -5,9 +5,9 @@ import math
 import click
 
 from numdiff.training import kinds
+from numdiff_cli.settings import GroupedCommand, settings
+from numdiff_cli.values import Choice, Number
 
-from ..settings import GroupedCommand, settings
-from ..values import Choice, Number
 from .shared import KERNELS, MODEL, echo_model, measurement
 
 

@@ -3,10 +3,10 @@
 import click
 
 from numdiff.sizes import in_pixels
+from numdiff_cli.output import echo
+from numdiff_cli.settings import KindGroup, ListOf, kind_command
+from numdiff_cli.values import Choice
 
-from ..output import echo
-from ..settings import KindGroup, ListOf, kind_command
-from ..values import Choice
 from .shared import check_results, measured_by, model_name
 from .versus import ended_promptly
 

@@ -4,9 +4,9 @@ import click
 
 from numdiff.sizes import in_pixels
 from numdiff.training.options import settings_of
+from numdiff_cli.output import echo
+from numdiff_cli.settings import KindGroup, ListOf, classes_given, kind_command
 
-from ..output import echo
-from ..settings import KindGroup, ListOf, classes_given, kind_command
 from .shared import check_results, measured_by, model_name
 
 OF_RUNS = (

@@ -9,8 +9,8 @@ import signal
 import threading
 import time
 
-from ..settings import ListOf
-from ..values import Choice
+from numdiff_cli.settings import ListOf
+from numdiff_cli.values import Choice
 
 VERSUS = (
     (

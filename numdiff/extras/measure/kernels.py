@@ -3,9 +3,9 @@
 import click
 
 from numdiff.training import kinds
+from numdiff_cli.settings import GroupedCommand, settings
+from numdiff_cli.values import Choice
 
-from ..settings import GroupedCommand, settings
-from ..values import Choice
 from .shared import KERNELS, MODEL, check_results, echo_model, measurement, model_name
 
 

@@ -4,9 +4,9 @@ import click
 
 from numdiff.option_names import as_options
 from numdiff.settings import SAMPLERS
+from numdiff_cli.settings import KindGroup, kind_command
+from numdiff_cli.values import Choice
 
-from ..settings import KindGroup, kind_command
-from ..values import Choice
 from .shared import echo_model, measured_by
 from .versus import VERSUS, ended_promptly, measured, torch_pairs
 
