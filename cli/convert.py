@@ -173,7 +173,8 @@ def convert(
     DiTPipeline is read, too: its DiT here, its autoencoder wherever there is --vae.
 
     IN may also be an autoencoder (AutoencoderKL): diffusers' folder, or a file with latent
-    diffusion's names, which may be a whole checkpoint of it (first_stage_model).
+    diffusion's names, which may be a whole checkpoint of it (first_stage_model). Or the weights of
+    a feature network for numdiff evaluate --features: pytorch-fid's InceptionV3.
 
     The sizes of the model follow from the weights. Unless IN is unet.cu's or was written by
     numdiff, you must give what weights do not show: the image size and the attention heads; for a
@@ -211,15 +212,17 @@ def convert(
             raise UsageError(
                 f"--vae {vae} needs --to diffusers-pipeline: add it, or leave this out."
             )
+        others = click.get_current_context().params.items()
+        given = [k for k, v in others if v is not None and v is not False and k not in PATHS]
+        for converter in available("converter").values():
+            if converter.holds(source):
+                for line in converter.convert(source, target, given):
+                    echo(line)
+                return
         factors = {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
         if holds_autoencoder(source):
-            others = click.get_current_context().params.items()
-            given = [
-                name
-                for name, value in others
-                if value is not None and value is not False and name not in (*factors, *PATHS)
-            ]
-            for line in convert_autoencoder(source, target, factors, given):
+            others = [name for name in given if name not in factors]
+            for line in convert_autoencoder(source, target, factors, others):
                 echo(line)
             return
         if any(value is not None for value in factors.values()):

@@ -11,9 +11,9 @@ from .values import Choice
 @click.argument("reference", metavar="[REFERENCE]", required=False)
 @click.option(
     "--features",
-    metavar="MODULE:FUNCTION",
-    help="Your own function from images, uint8 (B, H, W, 3), to features (B, D).  [default: random-conv, a "
-    "fixed random network]",
+    metavar="FILE.h5|MODULE:FUNCTION",
+    help="A feature network of numdiff convert, such as inception.h5 for FID; or your own function from "
+    "images, uint8 (B, H, W, 3), to features (B, D).  [default: random-conv, a fixed random network]",
 )
 @click.option(
     "--classes",
@@ -66,14 +66,14 @@ from .values import Choice
     type=Choice(["auto", "cpu", "cuda", "emulator"]),
     default="auto",
     show_default=True,
-    help="Where random-conv computes; auto: the GPU if there is one.",
+    help="Where features are computed; auto: the GPU if there is one.",
 )
 @click.option(
     "--precision",
     type=Choice(["auto", "fp32", "tf32"]),
     default="auto",
     show_default=True,
-    help="Arithmetic of random-conv; auto: fp32 everywhere, so that figures from all machines can be "
+    help="Arithmetic of numdiff's features; auto: fp32 everywhere, so that figures from all machines can be "
     "compared. tf32 is faster on a GPU; its figures can only be compared with those of tf32.",
 )
 @click.option(
@@ -106,6 +106,7 @@ def evaluate(samples, reference, classes, **options):
     numdiff sample auto --count 1000 --npz samples.npz
     numdiff evaluate samples.npz data/emoji64.h5 --classes "Smileys & Emotion"
     numdiff evaluate data/emoji64.h5 --save-stats emoji.npz
+    numdiff evaluate samples.npz emoji.npz --features inception.h5
     """
     from numdiff.evaluation.evaluate import evaluate_command
 

@@ -27,6 +27,10 @@ PLACES
     dit_attention     an attention of the DiT (nn/dit.py, `attention_kind`), and its words in help
     dit_settings      a setting of training runs of a DiT, as `settings`; likewise of each kind of model
     convert           a click option of `numdiff convert`, whose value is one of the model's options
+    converter         a module that converts files of no model for `numdiff convert`: holds(source), and
+                      convert(source, target, given), lines (cli/convert.py)
+    features          by the ending of a file: a function (name, backend, precision) that returns an extractor
+                      of features (evaluation/features.py)
     torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
     precision         {precision: what keeps a model's weights in it} (nn/module.py, `keep_float8`)
     run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting

@@ -24,6 +24,7 @@ import traceback
 
 import numpy as np
 
+from .. import extensions
 from ..device import download, upload
 from ..errors import NumdiffError, UsageError, printable, shown
 from ..kernels.conv2d import conv2d_forward
@@ -136,13 +137,18 @@ def _spatial(x):
 
 
 def find_extractor(name=None, backend=None, precision="auto"):
-    """(callable, its name): None or "random-conv" for `RandomConv`, else what `module:function`
-    names.
+    """(callable, its name): None or "random-conv" for `RandomConv`, a file of an extension's
+    network, else what `module:function` names.
 
-    precision: of RandomConv; "auto" is fp32
+    precision: of numdiff's own; "auto" is fp32
     """
     if name in (None, "random-conv", RandomConv.name):
         extractor = RandomConv(backend, "fp32" if precision == "auto" else precision)
+        return extractor, extractor.name
+    ending = os.path.splitext(str(name).partition(":")[0])[1]
+    if ending in extensions.entries("features"):
+        load = extensions.find("features", ending, f"--features {name}")
+        extractor = load(name, backend, precision)
         return extractor, extractor.name
     if precision != "auto":
         raise UsageError(
@@ -152,7 +158,8 @@ def find_extractor(name=None, backend=None, precision="auto"):
     module, colon, function = str(name).partition(":")
     if not (module and colon and function):
         raise UsageError(
-            f"--features {name} must be random-conv, or a function of your own as module:function."
+            f"--features {name} must be random-conv, a file .h5 of a feature network, or a function of "
+            "your own as module:function."
         )
     # `numdiff` is installed elsewhere, and the user's module is in the current folder
     if os.getcwd() not in sys.path:

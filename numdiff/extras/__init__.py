@@ -121,3 +121,10 @@ register(
         )
     },
 )
+
+register(
+    "numdiff.extras.feature_networks",
+    features={".h5": "files:load_extractor"},
+    converter={"feature network": "files"},
+    kernels={"feature networks": "kernels"},
+)

@@ -1,0 +1,1 @@
+"""What the feature networks compute and the core has no operation for."""
