@@ -34,6 +34,8 @@ PLACES
     torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
     precision         {precision: what keeps a model's weights in it} (nn/module.py, `keep_float8`)
     run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting
+    nn_names          a name that `numdiff.nn` exports, too
+    optimizer         a module with `make`, `atoms` and `describe` (training/trainer.py, `optimizer_of`)
     optimizer_state   {setting: what an optimizer keeps (nn/optimizer.py)}, likewise
     checkpoint_meta   a key of a checkpoint's description: its schema
     weights           a module that computes weights from a checkpoint's buffers (training/model_files.py)

@@ -128,3 +128,14 @@ register(
     converter={"feature network": "files"},
     kernels={"feature networks": "kernels"},
 )
+
+register(
+    "numdiff.extras.muon",
+    optimizer={"muon": "optimizer"},
+    nn_names={"Muon": "optimizer:Muon"},
+    kernels={
+        "muon": "update",
+        "newton_schulz": "newton_schulz",
+        "symmetric": "symmetric",
+    },
+)

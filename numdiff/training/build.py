@@ -21,7 +21,7 @@ from .forecast import Plan
 from .initial import check_dataset, start_of, take
 from .precision import IN_TRAINING, SCALES_LOSS
 from .run_extension import extensions_of
-from .trainer import Trainer, matrices_of
+from .trainer import Trainer, optimizer_of
 
 MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in int32
 
@@ -240,18 +240,6 @@ def describe_frozen(patterns, shapes):
     )
 
 
-def describe_muon(options, model):
-    """One line about what Muon trains of a model, built or only laid out."""
-    matrices, shapes = matrices_of(model), {name: p.shape for name, p in model.named_parameters()}
-    frozen = frozen_by(options.freeze, shapes) if options.freeze else ()
-    matrices = {name: count for name, count in matrices.items() if name not in frozen}
-    count = sum(math.prod(shapes[name]) for name in matrices)
-    return (
-        f"Muon, momentum {options.muon_momentum:g}, for {sum(matrices.values())} matrices, {count:,} of "
-        f"{sum(map(math.prod, shapes.values())):,} parameters; AdamW for the others"
-    )
-
-
 def describe_average(options, parameters):
     """One line about the averaged weights, and what extensions keep; parameters: their number."""
     return describe_decay(options) + "".join(
@@ -353,8 +341,8 @@ def describe_without_training(options, peaks_on=None):
         f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
         f"{options.learning_rate:g}"
     )
-    if options.optimizer == "muon":
-        yield f"optimizer {describe_muon(options, kinds.get(options.model).laid_out(sizes))}"
+    if found := optimizer_of(options.optimizer):
+        yield f"optimizer {found.describe(options, kinds.get(options.model).laid_out(sizes))}"
     parameters = count_parameters(options.model, sizes)[0]
     yield f"average   {describe_average(options, parameters)}"
     yield f"precision {describe_precision(options)}"

@@ -32,7 +32,6 @@ from .build import (
     describe_average,
     describe_frozen,
     describe_model,
-    describe_muon,
     describe_objective,
     describe_precision,
     describe_preset,
@@ -66,6 +65,7 @@ from .resume import (
     why_no_step,
 )
 from .run_folder import create_run, find_resume, lock_run, sample_path
+from .trainer import optimizer_of
 
 LARGE = 50_000_000  # parameters of a model whose building takes long enough to be said
 
@@ -261,8 +261,8 @@ def describe(options, dataset, trainer):
         f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
         f"{options.learning_rate:g}"
     )
-    if options.optimizer == "muon":
-        yield f"optimizer {describe_muon(options, model)}"
+    if found := optimizer_of(options.optimizer):
+        yield f"optimizer {found.describe(options, model)}"
     parameters = count_parameters(options.model, model.options)[0]
     yield f"average   {describe_average(options, parameters)}"
     yield f"precision {describe_precision(options)}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import extensions
 from ..configs import TrainerConfig
 from ..configuration import configured_by
 from ..data.fingerprint import fingerprint
@@ -25,10 +26,10 @@ from ..device import copy_into, download, fill_zero
 from ..diffusion.process import make_diffusion
 from ..distributed.communicator import current
 from ..errors import NumdiffError, OutOfMemoryError, TooManyElementsError, UsageError, shown
-from ..nn import AdamW, Muon
+from ..nn import AdamW
 from ..nn.flops import step_flops
 from ..nn.model import Model
-from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale, matrices_in
+from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale
 from ..nn.partition import Partition
 from ..progress import progress
 from ..settings import COMMON, config_class, configure, say, shared
@@ -126,14 +127,10 @@ def check_denoiser(model):
         )
 
 
-def matrices_of(model):
-    """`model.matrices()`, of which Muon needs one."""
-    if matrices := model.matrices():
-        return matrices
-    raise UsageError(
-        f"--optimizer muon is for weight matrices in a model's blocks, and this {model.kind} has none: "
-        "give --optimizer adamw."
-    )
+def optimizer_of(name):
+    """The module of an optimizer that an extension adds: `make`, `atoms` and `describe`; None of
+    AdamW."""
+    return None if name == "adamw" else extensions.find("optimizer", name, f"--optimizer {name}")
 
 
 class NonFiniteError(NumdiffError):
@@ -241,12 +238,8 @@ class Trainer:
         self._loader = None
 
     def _make_partition(self, shares):
-        parameters, atoms = self.model.parameters, ()
-        if self.config.optimizer == "muon":
-            atoms = [
-                (start, stop)
-                for *_, start, stop in matrices_in(parameters, matrices_of(self.model))
-            ]
+        parameters, found = self.model.parameters, optimizer_of(self.config.optimizer)
+        atoms = found.atoms(self.model) if found else ()
         try:
             return Partition(parameters, self.communicator, shares, atoms)
         # a rank would have nothing, as where a few large matrices are all there is
@@ -261,9 +254,10 @@ class Trainer:
         if ema_decay is None:
             ema_decay = 0.5 ** (s.batch / s.ema_halflife) if s.ema_halflife else 0.0
         config = shared("trainer", s.optimizer, s, ema_decay=ema_decay)
-        if s.optimizer == "adamw":
-            return AdamW(parameters, config, **more)
-        return Muon(parameters, matrices_of(self.model), config, **more)
+        found = optimizer_of(s.optimizer)
+        return (
+            found.make(self.model, config, **more) if found else AdamW(parameters, config, **more)
+        )
 
     def twin(self, model: Model, communicator: Any, **changed: Any) -> "Trainer":
         """A trainer of the same dataset with the same settings, but for those `changed`, which trains

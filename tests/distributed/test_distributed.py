@@ -35,13 +35,14 @@ from numdiff.distributed import communicator as distributed
 from numdiff.distributed.together import stop_signals
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
+from numdiff.extras.muon.optimizer import matrices_in
 from numdiff.kernels.peer_pieces import peer_copy_pieces_reference
 from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import AdamW, DiT, Linear, Module, UNet
 from numdiff.nn import partition as partition_module
 from numdiff.nn.model import Model
 from numdiff.nn.module import FlatParameters
-from numdiff.nn.optimizer import LossScale, matrices_in
+from numdiff.nn.optimizer import LossScale
 from numdiff.nn.partition import Partition
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats

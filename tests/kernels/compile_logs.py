@@ -34,7 +34,7 @@ IN_REGISTERS = (
     "layernorm.",
     "rmsnorm.",
     "row_norm.",
-    "optimizer.muon.",
+    "numdiff.extras.muon.update.",
     "transformer.adaln.",
     "transformer.gate_adaln.",
     "transformer.qk_norm_rope.",

@@ -12,10 +12,10 @@ from numdiff.device.array import as_words
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.dtypes import HALVES
 from numdiff.errors import UsageError
+from numdiff.extras.muon.optimizer import matrices_in
 from numdiff.kernels.optimizer.grad_norm import squares_of_pieces
 from numdiff.nn import AdamW, Linear, Muon
 from numdiff.nn.module import FlatParameters, Module
-from numdiff.nn.optimizer import matrices_in
 from numdiff.nn.partition import PIECE, Partition, bounds_of, cut, piece_size
 from numdiff.training import trainer
 from tests.conftest import exhaustively

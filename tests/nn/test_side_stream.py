@@ -6,6 +6,7 @@ import pytest
 from numdiff.device import copy_into, download, empty, fill_zero, upload
 from numdiff.device.array import set_poison
 from numdiff.distributed import overlap
+from numdiff.extras.muon import optimizer as muon_optimizer
 from numdiff.kernels import side_stream
 from numdiff.kernels.second_pass import (
     SUMS,
@@ -16,7 +17,7 @@ from numdiff.kernels.second_pass import (
     flush_reductions,
 )
 from numdiff.kernels.versions import at_most
-from numdiff.nn import Muon, UNet, aliasing, optimizer
+from numdiff.nn import Muon, UNet, aliasing
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Numbered
@@ -340,7 +341,7 @@ def muons_step(device):
 
 
 def test_large_stacks_are_updated_one_by_one(device, monkeypatch):
-    monkeypatch.setattr(optimizer, "AT_ONCE", 47)  # numbers; there are 16 and 32
+    monkeypatch.setattr(muon_optimizer, "AT_ONCE", 47)  # numbers; there are 16 and 32
     muons_step(device)
     assert device.jobs == 0
 

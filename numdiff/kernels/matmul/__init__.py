@@ -22,7 +22,6 @@
     problems.py             small problems of matmul and of the following
     activations.py          products with GELU, SwiGLU, a gate or a layer's scale in the same kernel
     pair.py                 products of two arrays that are read as one
-    symmetric.py            products whose results are symmetric
     ../../extras/fp8/      hopper/ on E4M3, floats of 8 bits: the top rung
     ../../extras/levels/   the ladders of mma.sync and wgmma: one idea a level, on the way to v5 and v6
 
@@ -47,7 +46,6 @@ from .launcher import matmul_backward, matmul_forward, matmul_strided
 from .operands import Matrices
 from .pair import matmul_pair_backward, matmul_pair_forward, matmul_pair_gradient, pair_supports
 from .reference import matmul_forward_cost, matmul_forward_reference
-from .symmetric import matmul_symmetric
 
 __all__ = [
     "Gated",
@@ -68,6 +66,5 @@ __all__ = [
     "matmul_strided",
     "matmul_swiglu_backward",
     "matmul_swiglu_forward",
-    "matmul_symmetric",
     "pair_supports",
 ]

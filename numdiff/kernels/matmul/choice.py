@@ -24,8 +24,7 @@ from ...device.limits import MULTIPROCESSORS
 from ..batch_invariance import nominal_extent
 from ..tuning import tuned_or
 from . import register_tiles, vectorised
-from .hopper.layout import BK, BM, STAGES, SYMMETRIC_WIDTHS
-from .hopper.symmetric_epilogue import tiles_of
+from .hopper.layout import BK, BM, STAGES
 from .hopper.work import schedule
 from .mma_layout import TILES
 
@@ -199,15 +198,3 @@ def as_nominal(batch, M):
     """(batch, M): what grows with the model's batch is the rows of one product, or the number of
     products."""
     return (batch, nominal_extent(M)) if batch == 1 else (nominal_extent(batch), M)
-
-
-@functools.lru_cache(maxsize=4096)
-def choose_symmetric(batch, N, K, multiprocessors):
-    """The width of rung 6's tiles with the lowest estimate, of those on and below the diagonals."""
-
-    def estimate(width):
-        step, epilogue = HALF_TILES[6][BM, width]
-        rounds = -(-batch * tiles_of(N, width) // multiprocessors)
-        return rounds * (K // BK * step + 2 * epilogue)  # two tiles are stored
-
-    return min(SYMMETRIC_WIDTHS, key=estimate)

@@ -12,7 +12,7 @@ CHOICE
 SOURCE
     the papers of the ladder are named in `__init__.py`.
 READ NEXT
-    activations.py; pair.py; symmetric.py: products of rung 6 that are called by names of their own.
+    activations.py; pair.py: products of rung 6 that are called by names of their own.
 """
 
 import functools

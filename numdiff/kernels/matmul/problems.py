@@ -5,7 +5,7 @@ The choice of a tile depends on the extents, and small ones get few of the tiles
 are solved with a tile that is given.
 
 SHAPES
-    as in reference.py, activations.py, symmetric.py and ../linear.py
+    as in reference.py, activations.py and ../linear.py
 SOURCE
     plain bookkeeping; ../problem.py says what a problem is.
 READ NEXT
@@ -18,7 +18,7 @@ import functools
 import numpy as np
 
 from ... import extensions
-from ..problem import Problem, filled, half, replaced, single
+from ..problem import Problem, half, replaced, single
 from ..versions import at_most
 from . import choice, mma, vectorised
 from .hopper import kernel
@@ -524,42 +524,3 @@ def gate_problems():
         for tile, epilogue in kernel.ACTIVATION_KERNELS
         if epilogue == "gate"
     ]
-
-
-# Symmetric ----------------------------------------------------------------------------------------
-
-
-def _symmetric_problem(call, width, transpose_a, N, batch=1, K=64, fast=True):
-    """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of
-    tiles."""
-
-    def residual(rng):
-        numbers = rng.standard_normal((batch, N, N))
-        return numbers + numbers.swapaxes(1, 2)
-
-    x = half(batch, K, N) if transpose_a else half(batch, N, K)
-    return Problem(
-        f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}",
-        x=x,
-        residual=filled((batch, N, N), residual, np.float16),
-        fast=fast,
-        call=call,
-        transpose=transpose_a,
-        within=functools.partial(
-            replaced, f"{__package__}.symmetric", choose_symmetric=lambda *_: width
-        ),
-    )
-
-
-def symmetric_problems(call):
-    """[Problem] of matmul_symmetric. call: the product of x with itself, from x, residual and
-    transpose"""
-    found = []
-    for width, transpose_a, _ in kernel.SYMMETRIC_KERNELS:
-        N, batch = (128, 1) if width != 128 else (256, 1) if transpose_a else (128, 2)
-        found.append(
-            _symmetric_problem(
-                call, width, transpose_a, N, batch, fast=transpose_a == (width == 128)
-            )
-        )
-    return [*found, _symmetric_problem(call, None, False, 24, K=8)]

@@ -40,8 +40,9 @@ class Fused(NamedTuple):
     bias: (N,) float32; residual: like C, of 16 bits; accumulate: add to what a float32 C holds
     row_sums: (M,), to which the sums of A's rows are added; for a float32 C and an A that is
     transposed
-    symmetric: if hopper/'s `takes_batch`, also for one product: one half of each C is computed, and
-        `diagonal` is added to the numbers on its diagonal
+    symmetric: a `Symmetric` (extras/muon/symmetric.py), if hopper/'s `takes_batch`, also for one
+        product: one half of each C is computed, and `diagonal` is added to the numbers on its
+        diagonal
     activation, other: with a C of 16 bits
         gate: for A·Bᵀ; residual is a `Gated`, other what is added
         gelu: for A·Bᵀ; other is like C, and is given GELU(C); C itself is written only if keeps_u
@@ -64,7 +65,7 @@ class Fused(NamedTuple):
     other: object = None
     keeps_u: bool = True
     scale: object = None
-    symmetric: bool = False
+    symmetric: object = None
     diagonal: float = 0.0
 
     @property

@@ -5,8 +5,6 @@ order.
     grad_norm.py    the norm of all gradients
     adamw.py        the step itself
     ema.py          the moving average of the weights
-    newton_schulz.py  a matrix made orthogonal, nearly, by products
-    muon.py         another step, for weights that are matrices
     step_state.py   step count, learning rate and seeds on the device
     telemetry.py    what a log line needs, gathered on the device
     loss_scale.py   what keeps float16's small gradients alive

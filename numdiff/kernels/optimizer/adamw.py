@@ -20,7 +20,7 @@ VERSIONS
        are kernels of their own.
     v3 fused: v2 with both in the same pass: 38 n bytes where three kernels move 46 n. With neither
        it takes as long as v2 (H200: 0.99×); it is chosen then, too, so that one kernel is compiled.
-    Of some ranges of the buffer alone, where muon.py updates the others: v3 with a block a range.
+    Of some ranges of the buffer alone, where extras/muon/update.py updates the others: v3 with a block a range.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2, v3 a quarter of them; of ranges, a block each.
 DETERMINISM

@@ -20,7 +20,7 @@ COST
 SOURCE
     Polyak and Juditsky 1992; the warm-up is that of TensorFlow's ExponentialMovingAverage.
 READ NEXT
-    newton_schulz.py, of another optimiser over the same buffers.
+    ../../extras/muon/newton_schulz.py, of another optimiser over the same buffers.
 """
 
 import math

@@ -20,7 +20,7 @@ from numdiff.kernels.linear import (
 )
 from numdiff.kernels.matmul import choice, launcher, mma
 from numdiff.kernels.matmul.hopper import launcher as hopper_launcher
-from numdiff.kernels.matmul.hopper import layout, symmetric_epilogue
+from numdiff.kernels.matmul.hopper import layout
 from numdiff.kernels.matmul.hopper.work import schedule
 from numdiff.kernels.transformer.columns import Columns, Sums
 from numdiff.kernels.transformer.gate import gate_forward
@@ -272,34 +272,6 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
         results.append((y, dx, added, dweight, dbias))
     for of_two, of_one in zip(*results, strict=True):
         engine.check_equal(of_two, of_one)
-
-
-@pytest.mark.parametrize("width", layout.SYMMETRIC_WIDTHS)
-@pytest.mark.parametrize("rows", [1, 2, 3, 6])
-def test_the_tiles_of_a_symmetric_result(rows, width):
-    """Each that has a number on or below the diagonal, once."""
-    n = rows * layout.BM
-    count = symmetric_epilogue.tiles_of(n, width)
-    places = {symmetric_epilogue.symmetric_place.py_func(tile, width) for tile in range(count)}
-    assert len(places) == count
-    assert places == {
-        (i, j)
-        for i in range(rows)
-        for j in range(-(-n // width))
-        if j * width < (i + 1) * layout.BM
-    }
-
-
-def test_what_is_not_symmetric_is_refused(engine):
-    x = engine(np.zeros((2, 8, 16)))
-    with pytest.raises(
-        ValueError, match="whose products are symmetric; check transpose_a and transpose_b"
-    ):
-        P.matmul_symmetric(x, x)
-    with pytest.raises(
-        ValueError, match=r"residual has shape \(2, 8, 16\), the product has \(2, 8, 8\)"
-    ):
-        P.matmul_symmetric(x, x, transpose_b=True, residual=x)
 
 
 def test_the_cpu_rounds_once(rng):

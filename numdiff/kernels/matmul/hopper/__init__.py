@@ -14,7 +14,6 @@ these in this order.
     fast_gelu.py           GELU in few instructions
     gelu_epilogues.py      GELU and its derivative
     swiglu_epilogues.py    SwiGLU and its backward
-    symmetric_epilogue.py  results that are symmetric: half of the tiles, each stored twice
     row_sums.py            the sums of A's rows, concurrently with the products
     group_schedule.py      the tiles of several products with the same K, shared among all blocks
     parts.py               split tiles: the last-arriving block reduces the partials

@@ -67,7 +67,6 @@ from .staging import (
     stage_nothing,
 )
 from .swiglu_epilogues import prefetch_biases, write_swiglu, write_swiglu_gradient
-from .symmetric_epilogue import write_symmetric
 
 # Tensor maps --------------------------------------------------------------------------------------
 
@@ -170,7 +169,6 @@ EPILOGUES = {
     "half": EpilogueParts(write_half),
     "batch": EpilogueParts(write_half_of_batch),
     "half_stack": EpilogueParts(write_half_of_stack, prefetch=prefetch_bias_of_stack),
-    "symmetric": EpilogueParts(write_symmetric, prefetch=prefetch_nothing, stage=stage_nothing),
     "float": float_epilogue(write_float, share_row, write_sums_of_matrix),
     "float_stack": float_epilogue(write_float_of_stack, share_row_of_stack, write_sums_of_stack),
     "float_group": float_epilogue(

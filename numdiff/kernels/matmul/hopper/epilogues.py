@@ -13,7 +13,7 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The main loop
 
     GELU, GELU'     gelu_epilogues.py; as E4M3, for a next product of 8 bits, extras/fp8/epilogues.py
     SwiGLU          swiglu_epilogues.py
-    symmetric       symmetric_epilogue.py
+    symmetric       extras/muon/symmetric_epilogue.py
 
 FIRST ALL LOADS, then the arithmetic, last all stores: the compilers move no load past a store, and
     nothing would overlap. Results beyond the edges are computed from the last rows and columns that

@@ -35,7 +35,7 @@ WHAT ONE TEXT SERVES: `kernel_for` gives it a main loop, the operands of the pro
     epilogue, each a device function or a record of such. Explained where it is done:
     sums that are long, in slices            work.py
     transposes, two matrices as one, pairs of blocks, batches    producer.py
-    results that are symmetric               symmetric_epilogue.py
+    results that are symmetric               extras/muon/symmetric_epilogue.py
     weights at equal distances in memory     ../stack.py
     several products in one launch           group_schedule.py, ../group.py
     operands of 8 bits                       extras/fp8/matmul.py
@@ -76,7 +76,6 @@ from .layout import (
     ROW_SUMS,
     STAGE_COUNT,
     STAGES,
-    SYMMETRIC_WIDTHS,
     THREADS,
     Shared,
     Target,
@@ -84,7 +83,7 @@ from .layout import (
 from .main_loop import main_loop, promoted_loop
 from .producer import BATCH, HALVES, MATRICES, produce
 from .staging import make_staging
-from .work import PAIRED, PLAIN, SYMMETRIC
+from .work import PAIRED, PLAIN
 
 PAIR_WIDTHS, PAIR_ACTIVATIONS = (256, 192), ("gelu", "gelu_gradient", "gelu_again_gradient")
 give_40, give_56 = make_setmaxnreg(40, False), make_setmaxnreg(56, False)
@@ -179,7 +178,7 @@ def kernel_for(
 
     epilogue: a key of `EPILOGUES`, or the name of `parts`, an `EpilogueParts`; operands: an
         `Operands`; scheduler: a `Scheduler`
-    fp8, promoted, module: of extras/fp8/matmul.py
+    fp8, promoted: of extras/fp8/matmul.py; module: of another module's kernel its name
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     return specialise(
@@ -213,10 +212,6 @@ KERNELS = Variants(
 )
 BATCH_KERNELS = Variants(
     itertools.product(STAGES, BOTH, BOTH), lambda key: kernel_for(*key, "batch", BATCH)
-)
-SYMMETRIC_KERNELS = Variants(
-    [(BN, across, across) for BN in SYMMETRIC_WIDTHS for across in BOTH],
-    lambda key: kernel_for(*key, "symmetric", BATCH, SYMMETRIC),
 )
 ACTIVATION_KERNELS = Variants(
     [(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],

@@ -29,7 +29,6 @@ from .kernel import (
     KERNELS,
     PAIR_ACTIVATION_KERNELS,
     PAIR_KERNELS,
-    SYMMETRIC_KERNELS,
 )
 from .layout import (
     BK,
@@ -48,7 +47,6 @@ from .layout import (
     shared_bytes,
 )
 from .row_sums import ADD_ROW_SUMS, WRITE_ROW_SUMS
-from .symmetric_epilogue import tiles_of
 from .work import schedule, workers_of
 
 
@@ -85,7 +83,7 @@ def variant_of(a, b, c, tiling, fused):
     """(kernel, whether pairs of blocks run it)."""
     key = tiling.width, a.transposed, not b.transposed, is_half(c.array.dtype)
     if fused.symmetric or a.count > 1:
-        return (SYMMETRIC_KERNELS if fused.symmetric else BATCH_KERNELS)[key[:3]], False
+        return (fused.symmetric.kernels if fused.symmetric else BATCH_KERNELS)[key[:3]], False
     alone, pairs = KERNELS, PAIR_KERNELS
     if fused.activation:
         key, alone, pairs = (
@@ -165,7 +163,9 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
     matrices = matrices_of((a, b, c), fused, max(N, K) + width)
     cluster, k_tiles, tiles_n = 2 if paired else 1, -(-K // BK), -(-N // columns)
     tiles_m, tiles_n = (
-        (a.count, tiles_of(N, width)) if fused.symmetric else (-(-M // (BM * cluster)), tiles_n)
+        (a.count, fused.symmetric.tiles_of(N, width))
+        if fused.symmetric
+        else (-(-M // (BM * cluster)), tiles_n)
     )
     workers = workers_of(a.array.backend.multiprocessors, paired)
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, tiling.slices, k_tiles, workers)

@@ -34,7 +34,6 @@ STAGES = {256: 4, 192: 4, 128: 6, 64: 8}
 # … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1
 # and du2; or u, which becomes du, and GELU(u)
 TWO_TILES_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
-SYMMETRIC_WIDTHS = 128, 256  # 192 takes as many tiles of a symmetric matrix as 256, or more
 # rows of tiles that share a sweep over the columns, so that both operands of a round stay in the L2
 # cache
 GROUP = 16

@@ -28,7 +28,7 @@ ARITHMETIC
 SOURCE
     Shazeer 2020, arXiv:2002.05202, eq. 6.
 READ NEXT
-    symmetric_epilogue.py; ../activations.py, the caller.
+    row_sums.py; ../activations.py, the caller.
 """
 
 import math

@@ -7,7 +7,7 @@ A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of
 
         while unit < walk.last:  tile = tile_at(unit, …);  …;  unit = next_unit(unit, tile, …)
 
-    How it goes is the choice of a `Scheduler`: PLAIN, PAIRED, SYMMETRIC or GROUPED (group_schedule.py).
+    How it goes is the choice of a `Scheduler`: PLAIN, PAIRED, GROUPED (group_schedule.py), or one of another module.
 
 SPLIT K
     A weight's gradient has few tiles and a long sum. K is cut into `slices`, each slice of a tile is a work tile of its
@@ -31,9 +31,8 @@ from ....device.cluster import cluster_sync
 from ....device.limits import MULTIPROCESSORS
 from ....device.specialise import Field
 from .group_schedule import Walk, group_start, group_tile, unit_after
-from .layout import BM, BN, Target, row_of_pair, tile_place
+from .layout import Target, row_of_pair, tile_place
 from .parts import complete_tile, target_of_product
-from .symmetric_epilogue import symmetric_place
 
 PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveClusters)
 
@@ -150,22 +149,6 @@ def paired_place(tile, work):
 
 
 PAIRED = PLAIN._replace(start=paired_start, place_of=paired_place, paired=True)
-
-
-# Symmetric: the tiles on and below the diagonal of each matrix ------------------------------------
-
-
-@cuda.jit(device=True, forceinline=True)
-def symmetric_tile(unit, walk, work):
-    per_slice = int32(work.tiles_m * work.tiles_n)
-    part = int32(uint32(unit) // uint32(per_slice))
-    matrix = int32(uint32(unit) // uint32(work.tiles_n))
-    row, column = symmetric_place(int32(unit - matrix * work.tiles_n), BN)
-    row = int32(row + matrix * (work.matrices.rows // BM))
-    return slice_of_tile(part, row, column, work)
-
-
-SYMMETRIC = PLAIN._replace(tile_at=symmetric_tile)
 
 
 # Grouped: the tiles of several products, of which the last are split (stream-K) -------------------

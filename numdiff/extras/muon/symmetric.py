@@ -2,30 +2,54 @@
 
     C = alpha · A·B + residual + diagonal · I        what a step of Newton and Schulz is made of
 
-Which products are symmetric, and how one half becomes both: hopper/symmetric_epilogue.py. Muon's
-are (../optimizer/newton_schulz.py).
+Which products are symmetric, and how one half becomes both: symmetric_epilogue.py. Muon's
+are (newton_schulz.py).
 
 SOURCE
-    reference.py.
+    kernels/matmul/reference.py.
 """
 
 import functools
+from typing import NamedTuple
+
+import numpy as np
 
 from ...device import cuda, empty, float32, launch
 from ...device.requires import supports
 from ...dtypes import is_half, working_type
-from ..batch_invariance import nominal_extent
-from ..operation import operation
-from ..versions import capped
-from .choice import by_eight, choose_symmetric
-from .hopper.kernel import KERNELS
-from .hopper.launcher import Tiling, launch_hopper, takes_batch
-from .launcher import matmul_forward
-from .problems import symmetric_problems
-from .product import Fused, Operand
-from .reference import matmul_forward_reference
+from ...kernels.batch_invariance import nominal_extent
+from ...kernels.matmul.choice import HALF_TILES, by_eight
+from ...kernels.matmul.hopper.kernel import KERNELS
+from ...kernels.matmul.hopper.launcher import Tiling, launch_hopper, takes_batch
+from ...kernels.matmul.hopper.layout import BK, BM
+from ...kernels.matmul.launcher import matmul_forward
+from ...kernels.matmul.product import Fused, Operand
+from ...kernels.matmul.reference import matmul_forward_reference
+from ...kernels.operation import operation
+from ...kernels.problem import Problem, filled, half, replaced
+from ...kernels.versions import capped
+from .symmetric_epilogue import SYMMETRIC_KERNELS, SYMMETRIC_WIDTHS, tiles_of
 
 DIAGONAL_BLOCK = 128
+
+
+class Symmetric(NamedTuple):
+    """What Hopper's launch takes of a symmetric result: its kernels, and tiles_of(n, width)."""
+
+    kernels: object = SYMMETRIC_KERNELS
+    tiles_of: object = tiles_of
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_symmetric(batch, N, K, multiprocessors):
+    """The width of rung 6's tiles with the lowest estimate, of those on and below the diagonals."""
+
+    def estimate(width):
+        step, epilogue = HALF_TILES[6][BM, width]
+        rounds = -(-batch * tiles_of(N, width) // multiprocessors)
+        return rounds * (K // BK * step + 2 * epilogue)  # two tiles are stored
+
+    return min(SYMMETRIC_WIDTHS, key=estimate)
 
 
 @cuda.jit
@@ -76,6 +100,40 @@ def matmul_symmetric_reference(
     return c.astype(a.dtype, copy=False)
 
 
+def _symmetric_problem(call, width, transpose_a, N, batch=1, K=64, fast=True):
+    """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of
+    tiles."""
+
+    def residual(rng):
+        numbers = rng.standard_normal((batch, N, N))
+        return numbers + numbers.swapaxes(1, 2)
+
+    x = half(batch, K, N) if transpose_a else half(batch, N, K)
+    return Problem(
+        f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}",
+        x=x,
+        residual=filled((batch, N, N), residual, np.float16),
+        fast=fast,
+        call=call,
+        transpose=transpose_a,
+        within=functools.partial(replaced, __name__, choose_symmetric=lambda *_: width),
+    )
+
+
+def symmetric_problems(call):
+    """[Problem] of matmul_symmetric. call: the product of x with itself, from x, residual and
+    transpose"""
+    found = []
+    for width, transpose_a, _ in SYMMETRIC_KERNELS:
+        N, batch = (128, 1) if width != 128 else (256, 1) if transpose_a else (128, 2)
+        found.append(
+            _symmetric_problem(
+                call, width, transpose_a, N, batch, fast=transpose_a == (width == 128)
+            )
+        )
+    return [*found, _symmetric_problem(call, None, False, 24, K=8)]
+
+
 def _with_itself(x, residual, transpose):
     return matmul_symmetric(x, x, transpose, not transpose, 0.5, -1.5, residual)
 
@@ -107,7 +165,7 @@ def matmul_symmetric(
         launch_hopper(
             *operands,
             Tiling(width),
-            Fused(None, residual, alpha, symmetric=True, diagonal=diagonal),
+            Fused(None, residual, alpha, symmetric=Symmetric(), diagonal=diagonal),
         )
         return c
     c = matmul_forward(a, b, transpose_a, transpose_b, alpha=alpha, residual=residual)

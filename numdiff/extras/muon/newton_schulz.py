@@ -48,16 +48,17 @@ SOURCE
     1971, "An iterative algorithm for computing the best estimate of an orthogonal matrix", SIAM J.
     Numer. Anal. 8.
 READ NEXT
-    muon.py, which does this to the momentum.
+    update.py, which does this to the momentum.
 """
 
 import numpy as np
 
 from ...device import is_device
 from ...dtypes import is_half
-from ..matmul import matmul_forward, matmul_symmetric
-from ..operation import operation
-from ..problem import Problem, filled, half
+from ...kernels.matmul import matmul_forward
+from ...kernels.operation import operation
+from ...kernels.problem import Problem, filled, half
+from .symmetric import matmul_symmetric
 
 # the largest slope at zero for which five iterations stay within about 0.3 of one
 A, B, C = 3.4445, -4.7750, 2.0315

@@ -16,16 +16,21 @@ THE TRANSPOSE is made in registers: lanes 4 apart hold neighbouring rows of one 
 SOURCE
     PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
-    extras/fp8/epilogues.py; ../symmetric.py, the caller.
+    extras/fp8/epilogues.py; symmetric.py, the caller.
 """
 
-from ....device import cuda, float32, int32, uint32
-from ....device.limits import FULL_MASK
-from ....device.mbarrier import bar_sync
-from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
-from .layout import BM, BOX_BYTES
-from .staging import word_place
+from ...device import cuda, float32, int32, uint32
+from ...device.limits import FULL_MASK
+from ...device.mbarrier import bar_sync
+from ...device.specialise import Variants
+from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
+from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
+from ...kernels.matmul.hopper.epilogue import EpilogueParts
+from ...kernels.matmul.hopper.kernel import kernel_for
+from ...kernels.matmul.hopper.layout import BM, BN, BOX_BYTES
+from ...kernels.matmul.hopper.producer import BATCH
+from ...kernels.matmul.hopper.staging import prefetch_nothing, stage_nothing, word_place
+from ...kernels.matmul.hopper.work import PLAIN, slice_of_tile
 
 
 def tiles_of(n, width):
@@ -125,3 +130,31 @@ def write_symmetric(block, turn, amax, acc, gates, place, staging, target):
                 )
             tma_store_commit()
     return turn, amax
+
+
+# Symmetric: the tiles on and below the diagonal of each matrix ------------------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def symmetric_tile(unit, walk, work):
+    per_slice = int32(work.tiles_m * work.tiles_n)
+    part = int32(uint32(unit) // uint32(per_slice))
+    matrix = int32(uint32(unit) // uint32(work.tiles_n))
+    row, column = symmetric_place(int32(unit - matrix * work.tiles_n), BN)
+    row = int32(row + matrix * (work.matrices.rows // BM))
+    return slice_of_tile(part, row, column, work)
+
+
+SYMMETRIC = PLAIN._replace(tile_at=symmetric_tile)
+SYMMETRIC_WIDTHS = 128, 256  # 192 takes as many tiles of a symmetric matrix as 256, or more
+SYMMETRIC_KERNELS = Variants(
+    [(BN, across, across) for BN in SYMMETRIC_WIDTHS for across in (False, True)],
+    lambda key: kernel_for(
+        *key,
+        "symmetric",
+        BATCH,
+        SYMMETRIC,
+        module=__name__,
+        parts=EpilogueParts(write_symmetric, prefetch=prefetch_nothing, stage=stage_nothing),
+    ),
+)

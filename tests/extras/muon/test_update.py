@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
-from numdiff.kernels.optimizer import muon as M
-from numdiff.kernels.optimizer import newton_schulz as N
+from numdiff.extras.muon import newton_schulz as N
+from numdiff.extras.muon import update as M
 from numdiff.kernels.optimizer.adamw import Copies, State
 from numdiff.kernels.versions import at_most
 from tests.conftest import on, quick, versions, where

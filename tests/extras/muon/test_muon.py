@@ -12,12 +12,13 @@ from numdiff.benchmark.step import plan_step
 from numdiff.device import download, get_backend, upload, zeros
 from numdiff.device.planned import CARDS
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.kernels.optimizer import muon
+from numdiff.extras.muon import update as muon
+from numdiff.extras.muon.optimizer import _stacked, describe
 from numdiff.nn import AdamW, Muon, UNet
-from numdiff.nn.optimizer import LossScale, _stacked
+from numdiff.nn.optimizer import LossScale
 from numdiff.nn.parameter import Parameter
 from numdiff.training import Trainer, kinds
-from numdiff.training.build import describe_muon, describe_without_training, model_options
+from numdiff.training.build import describe_without_training, model_options
 from numdiff.training.options import resolve
 from numdiff_cli.main import main
 from tests.conftest import exhaustive
@@ -361,8 +362,6 @@ def test_frozen_matrices_are_not_counted():
         "heads": 2,
     }
     model = kinds.get("dit").laid_out(model_options(resolve(sizes), 3, 3))
-    assert "for 12 matrices" in describe_muon(resolve(sizes), model)
-    assert "for 6 matrices" in describe_muon(resolve({**sizes, "freeze": ("blocks.0.*",)}), model)
-    assert "for 0 matrices, 0 of" in describe_muon(
-        resolve({**sizes, "freeze": ("blocks.*",)}), model
-    )
+    assert "for 12 matrices" in describe(resolve(sizes), model)
+    assert "for 6 matrices" in describe(resolve({**sizes, "freeze": ("blocks.0.*",)}), model)
+    assert "for 0 matrices, 0 of" in describe(resolve({**sizes, "freeze": ("blocks.*",)}), model)
