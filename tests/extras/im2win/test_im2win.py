@@ -8,6 +8,7 @@ import pytest
 from numdiff.device.emulator import get_emulator
 from numdiff.device.planned import CARDS
 from numdiff.errors import TooManyElementsError
+from numdiff.extras.im2win import benchmark as benchmark_im2win
 from numdiff.extras.im2win import windows as M
 from numdiff.kernels import conv2d as C
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, im2col_forward_reference
@@ -20,7 +21,6 @@ from tests.conftest import (
     versions,
     where,
 )
-from tests.extras.im2win import benchmark_im2win
 
 KINDS = [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (5, 3), (3, 4)]  # kernel, stride
 

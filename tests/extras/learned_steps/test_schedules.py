@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 import numdiff
+from numdiff.extras.learned_steps import benchmark as benchmark_learned_steps
 from numdiff_cli.main import main
 from tests.conftest import exhaustive
-from tests.extras.learned_steps import benchmark_learned_steps
 from tests.training.test_sampling import write_model
 
 

@@ -1,7 +1,7 @@
 """Chains of fuse/ on a GPU in float16: microseconds of separate operations and of one kernel, by
 four and by eight.
 
-    python -m tests.kernels.benchmark_fuse
+    python -m numdiff.benchmark.scripts.fuse
 
 x · (1 + scale) + shift, SiLU and dropout, of a UNet's 32 images of 64 × 64 pixels of 64 channels,
 forward and backward; then chains of one operation, which numdiff's own launchers run by four. The
@@ -11,6 +11,7 @@ fifty calls, all in turn.
 
 import numpy as np
 
+from numdiff.benchmark.scripts import half_conv as timing
 from numdiff.device import get_gpu, synchronize, upload
 from numdiff.kernels.dropout import DROP, drop_operands, dropout_backward, dropout_forward
 from numdiff.kernels.elementwise import (
@@ -31,7 +32,6 @@ from numdiff.kernels.scale_shift import (
 )
 from numdiff.kernels.transformer.bias_gelu import biased
 from numdiff.kernels.transformer.gate import gated, gated_dgate, gated_dh
-from tests.kernels import benchmark_half_conv as timing
 
 SCALED = Operation(
     scaled, PER_SAMPLE, PER_SAMPLE, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED

@@ -1,9 +1,9 @@
 """The gradients' all-reduce during the backward pass (numdiff/distributed/overlap.py) and after it:
 bits, times.
 
-    mpiexec -n 2 python -m tests.distributed.benchmark_overlap         two GPUs, the UNet of unet.cu and the DiT small64
-    mpiexec -n 2 python -m tests.distributed.benchmark_overlap --blocks 8,16 --groups 4,8 --shard-update yes
-    mpiexec -n 4 python -m tests.distributed.benchmark_overlap --shard-update yes --by copies --architecture DiT-S/2
+    mpiexec -n 2 python -m numdiff.benchmark.scripts.overlap         two GPUs, the UNet of unet.cu and the DiT small64
+    mpiexec -n 2 python -m numdiff.benchmark.scripts.overlap --blocks 8,16 --groups 4,8 --shard-update yes
+    mpiexec -n 4 python -m numdiff.benchmark.scripts.overlap --shard-update yes --by copies --architecture DiT-S/2
 
 Rank 0 first trains alone. Then all train, each on as many images, by `peer`: with the all-reduce
 after the backward pass, and during it with a number of blocks of 256 threads, or by copies, in a
@@ -17,20 +17,20 @@ import hashlib
 
 import numpy as np
 
-from numdiff.distributed import communicator as distributed
-from numdiff.distributed import overlap
-from numdiff.errors import UsageError
-from numdiff.nn.dit import DiT
-from numdiff.nn.unet import UNet
-from numdiff.training.options import resolve
-from tests.distributed.benchmark_scaling import (
-    Images,
+from numdiff.benchmark.scripts.scaling import (
+    ComparableImages,
     alone,
     compile_all,
     ready_trainer,
     sum_seconds,
     timed,
 )
+from numdiff.distributed import communicator as distributed
+from numdiff.distributed import overlap
+from numdiff.errors import UsageError
+from numdiff.nn.dit import DiT
+from numdiff.nn.unet import UNet
+from numdiff.training.options import resolve
 
 # model, preset, images a rank, architecture
 RUNS = (("unet", "unet64", 32, None), ("dit", "small64", 64, None))
@@ -131,7 +131,7 @@ def main():
                     ),
                 }
             )
-            images = Images(images_of, options.image_size, options.channels or 3)
+            images = ComparableImages(images_of, options.image_size, options.channels or 3)
             DiT.exchange_beside = UNet.exchange_beside = given.by
             overlap.BLOCKS = given.blocks[0]
             compile_all(communicator, options, images)

@@ -1,18 +1,18 @@
 """Time the UNet's 3 × 3 convolutions in float16 against cuDNN (channels last) where PyTorch is
 installed.
 
-    python -m tests.kernels.benchmark_half_conv                       every shape and pass, the chosen version
-    python -m tests.kernels.benchmark_half_conv --only 64x64 wgrad    rows whose name has all of these words
-    python -m tests.kernels.benchmark_half_conv --versions 6 5 4      more than one version
-    python -m tests.kernels.benchmark_half_conv --tiles               every tile of version 6; of a weight gradient also
+    python -m numdiff.benchmark.scripts.half_conv                       every shape and pass, the chosen version
+    python -m numdiff.benchmark.scripts.half_conv --only 64x64 wgrad    rows whose name has all of these words
+    python -m numdiff.benchmark.scripts.half_conv --versions 6 5 4      more than one version
+    python -m numdiff.benchmark.scripts.half_conv --tiles               each tile of version 6; of a weight gradient also
                                                                       all pixels a stage and blocks
                                                                       a cluster
-    python -m tests.kernels.benchmark_half_conv --plans 16,2,128 32,4,64,2 --only wgrad 8x8 weight
+    python -m numdiff.benchmark.scripts.half_conv --plans 16,2,128 32,4,64,2 --only wgrad 8x8 weight
                                                                       gradients by these channels of
                                                                       x, parts, pixels a stage,
                                                                       blocks a cluster
-    python -m tests.kernels.benchmark_half_conv --sums                weight gradients with those of bias and timestep
-    python -m tests.kernels.benchmark_half_conv --old                 the choice and what it replaced: weights one
+    python -m numdiff.benchmark.scripts.half_conv --sums                weight gradients with those of bias and timestep
+    python -m numdiff.benchmark.scripts.half_conv --old                 the choice and what it replaced: weights one
                                                                       tap a stage; the gradient for
                                                                       any kernel size
 

@@ -1,12 +1,12 @@
 """Time GroupNorm with SiLU on the UNet's shapes: one kernel (version 3) against three (version 2).
 
-    python -m tests.kernels.benchmark_groupnorm                      every shape, forward and backward
-    python -m tests.kernels.benchmark_groupnorm --only 64x64 back    rows whose name has all of these words
-    python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every cut by parts that fits
-    python -m tests.kernels.benchmark_groupnorm --tiles --every      also with every other tile
-    python -m tests.kernels.benchmark_groupnorm --float32            in float32
-    python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
-    python -m tests.kernels.benchmark_groupnorm --two                as --residual, two such gradients
+    python -m numdiff.benchmark.scripts.groupnorm                      every shape, forward and backward
+    python -m numdiff.benchmark.scripts.groupnorm --only 64x64 back    rows whose name has all of these words
+    python -m numdiff.benchmark.scripts.groupnorm --tiles              also version 3 with every cut by parts that fits
+    python -m numdiff.benchmark.scripts.groupnorm --tiles --every      also with every other tile
+    python -m numdiff.benchmark.scripts.groupnorm --float32            in float32
+    python -m numdiff.benchmark.scripts.groupnorm --residual           the backward adds what has arrived already
+    python -m numdiff.benchmark.scripts.groupnorm --two                as --residual, two such gradients
 
 A version 3 is named by its tile, its threads with pixels, the share of the pixels that it keeps,
 and its shared memory; "1 x 16" is a kernel of 16 bits with one block and 16 channels a warp
@@ -22,13 +22,13 @@ from itertools import product
 
 import numpy as np
 
+from numdiff.benchmark.scripts.half_conv import BATCH, measured, replay
 from numdiff.device import download, get_gpu, synchronize, upload, zeros
 from numdiff.device.limits import HOPPER_SHARED
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels.elementwise import add_forward
 from numdiff.kernels.groupnorm import one_pass_launch
 from numdiff.kernels.groupnorm import plan as planning
-from tests.kernels.benchmark_half_conv import BATCH, measured, replay
 
 SHAPES = (
     (64, 64),

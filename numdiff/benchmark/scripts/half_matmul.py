@@ -1,9 +1,9 @@
 """Time matmul's float16 rungs on a GPU, compared with cuBLAS (torch.matmul) if PyTorch is
 installed.
 
-    python -m tests.kernels.benchmark_half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9] [--no-row-sums]
-    python -m tests.kernels.benchmark_half_matmul --only 'w*' --width 128     with tiles so wide, whatever is chosen
-    python -m tests.kernels.benchmark_half_matmul --pairs no,yes              blocks alone, then in pairs
+    python -m numdiff.benchmark.scripts.half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9] [--no-row-sums]
+    python -m numdiff.benchmark.scripts.half_matmul --only 'w*' --width 128     with tiles so wide, whatever is chosen
+    python -m numdiff.benchmark.scripts.half_matmul --pairs no,yes              blocks alone, then in pairs
 
 Each product is checked first: some rows against float64, and all of it against PyTorch's. Then both
 are recorded as CUDA graphs of several launches over rotating buffers, which are replayed

@@ -1,6 +1,6 @@
 """Learned steps of a trained model compared with other samplers: a table in Markdown.
 
-    python -m tests.extras.learned_steps.benchmark_learned_steps runs/00000-unet-unet64 --counts
+    python -m numdiff.extras.learned_steps.benchmark runs/00000-unet-unet64 --counts
     4,6,8,10 --samples 512
 
 Fréchet is the distance in the features of random-conv-1 (numdiff/evaluation) to all images that the

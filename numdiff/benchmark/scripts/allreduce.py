@@ -1,9 +1,9 @@
 """How long the ranks take to add up a gradient, by each transport; and whether all end with the
 same, right bits.
 
-    mpiexec -n 4 python -m tests.distributed.benchmark_allreduce                 four GPUs of one host, the UNet's 82 MB
-    mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --one-gpu       two ranks on one GPU: right, not fast
-    mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --device cpu
+    mpiexec -n 4 python -m numdiff.benchmark.scripts.allreduce                 four GPUs of one host, the UNet's 82 MB
+    mpiexec -n 2 python -m numdiff.benchmark.scripts.allreduce --one-gpu       two ranks on one GPU: right, not fast
+    mpiexec -n 2 python -m numdiff.benchmark.scripts.allreduce --device cpu
 
 Times are of the slowest rank: the median of single all-reduces, each started together and waited
 for, and the mean of twenty in a row, which is the cost that one adds to a step. `peer` and `nccl`

@@ -1,25 +1,27 @@
 """Sparse-linear attention on a GPU compared with flash attention and PyTorch's, in one run,
 float16.
 
-    python -m tests.extras.sla.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
-    python -m tests.extras.sla.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
+    python -m numdiff.extras.sla.benchmark                                        T 4,096 and 16,384, top-k 5 and 20 %
+    python -m numdiff.extras.sla.benchmark --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
 In addition to the launcher's choice: "mma" is version 2, whose forward makes S of the blocks of a
 list as they pass by; "in order" leaves long lists of dkv where they are. --skew makes keys of a
 block larger or smaller than those of others, as a trained model's are, and so some lists longer.
 Forward, and forward with backward, captured once and replayed; the ways take turns, as in
-benchmark_flash_attention.py, whose clock this is. "x" is flash attention's time over that of
+flash_attention.py, whose clock this is. "x" is flash attention's time over that of
 sparse-linear attention. "error" is the larger of y's and dqkv's against float64 in the 2-norm, on
 one head of 1,024 tokens. Without a GPU it prints the forecast that docs/log/kernels.md explains.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
+from unittest import mock
 
 import numpy as np
-import pytest
 
+from numdiff.benchmark.scripts.flash_attention import WARMUP, ReplayClock, capture, torch_replay
 from numdiff.benchmark.watch import watching_launches
 from numdiff.device import download, empty, get_gpu, upload, why_no_gpu
 from numdiff.device.planned import card_of, collect
@@ -27,7 +29,6 @@ from numdiff.extras.sla import kernels as sla
 from numdiff.extras.sla.kernels import launcher
 from numdiff.kernels import attention
 from numdiff.training.compiling import compile_ahead
-from tests.kernels.benchmark_flash_attention import WARMUP, Clock, capture, torch_replay
 
 PASSES = {"forward": (True, False), "both": (True, True)}
 DRAM, L2 = 3.9e6, 5.5e6  # bytes a µs of an H200
@@ -117,9 +118,12 @@ def work(given, heads, share, passes, sums, version=None):
             keeps=passes[1],
             version=None if version == "in order" else version,
         )
-        with pytest.MonkeyPatch.context() as patch:
-            if version == "in order":
-                patch.setattr(launcher, "long_list", lambda count: 0)
+        in_order = (
+            mock.patch.object(launcher, "long_list", lambda count: 0)
+            if version == "in order"
+            else contextlib.nullcontext()
+        )
+        with in_order:
             return (
                 sla.sla_backward(dy, qkv, y, kept, weight, bias, *sums, heads, "new")
                 if passes[1]
@@ -236,7 +240,7 @@ def main(arguments=None):
     shapes = [(options.batch, T, options.heads, options.head_size) for T in options.lengths]
     if gpu:
         compile_all(gpu, [*shapes, (1, 1024, 1, options.head_size)], options.shares)
-    arena, clock = (gpu.new_arena(), Clock(gpu)) if gpu else (None, None)
+    arena, clock = (gpu.new_arena(), ReplayClock(gpu)) if gpu else (None, None)
     for shape in shapes:
         T = shape[1]
         for share in options.shares:

@@ -1,7 +1,7 @@
 """Time the gradients of a DiT block's four weights on a GPU: each in launches of its own, and all
 in one.
 
-    python -m tests.kernels.benchmark_linear_gradients [S/2 B/2 XL/2 …] [--rounds 9]
+    python -m numdiff.benchmark.scripts.linear_gradients [S/2 B/2 XL/2 …] [--rounds 9]
 
 Second passes count: those that may wait do so until the block's end, as in a backward pass.
 Weights' gradients are written, biases' added to. The launch of all is timed with each width of
@@ -17,13 +17,13 @@ import statistics
 import numpy as np
 
 from numdiff.benchmark.replays import repeated
+from numdiff.benchmark.scripts.half_matmul import POOL, graph, milliseconds
 from numdiff.device import download, get_gpu, upload, zeros
 from numdiff.kernels import linear_backward
 from numdiff.kernels.linear_gradients import linear_gradients_backward
 from numdiff.kernels.matmul import choice, group
 from numdiff.kernels.matmul.hopper.group_schedule import count_parts, cut
 from numdiff.kernels.second_pass import deferred_reductions
-from tests.kernels.benchmark_half_matmul import POOL, graph, milliseconds
 
 # channels, tokens
 MODELS = {"S/2": (384, 16384), "B/2": (768, 16384), "L/2": (1024, 8192), "XL/2": (1152, 8192)}

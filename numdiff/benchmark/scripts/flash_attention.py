@@ -1,7 +1,7 @@
 """Flash attention on a GPU, its versions and matmul, softmax, matmul side by side in one run.
 
-    python -m tests.kernels.benchmark_flash_attention
-    python -m tests.kernels.benchmark_flash_attention --lengths 256 1024 --head-sizes 64 --repeats
+    python -m numdiff.benchmark.scripts.flash_attention
+    python -m numdiff.benchmark.scripts.flash_attention --lengths 256 1024 --head-sizes 64 --repeats
     50
 
 float32: matmul, softmax, matmul; version 2; version 4. float16: versions 3 and 5, and PyTorch's
@@ -57,7 +57,7 @@ FLUSH = 256 << 20  # bytes, several times a second-level cache
 WARMUP = 3
 
 
-class Clock:
+class ReplayClock:
     """Two events of the driver in the GPU's stream."""
 
     def __init__(self, gpu):
@@ -171,7 +171,7 @@ def torch_replay(B, T, heads, HS, forward, backward):
     def milliseconds():
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(side):
-            # meanwhile what follows is launched: as in `Clock`, launching is not in the time
+            # meanwhile what follows is launched: as in `ReplayClock`, launching is not in the time
             flush.zero_()
             start.record()
             recorded.replay()
@@ -272,7 +272,7 @@ def main():
             if not done.result():
                 print(f"not finite: {job}")
     gpu, rng = get_gpu(), np.random.default_rng(0)
-    arena, clock = gpu.new_arena(), Clock(gpu)
+    arena, clock = gpu.new_arena(), ReplayClock(gpu)
     print(
         f"{gpu.device_name}; µs; x: times as fast as matmuls; TF: TFLOP/s that flash attention computes"
     )

@@ -1,10 +1,10 @@
 """Images a second of training on one rank and on all of them, compared with an estimate from the
 parts of a step.
 
-    mpiexec -n 4 python -m tests.distributed.benchmark_scaling        four GPUs, the UNet of unet.cu, 32 images a rank
-    mpiexec -n 4 python -m tests.distributed.benchmark_scaling --preset tiny --device cpu --per-rank 4
-    mpiexec -n 2 python -m tests.distributed.benchmark_scaling --model dit --preset small64 --precision fp16
-    mpiexec -n 4 python -m tests.distributed.benchmark_scaling --model dit --architecture DiT-XL/2 --precision fp16
+    mpiexec -n 4 python -m numdiff.benchmark.scripts.scaling        four GPUs, the UNet of unet.cu, 32 images a rank
+    mpiexec -n 4 python -m numdiff.benchmark.scripts.scaling --preset tiny --device cpu --per-rank 4
+    mpiexec -n 2 python -m numdiff.benchmark.scripts.scaling --model dit --preset small64 --precision fp16
+    mpiexec -n 4 python -m numdiff.benchmark.scripts.scaling --model dit --architecture DiT-XL/2 --precision fp16
 
 Rank 0 trains alone while the others wait, on GPUs each rank for itself at the same time; all train
 together, each on as many images, as one has more GPUs in order to do more; and they share the
@@ -33,7 +33,7 @@ from numdiff.training.compiling import compile_for, plan_of
 from numdiff.training.options import resolve
 
 
-class Images(RandomImages):
+class ComparableImages(RandomImages):
     """Random images that the ranks can compare."""
 
     def read(self, rows, out=None):
@@ -94,7 +94,7 @@ def alone(options, images, row, repeats):
     )
 
 
-class Way:
+class TimedWay:
     """A way to train, and how long its steps take.
 
     times: of each row for each rank, in seconds of a step
@@ -131,15 +131,15 @@ class Way:
 
 
 def in_turns(communicator, options, images, given):
-    """[`Way`]: by itself, together, sharing the update."""
+    """[`TimedWay`]: by itself, together, sharing the update."""
     single = options.changed(batch=given.per_rank)
-    ways = [Way("1 rank", by_itself(single, images), 1)]
+    ways = [TimedWay("1 rank", by_itself(single, images), 1)]
     for name, shared in (
         (f"{communicator.size} ranks", "no"),
         (f"{communicator.size}, sharing", "yes"),
     ):
         trainer = ready_trainer(options.changed(shard_update=shared), images)
-        ways.append(Way(name, trainer, communicator.size))
+        ways.append(TimedWay(name, trainer, communicator.size))
     for _ in range(given.repeats):
         for way in ways:
             way.time(communicator, given.row)
@@ -148,7 +148,7 @@ def in_turns(communicator, options, images, given):
 
 def one_after_the_other(communicator, options, images, given):
     """The same for ranks that share cores: rank 0 alone."""
-    ways = [Way("1 rank", None, 1)]
+    ways = [TimedWay("1 rank", None, 1)]
     ways[0].times = [
         [t]
         for t in communicator.first(
@@ -160,7 +160,7 @@ def one_after_the_other(communicator, options, images, given):
         (f"{communicator.size}, sharing", "yes"),
     ):
         ways.append(
-            Way(
+            TimedWay(
                 name, ready_trainer(options.changed(shard_update=shared), images), communicator.size
             )
         )
@@ -220,7 +220,7 @@ def main():
     with communicator.job():
         if communicator.size == 1:
             raise UsageError("start it with mpiexec -n 2 or more.")
-        images = Images(given.per_rank, options.image_size, options.channels or 3)
+        images = ComparableImages(given.per_rank, options.image_size, options.channels or 3)
         timed_so = in_turns if compile_all(communicator, options, images) else one_after_the_other
         one, every, shared = timed_so(communicator, options, images, given)
         for way in every, shared:

@@ -1,9 +1,9 @@
 """The twelve layers of the im2win paper: microseconds and bytes of im2col, im2win, implicit GEMM
 and cuDNN, in float32.
 
-    python -m tests.extras.im2win.benchmark_im2win                    every layer, forward, batch 128 as in the paper
-    python -m tests.extras.im2win.benchmark_im2win --batch 32 --only conv9   fewer images, one layer
-    python -m tests.extras.im2win.benchmark_im2win --no-check --passes forward dgrad wgrad   the gradients, too
+    python -m numdiff.extras.im2win.benchmark                    every layer, forward, batch 128 as in the paper
+    python -m numdiff.extras.im2win.benchmark --batch 32 --only conv9   fewer images, one layer
+    python -m numdiff.extras.im2win.benchmark --no-check --passes forward dgrad wgrad   the gradients, too
 
 The table is Markdown. Without a GPU it has the bytes alone, which follow from the sizes: of x, and
 of what im2col and im2win write in addition (implicit GEMM writes nothing). The layers are those of
@@ -24,6 +24,7 @@ import math
 
 import numpy as np
 
+from numdiff.benchmark.scripts import half_conv as timing
 from numdiff.device import download, empty, get_gpu, synchronize, upload, why_no_gpu, zeros
 from numdiff.device.planned import Planned, card_of
 from numdiff.errors import TooManyElementsError
@@ -36,7 +37,6 @@ from numdiff.kernels.conv2d import (
 )
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, output_size
 from numdiff.training.compiling import compile_ahead
-from tests.kernels import benchmark_half_conv as timing
 
 # name: rows and columns of x, C_in, C_out, kernel, stride
 LAYERS = {
