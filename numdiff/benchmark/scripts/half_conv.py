@@ -4,8 +4,8 @@ installed.
     python -m numdiff.benchmark.scripts.half_conv                       every shape and pass, the chosen version
     python -m numdiff.benchmark.scripts.half_conv --only 64x64 wgrad    rows whose name has all of these words
     python -m numdiff.benchmark.scripts.half_conv --versions 6 5 4      more than one version
-    python -m numdiff.benchmark.scripts.half_conv --tiles               each tile of version 6; of a weight gradient also
-                                                                      all pixels a stage and blocks
+    python -m numdiff.benchmark.scripts.half_conv --tiles               each tile of version 6; of a weight gradient
+                                                                      also all pixels a stage, blocks
                                                                       a cluster
     python -m numdiff.benchmark.scripts.half_conv --plans 16,2,128 32,4,64,2 --only wgrad 8x8 weight
                                                                       gradients by these channels of
