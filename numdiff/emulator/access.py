@@ -10,19 +10,9 @@ import math
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray, StructureElement, checked_array
-from .memory import CONSTANT, MANY_READS, POISON, Memory
+from .memory import CONSTANT, MANY_READS, POISON, READ_SITE, Memory
 from .races import Races, same_value
 from .values import INTEGER_TYPES, Literal
-
-LAUNCH = object()  # what `calm` and `tried` of a global array hold, for the launch that made it
-
-
-def _all_written(a, memory):
-    """Whether every byte from an array's first element to its last has been written."""
-    if min(a.strides, default=0) < 0 or not a.size:
-        return False
-    end = a.offset + a.itemsize + sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
-    return memory.valid is None or 0 not in memory.valid[a.offset : end]
 
 
 class Access(Races):
@@ -123,12 +113,14 @@ class Access(Races):
             self._read_race,
             self._unwritten,
         )
-        note, earlier = self._note_read, self._earlier
+        note, enter, calm = self._note_read, self._enter, self._calm
+        quick = races and initialised and noted is None
 
-        def load(a, index, site):
+        def load(a, index, place):
+            """place: the number of the site, READ_SITE bits further left"""
             if a.__class__ is not Checked:
                 return a[index]
-            offset = None
+            memory, offset = a.memory, None
             if index.__class__ is tuple:
                 if len(index) == 2:
                     i, j = index
@@ -138,13 +130,22 @@ class Access(Races):
                             offset = a.offset + i * a.row + j * a.column
                     except TypeError:  # a slice: `locate` gives that part of the array
                         pass
-            elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
+            elif index.__class__ in _INDEX and 0 <= index < a._length:
                 offset = a.offset + index * a.row
+                stamp = machine.thread.stamp
+                if quick and (
+                    memory.calm is stamp or memory.tried is not stamp and calm(memory, stamp)
+                ):
+                    valid = memory.valid
+                    if valid is None or valid[offset]:
+                        memory.reads.append(place + offset)
+                        value = a.flat[offset >> a.shift]
+                        return value if a.kind is None else a.kind(value)
+            site = place >> READ_SITE
             if offset.__class__ is not int:
                 offset = locate(a, index, site, "reads")
                 if offset.__class__ is not int:
                     return self.outside(a, index) if offset is None else offset
-            memory = a.memory
             if races and memory.plain:
                 stamp, token, met = machine.thread.stamp, machine.token, memory.met
                 writer = memory.writer.get(offset) if met or memory.written_in is token else None
@@ -161,14 +162,8 @@ class Access(Races):
                         self.settle(memory)
                 elif memory.mixed is not token and not met:
                     note(memory, (offset, 1, 1, stamp, site, token))
-                else:  # what `_log` does
-                    log = memory.reader.get(offset)
-                    if log is None:
-                        memory.reader[offset] = [token, stamp, site]
-                    elif log[0] is not token:
-                        memory.reader[offset] = [token, *earlier(memory, log), stamp, site]
-                    elif log[-2] is not stamp:
-                        log += stamp, site
+                else:
+                    enter(memory, offset, stamp, site, token)
             elif memory.grain:
                 self.check_read(
                     memory, offset, a.itemsize, site, min(memory.grain, a.itemsize), a.itemsize
@@ -187,66 +182,51 @@ class Access(Races):
         return load
 
     def _make_load2(self):
-        """`load` of two indices. Most reads are of shared tiles that threads only read since the
-        last barrier, or of global arrays that the launch has not written: then only the list of
-        reads gets longer."""
+        """`load` of two indices, as most reads of shared tiles are."""
         machine, load, Checked, calm = self.machine, self.load, CheckedArray, self._calm
-        only_read = self._only_read
-        quick = self.races and machine.noted_access is None
+        quick = self.races and self.initialised and machine.noted_access is None
 
-        def load2(a, i, j, site):
+        def load2(a, i, j, place):
             if quick and a.__class__ is Checked:
-                memory, token = a.memory, machine.token
-                if (
-                    memory.calm is token
-                    and a.calm is token
-                    or (only_read(a, memory) if memory.met else calm(a, memory, token))
-                ):
+                memory, stamp = a.memory, machine.thread.stamp
+                if memory.calm is stamp or memory.tried is not stamp and calm(memory, stamp):
                     try:
                         # arrays of one dimension have no columns
                         if 0 <= j < a.columns and 0 <= i < a.rows:
                             offset = a.offset + i * a.row + j * a.column
-                            memory.reads.append((offset, 1, 1, machine.thread.stamp, site, token))
-                            value = a.flat[offset >> a.shift]
-                            return value if a.kind is None else a.kind(value)
+                            valid = memory.valid
+                            if valid is None or valid[offset]:
+                                memory.reads.append(place + offset)
+                                value = a.flat[offset >> a.shift]
+                                return value if a.kind is None else a.kind(value)
                     except TypeError:  # no number
                         pass
-            return load(a, (i, j), site)
+            return load(a, (i, j), place)
 
         return load2
 
-    @staticmethod
-    def _calm(a, memory, token):
-        """Whether all of an array has been written, and nothing in its memory since the block's
-        barrier, and no copy is in flight there; whatever changes that sets the memory's `calm` to
-        None."""
-        if (
-            memory.reads_of is not token
-            or memory.written_in is token
-            or not memory.plain
-            or memory.busy
-        ):
-            return False
-        if a.calm is not token:
-            if a.tried is token or not _all_written(a, memory):
-                a.tried = token  # once, as it takes long
-                return False
-            a.calm = token
-        memory.calm = token
-        return True
+    def _calm(self, memory, stamp):
+        """Whether the current thread's reads of a memory race with no write and only make the list
+        of reads longer: `stamp` was then put there, and `place + offset` says the rest of each.
 
-    def _only_read(self, a, memory):
-        """Whether all of an array that several blocks read was written before the launch, and
-        nothing in its memory since; each block is a cluster, so reads are entered later."""
-        if memory.writer or memory.busy or not memory.plain or not self.machine.lone:
+        Nothing has been written there since the block's barrier, or, where blocks meet, in this
+        launch, and no copy is in flight. Whatever changes that sets the memory's `calm` to None.
+        """
+        token = self.machine.token
+        memory.tried = stamp  # whether it fails
+        if memory.busy or not memory.plain:
             return False
-        if a.calm is not LAUNCH:
-            if a.tried is LAUNCH or not _all_written(a, memory):
-                a.tried = LAUNCH
+        if memory.met:  # each block must be a cluster: other reads are entered at once
+            if memory.writer or not self.machine.lone:
                 return False
-            a.calm = LAUNCH
-        if len(memory.reads) > MANY_READS:
-            self.settle(memory)
+            if len(memory.reads) > MANY_READS:
+                self.settle(memory)
+        elif memory.written_in is token or memory.mixed is token:
+            return False
+        elif memory.reads_of is not token:
+            memory.reads, memory.reads_of = [], token
+        memory.reads.append((stamp, token))
+        memory.calm, memory.tried = stamp, None
         return True
 
     def _make_store(self):
@@ -266,7 +246,7 @@ class Access(Races):
                             offset = a.offset + i * a.row + j * a.column
                     except TypeError:  # a slice
                         pass
-            elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
+            elif index.__class__ in _INDEX and 0 <= index < a._length:
                 offset = a.offset + index * a.row
             if offset.__class__ is not int:
                 offset = locate(a, index, site, "writes")

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .memory import LOCAL, Memory
+from .memory import LOCAL, READ_SITE, Memory
 from .values import INTEGER_TYPES, dtype_of, scalar
 
 
@@ -37,8 +37,7 @@ class CheckedArray:
         "columns",
         "row",
         "column",
-        "calm",
-        "tried",
+        "_length",
     )
 
     def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
@@ -50,19 +49,18 @@ class CheckedArray:
             dtype,
         )
         self.itemsize = itemsize = dtype.itemsize
-        self.calm = self.tried = None  # see `Access._calm`
         self.ndim, self.size = len(shape), math.prod(shape)
         self.strides = strides or (
             (itemsize,) if len(shape) == 1 else contiguous_strides(shape, itemsize)
         )
         self.shift = itemsize.bit_length() - 1  # sizes are powers of two
         # lengths and strides of one or two dimensions
-        self.rows, self.columns, self.row, self.column = 0, 0, 0, 0
+        self._length, self.rows, self.columns, self.row, self.column = 0, 0, 0, 0, 0
         self.kind, self.cast, self.exact = _element(dtype)
         if dtype.names:
             pass  # records take the long way, through `locate`
         elif self.ndim == 1:
-            (self.rows,), (self.row,) = shape, self.strides
+            (self._length,), (self.row,) = shape, self.strides
         elif self.ndim == 2:
             (self.rows, self.columns), (self.row, self.column) = shape, self.strides
         self.flat = memory.view(dtype)
@@ -116,7 +114,7 @@ class CheckedArray:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index):
-        return self.machine.access.load(self, index, self.machine.site_here())
+        return self.machine.access.load(self, index, self.machine.site_here() << READ_SITE)
 
     def __setitem__(self, index, value):
         self.machine.access.store(self, index, value, self.machine.site_here())

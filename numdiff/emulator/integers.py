@@ -7,15 +7,20 @@ such: thread and block numbers, shapes, literals, casts to int32, the variables 
 range(…)`, and sums and products of these.
 
 A magnitude k says that a signed integer is within ±2^k; None: it may be anything else than a signed
-integer.
+integer. A tuple has `Fields`, the magnitudes of its elements.
 """
 
 import ast
 import math
 import types
+from typing import NamedTuple
 
 import numpy as np
 
+from .namespace import TWINS
+from .overloads import overloads_of
+from .signatures import explicit_signatures
+from .source import source_tree
 from .values import ALIASES, SIGNED, is_numbas, numbas_name
 
 UNKNOWN = None
@@ -60,8 +65,24 @@ def nodes_of(tree):
     return found
 
 
+class Fields(NamedTuple):
+    """Magnitudes of a tuple's elements; the names of a named tuple's, else ()."""
+
+    names: tuple
+    magnitudes: tuple
+
+    def at(self, key):
+        """The magnitude of an element, by its name or number."""
+        if key in self.names:
+            return self.magnitudes[self.names.index(key)]
+        inside = key.__class__ is int and 0 <= key < len(self.magnitudes)
+        return self.magnitudes[key] if inside else UNKNOWN
+
+
 def magnitude_of(value):
-    """The magnitude of a number that a kernel is given: INDEX, ANY or UNKNOWN."""
+    """The magnitude of a number that a kernel is given: INDEX, ANY or UNKNOWN; `Fields` of a tuple."""
+    if isinstance(value, tuple):
+        return Fields(getattr(type(value), "_fields", ()), tuple(map(magnitude_of, value)))
     if value.__class__ not in SIGNED:
         return UNKNOWN
     return INDEX if -1 << INDEX <= value <= 1 << INDEX else ANY
@@ -78,6 +99,7 @@ class Integers:
 
     def __init__(self, function, node, given):
         code, self.assumed, self.nodes = function.__code__, {}, nodes_of(node)
+        self.results = {}  # (name of a function, magnitudes it is given) -> those that it gives
         captured = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         names = [n for n in self.nodes if n.__class__ is ast.Name]
         self.inner = (
@@ -99,6 +121,12 @@ class Integers:
         for name in self.inner - self.bindings.keys():
             self.bindings[name] = [UNKNOWN] if name in others else []
         self._bind(node)
+        # parameters that are tuples, and stay what they are
+        self.tuples = {
+            name: bindings[0]
+            for name, bindings in self.bindings.items()
+            if bindings and bindings[0].__class__ is Fields and len(bindings) == 1
+        }
         self._solve()
 
     @staticmethod
@@ -156,6 +184,11 @@ class Integers:
                     if isinstance(one, ast.Name):
                         self.bindings.setdefault(one.id, []).append(INDEX)
                         understood.add(id(one))
+            elif isinstance(value, ast.Call):
+                for k, one in enumerate(target.elts):
+                    if isinstance(one, ast.Name):
+                        element = ast.Subscript(value, ast.Constant(k), ast.Load())
+                        self._assign(one, element, understood)
 
     def _is_range(self, node):
         return (
@@ -238,7 +271,7 @@ class Integers:
             return self._of_operation(binding.op, self.locals[name], by, binding.value)
         if isinstance(binding, ast.AST):
             return self.of(binding)
-        return binding
+        return UNKNOWN if binding.__class__ is Fields else binding
 
     def _of_range(self, arguments):
         start = self.of(arguments[0]) if len(arguments) > 1 else 0
@@ -266,6 +299,11 @@ class Integers:
         return UNKNOWN if rule is None else min(rule(a, b), ANY)
 
     def of(self, node):
+        """The magnitude of an expression that is a number."""
+        found = self._find(node)
+        return UNKNOWN if found.__class__ is Fields else found
+
+    def _find(self, node):
         """The magnitude of an expression."""
         kind = node.__class__
         if kind is ast.Constant:
@@ -284,17 +322,18 @@ class Integers:
         if kind is ast.IfExp:
             a, b = self.of(node.body), self.of(node.orelse)
             return UNKNOWN if a is UNKNOWN or b is UNKNOWN else max(a, b)
-        if kind is ast.Subscript:
-            return (
-                INDEX
-                if self._is_shape(node.value) and isinstance(node.slice, ast.Constant)
-                else UNKNOWN
-            )
+        if kind is ast.Subscript and isinstance(node.slice, ast.Constant):
+            if self._is_shape(node.value):
+                return INDEX
+            within = self._find(node.value)
+            return within.at(node.slice.value) if within.__class__ is Fields else UNKNOWN
         if kind is ast.Attribute:
             return self._of_attribute(node)
         return self._of_call(node) if kind is ast.Call else UNKNOWN
 
     def _of_name(self, name):
+        if name in self.tuples:
+            return self.tuples[name]
         if name in self.inner:
             return self.locals.get(name, UNKNOWN)
         value = self.outside.get(name)
@@ -321,7 +360,10 @@ class Integers:
             and self._is_cuda(node.value.value)
         ):
             return 31
-        return 6 if node.attr in ("laneid", "warpsize") and self._is_cuda(node.value) else UNKNOWN
+        if node.attr in ("laneid", "warpsize") and self._is_cuda(node.value):
+            return 6
+        within = self._find(node.value)
+        return within.at(node.attr) if within.__class__ is Fields else UNKNOWN
 
     def _of_call(self, node):
         if (
@@ -344,7 +386,19 @@ class Integers:
         if cast in CASTS:
             self.assumed[node.func.id] = "cast", cast
             return CASTS[cast]
-        return UNKNOWN
+        return self._of_result(node)
+
+    def _of_result(self, call):
+        """What the call of another function gives."""
+        name = call.func.id
+        function = None if name in self.inner else self.outside.get(name)
+        if not is_function(function) or any(isinstance(a, ast.Starred) for a in call.args):
+            return UNKNOWN
+        given = tuple(self._rounded(self._find(a)) for a in call.args)
+        found = magnitude_of_result(function, given)
+        if found is not UNKNOWN:
+            self.results[name, given] = found
+        return found
 
     # what follows ---------------------------------------------------------------------------------
 
@@ -377,7 +431,7 @@ class Integers:
                 part.magnitudes = (
                     ()
                     if any(isinstance(a, ast.Starred) for a in part.args)
-                    else tuple(self._rounded(self.of(a)) for a in part.args)
+                    else tuple(self._rounded(self._find(a)) for a in part.args)
                 )
 
     @staticmethod
@@ -385,8 +439,25 @@ class Integers:
         """One of four, so that a function has few variants."""
         return (
             magnitude
-            if magnitude is UNKNOWN
+            if magnitude is UNKNOWN or magnitude.__class__ is Fields
             else next(m for m in (INDEX, LARGEST, ANY) if magnitude <= m)
+        )
+
+    def result(self):
+        """The magnitude of what the function returns."""
+        returned = [n.value for n in self.nodes if n.__class__ is ast.Return]
+        inner = any(n.__class__ in (ast.FunctionDef, ast.Lambda) for n in self.nodes[1:])
+        if inner or not returned or None in returned:
+            return UNKNOWN
+        if not all(isinstance(value, ast.Tuple) for value in returned):
+            found = [self.of(value) for value in returned]
+            return UNKNOWN if UNKNOWN in found else self._rounded(max(found))
+        if len({len(value.elts) for value in returned}) > 1:
+            return UNKNOWN
+        elements = zip(*(value.elts for value in returned), strict=True)
+        columns = [list(map(self.of, values)) for values in elements]
+        return Fields(
+            (), tuple(UNKNOWN if UNKNOWN in c else self._rounded(max(c)) for c in columns)
         )
 
     def _is_native(self, operator, a, b, right):
@@ -412,6 +483,40 @@ class Integers:
                 and a + (by if isinstance(operator, ast.LShift) else 0) <= LARGEST
             )
         return False
+
+
+_RESULTS = {}  # (id of a function, magnitudes it is given) -> (the function, what it returns)
+
+
+def magnitude_of_result(function, given):
+    """The magnitude of what a device function returns for arguments of these."""
+    python = getattr(function, "py_func", function)
+    key = id(python), given
+    if key not in _RESULTS:
+        _RESULTS[key] = python, UNKNOWN  # while it is looked at: a function that calls itself
+        tree = source_tree(python)
+        if tree is not None:
+            _RESULTS[key] = python, Integers(python, tree, given).result()
+    return _RESULTS[key][1]
+
+
+def is_function(value):
+    """Whether a value is a function like a kernel's own, of which there may be variants.
+
+    Not one that makes shared arrays: each is one array wherever it is called. Nor one whose
+    signature says its types.
+    """
+    python = getattr(value, "py_func", value)
+    return (
+        isinstance(python, types.FunctionType)
+        and "shared" not in python.__code__.co_names
+        and (
+            not is_numbas(python.__module__)
+            and id(value) not in TWINS
+            and not explicit_signatures(value)
+            and not overloads_of(value)
+        )
+    )
 
 
 def cast_named(value):

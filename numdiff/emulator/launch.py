@@ -233,7 +233,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.seen_faults = {}
         self.block = self.thread = None
         scheduler = GeneratorScheduler if self.generators else Scheduler
-        self.scheduler = scheduler(self, lambda: function(*arguments), block)
+        self.scheduler = scheduler(self, calling(function, arguments), block)
         if self.film is not None:
             self.film.launch(self, grid, block)
         if self.recorder is not None:
@@ -354,6 +354,14 @@ def _each(functions):
             function(*arguments)
 
     return call
+
+
+def calling(function, arguments):
+    """A function that calls another one with these arguments, each by a name of its own: `*arguments`
+    would put a further frame on the interpreter's stack, which is copied whenever threads switch."""
+    names = [f"argument_{k}" for k in range(len(arguments))]
+    namespace = {"function": function, **dict(zip(names, arguments, strict=True))}
+    return eval(f"lambda: function({', '.join(names)})", namespace)
 
 
 def in_three(size, what="size"):

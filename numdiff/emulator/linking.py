@@ -12,7 +12,8 @@ import types
 
 from . import arithmetic, functions, generators, values
 from .faults import Unsupported
-from .integers import holds
+from .integers import holds, magnitude_of_result
+from .memory import READ_SITE
 from .namespace import unbound
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
@@ -40,11 +41,15 @@ class Linking:
         key = id(python), given
         if key not in self._functions:
             made = self._rewritten(python, given)
+            called = outside(python, {name for name, _ in made.results})
             if not holds(
                 made.assumed,
                 {n: self.resolver(n, v) for n, v in outside(python, made.assumed).items()},
                 self.resolver.cuda,
                 values.TYPES,
+            ) or any(
+                name not in called or magnitude_of_result(called[name], arguments) != result
+                for (name, arguments), result in made.results.items()
             ):
                 made = self._rewritten(python, None)
             self._link(python, key, made)
@@ -159,7 +164,7 @@ class Linking:
             return value
 
         def augment(array, index, operation, value, site):
-            store(array, index, operation(load(array, index, site), value, site), site)
+            store(array, index, operation(load(array, index, site << READ_SITE), value, site), site)
 
         for name in (
             "Add",

@@ -16,9 +16,12 @@ TURNS = 4096  # turns of `while` loops after which a thread lets the others run
 # memory
 WAITING = 64
 ROUNDS = 16  # of looping before another block starts, which the loops may be waiting for
-PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
+PATIENCE = 5.0  # seconds of the processor without any progress after which a wait counts as endless
 # times the patience: how long loops may run that change nothing but their own variables
 LONGEST = 12
+
+# on a busy computer, time alone passes without any turn of a loop
+processor_time = getattr(time, "thread_time", time.monotonic)
 
 
 class Loops:
@@ -69,7 +72,7 @@ class Loops:
 
     def _spin(self):
         """Only threads in loops can run: let them, but not for ever."""
-        now, counts = time.monotonic(), (self.progress, self.machine.stores)
+        now, counts = processor_time(), (self.progress, self.machine.stores)
         if counts != self._counts:
             self._counts, self._begun = counts, now
         if self._repeats(now) or now - self._begun > LONGEST * self.machine.patience:

@@ -11,7 +11,8 @@ import numpy as np
 GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
 POISON = 0xFF  # every byte of memory that was never written: NaN as a float, -1 as an integer
 ALIGNMENT = 16  # bytes, of every array's address at least, the widest access of a thread
-MANY_READS = 1 << 18  # of one memory that wait to be entered, a hundred bytes each
+MANY_READS = 1 << 18  # of one memory that wait to be entered, a hundred bytes each at most
+READ_SITE = 40  # bits of an offset, left of which a read has the number of its site
 NEIGHBOURS = 256  # bytes that look up asynchronous operations together
 _POISONED = bytes([POISON])
 ROUND = 16  # sizes are rounded up to this, so that a memory can be seen as any dtype
@@ -43,6 +44,7 @@ class Memory:
         "mixed",
         "owner",
         "calm",
+        "tried",
         "width",
         "grain",
         "plain",
@@ -60,8 +62,9 @@ class Memory:
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
         self.met = space is GLOBAL  # whether several blocks can
-        # the token of a block's barrier, since which all reads here are alike: see `Access._calm`
-        self.calm = None
+        # the (thread, clock) whose reads only make a list longer, and the one whose do not: see
+        # `Access._calm`
+        self.calm = self.tried = None
         self.owner = None  # of a local array: the frame of the function whose call made it
         self.width, self.grain = None, 0  # see `seen_as`
         self.plain = self.shadowed  # accesses are tracked by their first byte: there is no grain
@@ -76,7 +79,8 @@ class Memory:
         # reader: [token, (thread, clock), site, (thread, clock), site, …] of the reads since
         self.writer, self.reader = {}, {}
         # reads: those not yet in `reader`, as most need not be: (offset, size, step, (thread,
-        # clock), site, token); where only one block comes they are of one token, `reads_of`.
+        # clock), site, token), or after ((thread, clock), token) a number for each element, see
+        # READ_SITE; where only one block comes they are of one token, `reads_of`.
         # written_in: the token of the last write
         self.reads, self.reads_of, self.written_in = [], None, None
         # the token of reads and writes that take turns: there reads are entered at once
@@ -84,7 +88,7 @@ class Memory:
 
     def forget(self):
         """All that comes from now on is ordered after all that was."""
-        self.writer, self.reader, self.reads = {}, {}, []
+        self.writer, self.reader, self.reads, self.calm = {}, {}, [], None
 
     def grow(self, size, room):
         """Make it `size` bytes long, of `room` at most: shared arrays of fixed size are found one

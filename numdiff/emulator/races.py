@@ -12,7 +12,9 @@ to blocks with a later atomic at the same place (`Memory.released`), or with its
 condition of a `while` loop.
 """
 
-from .memory import GLOBAL, MANY_READS
+from .memory import GLOBAL, MANY_READS, READ_SITE
+
+READ_OFFSET = (1 << READ_SITE) - 1
 
 
 class Races:
@@ -81,24 +83,32 @@ class Races:
     def settle(self, memory):
         """Enter all reads in `reader`, which lists the readers of an offset, before a write there
         is checked."""
-        reads, memory.reads = memory.reads, []
+        reads, memory.reads, memory.calm = memory.reads, [], None
         if memory.met or memory.reads_of is self.machine.token:
+            stamp = token = None
             for read in reads:
-                self._log(memory, read)
+                if read.__class__ is int:  # of the last thread named
+                    self._enter(memory, read & READ_OFFSET, stamp, read >> READ_SITE, token)
+                elif len(read) == 2:
+                    stamp, token = read
+                else:
+                    self._log(memory, read)
         if not memory.met and memory.reads_of is self.machine.token:
-            memory.reads_of, memory.mixed, memory.calm = None, memory.reads_of, None
+            memory.reads_of, memory.mixed = None, memory.reads_of
 
     def _log(self, memory, read):
         offset, size, step, stamp, site, token = read
-        logs = memory.reader
         for at in range(offset, offset + size, step):
-            log = logs.get(at)
-            if log is None:
-                logs[at] = [token, stamp, site]
-            elif log[0] is not token:
-                logs[at] = [token, *self._earlier(memory, log), stamp, site]
-            elif log[-2] is not stamp:
-                log += stamp, site
+            self._enter(memory, at, stamp, site, token)
+
+    def _enter(self, memory, offset, stamp, site, token):
+        log = memory.reader.get(offset)
+        if log is None:
+            memory.reader[offset] = [token, stamp, site]
+        elif log[0] is not token:
+            memory.reader[offset] = [token, *self._earlier(memory, log), stamp, site]
+        elif log[-2] is not stamp:
+            log += stamp, site
 
     def _earlier(self, memory, log):
         """What a log of readers keeps at the first read after a barrier: entries that may be of

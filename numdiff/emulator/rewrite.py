@@ -26,11 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .arithmetic import COMPARISONS, OPERATIONS
-from .integers import EMPTY, Integers, cast_named, parts_of
+from .integers import EMPTY, Integers, cast_named, is_function, parts_of
 from .loops import WAITING
-from .namespace import TWINS
-from .overloads import overloads_of
-from .signatures import explicit_signatures
+from .memory import READ_SITE
 from .source import source_tree
 from .values import TYPES, is_numbas, scalar
 from .whole_arrays import WHOLE
@@ -143,6 +141,10 @@ class Rewriter(ast.NodeTransformer):
         if self.checked and with_site:
             arguments.append(ast.Constant(self.site(node)))
         return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
+
+    def load(self, name, arguments, node):
+        place = ast.Constant(self.site(node) << READ_SITE)
+        return self.call(name, (*arguments, place), node, with_site=False)
 
     def operation(self, operator, operands, node):
         return self.call(f"__{type(operator).__name__}", operands, node)
@@ -293,48 +295,41 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if fixed or getattr(node, "native", False):
             return node
-        for product, other, name in (
-            (node.right, node.left, "__AddMult"),
-            (node.left, node.right, "__MultAdd"),
-        ):
-            if isinstance(node.op, ast.Add) and self.is_product(product, node):
-                factors = product.args[:2]
-                return self.fused(
-                    name, (other, *factors) if product is node.right else (*factors, other), node
-                )
-        return (
-            self.operation(node.op, (node.left, node.right), node)
-            if type(node.op).__name__ in OPERATIONS
-            else node
-        )
+        return self.arithmetic(node.op, node.left, node.right, node)
+
+    def arithmetic(self, operator, left, right, node):
+        """The call for an operation of two operands; for a product and a sum, one for both."""
+        if isinstance(operator, ast.Add):
+            if self.is_product(right, node):
+                return self.fused("__AddMult", (left, *right.args[:2]), node)
+            if self.is_product(left, node):
+                return self.fused("__MultAdd", (*left.args[:2], right), node)
+        if type(operator).__name__ not in OPERATIONS:
+            return node
+        return self.operation(operator, (left, right), node)
 
     def fused(self, name, operands, node):
         """A product and a sum, most often of three float32, for which no function is called."""
         if self.integers is None:  # what is counted calls one for each operation
             return self.call(name, operands, node)
-        # how each operand is read again; its first evaluation, in order, which is never None
-        known, first = [], []
+        # how each operand is read again; the classes of those that are evaluated here, in order, and
+        # of the others, which are names
+        known, evaluated, named = [], [], []
         for operand in operands:
             if isinstance(operand, ast.Name):
                 known.append(operand.id)
+                named.append(class_of(operand))
             else:
                 known.append(self.temporary())
-                first.append(
-                    ast.Compare(
-                        ast.NamedExpr(ast.Name(known[-1], ast.Store()), operand),
-                        [ast.IsNot()],
-                        [ast.Constant(None)],
-                    )
-                )
+                kept = ast.NamedExpr(ast.Name(known[-1], ast.Store()), operand)
+                evaluated.append(class_of(kept))
         a, b, c = (ast.Name(n, ast.Load()) for n in known)
-        single = [
-            ast.Compare(
-                ast.Attribute(ast.Name(n, ast.Load()), "__class__", ast.Load()),
-                [ast.Is()],
-                [ast.Name("__float32", ast.Load())],
-            )
-            for n in known
-        ]
+        # a chain of comparisons evaluates its first two operands, whatever they are
+        first = [ast.Compare(kind, [ast.IsNot()], [ast.Constant(None)]) for kind in evaluated[:-2]]
+        repeated = [class_of(ast.Name(n, ast.Load())) for n in known[: len(first)]]
+        chain = [*evaluated[-2:], *named, *repeated, ast.Name("__float32", ast.Load())]
+        single = ast.Compare(chain[0], [ast.Is()] * (len(chain) - 1), chain[1:])
+        test = ast.BoolOp(ast.And(), [*first, single]) if first else single
         mult, add = ast.Mult(), ast.Add()
         sum_ = (
             ast.BinOp(a, add, ast.BinOp(b, mult, c))
@@ -343,7 +338,7 @@ class Rewriter(ast.NodeTransformer):
         )
         return ast.copy_location(
             ast.IfExp(
-                ast.BoolOp(ast.And(), first + single),
+                test,
                 sum_,
                 self.call(name, [ast.Name(n, ast.Load()) for n in known], node),
             ),
@@ -509,8 +504,8 @@ class Rewriter(ast.NodeTransformer):
         if self.checked and isinstance(node.ctx, ast.Load):
             parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else ()
             if len(parts) == 2 and not any(isinstance(e, (ast.Slice, ast.Starred)) for e in parts):
-                return self.call("__load2", (node.value, *parts), node)
-            load = self.call("__load", (node.value, self.index(node.slice)), node)
+                return self.load("__load2", (node.value, *parts), node)
+            load = self.load("__load", (node.value, self.index(node.slice)), node)
             if isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
                 # most such values are tuples, not arrays
                 kind = ast.Attribute(node.value, "__class__", ast.Load())
@@ -591,7 +586,7 @@ class Rewriter(ast.NodeTransformer):
             node.value = value
             return node
         return ast.copy_location(
-            ast.Assign([node.target], self.operation(node.op, (left, value), node)), node
+            ast.Assign([node.target], self.arithmetic(node.op, left, value, node)), node
         )
 
     def visit_AnnAssign(self, node):
@@ -764,6 +759,10 @@ class Reporting:
         return [self.at("__step", node), node, *self.lets(targets, node)]
 
 
+def class_of(node):
+    return ast.Attribute(node, "__class__", ast.Load())
+
+
 def fixed_names(function):
     """Names of numbers that a function takes from its module or closure, and so are constants to a
     compiler."""
@@ -843,25 +842,6 @@ def makes_arrays(value):
     return _MAKING[code]
 
 
-def is_function(value):
-    """Whether a value is a function like a kernel's own, of which there may be variants.
-
-    Not one that makes shared arrays: each is one array wherever it is called. Nor one whose
-    signature says its types.
-    """
-    python = getattr(value, "py_func", value)
-    return (
-        isinstance(python, types.FunctionType)
-        and "shared" not in python.__code__.co_names
-        and (
-            not is_numbas(python.__module__)
-            and id(value) not in TWINS
-            and not explicit_signatures(value)
-            and not overloads_of(value)
-        )
-    )
-
-
 class Rewritten(NamedTuple):
     """What `rewrite` makes of a function."""
 
@@ -872,6 +852,7 @@ class Rewritten(NamedTuple):
     casts: dict = {}  # name -> (name of a type, a number to cast)
     variants: dict = {}  # name -> (name of a function, magnitudes of its arguments)
     assumed: dict = {}  # name -> what `Integers` takes for granted of it
+    results: dict = {}  # (name of a function, magnitudes it is given) -> those that it gives
 
 
 def rewrite(function, sites, checked, given=None, filmed=False, change=None):
@@ -923,4 +904,5 @@ def rewrite(function, sites, checked, given=None, filmed=False, change=None):
         rewriter.casts,
         rewriter.variants,
         {} if integers is None else integers.assumed,
+        {} if integers is None else integers.results,
     )

@@ -3,6 +3,7 @@ each explicit."""
 
 import ast
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -128,6 +129,69 @@ def test_what_is_known():
 )
 def test_magnitudes(value, magnitude):
     assert magnitude_of(value) == magnitude
+
+
+class Sizes(NamedTuple):
+    rows: int
+    scale: float
+    steps: tuple
+
+
+def start_and_scale(sizes, i):
+    return i + sizes.rows, sizes.scale * 2
+
+
+def longest(n):
+    return n if n > 3 else longest(n + 1)  # what it gives is not known
+
+
+def of_tuples(sizes, n):
+    start, scale = start_and_scale(sizes, n)
+    a = start + sizes.steps[1]
+    b = scale + sizes.scale
+    c = longest(n) + sizes.rows
+    sizes = n
+    return a + b + c
+
+
+def of_another_tuple(sizes, n):
+    other = sizes
+    sizes = other
+    return sizes.rows + n
+
+
+def test_elements_of_tuples_and_what_functions_return():
+    given = magnitude_of(Sizes(3, 0.5, (1, 2))), INDEX
+    tree = source_tree(of_tuples)
+    del tree.body[4]  # the tuple's name gets no other value
+    integers = Integers(of_tuples, tree, given)
+    integers.mark()
+    native = {ast.unparse(n): n.native for n in ast.walk(tree) if isinstance(n, ast.BinOp)}
+    assert native["start + sizes.steps[1]"]
+    assert not native["scale + sizes.scale"] and not native["longest(n) + sizes.rows"]
+    assert not natives(of_tuples, given)["start + sizes.steps[1]"]
+    assert not natives(of_another_tuple, given)["sizes.rows + n"]
+
+
+def with_start(start):
+    start = cuda.jit(device=True)(start)
+
+    def kernel(out):
+        i = cuda.threadIdx.x
+        out[i] = start(i) * 3 + 1
+
+    return cuda.jit(kernel)
+
+
+def test_the_same_text_with_other_functions():
+    for start, want in (
+        (lambda i: i + 1, [4, 7]),
+        (lambda i: i * np.float64(0.5), [1, 2.5]),
+        (lambda i: np.float32(i) + np.float32(0.25), [1.75, 4.75]),
+    ):
+        out = np.zeros(2)
+        Emulator(float64=True).launch(with_start(start), 1, 2, out)
+        assert out.tolist() == want
 
 
 def shaded(x):

@@ -111,3 +111,54 @@ def test_unset_elements_of_a_global_array_are_found():
     with emulator.device(on_fault="collect") as gpu:
         read_then_written[1, 4](cuda.device_array((4, 2), np.float32), y)
     assert {f.kind for f in gpu.faults} == {"uninitialised"}
+
+
+@cuda.jit
+def padded(x, y, column):
+    """Reads of a tile whose last column is never written."""
+    tile, t = cuda.shared.array((8, 9), float32), cuda.threadIdx.x
+    for k in range(8):
+        tile[k, t] = x[k, t]
+    cuda.syncthreads()
+    total = float32(0)
+    for k in range(8):
+        total += tile[t, k] * tile[k, t]
+    y[t] = total + tile[t, column]  # of that column
+
+
+@THREAD_ORDERS
+def test_padding_of_a_tile(order):
+    x, y = np.arange(64, dtype=np.float32).reshape(8, 8), np.zeros(8, np.float32)
+    run(padded, 1, 8, x, y, 7, order=order)
+    assert np.array_equal(y, np.diag(x @ x) + x[:, 7])
+    faults = faults_of(padded, 1, 8, x, y, 8, order=order)
+    fault_at(faults, "uninitialised", __file__, marked(__file__, "of that column"))
+
+
+@cuda.jit
+def reads_of_two_lines(x, y, fault):
+    """One thread reads a tile on two lines, waits for its warp between, and another one writes."""
+    tile, t = cuda.shared.array(64, float32), cuda.threadIdx.x
+    tile[t] = x[t]
+    cuda.syncthreads()
+    total = tile[t] + tile[63 - t]  # before
+    cuda.syncwarp()
+    total += tile[(t + 1) % 64]  # after
+    if fault == 0 and t == 40:
+        # thread 57 has read it before, thread 5 after
+        tile[6] = total  # of others
+    if fault == 1 and t == 40:
+        # this thread has read it after, thread 22 before
+        tile[41] = total  # of both lines
+    y[t] = total
+
+
+@THREAD_ORDERS
+def test_lines_of_reads(order):
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    for fault, mark in ((0, "of others"), (1, "of both lines")):
+        faults = faults_of(reads_of_two_lines, 1, 64, x, y, fault, order=order)
+        fault_at(faults, "race", __file__, marked(__file__, mark))
+        lines = {other.line for f in faults for _, other in f.others}
+        assert marked(__file__, "before") in lines | {f.line for f in faults}
+        assert lines <= {marked(__file__, m) for m in ("before", "after", mark)}
