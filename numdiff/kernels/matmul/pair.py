@@ -8,7 +8,7 @@ x and dx are a `Pair` (../concat.py), as where a UNet's decoder meets a skip. Ru
 SOURCE
     reference.py.
 READ NEXT
-    ../attention/
+    ../conv2d/hopper/convolution.py
 """
 
 import functools
