@@ -1,11 +1,13 @@
 """Measurements during a training run (`--evaluate-every`): the Fréchet distance between samples of
-the averaged weights and the training images, in the features of `RandomConv`.
+the averaged weights and the training images, in the features of `RandomConv`, or of what an
+extension's setting `evaluate_features` names.
 
     evaluation = RunEvaluation(trainer, options)
     distance, number = evaluation.measure()
 
 The samples have the same seeds in each measurement, and classes in the proportion of the data, so
-that the figures of one run compare. They are not FID. The images of the data are read once.
+that the figures of one run compare. Those of `RandomConv` are not FID. The images of the data are
+read once.
 """
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from ..sizes import in_pixels, sides
 from ..training.previews import Previews
-from .features import SMALLEST, RandomConv, extract
+from .features import SMALLEST, extract, find_extractor
 from .frechet import frechet_distance, mean_and_covariance
 from .sampled_labels import in_proportion
 
@@ -23,7 +25,8 @@ BATCH = 64
 
 
 class RunEvaluation:
-    """Of a `Trainer` and the options of its run; `every`: steps between two measurements.
+    """Of a `Trainer` and the options of its run; `every`: steps between two measurements; `record`:
+    how they are made, for the run's records.
 
     Raises a `UsageError` for a model of latents, and for images that are too small.
     """
@@ -35,7 +38,8 @@ class RunEvaluation:
                 "--evaluate-every measures samples of a model of pictures, and this one makes none: leave it "
                 "out, and evaluate samples with `numdiff sample --npz` and `numdiff evaluate`."
             )
-        if min(sides(model.image_size)) < SMALLEST:
+        features = getattr(options, "evaluate_features", None)
+        if features is None and min(sides(model.image_size)) < SMALLEST:
             raise UsageError(
                 f"--evaluate-every needs images of at least {SMALLEST}×{SMALLEST} pixels, and these are "
                 f"{in_pixels(model.image_size)}: leave it out, or train on larger ones."
@@ -49,6 +53,13 @@ class RunEvaluation:
             labels=labels,
         )
         self._extractor = self._reference = None  # of rank 0
+        name = trainer.communicator.first(self._find_extractor, features)
+        self.record = {"frechet_count": options.evaluate_count, "frechet_features": name}
+
+    def _find_extractor(self, features):
+        """Its name."""
+        self._extractor, name = find_extractor(features, self.trainer.model.backend)
+        return name
 
     def measure(self, asked=lambda: 0):
         """(distance, 0) on every rank; (None, number) where `asked()` gave that number. Collective."""
@@ -59,7 +70,6 @@ class RunEvaluation:
 
     def _distance(self, images):
         if self._reference is None:
-            self._extractor = RandomConv(self.trainer.model.backend)
             count = len(self.trainer.dataset)
             rows = np.arange(min(count, REFERENCE)) * count // min(count, REFERENCE)
             self._reference = self._statistics(self.trainer.dataset.read, rows)

@@ -126,6 +126,7 @@ register(
     "numdiff.extras.feature_networks",
     features={".h5": "files:load_extractor"},
     converter={"feature network": "files"},
+    settings={"evaluate_features": "settings:FeatureSettings"},
     kernels={"feature networks": "kernels"},
 )
 

@@ -212,7 +212,7 @@ class TrainingLoop:
             if self.trainer.precision in SCALES_LOSS:
                 more = {"loss_scale": newest.loss_scale, "skipped": newest.skipped}
             if distance is not None:
-                more |= {"frechet": distance, "frechet_count": self.options.evaluate_count}
+                more |= {"frechet": distance, **self.evaluation.record}
             losses = [r.loss for r in reports]
             record = self.reporter.report(
                 newest.step + 1, losses, last.gradient_norm, last.learning_rate, **more
@@ -311,9 +311,15 @@ class TrainingLoop:
             return self.evaluation.measure(self.requested_signal)
 
     def is_best(self, distance):
-        """Whether no distance that the run has measured is less; says what was measured."""
+        """Whether no distance that the run has measured in the same way is less; says what was
+        measured."""
         records, *_ = read_records(self.run_dir)
-        known = [r["frechet"] for r in records if isinstance(r.get("frechet"), int | float)]
+        way = self.evaluation.record
+        known = [
+            r["frechet"]
+            for r in records
+            if isinstance(r.get("frechet"), int | float) and way.items() <= r.items()
+        ]
         best = distance <= min(known, default=distance)
         step, word = self.trainer.step, ", the best so far" if best else ""
         self.reporter.message(f"evaluate  Fréchet distance {distance:.4g} after step {step}{word}")

@@ -31,7 +31,9 @@ SIZE = 299  # pixels
 FEATURES = 2048
 EPS = 1e-3  # of the batch normalisation
 CLASSES = 1008
-IMAGES_AT_A_TIME = 4  # on the CPU, where the patches of more images would leave the caches
+# images at a time: on the CPU, where the patches of more would leave the caches; on a GPU, where those of
+# more would take more than 4 GB
+FEW, MANY = 4, 128
 # (x - shift) / scale of pixels 0 … 255, by the method that resizes them
 PIXELS = {"clean": (128, 128), "tensorflow": (128, 128), "pytorch-fid": (127.5, 127.5)}
 METHODS = tuple(PIXELS)
@@ -274,14 +276,14 @@ class InceptionV3:
             )
 
     def __call__(self, x):
+        def some(rows, count=FEW):
+            starts = range(rows.start, rows.stop, count)
+            return [self._features(x[k : min(k + count, rows.stop)]) for k in starts]
+
         if is_device(x):
-            return self._features(x)
-
-        def some(rows):
-            starts = range(rows.start, rows.stop, IMAGES_AT_A_TIME)
-            return [self._features(x[k : min(k + IMAGES_AT_A_TIME, rows.stop)]) for k in starts]
-
-        parts = over_batch(some, len(x), x.size * 100)
+            parts = [some(slice(0, len(x)), MANY)]
+        else:
+            parts = over_batch(some, len(x), x.size * 100)
         return np.concatenate([features for part in parts for features in part])
 
     def _features(self, x):

@@ -18,6 +18,7 @@ OF_RUNS = (
     "sample_count",
     "evaluate_every",
     "evaluate_count",
+    "evaluate_features",
     "log_every",
 )
 QUALITY = measured_by(

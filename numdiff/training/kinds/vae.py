@@ -138,7 +138,11 @@ WITHOUT = {
 class AutoencoderKind(ModelKind):
     @property
     def table(self):
-        return {name: line for name, line in super().table.items() if name not in WITHOUT}
+        return {
+            name: line
+            for name, line in super().table.items()
+            if not WITHOUT & {name, *line.needs[:1]}
+        }
 
     def sizes(self, options, channels=3, num_classes=None):
         found = super().sizes(options, channels, num_classes)

@@ -1,0 +1,48 @@
+"""`--evaluate-features`: what a run is measured in."""
+
+import pytest
+from click.testing import CliRunner
+
+from numdiff.errors import UsageError
+from numdiff.training.options import resolve
+from numdiff_cli.main import main
+from tests.evaluation.test_in_training import records_of, run
+from tests.extras.feature_networks import small
+from tests.extras.feature_networks.test_files import converted_in
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    small.shrink(monkeypatch)
+
+
+def distances(run_dir):
+    return {r["step"]: r["frechet"] for r in records_of(run_dir) if "frechet" in r}
+
+
+def test_a_run_is_measured_in_the_features_of_a_network(tmp_path):
+    """…of images that random-conv could not take; the best is chosen among the same features."""
+    path, _ = converted_in(tmp_path)
+    run_dir, _ = run(tmp_path, image_size=8, evaluate_features=str(path))
+    last = records_of(run_dir)[-1]
+    assert last["frechet_features"] == "inception-2015-12-05 clean" and last["frechet_count"] == 8
+    own, _ = run(tmp_path)
+    network, _ = run(tmp_path, evaluate_features=str(path))
+    assert distances(own).keys() == distances(network).keys() and distances(own) != distances(
+        network
+    )
+    checkpoint = str(network / "checkpoint-00000004.h5")
+    _, lines = run(tmp_path, checkpoint, evaluate_features=f"{path}:tensorflow")
+    said = [line for line in lines if line.startswith("evaluate")]
+    assert len(said) == 1 and said[0].endswith("after step 6, the best so far")
+
+
+def test_what_is_refused(tmp_path):
+    """…before the first step."""
+    with pytest.raises(UsageError, match="there is no file .*none.h5"):
+        run(tmp_path, evaluate_features=str(tmp_path / "none.h5"))
+    with pytest.raises(UsageError, match="--evaluate-features a.h5 needs --evaluate-every: add it"):
+        resolve({"model": "unet", "evaluate_features": "a.h5"})
+    result = CliRunner().invoke(main, ["train", "vae", "--evaluate-features", "a.h5", "--dry-run"])
+    assert result.exit_code == 2 and "No such option" in result.output
+    assert "--evaluate-features FILE" in CliRunner().invoke(main, ["train", "dit", "--help"]).output
