@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray, StructureElement, checked_array
+from .faults import Unbound
 from .memory import CONSTANT, MANY_READS, POISON, READ_SITE, Memory
 from .races import Races, same_value
 from .values import INTEGER_TYPES, Literal
@@ -269,6 +270,9 @@ class Access(Races):
                 machine.report("bounds", f"writes into the constant array {a.name}", site)
                 return
             if value.__class__ is not a.exact:
+                if value.__class__ is Unbound and memory.valid is not None:
+                    self._store_unbound(a, offset, site)
+                    return
                 value = a.cast(value)
             machine.stores += 1
             if races and memory.plain:
@@ -287,6 +291,14 @@ class Access(Races):
             a.flat[offset >> a.shift] = value
 
         return store
+
+    def _store_unbound(self, a, offset, site):
+        """Store a variable that has no value: the element counts as never written."""
+        memory, size = a.memory, a.itemsize
+        self.before_write(memory, offset, size, site, size)
+        memory.valid[offset : offset + size] = bytes(size)
+        memory.bytes[offset : offset + size] = POISON
+        memory.calm = a.calm = a.tried = None
 
     # ranges of bytes, for vector instructions and copies ------------------------------------------
 

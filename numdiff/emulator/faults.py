@@ -122,3 +122,17 @@ class Missing:
     ):
         locals().update({f"__{_name}__": _refuse, f"__r{_name}__": _refuse})
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _refuse
+
+
+class Unbound(Missing):
+    """The value of a variable that no line gave one: a compiled kernel has some bits there. It can
+    be passed on, shuffled and stored in shared or local memory, which then counts as never
+    written."""
+
+    def __init__(self, name):
+        super().__init__(
+            f"variable {name} has no value in the thread from which it is taken", UnboundLocalError
+        )
+
+    def __repr__(self):
+        return "no value"

@@ -6,15 +6,16 @@ This file makes the functions behind these names, checked and counted according 
 options. It binds the names in a kernel's module and closure to their twins (namespace.py).
 """
 
+import functools
+import math
 import operator
 import sys
 import types
 
 from . import arithmetic, functions, generators, values
-from .faults import Unsupported
+from .faults import Unbound, Unsupported
 from .integers import holds, magnitude_of_result
 from .memory import READ_SITE
-from .namespace import unbound
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
 from .whole_arrays import method
@@ -135,7 +136,7 @@ class Linking:
             "__range": any_range,
             "__zip": zipped,
             "__unified": arithmetic.unified,
-            "__unbound": unbound,
+            "__unbound": functools.cache(Unbound) if self.checked else lambda name: math.nan,
             "__float32": values.float32,
             "__wait": generators.wait(self),
         }

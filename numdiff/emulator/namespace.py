@@ -58,14 +58,6 @@ class Namespace:
         raise Unsupported(f"the emulator does not know {self._name}.{attribute}")
 
 
-def unbound(name):
-    """What a variable is that a thread may shuffle before it has given it a value: only to be
-    overwritten."""
-    return Missing(
-        f"variable {name} has no value in the thread from which it is taken", UnboundLocalError
-    )
-
-
 class Resolver:
     """Turns the objects that a kernel names into what they are in the emulator of one machine."""
 

@@ -18,6 +18,7 @@ In a checked function each of these calls also carries the number of its site (i
 """
 
 import ast
+import builtins
 import contextlib
 import types
 import weakref
@@ -69,6 +70,7 @@ SITES = Sites()  # of all machines: site numbers are compiled into the rewritten
 
 
 SHUFFLES = ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync")
+MODULES = ("cuda", "math", "cmath", "np", "numpy")
 _DIMENSIONS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 
 
@@ -83,6 +85,14 @@ def shared_or_local(node):
         else getattr(node.func.value, "id", None)
     )
     return space if space in ("shared", "local") else None
+
+
+def _passes_on(called):
+    """Whether a function may be given a variable without a value: a shuffle, or a device
+    function."""
+    if isinstance(called, ast.Attribute):
+        return called.attr in SHUFFLES or getattr(called.value, "id", "cuda") not in MODULES
+    return isinstance(called, ast.Name) and called.id not in vars(builtins)
 
 
 class Rewriter(ast.NodeTransformer):
@@ -661,28 +671,26 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def _bound_in_branches(self, node):
-        """Variables that a warp operation takes, and that some lanes may not have given a value."""
-        taken = {
-            a.id
-            for call in ast.walk(node)
-            if isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and call.func.attr in SHUFFLES
-            for a in call.args
-            if isinstance(a, ast.Name)
-        }
+        """Variables that are passed on, to a function, a variable, an element or the caller, and
+        that some lanes may not have given a value."""
+        taken = set()
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call) and _passes_on(part.func):
+                passed = part.args
+            elif isinstance(part, (ast.Assign, ast.Return)):
+                passed = part.value.elts if isinstance(part.value, ast.Tuple) else (part.value,)
+            else:
+                continue
+            taken.update(name.id for name in passed if isinstance(name, ast.Name))
         if not taken:
             return ()
-        stored = {
-            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
-        always = {
-            n.id
-            for statement in node.body
-            if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-            for n in ast.walk(statement)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
+        stored, always = set(), set()
+        for statement in node.body:
+            names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+            bound = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+            if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+                always |= bound - stored - {n.id for n in names if isinstance(n.ctx, ast.Load)}
+            stored |= bound
         return sorted((taken & stored) - always - self.parameters)
 
 

@@ -2,6 +2,7 @@
 before."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -88,9 +89,60 @@ def test_a_variable_that_some_lanes_have_not_bound_is_shuffled(checks):
     x, y = np.array([2.5], np.float32), np.zeros(32, np.float32)
     launch(kernel, 32, x, y, checks=checks)
     assert y.tolist() == [5] * 32
-    text = "variable value has no value in the thread from which it is taken" if checks else "error"
-    with pytest.raises(emulator.KernelFault, match=text):
+    text = "variable value has no value in the thread from which it is taken"
+    with pytest.raises(emulator.KernelFault, match=text) if checks else nullcontext():
         launch(wrong, 32, x, y, checks=checks)
+    assert checks or np.isnan(y).all()
+
+
+@CHECKS
+def test_a_variable_that_some_threads_have_not_bound_is_passed_stored_and_returned(checks):
+    @cuda.jit(device=True)
+    def larger(t, value, n, tile):
+        tile[t] = value
+        cuda.syncthreads()
+        if t + 2 < n and tile[t + 2] > value:
+            value = tile[t + 2]
+        other = cuda.shfl_down_sync(0xFFFFFFFF, value, 1)
+        if t == 0 and other > value:
+            value = other
+        return value
+
+    def kernel(x, y):
+        tile, t = cuda.shared.array(32, x.dtype), cuda.threadIdx.x
+        if t < x.size:
+            value = x[t]
+        largest = larger(t, value, x.size, tile)
+        if t == 0:
+            y[0] = largest
+
+    def reads_it(x, y):
+        tile, t = cuda.shared.array(32, x.dtype), cuda.threadIdx.x
+        if t < x.size:
+            value = x[t]
+        tile[t] = value
+        cuda.syncthreads()
+        y[t] = tile[31 - t]
+
+    def adds_to_it(x, y):
+        if cuda.threadIdx.x < x.size:
+            value = x[0]
+        y[cuda.threadIdx.x] = value + x[0]
+
+    for kind in np.float32, np.int32:
+        x, y = np.array([2, 7, 3], kind), np.zeros(32, kind)
+        launch(kernel, 32, x, y, checks=checks)
+        assert y[0] == 7
+        if checks:
+            with pytest.raises(
+                emulator.KernelFault, match="reads shared array.31., which was never"
+            ):
+                launch(reads_it, 32, x, y)
+        else:
+            launch(reads_it, 32, x, y, checks=False)
+            assert y[31] == 2
+        with pytest.raises(emulator.KernelFault, match="local variable 'value'"):
+            launch(adds_to_it, 32, x, y, checks=checks)
 
 
 @CHECKS
