@@ -298,7 +298,7 @@ class Access(Races):
         self.before_write(memory, offset, size, site, size)
         memory.valid[offset : offset + size] = bytes(size)
         memory.bytes[offset : offset + size] = POISON
-        memory.calm = a.calm = a.tried = None
+        memory.calm = None
 
     # ranges of bytes, for vector instructions and copies ------------------------------------------
 
