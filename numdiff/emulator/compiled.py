@@ -54,6 +54,10 @@ def patch_compiler(machine, module, patch):
         finally:
             constructing.pop()
 
+    # of a launch's stream only its handle would matter
+    driver = sys.modules[f"{module.__name__}.cudadrv.driver"]
+    if hasattr(driver, "_to_core_stream"):  # in newer versions
+        patch(driver, "_to_core_stream", lambda stream: stream)
     patch(kernel, "__init__", init)
     patch(
         libraries,

@@ -1,6 +1,7 @@
 """Arrays in the emulated GPU's memory, as the host holds them."""
 
 import ctypes
+import sys
 import weakref
 
 import numpy as np
@@ -11,6 +12,11 @@ from .memory import ALIGNMENT, GLOBAL, POISON, Memory
 
 # memories of arrays, one of which a `__cuda_array_interface__` may name by its address
 _LIVE = weakref.WeakSet()
+# where Numba has its class of arrays on a device
+_DEVICE_ARRAYS = (
+    "numba.cuda.cudadrv.devicearray",
+    "numba_cuda_mlir.numba_cuda.cudadrv.devicearray",
+)
 
 
 def from_interface(interface):
@@ -64,6 +70,13 @@ class EmulatedArray:
     uninitialised without `contents`."""
 
     stream = 0  # on which it was made
+    __cuda_ndarray__ = True
+
+    @property
+    def __class__(self):
+        """Numba's class of an array on a device, for which programs ask with `isinstance`."""
+        modules = (sys.modules.get(name) for name in _DEVICE_ARRAYS)
+        return next((m.DeviceNDArray for m in modules if m is not None), EmulatedArray)
 
     def __init__(self, shape, dtype=np.float64, contents=None, order="C", stream=0):
         if stream:

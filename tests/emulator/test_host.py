@@ -152,8 +152,8 @@ def test_numba_compiles_first_where_that_is_asked():
         def scale(x, factor):
             x[cuda.threadIdx.x] *= factor
 
-        x = np.ones(4, np.float32)
-        scale[1, 4](x, 0.5)
+        x, stream = np.ones(4, np.float32), cuda.stream()
+        scale[1, 4, stream](x, 0.5)
         assert x.tolist() == [0.5] * 4
         assert ".visible .entry" in next(iter(scale.inspect_asm().values()))
 
@@ -163,6 +163,17 @@ def test_numba_compiles_first_where_that_is_asked():
 
         with pytest.raises((TypingError, OfNumba), match="nothing"):
             wrong[1, 1](x)
+
+
+def test_programs_ask_whether_an_array_is_on_the_device():
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray, is_cuda_ndarray
+
+    with emulator.device():
+        for array in cuda.to_device(np.zeros(3)), cuda.device_array((2, 2), np.int8)[0]:
+            assert isinstance(array, DeviceNDArray) and is_cuda_ndarray(array)
+            assert isinstance(array, cuda.devicearray.DeviceNDArray)
+            assert isinstance(array, emulator.EmulatedArray)
+        assert not isinstance(np.zeros(3), DeviceNDArray)
 
 
 class Doubled:
