@@ -14,7 +14,7 @@ PLACES
     command           a subcommand of `numdiff`: its click command, and its line of help
     settings          a setting of training runs: the class that has it, in the form of numdiff/settings.py; its
                       `heading` is that of help
-    kernels           a module, or a package of modules, that declares operations (kernels/operation.py)
+    kernels           a module, or a package of modules, that declares operations (kernels/operation/record.py)
     matmul            a product of float32 that a switch of the device chooses (kernels/matmul/launcher.py)
     conv2d_switched   a convolution of float32, likewise (kernels/conv2d/launcher.py)
     conv2d            a version of the convolution in float32, for who names it (kernels/conv2d/launcher.py)

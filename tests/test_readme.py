@@ -20,7 +20,8 @@ from click.testing import CliRunner
 
 from numdiff import emulator
 from numdiff.emulator.options import OPTIONS
-from numdiff.kernels import operation, versions
+from numdiff.kernels.operation import record as operation
+from numdiff.kernels.operation import versions
 from numdiff_cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

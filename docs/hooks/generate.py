@@ -43,7 +43,7 @@ MODULES = {
     "numdiff.evaluation": ("features", "frechet", "kid", "precision_recall"),
     "numdiff.emulator": ("launch", "faults", "counts", "film"),
     "numdiff.device": ("array", "requires", "specialise", "philox", "arena", "replay"),
-    "numdiff.kernels": ("operation", "problem"),
+    "numdiff.kernels": ("operation.record", "operation.problem"),
 }
 GUIDES = {
     "numdiff/training": "Training in detail",

@@ -24,9 +24,9 @@ from ..dtypes import is_half
 from ..emulator.values import leaves
 from ..errors import NumdiffError, UsageError, near_miss
 from ..kernels.conv2d import conv2d_backward
-from ..kernels.problem import Array
+from ..kernels.operation import Array
+from ..kernels.operation.versions import label, name_of, numbers_of
 from ..kernels.transformer.columns import Columns
-from ..kernels.versions import label, name_of, numbers_of
 from .costs import arrays_in, cost_of, roof_of
 from .replays import MAX_CALLS, REPLAY_S, repeated
 from .torch_kernels import torch_call

@@ -1,6 +1,6 @@
 """The ladder of a whole training step: the same model and images, one technique more a row.
 
-A row is a context, not another program: `at_most` (kernels/versions.py) keeps the launchers below a
+A row is a context, not another program: `at_most` (kernels/operation/versions.py) keeps the launchers below a
 version, operation by operation, and precision, graph, batch and loader are options of a run. The
 first rows are launched kernel by kernel; what that leaves idle is seen in their times by component,
 which come from a step that is launched so in every row.
@@ -33,7 +33,7 @@ from ..device.planned import collect
 from ..device.roof import Roof, peak_flops
 from ..diffusion.memory import Measuring
 from ..errors import NumdiffError, TooManyElementsError, UsageError
-from ..kernels.versions import CEILED, at_most
+from ..kernels.operation.versions import CEILED, at_most
 from ..sizes import sides
 from ..training.compiling import aside, compiling
 from .clocks import Clock, HostClock

@@ -10,7 +10,7 @@ from collections import Counter
 
 from .watch import BETWEEN, MODEL, Layers, watching_operations
 
-# kernels/side_stream.py
+# device/side_stream.py
 IN_FLIGHT = "backward", "freed, but in use by weight gradients on the side stream"
 
 

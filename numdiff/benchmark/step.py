@@ -16,8 +16,8 @@ import numpy as np
 from ..device import copy_into, synchronize
 from ..device.planned import collect
 from ..device.roof import peak_flops
+from ..device.side_stream import in_order
 from ..errors import OutOfMemoryError, UsageError
-from ..kernels.side_stream import in_order
 from ..progress_bar import progress_bar
 from ..sizes import sides
 from ..training.build import build_model, build_trainer, describe_recomputation

@@ -4,9 +4,9 @@ weights."""
 import numpy as np
 
 from ..device import empty, zeros
-from ..kernels.batch_invariance import batch_invariant
+from ..device.batch_invariance import batch_invariant
 from ..kernels.diffusion.ahead import place, take, timesteps_ahead
-from ..kernels.linear_group import split
+from ..kernels.linear.group import split
 
 MAX_BYTES = 128 << 20  # that the conditioning of the steps to come may take
 MIN_STEPS = 2  # for which it is worth while

@@ -36,8 +36,8 @@ import numbers
 import numpy as np
 
 from ..device import download, upload
+from ..device.batch_invariance import evaluated
 from ..errors import UsageError, shown
-from ..kernels.batch_invariance import evaluated
 from ..kernels.diffusion.levels import target_reference, turn_reference
 from ..kernels.diffusion.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor

@@ -10,8 +10,8 @@ is read back before the batch is done.
 import numpy as np
 
 from ..device import Replayed, copy_into, empty_like, fill_zero, upload, with_dtype, zeros
+from ..device.batch_invariance import many_evaluations
 from ..device.traffic import Pace
-from ..kernels.batch_invariance import many_evaluations
 from ..kernels.diffusion.sampler import blend, combine, learned_step, weighted_sum
 from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal

@@ -19,7 +19,7 @@ interface.
     transport  where the sum is made                    its place in a captured step
     mpi        in MPI, from pinned host memory, bucket   the graph is cut where a bucket is complete and before the
                by bucket while the backward continues    update; between two parts the host sends on what has arrived
-    peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward, or during it
+    peer       on the GPUs (kernels/peers/reduce.py)     inside the graph, six launches after the backward, or during it
                                                          (overlap.py, copies.py)
     nccl       in NCCL                                   inside the graph, two calls after the backward
     peer+…     by peer within each host, then by one     those of both, one after the other
@@ -41,7 +41,7 @@ import numpy as np
 
 from ..device import fill_zero, is_device, zeros
 from ..errors import NumdiffError, UsageError
-from ..kernels.peer_reduce import MAX_RANKS
+from ..kernels.peers.reduce import MAX_RANKS
 from .exchange_base import NoExchange, shared_part
 from .hosts_exchange import HostsExchange
 from .mpi_exchange import MpiExchange

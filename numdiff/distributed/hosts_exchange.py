@@ -1,7 +1,7 @@
 """Several hosts: `peer` within each, and another transport between them."""
 
 from ..errors import NumdiffError
-from ..kernels.peer_reduce import slice_of
+from ..kernels.peers.reduce import slice_of
 from .buckets import BUCKET
 from .exchange_base import NoExchange, try_sums
 from .peer_exchange import PeerExchange

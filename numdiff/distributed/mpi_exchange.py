@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from ..device import HostTwin, between, copy_into, is_device
-from ..kernels.second_pass import flush_reductions
+from ..kernels.reduce.second_pass import flush_reductions
 from ..progress import tick
 from .buckets import BucketPlan, WatchBackward, touched_by
 from .exchange_base import Mail, NoExchange, shared_part, try_sums, wait

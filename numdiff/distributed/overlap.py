@@ -14,15 +14,15 @@ for the other. A DiT's gradients are therefore copied, and reduced later (copies
 `Model.exchange_beside` selects the way for a model.
 
 THE SAME BITS. One rank reduces each element, in rank order, as without this. Partial sums of a
-weight's gradient are reduced (kernels/second_pass.py) before its group is sent. If gradients of
-small layers are computed on a side stream (kernels/side_stream.py), a group waits for that stream,
+weight's gradient are reduced (kernels/reduce/second_pass.py) before its group is sent. If gradients of
+small layers are computed on a side stream (device/side_stream.py), a group waits for that stream,
 and the first stream does not.
 
 WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all ranks have reached
 that barrier. Kernels of the backward pass may need that multiprocessor, even all of them at once.
 All ranks have the same groups, and pass the same barriers in the same order. The first stream waits
 for the second only at the join, after the last fork. In between it waits for the side stream of
-small layers' gradients (side_stream.py), which waits for the first alone. Take the first barrier
+small layers' gradients (device/side_stream.py), which waits for the first alone. Take the first barrier
 that not all ranks have reached. A rank that has not reached it has passed all barriers before it,
 so nothing spins there: its backward pass continues, forks, and the rank arrives.
 
@@ -34,9 +34,9 @@ join precedes the next writer of gradients.
 import numpy as np
 
 from ..device import forked, join, lasting, upload
-from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
-from ..kernels.second_pass import flush_on_side_stream
-from ..kernels.side_stream import follow
+from ..device.side_stream import follow
+from ..kernels.peers.pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
+from ..kernels.reduce.second_pass import flush_on_side_stream
 from ..nn.partition import joined
 from .buckets import NEVER, last_records, touched_by
 
@@ -50,7 +50,7 @@ class GradientGroup:
     """Parameters whose gradients are all complete after record number `ready`.
 
     own, others: tables of the pieces that this rank adds up, and of those that it gets from the
-    others, as kernels/peer_pieces.py takes them; runs: {rank: [(start, stop)]} of what each adds
+    others, as kernels/peers/pieces.py takes them; runs: {rank: [(start, stop)]} of what each adds
     up, where the update is shared
     """
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..device import copy_into, download, zeros
 from ..device.array import as_words
 from ..errors import NumdiffError
-from ..kernels.peer_reduce import (
+from ..kernels.peers.reduce import (
     MAX_RANKS,
     STRIDE,
     peer_all_gather,
@@ -27,7 +27,7 @@ STEP_LIMIT = 600_000  # and in a step
 
 
 class PeerExchange(NoExchange):
-    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on
+    """The GPUs of one host read each other's memory: kernels/peers/reduce.py, between barriers on
     the device. During the backward pass overlap.py or copies.py does it.
 
     Collective; raises `NumdiffError` on every rank where one of them cannot.

@@ -31,7 +31,7 @@ from ..kernels.conv2d import conv2d_forward
 from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import silu_forward
 from ..kernels.random import PURPOSE_INIT, random_normal
-from ..kernels.reduce import sample_sum
+from ..kernels.reduce.trees import sample_sum
 
 # of the weights of random-conv-1; another seed would be another extractor, with another name
 SEED = 0x6E756D64

@@ -33,8 +33,9 @@ from .elementwise import (
 )
 from .embedding import embedding_backward, embedding_forward, timestep_embedding_forward
 from .groupnorm import groupnorm_backward, groupnorm_forward
-from .layernorm import layernorm_backward, layernorm_forward
-from .linear import (
+from .linear.gradients import linear_gradients_backward, linear_gradients_supports
+from .linear.group import linear_group_backward, linear_group_forward
+from .linear.layer import (
     linear_backward,
     linear_forward,
     linear_gate_forward,
@@ -45,13 +46,12 @@ from .linear import (
     linear_swiglu_forward,
     linear_swiglu_supports,
 )
-from .linear_gradients import linear_gradients_backward, linear_gradients_supports
-from .linear_group import linear_group_backward, linear_group_forward
-from .linear_stack import linear_stack_backward, linear_stack_forward, linear_stack_supports
+from .linear.stack import linear_stack_backward, linear_stack_forward, linear_stack_supports
 from .matmul import matmul_backward, matmul_forward, pair_supports
-from .reduce import column_sum
+from .norms.layernorm import layernorm_backward, layernorm_forward
+from .norms.rmsnorm import rmsnorm_backward, rmsnorm_forward
+from .reduce.trees import column_sum
 from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsample_forward
-from .rmsnorm import rmsnorm_backward, rmsnorm_forward
 from .scale_shift import scale_shift_backward, scale_shift_forward
 from .softmax import softmax_backward, softmax_forward
 from .transformer.adaln import adaln_backward, adaln_forward

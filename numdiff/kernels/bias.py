@@ -3,7 +3,7 @@
 MATHEMATICS
     bias_add      y[b, p, c] = x[b, p, c] + bias[c]         dx = dy,  dbias[c] += Σ_{b,p} dy[b, p, c]
     channel_add   y[b, p, c] = x[b, p, c] + e[b, c]         dx = dy,  de[b, c] = Σ_p dy[b, p, c]
-    A broadcast's backward is a sum over what was broadcast: see reduce.py.
+    A broadcast's backward is a sum over what was broadcast: see reduce/trees.py.
 SHAPES
     x, y (B, ..., C) float32, channels last; bias (C,); e (B, C)
 VERSIONS
@@ -23,9 +23,8 @@ READ NEXT
 
 from ..dtypes import in_single
 from .fuse import EACH, PER_SAMPLE, Operation, fuse
-from .operation import operation
-from .problem import Problem, half, single
-from .reduce import column_sum, column_sum_cost, sample_sum, sample_sum_cost
+from .operation import Problem, half, operation, single
+from .reduce.trees import column_sum, column_sum_cost, sample_sum, sample_sum_cost
 
 # References ---------------------------------------------------------------------------------------
 

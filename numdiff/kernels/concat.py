@@ -32,11 +32,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..device import cuda, empty, int32, launch, load4, over_batch, store4
+from ..device.common import divide
 from ..device.tensor_core import load_words4, store_words4
 from ..errors import TooManyElementsError
-from .common import divide
-from .operation import Version, operation
-from .problem import Problem, half, single
+from .operation import Problem, Version, half, operation, single
 
 BLOCK = 256  # threads
 

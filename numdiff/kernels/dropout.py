@@ -27,8 +27,7 @@ import numpy as np
 from ..device import float32, uint32
 from ..dtypes import in_single
 from .fuse import EACH, NUMBER, Operation, fuse, select
-from .operation import operation
-from .problem import SEED, Problem, counters, half, integers, single
+from .operation import SEED, Problem, counters, half, integers, operation, single
 from .random import (
     DROP_BITS,
     PURPOSE_DROPOUT,

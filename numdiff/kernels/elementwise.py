@@ -25,7 +25,7 @@ SOURCE
     SiLU: Elfwing et al. 2017, arXiv:1702.03118, eq. 2. GELU: Hendrycks and Gimpel 2016,
     arXiv:1606.08415, section 2.
 READ NEXT
-    reduce.py, where threads first have to work together; then fuse/, which writes kernels like
+    reduce/trees.py, where threads first have to work together; then fuse/, which writes kernels like
     these.
 """
 
@@ -36,8 +36,7 @@ import numpy as np
 from ..device import cuda, empty, empty_like, float32, launch, load4, store4
 from ..dtypes import in_single
 from .fuse import EACH, Operation, as_it_is, fuse
-from .operation import lacks_multiple, naive_and_vectorised, operation
-from .problem import Problem, half, single
+from .operation import Problem, half, lacks_multiple, naive_and_vectorised, operation, single
 
 # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
 BLOCK = 256

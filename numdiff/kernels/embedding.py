@@ -33,8 +33,16 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, float32, int32, launch, load4, store4, uint32
-from .operation import Version, lacks_multiple, naive_and_vectorised, operation
-from .problem import Problem, filled, integers, single
+from .operation import (
+    Problem,
+    Version,
+    filled,
+    integers,
+    lacks_multiple,
+    naive_and_vectorised,
+    operation,
+    single,
+)
 from .random import cosine_sine
 
 BLOCK = 256  # threads

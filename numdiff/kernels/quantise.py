@@ -55,8 +55,7 @@ from ..device.tensor_core import (
 )
 from ..errors import NumdiffError
 from ..float8 import LARGEST, bits_of
-from .operation import operation
-from .problem import Problem, filled, half, numbers, positive, single
+from .operation import Problem, filled, half, numbers, operation, positive, single
 
 BLOCK = 256  # threads
 EACH = 16  # numbers of a thread and turn: 16 bytes of E4M3

@@ -38,8 +38,7 @@ import numpy as np
 from ..device import cuda, empty, float32, int32, launch, uint32
 from ..device.philox import philox4x32, philox_columns_reference
 from .fuse import EACH, Operation, Place, as_it_is, fuse
-from .operation import operation
-from .problem import PURPOSE, SEED, Problem, counters, integers, single
+from .operation import PURPOSE, SEED, Problem, counters, integers, operation, single
 
 BLOCK = 256  # threads
 # counters of four words that the reference makes at a time: its six uint64 arrays stay in the cache

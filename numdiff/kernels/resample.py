@@ -29,12 +29,11 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty
+from ..device.common import divide
 from ..dtypes import in_single
 from ..errors import TooManyElementsError
-from .common import divide
 from .fuse import EACH, NUMBER, Operation, Place, fuse
-from .operation import operation
-from .problem import Problem, half, single
+from .operation import Problem, half, operation, single
 
 # References ---------------------------------------------------------------------------------------
 

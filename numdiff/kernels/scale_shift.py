@@ -27,9 +27,8 @@ import numpy as np
 from ..device import float32
 from ..dtypes import in_single
 from .fuse import EACH, PER_SAMPLE, UNCHANGED, Operation, fuse
-from .operation import operation
-from .problem import Problem, half, single
-from .reduce import sample_sum_reference
+from .operation import Problem, half, operation, single
+from .reduce.trees import sample_sum_reference
 
 # References ---------------------------------------------------------------------------------------
 

@@ -33,11 +33,10 @@ import math
 import numpy as np
 
 from ..device import cuda, empty_like, float32, launch, load4, store4
+from ..device.common import warp_sum
 from ..device.limits import FULL_MASK, WARP
 from ..dtypes import in_single
-from .common import warp_sum
-from .operation import Version, operation
-from .problem import Problem, single
+from .operation import Problem, Version, operation, single
 
 BLOCK = 128  # threads: a power of two, for the tree
 ROWS = BLOCK // WARP  # that a block of v2 and v3 takes, one to each of its warps

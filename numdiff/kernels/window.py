@@ -28,10 +28,9 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, empty, launch, load4, store4
+from ..device.common import divide
 from ..errors import TooManyElementsError
-from .common import divide
-from .operation import Version, operation
-from .problem import Problem, half, single
+from .operation import Problem, Version, half, operation, single
 
 BLOCK = 256  # threads
 

@@ -41,10 +41,10 @@ import numpy as np
 
 from ..device import upload
 from ..device.arena import AliasedArena
+from ..device.side_stream import rejoin
 from ..device.threads import ThreadStack
 from ..errors import NumdiffError
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
-from ..kernels.side_stream import rejoin
 
 FLOAT = np.dtype(np.float32).itemsize
 SMALLEST = 4 << 20  # bytes of gradients that are worth a separate launch to zero some of them

@@ -2,7 +2,7 @@
 operands are complete.
 
 Each gradient is a product of the gradient dy that arrives at a layer and the layer's input x. It
-has too few tiles to fill a GPU (kernels/linear_gradients.py). It is not read before the backward
+has too few tiles to fill a GPU (kernels/linear/gradients.py). It is not read before the backward
 pass ends, or before it is sent to other ranks. So a block runs forward within `deferring`, and its
 layers register there. In the backward pass each layer defers dy and x. The last layer played back,
 the first of the forward pass, launches the products of all.
@@ -20,7 +20,7 @@ the parameters of all of them (`Record.parameters`), for distributed/buckets.py,
 backward pass.
 
 If the layers are small, that launch runs concurrently with the backward pass of the block before
-(kernels/side_stream.py).
+(device/side_stream.py).
 
 If a layer is not played back, since nothing depends on it, the others stay deferred. They are
 launched when the backward pass ends (`flushed_at_end`).
@@ -29,12 +29,12 @@ launched when the backward pass ends (`flushed_at_end`).
 import contextlib
 from typing import NamedTuple
 
+from ..device.side_stream import on_side_stream
 from ..device.threads import ThreadStack
-from ..kernels.linear_gradients import linear_gradients_backward
-from ..kernels.side_stream import on_side_stream
+from ..kernels.linear.gradients import linear_gradients_backward
 from .parameter import Parameter
 
-# bytes of a layer's dy up to which the launch goes to the side stream (kernels/side_stream.py)
+# bytes of a layer's dy up to which the launch goes to the side stream (device/side_stream.py)
 SMALL = 9 << 20
 
 # the `DeferredGradients` of the blocks that run forward in this thread, innermost last

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..device import AnyArray
 from ..kernels.conv2d.narrow import NARROW
-from ..kernels.versions import capped
+from ..kernels.operation.versions import capped
 from . import functional as F
 from .module import Module
 from .parameter import Parameter

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..device import AnyArray, download, fill_zero
 from ..dtypes import is_half
-from ..kernels.second_pass import flush_for
+from ..kernels.reduce.second_pass import flush_for
 
 
 class Parameter:

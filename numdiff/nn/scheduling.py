@@ -1,15 +1,15 @@
 """How the backward pass is scheduled on a GPU: hooks that the tape calls, which change no result.
 
 Small weight-gradient kernels run on a side stream, concurrently with the backward pass
-(kernels/side_stream.py). Second passes of split sums are deferred and run together
-(kernels/second_pass.py). Weight gradients that several layers share are deferred until the last of
+(device/side_stream.py). Second passes of split sums are deferred and run together
+(kernels/reduce/second_pass.py). Weight gradients that several layers share are deferred until the last of
 them (deferred_gradients.py).
 """
 
 import contextlib
 
-from ..kernels.second_pass import deferred_reductions
-from ..kernels.side_stream import wait_for, wait_if_full
+from ..device.side_stream import wait_for, wait_if_full
+from ..kernels.reduce.second_pass import deferred_reductions
 from .deferred_gradients import flushed_at_end
 
 

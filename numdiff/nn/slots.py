@@ -6,8 +6,8 @@ the gradient that its first input already has (`adds=True`), or the two terms of
 (`adds=TWO`), which saves a pass over memory.
 """
 
+from ..device.side_stream import wait_for
 from ..kernels.elementwise import add_forward
-from ..kernels.side_stream import wait_for
 
 TWO = 2  # for `adds`
 

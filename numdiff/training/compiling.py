@@ -27,7 +27,7 @@ from ..distributed.exchange_base import Mail, NoExchange
 from ..distributed.peer_exchange import PeerExchange
 from ..dtypes import is_half
 from ..errors import TooManyElementsError, UsageError
-from ..kernels.peer_reduce import MAX_RANKS
+from ..kernels.peers.reduce import MAX_RANKS
 from ..progress_bar import progress_bar
 from .memory import say_what_fits
 

@@ -27,7 +27,7 @@ from numdiff.benchmark.transfer import bench_transfer
 from numdiff.device.planned import CARDS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.measure.ladder import ladder_end, ladder_line
-from numdiff.kernels.versions import at_most
+from numdiff.kernels.operation.versions import at_most
 from numdiff.training.options import resolve
 from numdiff_cli.main import main
 from tests.conftest import exhaustive

@@ -22,11 +22,11 @@ from numdiff.benchmark.memory import Holdings, in_short
 from numdiff.benchmark.profile import Profile, ShownProgress, profile_step, run_watched
 from numdiff.benchmark.step import NumdiffStep
 from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
-from numdiff.device import cpu, zeros
+from numdiff.device import cpu, side_stream, zeros
 from numdiff.device.arena import Arena
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.roof import Roof, peak_flops
-from numdiff.kernels import add_forward, linear_forward, side_stream
+from numdiff.kernels import add_forward, linear_forward
 from numdiff.training.options import resolve
 from tests.test_progress_bar import Terminal
 

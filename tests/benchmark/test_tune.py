@@ -23,11 +23,12 @@ from numdiff.device.compiler import kernels_by_name
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.kernels import conv2d_forward, matmul_forward, second_pass, tuning
+from numdiff.kernels import conv2d_forward, matmul_forward, tuning
 from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
 from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.matmul import choice as matmul_choice
 from numdiff.kernels.matmul.hopper import launcher as hopper_launcher
+from numdiff.kernels.reduce import second_pass
 from tests.conftest import exhaustive
 
 from .test_profile import small_unet

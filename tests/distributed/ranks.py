@@ -211,7 +211,7 @@ def over_hosts(folder):
     """Sums of two hosts' sums, by MPI between them, whose order is that of the hosts. What `peer`
     does within a host is done by MPI here, as there is no GPU."""
     from numdiff.distributed import hosts_exchange, mpi_exchange
-    from numdiff.kernels.peer_reduce import slice_of
+    from numdiff.kernels.peers.reduce import slice_of
 
     communicator = connect("auto", "cpu")
     size = communicator.size // 2

@@ -36,7 +36,7 @@ from numdiff.distributed.together import stop_signals
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
 from numdiff.extras.muon.optimizer import matrices_in
-from numdiff.kernels.peer_pieces import peer_copy_pieces_reference
+from numdiff.kernels.peers.pieces import peer_copy_pieces_reference
 from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import AdamW, DiT, Linear, Module, UNet
 from numdiff.nn import partition as partition_module

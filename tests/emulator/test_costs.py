@@ -18,7 +18,7 @@ from numdiff.extras.fp8 import matmul as fp8_matmul
 from numdiff.extras.fp8 import weights as weights_of_fp8
 from numdiff.extras.sla import kernels as sla
 from numdiff.float8 import bits_of
-from numdiff.kernels import conv2d, dropout, linear, peer_pieces, peer_reduce, quantise
+from numdiff.kernels import conv2d, dropout, quantise
 from numdiff.kernels.attention import unfused as attention
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import (
@@ -41,11 +41,12 @@ from numdiff.kernels.groupnorm import (
     groupnorm_forward,
     groupnorm_forward_cost,
 )
-from numdiff.kernels.linear_gradients import (
+from numdiff.kernels.linear import layer as linear
+from numdiff.kernels.linear.gradients import (
     linear_gradients_backward,
     linear_gradients_backward_cost,
 )
-from numdiff.kernels.linear_stack import (
+from numdiff.kernels.linear.stack import (
     linear_stack_backward,
     linear_stack_backward_cost,
     linear_stack_forward,
@@ -59,8 +60,10 @@ from numdiff.kernels.matmul import (
 )
 from numdiff.kernels.matmul.pair import matmul_pair_forward_cost, matmul_pair_gradient_cost
 from numdiff.kernels.optimizer.adamw import Rule, State, adamw_update, adamw_update_cost
-from numdiff.kernels.reduce import column_sum, column_sum_cost
-from numdiff.kernels.second_pass import Sum, add_parts, add_parts_cost
+from numdiff.kernels.peers import pieces as peer_pieces
+from numdiff.kernels.peers import reduce as peer_reduce
+from numdiff.kernels.reduce.second_pass import Sum, add_parts, add_parts_cost
+from numdiff.kernels.reduce.trees import column_sum, column_sum_cost
 from numdiff.kernels.softmax import (
     softmax_backward,
     softmax_backward_cost,

@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
+from numdiff.device import batch_invariance as A
 from numdiff.device import download, upload, why_no_gpu
+from numdiff.device.batch_invariance import batch_invariant, blocks, nominal_extent
 from numdiff.device.ptx import PtxDevice
-from numdiff.kernels import batch_invariance as A
-from numdiff.kernels.batch_invariance import batch_invariant, blocks, nominal_extent
 from numdiff.nn import DiT, Tensor, UNet
 from tests.conftest import needs
 
@@ -83,7 +83,7 @@ def test_batch_invariance(device, name):
 def test_processes_give_the_bits_of_threads(rng, monkeypatch):
     """…and weights that change later are seen."""
     monkeypatch.setattr(A, "can_fork", lambda: True)
-    for module in ("numdiff.device.cpu", "numdiff.kernels.batch_invariance"):
+    for module in ("numdiff.device.cpu", "numdiff.device.batch_invariance"):
         monkeypatch.setattr(f"{module}.workers", lambda: 2)
     x, weight = rng.standard_normal((2, 5, 8)).astype(np.float32), np.eye(8, dtype=np.float32)
     seen = []

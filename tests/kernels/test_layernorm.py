@@ -3,8 +3,8 @@ import pytest
 
 from numdiff.device import upload, zeros
 from numdiff.device.planned import CARDS, collect
-from numdiff.kernels import layernorm as LN
-from numdiff.kernels.versions import at_most
+from numdiff.kernels.norms import layernorm as LN
+from numdiff.kernels.operation.versions import at_most
 from tests.conftest import apart, large, numerical_gradient, on, relative_error, versions
 
 AFFINE = pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])

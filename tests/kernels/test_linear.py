@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from numdiff.kernels import linear as L
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
+from numdiff.kernels.linear import layer as L
 from numdiff.kernels.matmul import choice
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from numdiff.nn import functional as F

@@ -7,7 +7,7 @@ import pytest
 from numdiff.device import cuda, get_backend, int32, launch, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.limits import MULTIPROCESSORS
-from numdiff.kernels import linear_gradients as L
+from numdiff.kernels.linear import gradients as L
 from numdiff.kernels.matmul import group
 from numdiff.kernels.matmul.hopper.group_schedule import (
     count_parts,
@@ -18,7 +18,7 @@ from numdiff.kernels.matmul.hopper.group_schedule import (
     unit_after,
     walk_of,
 )
-from numdiff.kernels.versions import at_most
+from numdiff.kernels.operation.versions import at_most
 from tests.conftest import needs
 
 DEVICES = ["emulator", pytest.param("cuda", marks=needs("gpu"))]

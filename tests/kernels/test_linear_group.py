@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import copy_into
-from numdiff.kernels import linear_group as G
+from numdiff.kernels.linear import group as G
 from tests.conftest import large, quick
 
 

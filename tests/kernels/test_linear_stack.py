@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from numdiff.device import get_backend, upload, zeros
-from numdiff.kernels import linear_stack as S
 from numdiff.kernels import matmul
+from numdiff.kernels.linear import stack as S
 from numdiff.kernels.matmul import stack
-from numdiff.kernels.versions import at_most
+from numdiff.kernels.operation.versions import at_most
 from tests.conftest import needs
 
 DEVICES = ["emulator", pytest.param("cuda", marks=needs("gpu"))]

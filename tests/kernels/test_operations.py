@@ -14,21 +14,23 @@ import pytest
 from numdiff.device import download, empty
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.requires import requires
-from numdiff.kernels import bias, concat, elementwise, softmax, versions
-from numdiff.kernels import operation as records
+from numdiff.kernels import bias, concat, elementwise, softmax
 from numdiff.kernels.check.records import H200, cases_of
 from numdiff.kernels.check.records import _run as run_problem
 from numdiff.kernels.check.run import Arrays, relative_error
 from numdiff.kernels.operation import (
     OPERATIONS,
     Operation,
+    Problem,
     Version,
     all_operations,
     first_on_device,
     operation,
+    single,
+    versions,
 )
-from numdiff.kernels.problem import Problem, single
-from numdiff.kernels.versions import at_most
+from numdiff.kernels.operation import record as records
+from numdiff.kernels.operation.versions import at_most
 from tests.conftest import where
 
 CASES = [

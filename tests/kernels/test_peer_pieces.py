@@ -6,7 +6,7 @@ import pytest
 from numdiff.device import download
 from numdiff.device.array import as_words
 from numdiff.dtypes import HALVES
-from numdiff.kernels import peer_pieces as P
+from numdiff.kernels.peers import pieces as P
 
 
 def test_ranges_are_cut():

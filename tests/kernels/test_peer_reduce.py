@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from numdiff.device import download, with_dtype
-from numdiff.kernels import peer_reduce as P
 from numdiff.kernels import quantise as Q
+from numdiff.kernels.peers import reduce as P
 from tests.conftest import on, shapes, where
 
 SHAPES = shapes(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from numdiff.kernels import reduce as R
+from numdiff.kernels.reduce import trees as R
 from tests.conftest import large, versions, where
 
 

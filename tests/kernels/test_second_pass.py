@@ -7,9 +7,9 @@ from numdiff import kernels as K
 from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.distributed.mpi_exchange import MpiExchange
-from numdiff.kernels import second_pass
 from numdiff.kernels.matmul import launcher
-from numdiff.kernels.second_pass import (
+from numdiff.kernels.reduce import second_pass
+from numdiff.kernels.reduce.second_pass import (
     Sum,
     add_parts,
     bits_of,

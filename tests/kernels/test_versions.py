@@ -19,7 +19,7 @@ from numdiff.kernels import conv2d, elementwise, matmul
 from numdiff.kernels.check.run import dtype_of, run_once
 from numdiff.kernels.diffusion import sampler
 from numdiff.kernels.operation import kernel_modules
-from numdiff.kernels.versions import (
+from numdiff.kernels.operation.versions import (
     FOR,
     NAMES,
     at_most,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from numdiff import kernels as K
-from numdiff.device import download
+from numdiff.device import download, side_stream
 from numdiff.device.arena import Arena
 from numdiff.device.array import POISON, set_poison
 from numdiff.device.planned import CARDS, Planned
@@ -18,8 +18,8 @@ from numdiff.distributed.buckets import BucketPlan, WatchBackward, touched_by
 from numdiff.errors import NumdiffError
 from numdiff.extras.convnext import functional as convnext
 from numdiff.extras.sla import functional as sla
-from numdiff.kernels import Pair, side_stream
-from numdiff.kernels.versions import at_most
+from numdiff.kernels import Pair
+from numdiff.kernels.operation.versions import at_most
 from numdiff.nn import AdamW, DiT, Muon, UNet, aliasing, float8, functional
 from numdiff.nn.aliasing import Aliasing
 from numdiff.nn.dit import DiTBlock

@@ -9,7 +9,7 @@ from numdiff.device import get_backend
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS
 from numdiff.distributed.buckets import last_records, touched_by
-from numdiff.kernels import linear_gradients as L
+from numdiff.kernels.linear import gradients as L
 from numdiff.nn import DiT, Tape, Tensor, deferred_gradients, float8
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Module

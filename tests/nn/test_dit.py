@@ -9,7 +9,7 @@ from numdiff import kernels as K
 from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice, get_emulator
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.kernels import linear
+from numdiff.kernels.linear import layer as linear
 from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.dit import MODELS, doubling, padded_columns, padded_rows

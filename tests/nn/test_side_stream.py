@@ -3,12 +3,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numdiff.device import copy_into, download, empty, fill_zero, upload
+from numdiff.device import copy_into, download, empty, fill_zero, side_stream, upload
 from numdiff.device.array import set_poison
 from numdiff.distributed import overlap
 from numdiff.extras.muon import optimizer as muon_optimizer
-from numdiff.kernels import side_stream
-from numdiff.kernels.second_pass import (
+from numdiff.kernels.operation.versions import at_most
+from numdiff.kernels.reduce.second_pass import (
     SUMS,
     Sum,
     add_parts,
@@ -16,7 +16,6 @@ from numdiff.kernels.second_pass import (
     flush_for,
     flush_reductions,
 )
-from numdiff.kernels.versions import at_most
 from numdiff.nn import Muon, UNet, aliasing
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear

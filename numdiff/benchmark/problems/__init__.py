@@ -3,7 +3,7 @@ measures.
 
 The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of
 a DiT-B/2 (batch 64, 256 tokens of 768), and square products for the ladder of matmul. Problems of
-operations with a record stand in the record (kernels/operation.py); kernels/figures/ has what was
+operations with a record stand in the record (kernels/operation/record.py); kernels/figures/ has what was
 measured.
 """
 

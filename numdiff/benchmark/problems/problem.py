@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...kernels.problem import Array, half, integers, single
+from ...kernels.operation import Array, half, integers, single
 from ..kernels import Recorded, for_each
 
 __all__ = ["TimedProblem", "adding_to", "half", "integers", "numbered", "single"]

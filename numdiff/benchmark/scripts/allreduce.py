@@ -22,7 +22,7 @@ from numdiff.distributed import communicator as distributed
 from numdiff.distributed.buckets import BUCKET
 from numdiff.distributed.exchange import make_exchange
 from numdiff.errors import NumdiffError
-from numdiff.kernels.peer_reduce import peer_all_reduce_cost
+from numdiff.kernels.peers.reduce import peer_all_reduce_cost
 
 UNET = 20_494_336  # elements of the flat gradient of the UNet of preset unet64, with its gaps
 ROW = 20  # sums in a row

@@ -20,10 +20,10 @@ from numdiff.benchmark.replays import repeated
 from numdiff.benchmark.scripts.half_matmul import POOL, graph, milliseconds
 from numdiff.device import download, get_gpu, upload, zeros
 from numdiff.kernels import linear_backward
-from numdiff.kernels.linear_gradients import linear_gradients_backward
+from numdiff.kernels.linear.gradients import linear_gradients_backward
 from numdiff.kernels.matmul import choice, group
 from numdiff.kernels.matmul.hopper.group_schedule import count_parts, cut
-from numdiff.kernels.second_pass import deferred_reductions
+from numdiff.kernels.reduce.second_pass import deferred_reductions
 
 # channels, tokens
 MODELS = {"S/2": (384, 16384), "B/2": (768, 16384), "L/2": (1024, 8192), "XL/2": (1152, 8192)}

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import download, empty, is_device, over_batch, upload
-from ...kernels.linear import linear_forward
-from ...kernels.reduce import sample_sum
+from ...kernels.linear.layer import linear_forward
+from ...kernels.reduce.trees import sample_sum
 from .kernels.activations import bias_relu_forward
 from .kernels.patches import patches_forward, sliding_window
 from .kernels.pooling import pool_forward

@@ -19,7 +19,7 @@ LAUNCH
     memory
 DETERMINISM
     the order of all additions follows from the shape: within a tile a tree, then the tiles' sums by
-    kernels/second_pass.py.
+    kernels/reduce/second_pass.py.
 COST
     4 bytes a number, 2 of them where it is in E4M3 already. Roof: memory.
 SOURCE
@@ -41,8 +41,7 @@ from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, load_words4, store_word, store_words4
 from ...float8 import bits_of, numbers_of
-from ...kernels.operation import operation
-from ...kernels.problem import Array, Problem, filled, half, numbers, single
+from ...kernels.operation import Array, Problem, filled, half, numbers, operation, single
 from ...kernels.quantise import (
     BLOCK,
     EACH,
@@ -56,8 +55,8 @@ from ...kernels.quantise import (
     quantise_forward_reference,
     scale_update,
 )
-from ...kernels.reduce import column_sum
-from ...kernels.second_pass import add_rows
+from ...kernels.reduce.second_pass import add_rows
+from ...kernels.reduce.trees import column_sum
 from .weights import TILE
 
 PITCH = TILE + 4  # bytes from row to row in shared memory: rows four apart begin in other banks

@@ -5,7 +5,7 @@ MATHEMATICS
     dx = Q(dy)·Q(w)              by a transposed copy of Q(w): 8-bit products read both operands along their sum
     dweight += Q(dy)ᵀ·Q(x)       by transposed copies of both (both.py), which are made where they are rounded
     dbias += Σ_r Q(dy)_rn        there, too
-    With GELU or SwiGLU after the layer, or before it in the backward, as kernels/linear.py.
+    With GELU or SwiGLU after the layer, or before it in the backward, as kernels/linear/layer.py.
 SHAPES
     x (..., K), y (..., N) float16, their leading axes taken together as rows; weight (N, K)
     float16, for its gradient's shape; a `Layer8` has its bytes. N and K are multiples of 16. What
@@ -17,7 +17,7 @@ KERNELS
     bytes, which cost a pass of 2. So may what the norm before a layer and the gate after it give,
     kernels/transformer/gate_adaln/, if no other operation reads it.
 SWITCHES
-    GRADIENTS = False: dweight and dbias as kernels/linear.py has them, in float16, from a float16 x that is
+    GRADIENTS = False: dweight and dbias as kernels/linear/layer.py has them, in float16, from a float16 x that is
     kept.
     EPILOGUES = False: GELU's results are float16, and a pass rounds them: the same bits.
     NORMS = False: so are those of the norm before a layer, and of the gate after it, backward.
@@ -34,10 +34,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...kernels.linear import linear_backward
+from ...kernels.linear.layer import linear_backward
 from ...kernels.quantise import quantise_forward
-from ...kernels.reduce import column_sum
-from ...kernels.second_pass import deferrable
+from ...kernels.reduce.second_pass import deferrable
+from ...kernels.reduce.trees import column_sum
 from .both import columns_of, quantise_both
 from .matmul import (
     matmul_fp8_forward,

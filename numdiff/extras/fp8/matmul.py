@@ -51,13 +51,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import empty, is_device, launch
+from ...device.batch_invariance import nominal_extent
 from ...device.limits import MULTIPROCESSORS
 from ...device.requires import supports
 from ...device.specialise import Variants
 from ...device.tensor_map import tensor_map
 from ...errors import NumdiffError
 from ...float8 import numbers_of
-from ...kernels.batch_invariance import nominal_extent
 from ...kernels.elementwise import gelu_backward, gelu_forward
 from ...kernels.matmul.choice import choose_half
 from ...kernels.matmul.hopper.epilogue import SWIGLU_WIDTHS
@@ -79,8 +79,7 @@ from ...kernels.matmul.hopper.work import schedule
 from ...kernels.matmul.product import Fused
 from ...kernels.matmul.reference import matmul_forward_cost
 from ...kernels.matmul.split_half import add_partials, unused
-from ...kernels.operation import operation
-from ...kernels.problem import half, single
+from ...kernels.operation import half, operation, single
 from ...kernels.quantise import quantise_forward
 from ...kernels.transformer.swiglu import swiglu_backward, swiglu_forward
 from . import problems

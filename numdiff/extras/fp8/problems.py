@@ -7,7 +7,7 @@ kernels are named through `sys.modules`.
 SHAPES
     as in matmul.py
 SOURCE
-    plain bookkeeping; kernels/problem.py says what a problem is.
+    plain bookkeeping; kernels/operation/problem.py says what a problem is.
 READ NEXT
     linear.py
 """
@@ -18,7 +18,7 @@ import sys
 import numpy as np
 
 from ...float8 import bits_of
-from ...kernels.problem import Problem, filled, half, numbers, replaced, single
+from ...kernels.operation import Problem, filled, half, numbers, replaced, single
 from ...kernels.quantise import HISTORY, PARTIALS, scale_update
 
 FP8 = f"{__package__}.matmul"

@@ -28,8 +28,7 @@ from ...device import cuda, empty, float32, int32, launch, uint32, upload
 from ...device.eight import load8
 from ...device.requires import requires
 from ...device.tensor_core import float_of, store_words4
-from ...kernels.operation import operation
-from ...kernels.problem import Problem, half, numbers
+from ...kernels.operation import Problem, half, numbers, operation
 from ...kernels.quantise import (
     BLOCK,
     EACH,

@@ -58,10 +58,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4
+from ...device.batch_invariance import nominal_extent
+from ...device.common import divide
 from ...device.specialise import specialise
 from ...errors import TooManyElementsError
-from ...kernels.batch_invariance import nominal_extent
-from ...kernels.common import divide
 from ...kernels.conv2d.flip import flipped_weight
 from ...kernels.conv2d.im2col import output_size
 from ...kernels.conv2d.tiles import (
@@ -84,8 +84,7 @@ from ...kernels.conv2d.tiles import (
     write_outputs,
 )
 from ...kernels.matmul.vectorised import STEP, multiply, no_products
-from ...kernels.operation import Version, lacks_multiple, operation
-from ...kernels.problem import Problem, single
+from ...kernels.operation import Problem, Version, lacks_multiple, operation, single
 
 BLOCK = 256  # threads
 

@@ -56,8 +56,7 @@ import numpy as np
 from ...device import is_device
 from ...dtypes import is_half
 from ...kernels.matmul import matmul_forward
-from ...kernels.operation import operation
-from ...kernels.problem import Problem, filled, half
+from ...kernels.operation import Problem, filled, half, operation
 from .symmetric import matmul_symmetric
 
 # the largest slope at zero for which five iterations stay within about 0.3 of one

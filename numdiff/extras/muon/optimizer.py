@@ -14,10 +14,10 @@ from ...configs import MuonConfig
 from ...configuration import configured_by
 from ...device import AnyArray, is_device, side_by_side, upload
 from ...device.limits import multiprocessors_of
+from ...device.side_stream import at_once
 from ...errors import UsageError, shown
 from ...kernels.optimizer.adamw import Copies, Ranges
 from ...kernels.optimizer.zero_ranges import pieces
-from ...kernels.side_stream import at_once
 from ...nn.module import ALIGNMENT, FlatParameters, frozen_by
 from ...nn.optimizer import AdamW, LossScale, within
 from ...nn.partition import Partition

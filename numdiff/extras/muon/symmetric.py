@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, launch
+from ...device.batch_invariance import nominal_extent
 from ...device.requires import supports
 from ...dtypes import is_half, working_type
-from ...kernels.batch_invariance import nominal_extent
 from ...kernels.matmul.choice import HALF_TILES, by_eight
 from ...kernels.matmul.hopper.kernel import KERNELS
 from ...kernels.matmul.hopper.launcher import Tiling, launch_hopper, takes_batch
@@ -25,9 +25,8 @@ from ...kernels.matmul.hopper.layout import BK, BM
 from ...kernels.matmul.launcher import matmul_forward
 from ...kernels.matmul.product import Fused, Operand
 from ...kernels.matmul.reference import matmul_forward_reference
-from ...kernels.operation import operation
-from ...kernels.problem import Problem, filled, half, replaced
-from ...kernels.versions import capped
+from ...kernels.operation import Problem, filled, half, operation, replaced
+from ...kernels.operation.versions import capped
 from .symmetric_epilogue import SYMMETRIC_KERNELS, SYMMETRIC_WIDTHS, tiles_of
 
 DIAGONAL_BLOCK = 128

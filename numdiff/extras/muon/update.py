@@ -51,7 +51,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32, upload
-from ...kernels.operation import lacks_multiple, naive_and_vectorised, operation
+from ...kernels.operation import (
+    Problem,
+    half,
+    integers,
+    lacks_multiple,
+    naive_and_vectorised,
+    numbers,
+    operation,
+    single,
+)
 from ...kernels.optimizer.adamw import (
     Copies,
     State,
@@ -64,7 +73,6 @@ from ...kernels.optimizer.adamw import (
 )
 from ...kernels.optimizer.ema import rest_of
 from ...kernels.optimizer.grad_norm import BLOCK, block_sum, sum_of_squares_reference
-from ...kernels.problem import Problem, half, integers, numbers, single
 from .newton_schulz import FIRST, newton_schulz, newton_schulz_estimate
 
 MAX_PARTS = 64  # blocks a matrix, at most BLOCK: with a few dozen matrices enough to fill any GPU

@@ -55,11 +55,11 @@ import numpy as np
 
 from ...device import copy_into, cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.batch_invariance import nominal_extent
 from ...device.limits import multiprocessors_of
 from ...device.requires import requires, supports
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
-from ...kernels.batch_invariance import nominal_extent
 from ...kernels.matmul.operands import (
     Epilogue,
     Shape,
@@ -71,8 +71,8 @@ from ...kernels.matmul.operands import (
 )
 from ...kernels.matmul.problems import layout_of, product
 from ...kernels.matmul.split_half import add_partials
-from ...kernels.problem import Problem, replaced, single
-from ...kernels.versions import capped, label
+from ...kernels.operation import Problem, replaced, single
+from ...kernels.operation.versions import capped, label
 
 VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
 BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks of 16

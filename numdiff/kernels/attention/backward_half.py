@@ -47,6 +47,7 @@ from typing import NamedTuple
 from ...device import cuda, float32, int32, int64, load4, opaque, store4, uint32
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.common import divide
 from ...device.eight import load8
 from ...device.limits import FULL_MASK, WARP
 from ...device.requires import requires
@@ -60,7 +61,6 @@ from ...device.tensor_core import (
     pack_half2,
     store_word,
 )
-from ..common import divide
 from .backward import Head
 from .forward import LOG2_E
 from .fragments import (

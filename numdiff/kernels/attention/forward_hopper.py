@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, launch, uint32
 from ...device.approximate import power_of_two
+from ...device.common import divide
 from ...device.half import in_bfloat16
 from ...device.mbarrier import bar_sync, fence_barrier_init, smem_u32
 from ...device.pipeline import (
@@ -69,7 +70,6 @@ from ...device.wgmma import (
     wgmma_commit,
     wgmma_fence,
 )
-from ..common import divide
 from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import exponentials, hide_keys, largest_of_row, sum_of_row
 from .fragments import clear, pack

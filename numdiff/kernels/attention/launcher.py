@@ -25,14 +25,14 @@ import numpy as np
 
 from ... import extensions
 from ...device import empty, is_device, launch
+from ...device.batch_invariance import nominal_extent
 from ...device.half import in_bfloat16
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
 from ...device.specialise import Variants
 from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
-from ..batch_invariance import nominal_extent
 from ..operation import Version, operation
-from ..versions import capped
+from ..operation.versions import capped
 from . import (
     backward,
     backward_half,

@@ -6,7 +6,7 @@ So each problem is solved with a division that is given.
 SHAPES
     as in reference.py
 SOURCE
-    plain bookkeeping; ../problem.py says what a problem is.
+    plain bookkeeping; operation/problem.py says what a problem is.
 READ NEXT
     launcher.py, whose records have them.
 """
@@ -16,7 +16,7 @@ import functools
 import numpy as np
 
 from ... import extensions
-from ..problem import Problem, half, positive, replaced, single
+from ..operation import Problem, half, positive, replaced, single
 from .reference import flash_attention_forward_reference
 
 

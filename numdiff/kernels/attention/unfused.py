@@ -33,8 +33,7 @@ import numpy as np
 from ...device import empty, over_batch
 from ...dtypes import in_single
 from ..matmul import Matrices, matmul_strided
-from ..operation import operation
-from ..problem import Problem, single
+from ..operation import Problem, operation, single
 from ..softmax import (
     softmax_backward,
     softmax_backward_reference,

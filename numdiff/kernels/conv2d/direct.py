@@ -41,8 +41,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...device import cuda, float32, launch
+from ...device.common import divide, no_numbers
 from ...dtypes import in_single
-from ..common import divide, no_numbers
 from ..matmul import matmul_forward
 from .im2col import im2col_backward, im2col_forward, output_size, reading_pixel
 

@@ -37,9 +37,9 @@ READ NEXT
 from typing import NamedTuple
 
 from ...device import cuda, empty, float32, int32, launch
+from ...device.batch_invariance import nominal_extent
+from ...device.common import divide
 from ...device.specialise import specialise
-from ..batch_invariance import nominal_extent
-from ..common import divide
 from ..matmul.vectorised import STEP, multiply, no_products
 from .direct import Geometry
 from .tiles import (

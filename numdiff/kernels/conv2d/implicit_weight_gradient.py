@@ -19,8 +19,8 @@ READ NEXT
 """
 
 from ...device import cuda, empty, float32, int32, launch, store4
+from ...device.common import divide
 from ...device.specialise import specialise
-from ..common import divide
 from ..matmul.vectorised import STEP, multiply, no_products
 from .tiles import (
     BY_FOUR,

@@ -1,11 +1,11 @@
 """Convolution on arrays, forward and backward: which version runs, and how it is called.
 
 SHAPES
-    as in direct.py; x may be a Pair (concat.py), and then dx is one: linear.py takes it as it is, else the two
+    as in direct.py; x may be a Pair (concat.py), and then dx is one: linear/layer.py takes it as it is, else the two
     are joined
 HOW A CALL RUNS
     check    what no version takes is refused, in words that say what to do
-    set-up   a 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py; a Pair is joined
+    set-up   a 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear/; a Pair is joined
     choice   of a pass's versions (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT) the last that fits and pays
     launch   `version.kernel`, a function that launches its kernels; what it does not add by itself is added after it
 VERSIONS
@@ -39,19 +39,19 @@ import numpy as np
 
 from ... import extensions
 from ...device import empty, fill_zero, is_device
+from ...device.batch_invariance import nominal_extent
+from ...device.side_stream import made_on_side_stream, on_side_stream
 from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
-from ..batch_invariance import nominal_extent
 from ..bias import channel_add_backward, channel_add_forward
 from ..concat import Pair
 from ..cpu.convolution import conv2d_backward_cpu, conv2d_forward_cpu
 from ..elementwise import add_forward
 from ..groupnorm.normalise import channel_statistics_reference
-from ..linear import linear_backward, linear_forward
+from ..linear.layer import linear_backward, linear_forward
 from ..operation import Version, operation
-from ..reduce import column_sum
-from ..side_stream import made_on_side_stream, on_side_stream
-from ..versions import capped, label
+from ..operation.versions import capped, label
+from ..reduce.trees import column_sum
 from . import problems
 from .direct import (
     columns_forward,

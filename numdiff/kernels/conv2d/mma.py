@@ -41,6 +41,7 @@ from ...device.async_copy import (
     cp_async_wait_all,
     shared_address,
 )
+from ...device.common import divide, no_numbers
 from ...device.half import in_bfloat16
 from ...device.requires import requires, supports
 from ...device.tensor_core import (
@@ -55,8 +56,7 @@ from ...device.tensor_core import (
     unpack_half2,
 )
 from ...dtypes import is_half
-from ..common import divide, no_numbers
-from ..reduce import column_sum
+from ..reduce.trees import column_sum
 from .direct import Added, Addends, Geometry
 from .flip import TRANSPOSE, flip_weight_kernel
 from .mma_halo import halo_forward

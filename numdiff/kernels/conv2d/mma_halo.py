@@ -49,6 +49,8 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, int64, launch, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.batch_invariance import nominal_extent
+from ...device.common import divide, no_numbers
 from ...device.half import in_bfloat16
 from ...device.limits import multiprocessors_of
 from ...device.requires import requires
@@ -65,8 +67,6 @@ from ...device.tensor_core import (
     store_words4,
     unpack_half2,
 )
-from ..batch_invariance import nominal_extent
-from ..common import divide, no_numbers
 from .direct import Added, Addends
 
 WARPS = 4

@@ -42,6 +42,8 @@ from ...device.async_copy import (
     cp_async_wait_all,
     shared_address,
 )
+from ...device.batch_invariance import nominal_extent
+from ...device.common import divide, no_numbers
 from ...device.half import in_bfloat16
 from ...device.limits import multiprocessors_of, shared_limit
 from ...device.requires import requires
@@ -53,10 +55,8 @@ from ...device.tensor_core import (
     store_words2,
     word_of,
 )
-from ..batch_invariance import nominal_extent
-from ..common import divide, no_numbers
-from ..reduce import column_sum
-from ..second_pass import Sum, add_parts
+from ..reduce.second_pass import Sum, add_parts
+from ..reduce.trees import column_sum
 
 WARPS = 12
 THREADS = 32 * WARPS

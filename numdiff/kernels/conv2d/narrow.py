@@ -28,7 +28,7 @@ READ NEXT
 """
 
 from ...device import cuda, empty, float32, int32, launch
-from ..common import divide
+from ...device.common import divide
 from .direct import Geometry
 from .tiles import add_parts, fetch, within
 

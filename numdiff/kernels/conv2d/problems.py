@@ -6,7 +6,7 @@ problems of tensor cores are solved with a tile that is given.
 SHAPES
     as in direct.py
 SOURCE
-    plain bookkeeping; ../problem.py says what a problem is.
+    plain bookkeeping; operation/problem.py says what a problem is.
 READ NEXT
     launcher.py, whose records have them.
 """
@@ -14,7 +14,7 @@ READ NEXT
 import functools
 
 from ... import extensions
-from ..problem import Problem, half, replaced, single
+from ..operation import Problem, half, replaced, single
 from . import mma, mma_halo, mma_halo_gradient
 from .hopper import convolution, weight_gradient
 from .hopper.convolution import hopper_convolution

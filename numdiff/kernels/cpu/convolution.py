@@ -22,10 +22,10 @@ READ NEXT
 import numpy as np
 
 from ...device import over_batch
+from ...device.batch_invariance import blocks, filled, is_batch_invariant, rows_are_alike
 from ...dtypes import is_half
-from ..batch_invariance import blocks, filled, is_batch_invariant, rows_are_alike
 from ..conv2d.im2col import output_size
-from ..reduce import column_sum
+from ..reduce.trees import column_sum
 from .winograd import winograd_forward, winograd_supports, winograd_weight_gradient
 from .winograd_rows import winograd_rows_forward
 

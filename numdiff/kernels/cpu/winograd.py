@@ -44,7 +44,7 @@ READ NEXT
 import numpy as np
 
 from ...device import on_host, over_batch, workers
-from ..batch_invariance import is_batch_invariant, kept, nominal_extent
+from ...device.batch_invariance import is_batch_invariant, kept, nominal_extent
 
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors

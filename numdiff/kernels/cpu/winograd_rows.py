@@ -27,7 +27,7 @@ READ NEXT
 import numpy as np
 
 from ...device import over_batch
-from ..batch_invariance import kept
+from ...device.batch_invariance import kept
 from .winograd import G
 
 MAX_NUMBERS = 1 << 20  # in a slice's runs; larger images are cut

@@ -35,8 +35,16 @@ import numpy as np
 
 from ...device import cuda, is_device, launch, load4, store4, uint32, with_dtype
 from ...device.array import as_words
-from ..operation import naive_and_vectorised, operation
-from ..problem import Problem, filled, half, integers, numbers, single
+from ..operation import (
+    Problem,
+    filled,
+    half,
+    integers,
+    naive_and_vectorised,
+    numbers,
+    operation,
+    single,
+)
 
 BLOCK = 256  # threads
 

@@ -27,8 +27,7 @@ import numpy as np
 from ...device import cuda, empty_like, int32, launch, uint32
 from ...device.philox import philox4x32
 from ..dropout import check_probability
-from ..operation import operation
-from ..problem import SEED, Problem, counters, filled, integers
+from ..operation import SEED, Problem, counters, filled, integers, operation
 from ..random import DROP_BITS, check_counters, random_elements_reference, seed_words
 
 BLOCK = 256  # threads

@@ -31,8 +31,15 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, float32, launch, store4, uint32, zeros
-from ..operation import lacks_multiple, naive_and_vectorised, operation
-from ..problem import Problem, filled, integers, single
+from ..operation import (
+    Problem,
+    filled,
+    integers,
+    lacks_multiple,
+    naive_and_vectorised,
+    operation,
+    single,
+)
 
 BLOCK = 256  # threads
 HALF_RANGE = np.float32(127.5)

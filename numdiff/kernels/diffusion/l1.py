@@ -25,9 +25,8 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, upload
-from ..operation import Version, operation
+from ..operation import Problem, Version, operation, single
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from ..problem import Problem, single
 from .mse import sum_partials_kernel
 
 # References ---------------------------------------------------------------------------------------

@@ -45,8 +45,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.philox import philox4x32
-from ..operation import operation
-from ..problem import PURPOSE, SEED, Problem, counters, integers
+from ..operation import PURPOSE, SEED, Problem, counters, integers, operation
 from ..random import (
     check_counters,
     normal_pair,

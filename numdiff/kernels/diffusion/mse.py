@@ -30,9 +30,8 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
-from ..operation import Version, operation
+from ..operation import Problem, Version, operation, single
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from ..problem import Problem, single
 
 # References ---------------------------------------------------------------------------------------
 

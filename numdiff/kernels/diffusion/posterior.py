@@ -30,9 +30,8 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, uint32, upload
-from ..operation import Version, operation
+from ..operation import Problem, Version, operation, single
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from ..problem import Problem, single
 from .mse import sum_partials_kernel
 
 LOW, HIGH = -30.0, 20.0  # limits of the log variance, as in the public latent-diffusion code

@@ -32,8 +32,7 @@ import numpy as np
 from ...device import cuda, uint32
 from ...dtypes import in_single
 from ..fuse import EACH, Operation, Place, fuse
-from ..operation import operation
-from ..problem import Problem, filled, single
+from ..operation import Problem, filled, operation, single
 
 
 def per_sample(table, t, ndim):

@@ -54,8 +54,7 @@ from ...device import (
     uint32,
     upload,
 )
-from ..operation import naive_and_vectorised, operation
-from ..problem import Problem, filled, single
+from ..operation import Problem, filled, naive_and_vectorised, operation, single
 
 BLOCK = 256  # threads
 

@@ -41,9 +41,8 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
-from ..operation import lacks_multiple, naive_and_vectorised, operation
+from ..operation import Problem, filled, lacks_multiple, naive_and_vectorised, operation, single
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from ..problem import Problem, filled, single
 from .mse import sum_partials_kernel
 from .q_sample import per_sample
 

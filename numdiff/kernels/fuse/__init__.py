@@ -29,12 +29,12 @@ RUNGS
     its rows.
     2, vectorised: one thread four neighbours, by 16-byte loads and stores. Where gradients are
        sums, blocks own a chunk of rows, write dx and add up on the way, in a tree; a second pass
-       adds up the chunks (reduce.py).
+       adds up the chunks (reduce/trees.py).
     3, eight: as before with eight neighbours, 16 bytes of float16. (sm_80; its accumulators take
     too many registers, so the
        launcher uses version 2 for them)
 LAUNCH
-    as elementwise.py, and reduce.py where gradients are sums.
+    as elementwise.py, and reduce/trees.py where gradients are sums.
 DETERMINISM
     no atomics; the order of each sum depends on the shape alone.
 COST

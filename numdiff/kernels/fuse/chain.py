@@ -19,7 +19,7 @@ from ...device.requires import requires, supports
 from ...device.specialise import Variants, known_names, with_names
 from ...dtypes import HALVES, is_half, working_type
 from ..operation import Version, lacks_multiple
-from ..reduce import BLOCK, column_sum, cut, sample_sum
+from ..reduce.trees import BLOCK, column_sum, cut, sample_sum
 from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
 from .operations import (
     EACH,
@@ -260,7 +260,7 @@ class Fused(Variants):
 
     def versions(self, direction="forward", of="x", shape_of=None):
         """[Version] of an operation that is this chain in a direction, for its record
-        (operation.py).
+        (operation/record.py).
 
         of: the operation's argument that has as many channels as y, or y's shape; shape_of:
         function of it, y's shape

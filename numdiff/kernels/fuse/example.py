@@ -24,8 +24,7 @@ import numpy as np
 
 from ...dtypes import in_single
 from ..elementwise import silu, silu_forward_reference, silu_gradient
-from ..operation import Version, lacks_multiple, operation
-from ..problem import Problem, half, single
+from ..operation import Problem, Version, half, lacks_multiple, operation, single
 from ..scale_shift import scaled, scaled_dscale, scaled_dx
 from ..transformer.gate import gated, gated_dgate, gated_dh
 from .chain import VERSIONS, WIDTHS, fuse

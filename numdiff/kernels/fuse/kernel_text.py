@@ -27,7 +27,7 @@ import math
 
 from ...device import cuda, float32, load4, store4
 from ...device.eight import load8, store8
-from ..reduce import BLOCK, tree_sum
+from ..reduce.trees import BLOCK, tree_sum
 from .operations import EACH, NUMBER, PER_SAMPLE
 
 SCOPE = {
@@ -197,7 +197,7 @@ def down_columns(once, lines, sums):
 
 
 def over_rows(once, lines, sums):
-    """Versions 2 and 3: a block a chunk of rows, as sum_rows_kernel_v3 of reduce.py, with all else
+    """Versions 2 and 3: a block a chunk of rows, as sum_rows_kernel_v3 of reduce/trees.py, with all else
     done on the way."""
     width, names = len(sums[0]), [name for some in sums for name in some]
     tiles = [

@@ -10,7 +10,7 @@ READ NEXT
 import inspect
 
 from ...device import cuda
-from ..reduce import column_sum_reference, sample_sum_reference
+from ..reduce.trees import column_sum_reference, sample_sum_reference
 
 UNCHANGED = "dy"  # the derivative that hands dy on as it is
 

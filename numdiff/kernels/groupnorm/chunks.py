@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, launch, load4, store4
-from ..batch_invariance import nominal_extent
-from ..reduce import BLOCK, cut, tree_sum
+from ...device.batch_invariance import nominal_extent
+from ..reduce.trees import BLOCK, cut, tree_sum
 from .groups import affine, affine_gradient
 
 BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels

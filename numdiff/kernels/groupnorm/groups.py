@@ -14,7 +14,7 @@ COST
     x is read three times and y written once; backward x and dy twice, dx written once. Roof: memory
     bandwidth.
 SOURCE
-    reference.py; the tree: ../reduce.py.
+    reference.py; the tree: reduce/trees.py.
 READ NEXT
     chunks.py, whose blocks read whole sectors.
 """
@@ -23,7 +23,7 @@ import math
 
 from ...device import cuda, float32, launch
 from ..elementwise import silu, silu_gradient
-from ..reduce import BLOCK, tree_sum
+from ..reduce.trees import BLOCK, tree_sum
 
 BLOCK2 = 2 * BLOCK  # shared elements where a thread brings two sums
 

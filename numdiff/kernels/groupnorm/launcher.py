@@ -25,13 +25,13 @@ SOURCE
 import numpy as np
 
 from ...device import empty, empty_like
-from ..batch_invariance import nominal_extent
+from ...device.batch_invariance import nominal_extent
 from ..concat import Pair
 from ..cpu.groupnorm import groupnorm_backward_cpu, groupnorm_forward_cpu
 from ..elementwise import add_forward
 from ..operation import Version, operation
-from ..second_pass import add_rows
-from ..versions import capped
+from ..operation.versions import capped
+from ..reduce.second_pass import add_rows
 from .chunks import chunks_backward, chunks_forward
 from .groups import groups_backward, groups_forward
 from .normalise import normalise_forward, normalise_supports

@@ -43,10 +43,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, opaque, uint32
+from ...device.batch_invariance import nominal_extent
+from ...device.common import divide
 from ...device.eight import fetch8, load8_into, numbers8, one_of, store8_from
 from ...dtypes import is_half
-from ..batch_invariance import nominal_extent
-from ..common import divide
 from ..concat import Pair, parts_of
 from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, silu8
 

@@ -52,9 +52,9 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, load4
 from ...device.async_copy import cp_async_commit, cp_async_wait
+from ...device.common import divide
 from ...device.eight import copy8, load8_into, one_of, store8_from
 from ...device.requires import requires
-from ..common import divide
 from .vectors import (
     PARTS,
     THREADS,

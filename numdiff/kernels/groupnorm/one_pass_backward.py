@@ -13,7 +13,7 @@ PARAMETER GRADIENTS
     that share channels adds them up over the samples, in the order of the samples, whichever block
     is last: no second launch, and the same bits in every run. A fence on both sides of the count
     lets it see the others' sums. `cuda.atomic.inc` wraps, so the counter is 0 again for the next
-    launch. (one_pass_half.py leaves them to second_pass.py.)
+    launch. (one_pass_half.py leaves them to reduce/second_pass.py.)
 TWO ARRAYS AS ONE
     as in one_pass.py; dx and the residual, which is added to dx, are Pairs like x.
 LAUNCH
@@ -39,10 +39,10 @@ import numpy as np
 
 from ...device import cuda, float32, int32, lasting, load4, uint32, upload
 from ...device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
+from ...device.common import divide
 from ...device.eight import add8, copy8, fence, fetch8, load8_into, one_of, prefetch_l2, store8_from
 from ...device.requires import requires
 from ...device.threads import kept
-from ..common import divide
 from .one_pass import pick, place_of, put, this_thread
 from .vectors import (
     PARTS,

@@ -20,7 +20,7 @@ WHAT IS NEW, AND WHY IT PAYS
     g. `through_silu8` takes each step for all
     eight: a thread has 128 registers for that, since a block has at most 16 warps.
     No block-level completion counter. The sums of a sample go to memory, and another launch adds up
-    the samples', in a training step together with other layers' gradients (second_pass.py). Were it
+    the samples', in a training step together with other layers' gradients (reduce/second_pass.py). Were it
     done here, the last block would end after all the
     others: a fence, the count, and two loads, one after the other.
     The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then
@@ -51,6 +51,7 @@ from ...device import cuda, float32, int32, int64, opaque, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_sync_relaxed
+from ...device.common import divide
 from ...device.eight import (
     add8,
     copy8,
@@ -65,7 +66,6 @@ from ...device.eight import (
 from ...device.limits import FULL_MASK
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
-from ..common import divide
 from .vectors import (
     AT_ONCE,
     VECTOR,

@@ -35,11 +35,11 @@ from typing import NamedTuple
 from ...device import cuda, float32, int32, int64, opaque
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_sync_relaxed
+from ...device.common import divide
 from ...device.eight import copy8, load8_into, one_of
 from ...device.limits import FULL_MASK
 from ...device.requires import requires
 from ...device.specialise import Variants, specialise
-from ..common import divide
 from .one_pass import add_away, normalise
 from .vectors import VECTOR, Affine, Walk, clear, lanes_sum, locate
 from .warp_sums import (

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...device import empty, empty_like, launch
 from ..concat import Pair, parts_of
-from ..second_pass import Sum, add_parts, joined
+from ..reduce.second_pass import Sum, add_parts, joined
 from .clusters import BACKWARD_CLUSTERS, FORWARD_CLUSTERS
 from .one_pass import Cut, groupnorm_forward_kernel_v3
 from .one_pass_backward import BackwardCut, counters, groupnorm_backward_kernel_v3

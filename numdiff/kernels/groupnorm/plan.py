@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...device.batch_invariance import nominal_extent
 from ...device.limits import (
     HOPPER_SHARED,
     MULTIPROCESSORS,
@@ -28,7 +29,6 @@ from ...device.limits import (
 )
 from ...device.requires import supports
 from ...dtypes import is_half
-from ..batch_invariance import nominal_extent
 from ..concat import parts_of
 from .clusters import BACKWARD_CLUSTERS, BLOCKS
 from .one_pass import groupnorm_forward_kernel_v3

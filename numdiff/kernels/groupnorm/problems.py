@@ -7,7 +7,7 @@ that is given.
 SHAPES
     as in reference.py
 SOURCE
-    plain bookkeeping; ../problem.py says what a problem is.
+    plain bookkeeping; operation/problem.py says what a problem is.
 READ NEXT
     launcher.py, whose records have them.
 """
@@ -20,7 +20,7 @@ import sys
 import numpy as np
 
 from ..concat import Pair
-from ..problem import Problem, half, positive, single
+from ..operation import Problem, half, positive, single
 from .normalise import channel_statistics_reference
 from .plan import make_plan, make_plan_half
 from .reference import groupnorm_forward_reference

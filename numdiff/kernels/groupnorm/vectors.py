@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, int64
 from ...device.approximate import power_of_two, reciprocal, tanh_approximate
+from ...device.common import divide
 from ...device.eight import fetch8, has_16_bits
-from ..common import divide
 
 WARP, WARP_BITS = 32, 5  # threads; t >> 5 is t // 32 without a division
 VECTOR = 8  # channels of a thread

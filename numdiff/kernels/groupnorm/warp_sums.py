@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 from ...device import cuda, float32, int32, opaque, uint32
 from ...device.cluster import cluster_address, cluster_sync, load_cluster_4
+from ...device.common import divide
 from ...device.eight import by_sign
 from ...device.limits import FULL_MASK
 from ...device.mbarrier import smem_u32
 from ...device.specialise import Constant
-from ..common import divide
 from .vectors import VECTOR, WARP, WARP_BITS, lanes_sum, locate
 
 PART = Constant()  # channels of a warp, one of CHANNELS

@@ -20,14 +20,14 @@ import functools
 import numpy as np
 
 from ...device import empty, is_device
+from ...device.batch_invariance import nominal_extent
 from ...device.requires import supports
 from ...dtypes import is_half
-from ..batch_invariance import nominal_extent
 from ..elementwise import gelu_backward, gelu_forward
 from ..operation import operation
+from ..operation.versions import capped
 from ..transformer.gate import gate_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
-from ..versions import capped
 from . import mma
 from .choice import by_eight, half_tile
 from .hopper.epilogue import ACTIVATIONS

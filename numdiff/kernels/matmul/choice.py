@@ -20,8 +20,8 @@ READ NEXT
 
 import functools
 
+from ...device.batch_invariance import nominal_extent
 from ...device.limits import MULTIPROCESSORS
-from ..batch_invariance import nominal_extent
 from ..tuning import tuned_or
 from . import register_tiles, vectorised
 from .hopper.layout import BK, BM, STAGES

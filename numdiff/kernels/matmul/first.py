@@ -30,8 +30,7 @@ READ NEXT
 """
 
 from ...device import cuda, empty, float32, launch
-from ..operation import Version, operation
-from ..problem import Problem, single
+from ..operation import Problem, Version, operation, single
 
 BLOCK = 32, 8  # threads along x and y: a warp is a row of x
 

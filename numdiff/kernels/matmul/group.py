@@ -13,14 +13,14 @@ TILES THAT ARE CUT
     hopper/group_schedule.py says where, and hopper/parts.py how the last-arriving block reduces the
     partials.
     The row sums, whose steps along K the tiles of a row share, are added up by another launch
-    (../second_pass.py).
+    (reduce/second_pass.py).
 DETERMINISM
     as hopper/kernel.py and hopper/group_schedule.py: every order is fixed by the sizes and the
     number of multiprocessors, whichever block is the last.
 SOURCE
     as hopper/group_schedule.py and hopper/parts.py.
 READ NEXT
-    ../linear_gradients.py, which launches it.
+    linear/gradients.py, which launches it.
 """
 
 import functools
@@ -34,7 +34,7 @@ from ...device.half import in_bfloat16
 from ...device.limits import MULTIPROCESSORS
 from ...device.specialise import Variants
 from ...device.threads import kept
-from ..second_pass import Sum, add_parts
+from ..reduce.second_pass import Sum, add_parts
 from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
 from .hopper.group_schedule import NEVER, PRODUCTS, Group, count_parts, cut, longest
 from .hopper.kernel import kernel_for

@@ -22,15 +22,15 @@ import numpy as np
 
 from ... import extensions
 from ...device import copy_into, empty, launch
+from ...device.batch_invariance import nominal_extent
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of
 from ...device.requires import supports
 from ...dtypes import is_half
 from ...errors import TooManyElementsError
-from ..batch_invariance import nominal_extent
 from ..elementwise import cast_forward
 from ..operation import Version, operation
-from ..reduce import column_sum
-from ..versions import capped, label
+from ..operation.versions import capped, label
+from ..reduce.trees import column_sum
 from . import mma, mma_group, naive, register_tiles, split_k, tiled, vectorised
 from .choice import as_nominal, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS

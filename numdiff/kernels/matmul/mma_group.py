@@ -18,7 +18,7 @@ TILES THAT ARE CUT
     k.
 ROW SUMS
     The kernel has no registers left for them. `column_parts_kernel` reads all A once more, at the
-    memory rate, and the second pass of ../second_pass.py adds up its parts: two launches for all
+    memory rate, and the second pass of reduce/second_pass.py adds up its parts: two launches for all
     products.
 DETERMINISM
     every order is fixed by the sizes and the number of multiprocessors.
@@ -39,7 +39,7 @@ from ...device import cuda, empty, float32, int32, int64, lasting, launch, uploa
 from ...device.eight import array_of, load8, store8
 from ...device.half import in_bfloat16
 from ...device.specialise import Variants
-from ..second_pass import Sum, add_parts
+from ..reduce.second_pass import Sum, add_parts
 from . import choice
 from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
 from .mma import make_kernel

@@ -3,7 +3,7 @@
     y = x·Wᵀ + bias        dx = dy·W        dW += dyᵀ·x, dbias += the sums of dy's rows
 
 x and dx are a `Pair` (../concat.py), as where a UNet's decoder meets a skip. Rung 6 alone reads one
-(TWO MATRICES AS ONE in hopper/producer.py); ../linear.py joins the arrays elsewhere.
+(TWO MATRICES AS ONE in hopper/producer.py); linear/layer.py joins the arrays elsewhere.
 
 SOURCE
     reference.py.
@@ -14,14 +14,13 @@ READ NEXT
 import functools
 
 from ...device import empty, empty_like, is_device
+from ...device.batch_invariance import nominal_extent
 from ...device.requires import supports
 from ...dtypes import is_half
-from ..batch_invariance import nominal_extent
 from ..concat import Pair
-from ..operation import operation
-from ..problem import Problem, half, single
-from ..reduce import column_sum
-from ..versions import capped
+from ..operation import Problem, half, operation, single
+from ..operation.versions import capped
+from ..reduce.trees import column_sum
 from .choice import by_eight, half_tile
 from .hopper.kernel import KERNELS
 from .hopper.launcher import Tiling, launch_hopper

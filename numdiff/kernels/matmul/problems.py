@@ -5,9 +5,9 @@ The choice of a tile depends on the extents, and small ones get few of the tiles
 are solved with a tile that is given.
 
 SHAPES
-    as in reference.py, activations.py and ../linear.py
+    as in reference.py, activations.py and linear/layer.py
 SOURCE
-    plain bookkeeping; ../problem.py says what a problem is.
+    plain bookkeeping; operation/problem.py says what a problem is.
 READ NEXT
     activations.py, whose records have them.
 """
@@ -18,8 +18,8 @@ import functools
 import numpy as np
 
 from ... import extensions
-from ..problem import Problem, half, replaced, single
-from ..versions import at_most
+from ..operation import Problem, half, replaced, single
+from ..operation.versions import at_most
 from . import choice, mma, vectorised
 from .hopper import kernel
 from .hopper.layout import BK, BM, STAGES

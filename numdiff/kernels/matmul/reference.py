@@ -18,7 +18,7 @@ READ NEXT
 import numpy as np
 
 from ...dtypes import working_type
-from ..reduce import column_sum
+from ..reduce.trees import column_sum
 
 
 def matmul_forward_reference(

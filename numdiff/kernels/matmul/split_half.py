@@ -14,7 +14,7 @@ import numpy as np
 from ...device import DeviceArray, cuda, float32, int32, launch, load4
 from ...device.limits import FULL_MASK
 from ...dtypes import is_half
-from ..second_pass import Sum, add_parts
+from ..reduce.second_pass import Sum, add_parts
 from .operands import Epilogue
 from .vectorised import write_four
 

@@ -14,7 +14,7 @@ DETERMINISM
 SOURCE
     PTX ISA, section 5.5.3, on tensor maps.
 READ NEXT
-    ../linear_stack.py, the caller.
+    linear/stack.py, the caller.
 """
 
 import numpy as np

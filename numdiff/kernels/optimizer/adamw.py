@@ -42,8 +42,17 @@ import numpy as np
 
 from ...device import cuda, float32, int32, launch, load4, store4, upload
 from ..elementwise import cast_into
-from ..operation import Version, lacks_multiple, operation
-from ..problem import Problem, half, integers, numbers, positive, single
+from ..operation import (
+    Problem,
+    Version,
+    half,
+    integers,
+    lacks_multiple,
+    numbers,
+    operation,
+    positive,
+    single,
+)
 from .ema import ema_update, ema_update_reference, rest_of
 
 BLOCK = 256  # threads

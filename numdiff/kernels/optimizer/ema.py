@@ -28,8 +28,15 @@ import math
 import numpy as np
 
 from ...device import cuda, float32, launch, load4, store4
-from ..operation import lacks_multiple, naive_and_vectorised, operation
-from ..problem import Problem, integers, numbers, single
+from ..operation import (
+    Problem,
+    integers,
+    lacks_multiple,
+    naive_and_vectorised,
+    numbers,
+    operation,
+    single,
+)
 
 BLOCK = 256  # threads
 # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches

@@ -38,8 +38,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, float32, int32, launch, load4
-from ..operation import Version, lacks_multiple, operation
-from ..problem import Problem, integers, positive, single
+from ..operation import Problem, Version, integers, lacks_multiple, operation, positive, single
 
 BLOCK = 256  # threads, a power of two for the tree
 MAX_BLOCKS = 512  # enough to fill any GPU, few enough that the second pass is short

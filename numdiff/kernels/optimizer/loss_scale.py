@@ -36,8 +36,7 @@ import math
 import numpy as np
 
 from ...device import cuda, float32, int32, launch
-from ..operation import operation
-from ..problem import Problem, integers, numbers, single
+from ..operation import Problem, integers, numbers, operation, single
 
 DOUBLING, LOG2 = 0, 1  # rules of growth
 RULES = {"doubling": DOUBLING, "log2": LOG2}

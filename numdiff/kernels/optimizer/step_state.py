@@ -39,8 +39,7 @@ import numpy as np
 
 from ...device import cuda, float32, int32, launch, uint32
 from ..embedding import cosine_sine_of
-from ..operation import operation
-from ..problem import Problem, filled, integers, numbers, single
+from ..operation import Problem, filled, integers, numbers, operation, single
 
 HALF_PI = np.float32(math.pi / 2)
 WARP = 32

@@ -24,8 +24,7 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, download, float32, launch
-from ..operation import operation
-from ..problem import Problem, integers, numbers, single
+from ..operation import Problem, integers, numbers, operation, single
 
 
 def telemetry_record_reference(

@@ -28,8 +28,7 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, float32, int32, launch, store4
-from ..operation import operation
-from ..problem import Problem, integers, single
+from ..operation import Problem, integers, operation, single
 
 BLOCK = 256  # threads
 PIECE = 16 * 4 * BLOCK  # elements that a block zeroes at most: 16 stores a thread

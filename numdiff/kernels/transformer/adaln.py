@@ -6,19 +6,19 @@ MATHEMATICS, for token t of image b
         xhat = (x - mean) · rstd          y = xhat · (1 + scale[b, c]) + shift[b, c]
     Backward, with h = dy · (1 + scale) and averages over the row:
         dshift[b, c] = Σ_t dy          dscale[b, c] = Σ_t dy · xhat          (in kernels G and S)
-        dx as in ../row_norm.py
+        dx as in norms/row_norm.py
     DiT's norm has no weight and bias: scale and shift are those, one pair an image. Today's transformers have RMSNorm,
-    a weight, or no shift (../row_norm.py). With a weight y = xhat · weight[c] · (1 + scale) + shift, so
+    a weight, or no shift (norms/row_norm.py). With a weight y = xhat · weight[c] · (1 + scale) + shift, so
         dscale[b, c] = weight[c] · S[b, c]          dweight[c] += Σ_b (1 + scale[b, c]) · S[b, c]
 SHAPES
     x, y, dx, dy (B, T, C) float32; shift, scale, dshift, dscale (B, C); weight, dweight (C,); mean, rstd (B · T,)
     Kernels count tokens through all images, row = b · T + t, and call a row's mean and rstd `average` and `r`.
 VERSIONS
-    v1 block-per-row, v2 warp-per-row: the kernels of ../row_norm.py, for every norm.
+    v1 block-per-row, v2 warp-per-row: the kernels of norms/row_norm.py, for every norm.
     dshift, dscale: v1 a thread a channel of an image; v2 partial sums of chunks of tokens.
 LAUNCH
-    y, dx as ../row_norm.py. v2 of the sums: grid (chunks of tokens, channel tiles, B), 256 threads, 8 KiB, then
-    reduce.py if there is more than one chunk.
+    y, dx as norms/row_norm.py. v2 of the sums: grid (chunks of tokens, channel tiles, B), 256 threads, 8 KiB, then
+    reduce/trees.py if there is more than one chunk.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
 COST
@@ -35,10 +35,7 @@ import numpy as np
 from ...device import cuda, empty, empty_like, float32, launch, load4, over_batch, store4
 from ...device.specialise import Constant
 from ...dtypes import in_single
-from ..operation import operation
-from ..problem import Problem, half, positive, single
-from ..reduce import BLOCK, cut, sample_sum, tree_sum
-from ..row_norm import (
+from ..norms.row_norm import (
     BACKWARD,
     FORWARD,
     NORMS,
@@ -52,7 +49,9 @@ from ..row_norm import (
     row_versions,
     variants,
 )
-from ..second_pass import add_rows
+from ..operation import Problem, half, operation, positive, single
+from ..reduce.second_pass import add_rows
+from ..reduce.trees import BLOCK, cut, sample_sum, tree_sum
 
 # References ---------------------------------------------------------------------------------------
 

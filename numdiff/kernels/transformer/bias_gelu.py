@@ -29,8 +29,7 @@ from ...dtypes import in_single
 from ..cpu.exp import exponential, sigmoid
 from ..elementwise import GELU_CUBIC, GELU_SLOPE, gelu, gelu_gradient
 from ..fuse import EACH, PER_CHANNEL, UNCHANGED, Operation, fuse
-from ..operation import operation
-from ..problem import Problem, half, single
+from ..operation import Problem, half, operation, single
 
 # Python floats take the arrays' type
 SLOPE, BOTH = float(GELU_SLOPE), float(GELU_SLOPE) * float(GELU_CUBIC)

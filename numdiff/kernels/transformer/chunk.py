@@ -23,9 +23,8 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, float32, launch, zeros
-from ..common import divide
-from ..operation import operation
-from ..problem import Problem, half, single
+from ...device.common import divide
+from ..operation import Problem, half, operation, single
 
 BLOCK = 256  # threads
 MAX_PARTS = 6  # parts: shift, scale and gate of attention, and of the MLP

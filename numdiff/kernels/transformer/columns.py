@@ -26,10 +26,9 @@ READ NEXT
 import numpy as np
 
 from ...device import DeviceArray, cuda, download, empty, float32, is_device, launch, load4, store4
-from ..common import divide
-from ..operation import operation
-from ..problem import Problem, single
-from ..reduce import sample_sum
+from ...device.common import divide
+from ..operation import Problem, operation, single
+from ..reduce.trees import sample_sum
 from .chunk import chunk_backward_reference
 
 BLOCK = 256  # threads

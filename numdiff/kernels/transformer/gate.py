@@ -28,8 +28,7 @@ import numpy as np
 from ...device import over_batch
 from ...dtypes import in_single
 from ..fuse import EACH, PER_SAMPLE, UNCHANGED, Operation, fuse
-from ..operation import operation
-from ..problem import Problem, half, single
+from ..operation import Problem, half, operation, single
 
 # References ---------------------------------------------------------------------------------------
 

@@ -30,10 +30,9 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, launch, load4, store4
+from ...device.common import divide
 from ...errors import TooManyElementsError
-from ..common import divide
-from ..operation import lacks_multiple, naive_and_vectorised, operation
-from ..problem import Problem, half, single
+from ..operation import Problem, half, lacks_multiple, naive_and_vectorised, operation, single
 
 BLOCK = 256  # threads
 

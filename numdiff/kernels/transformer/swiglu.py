@@ -27,13 +27,12 @@ READ NEXT
 import numpy as np
 
 from ...device import cuda, empty, empty_like, int64, on_host, over_batch, uint32
+from ...device.common import divide
 from ...dtypes import in_single
-from ..common import divide
 from ..cpu.exp import sigmoid as sigmoid_on_host
 from ..fuse import EACH, Operation, Place, fuse
 from ..groupnorm.vectors import sigmoid
-from ..operation import operation
-from ..problem import Problem, half, single
+from ..operation import Problem, half, operation, single
 
 LOWEST = 80  # of -a, for which e^-a is still a float32
 PARALLEL_THRESHOLD_FACTOR = 6  # an element is 6 times cheaper than the threshold assumes

@@ -348,5 +348,5 @@ measured("global_norm")
 # %% [markdown]
 # ## Read the real thing
 #
-# `numdiff/kernels/reduce.py` has the trees and the partial sums. You can now read
+# `numdiff/kernels/reduce/trees.py` has the trees and the partial sums. You can now read
 # `numdiff/kernels/softmax.py` to its end, and its backward, too.

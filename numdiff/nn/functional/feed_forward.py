@@ -3,7 +3,7 @@ kernels as there are.
 """
 
 from ... import kernels as K
-from ...kernels.versions import capped
+from ...kernels.operation.versions import capped
 from .. import float8
 from ..parameter import Parameter
 from ..recording import is_recording

@@ -6,7 +6,7 @@ import pytest
 from numdiff.device import download
 from numdiff.extras.convnext import depthwise as D
 from numdiff.extras.convnext.depthwise import launcher, mma
-from numdiff.kernels.versions import at_most
+from numdiff.kernels.operation.versions import at_most
 from tests.conftest import (
     exhaustive,
     numerical_gradient,

@@ -7,8 +7,8 @@ import pytest
 from numdiff.device import download
 from numdiff.extras.muon import newton_schulz as N
 from numdiff.extras.muon import update as M
+from numdiff.kernels.operation.versions import at_most
 from numdiff.kernels.optimizer.adamw import Copies, State
-from numdiff.kernels.versions import at_most
 from tests.conftest import on, quick, versions, where
 
 SHAPES = {

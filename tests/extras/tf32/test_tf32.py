@@ -20,7 +20,7 @@ from numdiff.kernels import attention_backward, attention_forward
 from numdiff.kernels import conv2d as C
 from numdiff.kernels import matmul as P
 from numdiff.kernels.conv2d import direct
-from numdiff.kernels.linear import linear_backward, linear_forward
+from numdiff.kernels.linear.layer import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher
 from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error
 from tests.kernels.compile_logs import names_of_tests, ptx_of

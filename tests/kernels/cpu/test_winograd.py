@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from numdiff.device.batch_invariance import batch_invariant, evaluated
 from numdiff.device.cpu import shares
-from numdiff.kernels.batch_invariance import batch_invariant, evaluated
 from numdiff.kernels.conv2d import (
     conv2d_backward_reference,
     conv2d_forward_reference,

@@ -8,7 +8,7 @@ from numdiff.kernels.groupnorm import normalise, one_pass_launch
 from numdiff.kernels.groupnorm import plan as planning
 from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS
 from numdiff.kernels.groupnorm.one_pass_launch import one_pass_forward
-from numdiff.kernels.second_pass import add_parts
+from numdiff.kernels.reduce.second_pass import add_parts
 from tests.conftest import (
     large,
     numerical_gradient,

@@ -4,11 +4,11 @@ float64."""
 import numpy as np
 import pytest
 
-from numdiff.kernels import linear
 from numdiff.kernels import matmul as P
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
-from numdiff.kernels.linear import (
+from numdiff.kernels.linear import layer as linear
+from numdiff.kernels.linear.layer import (
     linear_backward,
     linear_forward,
     linear_gate_forward,

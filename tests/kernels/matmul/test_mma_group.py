@@ -6,7 +6,7 @@ import pytest
 
 from numdiff.device import empty
 from numdiff.device.planned import cards_with, collect
-from numdiff.kernels.linear import linear_backward, linear_gate_supports, linear_gelu_forward
+from numdiff.kernels.linear.layer import linear_backward, linear_gate_supports, linear_gelu_forward
 from numdiff.kernels.matmul import matmul_forward, mma_group
 
 B2 = (2304, 768), (768, 768), (3072, 768), (768, 3072)  # of a block of DiT-B/2

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from numdiff.kernels.row_norm import Norm
+from numdiff.kernels.norms.row_norm import Norm
 from numdiff.kernels.transformer import adaln as A
 from tests.conftest import apart, numerical_gradient, relative_error, versions
 

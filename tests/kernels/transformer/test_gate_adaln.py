@@ -5,8 +5,8 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels.cpu import gate_adaln as cpu
+from numdiff.kernels.norms.row_norm import NORMS, Norm
 from numdiff.kernels.quantise import PARTIALS, quantise_forward
-from numdiff.kernels.row_norm import NORMS, Norm
 from numdiff.kernels.transformer import columns as Co
 from numdiff.kernels.transformer.gate_adaln import launcher as G
 from numdiff.kernels.transformer.gate_adaln.reference import (

@@ -46,6 +46,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....device import cuda, float32, int32, launch, load4, uint32
+from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
 from ....device.mbarrier import (
     bar_sync,
@@ -79,7 +80,6 @@ from ....device.tma import (
     tma_store_wait_read_0,
 )
 from ....device.wgmma import make_setmaxnreg
-from ....kernels.common import divide, no_numbers
 from .mma import KERNELS, ROWS, Image, K, add_words, place_of
 
 CHANNELS, WIDTH, STRIPS = 32, 32, 4  # of a tile: channels, columns, strips below each other

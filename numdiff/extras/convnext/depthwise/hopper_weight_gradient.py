@@ -27,7 +27,7 @@ BANKS
     Two lanes still share a bank, as in hopper.py.
 DETERMINISM
     a block adds up its tiles in their order; the blocks' sums are in a separate array, which
-    reduce.py adds up.
+    kernels/reduce/trees.py adds up.
     With another number of multiprocessors the blocks have other tiles.
 SOURCE
     as hopper.py and mma.py.
@@ -40,6 +40,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....device import cuda, empty, float32, int32, launch, uint32
+from ....device.common import divide
 from ....device.half import in_bfloat16
 from ....device.mbarrier import bar_sync, fence_barrier_init, smem_u32
 from ....device.pipeline import (
@@ -59,8 +60,7 @@ from ....device.specialise import Constant, Variants, specialise
 from ....device.tensor_core import high_halves, load_words2, low_halves, mma_m16n8k16_into
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_4d, tma_prefetch
-from ....kernels.common import divide
-from ....kernels.second_pass import add_rows
+from ....kernels.reduce.second_pass import add_rows
 from .hopper import (
     BLOCK_OF_8,
     CHANNELS,

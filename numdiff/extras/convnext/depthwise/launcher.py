@@ -18,18 +18,17 @@ READ NEXT
 import numpy as np
 
 from ....device import empty, is_device, launch
+from ....device.common import no_numbers
 from ....device.limits import WARP
 from ....device.requires import supports
 from ....dtypes import is_half
 from ....errors import TooManyElementsError
 from ....kernels.bias import channel_add_backward
-from ....kernels.common import no_numbers
 from ....kernels.elementwise import add_forward
-from ....kernels.operation import Version, operation
-from ....kernels.problem import Problem, half, single
-from ....kernels.reduce import column_sum
-from ....kernels.second_pass import add_rows
-from ....kernels.versions import capped, label
+from ....kernels.operation import Problem, Version, half, operation, single
+from ....kernels.operation.versions import capped, label
+from ....kernels.reduce.second_pass import add_rows
+from ....kernels.reduce.trees import column_sum
 from . import hopper, hopper_weight_gradient, mma
 from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
 from .reference import (

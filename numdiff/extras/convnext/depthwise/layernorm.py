@@ -3,7 +3,7 @@
 MATHEMATICS
     h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py) y = (h - mean)
     · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels
-    (kernels/layernorm.py) The backward is that of both: dh from kernels/layernorm.py, whose pass
+    (kernels/norms/layernorm.py) The backward is that of both: dh from kernels/norms/layernorm.py, whose pass
     also adds it up over each image, which is the gradient of channel; dx and the parameters'
     gradients from reference.py.
 SHAPES
@@ -23,9 +23,8 @@ READ NEXT
     ../block.py
 """
 
-from ....kernels.layernorm import layernorm_backward, layernorm_forward
-from ....kernels.operation import operation
-from ....kernels.problem import Problem, filled, half, single
+from ....kernels.norms.layernorm import layernorm_backward, layernorm_forward
+from ....kernels.operation import Problem, filled, half, operation, single
 from .launcher import depthwise_backward, depthwise_forward
 from .reference import depthwise_forward_cost
 

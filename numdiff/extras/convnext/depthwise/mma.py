@@ -38,7 +38,7 @@ LAUNCH
     dweight: 256 threads, a warp two channels; 48 KB; a block goes from tile to tile of its chunk.
 DETERMINISM
     one warp sums each output in the order of the rows of taps; of the weight's gradient each chunk
-    has sums of its own, which reduce.py adds up.
+    has sums of its own, which kernels/reduce/trees.py adds up.
 SOURCE
     PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.7 (prmt); the derivation is above.
 READ NEXT
@@ -51,6 +51,7 @@ import numpy as np
 
 from ....device import cuda, empty, float32, int32, launch, uint32
 from ....device.async_copy import shared_address
+from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
 from ....device.limits import WARP
 from ....device.requires import requires
@@ -74,8 +75,7 @@ from ....device.tensor_core import (
     unpack_half2,
     word_of,
 )
-from ....kernels.common import divide, no_numbers
-from ....kernels.second_pass import add_rows
+from ....kernels.reduce.second_pass import add_rows
 
 CHANNELS = 16  # of a block: a sector of memory
 TILE_ROWS = 16  # of pixels

@@ -21,7 +21,7 @@ READ NEXT
 from typing import NamedTuple
 
 from ....device import cuda, float32
-from ....kernels.common import divide
+from ....device.common import divide
 
 BLOCK = 256  # threads
 

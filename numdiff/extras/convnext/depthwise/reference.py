@@ -13,7 +13,7 @@ SHAPES
     odd, stride 1; dweight, bias, dbias (C,), channel (B, C), dchannel float32
 DETERMINISM
     every sum has a fixed order; where blocks share the weight's gradient, their parts are in a
-    separate array, which reduce.py adds up.
+    separate array, which kernels/reduce/trees.py adds up.
 COST
     2·pixels·C·kernel² FLOPs for each of the three passes, 2 numbers of memory an output. With 7 × 7
     taps in float32 that is 12 FLOPs a byte and the roof is memory; in float16 it is 24.5 FLOPs a

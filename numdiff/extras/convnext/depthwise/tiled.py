@@ -13,7 +13,7 @@ LAUNCH
     channels (16 in float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight:
     blocks of `kernel` warps, each with a slice and a chunk of tiles of 8 × 16 pixels; 29 KB.
 DETERMINISM
-    the chunks' parts of dweight are in a separate array, which reduce.py adds up.
+    the chunks' parts of dweight are in a separate array, which kernels/reduce/trees.py adds up.
 COST
     as in reference.py: memory in float32, arithmetic in float16.
 SOURCE
@@ -25,11 +25,11 @@ READ NEXT
 
 from ....device import cuda, float32, int32, load4, store4
 from ....device.async_copy import cp_async_commit, cp_async_wait_all
+from ....device.common import divide
 from ....device.eight import copy8, store8
 from ....device.limits import FULL_MASK, WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, Variants, specialise
-from ....kernels.common import divide
 
 BYTES = 64  # of a pixel's channels in a tile: two sectors of memory
 RUN = 8  # neighbouring pixels of a thread

@@ -28,10 +28,9 @@ import math
 import numpy as np
 
 from ....device import cuda, empty_like, float32, launch, load4, on_host, over_batch, store4
-from ....kernels.common import divide
+from ....device.common import divide
 from ....kernels.elementwise import elementwise_cost
-from ....kernels.operation import lacks_multiple, naive_and_vectorised, operation
-from ....kernels.problem import Problem, single
+from ....kernels.operation import Problem, lacks_multiple, naive_and_vectorised, operation, single
 
 BLOCK = 256  # threads
 SQRT_HALF = math.sqrt(0.5)

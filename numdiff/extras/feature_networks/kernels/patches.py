@@ -27,10 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ....device import cuda, empty, float32, int32, launch, load4, store4
+from ....device.common import divide
 from ....errors import TooManyElementsError
-from ....kernels.common import divide
-from ....kernels.operation import lacks_multiple, naive_and_vectorised, operation
-from ....kernels.problem import Problem, single
+from ....kernels.operation import Problem, lacks_multiple, naive_and_vectorised, operation, single
 
 BLOCK = 256  # threads
 

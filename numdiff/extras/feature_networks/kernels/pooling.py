@@ -27,9 +27,8 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, empty, float32, int32, load4, store4
-from ....kernels.common import divide
-from ....kernels.operation import naive_and_vectorised, operation
-from ....kernels.problem import Problem, single
+from ....device.common import divide
+from ....kernels.operation import Problem, naive_and_vectorised, operation, single
 from .patches import check_window, fits_four_channels, launch_windows, sliding_window
 
 SIZE = (3, 3)

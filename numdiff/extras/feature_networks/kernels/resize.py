@@ -23,10 +23,9 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, empty, float32, launch
+from ....device.common import divide
 from ....errors import TooManyElementsError
-from ....kernels.common import divide
-from ....kernels.operation import Version, operation
-from ....kernels.problem import Problem, integers, numbers, single
+from ....kernels.operation import Problem, Version, integers, numbers, operation, single
 
 BLOCK = 256  # threads
 LARGEST = np.float32(255)

@@ -16,8 +16,7 @@ import numpy as np
 
 from ....device import empty
 from ....kernels.conv2d import conv2d_forward_reference
-from ....kernels.operation import Version, operation
-from ....kernels.problem import Problem, half
+from ....kernels.operation import Problem, Version, half, operation
 from .halo import launch_halo
 from .shifted_boxes import launch_shifted_boxes
 

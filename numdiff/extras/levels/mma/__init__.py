@@ -25,8 +25,7 @@ import numpy as np
 
 from ....device import empty
 from ....kernels.matmul.reference import matmul_forward_cost
-from ....kernels.operation import Version, operation
-from ....kernels.problem import Problem, half
+from ....kernels.operation import Problem, Version, half, operation
 from .fragments import launch_fragments, matmul_mma_level_kernel_v1
 from .stages import launch_stages, matmul_mma_level_kernel_v3
 from .swizzle import launch_swizzle, matmul_mma_level_kernel_v2

@@ -30,8 +30,7 @@ import numpy as np
 
 from ....device import empty
 from ....kernels.matmul.reference import matmul_forward_cost
-from ....kernels.operation import Version, operation
-from ....kernels.problem import Problem, half
+from ....kernels.operation import Problem, Version, half, operation
 from .double_buffer import launch_double_buffer
 from .one_tile import launch_one_tile
 from .persistent import launch_persistent

@@ -27,7 +27,7 @@ from ....errors import TooManyElementsError
 from ....kernels.attention.launcher import HEAD_SIZES, layout
 from ....kernels.attention.unfused import check
 from ....kernels.operation import Version, operation
-from ....kernels.second_pass import add_rows
+from ....kernels.reduce.second_pass import add_rows
 from . import choice, forward_half, lists_half, prepare_half, queries_half, rest_half, simple
 from .choice import BLOCK, Problem, blocks_of, count_of
 from .lists_half import Gradients

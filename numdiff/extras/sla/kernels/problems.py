@@ -3,7 +3,7 @@
 SHAPES
     as in reference.py
 SOURCE
-    plain bookkeeping; ../../problem.py says what a problem is.
+    plain bookkeeping; kernels/operation/problem.py says what a problem is.
 READ NEXT
     launcher.py, whose records have them.
 """
@@ -13,7 +13,7 @@ import functools
 import numpy as np
 
 from ....kernels.attention.launcher import HEAD_SIZES
-from ....kernels.problem import Problem, filled, half, replaced, single
+from ....kernels.operation import Problem, filled, half, replaced, single
 from .choice import bits_left, blocks_of, count_of
 from .reference import Kept, sla_forward_reference
 

@@ -24,16 +24,16 @@ import itertools
 import numpy as np
 
 from ....device import empty, launch
+from ....device.batch_invariance import nominal_extent
 from ....device.limits import multiprocessors_of
 from ....device.requires import supports
 from ....device.specialise import Variants, specialise
-from ....kernels.batch_invariance import nominal_extent
 from ....kernels.conv2d.direct import Added, Addends, Geometry
 from ....kernels.conv2d.narrow import NARROW
 from ....kernels.conv2d.problems import FORWARD as FORWARD_PASS
 from ....kernels.conv2d.problems import measured, problem_of
 from ....kernels.conv2d.tiles import add_parts
-from ....kernels.problem import replaced, single
+from ....kernels.operation import replaced, single
 from ..matmul import BK, NS_PER_BYTE, ROW, SECOND_PASS, STAGES, START, THREADS, switched_on
 from .forward import BLOCK, add_parts_and_more_kernel, conv2d_tf32
 from .weight_gradient import conv2d_tf32_weight_gradient

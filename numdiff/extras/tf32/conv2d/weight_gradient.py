@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
 from ....device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ....device.common import divide
 from ....device.requires import requires
 from ....device.specialise import Constant
-from ....kernels.common import divide
 from ....kernels.conv2d.direct import Added, Addends
 from ....kernels.conv2d.implicit_weight_gradient import column_source
 from ..matmul import (

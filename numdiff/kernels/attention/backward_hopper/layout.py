@@ -26,13 +26,13 @@ READ NEXT
 from typing import NamedTuple
 
 from ....device import cuda, float32, int32, uint32
+from ....device.common import divide
 from ....device.limits import WARP
 from ....device.mbarrier import fence_barrier_init
 from ....device.pipeline import barrier_at, init_barriers, init_ring, make_ring
 from ....device.specialise import Constant
 from ....device.tensor_core import store_word
 from ....device.tma import fence_proxy_async, tma_prefetch
-from ...common import divide
 from ..forward import LOG2_E
 from ..fragments import CHUNK
 from ..hopper_tiles import ADDRESS, UNIT, row_bytes, tile_bytes

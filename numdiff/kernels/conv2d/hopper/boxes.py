@@ -27,8 +27,8 @@ import itertools
 import numpy as np
 
 from ....device import cuda, int32, uint32
+from ....device.common import divide
 from ....device.limits import HOPPER_SHARED
-from ...common import divide
 
 u64 = np.uint64
 

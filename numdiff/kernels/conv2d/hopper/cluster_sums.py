@@ -3,7 +3,7 @@ a fixed order.
 
 The blocks of a cluster have summed different pixels of one tile. Each leaves its accumulators in
 its shared memory, where the pixels were, and adds up one share of the tile from the shared memory
-of all. Where one cluster has all the pixels, that is the result. Otherwise ../../second_pass.py
+of all. Where one cluster has all the pixels, that is the result. Otherwise reduce/second_pass.py
 adds the clusters' sums.
 A VECTOR is four neighbouring sums of a thread, 16 bytes. wgmma gives a thread two of row n and two
     of row n + 8; `four_neighbours` makes four of one row of them, in pairs of lanes. A thread has

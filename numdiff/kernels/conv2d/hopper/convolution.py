@@ -49,6 +49,8 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, int32, launch, uint32
+from ....device.batch_invariance import nominal_extent
+from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
 from ....device.mbarrier import fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
 from ....device.pipeline import (
@@ -69,8 +71,6 @@ from ....device.tensor_map import tensor_map
 from ....device.tma import fence_proxy_async, tma_load_3d, tma_load_4d, tma_prefetch
 from ....device.wgmma import make_setmaxnreg
 from ....dtypes import is_half
-from ...batch_invariance import nominal_extent
-from ...common import divide, no_numbers
 from ...tuning import tuned_or
 from .boxes import ROW
 from .epilogue import exchange, stage_results

@@ -20,8 +20,8 @@ READ NEXT
 from typing import NamedTuple
 
 from ....device import cuda, int32
+from ....device.common import divide
 from ....device.specialise import Constant
-from ...common import divide
 from .boxes import ROW
 
 BK = 64  # input channels in a stage: a pixel's row in a box

@@ -39,6 +39,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....device import cuda, empty, fill_zero, float32, int32, launch, load4, store4, uint32
+from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
 from ....device.mbarrier import fence_barrier_init, smem_u32
 from ....device.pipeline import (
@@ -64,9 +65,8 @@ from ....device.wgmma import (
     wgmma_fence,
     wgmma_wait_1,
 )
-from ...common import divide, no_numbers
-from ...reduce import column_sum, sample_sum
-from ...second_pass import add_rows
+from ...reduce.second_pass import add_rows
+from ...reduce.trees import column_sum, sample_sum
 from .boxes import ROW, descriptor, row_of
 from .cluster_sums import SIZE
 from .column_sums import add_columns, column_of

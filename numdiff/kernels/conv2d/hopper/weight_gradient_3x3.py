@@ -55,6 +55,7 @@ import numpy as np
 
 from ....device import cuda, empty, float32, int32, launch, uint32
 from ....device.cluster import cluster_sync, cluster_sync_relaxed
+from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
 from ....device.mbarrier import bar_sync, fence_barrier_init, smem_u32
 from ....device.pipeline import (
@@ -81,8 +82,7 @@ from ....device.wgmma import (
     wgmma_fence,
     wgmma_wait_1,
 )
-from ...common import divide, no_numbers
-from ...second_pass import Sum, add_parts
+from ...reduce.second_pass import Sum, add_parts
 from ...tuning import tuned_or
 from .boxes import ROW, descriptor, u64
 from .cluster_sums import (

@@ -16,7 +16,7 @@ READ NEXT
 from typing import NamedTuple
 
 from ....device import cuda, int32, uint32
-from ...common import divide
+from ....device.common import divide
 from .boxes import ROW
 from .cluster_sums import SIZE
 

@@ -19,10 +19,10 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, float32, int32, uint32
+from ....device.common import divide
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
 from ....device.tensor_core import mma_m16n8k16_into, pack_half2, store_words4
-from ...common import divide
 from .windows import GROUP, OUTSIDE, SLAB, TAPS, seen, tap_offset
 
 BLOCK = 128  # threads

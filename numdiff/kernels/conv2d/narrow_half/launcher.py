@@ -22,10 +22,10 @@ READ NEXT
 import numpy as np
 
 from ....device import empty, launch
+from ....device.common import no_numbers
 from ....device.half import in_bfloat16
 from ....device.requires import supports
 from ....dtypes import is_half
-from ...common import no_numbers
 from . import from_few, to_few
 from . import weight_gradient as gradient
 from .weight_gradient import RESULTS, WARPS

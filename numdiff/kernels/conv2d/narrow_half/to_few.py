@@ -18,9 +18,9 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, float32, int32, uint32
+from ....device.common import divide
 from ....device.requires import requires
 from ....device.tensor_core import load_word, load_words4, mma_m16n8k16_into
-from ...common import divide
 from ..implicit import within
 from .windows import GROUP, SIZE, SLAB, TAPS, THREE
 

@@ -22,9 +22,9 @@ READ NEXT
 import numpy as np
 
 from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device.common import divide
 from ....device.requires import requires
 from ....device.tensor_core import load_words4, mma_m16n8k16_into, pack_half2
-from ...common import divide
 from .windows import COLUMNS, GROUP, OUTSIDE, SIZE, SLAB, TAPS, THREE, seen
 
 BLOCK = 512  # threads

@@ -8,7 +8,7 @@ READ NEXT
 """
 
 from ....device import cuda, int32
-from ...common import divide
+from ....device.common import divide
 
 SIZE, TAPS = 3, 9
 SLAB = 64  # wide channels of a block: eight for each of eight lanes, or 16 for each of four

@@ -19,7 +19,7 @@ from ....device import empty, launch
 from ....device.half import in_bfloat16
 from ....device.tensor_map import tensor_map
 from ....dtypes import is_half
-from ...second_pass import Sum, add_parts
+from ...reduce.second_pass import Sum, add_parts
 from ..product import Fused
 from ..split_half import add_partials, unused
 from .epilogue import has_two_tiles

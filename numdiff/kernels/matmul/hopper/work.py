@@ -11,7 +11,7 @@ A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of
 
 SPLIT K
     A weight's gradient has few tiles and a long sum. K is cut into `slices`, each slice of a tile is a work tile of its
-    own, which writes float32 partial results, and ../../second_pass.py adds these in a fixed order. Slices need not
+    own, which writes float32 partial results, and reduce/second_pass.py adds these in a fixed order. Slices need not
     be equal: with 96 tiles for 132 multiprocessors, 96 blocks sum three quarters of a tile each and the others the last
     quarter of two or three tiles. That is two slices instead of four equal ones, and half the partial results
     (`schedule`).

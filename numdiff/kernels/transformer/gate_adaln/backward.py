@@ -8,7 +8,7 @@ WHAT A WARP DOES
     are read anyway.
     The sums over tokens stay in registers until the end, 24 of them for each 256 channels, without
     a shift 16. Then the block adds its warps', and leaves one row of each sum for ../columns.py, or
-    for reduce.py, to add up.
+    for reduce/trees.py, to add up.
 SHARED MEMORY
     1 + scale and gate in float32, then for each warp its two tokens, each dy, z, dz and h. A lane
     reads only what it has copied itself, so that no barrier stands between the copies and their
@@ -29,13 +29,13 @@ from typing import NamedTuple
 
 from ....device import cuda, float32, int32, load4, store4, uint32
 from ....device.async_copy import cp_async_commit, cp_async_wait
+from ....device.common import warp_sum
 from ....device.eight import copy8, load8, store8
 from ....device.limits import HOPPER_SHARED, MULTIPROCESSORS
 from ....device.requires import requires
 from ....device.specialise import Constant, Variants
-from ...common import warp_sum
+from ...norms.row_norm import RMS, SHIFTED, WEIGHTED, average_of
 from ...quantise import keep_largest, store_rounded8
-from ...row_norm import RMS, SHIFTED, WEIGHTED, average_of
 from .forward import (
     EIGHT,
     EIGHT_KEYS,

@@ -6,7 +6,7 @@ VERSIONS
        For layers in FP8 y and dh are rounded to E4M3 there, with the bits of ../../quantise.py.
 DETERMINISM
     no atomics: a warp adds its tokens in order, a block its warps in order, and ../columns.py (of
-    dweight: reduce.py) the blocks. What is added to what depends on the shape and on the GPU's
+    dweight: reduce/trees.py) the blocks. What is added to what depends on the shape and on the GPU's
     multiprocessors.
 SOURCE
     reference.py.
@@ -22,11 +22,11 @@ from ....device.requires import supports
 from ....dtypes import is_half
 from ...cpu.gate_adaln import gate_adaln_backward_cpu, gate_adaln_forward_cpu
 from ...elementwise import add_forward
+from ...norms.row_norm import Norm, check_norm
 from ...operation import Version, operation
+from ...operation.versions import capped
 from ...quantise import quantise_forward
-from ...row_norm import Norm, check_norm
-from ...second_pass import add_rows
-from ...versions import capped
+from ...reduce.second_pass import add_rows
 from ..adaln import adaln_backward, adaln_forward
 from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward

@@ -4,7 +4,7 @@ columns; FP8 bytes.
 SHAPES
     as in reference.py
 SOURCE
-    plain bookkeeping; ../../problem.py says what a problem is.
+    plain bookkeeping; operation/problem.py says what a problem is.
 READ NEXT
     launcher.py, whose records have them.
 """
@@ -14,9 +14,9 @@ import sys
 
 import numpy as np
 
-from ...problem import Problem, half, numbers, positive, single
+from ...norms.row_norm import NORMS
+from ...operation import Problem, half, numbers, positive, single
 from ...quantise import HISTORY, PARTIALS, scale_update
-from ...row_norm import NORMS
 from .. import columns
 from .forward import EIGHT_KEYS, HALF_KEYS, KEYS
 from .reference import gate_adaln_forward_reference

@@ -6,7 +6,7 @@ MATHEMATICS, for token t of image b; all but h's product is ../gate.py, then ../
         g = dz + rstd · (f - average(f) - xhat · average(f · xhat))          all of z's gradient
         dx = g       dh = gate · g       dgate = Σ_t g · h       dshift = Σ_t dy       dscale = Σ_t dy · xhat
     Without h (the norm before a network's first branch) z is x and there is no gate. RMSNorm, a
-    weight and no shift as in ../../row_norm.py, each on its own: f = dy · weight · (1 + scale), and Σ_t
+    weight and no shift as in norms/row_norm.py, each on its own: f = dy · weight · (1 + scale), and Σ_t
     dy · xhat gives both dscale and dweight.
 SHAPES
     x, h, z, y and their gradients (B, T, C) float16, bfloat16 or float32; gate, shift, scale (B, C), arrays or

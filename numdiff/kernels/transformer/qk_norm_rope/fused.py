@@ -14,7 +14,7 @@ WHAT IS NEW, AND WHY IT PAYS
     up its warps'.
 LAUNCH
     grid (T / 4, chunks of images, parts), 128 threads: a block has four tokens of q, of k or, out
-    of place, of v. Backward of a norm: 4.25 KiB of shared memory, then reduce.py adds up the
+    of place, of v. Backward of a norm: 4.25 KiB of shared memory, then reduce/trees.py adds up the
     blocks' sums.
 NEEDS
     HS a multiple of 8, at most 128; sm_80

@@ -19,13 +19,12 @@ import functools
 import numpy as np
 
 from ....device import empty, empty_like, launch
+from ....device.common import no_numbers
 from ....device.limits import MULTIPROCESSORS, multiprocessors_of
-from ...common import no_numbers
 from ...cpu.qk_norm_rope import qk_norm_rope_backward_cpu, qk_norm_rope_forward_cpu
-from ...operation import Version, operation
-from ...problem import Problem, half, single
-from ...reduce import BLOCK
-from ...second_pass import add_rows
+from ...operation import Problem, Version, half, operation, single
+from ...reduce.second_pass import add_rows
+from ...reduce.trees import BLOCK
 from .fused import (
     BACKWARD,
     BACKWARD_BLOCKS,

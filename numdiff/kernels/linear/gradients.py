@@ -16,7 +16,7 @@ VERSIONS
     and later. Elsewhere each layer computes its own (`linear_backward`).
 LAUNCH
     one (matmul/group.py); where there are biases another, which adds up their parts
-    (second_pass.py).
+    (reduce/second_pass.py).
 DETERMINISM
     every sum in a fixed order; which one follows from the sizes and the number of multiprocessors.
 COST
@@ -33,17 +33,16 @@ import functools
 
 import numpy as np
 
-from ..device.limits import multiprocessors_of
-from .linear import linear_backward_reference
-from .matmul import group, mma_group
-from .matmul.activations import rung_of
-from .matmul.choice import by_eight, choose_half
-from .matmul.hopper import group_schedule
-from .matmul.hopper.layout import BK
-from .operation import operation
-from .problem import Problem, half, single
-from .side_stream import rejoin
-from .versions import at_most
+from ...device.limits import multiprocessors_of
+from ...device.side_stream import rejoin
+from ..matmul import group, mma_group
+from ..matmul.activations import rung_of
+from ..matmul.choice import by_eight, choose_half
+from ..matmul.hopper import group_schedule
+from ..matmul.hopper.layout import BK
+from ..operation import Problem, half, operation, single
+from ..operation.versions import at_most
+from .layer import linear_backward_reference
 
 MOST = group.PRODUCTS  # layers of a launch
 # of the estimated time of single launches: if one launch takes more, the layers stay separate

@@ -23,8 +23,8 @@ VERSIONS
 LAUNCH
     v1 and v2 as row_norm.py. v3 forward 256 threads, four blocks a multiprocessor, fewer for long rows; backward 512,
     384 or 256 threads, one block.
-    dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py; v3 with
-    dx, 16 to 48 KiB, then reduce.py over the blocks.
+    dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce/trees.py; v3
+    with dx, 16 to 48 KiB, then reduce/trees.py over the blocks.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape decides; in v3 the dtype and the number
     of multiprocessors, too.
@@ -42,16 +42,16 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, launch, store4
-from ..device.eight import fetch8, load8_into, numbers8, store8_from
-from ..device.limits import WARP, multiprocessors_of
-from ..device.requires import requires
-from ..device.specialise import Constant, Variants, specialise
-from ..dtypes import in_single, is_half
-from .common import warp_sum
-from .operation import Version, operation
-from .problem import Problem, half, positive, single
-from .reduce import BLOCK, column_sum_reference
+from ...device import cuda, empty, empty_like, float32, int32, launch, store4
+from ...device.common import warp_sum
+from ...device.eight import fetch8, load8_into, numbers8, store8_from
+from ...device.limits import WARP, multiprocessors_of
+from ...device.requires import requires
+from ...device.specialise import Constant, Variants, specialise
+from ...dtypes import in_single, is_half
+from ..operation import Problem, Version, half, operation, positive, single
+from ..reduce.second_pass import add_rows
+from ..reduce.trees import BLOCK, column_sum_reference
 from .row_norm import (
     BACKWARD,
     FORWARD,
@@ -60,7 +60,6 @@ from .row_norm import (
     launch_rows,
     row_versions,
 )
-from .second_pass import add_rows
 
 ROWS = BLOCK // WARP  # that a block of the forward works on at once
 SWEEP = 8 * WARP  # columns that a warp of version 3 takes at a time

@@ -10,8 +10,8 @@ READ NEXT
 import numpy as np
 
 from ..device import cuda, float32, int32, load4, uint32, upload
-from ..device.limits import FULL_MASK
-from ..device.threads import kept
+from .limits import FULL_MASK
+from .threads import kept
 
 
 @cuda.jit(device=True)

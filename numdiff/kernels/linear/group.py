@@ -32,7 +32,7 @@ COST
     K = 256 and N_i = 64 to 256: one at a time they are 22 launches of microseconds each, and
     several times as many in the backward pass.
 SOURCE
-    the tree of a warp's sum as in layernorm.py; grouping: the "grouped GEMM" of every inference
+    the tree of a warp's sum as in norms/layernorm.py; grouping: the "grouped GEMM" of every inference
     library.
 READ NEXT
     attention/unfused.py, three operations in a row.
@@ -40,7 +40,7 @@ READ NEXT
 
 import numpy as np
 
-from ..device import (
+from ...device import (
     DeviceArray,
     cuda,
     empty,
@@ -52,12 +52,11 @@ from ..device import (
     store4,
     upload,
 )
-from ..device.limits import FULL_MASK, WARP
-from .common import load4_or_zeros
-from .linear import linear_backward_reference, linear_forward_reference
-from .operation import Version, operation
-from .problem import Problem, single
-from .reduce import column_sum
+from ...device.common import load4_or_zeros
+from ...device.limits import FULL_MASK, WARP
+from ..operation import Problem, Version, operation, single
+from ..reduce.trees import column_sum
+from .layer import linear_backward_reference, linear_forward_reference
 
 BLOCK = 256  # threads
 CHUNK = 64  # outputs that one block of the input gradient's first pass adds up (v1)

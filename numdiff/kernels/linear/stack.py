@@ -34,14 +34,13 @@ import functools
 
 import numpy as np
 
-from ..device import is_device
-from ..device.requires import supports
-from ..dtypes import is_half
-from .linear import linear_backward_reference, linear_forward_reference
-from .matmul import stack
-from .operation import operation
-from .problem import Problem, half, single
-from .versions import capped
+from ...device import is_device
+from ...device.requires import supports
+from ...dtypes import is_half
+from ..matmul import stack
+from ..operation import Problem, half, operation, single
+from ..operation.versions import capped
+from .layer import linear_backward_reference, linear_forward_reference
 
 
 def linear_stack_supports(like, weights, biases):

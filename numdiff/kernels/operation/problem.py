@@ -4,7 +4,7 @@ its arrays.
     Problem(x=single(3, 7), scale=0.7)                                a small one, which every version must solve
     Problem(x=single(49152, 256), scale=0.125, measured=True)         of a model's size: the benchmark measures it
 
-An operation's record (operation.py) has a list of them. `numdiff kernels check` and the tests run
+An operation's record (record.py) has a list of them. `numdiff kernels check` and the tests run
 the small ones in the emulator, against float64; `numdiff bench kernels --of files` times the others
 on a GPU.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..dtypes import float16
+from ...dtypes import float16
 
 # relative error in the 2-norm against float64
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}

@@ -19,7 +19,7 @@ SHAPES
 VERSIONS
     those of matmul/: this file only says which operand is which. The bias is added where the matmul
     writes its result, so it costs no pass of its own; dbias, the sums of dyᵀ's rows, is made by the
-    product dyᵀ·x where its kernel can (matmul/hopper/row_sums.py), else by reduce.py.
+    product dyᵀ·x where its kernel can (matmul/hopper/row_sums.py), else by reduce/trees.py.
 MEMORY
     Of u and y the layer that has y again keeps u alone, and y replaces it: no array more. Elsewhere
     both are kept.
@@ -33,18 +33,19 @@ COST
 SOURCE
     the chain rule; nothing to cite.
 READ NEXT
-    linear_group.py, many small layers in one launch.
+    group.py, many small layers in one launch.
 """
 
 import numpy as np
 
-from ..device import fill_zero, is_device, over_batch
-from ..device.limits import multiprocessors_of
-from ..dtypes import working_type
-from .batch_invariance import blocks, filled, rows_of_a_sample
-from .concat import Pair
-from .elementwise import gelu_backward, gelu_forward
-from .matmul import (
+from ...device import fill_zero, is_device, over_batch
+from ...device.batch_invariance import blocks, filled, rows_of_a_sample
+from ...device.limits import multiprocessors_of
+from ...device.side_stream import on_side_stream
+from ...dtypes import working_type
+from ..concat import Pair
+from ..elementwise import gelu_backward, gelu_forward
+from ..matmul import (
     Gated,
     activation_supports,
     gelu_supports,
@@ -61,15 +62,13 @@ from .matmul import (
     matmul_swiglu_forward,
     pair_supports,
 )
-from .matmul.problems import gate_problems
-from .operation import operation
-from .problem import Problem, half, single
-from .reduce import column_sum
-from .second_pass import deferrable
-from .side_stream import on_side_stream
-from .transformer.columns import as_columns
-from .transformer.gate import gate_forward
-from .transformer.swiglu import swiglu_backward, swiglu_forward
+from ..matmul.problems import gate_problems
+from ..operation import Problem, half, operation, single
+from ..reduce.second_pass import deferrable
+from ..reduce.trees import column_sum
+from ..transformer.columns import as_columns
+from ..transformer.gate import gate_forward
+from ..transformer.swiglu import swiglu_backward, swiglu_forward
 
 # Where the product takes the gate in: tiles of 128 × 192 of a block, at least, and columns.
 # Sampling from a DiT-XL/2 (1152 columns) gains 1.6 % by it, from a DiT-S/2 (384) loses 4 %; others
@@ -338,7 +337,7 @@ def linear_backward(
         place of u
     swiglu_of: u, twice as wide as x, where x = SwiGLU(u): as gelu_of
     aside: without dweight and dbias: aside(dy, x) is called with the matrices that they will be
-        made of (linear_gradients.py)
+        made of (gradients.py)
     Of a `Pair` x dx, and `residual`, are Pairs.
     """
     if isinstance(x, Pair):

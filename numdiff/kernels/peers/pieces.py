@@ -7,7 +7,7 @@ MATHEMATICS
     Where ranks share the update (nn/partition.py), a rank brings its new weights to the others: of
     those with which they compute in 16 bits the copy of 16 bits, two numbers a word, of all others
     the float32, from which the copy is rounded where it arrives. Such parameters are next to each
-    other in the buffers, so what is moved is a list of pieces. `peer_all_gather` (peer_reduce.py)
+    other in the buffers, so what is moved is a list of pieces. `peer_all_gather` (reduce.py)
     moves one run of elements a rank.
     So do gradients that are complete at one moment of the backward pass (distributed/overlap.py):
     they are added up and copied while it continues, by as few blocks as the caller says, because
@@ -40,14 +40,13 @@ READ NEXT
 
 import numpy as np
 
-from ..device import cuda, int32, launch, load4, store4
-from ..device.eight import one_of
-from ..device.specialise import Constant, Variants, specialise
-from .common import load4_or_zeros
-from .elementwise import cast_into
-from .operation import operation
-from .peer_reduce import MAX_RANKS, add4, eight
-from .problem import Problem, integers, numbers, single
+from ...device import cuda, int32, launch, load4, store4
+from ...device.common import load4_or_zeros
+from ...device.eight import one_of
+from ...device.specialise import Constant, Variants, specialise
+from ..elementwise import cast_into
+from ..operation import Problem, integers, numbers, operation, single
+from .reduce import MAX_RANKS, add4, eight
 
 BLOCK = 256  # threads
 PIECE = 4 * 4 * BLOCK  # elements that a block copies at most: 16 KiB, four loads a thread

@@ -41,11 +41,11 @@ import pkgutil
 
 import numpy as np
 
-from ..device import DeviceArray
-from ..device.planned import CARDS
-from ..device.requires import required, supports
-from ..extensions import kernel_packages
-from . import versions as names
+from ...device import DeviceArray
+from ...device.planned import CARDS
+from ...device.requires import required, supports
+from ...extensions import kernel_packages
+from ..operation import versions as names
 
 OPERATIONS: dict[str, "Operation"] = {}  # {name: Operation} of the modules that are imported
 
@@ -143,7 +143,7 @@ def _listed(versions):
 
 def _marked(capability):
     """A stand-in for a kernel that requires this compute capability."""
-    from ..device.requires import requires
+    from ...device.requires import requires
 
     def kernel():
         pass
@@ -418,7 +418,7 @@ def kernel_modules():
         try:
             found += _modules_of(name)
         except ImportError:
-            if name == __package__:
+            if name == "numdiff.kernels":
                 raise
     return found
 

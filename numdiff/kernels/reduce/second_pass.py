@@ -26,20 +26,19 @@ COST
 SOURCE
     plain bookkeeping, no source.
 READ NEXT
-    linear.py, whose weights' gradients wait.
+    linear/layer.py, whose weights' gradients wait.
 """
 
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..device import DeviceArray, cuda, float32, int32, int64, launch, load4, store4
-from ..device.eight import one_of
-from ..device.threads import ThreadStack
-from .common import load4_or_zeros
-from .operation import operation
-from .problem import Problem, single
-from .reduce import column_sum
-from .side_stream import backward_pass, on_side_stream, overlaps, rejoin, wait_for_gradient
+from ...device import DeviceArray, cuda, float32, int32, int64, launch, load4, store4
+from ...device.common import load4_or_zeros
+from ...device.eight import one_of
+from ...device.side_stream import backward_pass, on_side_stream, overlaps, rejoin, wait_for_gradient
+from ...device.threads import ThreadStack
+from ..operation import Problem, operation, single
+from .trees import column_sum
 
 THREADS = 256
 FLOATS = 4 * THREADS  # of shared memory

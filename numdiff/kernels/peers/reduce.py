@@ -44,7 +44,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import (
+from ...device import (
     cuda,
     int32,
     int64,
@@ -56,8 +56,7 @@ from ..device import (
     store4,
     store_release,
 )
-from .operation import Version, lacks_multiple, operation
-from .problem import Problem, numbers, single
+from ..operation import Problem, Version, lacks_multiple, numbers, operation, single
 
 MAX_RANKS = 8  # GPUs of a host: each is an argument of the kernels
 BLOCK = 256  # threads

@@ -1,7 +1,7 @@
 """The names of versions: `matmul_forward(a, b, version="hopper")` is `version=6`.
 
 A version is a number to count up a ladder, and a name to say what is new on it. An operation's
-record (operation.py) declares both, and its function takes either.
+record (record.py) declares both, and its function takes either.
 
 CEILINGS
     A launcher chooses the fastest version that takes its operands. Within `at_most({"matmul":
@@ -28,7 +28,7 @@ _ceilings = {}
 
 
 def declare(operation, numbers, has_ceiling=True):
-    """Enter the versions of an operation that has a record (operation.py), {name: number}.
+    """Enter the versions of an operation that has a record (record.py), {name: number}.
 
     has_ceiling: `at_most` knows it; False for one with another operation's versions
     """

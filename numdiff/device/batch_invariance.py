@@ -20,8 +20,8 @@ import weakref
 import numpy as np
 
 from ..device import is_device, over_batch
-from ..device.cpu import shares, workers
-from ..device.forks import Forks, can_fork
+from .cpu import shares, workers
+from .forks import Forks, can_fork
 
 NOMINAL_BATCH = 32
 # elements touched by a function of many operations: enough to be worth sharing among cores

@@ -19,7 +19,7 @@ VERSIONS
     117 (H200, 16384×768) is mostly the parameter kernel's.
 LAUNCH
     v1 and v2 as row_norm.py. Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads,
-    8 KiB, then reduce.py.
+    8 KiB, then reduce/trees.py.
     v3 grid (chunks of an image's rows, images), about 512 blocks of 256 threads, a warp a row; 4 KiB.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
@@ -35,14 +35,14 @@ READ NEXT
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, launch, load4, store4
-from ..device.limits import WARP
-from ..device.specialise import Constant, Variants, specialise
-from ..dtypes import in_single
-from .common import warp_sum
-from .operation import Version, operation
-from .problem import Problem, half, positive, single
-from .reduce import (
+from ...device import cuda, empty, empty_like, float32, int32, launch, load4, store4
+from ...device.common import warp_sum
+from ...device.limits import WARP
+from ...device.specialise import Constant, Variants, specialise
+from ...dtypes import in_single
+from ..operation import Problem, Version, half, operation, positive, single
+from ..reduce.second_pass import add_rows
+from ..reduce.trees import (
     BLOCK,
     GRID,
     column_sum_reference,
@@ -58,7 +58,6 @@ from .row_norm import (
     load_dy_xhat,
     row_versions,
 )
-from .second_pass import add_rows
 
 BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
 ROWS = BLOCK // WARP  # that a block of version 3 works on at once

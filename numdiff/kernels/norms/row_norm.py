@@ -40,13 +40,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, float32, launch, load4, store4, zeros
-from ..device.limits import WARP
-from ..device.specialise import Constant, Variants, specialise
-from .common import warp_sum
-from .operation import Version, lacks_multiple
-from .reduce import BLOCK, cut, tree_sum
-from .second_pass import add_rows
+from ...device import cuda, empty, float32, launch, load4, store4, zeros
+from ...device.common import warp_sum
+from ...device.limits import WARP
+from ...device.specialise import Constant, Variants, specialise
+from ..operation import Version, lacks_multiple
+from ..reduce.second_pass import add_rows
+from ..reduce.trees import BLOCK, cut, tree_sum
 
 BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
@@ -278,7 +278,7 @@ def norm_backward_v1(dy, x, factors, mean, rstd, dx, T, C):
 
 
 def norm_parameters_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
-    """dweight and dbias, a thread a column: as naive as version 1 of the sums in reduce.py."""
+    """dweight and dbias, a thread a column: as naive as version 1 of the sums in reduce/trees.py."""
     c = cuda.grid(1)
     if c < C:
         sum_gx = sum_g = float32(0)

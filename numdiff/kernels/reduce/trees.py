@@ -35,11 +35,10 @@ READ NEXT
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, int64, launch, load4
-from ..dtypes import in_single
-from .common import divide, load4_or_zeros
-from .operation import Version, lacks_multiple, operation
-from .problem import Problem, single
+from ...device import cuda, empty, float32, int32, int64, launch, load4
+from ...device.common import divide, load4_or_zeros
+from ...dtypes import in_single
+from ..operation import Problem, Version, lacks_multiple, operation, single
 
 # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
 BLOCK = 256

@@ -14,7 +14,7 @@ HOW
         a gradient that is read or added to before the pass ends         `wait_for_gradient`
         an array that was made there and is read by the pass itself      `made_on_side_stream`, `wait_for`
         memory that is freed: the arena holds it back meanwhile; of more than HELD bytes the older half, `wait_if_full`
-        the end of the pass, second passes (second_pass.py), and aliased activations (nn/aliasing.py)
+        the end of the pass, second passes (kernels/reduce/second_pass.py), and aliased activations (nn/aliasing.py)
     A third stream that takes gradients to other ranks waits for the side stream by itself
     (`follow`).
     Both streams launch the same kernels as one would, on the same numbers: the same bits.
@@ -31,15 +31,15 @@ MEASURED
 SOURCE
     CUDA programming guide, "CUDA Graphs", on stream capture across streams.
 READ NEXT
-    linear_group.py
+    kernels/linear/group.py
 """
 
 import contextlib
 from typing import Any, NamedTuple
 
 from ..device import GRADIENTS, forked, is_device, join
-from ..device.arena import StreamArena
-from ..device.threads import ThreadStack
+from .arena import StreamArena
+from .threads import ThreadStack
 
 SMALL = 17 << 20  # bytes of dy: all of a UNet's layers with 32 images
 HELD = 64 << 20  # bytes that wait for the side stream

@@ -1,0 +1,9 @@
+"""Norms of rows, all on one row kernel. Read the files in this order.
+
+    row_norm.py     what they share: a row's statistics, and the pass over it
+    layernorm.py    LayerNorm
+    rmsnorm.py      RMSNorm, whose rows stay in registers
+
+READ NEXT
+    row_norm.py
+"""
