@@ -243,10 +243,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         # time
         gc.disable()
         try:
-            self.scheduler.run(
-                ((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])),
-                cluster,
-            )
+            self.scheduler.run(grid, cluster)
         finally:
             self.scheduler.abandon()
             np.seterr(**errors)

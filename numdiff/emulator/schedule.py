@@ -16,6 +16,19 @@ from .loops import Loops
 from .threads import FULL_MASK, WARP, WORKERS, Block, Cluster, greenlet
 
 
+def blocks_of(place, across, size):
+    """The indices of a cluster's blocks. place: its number, x fastest; across: clusters along each
+    dimension; size: blocks"""
+    x, y = place % across[0], place // across[0]
+    x, y, z = x * size[0], y % across[1] * size[1], y // across[1] * size[2]
+    return [
+        (x + i, y + j, z + k)
+        for k in range(size[2])
+        for j in range(size[1])
+        for i in range(size[0])
+    ]
+
+
 class Scheduler(Loops):
     """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `pause` from
     within threads."""
@@ -40,26 +53,28 @@ class Scheduler(Loops):
 
     # running --------------------------------------------------------------------------------------
 
-    def run(self, indices, cluster):
+    def run(self, grid, cluster):
         """Run all clusters of blocks, one after another, or together where they wait for each
         other."""
-        clusters = {}  # place among the clusters -> blocks by rank
-        for index in indices:
-            place = tuple(i // n for i, n in zip(index, cluster, strict=True))
-            clusters.setdefault(place, []).append(index)
-            self.total += 1
-        remaining = list(reversed(self.ordered(list(clusters.values()))))
-        while remaining or self.blocks:
+        self.total = grid[0] * grid[1] * grid[2]
+        across = [n // k for n, k in zip(grid, cluster, strict=True)]
+        clusters = self.ordered(range(self.total // (cluster[0] * cluster[1] * cluster[2])))
+        # a grid may have more blocks than there is memory for a list of them
+        coming = (blocks_of(place, across, cluster) for place in clusters)
+        following = next(coming, None)
+        while following or self.blocks:
             if not self.blocks:
-                self.start(remaining.pop())
+                self.start(following)
+                following = next(coming, None)
             self._turn_until_stuck()
             for block in [b for b in self.blocks if not b.alive]:
                 self.finish(block)
             if self.blocks and not self.awake:
                 if self.machine.asynchronous.deliver():
                     continue
-                if remaining and not (self.spinning and self._loops_go_on()):
-                    self.start(remaining.pop())
+                if following and not (self.spinning and self._loops_go_on()):
+                    self.start(following)
+                    following = next(coming, None)
                 elif self.spinning:
                     self._spin()
                 else:
@@ -172,7 +187,7 @@ class Scheduler(Loops):
 
     def ordered(self, threads):
         if self.machine.order == "reversed":
-            return list(reversed(threads))
+            return threads[::-1]
         if self.machine.order == "shuffled":
             return sorted(threads, key=self._draw)
         return threads

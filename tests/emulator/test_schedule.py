@@ -3,13 +3,15 @@ never end."""
 
 import gc
 import time
+import tracemalloc
 
 import greenlet
 import numpy as np
 import pytest
 
 from numdiff.device import cuda, float32, int32
-from numdiff.emulator import ORDERS, KernelFault
+from numdiff.emulator import ORDERS, Emulator, KernelFault
+from numdiff.emulator.schedule import Scheduler
 from tests.conftest import THREAD_ORDERS, exhaustive, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
@@ -458,3 +460,38 @@ def test_a_loop_that_changes_memory_alone_goes_on(checks):
     x = np.zeros(1, np.int32)
     run(counts_in_memory, 1, 1, x, patience=0.002 if checks else 0.05, checks=checks)
     assert x[0] == 20000
+
+
+@cuda.jit
+def order_of_blocks(x, count):
+    at = cuda.atomic.add(count, 0, 1)
+    x[at, 0], x[at, 1], x[at, 2] = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+
+
+@pytest.mark.parametrize("cluster", [1, (2, 1, 2)])
+def test_blocks_run_in_order_and_each_once(cluster):
+    grid, found = (4, 3, 2), {}
+    for order in ("forward", "reversed", "shuffled"):
+        x, count = np.zeros((24, 3), np.int32), np.zeros(1, np.int32)
+        run(order_of_blocks, grid, 1, x, count, cluster=cluster, order=order)
+        found[order] = list(map(tuple, x.tolist()))
+    blocks = [(x, y, z) for z in range(2) for y in range(3) for x in range(4)]
+    assert sorted(found["shuffled"]) == sorted(blocks) and found["shuffled"] != found["forward"]
+    assert found["reversed"] == found["forward"][::-1]
+    if cluster == 1:
+        assert found["forward"] == blocks
+    else:  # those of a cluster together
+        assert found["forward"][:4] == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
+        assert found["forward"][4] == (2, 0, 0)
+
+
+def test_a_grid_of_many_blocks_takes_no_memory_for_each():
+    machine = Emulator()
+    scheduler = Scheduler(machine, None, (1, 1, 1))
+    scheduler.start = lambda blocks: started.append(blocks) or 1 / 0
+    started = []
+    tracemalloc.start()
+    with pytest.raises(ZeroDivisionError):
+        scheduler.run((2**31 - 1, 65535, 65535), (1, 1, 1))
+    assert started == [[(0, 0, 0)]] and tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
