@@ -331,6 +331,14 @@ class Steps(click.ParamType):
 )
 @option(
     "Run",
+    "--lora",
+    metavar="FILE.h5",
+    type=click.Path(),
+    help="Adapters of a run with --lora, such as its adapter.h5, which are merged into the weights of RUN. A LoRA "
+    "run itself needs none.",
+)
+@option(
+    "Run",
     "--device",
     type=Choice(["auto", "cpu", "cuda", "emulator"]),
     default="auto",

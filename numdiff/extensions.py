@@ -38,6 +38,8 @@ PLACES
     optimizer         a module with `make`, `atoms` and `describe` (training/trainer.py, `optimizer_of`)
     optimizer_state   {setting: what an optimizer keeps (nn/optimizer.py)}, likewise
     checkpoint_meta   a key of a checkpoint's description: its schema
+    adapter           {setting: a module of what is trained in place of a model's weights}: attach(model, config,
+                      origin) of a `Trainer`; shapes, merged and applied of files (training/model_files.py)
     weights           a module that computes weights from a checkpoint's buffers (training/model_files.py)
     steps             a module of steps that are read from a file (diffusion/sampling.py)
 

@@ -85,7 +85,7 @@ def test_a_wrong_value_is_a_sentence(value, sentence):
             {"bach": 3},
             "Trainer has no argument 'bach' (did you mean 'batch'?): correct it, or leave it out.",
         ),
-        ({"colour": 3}, "Trainer has no argument 'colour': correct it, or leave it out."),
+        ({"hue": 3}, "Trainer has no argument 'hue': correct it, or leave it out."),
         ({"cosine": "yes"}, "cosine yes must be True or False"),
         ({"total_steps": 2.5}, "total_steps 2.5 must be a whole"),
         ({"batch": 0}, "--batch 0 must be at least 1"),

@@ -7,8 +7,13 @@ noise (section 5.4). The model's answer enters through x_0 alone, so this holds 
 prediction. Both directions make the solver's error; more steps make it smaller.
 
 The slope at level 0 cannot be evaluated: there x and x_0 are equal. The slope at the lowest level
-of the sampler takes its place.
+of the sampler takes its place. For a model that predicts x_0, and whose training draws log σ from a
+normal distribution, that is the lowest level within three standard deviations of the mean. Below
+it the slope is an error of x_0 that was never trained, divided by σ: the noise of a UNet in flow
+matching then had a standard deviation of 71 instead of about 1 (50 steps of dpm++2m).
 """
+
+import math
 
 import numpy as np
 
@@ -17,16 +22,29 @@ from .plan import combine
 from .samplers import NOISY
 
 
-def inverted(sampler):
+def inverted(sampler, lowest=0.0):
     """The function that takes a picture up the levels by a sampler of samplers.py. Its arguments
-    are the sampler's, `sigmas` descending; x is the picture, and the result is x at sigmas[0]."""
+    are the sampler's, `sigmas` descending; x is the picture, and the result is x at sigmas[0].
+
+    lowest: levels below it are passed over
+    """
 
     def ascend(denoise, x, sigmas, noise=None, **settings):
-        lowest = sigmas[-2]
-        x = combine((2.0, x), (-1.0, denoise(x, lowest)))  # x + lowest · (x - x_0) / lowest
-        return sampler(denoise, x, sigmas[-2::-1], noise, **settings)
+        first = sigmas[0]
+        levels = [sigma for sigma in sigmas[-2::-1] if sigma >= lowest] or [first]
+        x = combine((2.0, x), (-1.0, denoise(x, levels[0])))  # x + σ · (x - x_0) / σ
+        return sampler(denoise, x, levels, noise, **settings)
 
     return ascend
+
+
+def lowest_trained(diffusion):
+    """The lowest σ that the training of a `Diffusion` practically draws, where x_0 is predicted; 0
+    where t is drawn, not log σ, and for other predictions."""
+    if not diffusion.normal or diffusion.prediction != "x_0":
+        return 0.0
+    mean, deviation = diffusion.noise
+    return math.exp(mean - 3 * deviation)
 
 
 def check_invert(pictures, shape, count, slerp, others):

@@ -23,7 +23,7 @@ from ..settings import MAX_SAMPLE_STEPS, say
 from ..sizes import image_shape
 from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
-from .inversion import check_deterministic, check_invert, inverted
+from .inversion import check_deterministic, check_invert, inverted, lowest_trained
 from .memory import say_what_counts, say_what_fits
 from .pictures import as_in_training
 from .plan import SamplerPlan
@@ -256,7 +256,7 @@ class Sampling:
             return None
         check_deterministic("invert", self.sampler, self.settings)
         return SamplerPlan(
-            inverted(self.function),
+            inverted(self.function, lowest_trained(self.diffusion)),
             self.denoiser.numbers,
             self.sigmas,
             self.settings,

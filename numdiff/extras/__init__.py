@@ -92,6 +92,17 @@ register(
     functional={"sparse_linear_attention": "functional:sparse_linear_attention"},
 )
 
+register(
+    "numdiff.extras.lora",
+    command={
+        "lora": ("command:lora", "Merge adapters of a LoRA run into the weights of their model.")
+    },
+    settings={"lora": "settings:LoraSettings", "lora_alpha": "settings:LoraSettings"},
+    run={"lora": "run:LoraRun"},
+    adapter={"lora": "files"},
+    checkpoint_meta={"lora": "settings:RECORD"},
+)
+
 register("numdiff.extras.im2win", conv2d={"im2win": "windows"}, kernels={"im2win": "windows"})
 
 register(

@@ -441,7 +441,7 @@ class DiT(Model):
         *layers, last = (
             part.adaLN_modulation[1] for part in (*self.blocks.modules.values(), self.final_layer)
         )
-        like = self.parameters.half if is_half(self.dtype) else self.parameters.data
+        like = last.weight.half if is_half(self.dtype) else last.weight.data
         return (
             [layers, [last]]
             if F.stacks(like, parameters_of(layers))

@@ -342,6 +342,19 @@ class FlatParameters:
         for parameter in self.parameters.values():
             parameter.half = parameter.float8 = None
 
+    def refresh(self) -> None:
+        """After an update of the weights: what is made of them for the next step."""
+        if self.float8 is not None:
+            self.float8.update()
+
+    def describe(self) -> dict[str, Any]:
+        """{key: value for JSON} of a checkpoint's description."""
+        return {"index": self.index}
+
+    def fits(self, meta: dict[str, Any]) -> bool:
+        """Whether a checkpoint with this description is of the same parameters."""
+        return same_index(meta.get("index", []), self.index)
+
     def round(self) -> None:
         """Refresh the copy of 16 bits, if there is one, and that of 8, from the weights in use."""
         if self.half is not None:

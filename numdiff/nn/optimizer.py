@@ -166,8 +166,7 @@ class AdamW:
             extension.update(self._own(weights.data), self.updates, self.gradient_norm)
         if self.partition:
             self.partition.gather_weights()
-        if getattr(weights, "float8", None) is not None:
-            weights.float8.update()
+        weights.refresh()
         if before_advance:
             before_advance()
         step_advance(self.step)

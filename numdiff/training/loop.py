@@ -406,7 +406,7 @@ def checkpoint_meta(trainer, options):
     return {
         "model": model.kind,
         "model_options": model.options,
-        "index": model.parameters.index,
+        **model.parameters.describe(),
         **objective_meta(trainer),
         "step": trainer.step,
         "classes": trainer.dataset.classes,

@@ -96,6 +96,7 @@ def load(
     weights: str | None = None,
     precision: str = "auto",
     ema_std: float | None = None,
+    lora: str | os.PathLike | None = None,
 ) -> Model:
     """The model in a checkpoint, a run folder (its newest checkpoint), or what `numdiff convert`
     reads or writes, where that needs no options.
@@ -105,7 +106,8 @@ def load(
     precision: "fp32", "tf32", "fp16" (a GPU's), "bf16", or "auto": fp16 on GPUs from sm_80 on, else
     fp32
     ema_std: the relative width of an average that is put together from those that the run kept
-    (`--ema-std`) `model.options`, `model.diffusion` and `model.meta` say what it is and how it was
+    (`--ema-std`); lora: a file of adapters, such as adapter.h5 of a run, which are merged into these
+    weights. `model.options`, `model.diffusion` and `model.meta` say what it is and how it was
     trained.
     """
     if not isinstance(path, str | os.PathLike):
@@ -113,14 +115,23 @@ def load(
             f"numdiff.load takes the path of a checkpoint, a run folder or a model file, and not "
             f"{shown(path)}."
         )
-    return load_model(path, device, weights, precision, ema_std)
+    return load_model(path, device, weights, precision, ema_std, lora=lora)
 
 
-def load_model(path, device="auto", weights=None, precision="auto", ema_std=None, warn=None):
+def load_model(
+    path, device="auto", weights=None, precision="auto", ema_std=None, warn=None, lora=None
+):
     """What `load` returns; oddities of another program's file are passed to `warn(text)`."""
-    options, arrays, meta = read_model(
-        path, weights, ema_std, warn or logging.getLogger("numdiff").warning
-    )
+    warn = warn or logging.getLogger("numdiff").warning
+    if lora is None:
+        options, arrays, meta = read_model(path, weights, ema_std, warn)
+    else:
+        check_wanted(weights, ema_std)
+        if ema_std is not None:
+            raise UsageError("ema_std and lora exclude each other: leave one of them out.")
+        options, arrays, meta = extensions.find("adapter", "lora", "lora").applied(
+            lora, path, weights
+        )
     model = kinds.get(meta["model"]).model_class(**options, device=device, seed=None)
     model.load_arrays(arrays)
     model.diffusion = dict(meta.get("diffusion") or {})
@@ -180,12 +191,13 @@ def check_wanted(weights, ema_std):
         )
 
 
-def read_model_file(path, weights=None, ema_std=None):
+def read_model_file(path, weights=None, ema_std=None, base=None):
     """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model
     file.
 
     weights, ema_std: as in `load`; the meta then describes in "averaged" how the weights were
-    averaged
+    averaged; base: of a file of adapters, the path of the model that they adapt (default: where it
+    was in the training)
     """
     path = pathlib.Path(path)
     check_wanted(weights, ema_std)
@@ -232,6 +244,8 @@ def read_model_file(path, weights=None, ema_std=None):
     for entry in meta["index"]:
         start, count = entry["offset"], math.prod(entry["shape"])
         arrays[entry["name"]] = flat[start : start + count].reshape(entry["shape"])
+    if (adapter := adapter_of(meta)) is not None:
+        arrays = adapter.merged(path, arrays, meta, base)
     if meta.get("diffusion"):
         meta["diffusion"] = Diffusion(**meta["diffusion"]).options
     if "v" in buffers:  # a moment, whatever the optimizer: of a run, and not of a converted file
@@ -292,7 +306,10 @@ def check_model_meta(path, meta, known=None):
         kind.check_sizes(options)
         check_names(meta.get("classes"), options)
         Diffusion(**meta.get("diffusion") or {})
-        if parameter_shapes(kind.model_class, options) != shapes:
+        wanted = parameter_shapes(kind.model_class, options)
+        if (adapter := adapter_of(meta)) is not None:
+            wanted = adapter.shapes(wanted, meta)
+        if wanted != shapes:
             raise NumdiffError(
                 f"{path}: these weights belong to another model than its options describe; use another "
                 "checkpoint."
@@ -300,6 +317,13 @@ def check_model_meta(path, meta, known=None):
         kind.check_file(options, 4 * sum(map(math.prod, shapes.values())))
     except (Refused, UsageError) as error:
         raise _no_model(path, error) from error
+
+
+def adapter_of(meta):
+    """The module of the extension whose adapters a file with this description holds in place of a
+    model's weights; None for other files."""
+    name = next((name for name in extensions.entries("adapter") if name in meta), None)
+    return name and extensions.find("adapter", name, f"a file with {name}")
 
 
 def check_names(classes, options):

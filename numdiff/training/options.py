@@ -243,6 +243,8 @@ def fill(given, sources):
     if "cfg_scale" not in given and not (options.class_cond and options.class_dropout):
         options.cfg_scale = None
     kind.resolve(options, given)
+    for extension in extensions_of(options):
+        extension.resolve(given)
     _resolve_average(options, given)
     _check_needs(options, asked, lines)
     for name, needs in (

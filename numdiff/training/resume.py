@@ -16,7 +16,6 @@ from ..diffusion.process import make_diffusion
 from ..errors import NumdiffError, UsageError
 from ..files import check_held
 from ..kernels.optimizer.step_state import learning_rate_forward_reference
-from ..nn.module import same_index
 from ..settings import counted, say
 from . import kinds
 from .build import model_options
@@ -30,9 +29,11 @@ from .trainer import ranks_of, split_batch
 
 def of_resumed(options, communicator):
     """The options from which a resumed run builds its trainer: its weights are those of the
-    checkpoint, and a single rank does not share its update."""
+    checkpoint, unless an extension needs those of `init`, too; and a single rank does not share its
+    update."""
     alone = {"shard_update": "auto"} if communicator.size == 1 else {}
-    return options.changed(init=None, **alone)
+    kept = any(each.keeps_init for each in extensions_of(options))
+    return options.changed(init=options.init if kept else None, **alone)
 
 
 def load_checkpoint_on_first(communicator, path):
@@ -176,7 +177,7 @@ def check_same_options(meta, options, dataset, path):
 
 def check_same_model(meta, model, path):
     """Refuse a checkpoint of another model."""
-    if not same_index(meta.get("index", []), model.parameters.index):
+    if not model.parameters.fits(meta):
         raise NumdiffError(
             f"{path} is a checkpoint of another model; resume with the run's own model options."
         )

@@ -7,13 +7,18 @@ class RunExtension:
     """Of a run whose options have the extension's setting; what a subclass leaves out does nothing.
 
     options: the run's `TrainOptions`
-    Attribute floats: float32 numbers that it keeps for each parameter of the model
+    Attributes floats: float32 numbers that it keeps for each parameter of the model; keeps_init:
+    whether a run that continues needs the weights of its `init`, too
     """
 
     floats = 0
+    keeps_init = False
 
     def __init__(self, options):
         self.options = options
+
+    def resolve(self, given):
+        """Fill what follows from its setting, where it was not given: into `options`."""
 
     def check(self):
         """Raise a `UsageError` for options that cannot work."""

@@ -75,6 +75,7 @@ class SampleRequest:
     skip: int = 0
     vae: str | os.PathLike | None = None
     json_file: str | os.PathLike | None = None
+    lora: str | os.PathLike | None = None
 
 
 def sample_command(run, *, command=None, progress=False, echo=print, **given):
@@ -99,7 +100,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
     (diffusion/pictures.py)
     guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as
     `numdiff.load` has it
-    schedule: a file of `numdiff schedule`
+    schedule: a file of `numdiff schedule`; lora: a file of adapters, for the weights of `run`
     vae: the autoencoder that decodes the latents of a model of latents; None: that of the run, if
     it has one
     json_file: a file for how the images were made, as the pictures have it, too
@@ -158,6 +159,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
                         "precision": request.precision,
                         "guide_with": guide_with and str(guide_with),
                         "schedule": schedule and str(schedule),
+                        "lora": request.lora and str(request.lora),
                         "ema_std": request.ema_std,
                         **more,
                     }.items()
@@ -192,10 +194,18 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
             *request.invert,
             schedule,
             request.vae,
+            request.lora,
         ]
         communicator.first(check_outputs, outputs, *read)
         model = communicator.build(
-            load_by_options, checkpoint, device, weights, request.precision, request.ema_std, echo
+            load_by_options,
+            checkpoint,
+            device,
+            weights,
+            request.precision,
+            request.ema_std,
+            echo,
+            request.lora,
         )
         if guide:
             more["guide"] = communicator.build(

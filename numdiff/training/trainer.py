@@ -203,6 +203,8 @@ class Trainer:
         self._share_weights()
         self.precision, scale = precision_on(s.precision, model.backend), None
         model.parameters.freeze(s.freeze)
+        for adapter in extensions.active("adapter", s):
+            self.origin = adapter.attach(model, s, self.origin)
         if s.recompute != "no":
             model.recompute_blocks(s.recompute)
         compute_in(model, self.precision, s.fp8_promotion)
@@ -280,7 +282,7 @@ class Trainer:
     def flops_per_step(self) -> int:
         """FLOPs of one step: the forward pass, and twice as many for the backward pass, less what
         is frozen."""
-        parameters = self.model.parameters.parameters
+        parameters = dict(self.model.named_parameters())
         frozen = {name for name, parameter in parameters.items() if parameter.frozen}
         return step_flops(self.model.products(), parameters, frozen) * self.batch
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from numdiff.diffusion import Diffusion, Sampling, sample
-from numdiff.diffusion.inversion import check_invert
+from numdiff.diffusion.inversion import check_invert, inverted
+from numdiff.diffusion.plan import SamplerPlan
 from numdiff.errors import UsageError
 from numdiff.nn import UNet
 from tests.diffusion.stub import MEANS, STD, GaussianModel
@@ -58,6 +59,28 @@ def test_the_noise_is_the_one_of_the_ode(pictures):
     sigma, means = sampling.sigmas[0], MEANS.reshape(3, 1, 1, 1)
     x = means + (pictures - means) * np.sqrt(STD**2 + sigma**2) / STD
     assert np.abs(sampling._noises() - x / sampling.plan.start_scale).max() < 0.01
+
+
+def test_levels_that_were_not_trained_are_passed_over(pictures):
+    """A model that predicts x_0 with an error of 0.1 at σ below e^-1.6 gives noise of a
+    root mean square of about 1 all the same."""
+
+    class Rough(GaussianModel):
+        def __call__(self, x, t, y=None):
+            made = super().__call__(x, t, y)
+            a, s = self.level(np.asarray(t, np.float64))
+            made.data += np.where(s / a < np.exp(-1.6), 0.1, 0).astype(np.float32)[
+                :, None, None, None
+            ]
+            return made
+
+    model = Rough("x_0", path="linear", noise_mean=0.8, noise_std=0.8, time_sampling="logit-normal")
+    sampling = Sampling(model, count=3, steps=50, sampler="ddim", invert=pictures, clip=False)
+    assert 0.7 < np.sqrt(np.mean(sampling._noises() ** 2)) < 1.3
+    sampling.inversion = SamplerPlan(
+        inverted(sampling.function), sampling.denoiser.numbers, sampling.sigmas, {}, start_scale=1.0
+    )
+    assert np.sqrt(np.mean(sampling._noises() ** 2)) > 2  # with all levels
 
 
 def test_a_row_goes_from_picture_to_picture(pictures):
