@@ -222,7 +222,7 @@ def _problems(name, *shape):
     cost=avgpool_forward_cost,
     check=lambda x: _check_even(x),
     versions=SUM_BLOCKS.versions(),
-    problems=[*_problems("x", 2, 4, 4), Problem(x=half(32, 64, 64, 64), measured=True)],
+    problems=[*_problems("x", 2, 4, 6), Problem(x=half(32, 64, 64, 64), measured=True)],
 )
 def avgpool_forward(x, version=None):
     """Mean of every 2 × 2 block of pixels: (B, H, W, C) to a new (B, H/2, W/2, C)."""
@@ -235,8 +235,8 @@ def avgpool_forward(x, version=None):
     check=_check_residual,
     versions=REPEAT_BLOCKS.versions(of="dy"),
     problems=[
-        *_problems("dy", 2, 2, 2),
-        *(Problem(dy=array(2, 2, 2, 8), residual=array(2, 4, 4, 8)) for array in (single, half)),
+        *_problems("dy", 2, 2, 3),
+        *(Problem(dy=array(2, 2, 3, 8), residual=array(2, 4, 6, 8)) for array in (single, half)),
     ],
 )
 def avgpool_backward(dy, residual=None, version=None):
@@ -254,7 +254,7 @@ def avgpool_backward(dy, residual=None, version=None):
     reference=upsample_forward_reference,
     cost=upsample_forward_cost,
     versions=REPEAT_BLOCKS.versions(),
-    problems=[*_problems("x", 2, 2, 2), Problem(x=half(32, 32, 32, 128), measured=True)],
+    problems=[*_problems("x", 2, 2, 3), Problem(x=half(32, 32, 32, 128), measured=True)],
 )
 def upsample_forward(x, version=None):
     """Every pixel repeated into a 2 × 2 block: (B, H, W, C) to a new (B, 2·H, 2·W, C)."""
@@ -266,7 +266,7 @@ def upsample_forward(x, version=None):
     cost=upsample_backward_cost,
     check=lambda dy: _check_even(dy),
     versions=SUM_BLOCKS.versions(of="dy"),
-    problems=_problems("dy", 2, 4, 4),
+    problems=_problems("dy", 2, 4, 6),
 )
 def upsample_backward(dy, version=None):
     """dx (B, H/2, W/2, C) of dy (B, H, W, C): the sum over the block that each pixel went into."""

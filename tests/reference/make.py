@@ -38,6 +38,12 @@ def noise(name, shape, seed=0):
     return torch.from_numpy(values.reshape(shape).astype(np.float64))
 
 
+def sides(options):
+    """(height, width) of a model's images."""
+    size = options["image_size"]
+    return size if isinstance(size, (list, tuple)) else (size, size)
+
+
 def save(name, **arrays):
     info = arrays.pop("info", None)
     if info is not None:
@@ -47,8 +53,7 @@ def save(name, **arrays):
 
 def make_model(name, options):
     model = twin.draw(twin.Twin(**options).double(), seed=1).eval()
-    batch, size, channels = 3, options["image_size"], options.get("in_channels", 3)
-    x = noise(name + "/x", (batch, channels, size, size)).requires_grad_()
+    x = noise(name + "/x", (3, options.get("in_channels", 3), *sides(options))).requires_grad_()
     t = torch.tensor([0, 37, 999])
     y = torch.tensor([2, 0, 2]) if options.get("num_classes") else None
     output = model(x, t, y)

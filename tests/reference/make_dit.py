@@ -16,15 +16,14 @@ import stored
 import stored_dit
 import torch
 import twin_dit
-from make import last, noise, save
+from make import last, noise, save, sides
 
 torch.set_default_dtype(torch.float64)
 
 
 def make_model(name, options):
     model = twin_dit.draw(twin_dit.Twin(**options).double(), seed=1)
-    size, channels = options["image_size"], options["in_channels"]
-    x = noise(f"dit/{name}/x", (3, channels, size, size)).requires_grad_()
+    x = noise(f"dit/{name}/x", (3, options["in_channels"], *sides(options))).requires_grad_()
     t = torch.tensor([0, 37, 999])
     classes = options["num_classes"]
     y = (

@@ -67,6 +67,15 @@ MODELS = {  # between them every option of the UNet; `attention_resolutions` in 
         "num_classes": 3,
         "conv_resample": True,
     },
+    "not_square": {
+        **_TINY,
+        "image_size": [12, 16],
+        "model_channels": 32,
+        "channel_mult": [1, 1, 2],
+        "attention_resolutions": [8],
+        "num_head_channels": 16,
+        "conv_resample": True,
+    },
 }
 TRAJECTORY = {
     "options": MODELS["plain"],

@@ -70,6 +70,7 @@ MODELS = {
         "learn_sigma": False,
         **_LIGHTNING,
     },  # all of them
+    "not_square": {**_TINY, "image_size": [6, 10], "depth": 1, **_LIGHTNING},
 }
 TRAJECTORY = {
     "options": _TINY,

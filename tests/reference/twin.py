@@ -200,7 +200,8 @@ class Twin(nn.Module):
         if num_classes is not None:
             self.label_emb = nn.Embedding(num_classes, embedding)
 
-        width, pixels = widths[0], image_size
+        # of images that are no squares the longer side counts
+        width, pixels = widths[0], max([image_size] if isinstance(image_size, int) else image_size)
         self.input_blocks = nn.ModuleList([Stage(nn.Conv2d(in_channels, width, 3, padding=1))])
         skips = [width]
         for level, target in enumerate(widths):

@@ -23,18 +23,19 @@ PARAMETERS = {"S/2": 32_963_360, "B/2": 130_512_416, "L/2": 458_102_816, "XL/2":
 SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "L": (24, 1024, 16), "XL": (28, 1152, 16)}
 
 
-def positions(width, side):
-    """(1, side², width): for each token, row by row, first its column's numbers, then its row's."""
-    table = torch.zeros(side, side, width, dtype=torch.float64)
+def positions(width, grid):
+    """(1, T, width): for each token of a grid (rows, columns), row by row, first its column's
+    numbers, then its row's."""
+    table = torch.zeros(*grid, width, dtype=torch.float64)
     quarter = width // 4
-    for row in range(side):
-        for column in range(side):
+    for row in range(grid[0]):
+        for column in range(grid[1]):
             for half, place in enumerate((column, row)):
                 for k in range(quarter):
                     angle = place / 10000 ** (k / quarter)
                     table[row, column, half * 2 * quarter + k] = math.sin(angle)
                     table[row, column, half * 2 * quarter + quarter + k] = math.cos(angle)
-    return table.reshape(1, side * side, width)
+    return table.reshape(1, -1, width)
 
 
 class Embedder(nn.Module):
@@ -73,14 +74,14 @@ class RootMeanSquare(nn.Module):
         return self.weight * (x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6))
 
 
-def turned(x, side):
-    """x (batch, side², heads, channels), each pair of neighbouring channels a complex number that
+def turned(x, grid):
+    """x (batch, T, heads, channels), each pair of neighbouring channels a complex number that
     is turned: those of the first half of a head by the token's row, those of the second by its
     column."""
     pairs = x.shape[-1] // 4  # of a half
-    angle = torch.zeros(side * side, 2 * pairs, dtype=torch.float64)
-    for token in range(side * side):
-        for half, place in enumerate(divmod(token, side)):
+    angle = torch.zeros(grid[0] * grid[1], 2 * pairs, dtype=torch.float64)
+    for token in range(len(angle)):
+        for half, place in enumerate(divmod(token, grid[1])):
             for i in range(pairs):
                 angle[token, half * pairs + i] = place * 10000 ** (-i / pairs)
     numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], 2 * pairs, 2).contiguous())
@@ -111,10 +112,10 @@ def sparse_linear(q, k, v, topk, project, all_keys=False):
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads, qk_norm, side, topk, all_keys):
+    def __init__(self, width, heads, qk_norm, grid, topk, all_keys):
         super().__init__()
         self.all_keys = all_keys
-        self.heads, self.side, self.qk_norm = heads, side, qk_norm
+        self.heads, self.grid, self.qk_norm = heads, grid, qk_norm
         self.qkv = nn.Linear(width, 3 * width)
         if qk_norm:
             self.q_norm, self.k_norm = (
@@ -133,8 +134,8 @@ class Attention(nn.Module):
         )
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.side:
-            q, k = turned(q, self.side), turned(k, self.side)
+        if self.grid:
+            q, k = turned(q, self.grid), turned(k, self.grid)
         if self.topk is not None:
             y = sparse_linear(
                 *(part.transpose(1, 2) for part in (q, k, v)), self.topk, self.proj_l, self.all_keys
@@ -179,10 +180,10 @@ def normaliser(kind, width):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, ratio, side, norm, qk_norm, rope, mlp, shift, topk, all_keys):
+    def __init__(self, width, heads, ratio, grid, norm, qk_norm, rope, mlp, shift, topk, all_keys):
         super().__init__()
         self.norm1, self.norm2 = normaliser(norm, width), normaliser(norm, width)
-        self.attn = Attention(width, heads, qk_norm, side if rope else None, topk, all_keys)
+        self.attn = Attention(width, heads, qk_norm, grid if rope else None, topk, all_keys)
         inner = int(width * ratio)
         self.mlp = (
             GatedPerceptron(width, int(2 / 3 * inner))
@@ -241,10 +242,11 @@ class Twin(nn.Module):
         sla_linear="rest",
     ):
         super().__init__()
-        self.patch, self.side = patch_size, image_size // patch_size
+        size = image_size if isinstance(image_size, (list, tuple)) else (image_size, image_size)
+        self.patch, self.grid = patch_size, tuple(n // patch_size for n in size)
         self.outputs = in_channels * (2 if learn_sigma else 1)
         self.pos_embed = nn.Parameter(
-            torch.zeros(1, self.side**2, hidden_size), requires_grad=False
+            torch.zeros(1, math.prod(self.grid), hidden_size), requires_grad=False
         )
         self.x_embedder = Patches(patch_size, in_channels, hidden_size)
         self.t_embedder = Embedder(hidden_size)
@@ -257,7 +259,7 @@ class Twin(nn.Module):
                 hidden_size,
                 num_heads,
                 mlp_ratio,
-                self.side,
+                self.grid,
                 norm,
                 qk_norm,
                 rope,
@@ -278,15 +280,15 @@ class Twin(nn.Module):
         for block in self.blocks:
             x = block(x, c)
         x = self.final_layer(x, c)
-        image = x.new_zeros(len(x), self.outputs, self.side * self.patch, self.side * self.patch)
+        image = x.new_zeros(len(x), self.outputs, *(n * self.patch for n in self.grid))
         # each token's numbers are (row, column, channel) of its square
-        for token in range(self.side**2):
+        for token in range(math.prod(self.grid)):
             square = (
                 x[:, token]
                 .reshape(len(x), self.patch, self.patch, self.outputs)
                 .permute(0, 3, 1, 2)
             )
-            top, left = token // self.side * self.patch, token % self.side * self.patch
+            top, left = (place * self.patch for place in divmod(token, self.grid[1]))
             image[:, :, top : top + self.patch, left : left + self.patch] = square
         return image
 
@@ -302,7 +304,7 @@ def draw(model, seed):
                 parameter.copy_(
                     torch.from_numpy(weight(name, tuple(parameter.shape), seed)).double()
                 )
-        model.pos_embed.copy_(positions(model.pos_embed.shape[2], model.side))
+        model.pos_embed.copy_(positions(model.pos_embed.shape[2], model.grid))
     return model
 
 

@@ -95,7 +95,7 @@ def _more_of_float32(of):
     leaping = "direct", "implicit-gemm", *OTHERS
     yield problem_of(of, "stride 3", (1, 7, 7, 4), 8, 3, *leaping, stride=3, fast=False)
     lines = {"fast": False, "biased": False}
-    yield problem_of(of, "several images", (3, 2, 9, 4), 4, 3, *leaping, **lines)
+    yield problem_of(of, "several images", (3, 2, 9, 4), 4, 3, *leaping, "im2col", **lines)
     if of == FORWARD:
         for label, versions in ("all addends", ("direct", *OTHERS)), ("chosen, all addends", ()):
             yield problem_of(of, label, (1, 3, 4, 4), 12, 3, *versions, addends=True)
@@ -238,10 +238,11 @@ def _of_statistics():
     """Rows of either width, tiles of either size."""
     for bn, sub in (32, 1), (64, 2), (96, 2), (128, 1):
         n = bn if sub == 2 else bn + 8  # a second tile, of which little exists
+        width = 16 if bn == 32 else 8
         yield problem_of(
             FORWARD,
             f"float16, tile {(bn, sub)}, statistics",
-            (1, 8, 8, 8),
+            (1, 8, width, 8),
             n,
             1,
             "hopper",
@@ -249,7 +250,7 @@ def _of_statistics():
             addends=True,
             bfloat16="exhaustive" if bn == 32 else False,
             fast=(bn, sub) in ((32, 1), (96, 2)),
-            statistics=single(1, 1, 2, n // 2),
+            statistics=single(1, width // 8, 2, n // 2),
             within=_given(convolution, hopper_convolution, only=(bn, sub), taps_per_stage=1),
         )
 
