@@ -23,6 +23,7 @@ from .bfloat16 import bfloat16
 from .kernel_cache import Key, MachineCode, is_hashed
 from .quick_types import quick_types
 from .requires import check_supported
+from .turing import for_turing, needs_rewriting
 
 # the first capability whose kernels can wait for the one before them, instead of the driver
 DEPENDENT_LAUNCH = (9, 0)
@@ -110,7 +111,7 @@ def is_kept(key):
 
 def compile_kernel(kernel, words, capability):
     """The `MachineCode` of a `@cuda.jit` kernel for arguments of the types that these words name,
-    and cards of this capability."""
+    and cards of this capability; one that it acts as follows it: (9, 0, 7, 5)."""
     from numba.core.types import void
     from numba.cuda import compiler
     from numba.cuda.cudadrv import nvvm
@@ -118,6 +119,7 @@ def compile_kernel(kernel, words, capability):
     check_supported(capability, kernel)
     started, options = time.perf_counter(), kernel.targetoptions
     major, minor = capability[:2]
+    rewritten = needs_rewriting(capability[-2:])  # its PTX: not at link time
     fast = bool(options.get("fastmath"))
     with stand_in((major, minor)), quick_types():
         compiled = compiler.compile_cuda(
@@ -128,7 +130,7 @@ def compile_kernel(kernel, words, capability):
             cc=(major, minor),
             nvvm_options={"fastmath": fast, "opt": 3 if options.get("opt", True) else 0},
             max_registers=options.get("max_registers"),
-            lto=options.get("lto", False),
+            lto=options.get("lto", False) and not rewritten,
         )
     library, entry = compiled.library, compiled.fndesc.llvm_func_name
     function = library.get_function(entry)
@@ -136,7 +138,11 @@ def compile_kernel(kernel, words, capability):
     if (major, minor) >= DEPENDENT_LAUNCH:
         wait_for_the_kernel_before(function)
     nvvm.set_launch_bounds(function, options.get("launch_bounds"))
-    cubin = library.get_cubin(cc=(major, minor, "a" if (major, minor) >= (9, 0) else "")).code
+    target = major, minor, "a" if (major, minor) >= (9, 0) else ""
+    if rewritten:
+        # Numba keeps the PTX that it links in this table
+        library._ptx_cache[target] = [*map(for_turing, library.get_asm_strs(cc=target))]
+    cubin = library.get_cubin(cc=target).code
     return MachineCode(entry, bytes(cubin), time.perf_counter() - started)
 
 

@@ -24,6 +24,7 @@ from .gpu_launch import Launching
 from .gpu_shared import SharedArrays
 from .kernel_cache import KernelCache
 from .threads import PerThread
+from .turing import needs_rewriting
 
 if is_simulator(cuda):  # at once: what follows cannot even be imported with it
     raise UsageError(SIMULATOR)
@@ -109,7 +110,10 @@ class Gpu(Graphs, Launching, SharedArrays):
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
-        self.cache = KernelCache(own)
+        acts = (
+            self.capability if self.capability != own and needs_rewriting(self.capability) else ()
+        )
+        self.cache = KernelCache((*own, *acts))
         self.multiprocessors = self.device.properties.multiprocessor_count
         self.compiled = 0
         lanes = 64 if own in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor

@@ -19,8 +19,10 @@ from collections.abc import Hashable
 from ..dtypes import is_bfloat16
 from .bfloat16 import COUNTERPARTS, SUFFIX
 from .compiler import kernels_by_name
+from .requires import required
 from .specialise import with_others
 
+BFLOAT16_FROM = (8, 0)  # the first compute capability with bfloat16
 _made = {}  # kernel of float16 -> that of bfloat16
 
 
@@ -28,12 +30,15 @@ def in_bfloat16(kernel, dtype):
     """The kernel, a `@cuda.jit` one whose text names instructions of float16; for the dtype
     bfloat16 its counterpart.
 
-    The counterpart has the kernel's name with `_bf16` behind it, and what it `requires`.
+    The counterpart has the kernel's name with `_bf16` behind it, and needs sm_80 at least.
     """
     if not is_bfloat16(dtype):
         return kernel
     if kernel not in _made:
-        _made[kernel] = with_others(kernel, _counterpart, kernel.py_func.__name__ + SUFFIX)
+        made = with_others(kernel, _counterpart, kernel.py_func.__name__ + SUFFIX)
+        if required(kernel) < BFLOAT16_FROM:
+            made.py_func.requires = BFLOAT16_FROM
+        _made[kernel] = made
     return _made[kernel]
 
 

@@ -106,16 +106,19 @@ def architecture(capability):
 class KernelCache:
     """The compiled kernels for cards of one compute capability.
 
+    capability: (major, minor); a capability below 8.0 that the card acts as follows it, (9, 0, 7,
+        5): turing.py
     folder: where they are kept (default: `cache_directory()`); more: other folders to look into
     """
 
     def __init__(self, capability, folder=None):
-        self.capability = tuple(capability[:2])
+        self.capability = tuple(capability)
         self.folder = pathlib.Path(folder or cache_directory())
         self.more = []
 
     def file_name(self, key):
-        text = json.dumps([*key, architecture(self.capability), toolchain()])
+        target = architecture(self.capability), *self.capability[2:]
+        text = json.dumps([*key, *target, toolchain()])
         return f"{key.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
     def has(self, key):

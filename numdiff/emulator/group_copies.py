@@ -16,6 +16,9 @@ WORD = 4  # bytes; every copy is a multiple of it, and so is its place
 EVERYTHING = 1 << 62  # a place behind the last byte of any memory
 
 
+ASYNC_COPIES = (8, 0)  # the first compute capability with cp.async
+
+
 class Copy:
     """One copy in flight: `count` bytes of `data` from `first`, then zeros, into `size` bytes of a
     shared memory.
@@ -204,7 +207,17 @@ def _source(machine, array, index, size, count, frame):
 
 def start_copy(machine, address, array, index, size, count, frame):
     """Start a copy of `count` bytes from element `index` of an array, filled up with zeros to
-    `size` bytes."""
+    `size` bytes.
+
+    Before sm_80 it is a load and a store (device/turing.py), and has arrived when this returns.
+    """
+    if machine.cc < ASYNC_COPIES and count not in (0, size):
+        machine.report(
+            "cp.async",
+            f"reads {count} of {size} bytes, where a card before sm_80 reads all or none",
+            machine.site_of(frame),
+        )
+        return
     if not 0 <= count <= size:
         machine.report(
             "cp.async", f"reads {count} bytes for a copy of {size}", machine.site_of(frame)
@@ -231,6 +244,9 @@ def start_copy(machine, address, array, index, size, count, frame):
             if count:
                 _words_in_use(copy.source, False).add(copy, copy.first, count)
     _copies(machine).open.append(copy)
+    if machine.cc < ASYNC_COPIES:
+        commit(machine)
+        wait(machine, 0)
 
 
 def commit(machine):

@@ -164,14 +164,15 @@ class MatrixProduct:
     """An mma of one shape, D = A · B + C with 16 × k, k × 8 and 16 × 8: its fragments, and its
     twin.
 
+    on_turing: the product of half the k, two of which stand for this one before sm_80
     fragment_a, fragment_b: of fragments.py; elements: what the words of A and B are,
     `float16_of_words` or another
     """
 
     M, N = 16, 8
 
-    def __init__(self, name, k, fragment_a, fragment_b, elements):
-        self.name, self.k, self.elements = name, k, elements
+    def __init__(self, name, k, fragment_a, fragment_b, elements, on_turing=None):
+        self.name, self.k, self.elements, self.on_turing = name, k, elements, on_turing
         self.a_places, self.b_places = places(fragment_a, k), places(fragment_b, self.N)
         self.c_places = places(fragment_c_m16n8, self.N)[:, :, 0]
         self.absent = (
@@ -197,6 +198,13 @@ class MatrixProduct:
         )
         return result.reshape(-1)[self.c_places]
 
+    def products(self, cc, a, b, c):
+        """`product`, on Turing in two steps of half the k: device/turing.py."""
+        if self.on_turing is None or cc >= (8, 0):
+            return self.product(a, b, c)
+        first = self.on_turing.product(a[:, :2], b[:, :1], c)
+        return self.on_turing.product(a[:, 2:], b[:, 1:], first)
+
     def __call__(self, machine, a, b, c, frame, then=None):
         """The twin, called by each lane with its registers: float32 (4,), the lane's accumulators;
         `then` as in `Scheduler.pause`."""
@@ -205,7 +213,9 @@ class MatrixProduct:
         def combine(lanes, threads):
             _check_lanes(machine, self.name, threads, frame)
             a, b, c = zip(*[lanes.get(lane, self.absent) for lane in range(LANES)], strict=True)
-            result = self.product(_registers(a), _registers(b), np.array(c, np.float32))
+            result = self.products(
+                machine.cc, _registers(a), _registers(b), np.array(c, np.float32)
+            )
             if machine.recorder is not None:
                 machine.recorder.tensor(2 * self.M * self.N * self.k, machine.site_of(frame))
             if machine.film is not None:

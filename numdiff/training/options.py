@@ -19,7 +19,7 @@ from ..errors import NumdiffError, UsageError, near_miss
 from ..files import Refused, read_bytes, write_json
 from ..settings import COMMON, check_value, flag, say
 from . import kinds
-from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
+from .precision import BFLOAT16_FROM, FLOAT8_ON, SCALES_LOSS, automatic, gpu_capability
 from .run_extension import extensions_of
 
 MAX_SIZE = 256  # pixels a side that a run takes from its dataset where --image-size is not given
@@ -453,7 +453,7 @@ def _precision(name, device, capability=None):
         and device == "cpu"
         or name in ("tf32", "bf16")
         and device == "cuda"
-        and automatic(capability or gpu_capability()) != ON_TENSOR_CORES
+        and tuple(capability or gpu_capability())[:2] < BFLOAT16_FROM
     ):
         raise UsageError(
             f"--precision {name} needs a GPU of compute capability 8.0 or later; use --precision fp32."

@@ -119,7 +119,7 @@ def compile_run(given, capability=None, ranks=1, echo=print):
             f"{len(faults)} of {len(keys)} kernels could not be compiled, such as {key.name}: {why}."
         )
     echo(
-        f"{len(keys)} kernels for compute capability {'.'.join(map(str, cache.capability))} are in {cache.folder}"
+        f"{len(keys)} kernels for compute capability {'.'.join(map(str, cache.capability[:2]))} are in {cache.folder}"
         f"{'' if compilation.wanted else ', all of them already'}"
     )
 

@@ -7,8 +7,9 @@ from ..errors import UsageError, quoted
 
 ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
 ELSEWHERE = "fp32"  # on the CPU, on the emulator and on older cards
-# compute capability: Ampere, the oldest for which the float16 kernels use them
-TENSOR_CORES_FROM = (8, 0)
+# compute capabilities: Turing, the oldest whose tensor cores the float16 kernels use, and Ampere,
+# the oldest with bfloat16 and tf32
+TENSOR_CORES_FROM, BFLOAT16_FROM = (7, 5), (8, 0)
 
 MEANING = {
     "fp32": "float32 throughout",
@@ -50,10 +51,10 @@ def set_precision(model, name):
     if name not in ("auto", *MEANING):
         raise UsageError(f"unknown precision {quoted(name)}: use auto, {', '.join(MEANING)}.")
     chosen = precision_on(name, model.backend)
-    lowest = TENSOR_CORES_FROM if chosen == "bf16" and model.backend is None else (0, 0)
+    lowest = BFLOAT16_FROM if chosen == "bf16" and model.backend is None else (0, 0)
     if (
         chosen in ("tf32", "bf16")
-        and getattr(model.backend, "capability", lowest)[:2] < TENSOR_CORES_FROM
+        and getattr(model.backend, "capability", lowest)[:2] < BFLOAT16_FROM
     ):
         raise UsageError(
             f"--precision {chosen} needs a GPU of compute capability 8.0 or later; use --precision fp32."

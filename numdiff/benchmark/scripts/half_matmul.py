@@ -122,7 +122,7 @@ def kernel_of(case, version, multiprocessors):
     paired = version == 6 and choice.PAIRS and choice.pairs_fit(M)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
     kernel = (
-        mma.KERNELS[(*key[:3], mma.PLAIN)]
+        mma.KERNELS[(tile, mma.TILES[tile].stages, *key[1:3], mma.PLAIN)]
         if version == 5
         else (hopper.PAIR_KERNELS if paired else hopper.KERNELS)[key]
     )

@@ -71,11 +71,16 @@ def mma_into(text, accumulators, a, b):
     return types.void(accumulators, types.int64, a, b), codegen
 
 
-PRODUCT_M16N8K16 = MatrixProduct(
-    "mma.m16n8k16", 16, fragment_a_m16n8k16, fragment_b_m16n8k16, float16_of_words
-)
 PRODUCT_M16N8K8 = MatrixProduct(
     "mma.m16n8k8", 8, fragment_a_m16n8k8, fragment_b_m16n8k8, float16_of_words
+)
+PRODUCT_M16N8K16 = MatrixProduct(
+    "mma.m16n8k16",
+    16,
+    fragment_a_m16n8k16,
+    fragment_b_m16n8k16,
+    float16_of_words,
+    PRODUCT_M16N8K8,
 )
 PRODUCT_M16N8K8_TF32 = MatrixProduct(
     "mma.m16n8k8.tf32", 8, fragment_a_m16n8k8_tf32, fragment_b_m16n8k8_tf32, tf32_of_words

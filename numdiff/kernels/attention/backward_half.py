@@ -630,7 +630,7 @@ def write_keys(r, shared, dqkv, start, problem, first_key, t):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 def flash_attention_backward_kernel_v3(
     dy, qkv, logsumexp, D, dqkv, dq, problem, y, own_sums, is_partial, c
 ):

@@ -263,7 +263,7 @@ def write_outputs(r, shared, y, logsumexp, first_query, T, scale, t):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, part, scale):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     q_tile = shared_address(shared)

@@ -200,13 +200,13 @@ def _versions(*arrays):
             ladder="flash_attention",
         ),
         Version("register-tiled", dtypes=single, **fitting(_register_tiled_lacks)),
-        Version("mma", dtypes=halves, requires="8.0", **fitting(_mma_lacks)),
+        Version("mma", dtypes=halves, requires="7.5", **fitting(_mma_lacks)),
         *(
             Version(
                 name,
                 number=4,
                 dtypes=single,
-                requires="8.0",
+                requires="7.5",
                 **fitting(lambda *given, name=name: _extension(name).lacks(*given)),
             )
             for name in extensions.entries("flash_attention")

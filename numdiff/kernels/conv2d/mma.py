@@ -60,7 +60,7 @@ from ..reduce.trees import column_sum
 from .direct import Added, Addends, Geometry
 from .flip import TRANSPOSE, flip_weight_kernel
 from .mma_halo import halo_forward
-from .mma_halo_gradient import halo_weight_gradient
+from .mma_halo_gradient import halo_fits, halo_weight_gradient
 from .tiles import add_parts, within
 
 THREADS = 128
@@ -134,7 +134,7 @@ def stash_pair(results, row, column, low, high, pixel, n, pixels, N, per_image, 
     store_word(results, (row * OUT_ROW + column) * 2, pack_half2(low, high))
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=THREADS)
 def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, added):
     H, W, C, Ho, Wo, N, size, stride = geometry
@@ -279,7 +279,7 @@ def fetch_both(to, dy, x, pixel, last, n, r, s, c, pad, geometry):
     )
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=THREADS)
 def conv2d_weight_gradient_kernel_v4(dy, x, partial, geometry, pixels, part_pixels):
     C, N, size = geometry.C, geometry.N, geometry.size
@@ -410,7 +410,7 @@ def mma_input_gradient(dy, weight, dx, stride, residual=None):
 
 def mma_weight_gradient(dy, x, dweight, stride, accumulate=True, dbias=None):
     """dweight += …, or = …; dbias +=, unless it is None."""
-    if dweight.shape[1] == 3 and stride == 1:
+    if dweight.shape[1] == 3 and stride == 1 and halo_fits(x):
         halo_weight_gradient(dy, x, dweight, accumulate, dbias)
         return
     if dbias is not None:

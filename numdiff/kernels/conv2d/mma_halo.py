@@ -52,7 +52,7 @@ from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wa
 from ...device.batch_invariance import nominal_extent
 from ...device.common import divide, no_numbers
 from ...device.half import in_bfloat16
-from ...device.limits import multiprocessors_of
+from ...device.limits import multiprocessors_of, shared_limit
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import (
@@ -379,7 +379,7 @@ def write_results(tiles, region, accumulators, first, residual, added, y, image,
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 def convolve_halo(x, weight, addends, y, image, added):
     tiles = cuda.shared.array(0, "uint8", alignment=128)
     base = shared_address(tiles)
@@ -479,11 +479,13 @@ KERNELS = Variants(
 # Launchers ----------------------------------------------------------------------------------------
 
 
-def choose_tile(b, h, w, n, multiprocessors):
-    """(SEG, FRAGS): the tile that ends soonest."""
+def choose_tile(b, h, w, n, multiprocessors, shared):
+    """(SEG, FRAGS): the tile that ends soonest, of those that `shared` bytes of shared memory hold."""
     best = None
     for seg in (16, 8):
         for frags in (4, 2):
+            if shared_bytes(seg, frags) > shared:
+                continue
             rows = 16 if (seg, frags) == (16, 4) else 8
             segments = WARPS * frags // rows * 16 // seg
             tiles = -(-b * -(-h // rows) * -(-w // seg) // segments)
@@ -504,7 +506,9 @@ def halo_forward(x, weight, bias, y, channel=None, residual=None, flipped=False,
     """
     b, h, w, c = x.shape
     n = y.shape[3]
-    seg, frags = only or choose_tile(nominal_extent(b), h, w, n, multiprocessors_of(x))
+    seg, frags = only or choose_tile(
+        nominal_extent(b), h, w, n, multiprocessors_of(x), shared_limit(x)
+    )
     rows = 16 if (seg, frags) == (16, 4) else 8
     bands, across = -(-h // rows), -(-w // seg)
     segments = b * bands * across

@@ -248,7 +248,7 @@ def write_tap(partial, accumulators, r, tap, image, first_n, first_c, part, lane
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 def sum_halo(dy, x, partial, partial_sums, image):
     tiles = cuda.shared.array(0, "uint8", alignment=128)
     base = shared_address(tiles)
@@ -319,6 +319,11 @@ KERNELS = Variants(itertools.product((16, 8), (3, 2), (False, True)), lambda key
 
 
 # Launcher -----------------------------------------------------------------------------------------
+
+
+def halo_fits(x):
+    """Whether a block has shared memory for two stages: from sm_80 on."""
+    return 2 * max(map(stage_bytes, (16, 8))) <= shared_limit(x)
 
 
 def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None):

@@ -253,7 +253,7 @@ class Fused(Variants):
         exec(compile(text, file, "exec"), scope)
         scope[name].made_here = self.module == __name__  # no process but this one can make it
         return (
-            requires("8.0")(cuda.jit(scope[name]))
+            requires("7.5")(cuda.jit(scope[name]))
             if self.widths[version] == 8
             else cuda.jit(scope[name])
         )

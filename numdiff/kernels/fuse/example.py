@@ -74,7 +74,7 @@ def _versions():
         Version(
             name,
             number=number,
-            requires="8.0" if width == 8 else None,
+            requires="7.5" if width == 8 else None,
             of=("x",),
             fits=lambda x, width=width: lacks_multiple(width, x.shape[-1], "channels"),
         )

@@ -251,7 +251,7 @@ def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, rest, 
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=THREADS)
 def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
     """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array (B, P, C); shape: a `Shape`,

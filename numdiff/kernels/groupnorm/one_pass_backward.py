@@ -322,7 +322,7 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=THREADS)
 def groupnorm_backward_kernel_v3(
     dy,

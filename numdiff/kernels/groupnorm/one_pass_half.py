@@ -369,7 +369,7 @@ def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, wa
             finish_near(dx, kept, i, near.x[k], near.dy[k], before[k], factors, adds)
 
 
-@requires("8.0")
+@requires("7.5")
 def backward_half(
     dy, x, weight, bias, statistics, residual, dx, totals, shape, cut, activate, adds
 ):

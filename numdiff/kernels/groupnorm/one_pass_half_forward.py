@@ -162,7 +162,7 @@ def write_pixels(y, kept, i, step, affine, cut, me, walk, activate):
         p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + step
 
 
-@requires("8.0")
+@requires("7.5")
 def forward_half(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
     """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array (B, P, C).
 

@@ -40,6 +40,7 @@ from ..matmul.activations import rung_of
 from ..matmul.choice import by_eight, choose_half
 from ..matmul.hopper import group_schedule
 from ..matmul.hopper.layout import BK
+from ..matmul.mma_layout import TURING_STAGES
 from ..operation import Problem, half, operation, single
 from ..operation.versions import at_most
 from .layer import linear_backward_reference
@@ -145,14 +146,17 @@ def _small(label, rows, sizes, accumulate, within, **more):
 
 
 @contextlib.contextmanager
-def _by_mma():
-    """Context: rung 5, whatever its rows."""
-    before, mma_group.SHORTEST = mma_group.SHORTEST, 1
+def _by_mma(stages=None):
+    """Context: rung 5, whatever its rows; stages: of its tile, None for the device's."""
+    before = mma_group.SHORTEST, mma_group.stages_of
+    mma_group.SHORTEST = 1
+    if stages:
+        mma_group.stages_of = lambda *given: stages
     try:
         with at_most({"matmul": 5}):
             yield
     finally:
-        mma_group.SHORTEST = before
+        mma_group.SHORTEST, mma_group.stages_of = before
 
 
 @contextlib.contextmanager
@@ -193,6 +197,18 @@ PROBLEMS = [
     # two tiles are whole, one is cut
     _small("by mma, 3 products", 40, [(8, 16), (16, 8), (8, 8)], True, _by_mma),
     _small("by mma, 1 products", 8, [(8, 264)], False, _by_mma, fast=False),
+    *(
+        _small(
+            "by mma, Turing's stages",
+            72,
+            [(8, 16), (16, 8)],
+            added,
+            functools.partial(_by_mma, TURING_STAGES),
+            fast=False,
+            only_compiled=added,
+        )
+        for added in (False, True)
+    ),
     _by_hopper(128, 5, 4 * BK + 8, [(136, 72), (8, 72)], True),
     _by_hopper(192, 2, 2 * BK, [(8, 200), (8, 8)], False),
     _by_hopper(256, 4, 72, [(8, 8), (136, 8), (16, 8)], True),

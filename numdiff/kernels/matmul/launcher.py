@@ -47,7 +47,7 @@ LADDER = [
     Version("tiled"),
     Version("register-tiled", dtypes=SINGLE),
     Version("vectorised", dtypes=SINGLE),
-    Version("mma", dtypes=HALF, requires="8.0"),
+    Version("mma", dtypes=HALF, requires="7.5"),
     *(
         Version(name, dtypes=SINGLE, requires="8.0", number=5)
         for name in extensions.entries("matmul")

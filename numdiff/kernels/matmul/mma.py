@@ -1,4 +1,4 @@
-"""Matmul in float16, rung 5: the tensor cores of every GPU from sm_80 on.
+"""Matmul in float16, rung 5: the tensor cores of every GPU from sm_75 on.
 
 WHAT IS NEW, AND WHY IT PAYS
     mma.sync: a warp multiplies 16 × 16 by 16 × 8 in one instruction, 2,048 multiply-adds where rung
@@ -18,7 +18,8 @@ WHAT IS NEW, AND WHY IT PAYS
         are in flight during an epilogue.
 A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's
     64 × 64; 64 × 64 with four warps of 32 × 32 where C is small. TILES says how far each steps
-    along K, and how many stages: what fits into the 99 KiB of sm_86, sm_89 and sm_120.
+    along K, and how many stages: what fits into the 99 KiB of sm_86, sm_89 and sm_120. The 64 KiB
+    of sm_75 hold two stages of the widest, or two blocks of the next.
 TILES IN SHARED MEMORY, their swizzles, and why B's columns are spread: ../../device/tiles.py
 EPILOGUE
     mma_epilogues.py. A lane has eight neighbouring columns of a row: it loads and writes 16 bytes,
@@ -48,6 +49,7 @@ from ...device import copy_into, cuda, empty, float32, int32, int64, launch, opa
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.eight import array_of, prefetch_l2
 from ...device.half import in_bfloat16
+from ...device.limits import shared_limit
 from ...device.requires import requires
 from ...device.specialise import Variants, specialise
 from ...device.tensor_core import load_words4, mma_m16n8k16_into
@@ -97,11 +99,13 @@ from .mma_layout import (
     TILE_M,
     TILE_N,
     TILES,
+    TURING_STAGES,
     WARPS_N,
     Arrays,
     Epilogue,
     Place,
-    shared_bytes,
+    stage_bytes,
+    stages_of,
     threads_of,
     work_of,
 )
@@ -485,7 +489,7 @@ def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 def gemm_mma(a, b, arrays, work, epilogue):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     tiles = int32(shared_address(shared))
@@ -532,13 +536,13 @@ def gemm_mma(a, b, arrays, work, epilogue):
     cp_async_wait(0)
 
 
-def make_kernel(tile, a_across, b_across, end, grouped=False, module=__name__):
-    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one
-    epilogue.
+def make_kernel(tile, stages, a_across, b_across, end, grouped=False, module=__name__):
+    """The kernel for one tile, its stages, one case of transposes (across: contiguous along m or n)
+    and one epilogue.
 
     module: name of the module that keeps it
     """
-    shape = "x".join(map(str, (*tile, TILES[tile].k, TILES[tile].stages)))
+    shape = "x".join(map(str, (*tile, TILES[tile].k, stages)))
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
     return specialise(
         gemm_mma,
@@ -546,6 +550,7 @@ def make_kernel(tile, a_across, b_across, end, grouped=False, module=__name__):
         launch_bounds=(threads_of(tile), TILES[tile].blocks),
         TILE_M=tile[0],
         TILE_N=tile[1],
+        STAGES=stages,
         A_ACROSS=a_across,
         B_ACROSS=b_across,
         END=end,
@@ -554,13 +559,18 @@ def make_kernel(tile, a_across, b_across, end, grouped=False, module=__name__):
     )
 
 
+STAGED = tuple((tile, s) for tile in TILES for s in (TILES[tile].stages, TURING_STAGES))
 KERNELS = Variants(
-    itertools.product(TILES, (False, True), (False, True), (PLAIN, ADDING)),
+    (
+        (*staged, *case)
+        for staged in STAGED
+        for case in itertools.product((False, True), (False, True), (PLAIN, ADDING))
+    ),
     lambda key: make_kernel(*key),
 )
 ACTIVATION_KERNELS = Variants(
-    itertools.product(ACTIVATION_TILES, ACTIVATIONS),
-    lambda key: make_kernel(key[0], False, key[1] != "gelu", ACTIVATIONS[key[1]]),
+    ((*staged, end) for staged in STAGED if staged[0] in ACTIVATION_TILES for end in ACTIVATIONS),
+    lambda key: make_kernel(*key[:2], False, key[2] != "gelu", ACTIVATIONS[key[2]]),
 )
 
 
@@ -573,6 +583,7 @@ def launch_mma(a, b, c, tile, slices=1, fused=Fused()):  # noqa: B008 - never ch
         fused.accumulate,
     )
     slices, nothing = work.slices, unused(a.array)
+    stages = stages_of(tile, shared_limit(a.array))
     biases, end = (
         nothing if fused.bias is None else fused.bias,
         (float(fused.alpha), int(fused.bias is not None)),
@@ -586,9 +597,10 @@ def launch_mma(a, b, c, tile, slices=1, fused=Fused()):  # noqa: B008 - never ch
     )
     other = residual if residual is not None else c.array if accumulate and slices == 1 else None
     if fused.activation:
-        kernel, other = ACTIVATION_KERNELS[tile, fused.activation], fused.other
+        kernel, other = ACTIVATION_KERNELS[tile, stages, fused.activation], fused.other
     else:
-        kernel = KERNELS[tile, a.transposed, not b.transposed, PLAIN if other is None else ADDING]
+        end_of = PLAIN if other is None else ADDING
+        kernel = KERNELS[tile, stages, a.transposed, not b.transposed, end_of]
     launch(
         in_bfloat16(kernel, a.array.dtype),
         min(work.units, a.array.backend.multiprocessors * TILES[tile].blocks),
@@ -598,7 +610,7 @@ def launch_mma(a, b, c, tile, slices=1, fused=Fused()):  # noqa: B008 - never ch
         Arrays(target, biases, target if other is None else other.reshape(-1)),
         work,
         Epilogue(*(end if slices == 1 else (1.0, 0)), int(fused.keeps_u)),
-        shared=shared_bytes(tile),
+        shared=stages * stage_bytes(tile),
     )
     if slices > 1:
         add_partials(target, c.array, slices, biases, *end, accumulate)

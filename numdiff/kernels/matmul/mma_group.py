@@ -38,11 +38,12 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, int64, lasting, launch, upload
 from ...device.eight import array_of, load8, store8
 from ...device.half import in_bfloat16
+from ...device.limits import shared_limit
 from ...device.specialise import Variants
 from ..reduce.second_pass import Sum, add_parts
 from . import choice
 from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
-from .mma import make_kernel
+from .mma import STAGED, make_kernel
 from .mma_epilogues import add, load_where
 from .mma_layout import (
     ADDING,
@@ -53,7 +54,8 @@ from .mma_layout import (
     Arrays,
     Epilogue,
     Group,
-    shared_bytes,
+    stage_bytes,
+    stages_of,
     threads_of,
 )
 from .split_half import unused
@@ -69,7 +71,8 @@ SUM_STEP = ADD_BLOCK // SUM_LANES  # rows that a block's threads read at once
 SUM_SHARED = SUM_STEP * SUM_COLUMNS
 ADDED = 8 * ADD_BLOCK  # outputs of a block that adds up parts
 GROUP_KERNELS = Variants(
-    (PLAIN, ADDING), lambda end: make_kernel(TILE, True, True, end, grouped=True, module=__name__)
+    ((stages, end) for tile, stages in STAGED if tile == TILE for end in (PLAIN, ADDING)),
+    lambda key: make_kernel(TILE, key[0], True, True, key[1], grouped=True, module=__name__),
 )
 
 
@@ -165,7 +168,8 @@ def launch_group(products, accumulate):
     made, (units, tiles) = schedule(*key), tables(first.backend, *key)
     parts = empty((made.parts * SIZE,), np.float32, like=first) if made.parts else unused(first)
     a, b, c = (four([x.reshape(-1) for x in xs]) for xs in zip(*products, strict=True))
-    kernel = in_bfloat16(GROUP_KERNELS[ADDING if accumulate else PLAIN], first.dtype)
+    stages = stages_of(TILE, shared_limit(first))
+    kernel = in_bfloat16(GROUP_KERNELS[stages, ADDING if accumulate else PLAIN], first.dtype)
     launch(
         kernel,
         blocks,
@@ -175,7 +179,7 @@ def launch_group(products, accumulate):
         Arrays((*c, parts), parts, parts),
         Group(units, K, len(made.units) // FIELDS),
         Epilogue(1.0, 0, 0),
-        shared=shared_bytes(TILE),
+        shared=stages * stage_bytes(TILE),
     )
     if made.parts:
         launch(

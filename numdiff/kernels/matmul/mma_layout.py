@@ -37,6 +37,7 @@ TILES = {
     (64, 64): Tile(2, 2, 32, 3, 4),
 }
 
+TURING_STAGES = 2
 ACTIVATION_TILES = (128, 256), (128, 128)
 
 # Of each kernel: the tile of C, the case of transposes (across: contiguous along m or n), the
@@ -47,7 +48,7 @@ THREADS = Constant(lambda TILE_M, TILE_N: threads_of((TILE_M, TILE_N)))
 PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: TILE_M * TILE_N // 64 // THREADS)
 WARPS_N = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].warps_n)
 BK = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].k)
-STAGES = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].stages)
+STAGES = Constant()  # stages_of(tile, shared memory of a block)
 ROWS = Constant(lambda TILE_M, TILE_N: TILE_M // TILES[TILE_M, TILE_N].warps_m)  # of a warp
 COLUMNS = Constant(lambda TILE_M, TILE_N: TILE_N // TILES[TILE_M, TILE_N].warps_n)
 SUMS = Constant(lambda ROWS, COLUMNS: ROWS * COLUMNS // 32)  # accumulators of a thread
@@ -62,7 +63,7 @@ B_PASS = Constant(lambda TILE_M, TILE_N, B_ROW: threads_of((TILE_M, TILE_N)) * 1
 A_COPIES = Constant(lambda TILE_M, TILE_N, BK: TILE_M * BK // 8 // threads_of((TILE_M, TILE_N)))
 B_COPIES = Constant(lambda TILE_M, TILE_N, BK: TILE_N * BK // 8 // threads_of((TILE_M, TILE_N)))
 A_BYTES = Constant(lambda TILE_M, BK: TILE_M * BK * 2)
-STAGE_BYTES = Constant(lambda TILE_M, TILE_N, BK: (TILE_M + TILE_N) * BK * 2)
+STAGE_BYTES = Constant(lambda TILE_M, TILE_N: stage_bytes((TILE_M, TILE_N)))
 LAST_STAGE = Constant(lambda STAGE_BYTES, STAGES: STAGE_BYTES * (STAGES - 1))
 PENDING = Constant(lambda STAGES: STAGES - 2)  # groups in flight while a tile is multiplied
 
@@ -156,5 +157,13 @@ def threads_of(tile):
     return 32 * TILES[tile].warps_m * TILES[tile].warps_n
 
 
-def shared_bytes(tile):
-    return TILES[tile].stages * (tile[0] + tile[1]) * TILES[tile].k * 2
+def stage_bytes(tile):
+    return (tile[0] + tile[1]) * TILES[tile].k * 2
+
+
+def stages_of(tile, shared):
+    """Stages of a tile on a card whose blocks have `shared` bytes of shared memory.
+
+    Copies on Turing are not asynchronous, so that a third stage would not help.
+    """
+    return TILES[tile].stages if shared >= 99 << 10 else TURING_STAGES

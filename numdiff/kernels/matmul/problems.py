@@ -23,27 +23,29 @@ from ..operation.versions import at_most
 from . import choice, mma, vectorised
 from .hopper import kernel
 from .hopper.layout import BK, BM, STAGES
-from .mma_layout import TILES
+from .mma_layout import TILES, TURING_STAGES
 from .operands import Matrices
 
 LAUNCHER = f"{__package__}.launcher"
 
 
 @contextlib.contextmanager
-def with_tile(tile, rung, parts=1, pairs=False):
+def with_tile(tile, rung, parts=1, pairs=False, stages=None):
     """Context: rung 5 or 6 has this tile, the sum over K in `parts` parts, and blocks alone or in
-    pairs."""
-    before = choice.choose_half, choice.PAIRS
+    pairs; stages: of rung 5, None for the device's."""
+    before = choice.choose_half, choice.PAIRS, mma.stages_of
     choice.choose_half = lambda wanted, *given: (
         before[0](wanted, *given)
         if wanted != rung
         else (tile if rung == 5 else (BM, tile), parts, 0.0)
     )
     choice.PAIRS = pairs
+    if stages:
+        mma.stages_of = lambda *given: stages
     try:
         yield
     finally:
-        choice.choose_half, choice.PAIRS = before
+        choice.choose_half, choice.PAIRS, mma.stages_of = before
 
 
 # Float32 ------------------------------------------------------------------------------------------
@@ -157,7 +159,18 @@ RUNGS = {5: ("mma",), 6: ("hopper",)}
 
 
 def _in_tile(
-    key, rung, M=8, N=8, K=8, parts=1, pairs=False, added=False, alpha=1.0, words="", **more
+    key,
+    rung,
+    M=8,
+    N=8,
+    K=8,
+    parts=1,
+    pairs=False,
+    added=False,
+    alpha=1.0,
+    words="",
+    stages=None,
+    **more,
 ):
     """key: tile, whether a is contiguous along m and b along n, whether the result is float16."""
     tile, transpose_a, across, is_half = key
@@ -174,7 +187,7 @@ def _in_tile(
         not across,
         half,
         versions=RUNGS[rung],
-        within=functools.partial(with_tile, tile, rung, parts, pairs),
+        within=functools.partial(with_tile, tile, rung, parts, pairs, stages),
         **more,
     )
 
@@ -182,8 +195,15 @@ def _in_tile(
 def _by_mma():
     """Rung 5: each kernel, with and without a residual; a sum over K in parts."""
     narrowest, K = min(TILES), 8 * TILES[64, 64].k + 8
-    for tile, transpose_a, across in dict.fromkeys(key[:3] for key in mma.KERNELS):
+    for tile, stages, transpose_a, across in dict.fromkeys(key[:4] for key in mma.KERNELS):
         key, is_first = (tile, transpose_a, across, True), not (transpose_a or across)
+        if stages == TURING_STAGES:
+            words, runs = ", Turing's stages", tile == narrowest and is_first
+            more = {"stages": stages, "fast": False}
+            yield _in_tile(key, 5, K=104, words=words, only_compiled=not runs, **more)
+            words += ", with a residual"
+            yield _in_tile(key, 5, added=True, words=words, only_compiled=True, **more)
+            continue
         yield _in_tile(
             key,
             5,
@@ -440,21 +460,22 @@ def strided_problems():
 
 
 @contextlib.contextmanager
-def _with_epilogue(tile, rung, pairs):
-    with at_most({"matmul": rung}), with_tile(tile, rung, 1, pairs):
+def _with_epilogue(tile, rung, pairs, stages):
+    with at_most({"matmul": rung}), with_tile(tile, rung, 1, pairs, stages):
         yield
 
 
 def _every_epilogue():
-    """Yields (epilogue, tile, rung, whether blocks are in pairs) of each kernel."""
+    """Yields (epilogue, tile, rung, whether blocks are in pairs, stages) of each kernel; stages None:
+    the device's."""
     for rung, pairs, keys in (
         (6, False, kernel.ACTIVATION_KERNELS),
         (6, True, kernel.PAIR_ACTIVATION_KERNELS),
         (5, False, mma.ACTIVATION_KERNELS),
     ):
-        for tile, epilogue in keys:
+        for tile, *stages, epilogue in keys:
             if epilogue != "gate":
-                yield epilogue, tile, rung, pairs
+                yield epilogue, tile, rung, pairs, *(stages or [None])
 
 
 # {epilogue: tiles} that the quick tests run: of each one of 64 columns or of several times 64, and
@@ -479,7 +500,7 @@ def activation_problems(name, backward=False):
     ]
 
 
-def _activation_problem(epilogue, tile, rung, pairs):
+def _activation_problem(epilogue, tile, rung, pairs, stages):
     name, again = epilogue.removesuffix("_gradient"), "_again" in epilogue
     # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of
     # each half
@@ -497,12 +518,13 @@ def _activation_problem(epilogue, tile, rung, pairs):
             **({"scale": vector, "residual": u} if name == "layer_scale" else {}),
         }
     narrowest = not pairs and tile == (128 if epilogue == "swiglu" else 64)
+    turing = ", Turing's stages" if stages == TURING_STAGES else ""
     return Problem(
-        f"float16, {'again, ' * again}tile {tile}{', pairs' * pairs}",
+        f"float16, {'again, ' * again}tile {tile}{', pairs' * pairs}{turing}",
         bfloat16=narrowest,
-        fast=not pairs and tile in QUICK[epilogue],
-        only_compiled=pairs and tile == 192 and "gelu" in name,
-        within=functools.partial(_with_epilogue, tile, rung, pairs),
+        fast=not (pairs or turing) and tile in QUICK[epilogue],
+        only_compiled=bool(turing) or pairs and tile == 192 and "gelu" in name,
+        within=functools.partial(_with_epilogue, tile, rung, pairs, stages),
         **arguments,
     )
 

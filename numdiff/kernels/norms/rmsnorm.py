@@ -121,7 +121,7 @@ def keep_weight(weight, factors, numbers, c, C, weighted):
                 factors[8 * s + i] = numbers[i]
 
 
-@requires("8.0")
+@requires("7.5")
 def rmsnorm_forward_v3(x, weight, y, rstd, rows, C, eps, weighted):
     words, numbers = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array(8, "float32")
     factors = cuda.local.array(KEPT, "float32")
@@ -186,7 +186,7 @@ def keep_row(words, brought, c, C):
                 words[s, k] = brought[s, k]
 
 
-@requires("8.0")
+@requires("7.5")
 def rmsnorm_backward_v3(dy, x, weight, rstd, dx, partial, rows, C, weighted, needed):
     """dx, and if `needed` each block's sums Σ dy · xhat: partial (blocks, C)."""
     g_words, x_words = (
@@ -330,7 +330,7 @@ def _three_versions(kernels, persistent):
             "persistent",
             persistent,
             fits=_lacks_eights,
-            requires="8.0",
+            requires="7.5",
             dtypes=("float32", "float16", "bfloat16"),
         ),
     ]

@@ -323,7 +323,7 @@ def add_words(a, b):
     return pack_half2(a0 + b0, a1 + b1)
 
 
-@requires("8.0")
+@requires("7.5")
 def depthwise_forward_kernel_v3(x, weight, bias, channel, residual, y, slices, image):
     tile = cuda.shared.array(TILE, x.dtype.type, alignment=128)
     bands, added = (
@@ -409,7 +409,7 @@ def store_diagonals(acc, first, sums, mine, partial, at, C, lane):
         partial[uint32(at + tap * C)] = total
 
 
-@requires("8.0")
+@requires("7.5")
 def depthwise_weight_gradient_kernel_v3(dy, x, partial, tiles, chunk, slices, image):
     """partial (chunks, K, K, C): the sums over each chunk of the tiles."""
     planes = cuda.shared.array(PLANES, x.dtype.type, alignment=128)

@@ -112,7 +112,7 @@ def multiply_row(totals, seen, weights, w, tile, x):
             totals[4 * p + 3] += seen[4 * (p + s) + 3] * w3
 
 
-@requires("8.0")
+@requires("7.5")
 def depthwise_forward_kernel_v2(x, weight, bias, channel, y, slices, image):
     tile = cuda.shared.array(TILE, x.dtype.type, alignment=128)
     weights = cuda.shared.array(WEIGHTS, float32, alignment=128)
@@ -199,7 +199,7 @@ def group_sum(value):
     return value
 
 
-@requires("8.0")
+@requires("7.5")
 def depthwise_weight_gradient_kernel_v2(dy, x, partial, tiles, chunk, slices, image):
     """partial (chunks, K, K, C): the sums over each chunk of the tiles."""
     tile = cuda.shared.array(TILE, x.dtype.type, alignment=128)

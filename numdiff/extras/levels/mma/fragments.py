@@ -116,7 +116,7 @@ def store_sums(c, sums, row, column, N, lane):
             store_word(c, at + 8 * N, pack_half2(sums[s + 2], sums[s + 3]))
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=(THREADS, 2))
 def matmul_mma_level_kernel_v1(a, b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=128)

@@ -52,7 +52,7 @@ def copy_tiles(base, a, b, m, n, k, K, t):
     cp_async_commit()
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=(THREADS, 2))
 def matmul_mma_level_kernel_v3(a, b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=128)

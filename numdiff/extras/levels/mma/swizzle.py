@@ -80,7 +80,7 @@ def multiply(sums, base, step, warp_row, warp_column, lane):
     multiply_row(sums, 3, fragment_a(base, warp_row + 48, step, lane), b0, b1, b2, b3)
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=(THREADS, 2))
 def matmul_mma_level_kernel_v2(a, b, c, N, K):
     tiles = cuda.shared.array(0, "uint8", alignment=128)

@@ -210,7 +210,7 @@ def write_rows(r, shared, y, numbers, problem, weights, sums, keeps, t):
     copy_out(shared, patch, PITCH, y, to, int32(heads * HS), int32(problem.T - first), 16, HS, lane)
 
 
-@requires("8.0")
+@requires("7.5")
 def sla_forward_kernel_v2(
     qkv, lists, sums, totals, layer, y, logsumexp, r_out, S, Z, problem, keeps
 ):

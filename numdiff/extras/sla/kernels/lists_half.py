@@ -168,7 +168,7 @@ def add_linear_part(dq, dqkv, at, width, exist, scale, lane):
         )
 
 
-@requires("8.0")
+@requires("7.5")
 def sla_dq_kernel_v2(dy, qkv, lists, logsumexp, sums, dqkv, problem):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     tiles, t = shared_address(shared), int32(cuda.threadIdx.x)
@@ -353,7 +353,7 @@ def add_linear(r, phi, dphi, R, rho, scale, lane):
         r.dk[n] = scale * r.dk[n] + dphi[n]
 
 
-@requires("8.0")
+@requires("7.5")
 def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     rho = cuda.shared.array(HS, float32)

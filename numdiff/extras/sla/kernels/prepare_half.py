@@ -63,7 +63,7 @@ def shared_bytes(HS):
     return 3 * BLOCK * pitch_of(HS)
 
 
-@requires("8.0")
+@requires("7.5")
 def sla_prepare_kernel_v2(qkv, q_mean, H, z, problem):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     partial = cuda.shared.array((3, WARPS, HS), float32)

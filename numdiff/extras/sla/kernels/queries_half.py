@@ -241,7 +241,7 @@ def write_weights(r, parts, bias_parts, column_sum, lane, warp, t):
         bias_parts[part * HS + t - OTHERS] = column_sum
 
 
-@requires("8.0")
+@requires("7.5")
 def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, out, problem, some):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     means = cuda.shared.array(BLOCK, float32)

@@ -105,7 +105,7 @@ def add_rows(sums, words, shared, at, row_bytes, tile, lane):
         add_products(sums, words, tile + int32(k * 16 * PITCH), 2, COLUMNS)
 
 
-@requires("8.0")
+@requires("7.5")
 def sla_rest_kernel_v3(H, left, S, N, size):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     tiles, t = shared_address(shared), int32(cuda.threadIdx.x)

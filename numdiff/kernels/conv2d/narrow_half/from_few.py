@@ -131,7 +131,7 @@ def write_eight(y, at, accumulators, k):
     )
 
 
-@requires("8.0")
+@requires("7.5")
 def conv2d_from_narrow_kernel(x, weight, bias, y, H, W, C, N, pixels, has_bias, gradient):
     """gradient: the weight is (C, taps, N), and its taps are counted down."""
     words = cuda.shared.array(WORDS, np.uint32)

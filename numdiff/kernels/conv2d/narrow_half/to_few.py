@@ -44,7 +44,7 @@ def sixteen(x, pixel, inside, c, C):
     return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=BLOCK)
 def conv2d_to_narrow_kernel(x, weight, bias, y, H, W, C, N, has_bias):
     z = cuda.shared.array(Z_SIZE, float32)  # [pixel with halo][tap][channel]

@@ -202,7 +202,7 @@ def write_sum_of_warps(partial, tile, accumulators, warp, lane, t):
     store4(partial, part + 4 * t, t0, t1, t2, t3)
 
 
-@requires("8.0")
+@requires("7.5")
 @cuda.jit(launch_bounds=BLOCK)
 def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J, pixels, turns):
     """partial[part, group, slab] = sums[(tap, j), m] of the part's pixels, as its threads hold

@@ -348,7 +348,7 @@ def bring_sums(floats, place, totals, first, c, C):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@requires("8.0")
+@requires("7.5")
 def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut, factors, places):
     """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where
     `places` says.

@@ -104,7 +104,7 @@ def _two_versions(kernels, lacks):
     return [
         Version("unfused", fits=_lacks_arrays),
         Version(
-            "fused", kernels, fits=lacks, requires="8.0", dtypes=("float32", "float16", "bfloat16")
+            "fused", kernels, fits=lacks, requires="7.5", dtypes=("float32", "float16", "bfloat16")
         ),
     ]
 

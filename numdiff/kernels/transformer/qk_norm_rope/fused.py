@@ -230,7 +230,7 @@ def keep_turn(words, brought):
             words[s, k] = brought[s, k]
 
 
-@requires("8.0")
+@requires("7.5")
 def qk_norm_rope_forward_v2(x, y, kept, q_weight, k_weight, rotation, walk, eps):
     """y (B, T, 3 · D) from x, and with walk.keeps q and k of x to `kept`; q, k and v by the grid's
     third axis."""
@@ -326,7 +326,7 @@ def head_gradient(z, x, sums, is_there, factors, place, walk, eps):
     return z
 
 
-@requires("8.0")
+@requires("7.5")
 def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, partial, walk, eps):
     """dqkv (B, T, 3 · D): dq, dk and dv by the grid's third axis; for q and k each block's sums for
     dweight, too."""

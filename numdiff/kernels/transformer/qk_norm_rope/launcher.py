@@ -207,7 +207,7 @@ MEASURED = {
     check=_check,
     versions=[
         Version("naive", qk_norm_rope_forward_kernel_v1),
-        Version("fused", FORWARD, fits=_lacks_eights, requires="8.0"),
+        Version("fused", FORWARD, fits=_lacks_eights, requires="7.5"),
     ],
     problems=[
         *_problems(backward=False),
@@ -269,7 +269,7 @@ def qk_norm_rope_forward(
     check=_check_backward,
     versions=[
         Version("naive", qk_norm_rope_backward_kernel_v1),
-        Version("fused", BACKWARD, fits=_lacks_eights, of=("dy", "heads"), requires="8.0"),
+        Version("fused", BACKWARD, fits=_lacks_eights, of=("dy", "heads"), requires="7.5"),
     ],
     problems=[
         *_problems(backward=True),
