@@ -352,8 +352,8 @@ class Steps(click.ParamType):
     default="auto",
     show_default=True,
     help="Arithmetic: fp32: float32; tf32: matrix products in TF32 on tensor cores; fp16: activations and products "
-    "in float16 (GPUs only); bf16: in bfloat16; auto: fp16 on a GPU of compute capability 8.0 or "
-    "later, else fp32.",
+    "in float16 (GPUs only); bf16: in bfloat16; auto: fp16 on a GPU, else "
+    "fp32.",
 )
 @option(
     "Run",

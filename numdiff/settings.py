@@ -102,7 +102,7 @@ class RunSettings:
         "tensor cores; fp16, on a GPU, has activations and products in float16 on tensor cores, and scales the loss; "
         "bf16 has them in bfloat16, and scales nothing; fp8, of a DiT on a Hopper GPU, is fp16 with the products of "
         "the linear layers of all blocks but the first and the last in E4M3, 8 bits; "
-        "auto: fp16 on a GPU of compute capability 8.0 or later, else "
+        "auto: fp16 on a GPU, else "
         "fp32.",
         choices=TRAINING_PRECISIONS,
         resume=True,

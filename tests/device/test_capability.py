@@ -59,11 +59,19 @@ def test_other_values_are_refused_in_one_sentence(monkeypatch, text, why):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("capability, precision", [((8, 0), "fp16"), ((7, 5), "fp32")])
-def test_precision_follows(monkeypatch, capability, precision):
+@pytest.mark.parametrize("capability, has_bfloat16", [((8, 0), True), ((7, 5), False)])
+def test_precision_follows(monkeypatch, capability, has_bfloat16):
     monkeypatch.setattr(numdiff.device, "why_no_gpu", lambda: None)
     monkeypatch.setattr(options_module, "gpu_capability", lambda: capability)
-    assert resolve({"model": "unet", "device": "cuda"}).precision == precision
+    assert resolve({"model": "unet", "device": "cuda"}).precision == "fp16"
+    given = {"model": "unet", "device": "cuda", "precision": "bf16"}
+    if has_bfloat16:
+        assert resolve(given).precision == "bf16"
+    else:
+        with pytest.raises(
+            UsageError, match="--precision bf16 needs a GPU of compute capability 8"
+        ):
+            resolve(given)
     with pytest.raises(UsageError, match="--precision fp8 needs a GPU of compute capability 9.0"):
         resolve({"model": "dit", "device": "cuda", "precision": "fp8"})
 

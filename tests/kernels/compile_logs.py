@@ -22,6 +22,8 @@ import tempfile
 from numdiff.device.compiler import type_of_word, word_of
 from numdiff.device.ptx import PtxDevice, capabilities_of
 from numdiff.device.ptxas import find_ptxas
+from numdiff.device.requires import supports
+from numdiff.device.turing import for_turing
 from numdiff.kernels.check import CASES
 from numdiff.kernels.check.run import run_once
 from tests import kept
@@ -58,6 +60,7 @@ LONG = (
     "transformer.gate",
     "transformer.qk_norm_rope.",
 )
+TURING = (7, 5)
 # cards that run what is compiled for 8.0, with fewer bytes of shared memory
 LATER = (8, 6), (8, 9), (12, 0)
 # gradients of convolutions, written for 8.0, of which ptxas spills 8 bytes a thread for 12.0
@@ -232,12 +235,14 @@ def uses_tensor_cores(module):
 
 def ptx_of(name):
     """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch`
-    compiles it; of one without tensor cores for the last."""
+    compiles it, and for Turing; of one without tensor cores for the last."""
     kernel, signature = {**kernels_in_registers(), **kernels()}[name]
     capabilities = capabilities_of(kernel)
-    return PtxDevice.compile(
-        kernel, signature, capabilities if name in tensor_core_kernels() else capabilities[-1:]
-    )
+    if name not in tensor_core_kernels():
+        return PtxDevice.compile(kernel, signature, capabilities[-1:])
+    turing = (TURING,) if supports(TURING, kernel) else ()
+    texts = PtxDevice.compile(kernel, signature, (*turing, *capabilities))
+    return texts | {capability: for_turing(texts[capability]) for capability in turing}
 
 
 def architecture(capability):
