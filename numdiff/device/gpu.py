@@ -13,7 +13,7 @@ import threading
 import numpy as np
 from numba import cuda
 
-from ..emulator.host import SIMULATOR, is_simulator
+from ..emulator.host import is_simulator
 from ..errors import NumdiffError, OutOfMemoryError, UsageError
 from .arena import Arena
 from .capability import MINIMUM_CAPABILITY, acting_capability, dotted, shared_of
@@ -27,7 +27,10 @@ from .threads import PerThread
 from .turing import needs_rewriting
 
 if is_simulator(cuda):  # at once: what follows cannot even be imported with it
-    raise UsageError(SIMULATOR)
+    raise UsageError(
+        "NUMBA_ENABLE_CUDASIM is set, so Numba's simulator stands in for its CUDA compiler: unset it; "
+        "numdiff's emulator, which runs kernels without a GPU, needs no such variable."
+    )
 
 
 class Turn:

@@ -405,6 +405,8 @@ DISPATCHERS = {
     "numba.cuda": ("numba.cuda.dispatcher", "CUDADispatcher"),
     MLIR: ("numba_cuda_mlir.descriptor", "MLIRDispatcher"),
 }
+# where NUMBA_ENABLE_CUDASIM has put Numba's simulator into the place of its compiler
+SIMULATED = "numba.cuda.simulator.kernel", "FakeCUDAKernel"
 
 
 class _AtImport:
@@ -457,12 +459,6 @@ def _imported_by_name(ids):
         else:
             with contextlib.suppress(TypeError):
                 _SEEN[module] = len(names)
-
-
-SIMULATOR = (
-    "NUMBA_ENABLE_CUDASIM is set, so Numba's simulator stands in for its CUDA compiler: unset it; numdiff's "
-    "emulator, which runs kernels without a GPU, needs no such variable."
-)
 
 
 def is_simulator(cuda):
@@ -520,8 +516,12 @@ def device(
         setattr(owner, name, value)
 
     def patch_all(module):
-        if is_simulator(module):
-            raise Unsupported(SIMULATOR)
+        simulated = is_simulator(module)
+        if compile and simulated:
+            raise Unsupported(
+                "compile=True needs numba-cuda's compiler, and NUMBA_ENABLE_CUDASIM takes its place: "
+                "unset it."
+            )
         if compile and module.__name__ == MLIR:
             raise Unsupported(
                 "compile=True needs numba-cuda: numba-cuda-mlir compiles for a GPU of the machine only."
@@ -545,9 +545,11 @@ def device(
             patch(owner, name, by_original[id(original)])
         for owner, name, value in news:
             patch(owner, name, value)
-        where, what = DISPATCHERS[module.__name__]
+        where, what = SIMULATED if simulated else DISPATCHERS[module.__name__]
         dispatcher = getattr(sys.modules.get(where), what, None)
-        if module.__name__ != MLIR:
+        if simulated:
+            patch(dispatcher, "py_func", property(lambda kernel: kernel.fn))
+        elif module.__name__ != MLIR:
             patch_context(module, _Context(machine), patch)
         if compile:
             patch_compiler(machine, module, patch)

@@ -46,12 +46,13 @@ def numba_parts(mlir=False):
             "numba.np.numpy_support"
         )
         if hasattr(types, "Array") and support is not None:
-            target = (
-                sys.modules["numba_cuda_mlir.descriptor"].mlir_target
-                if "mlir" in root
-                else (sys.modules["numba.cuda.descriptor"].cuda_target)
-            )
-            return types, support.from_dtype, target.typing_context
+            if "mlir" in root:
+                context = sys.modules["numba_cuda_mlir.descriptor"].mlir_target.typing_context
+            elif "numba.cuda.descriptor" in sys.modules:
+                context = sys.modules["numba.cuda.descriptor"].cuda_target.typing_context
+            else:  # Numba's simulator has none; numbers are converted by the same rules
+                context = sys.modules["numba.core.typing.context"].Context()
+            return types, support.from_dtype, context
     raise Unsupported("the emulator finds no Numba, whose types a signature is made of")
 
 

@@ -305,6 +305,63 @@ def test_the_context_is_entered_before_numba_is_imported(before, tmp_path):
     assert done.stdout.split() == ["right", str(not before)]
 
 
+SIMULATED = """
+import sys
+import numpy as np
+from numdiff import emulator
+BUILT_IN
+if LATE:
+    from numba import cuda, float32
+gpu = emulator.install(on_fault="collect")
+from numba import cuda, float32
+from numba.cuda import to_device
+
+@cuda.jit(device=True)
+def half(a):
+    return a * float32(0.5)
+
+@cuda.jit("void(float32[:], float64)")
+def turned(x, by):
+    tile, i = cuda.shared.array(4, float32), cuda.grid(1)
+    tile[i] = half(x[i] * float32(by))
+    cuda.syncthreads()
+    x[i] = tile[3 - i]
+
+@cuda.jit
+def race(x):
+    x[0] = cuda.threadIdx.x
+
+x = to_device(np.arange(4, dtype=np.float32))
+turned[1, 4](x, 3)
+assert type(x) is emulator.EmulatedArray and x.copy_to_host().tolist() == [4.5, 3, 1.5, 0]
+race[1, 4](x)
+assert [fault.kind for fault in gpu.faults] == ["race"] and gpu.launches == 2
+emulator.uninstall()
+print("right")
+if LATE:  # the kernels are the simulator's again
+    y = np.zeros(4, np.float32)
+    race[1, 4](y)
+    assert gpu.launches == 2
+"""
+
+
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=exhaustive)])
+@pytest.mark.parametrize(
+    "before", ["", *([pytest.param(BUILT_IN, marks=exhaustive)])], ids=["numba-cuda", "built-in"]
+)
+def test_where_numbas_simulator_is_set(before, late, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SIMULATED.replace("BUILT_IN", before).replace("LATE", str(late)))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "NUMBA_ENABLE_CUDASIM": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "right"
+
+
 MLIR = """
 import sys
 import numpy as np

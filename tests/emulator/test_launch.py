@@ -1,5 +1,6 @@
 """Launches: what a GPU refuses, exceptions and breakpoints in kernels, the context and its options."""
 
+import bdb
 import sys
 
 import numpy as np
@@ -220,12 +221,10 @@ def test_breakpoint_stops_at_one_thread(monkeypatch, order):
 
 
 def test_the_debugger_finds_its_lines(monkeypatch):
-    """pdb steps through the kernel's own lines, in its own file."""
-    import pdb
-
+    """A debugger, such as pdb, steps through the kernel's own lines, in its own file."""
     lines = []
 
-    class Stepper(pdb.Pdb):
+    class Stepper(bdb.Bdb):
         def user_line(self, frame):
             lines.append((frame.f_code.co_filename, frame.f_lineno))
             if len(lines) < 2:
@@ -240,9 +239,7 @@ def test_the_debugger_finds_its_lines(monkeypatch):
         x[0] = a  # step 2
 
     trace = sys.gettrace()
-    monkeypatch.setattr(
-        sys, "breakpointhook", lambda: Stepper(nosigint=True).set_trace(sys._getframe(1))
-    )
+    monkeypatch.setattr(sys, "breakpointhook", lambda: Stepper().set_trace(sys._getframe(1)))
     try:
         run(kernel, 1, 1, np.zeros(1, np.float32), checks=False)
     finally:
