@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..errors import UsageError
-from ..nn.dit import EPS, FREQUENCIES, position_table
+from ..nn.dit import EPS, FREQUENCIES, DiTConfig, position_table
 from ..nn.flops import mlp_width
 from ..nn.rotary import rotation_table
 from ..sizes import scaled_down, sides
@@ -154,52 +154,37 @@ class TorchFinalLayer(nn.Module):
 class TorchDiT(nn.Module):
     """Options as `numdiff.nn.DiT`; forward takes x (B, C, H, W), t (B,) and, with classes, y (B,)."""
 
-    def __init__(
-        self,
-        image_size=32,
-        in_channels=4,
-        patch_size=2,
-        hidden_size=1152,
-        depth=28,
-        num_heads=16,
-        mlp_ratio=4.0,
-        num_classes=1000,
-        class_dropout=0.1,
-        learn_sigma=True,
-        norm="layer",
-        qk_norm=False,
-        rope=False,
-        mlp="gelu",
-        shift=True,
-        attention="full",
-        sla_topk=0.2,
-        sla_linear="rest",
-    ):
-        if attention != "full":
+    def __init__(self, **options):
+        c = DiTConfig(**options)
+        if c.attention != "full":
             raise UsageError(
                 "--versus torch: PyTorch has no sparse-linear attention to compare with; leave one of "
                 "them out."
             )
         super().__init__()
-        self.patch, self.grid = patch_size, sides(scaled_down(image_size, patch_size))
-        self.outputs = in_channels * (2 if learn_sigma else 1)
-        self.x_embedder = TorchPatchEmbed(patch_size, in_channels, hidden_size)
-        self.t_embedder = TorchTimestepEmbedder(hidden_size)
-        if num_classes is not None:
-            self.y_embedder = TorchLabelEmbedder(num_classes, hidden_size, class_dropout)
+        self.patch, self.grid = c.patch_size, sides(scaled_down(c.image_size, c.patch_size))
+        self.outputs = c.in_channels * (2 if c.learn_sigma else 1)
+        self.x_embedder = TorchPatchEmbed(c.patch_size, c.in_channels, c.hidden_size)
+        self.t_embedder = TorchTimestepEmbedder(c.hidden_size)
+        if c.num_classes is not None:
+            self.y_embedder = TorchLabelEmbedder(c.num_classes, c.hidden_size, c.class_dropout)
         self.pos_embed = nn.Parameter(
-            torch.from_numpy(position_table(hidden_size, self.grid))[None], False
+            torch.from_numpy(position_table(c.hidden_size, self.grid))[None], False
         )
         angles = (
-            torch.from_numpy(rotation_table(hidden_size // num_heads, self.grid)) if rope else None
+            torch.from_numpy(rotation_table(c.hidden_size // c.num_heads, self.grid))
+            if c.rope
+            else None
         )
         self.register_buffer("rotation", angles, persistent=False)
         self.blocks = nn.ModuleList(
-            TorchDiTBlock(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift)
-            for _ in range(depth)
+            TorchDiTBlock(
+                c.hidden_size, c.num_heads, c.mlp_ratio, c.norm, c.qk_norm, c.mlp, c.shift
+            )
+            for _ in range(c.depth)
         )
         self.final_layer = TorchFinalLayer(
-            hidden_size, patch_size * patch_size * self.outputs, norm
+            c.hidden_size, c.patch_size * c.patch_size * self.outputs, c.norm
         )
 
     def forward(self, x, t, y=None):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .. import extensions
+from ..nn.unet import UNetConfig
 from ..sizes import level_sides
 
 
@@ -128,104 +129,83 @@ class TorchStage(nn.Sequential):
 class TorchUNet(nn.Module):
     """Options as `numdiff.nn.UNet`; forward takes x (B, C, H, W), t (B,) and, with classes, y (B,)."""
 
-    def __init__(
-        self,
-        image_size=64,
-        in_channels=3,
-        model_channels=64,
-        out_channels=None,
-        channel_mult=(1, 2, 3, 4),
-        num_res_blocks=2,
-        attention_resolutions=(16, 8),
-        num_heads=1,
-        num_head_channels=32,
-        num_heads_upsample=-1,
-        use_scale_shift_norm=False,
-        resblock_updown=False,
-        conv_resample=False,
-        num_classes=None,
-        learn_sigma=False,
-        dropout=0.0,
-        use_new_attention_order=False,
-        max_period=10000.0,
-        groups=32,
-        class_dropout=0.0,
-        block="resnet",
-    ):
+    def __init__(self, **options):
         super().__init__()
-        self.model_channels, self.max_period = model_channels, max_period
-        self.num_classes, self.class_dropout = num_classes, class_dropout
-        outputs = out_channels or in_channels * (2 if learn_sigma else 1)
-        emb_channels, order = 4 * model_channels, "new" if use_new_attention_order else "legacy"
-        if num_heads_upsample == -1:
-            num_heads_upsample = num_heads
+        c = UNetConfig(**options)
+        self.model_channels, self.max_period = c.model_channels, c.max_period
+        self.num_classes, self.class_dropout = c.num_classes, c.class_dropout
+        outputs = c.out_channels or c.in_channels * (2 if c.learn_sigma else 1)
+        emb_channels, order = 4 * c.model_channels, "new" if c.use_new_attention_order else "legacy"
+        heads_upsample = c.num_heads if c.num_heads_upsample == -1 else c.num_heads_upsample
 
         def res(channels, width, resample=None):
-            if block != "resnet":
-                kind = extensions.find("torch_unet_block", block, f"block {block!r}")
-                return kind(channels, emb_channels, width, dropout, resample)
+            if c.block != "resnet":
+                kind = extensions.find("torch_unet_block", c.block, f"block {c.block!r}")
+                return kind(channels, emb_channels, width, c.dropout, resample)
             return TorchResBlock(
-                channels, emb_channels, width, dropout, use_scale_shift_norm, groups, resample
+                channels, emb_channels, width, c.dropout, c.use_scale_shift_norm, c.groups, resample
             )
 
         def attention(channels, count):
             return TorchAttentionBlock(
                 channels,
-                count if num_head_channels == -1 else channels // num_head_channels,
+                count if c.num_head_channels == -1 else channels // c.num_head_channels,
                 order,
-                groups,
+                c.groups,
             )
 
         self.time_embed = nn.Sequential(
-            nn.Linear(model_channels, emb_channels),
+            nn.Linear(c.model_channels, emb_channels),
             nn.SiLU(),
             nn.Linear(emb_channels, emb_channels),
         )
-        if num_classes is not None:
-            self.label_emb = nn.Embedding(num_classes + (class_dropout > 0), emb_channels)
-        widths = [int(mult * model_channels) for mult in channel_mult]
+        if c.num_classes is not None:
+            self.label_emb = nn.Embedding(c.num_classes + (c.class_dropout > 0), emb_channels)
+        widths = [int(mult * c.model_channels) for mult in c.channel_mult]
         channels = widths[0]
-        attends = [side in attention_resolutions for side in level_sides(image_size, len(widths))]
+        attends = [
+            side in c.attention_resolutions for side in level_sides(c.image_size, len(widths))
+        ]
         self.input_blocks = nn.ModuleList(
-            [TorchStage(nn.Conv2d(in_channels, channels, 3, padding=1))]
+            [TorchStage(nn.Conv2d(c.in_channels, channels, 3, padding=1))]
         )
         skips = [channels]
         for level, width in enumerate(widths):
-            for _ in range(num_res_blocks):
+            for _ in range(c.num_res_blocks):
                 blocks = [res(channels, width)]
                 channels = width
                 if attends[level]:
-                    blocks.append(attention(channels, num_heads))
+                    blocks.append(attention(channels, c.num_heads))
                 self.input_blocks.append(TorchStage(*blocks))
                 skips.append(channels)
             if level < len(widths) - 1:
                 self.input_blocks.append(
                     TorchStage(
                         res(channels, channels, "down")
-                        if resblock_updown
-                        else TorchDownsample(channels, conv_resample)
+                        if c.resblock_updown
+                        else TorchDownsample(channels, c.conv_resample)
                     )
                 )
                 skips.append(channels)
         self.middle_block = TorchStage(
-            res(channels, channels), attention(channels, num_heads), res(channels, channels)
+            res(channels, channels), attention(channels, c.num_heads), res(channels, channels)
         )
         self.output_blocks = nn.ModuleList()
         for level, width in reversed(list(enumerate(widths))):
-            for i in range(num_res_blocks + 1):
+            for i in range(c.num_res_blocks + 1):
                 blocks = [res(channels + skips.pop(), width)]
                 channels = width
                 if attends[level]:
-                    blocks.append(attention(channels, num_heads_upsample))
-                if level > 0 and i == num_res_blocks:
+                    blocks.append(attention(channels, heads_upsample))
+                if level > 0 and i == c.num_res_blocks:
                     blocks.append(
                         res(channels, channels, "up")
-                        if resblock_updown
-                        else TorchUpsample(channels, conv_resample)
+                        if c.resblock_updown
+                        else TorchUpsample(channels, c.conv_resample)
                     )
                 self.output_blocks.append(TorchStage(*blocks))
         self.out = nn.Sequential(
-            nn.GroupNorm(groups, channels), nn.SiLU(), nn.Conv2d(channels, outputs, 3, padding=1)
+            nn.GroupNorm(c.groups, channels), nn.SiLU(), nn.Conv2d(channels, outputs, 3, padding=1)
         )
 
     def forward(self, x, t, y=None):

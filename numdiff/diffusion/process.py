@@ -9,10 +9,12 @@ kernels/diffusion/levels.py has both.
 import inspect
 import math
 import numbers
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..configuration import configured_by, given_values
 from ..device import AnyArray, is_device, upload
 from ..errors import UsageError, near_miss, quoted, shown
 from ..kernels.diffusion import levels as L
@@ -39,7 +41,11 @@ LARGEST_STEPS = 100_000
 def make_diffusion(options, backend=None):
     """The `Diffusion` with these options (a dict, another Diffusion, or None for the defaults); a
     `UsageError` for what is none."""
-    known = [name for name in inspect.signature(Diffusion).parameters if name != "backend"]
+    known = [
+        name
+        for name in inspect.signature(Diffusion).parameters
+        if name not in ("backend", "config")
+    ]
     if isinstance(options, Diffusion):
         options = options.options
     if options is not None and not isinstance(options, dict):
@@ -73,16 +79,12 @@ class Levels(NamedTuple):
     weight: Any
 
 
-class Diffusion:
-    """A path from image to noise, a prediction target and a loss.
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig:
+    """Settings of a `Diffusion` other than its timesteps and its prediction.
 
     path: "discrete", whole timesteps of a schedule; "linear", x_t = (1 - t)·x_0 + t·eps, t in (0,
         1); or "edm", EDM's preconditioning of x_0 + σ·eps
-    steps: T; schedule: "linear" or "cosine"
-    prediction: what the model's output means: "eps" (the noise), "x_0" (the image), "v" = √ᾱ·eps -
-        √(1-ᾱ)·x_0 (Salimans and Ho 2022, arXiv:2202.00512, appendix D; of other paths a·eps -
-        s·x_0), "flow" = eps - x_0, or "edm", the network F of EDM, for the path edm alone. None:
-        eps, flow or edm, by the path
     loss: what the squared error is of, one of these; None: of what is predicted. "flow" with the
         prediction "x_0" is JiT's: of (x_t - x_0) / t, t from below no less than 0.05; what other
         pairs divide by is bounded likewise (kernels/diffusion/levels.py). min_snr_gamma: instead,
@@ -97,10 +99,42 @@ class Diffusion:
         here it is 0.8
     time_shift: of the path linear, s: t becomes s·t / (1 + (s-1)·t), in training and in sampling
     sigma_data: of the path edm, standard deviation of the images
-    backend: where the tables are (None: NumPy)
     vlb_weight: weight of the variational bound, in bits, in the loss of a learned variance. None: T
         / 1000, that is T terms times the paper's λ of 0.001, as in the public DiT and in
         guided-diffusion with rescale_learned_sigmas; 1: as in guided-diffusion without it
+    """
+
+    path: str = "discrete"
+    loss: str | None = None
+    min_snr_gamma: float | None = None
+    time_sampling: str = "uniform"
+    noise_mean: float | None = None
+    noise_std: float | None = None
+    time_shift: float = 1.0
+    sigma_data: float = 0.5
+    vlb_weight: float | None = None
+    timestep_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(DiffusionConfig):
+    """The settings that determine what a model learns, as `Diffusion` has them, and whether the model
+    learns its variance."""
+
+    prediction: str | None
+    learn_sigma: bool = False
+
+
+@configured_by(DiffusionConfig)
+class Diffusion:
+    """A path from image to noise, a prediction target and a loss.
+
+    steps: T; schedule: "linear" or "cosine"
+    prediction: what the model's output means: "eps" (the noise), "x_0" (the image), "v" = √ᾱ·eps -
+        √(1-ᾱ)·x_0 (Salimans and Ho 2022, arXiv:2202.00512, appendix D; of other paths a·eps -
+        s·x_0), "flow" = eps - x_0, or "edm", the network F of EDM, for the path edm alone. None:
+        eps, flow or edm, by the path
+    backend: where the tables are (None: NumPy)
     """
 
     def __init__(
@@ -109,53 +143,26 @@ class Diffusion:
         schedule: str = "linear",
         prediction: str | None = None,
         backend: Any = None,
-        timestep_scale: float = 1.0,
-        vlb_weight: float | None = None,
-        path: str = "discrete",
-        loss: str | None = None,
-        min_snr_gamma: float | None = None,
-        time_sampling: str = "uniform",
-        noise_mean: float | None = None,
-        noise_std: float | None = None,
-        time_shift: float = 1.0,
-        sigma_data: float = 0.5,
+        config: DiffusionConfig | None = None,
+        **settings: Any,
     ):
-        check_types(
-            Diffusion.__init__,
-            {
-                "schedule": schedule,
-                "prediction": prediction,
-                "path": path,
-                "loss": loss,
-                "time_sampling": time_sampling,
-            },
-        )
-        check_magnitude("vlb_weight", vlb_weight)
-        check_objective(
-            Objective(
-                path,
-                prediction,
-                loss,
-                min_snr_gamma,
-                time_sampling,
-                noise_mean,
-                noise_std,
-                time_shift,
-                sigma_data,
-                vlb_weight,
-                timestep_scale,
-            )
-        )
+        given = DiffusionConfig(**given_values(DiffusionConfig, config, settings, "Diffusion"))
+        check_types(Diffusion.__init__, {"schedule": schedule, "prediction": prediction})
+        texts = "path", "loss", "time_sampling"
+        check_types(DiffusionConfig, {name: getattr(given, name) for name in texts})
+        check_magnitude("vlb_weight", given.vlb_weight)
+        check_objective(Objective(prediction=prediction, **vars(given)))
+        path, timestep_scale = given.path, given.timestep_scale
         self.time_sampling, self.time_shift, self.sigma_data = (
-            time_sampling,
-            float(time_shift),
-            float(sigma_data),
+            given.time_sampling,
+            float(given.time_shift),
+            float(given.sigma_data),
         )
-        self.min_snr_gamma = min_snr_gamma
+        self.min_snr_gamma = given.min_snr_gamma
         self.noise = tuple(
             default if given is None else float(given)
             for given, default in zip(
-                (noise_mean, noise_std), NOISE.get(path, (0.0, 1.0)), strict=True
+                (given.noise_mean, given.noise_std), NOISE.get(path, (0.0, 1.0)), strict=True
             )
         )
         if (
@@ -181,12 +188,12 @@ class Diffusion:
         self.prediction = prediction or PATH_PREDICTIONS[path]
         self.measured = (
             L.MIN_SNR
-            if min_snr_gamma is not None
+            if given.min_snr_gamma is not None
             else L.PLAIN
-            if loss in (None, self.prediction)
-            else loss
+            if given.loss in (None, self.prediction)
+            else given.loss
         )
-        self.vlb_weight = vlb_weight
+        self.vlb_weight = given.vlb_weight
         self.continuous = path != "discrete"
         if not self.continuous:
             self._tables(steps, backend)
@@ -398,33 +405,15 @@ class Diffusion:
         return k, low, np.log(beta) - low
 
 
-class Objective(NamedTuple):
-    """The settings that determine what a model learns, as `Diffusion` has them, and whether the model
-    learns its variance."""
-
-    path: str
-    prediction: str | None
-    loss: str | None
-    min_snr_gamma: float | None
-    time_sampling: str
-    noise_mean: float | None
-    noise_std: float | None
-    time_shift: float
-    sigma_data: float
-    vlb_weight: float | None
-    timestep_scale: float
-    learn_sigma: bool = False
-
-
 def check_objective(objective, called=str):
     """Raise a `UsageError` for a value of an `Objective` that cannot be, and for two that exclude
     each other, with both named.
 
     called(name): how a message calls a setting
     """
-    path, prediction, loss, min_snr_gamma, time_sampling, *_ = objective
-    noise_mean, noise_std, time_shift, sigma_data = objective[5:9]
-    vlb_weight, timestep_scale, learn_sigma = objective[9:]
+    path, prediction, loss = objective.path, objective.prediction, objective.loss
+    min_snr_gamma, time_sampling = objective.min_snr_gamma, objective.time_sampling
+    vlb_weight = objective.vlb_weight
 
     def named(name, value):
         return f"{called(name)} {say(value)}"
@@ -439,10 +428,10 @@ def check_objective(objective, called=str):
             raise UsageError(f"unknown {name} {quoted(value)}: use {', '.join(known)}.")
     for name, value, low, high in (
         ("min_snr_gamma", min_snr_gamma, 1e-3, 1e6),
-        ("noise_mean", noise_mean, -10, 10),
-        ("noise_std", noise_std, 1e-3, 3),
-        ("time_shift", time_shift, 1e-2, 100),
-        ("sigma_data", sigma_data, 1e-3, 1e3),
+        ("noise_mean", objective.noise_mean, -10, 10),
+        ("noise_std", objective.noise_std, 1e-3, 3),
+        ("time_shift", objective.time_shift, 1e-2, 100),
+        ("sigma_data", objective.sigma_data, 1e-3, 1e3),
     ):
         if value is not None and not (
             isinstance(value, numbers.Real) and not isinstance(value, bool) and low <= value <= high
@@ -469,23 +458,23 @@ def check_objective(objective, called=str):
         )
     for name, value, usual, paths in (
         ("time_sampling", time_sampling, "uniform", ("linear",)),
-        ("time_shift", time_shift, 1, ("linear",)),
-        ("sigma_data", sigma_data, 0.5, ("edm",)),
-        ("noise_mean", noise_mean, None, ("linear", "edm")),
-        ("noise_std", noise_std, None, ("linear", "edm")),
+        ("time_shift", objective.time_shift, 1, ("linear",)),
+        ("sigma_data", objective.sigma_data, 0.5, ("edm",)),
+        ("noise_mean", objective.noise_mean, None, ("linear", "edm")),
+        ("noise_std", objective.noise_std, None, ("linear", "edm")),
     ):
         if value != usual and path not in paths:
             raise UsageError(
                 f"{named(name, value)} does not go with {named('path', path)}: leave it out, or give "
                 f"{named('path', ' or '.join(paths))}."
             )
-    for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
+    for name, value in (("noise_mean", objective.noise_mean), ("noise_std", objective.noise_std)):
         if value is not None and path == "linear" and time_sampling != "logit-normal":
             raise UsageError(
                 f"{named(name, value)} does not go with {named('time_sampling', time_sampling)}: give "
                 f"{named('time_sampling', 'logit-normal')}, too."
             )
-    if path == "edm" and timestep_scale != 1:
+    if path == "edm" and objective.timestep_scale != 1:
         raise UsageError(
             f"{called('timestep_scale')} does not go with {named('path', 'edm')}, whose model sees "
             "log(sigma) / 4: leave it out."
@@ -499,7 +488,7 @@ def check_objective(objective, called=str):
         if min_snr_gamma is not None
         else None
     )
-    if learn_sigma and other:
+    if objective.learn_sigma and other:
         raise UsageError(
             f"{called('learn_sigma')} does not go with {other}: the variational bound of a learned "
             "variance is of whole timesteps and a plain loss; leave one of them out."

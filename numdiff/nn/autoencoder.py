@@ -17,17 +17,19 @@ Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ..configuration import configured_by
 from ..device import Replayed, copy_into, download, empty, upload
 from ..errors import UsageError, shown
 from ..sizes import as_size, check_halvings, sides
 from . import functional as F
 from .flops import LayerProduct, conv_product, linear_product
 from .layers import Conv2d, GroupNorm, Linear
-from .model import Model, constructor_options
+from .model import Model
 from .module import Module, Numbered
 from .tensor import Tensor
 
@@ -237,9 +239,9 @@ def run(side, x):
     return side.conv_out(side.norm_out(h))
 
 
-class Autoencoder(Model):
-    """AutoencoderKL: an encoder to the mean and the log variance of latents, and a decoder from
-    latents.
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderConfig:
+    """Options of an `Autoencoder`.
 
     image_size: side, or (height, width), of the images it is trained on; others work, too
     in_channels: of the images, which are float32 (B, H, W, in_channels) in [-1, 1]
@@ -253,6 +255,27 @@ class Autoencoder(Model):
     quant_convs: whether there are 1×1 convolutions on the side of the latents
     scaling_factor, shift_factor: a diffusion model sees (latent - shift_factor) · scaling_factor
     groups: of every group normalisation
+    """
+
+    image_size: int | Sequence[int] = 256
+    in_channels: int = 3
+    model_channels: int = 128
+    channel_mult: Sequence[int] = (1, 2, 4, 4)
+    num_res_blocks: int = 2
+    latent_channels: int = 4
+    attention_levels: Sequence[int] = ()
+    mid_attention: bool = True
+    quant_convs: bool = True
+    scaling_factor: float = 0.18215
+    shift_factor: float = 0.0
+    groups: int = 32
+
+
+@configured_by(AutoencoderConfig)
+class Autoencoder(Model):
+    """AutoencoderKL: an encoder to the mean and the log variance of latents, and a decoder from
+    latents.
+
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -271,43 +294,34 @@ class Autoencoder(Model):
 
     def __init__(
         self,
-        image_size: int | Sequence[int] = 256,
-        in_channels: int = 3,
-        model_channels: int = 128,
-        channel_mult: Sequence[int] = (1, 2, 4, 4),
-        num_res_blocks: int = 2,
-        latent_channels: int = 4,
-        attention_levels: Sequence[int] = (),
-        mid_attention: bool = True,
-        quant_convs: bool = True,
-        scaling_factor: float = 0.18215,
-        shift_factor: float = 0.0,
-        groups: int = 32,
+        config: AutoencoderConfig | None = None,
+        *,
         device: Any = "auto",
         seed: int | None = 0,
-    ):
-        self.options = constructor_options(locals())
+        **options: Any,
+    ) -> None:
+        c = self._configure(AutoencoderConfig, config, options)
         check_options(self.options)
-        self.image_size = as_size(image_size)
-        self.in_channels = self.out_channels = in_channels
-        self.latent_channels, self.factor = latent_channels, 2 ** (len(channel_mult) - 1)
+        self.image_size = as_size(c.image_size)
+        self.in_channels = self.out_channels = c.in_channels
+        self.latent_channels, self.factor = c.latent_channels, 2 ** (len(c.channel_mult) - 1)
         self.scaling_factor, self.shift_factor, self.learn_sigma = (
-            scaling_factor,
-            shift_factor,
+            c.scaling_factor,
+            c.shift_factor,
             False,
         )
         shared = (
-            [model_channels * m for m in channel_mult],
-            num_res_blocks,
-            tuple(attention_levels),
-            mid_attention,
-            groups,
+            [c.model_channels * m for m in c.channel_mult],
+            c.num_res_blocks,
+            tuple(c.attention_levels),
+            c.mid_attention,
+            c.groups,
         )
-        self.encoder = Encoder(in_channels, 2 * latent_channels, *shared)
-        self.decoder = Decoder(latent_channels, in_channels, *shared)
-        if quant_convs:
-            self.quant_conv = Conv2d(2 * latent_channels, 2 * latent_channels, kernel=1)
-            self.post_quant_conv = Conv2d(latent_channels, latent_channels, kernel=1)
+        self.encoder = Encoder(c.in_channels, 2 * c.latent_channels, *shared)
+        self.decoder = Decoder(c.latent_channels, c.in_channels, *shared)
+        if c.quant_convs:
+            self.quant_conv = Conv2d(2 * c.latent_channels, 2 * c.latent_channels, kernel=1)
+            self.post_quant_conv = Conv2d(c.latent_channels, c.latent_channels, kernel=1)
         self._recorded = {}
         self._finish(device, seed)
 

@@ -20,11 +20,13 @@ Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D c
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import extensions
+from ..configuration import configured_by
 from ..device import AnyArray, upload
 from ..dtypes import is_half
 from ..errors import UsageError
@@ -33,7 +35,7 @@ from ..sizes import as_size, is_multiple, nearest_multiple, scaled_down, sides
 from . import functional as F
 from .flops import LayerProduct, dit_products, mlp_width, token_count
 from .layers import Embedding, Linear, constant, gaussian, xavier
-from .model import Model, constructor_options
+from .model import Model
 from .module import Module, Numbered
 from .parameter import Parameter
 from .rotary import rotation_table
@@ -328,8 +330,9 @@ class FinalLayer(Module):
         return self.linear(y)  # (B, T, patch² · out_channels)
 
 
-class DiT(Model):
-    """Predicts noise, velocity or x_0 from x_t, t and a class; with learn_sigma also the variance.
+@dataclass(frozen=True, kw_only=True)
+class DiTConfig:
+    """Options of a `DiT`.
 
     image_size: side of the images in pixels, or (height, width); in_channels: of x, which is float32
         (B, height, width, in_channels): pixels or latents
@@ -343,6 +346,32 @@ class DiT(Model):
         kernels/diffusion/vlb.py)
     norm, qk_norm, rope, mlp, shift, attention, sla_topk, sla_linear: the block, see the head of
     this file
+    """
+
+    image_size: int | Sequence[int] = 32
+    in_channels: int = 4
+    patch_size: int = 2
+    hidden_size: int = 1152
+    depth: int = 28
+    num_heads: int = 16
+    mlp_ratio: float = 4.0
+    num_classes: int | None = 1000
+    class_dropout: float = 0.1
+    learn_sigma: bool = True
+    norm: str = "layer"
+    qk_norm: bool = False
+    rope: bool = False
+    mlp: str = "gelu"
+    shift: bool = True
+    attention: str = "full"
+    sla_topk: float = 0.2
+    sla_linear: str = "rest"
+
+
+@configured_by(DiTConfig)
+class DiT(Model):
+    """Predicts noise, velocity or x_0 from x_t, t and a class; with learn_sigma also the variance.
+
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -365,55 +394,50 @@ class DiT(Model):
 
     def __init__(
         self,
-        image_size: int | Sequence[int] = 32,
-        in_channels: int = 4,
-        patch_size: int = 2,
-        hidden_size: int = 1152,
-        depth: int = 28,
-        num_heads: int = 16,
-        mlp_ratio: float = 4.0,
-        num_classes: int | None = 1000,
-        class_dropout: float = 0.1,
-        learn_sigma: bool = True,
-        norm: str = "layer",
-        qk_norm: bool = False,
-        rope: bool = False,
-        mlp: str = "gelu",
-        shift: bool = True,
-        attention: str = "full",
-        sla_topk: float = 0.2,
-        sla_linear: str = "rest",
+        config: DiTConfig | None = None,
+        *,
         device: Any = "auto",
         seed: int | None = 0,
-    ):
-        self.options = constructor_options(locals())
+        **options: Any,
+    ) -> None:
+        c = self._configure(DiTConfig, config, options)
         check_options(self.options)
-        self.image_size, self.in_channels = as_size(image_size), in_channels
-        self.patch_size = patch_size
-        self.hidden_size, self.num_classes, self.learn_sigma = hidden_size, num_classes, learn_sigma
-        self.out_channels = in_channels * (2 if learn_sigma else 1)
-        self.null_class = num_classes if num_classes is not None and class_dropout > 0 else None
+        self.image_size, self.in_channels = as_size(c.image_size), c.in_channels
+        self.patch_size = c.patch_size
+        self.hidden_size, self.num_classes, self.learn_sigma = (
+            c.hidden_size,
+            c.num_classes,
+            c.learn_sigma,
+        )
+        self.out_channels = c.in_channels * (2 if c.learn_sigma else 1)
+        self.null_class = (
+            c.num_classes if c.num_classes is not None and c.class_dropout > 0 else None
+        )
 
-        self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
-        self.t_embedder = TimestepEmbedder(hidden_size)
-        if num_classes is not None:
-            self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
-        kind = Attention if attention == "full" else attention_kind(attention).of(self.options)
+        self.x_embedder = PatchEmbed(c.patch_size, c.in_channels, c.hidden_size)
+        self.t_embedder = TimestepEmbedder(c.hidden_size)
+        if c.num_classes is not None:
+            self.y_embedder = LabelEmbedder(c.num_classes, c.hidden_size, c.class_dropout)
+        kind = Attention if c.attention == "full" else attention_kind(c.attention).of(self.options)
         self.blocks = Numbered(
             {
-                i: DiTBlock(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, kind)
-                for i in range(depth)
+                i: DiTBlock(
+                    c.hidden_size, c.num_heads, c.mlp_ratio, c.norm, c.qk_norm, c.mlp, c.shift, kind
+                )
+                for i in range(c.depth)
             }
         )
         self.final_layer = FinalLayer(
-            hidden_size, patch_size * patch_size * self.out_channels, norm
+            c.hidden_size, c.patch_size * c.patch_size * self.out_channels, c.norm
         )
-        grid = sides(scaled_down(image_size, patch_size))
-        self._finish(device, seed, fixed=math.prod(grid) * hidden_size)
+        grid = sides(scaled_down(c.image_size, c.patch_size))
+        self._finish(device, seed, fixed=math.prod(grid) * c.hidden_size)
         # (T, D), never trained
-        self.pos_embed = upload(position_table(hidden_size, grid), self.backend)
+        self.pos_embed = upload(position_table(c.hidden_size, grid), self.backend)
         self.rotation = (
-            upload(rotation_table(hidden_size // num_heads, grid), self.backend) if rope else None
+            upload(rotation_table(c.hidden_size // c.num_heads, grid), self.backend)
+            if c.rope
+            else None
         )
 
     def conditioning(

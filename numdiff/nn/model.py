@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing
 
 from .. import extensions
+from ..configuration import given_values
 from ..device import AnyArray, get_backend, is_device, is_planned, upload
 from ..dtypes import is_bfloat16
 from ..errors import UsageError, quoted, shown
@@ -63,6 +64,13 @@ class Model(Module):
     lends_gradients = True  # whether activations may alias the blocks' gradients (aliasing.py)
     # linear layers within them that `compute_in_float8` is for, by their names there
     float8_layers: tuple = ()
+
+    def _configure(self, kind, config, options):
+        """The configuration, a `kind`, that a constructor was given as `config` or by name, and
+        `options` of it; a `UsageError` as of `constructor_options`."""
+        config = kind(**given_values(kind, config, options, kind.__name__.removesuffix("Config")))
+        self.options = checked_options(type(self), kind, vars(config))
+        return config
 
     def _finish(self, device, seed, fixed=0):
         if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
@@ -404,20 +412,26 @@ def constructor_options(values):
     """The options among a constructor's `locals()`, as JSON can say them; a `UsageError` for one of
     the wrong type, as the constructor's hints have it, or above the class's `largest`."""
     kind = type(values["self"])
-    # which `_finish` looks at
-    check_types(kind.__init__, {k: v for k, v in values.items() if k != "seed"})
+    left_out = "self", "device", "seed", "__class__"
+    return checked_options(
+        kind, kind.__init__, {k: v for k, v in values.items() if k not in left_out}
+    )
+
+
+def checked_options(kind, hints, values):
+    """Options of a model of this class, {name: value}, as JSON can say them; see
+    `constructor_options`. hints: the function or class that has their types"""
+    check_types(hints, values)
     for name, value in values.items():
         for number in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(number, numbers.Real) and name != "seed":
+            if isinstance(number, numbers.Real):
                 if not math.isfinite(number):
                     raise UsageError(f"{name} {number} must be a finite number.")
                 if number > kind.largest.get(name, math.inf):
                     raise UsageError(f"{name} {number:,} must be at most {kind.largest[name]:,}.")
     if "image_size" in values:
         values = {**values, "image_size": as_size(values["image_size"])}
-    return {
-        k: _plain(v) for k, v in values.items() if k not in ("self", "device", "seed", "__class__")
-    }
+    return {name: _plain(value) for name, value in values.items()}
 
 
 @functools.cache

@@ -11,11 +11,13 @@ Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import extensions
+from ..configuration import configured_by
 from ..device import AnyArray
 from ..errors import UsageError, quoted
 from ..settings import say
@@ -23,7 +25,7 @@ from ..sizes import as_size, check_halvings, level_sides, sides
 from . import functional as F
 from .flops import LayerProduct, conv_product, linear_product
 from .layers import Conv2d, Embedding, GroupNorm, Linear
-from .model import Model, constructor_options
+from .model import Model
 from .module import Module, Numbered
 from .tensor import Tensor
 
@@ -181,8 +183,9 @@ class Stage(Numbered):
         return found, pixels
 
 
-class UNet(Model):
-    """Predicts noise, velocity or x_0 from x_t and t.
+@dataclass(frozen=True, kw_only=True)
+class UNetConfig:
+    """Options of a `UNet`.
 
     image_size: side of the images in pixels, or (height, width); in_channels: of x, which is float32
         (B, height, width, in_channels) in [-1, 1]
@@ -208,6 +211,35 @@ class UNet(Model):
     unet.cu)
     groups: of every group normalisation
     block: "resnet", or a block of an extension in the ResBlocks' place, such as "convnext"
+    """
+
+    image_size: int | Sequence[int] = 64
+    in_channels: int = 3
+    model_channels: int = 64
+    out_channels: int | None = None
+    channel_mult: Sequence[float] = (1, 2, 3, 4)
+    num_res_blocks: int = 2
+    attention_resolutions: Sequence[int] = (16, 8)
+    num_heads: int = 1
+    num_head_channels: int = 32
+    num_heads_upsample: int = -1
+    use_scale_shift_norm: bool = False
+    resblock_updown: bool = False
+    conv_resample: bool = False
+    num_classes: int | None = None
+    learn_sigma: bool = False
+    dropout: float = 0.0
+    use_new_attention_order: bool = False
+    max_period: float = 10000.0
+    groups: int = 32
+    class_dropout: float = 0.0
+    block: str = "resnet"
+
+
+@configured_by(UNetConfig)
+class UNet(Model):
+    """Predicts noise, velocity or x_0 from x_t and t.
+
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -232,56 +264,43 @@ class UNet(Model):
 
     def __init__(
         self,
-        image_size: int | Sequence[int] = 64,
-        in_channels: int = 3,
-        model_channels: int = 64,
-        out_channels: int | None = None,
-        channel_mult: Sequence[float] = (1, 2, 3, 4),
-        num_res_blocks: int = 2,
-        attention_resolutions: Sequence[int] = (16, 8),
-        num_heads: int = 1,
-        num_head_channels: int = 32,
-        num_heads_upsample: int = -1,
-        use_scale_shift_norm: bool = False,
-        resblock_updown: bool = False,
-        conv_resample: bool = False,
-        num_classes: int | None = None,
-        learn_sigma: bool = False,
-        dropout: float = 0.0,
-        use_new_attention_order: bool = False,
-        max_period: float = 10000.0,
-        groups: int = 32,
-        class_dropout: float = 0.0,
-        block: str = "resnet",
+        config: UNetConfig | None = None,
+        *,
         device: Any = "auto",
         seed: int | None = 0,
-    ):
-        self.options = constructor_options(locals())
+        **options: Any,
+    ) -> None:
+        c = self._configure(UNetConfig, config, options)
         check_options(self.options)
-        self.image_size = as_size(image_size)
-        self.in_channels, self.model_channels = in_channels, model_channels
-        self.num_classes, self.learn_sigma, self.max_period = num_classes, learn_sigma, max_period
-        self.out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
-        self.class_dropout = class_dropout
-        self.null_class = num_classes if num_classes is not None and class_dropout > 0 else None
-        emb_channels = 4 * model_channels
-        if num_heads_upsample == -1:
-            num_heads_upsample = num_heads
-        order = "new" if use_new_attention_order else "legacy"
+        self.image_size = as_size(c.image_size)
+        self.in_channels, self.model_channels = c.in_channels, c.model_channels
+        self.num_classes, self.learn_sigma, self.max_period = (
+            c.num_classes,
+            c.learn_sigma,
+            c.max_period,
+        )
+        self.out_channels = c.out_channels or c.in_channels * (2 if c.learn_sigma else 1)
+        self.class_dropout = c.class_dropout
+        self.null_class = (
+            c.num_classes if c.num_classes is not None and c.class_dropout > 0 else None
+        )
+        emb_channels = 4 * c.model_channels
+        heads_upsample = c.num_heads if c.num_heads_upsample == -1 else c.num_heads_upsample
+        order = "new" if c.use_new_attention_order else "legacy"
         layers = iter(range(10**6))  # numbers the ResBlocks, each with its own stream of dropout
 
         def res(channels, outputs, resample=None):
-            if block != "resnet":
-                return other_block(block)(
-                    channels, emb_channels, outputs, dropout, next(layers), resample
+            if c.block != "resnet":
+                return other_block(c.block)(
+                    channels, emb_channels, outputs, c.dropout, next(layers), resample
                 )
             return ResBlock(
                 channels,
                 emb_channels,
                 outputs,
-                dropout,
-                use_scale_shift_norm,
-                groups,
+                c.dropout,
+                c.use_scale_shift_norm,
+                c.groups,
                 next(layers),
                 resample,
             )
@@ -289,28 +308,30 @@ class UNet(Model):
         def attention(channels, count):
             return AttentionBlock(
                 channels,
-                count if num_head_channels == -1 else channels // num_head_channels,
+                count if c.num_head_channels == -1 else channels // c.num_head_channels,
                 order,
-                groups,
+                c.groups,
             )
 
         self.time_embed = Numbered(
-            {0: Linear(model_channels, emb_channels), 2: Linear(emb_channels, emb_channels)}
+            {0: Linear(c.model_channels, emb_channels), 2: Linear(emb_channels, emb_channels)}
         )
-        if num_classes is not None:
-            self.label_emb = Embedding(num_classes + (class_dropout > 0), emb_channels)
+        if c.num_classes is not None:
+            self.label_emb = Embedding(c.num_classes + (c.class_dropout > 0), emb_channels)
 
-        widths = [int(mult * model_channels) for mult in channel_mult]
+        widths = [int(mult * c.model_channels) for mult in c.channel_mult]
         channels = widths[0]
-        attends = [size in attention_resolutions for size in level_sides(image_size, len(widths))]
-        self.input_blocks = Numbered({0: Stage({0: Conv2d(in_channels, channels)})})
+        attends = [
+            size in c.attention_resolutions for size in level_sides(c.image_size, len(widths))
+        ]
+        self.input_blocks = Numbered({0: Stage({0: Conv2d(c.in_channels, channels)})})
         skips = [channels]
         for level, width in enumerate(widths):
-            for _ in range(num_res_blocks):
+            for _ in range(c.num_res_blocks):
                 stage = Stage({0: res(channels, width)})
                 channels = width
                 if attends[level]:
-                    stage.append(attention(channels, num_heads))
+                    stage.append(attention(channels, c.num_heads))
                 self.input_blocks.append(stage)
                 skips.append(channels)
             if level < len(widths) - 1:
@@ -318,8 +339,8 @@ class UNet(Model):
                     Stage(
                         {
                             0: res(channels, channels, "down")
-                            if resblock_updown
-                            else Downsample(channels, conv_resample)
+                            if c.resblock_updown
+                            else Downsample(channels, c.conv_resample)
                         }
                     )
                 )
@@ -328,29 +349,29 @@ class UNet(Model):
         self.middle_block = Stage(
             {
                 0: res(channels, channels),
-                1: attention(channels, num_heads),
+                1: attention(channels, c.num_heads),
                 2: res(channels, channels),
             }
         )
 
         self.output_blocks = Numbered()
         for level, width in reversed(list(enumerate(widths))):
-            for i in range(num_res_blocks + 1):
+            for i in range(c.num_res_blocks + 1):
                 stage = Stage({0: res(channels + skips.pop(), width)})
                 channels = width
                 if attends[level]:
-                    stage.append(attention(channels, num_heads_upsample))
-                if level > 0 and i == num_res_blocks:
+                    stage.append(attention(channels, heads_upsample))
+                if level > 0 and i == c.num_res_blocks:
                     stage.append(
                         res(channels, channels, "up")
-                        if resblock_updown
-                        else Upsample(channels, conv_resample)
+                        if c.resblock_updown
+                        else Upsample(channels, c.conv_resample)
                     )
                 self.output_blocks.append(stage)
 
         self.out = Numbered(
             {
-                0: GroupNorm(channels, groups, silu=True),
+                0: GroupNorm(channels, c.groups, silu=True),
                 2: Conv2d(channels, self.out_channels, zero=True),
             }
         )

@@ -43,13 +43,13 @@ class TrainingStep:
         it needs for a microbatch, and whose `loss_of` gives the loss
     batch: images a step of this rank, over all microbatches; microbatch: images a forward pass
     (must divide the batch)
-    rank, ranks: which part of the global batch (ranks · batch images) this is
+    part: (rank, ranks), which part of the global batch (ranks · batch images) this is
     exchange: adds up the gradients of the ranks (distributed/exchange.py)
     flip: mirror each image with probability one half
     capture: on a GPU, record the step as a CUDA graph at its second run and replay it from then on:
         the same kernels with the same bits, launched in a microsecond each where Python takes
         twenty
-    shape, dtype: (H, W, C) and type of the images; seed: of all the step's randomness
+    dtype: of the images; seed: of all the step's randomness
     """
 
     def __init__(
@@ -60,22 +60,20 @@ class TrainingStep:
         batch,
         microbatch=None,
         flip=False,
-        shape=None,
         seed=0,
         capture=True,
-        rank=0,
-        ranks=1,
+        part=(0, 1),
         exchange=None,
         dtype=np.uint8,
     ):
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.batch, self.microbatch = batch, microbatch or batch
         self.flip, self.seed = flip, seed
-        self.ranks, self.exchange = ranks, exchange or NoExchange()
+        rank, self.ranks = part
+        self.exchange = exchange or NoExchange()
         self.aliasing = aliasing_of(model) if self.microbatch == batch else None
         backend = model.backend
-        shape = shape or image_shape(model)
-        self.images = empty((batch, *shape), dtype, backend)
+        self.images = empty((batch, *image_shape(model)), dtype, backend)
         self.labels = zeros(batch, np.int32, backend) if model.num_classes is not None else None
         self.samples = upload(np.arange(rank * batch, (rank + 1) * batch, dtype=np.uint32), backend)
         self.ring = zeros((RING, 5), np.float32, backend)

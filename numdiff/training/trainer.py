@@ -228,8 +228,7 @@ class Trainer:
             s.flip,
             seed=s.seed,
             capture=not s.eager,
-            rank=self.communicator.rank,
-            ranks=self.communicator.size,
+            part=(self.communicator.rank, self.communicator.size),
             exchange=self.exchange,
             dtype=getattr(dataset, "dtype", np.uint8),
         )

@@ -1252,8 +1252,7 @@ def step_of(rank, through, kind="unet"):
         1,
         exchange=through(model),
         seed=2,
-        rank=rank,
-        ranks=2,
+        part=(rank, 2),
     )
     step.load(rng.integers(0, 256, (2, 8, 8, 3), np.uint8), np.array([0, 1], np.int32))
     return step, model
@@ -1558,8 +1557,7 @@ def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, monkeyp
             1 if case == "microbatches" else 2,
             exchange=found,
             seed=2,
-            rank=communicator.rank,
-            ranks=2,
+            part=(communicator.rank, 2),
         )
         rng, results = np.random.default_rng(communicator.rank), []
         for _ in range(3):

@@ -33,7 +33,15 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dit = DiT(**SMALL, device="cpu", seed=1)
     write_model_file("dit.h5", dit.options, dit.arrays(), None, 7, "dit", classes=["cat", "dog"])
-    vae = Autoencoder(8, 3, 32, (1, 1), 1, scaling_factor=0.5, shift_factor=0.25, device="cpu")
+    vae = Autoencoder(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1, 1),
+        num_res_blocks=1,
+        scaling_factor=0.5,
+        shift_factor=0.25,
+        device="cpu",
+    )
     write_autoencoder("vae.h5", vae.options, vae.arrays())
     return dit.arrays(), vae.arrays()
 
@@ -90,7 +98,14 @@ def test_the_scheduler_of_another_program_is_read(files, tmp_path):
 
 
 def test_what_is_no_pipeline_is_refused(files, tmp_path):
-    vae = Autoencoder(8, 3, 32, (1, 1), 1, latent_channels=8, device="cpu")
+    vae = Autoencoder(
+        image_size=8,
+        model_channels=32,
+        channel_mult=(1, 1),
+        num_res_blocks=1,
+        latent_channels=8,
+        device="cpu",
+    )
     write_autoencoder("other.h5", vae.options, vae.arrays())
     flow = {"path": "linear", "prediction": "flow"}
     for source, target, options, sentence in (

@@ -189,7 +189,7 @@ def defaults_of(model):
     return {
         name: list(p.default) if isinstance(p.default, tuple) else p.default
         for name, p in inspect.signature(model).parameters.items()
-        if name not in ("device", "seed", "backend")
+        if name not in ("config", "device", "seed", "backend")
     }
 
 
