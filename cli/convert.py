@@ -137,31 +137,7 @@ PATHS = "source", "target", "outdir"
     metavar="X",
     help="Of an autoencoder: what is subtracted from its latents before.  [default: that of IN, else 0]",
 )
-def convert(
-    source,
-    target,
-    outdir,
-    weights,
-    image_size,
-    num_head_channels,
-    num_heads,
-    num_heads_upsample,
-    num_classes,
-    rope,
-    attention_order,
-    max_period,
-    diffusion_steps,
-    schedule,
-    path,
-    prediction,
-    rescale_timesteps,
-    conv_resample,
-    to,
-    vae,
-    scaling_factor,
-    shift_factor,
-    **more,
-):
+def convert(source, target, outdir, weights, conv_resample, to, vae, **options):
     """Write the weights in IN as OUT.
 
     IN is a state dict of guided-diffusion's UNet, of the public DiT, of SiT or of LightningDiT (.pt
@@ -199,12 +175,16 @@ def convert(
     from numdiff.training.sampling import find_model
 
     diffusion = {
-        "steps": diffusion_steps,
-        "schedule": schedule,
-        "path": path,
-        "prediction": prediction,
-        "rescale_timesteps": rescale_timesteps,
+        name: options.pop(option)
+        for name, option in (
+            ("steps", "diffusion_steps"),
+            ("schedule", "schedule"),
+            ("path", "path"),
+            ("prediction", "prediction"),
+            ("rescale_timesteps", "rescale_timesteps"),
+        )
     }
+    factors = {name: options.pop(name) for name in ("scaling_factor", "shift_factor")}
     with as_options():
         if not os.path.exists(source) and (source == "auto" or source.isdecimal()):
             source = find_model(source, outdir, echo)
@@ -219,7 +199,6 @@ def convert(
                 for line in converter.convert(source, target, given):
                     echo(line)
                 return
-        factors = {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
         if holds_autoencoder(source):
             others = [name for name in given if name not in factors]
             for line in convert_autoencoder(source, target, factors, others):
@@ -232,17 +211,8 @@ def convert(
             )
         if to is not None and conv_resample:
             raise UsageError("--conv-resample is of a UNet, and --to writes a DiT: leave it out.")
-        free = dict(
-            image_size=image_size,
-            num_head_channels=num_head_channels,
-            num_heads=num_heads,
-            num_heads_upsample=num_heads_upsample,
-            num_classes=num_classes,
-            use_new_attention_order=None if attention_order is None else attention_order == "new",
-            max_period=max_period,
-            rope=rope,
-            **more,
-        )
+        order = options.pop("attention_order")
+        free = {**options, "use_new_attention_order": None if order is None else order == "new"}
         result = (
             convert_model(source, target, weights, diffusion, conv_resample, **free)
             if to is None

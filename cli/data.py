@@ -78,23 +78,7 @@ def data():
     "takes several times as long.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT.h5 if it exists.")
-def import_command(
-    source,
-    out,
-    size,
-    fit,
-    crop,
-    rgb,
-    grey,
-    background,
-    labels,
-    class_order,
-    latents,
-    pixels,
-    float16,
-    gzip,
-    force,
-):
+def import_command(source, out, rgb, grey, class_order, latents, pixels, **options):
     """Write the images of SOURCE into the dataset file OUT.h5.
 
     SOURCE is a folder of images, a zip or tar of one, a folder of WebDataset shards (.tar),
@@ -120,18 +104,11 @@ def import_command(
     report = import_dataset(
         source,
         out,
-        size,
-        fit,
-        channels,
-        background,
-        labels,
-        force,
-        lambda items, total: tracked(items, total, "importing", "image"),
-        class_order,
-        either("--latents", latents, "--pixels", pixels),
-        gzip,
-        float16,
-        crop=crop,
+        channels=channels,
+        order=class_order,
+        latents=either("--latents", latents, "--pixels", pixels),
+        progress=lambda items, total: tracked(items, total, "importing", "image"),
+        **options,
     )
     for sentence in report.sentences():
         echo(sentence)

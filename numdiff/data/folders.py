@@ -94,7 +94,7 @@ def decoded(folder, image_size=None, say=None):
         import_dataset,
         folder,
         path,
-        image_size,
+        size=image_size,
         force=True,
         strict=True,
         size_flag="--image-size",

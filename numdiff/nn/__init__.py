@@ -4,20 +4,21 @@ the optimiser."""
 from .. import extensions
 from ..configs import AdamWConfig, MuonConfig
 from . import functional
-from .dit import DiT
+from .dit import DiT, DiTConfig
 from .layers import Conv2d, Embedding, GroupNorm, LayerNorm, Linear
 from .model import Model
 from .module import FlatParameters, Module, Numbered
 from .optimizer import AdamW
 from .parameter import Parameter
 from .tensor import Tape, Tensor
-from .unet import UNet
+from .unet import UNet, UNetConfig
 
 __all__ = [
     "AdamW",
     "AdamWConfig",
     "Conv2d",
     "DiT",
+    "DiTConfig",
     "Embedding",
     "FlatParameters",
     "GroupNorm",
@@ -32,6 +33,7 @@ __all__ = [
     "Tape",
     "Tensor",
     "UNet",
+    "UNetConfig",
     "functional",
 ]
 

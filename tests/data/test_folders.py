@@ -42,7 +42,7 @@ def names(tmp_path):
 
 
 def test_the_images_are_those_of_an_import(photos, tmp_path, capsys):
-    import_dataset(photos, tmp_path / "a.h5", 16, channels=3)
+    import_dataset(photos, tmp_path / "a.h5", size=16, channels=3)
     with open_dataset(photos, 16) as folder, open_dataset(tmp_path / "a.h5") as file:
         rows = np.arange(6)
         assert np.array_equal(folder.read(rows), file.read(rows)) and np.array_equal(

@@ -22,7 +22,9 @@ import shlex
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
+from ...configuration import given_values
 from ...errors import NumdiffError, UsageError
 from ...outputs import check_apart
 from ..pictures import Unreadable, quiet
@@ -97,61 +99,71 @@ def _left_out(n, noun):
     return f"{n:,} {noun} was left out" if n == 1 else f"{n:,} {noun}s were left out"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Settings of an import.
+
+    size: side in pixels, or (height, width); None keeps the images' own size, which must then be
+        one and square
+    fit: how an image of another shape is brought to `size`: "crop" (the largest part of that shape
+        in the middle, also for None), "pad" (bars of the background) or "stretch"
+    crop: "lanczos" (also for None) or "adm", which has the bits of guided-diffusion's centre crop
+    channels: 1 grey, 3 RGB, None what the first image has
+    background: the colour under transparent images, None for white
+    labels: "auto" (a labels file if there is one, else sub-folders), "folders", "prefix" (of the
+        files' names, up to the first _), "none", or the path of a labels file
+    order: of classes whose names are integers, "numbers" (0, 1, 2, 10) or "words" (0, 1, 10, 2, as
+        torchvision and guided-diffusion number them)
+    latents: whether floats of an array are latents, which are written as they are, or pixels; None
+        decides by their channels and values (arrays.py), and the report says so
+    gzip: compress the images: smaller where they are drawings, slower to read (../README.md)
+    float16: store latents in half the bytes, rounded
+    """
+
+    size: Any = None
+    fit: str | None = None
+    crop: str | None = None
+    channels: int | None = None
+    background: str | None = None
+    labels: Any = "auto"
+    order: str = "numbers"
+    latents: bool | None = None
+    gzip: bool = False
+    float16: bool = False
+
+
 def import_dataset(
-    source,
-    out,
-    size=None,
-    fit=None,
-    channels=None,
-    background=None,
-    labels="auto",
-    force=False,
-    progress=None,
-    order="numbers",
-    latents=None,
-    gzip=False,
-    float16=False,
-    strict=False,
-    size_flag="--size",
-    crop=None,
+    source, out, *, force=False, progress=None, strict=False, size_flag="--size", **settings
 ):
     """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
 
-    size: side in pixels, or (height, width); None keeps the images' own size, which must then be one. fit:
-    how an image of another shape is brought to `size`: "crop" (the largest part of that shape in the
-    middle, also for None), "pad" (bars of the background) or "stretch". crop: "lanczos" (also for
-    None) or "adm", which has the bits of guided-diffusion's centre crop. channels: 1 grey, 3 RGB, None what the first
-    image has. background: the colour under transparent images, None for white. labels: "auto" (a
-    labels file if there is one, else sub-folders), "folders", "prefix" (of the files' names, up to
-    the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the
-    iterator over the images, called as progress(iterator, total). order: of classes whose names are
-    integers, "numbers" (0, 1, 2, 10) or "words" (0, 1, 10, 2, as torchvision and guided-diffusion
-    number them). latents: whether floats of an array are latents, which are written as they are, or
-    pixels; None decides by their channels and values (arrays.py), and the report says so. gzip:
-    compress the images: smaller where they are drawings, slower to read (../README.md). float16:
-    store latents in half the bytes, rounded. strict: unreadable images are an error.
-    size_flag: what `size` is called in messages.
+    settings: of an `ImportConfig`
+    force: replace `out`; progress: wraps the iterator over the images, called as progress(iterator,
+    total); strict: unreadable images are an error; size_flag: what `size` is called in messages
     """
-    fitting = Fitting(size, fit, channels, background, size_flag, crop)
+    c = ImportConfig(**given_values(ImportConfig, None, settings, "import_dataset"))
+    fitting = Fitting(c.size, c.fit, c.channels, c.background, size_flag, c.crop)
     # a run's files are not replaced, whatever `force` says
     check_apart("the dataset", out, datasets=False)
-    with Writer(out, force, gzip) as writer, quiet():
-        if not str(labels).strip():
+    with Writer(out, force, c.gzip) as writer, quiet():
+        if not str(c.labels).strip():
             raise UsageError(
                 "--labels is empty: give auto, folders, none, or the path of a .csv or .json file."
             )
-        opened = open_source(source, str(labels), order, latents)
+        opened = open_source(source, str(c.labels), c.order, c.latents)
         with contextlib.closing(opened):
             if opened.latents:
-                fitting = AsTheyAre(source, size, channels, fit or crop, background, float16)
-            elif float16:
+                fitting = AsTheyAre(
+                    source, c.size, c.channels, c.fit or c.crop, c.background, c.float16
+                )
+            elif c.float16:
                 raise UsageError(
                     f"--float16 is for latents, and {str(source)!r} holds pixels, which take a byte each: "
                     "leave it out."
                 )
-            elif fit is not None and size is None:
+            elif c.fit is not None and c.size is None:
                 raise UsageError(
-                    f"--fit {fit} needs {size_flag}, the size that images are brought to: add it, or "
+                    f"--fit {c.fit} needs {size_flag}, the size that images are brought to: add it, or "
                     "leave this out."
                 )
             report = Report(

@@ -30,8 +30,6 @@ def schedule_command(
     seed=1 << 20,
     batch=16,
     device="auto",
-    weights=None,
-    precision="auto",
     outdir="runs",
     progress=False,
     echo=print,
@@ -40,9 +38,10 @@ def schedule_command(
     """Write a schedule of `steps` steps, learned from `from_steps` of DDIM on `count` images;
     returns it.
 
-    run, weights, precision: as `sample_command`'s; more: of `Sampling`: cfg_scale, cfg_channels,
-    clip
+    run: as `sample_command`'s; more: weights and precision, likewise, and of `Sampling` cfg_scale,
+    cfg_channels, clip
     """
+    weights, precision = more.pop("weights", None), more.pop("precision", "auto")
     device = resolve_device(device)
     communicator = connect("auto", device)
     with communicator.job():
