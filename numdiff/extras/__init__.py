@@ -151,3 +151,12 @@ register(
         "symmetric": "symmetric",
     },
 )
+
+register(
+    "numdiff.extras.qk_norm_rope",
+    functional={"qk_norm_rope": "functional:qk_norm_rope"},
+    kernels={"qk_norm_rope": "launcher"},
+    kernel_names={
+        name: f"launcher:{name}" for name in ("qk_norm_rope_backward", "qk_norm_rope_forward")
+    },
+)

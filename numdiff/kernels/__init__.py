@@ -66,7 +66,6 @@ from .transformer.patchify import (
     unpatchify_backward,
     unpatchify_forward,
 )
-from .transformer.qk_norm_rope import qk_norm_rope_backward, qk_norm_rope_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
 from .window import window_forward
 
@@ -145,8 +144,6 @@ __all__ = [
     "posterior_kl_forward",
     "posterior_sample_backward",
     "posterior_sample_forward",
-    "qk_norm_rope_backward",
-    "qk_norm_rope_forward",
     "rmsnorm_backward",
     "rmsnorm_forward",
     "scale_shift_backward",

@@ -12,22 +12,12 @@ import numpy as np
 import pytest
 
 from numdiff.device import upload
+from numdiff.extras import qk_norm_rope
 from numdiff.extras.convnext import depthwise
 from numdiff.extras.im2win import windows as im2win
 from numdiff.extras.post_hoc_ema import power_ema
 from numdiff.kernels import attention as flash_attention
-from numdiff.kernels import (
-    bias,
-    concat,
-    embedding,
-    layernorm,
-    random,
-    reduce,
-    resample,
-    rmsnorm,
-    scale_shift,
-    window,
-)
+from numdiff.kernels import bias, concat, embedding, random, resample, scale_shift, window
 from numdiff.kernels.conv2d import im2col
 from numdiff.kernels.diffusion import (
     ahead,
@@ -40,8 +30,10 @@ from numdiff.kernels.diffusion import (
     sampler,
     vlb,
 )
+from numdiff.kernels.norms import layernorm, rmsnorm
 from numdiff.kernels.operation import kernel_modules
 from numdiff.kernels.optimizer import ema, grad_norm, step_state, telemetry, zero_ranges
+from numdiff.kernels.reduce import trees as reduce
 from numdiff.kernels.transformer import (
     adaln,
     bias_gelu,
@@ -49,7 +41,6 @@ from numdiff.kernels.transformer import (
     gate,
     gate_adaln,
     patchify,
-    qk_norm_rope,
     swiglu,
 )
 from tests.conftest import exhaustive

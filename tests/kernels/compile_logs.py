@@ -37,7 +37,7 @@ IN_REGISTERS = (
     "numdiff.extras.muon.update.",
     "transformer.adaln.",
     "transformer.gate_adaln.",
-    "transformer.qk_norm_rope.",
+    "numdiff.extras.qk_norm_rope.",
     "transformer.swiglu.",
     "numdiff.extras.post_hoc_ema.power_ema.",
 )
@@ -58,7 +58,7 @@ LONG = (
     "quantise",
     "transformer.adaln.",
     "transformer.gate",
-    "transformer.qk_norm_rope.",
+    "numdiff.extras.qk_norm_rope.",
 )
 TURING = (7, 5)
 # cards that run what is compiled for 8.0, with fewer bytes of shared memory

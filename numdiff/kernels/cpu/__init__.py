@@ -8,7 +8,6 @@ products by BLAS, where NumPy's references are slow.
     winograd_rows.py   the same an image at a time, where BLAS gives no equal bits to several
     groupnorm.py       GroupNorm, an image at a time
     gate_adaln.py      gate, residual, norm and modulation, a token at a time
-    qk_norm_rope.py    QK-norm and rotation, a token at a time
 
 Each operation's launcher calls these for arrays of the host. What they run on is in device/cpu.py
 (threads over a batch, `on_host`) and device/loop_cache.py (compiled loops on disk).

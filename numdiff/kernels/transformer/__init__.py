@@ -3,7 +3,6 @@
     adaln.py       LayerNorm or RMSNorm, scaled and shifted by the conditioning
     gate.py        a gated residual
     bias_gelu.py   bias and GELU in one pass
-    qk_norm_rope/  norm and rotation of q and k in one pass
     swiglu.py      half of the channels gates the other half
     gate_adaln/    a gated residual and the next adaLN in one pass
     patchify.py    an image as a row of patches, and the way back

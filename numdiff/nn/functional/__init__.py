@@ -26,7 +26,7 @@ which are imported at first use.
 
 from ... import extensions
 from .arguments import checked
-from .attentions import attention, qk_norm_rope
+from .attentions import attention
 from .convolutions import conv2d
 from .elementwise import (
     add,
@@ -96,7 +96,6 @@ __all__ = [
     "patchify",
     "posterior_kl",
     "posterior_sample",
-    "qk_norm_rope",
     "reshape",
     "rms_norm",
     "scale_shift",

@@ -20,13 +20,13 @@ SOURCE
     Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4 (RMSNorm); Dehghani et al. 2023, arXiv:2302.05442, section 2 (norm
     of q and k); Su et al. 2021, arXiv:2104.09864, eq. 34 (rotation).
 READ NEXT
-    ../../cpu/qk_norm_rope.py
+    cpu.py
 """
 
 import numpy as np
 
-from ....device import over_batch
-from ....dtypes import working_type
+from ...device import over_batch
+from ...dtypes import working_type
 
 
 def _q_and_k(array, heads, HS):

@@ -2,9 +2,9 @@
 time.
 
 MATHEMATICS
-    that of transformer/qk_norm_rope/reference.py, whose dozen passes over an image are one here.
+    that of reference.py, whose dozen passes over an image are one here.
 SHAPES
-    as in transformer/qk_norm_rope/reference.py; float32. In other types the reference itself is
+    as in reference.py; float32. In other types the reference itself is
     used, in float64 as what results are compared with.
 LAYOUT
     q and k of a token are a row of n = 2 · heads · HS numbers. The loops go over all of it, as one
@@ -16,9 +16,9 @@ DETERMINISM
     a head's sums are taken by reductions.py; those over tokens in their order, image by image. The
     cores share the images.
 SOURCE
-    transformer/qk_norm_rope/reference.py.
+    reference.py.
 READ NEXT
-    transformer/qk_norm_rope/naive.py
+    naive.py
 """
 
 import math
@@ -26,11 +26,11 @@ import math
 import numpy as np
 
 from ...device import on_host, over_batch
-from ..transformer.qk_norm_rope.reference import (
+from ...kernels.cpu.reductions import dot
+from .reference import (
     qk_norm_rope_backward_reference,
     qk_norm_rope_forward_reference,
 )
-from .reductions import dot
 
 PARALLEL_THRESHOLD_FACTOR = 3  # an element is 3 times cheaper than the threshold assumes
 ONE = np.float32(1)

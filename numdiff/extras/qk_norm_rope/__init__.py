@@ -4,7 +4,9 @@ in this order.
     reference.py   what is computed, the derived gradients, and what it costs
     naive.py       v1  one thread a head
     fused.py       v2  a few lanes a head, eight channels each
+    cpu.py             on the host, a token at a time
     launcher.py        which of them runs
+    functional.py      as a differentiable operation
 
 READ NEXT
     reference.py

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
-from numdiff.kernels.cpu import qk_norm_rope as cpu
-from numdiff.kernels.transformer.qk_norm_rope import launcher as Q
-from numdiff.kernels.transformer.qk_norm_rope import reference
+from numdiff.extras.qk_norm_rope import cpu, reference
+from numdiff.extras.qk_norm_rope import launcher as Q
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
 from numdiff.nn.parameter import Parameter

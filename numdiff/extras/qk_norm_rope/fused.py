@@ -27,12 +27,12 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ....device import cuda, float32, int32, uint32
-from ....device.approximate import reciprocal
-from ....device.eight import fetch8, load8, numbers8, store8
-from ....device.limits import FULL_MASK, WARP
-from ....device.requires import requires
-from ....device.specialise import Constant, Variants, specialise
+from ...device import cuda, float32, int32, uint32
+from ...device.approximate import reciprocal
+from ...device.eight import fetch8, load8, numbers8, store8
+from ...device.limits import FULL_MASK, WARP
+from ...device.requires import requires
+from ...device.specialise import Constant, Variants, specialise
 
 # whether q and k are normalised, and whether they are rotated
 NORMS, ROTATES = Constant(), Constant()

@@ -14,7 +14,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ....device import cuda, float32
+from ...device import cuda, float32
 
 
 class Heads(NamedTuple):

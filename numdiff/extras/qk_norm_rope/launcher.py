@@ -11,20 +11,20 @@ DETERMINISM
 SOURCE
     reference.py.
 READ NEXT
-    ../swiglu.py
+    functional.py
 """
 
 import functools
 
 import numpy as np
 
-from ....device import empty, empty_like, launch
-from ....device.common import no_numbers
-from ....device.limits import MULTIPROCESSORS, multiprocessors_of
-from ...cpu.qk_norm_rope import qk_norm_rope_backward_cpu, qk_norm_rope_forward_cpu
-from ...operation import Problem, Version, half, operation, single
-from ...reduce.second_pass import add_rows
-from ...reduce.trees import BLOCK
+from ...device import empty, empty_like, launch
+from ...device.common import no_numbers
+from ...device.limits import MULTIPROCESSORS, multiprocessors_of
+from ...kernels.operation import Problem, Version, half, operation, single
+from ...kernels.reduce.second_pass import add_rows
+from ...kernels.reduce.trees import BLOCK
+from .cpu import qk_norm_rope_backward_cpu, qk_norm_rope_forward_cpu
 from .fused import (
     BACKWARD,
     BACKWARD_BLOCKS,
