@@ -31,10 +31,10 @@ from ... import kernels as K
 from ...data.fingerprint import hash_of
 from ...device import copy_into, download, empty, upload, zeros
 from ...device.planned import is_planned
+from ...device.side_stream import rejoin
 from ...errors import NumdiffError, UsageError
 from ...kernels.elementwise import cast_into
-from ...kernels.second_pass import flush_for
-from ...kernels.side_stream import rejoin
+from ...kernels.reduce.second_pass import flush_for
 from ...nn.layers import constant, uniform
 from ...nn.module import ALIGNMENT, FlatParameters, Module, same_index
 from ...nn.parameter import Parameter
