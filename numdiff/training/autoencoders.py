@@ -37,7 +37,7 @@ from ..nn.model import parameter_shapes
 from ..outputs import check_apart
 from .checkpoint import INDEX, load_checkpoint
 from .kinds.weights import defaults_of, flag
-from .model_files import EXPORTS, OPTIONS, write_model_file
+from .model_files import EXPORTS, OPTIONS, ModelFile, write_model_file
 from .precision import set_precision
 
 KIND = "vae"
@@ -166,6 +166,12 @@ def read_autoencoder(path):
             f"{path} holds values that are not finite, first in {broken}; use another file."
         )
     return options, arrays
+
+
+def read_start(path):
+    """What `read_autoencoder` gives, as a `ModelFile` for `--init`."""
+    options, arrays = read_autoencoder(path)
+    return ModelFile(str(path), KIND, {**options, "num_classes": None}, arrays, {})
 
 
 def _read_own(path):

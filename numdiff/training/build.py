@@ -77,7 +77,7 @@ def build_dataset(options):
             f"--flip mirrors pixels, and the images of {dataset.path!r} are {dataset.dtype}, as latents "
             "are, which do not mirror: give --no-flip."
         )
-    return dataset
+    return kinds.get(options.model).held_out(dataset, options)
 
 
 def model_options(options, channels=3, num_classes=None):

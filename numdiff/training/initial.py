@@ -24,6 +24,7 @@ from ..nn.convert.check import listed
 from ..settings import COMMON, flag, say
 from ..sizes import in_pixels
 from . import kinds
+from .kinds.kind import imported
 from .kinds.weights import defaults_of
 from .model_files import ModelFile, objective, read_any
 from .run_folder import find_checkpoint
@@ -61,12 +62,14 @@ class Taken:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def find_start(where, outdir="runs"):
+def find_start(where, outdir="runs", kind=None):
     """The path that `--init` means: a file or a folder of diffusers', or the newest checkpoint of a
-    run."""
+    run. kind: the record of the model's kind."""
     from ..nn.convert import find_diffusers
 
     if pathlib.Path(where).is_file() or find_diffusers(where) is not None:
+        return str(where)
+    if kind is not None and kind.reader and pathlib.Path(where).is_dir():
         return str(where)
     try:
         return str(find_checkpoint(where, outdir))
@@ -76,12 +79,12 @@ def find_start(where, outdir="runs"):
         ) from None
 
 
-def read_start(path, weights="ema", options=None, diffusion=None) -> ModelFile:
+def read_start(path, weights="ema", options=None, diffusion=None, kind=None) -> ModelFile:
     """What a file of weights holds, its tensors checked for names, shapes and finite numbers.
 
     options: of the model that is wanted, by the names of its constructor, and diffusion: path and
         rescale_timesteps of the run; they stand in for what the file does not store, such as the
-        number of heads
+        number of heads; kind: the record of the model's kind, which may read files itself
     """
     try:
         stat = pathlib.Path(path).stat()
@@ -109,20 +112,25 @@ def read_start(path, weights="ema", options=None, diffusion=None) -> ModelFile:
     if key not in _last:
         _last.clear()
         with of_option("--init"):
-            _last[key] = read_any(
-                path, None if weights == "ema" else weights, diffusion, options, "train"
+            _last[key] = (
+                imported(kind.reader)(path)
+                if kind is not None and kind.reader
+                else read_any(
+                    path, None if weights == "ema" else weights, diffusion, options, "train"
+                )
             )
     return _last[key]
 
 
 def start_of(options):
     """What the file of a run's options holds."""
-    sizes = kinds.get(options.model).sizes(options)
+    kind = kinds.get(options.model)
     return read_start(
         options.init,
         options.init_weights,
-        sizes,
+        kind.sizes(options),
         {"path": options.path, "rescale_timesteps": False},
+        kind,
     )
 
 
@@ -137,7 +145,7 @@ def forget():
 def read_given_start(given, model, outdir):
     """What the file of a run's `init` holds; given: the settings that the user set."""
     kind = kinds.get(model)
-    path = find_start(given["init"], outdir)
+    path = find_start(given["init"], outdir, kind)
     wanted = {
         **kind.implied(given),
         **{
@@ -147,7 +155,7 @@ def read_given_start(given, model, outdir):
         },
     }
     diffusion = {name: given.get(name) for name in ("path", "rescale_timesteps")}
-    start = read_start(path, given.get("init_weights", "ema"), wanted, diffusion)
+    start = read_start(path, given.get("init_weights", "ema"), wanted, diffusion, kind)
     if start.kind != model:
         raise UsageError(
             f"--init {path} holds a {kinds.get(start.kind).title}, and this trains a {kind.title}; use "
@@ -163,7 +171,9 @@ def read_given_start(given, model, outdir):
 
 def follow(given, start):
     """The settings that the user set, with those that follow from the model in a file."""
-    return {**settings_of(start, given), **given, "init": str(start.path)}
+    table = kinds.get(start.kind).table
+    found = {name: value for name, value in settings_of(start, given).items() if name in table}
+    return {**found, **given, "init": str(start.path)}
 
 
 def settings_of(start, given):
@@ -182,7 +192,7 @@ def settings_of(start, given):
     path = start.diffusion.get("path", "discrete")
     if given.get("path", path) == path:
         found |= _diffusion_settings(start, given, path)
-        if not given.get("learn_sigma", options["learn_sigma"]):
+        if not given.get("learn_sigma", options.get("learn_sigma")):
             found.pop("vlb_weight", None)
     return found
 
@@ -336,11 +346,14 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
     if now != before:
         said = kind.resized(start.options, sizes)
         taken.lines.append(f"for images of {now}, which were {before}{said and f': {said}'}")
-    before, now = (
-        objective(options) for options in (start.diffusion, diffusion or start.diffusion)
-    )
-    if before != now:
-        taken.lines.append(f"its model {before}, and this run's {now}: it must learn that again")
+    if start.diffusion:
+        before, now = (
+            objective(options) for options in (start.diffusion, diffusion or start.diffusion)
+        )
+        if before != now:
+            taken.lines.append(
+                f"its model {before}, and this run's {now}: it must learn that again"
+            )
     return taken
 
 
@@ -406,11 +419,11 @@ def start_from(model, dataset, path, weights="ema", diffusion=None) -> dict[str,
     Returns what a checkpoint keeps of it: {"file", "weights", "step", "lines"}.
     """
     path_of_run = (diffusion or model.diffusion).get("path", "discrete")
+    kind = kinds.get(model.kind)
     start = read_start(
-        path, weights, model.options, {"path": path_of_run, "rescale_timesteps": False}
+        path, weights, model.options, {"path": path_of_run, "rescale_timesteps": False}, kind
     )
     forget()
-    kind = kinds.get(model.kind)
     if start.kind != model.kind:
         raise UsageError(
             f"--init {path} holds a {kinds.get(start.kind).title}, and the model is a {kind.title}."

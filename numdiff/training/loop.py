@@ -120,7 +120,7 @@ class TrainingLoop:
             self.clock.steps(len(part), time.perf_counter() - began)
             step = self.reports[-1].step + 1
             # the line of a step that is evaluated has its distance
-            if step % every == 0 and not self.is_evaluated(step):
+            if step % every == 0 and not (self.is_evaluated(step) or self.has_figures(step)):
                 self.report()
             self.announce_forecast()
             began = time.perf_counter()
@@ -138,11 +138,15 @@ class TrainingLoop:
         is_drawn, distance = self.is_due(options.sample_every), None
         if self.reports and not number and self.is_evaluated(self.trainer.step):
             distance, number = self.evaluate()
+        figures = {}
+        if self.reports and not number and self.has_figures(self.trainer.step):
+            with self.paused("drawing samples"), self.clock.timed("draw"):
+                figures = self.previews.figures(self.requested_signal)
         if self.reports and (
             number or distance is not None or self.is_due(options.checkpoint_every) or is_drawn
         ):
             # a resumed run starts from here, or the loss is drawn
-            self.report(distance)
+            self.report(distance, figures)
             number = self.communicator.largest(self.requested_signal())
         if number:
             self.stop(number)
@@ -195,12 +199,13 @@ class TrainingLoop:
         """Context: its time does not count as time of the steps."""
         return self.reporter.pause(doing) if self.reporter else contextlib.nullcontext()
 
-    def report(self, distance=None):
-        """Write a record of the steps since the last one. distance: that was measured after them."""
+    def report(self, distance=None, figures=()):
+        """Write a record of the steps since the last one. distance, figures {name: number}: what was
+        measured after them."""
         reports, self.reports = self.reports, []
-        self.communicator.first(self.write_report, reports, distance)
+        self.communicator.first(self.write_report, reports, distance, figures)
 
-    def write_report(self, reports, distance=None):
+    def write_report(self, reports, distance=None, figures=()):
         with self.hinting_at_resume():
             check_held(self.run_dir)
             if self.first_checkpoint and self.first_checkpoint.done():
@@ -208,9 +213,9 @@ class TrainingLoop:
             newest = reports[-1]
             finite = (r for r in reversed(reports) if math.isfinite(r.gradient_norm))
             last = next(finite, newest)
-            more = {}
+            more = dict(figures)
             if self.trainer.precision in SCALES_LOSS:
-                more = {"loss_scale": newest.loss_scale, "skipped": newest.skipped}
+                more |= {"loss_scale": newest.loss_scale, "skipped": newest.skipped}
             if distance is not None:
                 more |= {"frechet": distance, **self.evaluation.record}
             losses = [r.loss for r in reports]
@@ -299,6 +304,12 @@ class TrainingLoop:
         """Whether samples are measured after a step."""
         found = self.evaluation
         return found is not None and (step == self.options.steps or step % found.every == 0)
+
+    def has_figures(self, step):
+        """Whether a grid is drawn after a step that gives numbers for the records."""
+        o = self.options
+        is_drawn = step == o.steps or o.sample_every and step % o.sample_every == 0
+        return self.previews.measures and is_drawn and draws(o, self.trainer.model)
 
     def evaluate(self):
         """(distance, 0), or (None, number of a signal); collective."""

@@ -52,6 +52,8 @@ class Previews:
     labels: classes (count,) of the images, for a model with classes (default: each in turn)
     """
 
+    measures = False  # whether `figures` gives any
+
     def __init__(self, trainer, options, seed=SEED, batch=BATCH, labels=None):
         self.trainer, self.options, self.seed, self.batch, self.labels = (
             trainer,
@@ -67,6 +69,14 @@ class Previews:
         )
         self.first, self.stop = (count * k // ranks for k in (rank, rank + 1))
         self._sampling = self._decoder = None
+
+    def figures(self, asked=lambda: 0):
+        """{name: number} that a grid gives for the run's records."""
+        return {}
+
+    def summary(self):
+        """What the run's last line says of its last grid."""
+        return ""
 
     def draw(self, asked=lambda: 0):
         """(all images, uint8 (count, H, W, C), 0) on every rank; or (None, number) where `asked()`,

@@ -186,7 +186,9 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
     pictures = draws(options, model)
     if pictures and columns_of(model) == len(dataset.classes) > 1:
         echo(f"columns   {', '.join(dataset.classes)}")
-    echo(f"done      {sample_path(run_dir, trainer.step) if pictures else run_dir}")
+    echo(
+        f"done      {sample_path(run_dir, trainer.step) if pictures else run_dir}{previews.summary()}"
+    )
     return run_dir
 
 

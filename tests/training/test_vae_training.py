@@ -2,12 +2,15 @@
 
 import json
 import math
+import pathlib
 
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from cli.main import main
+from numdiff.data import open_dataset
 from numdiff.device.planned import cards_with
 from numdiff.diffusion.reconstruction import Reconstruction
 from numdiff.errors import UsageError
@@ -15,11 +18,12 @@ from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
 from numdiff.nn.autoencoder import Autoencoder
 from numdiff.training import Trainer
-from numdiff.training.autoencoders import load_autoencoder
+from numdiff.training.autoencoders import load_autoencoder, write_autoencoder
+from numdiff.training.build import build_dataset, build_model, build_trainer
 from numdiff.training.checkpoint import load_checkpoint
-from numdiff.training.options import resolve
+from numdiff.training.options import TrainOptions, resolve
 from numdiff.training.plan import Described, PlannedRank, plan_run
-from numdiff.training.reconstructions import psnr
+from numdiff.training.reconstructions import Reconstructions, psnr
 from tests.conftest import exhaustive, needs, numerical_gradient, relative_error
 from tests.distributed.test_distributed import check_done, job, main_of
 from tests.distributed.test_distributed import run as mpi_run
@@ -38,6 +42,12 @@ OPTIONS = (
     "--size 16 --model-channels 8 --channel-mult 1,2 --groups 4 --batch 4 --steps 4 --sample-every 2 "
     "--sample-count 3 --log-every 2 --checkpoint-every 2 --device cpu"
 ).split()
+
+GIVEN = {
+    "model": "vae", "device": "cpu", "image_size": 16, "model_channels": 8, "channel_mult": (1, 2),
+    "groups": 4, "batch": 4, "steps": 4, "sample_count": 2, "mid_attention": False,
+    "num_res_blocks": 1,
+}  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -160,8 +170,13 @@ def test_a_run_and_what_follows_from_it(tmp_path, monkeypatch):
     records = [
         json.loads(line) for line in (folder / "reconstructions.jsonl").read_text().splitlines()
     ]
-    assert [(r["step"], r["images"]) for r in records] == [(2, 3), (4, 3)]
-    assert f"psnr      {records[-1]['psnr']:.2f} dB after step 4" in trained.output
+    assert [(r["step"], r["images"]) for r in records] == [(2, 95), (4, 95)]
+    assert all(r["held_out"] for r in records)
+    said = f"{records[-1]['psnr']:.2f} dB of 95 held-out pictures"
+    assert f"psnr      {said} after step 4" in trained.output
+    assert trained.output.rstrip().endswith(f"samples-00000004.png, PSNR {said}")
+    stats = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["psnr"]) for r in stats] == [(r["step"], r["psnr"]) for r in records]
     assert (folder / "samples-00000004.png").exists()
     # the averaged weights, with latents of standard deviation 1
     model, (buffers, meta) = (
@@ -192,6 +207,82 @@ def test_a_run_and_what_follows_from_it(tmp_path, monkeypatch):
     assert (
         refused.exit_code == 1 and "holds an autoencoder, and no diffusion model" in refused.output
     )
+
+
+def write_pictures(path, count, seed=0):
+    colours = np.random.default_rng(seed).integers(0, 256, (count, 1, 1, 3), dtype=np.uint8)
+    with h5py.File(path, "w") as file:
+        file["images"] = np.broadcast_to(colours, (count, 16, 16, 3))
+    return path
+
+
+def test_held_out_pictures_are_not_trained_on(tmp_path, monkeypatch):
+    """The PSNR is of the held-out ones alone, which are the same for a seed."""
+    monkeypatch.chdir(tmp_path)
+    options = resolve({**GIVEN, "data": write_pictures("p.h5", 10), "held_out": 0.3})
+    with build_dataset(options) as dataset, open_dataset("p.h5") as whole:
+        held, kept = dataset.held_out.kept, dataset.kept
+        assert len(held) == 3 and sorted([*held, *kept]) == list(range(10))
+        assert np.array_equal(dataset.read(np.arange(7)), whole.read(kept))
+        with build_dataset(options) as again:
+            assert np.array_equal(again.kept, kept)
+        with build_dataset(options.changed(seed=1)) as other:
+            assert not np.array_equal(other.kept, kept)
+        trainer = build_trainer(options, build_model(options), dataset)
+        read = []
+        monkeypatch.setattr(
+            dataset.whole, "read", lambda rows, out=None: read.extend(rows) or whole.read(rows, out)
+        )
+        assert len(losses(trainer, 4)) == 4 and read and not set(read) & set(held)
+        previews = Reconstructions(trainer, options)
+        read.clear()
+        figures = previews.figures()
+        assert read == list(held)
+        (pictures, made, *_), _ = previews.draw()
+        assert read == list(held) and figures == {"psnr": psnr(pictures, made).mean()}
+    options = options.changed(held_out=0.0)
+    with build_dataset(options) as dataset:
+        assert len(dataset) == 10 and not hasattr(dataset, "held_out")
+
+
+def test_a_run_of_before_trains_on_all_pictures():
+    values = resolve(GIVEN).to_json()
+    del values["held_out"]
+    assert TrainOptions.from_json(values).held_out == 0
+
+
+def test_it_starts_from_given_weights(tmp_path, monkeypatch):
+    """Sizes follow from the file; another size, and what is no autoencoder, are refused."""
+    monkeypatch.chdir(tmp_path)
+    write_pictures("p.h5", 6)
+    sizes = {**SMALL, "image_size": 16, "latent_channels": 3, "scaling_factor": 0.5}
+    base = Autoencoder(**sizes, device="cpu", seed=7)
+    write_autoencoder("base.h5", base.options, base.arrays())
+    pathlib.Path("folder").mkdir()  # as of a run
+    write_autoencoder("folder/autoencoder.h5", base.options, base.arrays())
+    given = {name: value for name, value in GIVEN.items() if name not in SMALL}
+    for source in ("base.h5", "folder"):
+        options = resolve({**given, "data": "p.h5", "init": source, "image_size": 16})
+        assert options.latent_channels == 3 and options.channel_mult == (1, 2)
+        with build_dataset(options) as dataset:
+            trainer = build_trainer(options, build_model(options), dataset)
+            assert f"tensors from {source}" in trainer.origin["lines"][0]
+            for name, array in trainer.model.arrays().items():
+                assert np.array_equal(array, base.arrays()[name]), name
+    result = run("train", "vae", "--init", "base.h5", "--data", "p.h5", "--dry-run", "--size", 16)
+    assert result.exit_code == 0 and "tensors from base.h5" in result.output
+    for arguments, sentence in (
+        (("--latent-channels", 4), "--latent-channels 4 contradicts --init base.h5"),
+        (("--init", "none.h5"), "none.h5 does not exist"),
+        (("--init", "p.h5"), "p.h5"),
+        (("--lora", 4), "No such option"),
+    ):
+        result = run(
+            "train", "vae", "--init", "base.h5", "--data", "p.h5", "--size", 16, *arguments
+        )
+        assert result.exit_code in (1, 2) and sentence in result.output.splitlines()[-1], (
+            result.output
+        )
 
 
 @needs("mpi")

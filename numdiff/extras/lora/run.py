@@ -34,10 +34,6 @@ class LoraRun(RunExtension):
         ):
             if wrong:
                 raise UsageError(f"{option} does not go with --lora; {instead}.")
-        if o.model != "dit":
-            raise UsageError(
-                f"--lora adapts the attention and MLPs of a DiT, and this trains a {o.model}: leave it out."
-            )
 
     def describe(self, parameters):
         return f"; of the adapters alone, of rank {self.options.lora}"

@@ -50,6 +50,8 @@ class ModelKind:
     class_table: the parameter with a row a class, and a last one for no class
     implying: settings that stand for several options of the model
     previews: where the class is that draws a run's pictures, with the methods of `Previews`
+    reader: where a function is that reads a file or folder of weights of `--init` as a `ModelFile`;
+    None: initial.py does
     help: {"train", "compile", "bench step", "bench sample", "bench quality", "profile": text},
         where the default text does not suit
     """
@@ -72,6 +74,7 @@ class ModelKind:
     class_table: str | None = None
     implying: tuple = ()
     previews: str = "numdiff.training.previews:Previews"
+    reader: str | None = None
     help: dict = field(default_factory=dict)
 
     # What it consists of --------------------------------------------------------------------------
@@ -122,6 +125,11 @@ class ModelKind:
         """The `Weights` of this kind: how other programs' files of it are read and written; reader:
         the command that reads, whose options its errors name."""
         return imported(self.weights)(self, reader)
+
+    def held_out(self, dataset, options):
+        """The dataset to train on; its `held_out`, where it has that, is what it leaves out of the
+        one that the options name."""
+        return dataset
 
     # Options of a run -----------------------------------------------------------------------------
 

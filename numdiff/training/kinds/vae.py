@@ -63,6 +63,14 @@ class AutoencoderSettings:
         low=0,
         high=1e6,
     )
+    held_out: float = setting(
+        0.05,
+        "Share of the pictures that is not trained on; the PSNR is of these. 0: none, and the PSNR is of pictures "
+        "that the model has seen.",
+        unit="SHARE",
+        low=0,
+        high=0.5,
+    )
 
 
 PRESETS = {
@@ -116,14 +124,13 @@ HELP = {
     \b
     numdiff train vae                                            on emoji
     numdiff train vae --data photos.h5 --flip                    on images of your own
+    numdiff train vae --data photos.h5 --init vae.safetensors    from given weights
     numdiff data encode photos.h5 latents.h5 --vae runs/00000-vae-vae256
     """,
 }
 # common settings that are of diffusion models alone
 WITHOUT = {
     "vae",
-    "init",
-    "init_weights",
     "fp8_promotion",
     "sampler",
     "sample_steps",
@@ -138,16 +145,34 @@ WITHOUT = {
 class AutoencoderKind(ModelKind):
     @property
     def table(self):
-        return {
-            name: line
-            for name, line in super().table.items()
-            if not WITHOUT & {name, *line.needs[:1]}
-        }
+        left_out, found = WITHOUT | {"init"}, {}
+        for name, line in super().table.items():
+            if name in WITHOUT or line.needs and line.needs[0] in left_out:
+                left_out = left_out | {name}  # and with it what needs it
+            else:
+                found[name] = line
+        return found
 
     def sizes(self, options, channels=3, num_classes=None):
         found = super().sizes(options, channels, num_classes)
         del found["num_classes"]
         return {**found, "scaling_factor": 1.0, "shift_factor": 0.0}  # measured with the pictures
+
+    def upgrade(self, values):
+        values.setdefault("held_out", 0.0)  # runs from before trained on all pictures
+
+    def may_become(self, name, theirs, own):
+        """The factors of the latents are measured again."""
+        return theirs == own or name in ("scaling_factor", "shift_factor")
+
+    def held_out(self, dataset, options):
+        from ...data.split import split
+
+        if not options.held_out or len(dataset) < 2:
+            return dataset
+        trained, held = split(dataset, options.held_out, options.seed)
+        trained.held_out = held
+        return trained
 
     def objective(self, options):
         from ...diffusion.reconstruction import Reconstruction
@@ -173,5 +198,6 @@ VAE = AutoencoderKind(
     default_preset={"cpu": "tiny", "cuda": "vae256"},
     check="numdiff.nn.autoencoder:check_options",
     previews="numdiff.training.reconstructions:Reconstructions",
+    reader="numdiff.training.autoencoders:read_start",
     help=HELP,
 )
