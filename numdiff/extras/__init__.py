@@ -115,7 +115,12 @@ register(
 
 register(
     "numdiff.extras.levels",
-    kernels={"mma levels": "mma", "wgmma levels": "wgmma", "conv2d levels": "conv2d"},
+    kernels={
+        "mma levels": "mma",
+        "wgmma levels": "wgmma",
+        "conv2d levels": "conv2d",
+        "fused": "fused",
+    },
 )
 
 register(
@@ -159,4 +164,11 @@ register(
     kernel_names={
         name: f"launcher:{name}" for name in ("qk_norm_rope_backward", "qk_norm_rope_forward")
     },
+)
+
+register(
+    "numdiff.extras.rms_norm",
+    functional={"rms_norm": "functional:rms_norm"},
+    kernels={"rmsnorm": "rmsnorm"},
+    kernel_names={name: f"rmsnorm:{name}" for name in ("rmsnorm_backward", "rmsnorm_forward")},
 )

@@ -49,7 +49,6 @@ from .linear.layer import (
 from .linear.stack import linear_stack_backward, linear_stack_forward, linear_stack_supports
 from .matmul import matmul_backward, matmul_forward, pair_supports
 from .norms.layernorm import layernorm_backward, layernorm_forward
-from .norms.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from .reduce.trees import column_sum
 from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsample_forward
 from .scale_shift import scale_shift_backward, scale_shift_forward
@@ -144,8 +143,6 @@ __all__ = [
     "posterior_kl_forward",
     "posterior_sample_backward",
     "posterior_sample_forward",
-    "rmsnorm_backward",
-    "rmsnorm_forward",
     "scale_shift_backward",
     "scale_shift_forward",
     "silu_backward",

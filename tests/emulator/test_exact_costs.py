@@ -16,6 +16,7 @@ from numdiff.extras import qk_norm_rope
 from numdiff.extras.convnext import depthwise
 from numdiff.extras.im2win import windows as im2win
 from numdiff.extras.post_hoc_ema import power_ema
+from numdiff.extras.rms_norm import rmsnorm
 from numdiff.kernels import attention as flash_attention
 from numdiff.kernels import bias, concat, embedding, random, resample, scale_shift, window
 from numdiff.kernels.conv2d import im2col
@@ -30,7 +31,7 @@ from numdiff.kernels.diffusion import (
     sampler,
     vlb,
 )
-from numdiff.kernels.norms import layernorm, rmsnorm
+from numdiff.kernels.norms import layernorm
 from numdiff.kernels.operation import kernel_modules
 from numdiff.kernels.optimizer import ema, grad_norm, step_state, telemetry, zero_ranges
 from numdiff.kernels.reduce import trees as reduce

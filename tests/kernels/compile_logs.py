@@ -35,6 +35,7 @@ IN_REGISTERS = (
     "groupnorm.one_pass",
     "norms.",
     "numdiff.extras.muon.update.",
+    "numdiff.extras.rms_norm.",
     "transformer.adaln.",
     "transformer.gate_adaln.",
     "numdiff.extras.qk_norm_rope.",

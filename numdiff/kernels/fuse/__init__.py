@@ -49,7 +49,7 @@ Read the files in this order:
     operations.py    what a chain is made of: places of numbers, operations with their derivatives
     kernel_text.py   a kernel as text, in three versions
     chain.py         the chain, its reversal, and how both are launched
-    example.py       a chain as an operation, which the check and the tests run
+    ../../extras/levels/fused.py  a chain as an operation, which the check and the tests run
 
 READ NEXT
     operations.py

@@ -3,7 +3,7 @@
 SOURCE
     __init__.py.
 READ NEXT
-    example.py
+    ../bias.py, then ../transformer/bias_gelu.py: chains of one operation and of two.
 """
 
 import functools

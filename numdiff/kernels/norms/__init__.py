@@ -2,7 +2,7 @@
 
     row_norm.py     what they share: a row's statistics, and the pass over it
     layernorm.py    LayerNorm
-    rmsnorm.py      RMSNorm, whose rows stay in registers
+    ../../extras/rms_norm/  RMSNorm, whose rows stay in registers
 
 READ NEXT
     row_norm.py

@@ -29,7 +29,7 @@ COST
 SOURCE
     Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4.
 READ NEXT
-    rmsnorm.py, what is left without the mean; groupnorm/groups.py, where a group is many rows and a block adds it up in
+    groupnorm/groups.py, where a group is many rows and a block adds it up in
     shared memory.
 """
 

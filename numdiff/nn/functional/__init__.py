@@ -57,7 +57,7 @@ from .movement import (
     upsample,
     window,
 )
-from .norms import group_norm, layer_norm, rms_norm, softmax
+from .norms import group_norm, layer_norm, softmax
 from .products import linear, linear_group, linear_stack, matmul, stack_columns, stacks, together
 
 __all__ = [
@@ -97,7 +97,6 @@ __all__ = [
     "posterior_kl",
     "posterior_sample",
     "reshape",
-    "rms_norm",
     "scale_shift",
     "silu",
     "softmax",

@@ -66,17 +66,6 @@ def layer_norm(
     return record("layer_norm", y, (x,), backward, parameters=(weight, bias))
 
 
-def rms_norm(x: Tensor, weight: Parameter | None = None, eps: float = 1e-6) -> Tensor:
-    """x (..., C) divided by the root of its mean square over its last axis; weight (C,) or None."""
-    saved = x.data
-    y, rstd = K.rmsnorm_forward(saved, weight and weight.data, eps)
-
-    def backward(dy):
-        return (K.rmsnorm_backward(dy, saved, weight and weight.data, rstd, gradient_of(weight)),)
-
-    return record("rms_norm", y, (x,), backward, parameters=(weight,))
-
-
 def softmax(x: Tensor, scale: float = 1.0) -> Tensor:
     """softmax(scale · x) over the last axis."""
     y = K.softmax_forward(x.data, scale)

@@ -1,7 +1,7 @@
 """A chain with an operand at each place, as an operation: scale and shift, SiLU, then a gate and a
 residual.
 
-No model uses it. The check and the tests run it, and so every text that fuse/ writes: with sums per
+No model uses it. The check and the tests run it, and so every text that kernels/fuse/ writes: with sums per
 sample, with a sum per channel, and with neighbours of each width.
 
 MATHEMATICS
@@ -12,23 +12,23 @@ VERSIONS
     v1 naive: one thread an element; v2 vectorised: four neighbours a thread; v3 eight: eight
     neighbours a thread.
 LAUNCH, DETERMINISM, COST
-    as __init__.py
+    as kernels/fuse/__init__.py
 SOURCE
-    ../scale_shift.py, ../elementwise.py and ../transformer/gate.py, which have the three
+    kernels/scale_shift.py, kernels/elementwise.py and kernels/transformer/gate.py, which have the three
     operations.
 READ NEXT
-    ../bias.py, then ../transformer/bias_gelu.py: chains of one operation and of two.
+    kernels/bias.py, then kernels/transformer/bias_gelu.py
 """
 
 import numpy as np
 
 from ...dtypes import in_single
-from ..elementwise import silu, silu_forward_reference, silu_gradient
-from ..operation import Problem, Version, half, lacks_multiple, operation, single
-from ..scale_shift import scaled, scaled_dscale, scaled_dx
-from ..transformer.gate import gated, gated_dgate, gated_dh
-from .chain import VERSIONS, WIDTHS, fuse
-from .operations import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation
+from ...kernels.elementwise import silu, silu_forward_reference, silu_gradient
+from ...kernels.fuse.chain import VERSIONS, WIDTHS, fuse
+from ...kernels.fuse.operations import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation
+from ...kernels.operation import Problem, Version, half, lacks_multiple, operation, single
+from ...kernels.scale_shift import scaled, scaled_dscale, scaled_dx
+from ...kernels.transformer.gate import gated, gated_dgate, gated_dh
 
 CHAIN = fuse(
     EACH,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from numdiff.kernels.norms import rmsnorm as RN
+from numdiff.extras.rms_norm import rmsnorm as RN
 from numdiff.nn import functional as F
 from numdiff.nn.layers import RMSNorm
 from numdiff.nn.tensor import Tape, Tensor

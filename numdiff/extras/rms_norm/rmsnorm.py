@@ -6,7 +6,7 @@ MATHEMATICS
         (weight may be absent: 1)
     Backward, with h = dy · weight and averages over the row:
         dweight[c] += Σ_rows dy · xhat          dx = rstd · (h - xhat · average(h · xhat))
-    Against LayerNorm (layernorm.py): y still does not change when x is scaled, but it does when a
+    Against LayerNorm (kernels/norms/layernorm.py): y still does not change when x is scaled, but it does when a
     constant is added to x, as no mean is subtracted. So there is no mean to compute, store and
     read, the sum of squares needs no second sweep over the row, and of the backward's two averages
     one is left.
@@ -14,17 +14,17 @@ SHAPES
     x, y, dx, dy (..., C) float16, bfloat16 or float32; weight, dweight (C,) float32 or None; rstd (rows,) float32, rows
     the product of the other axes
 VERSIONS
-    v1 block-per-row, v2 warp-per-row: row_norm.py.
+    v1 block-per-row, v2 warp-per-row: kernels/norms/row_norm.py.
     v3 persistent: as many blocks as run at once, whose warps take every n-th row and keep weight and row in registers;
        a row's loads, 16 bytes each, are all issued before the first is used. The backward reads dy
        and x once: the sums for dweight stay in registers, too, until a block adds up its warps';
        and a warp loads its next row (of 16 bits) before it works on the one that has arrived. C a
        multiple of 8, up to 1280; sm_80.
 LAUNCH
-    v1 and v2 as row_norm.py. v3 forward 256 threads, four blocks a multiprocessor, fewer for long rows; backward 512,
-    384 or 256 threads, one block.
-    dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce/trees.py; v3
-    with dx, 16 to 48 KiB, then reduce/trees.py over the blocks.
+    v1 and v2 as kernels/norms/row_norm.py. v3 forward 256 threads, four blocks a multiprocessor,
+    fewer for long rows; backward 512, 384 or 256 threads, one block.
+    dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then
+    kernels/reduce/trees.py; v3 with dx, 16 to 48 KiB, then kernels/reduce/trees.py over the blocks.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape decides; in v3 the dtype and the number
     of multiprocessors, too.
@@ -35,7 +35,7 @@ COST
 SOURCE
     Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467, eq. 4.
 READ NEXT
-    groupnorm/groups.py, where a group is many rows; transformer/adaln.py, where a norm and a modulation are one pass.
+    kernels/transformer/adaln.py, where a norm and a modulation are one pass.
 """
 
 import math
@@ -49,10 +49,7 @@ from ...device.limits import WARP, multiprocessors_of
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ...dtypes import in_single, is_half
-from ..operation import Problem, Version, half, operation, positive, single
-from ..reduce.second_pass import add_rows
-from ..reduce.trees import BLOCK, column_sum_reference
-from .row_norm import (
+from ...kernels.norms.row_norm import (
     BACKWARD,
     FORWARD,
     RMSNORMS,
@@ -60,6 +57,9 @@ from .row_norm import (
     launch_rows,
     row_versions,
 )
+from ...kernels.operation import Problem, Version, half, operation, positive, single
+from ...kernels.reduce.second_pass import add_rows
+from ...kernels.reduce.trees import BLOCK, column_sum_reference
 
 ROWS = BLOCK // WARP  # that a block of the forward works on at once
 SWEEP = 8 * WARP  # columns that a warp of version 3 takes at a time
