@@ -172,7 +172,7 @@ def called(shape, t):
         (lambda: numdiff.sample(UNet(**SMALL), seed=1.5), "seed must be a whole number"),
         (
             lambda: UNet(**{**SMALL, "image_size": "8"}),
-            "image_size must be a whole number, and not the str '8'",
+            "image_size must be a whole number, or height and width, and not the str '8'",
         ),
         (
             lambda: UNet(**{**SMALL, "channel_mult": 2}),
@@ -228,7 +228,7 @@ def called(shape, t):
         (lambda: RandomConv()([0]), r"and not the list \[0\]"),
         (
             lambda: open_dataset(image_size="x"),
-            "image_size must be a whole number, and not the str 'x'",
+            "image_size must be a whole number, or height and width, and not the str 'x'",
         ),
         (lambda: open_dataset(classes=3), "classes must be a list of names, and not the int 3"),
         (lambda: open_dataset(classes=[3]), "classes must be a list of names"),

@@ -421,6 +421,8 @@ def constructor_options(values):
 def checked_options(kind, hints, values):
     """Options of a model of this class, {name: value}, as JSON can say them; see
     `constructor_options`. hints: the function or class that has their types"""
+    if "image_size" in values:
+        values = {**values, "image_size": as_size(values["image_size"])}
     check_types(hints, values)
     for name, value in values.items():
         for number in value if isinstance(value, list | tuple) else [value]:
@@ -429,8 +431,6 @@ def checked_options(kind, hints, values):
                     raise UsageError(f"{name} {number} must be a finite number.")
                 if number > kind.largest.get(name, math.inf):
                     raise UsageError(f"{name} {number:,} must be at most {kind.largest[name]:,}.")
-    if "image_size" in values:
-        values = {**values, "image_size": as_size(values["image_size"])}
     return {name: _plain(value) for name, value in values.items()}
 
 
