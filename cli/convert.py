@@ -150,7 +150,8 @@ def convert(source, target, outdir, weights, conv_resample, to, vae, **options):
 
     IN may also be an autoencoder (AutoencoderKL): diffusers' folder, or a file with latent
     diffusion's names, which may be a whole checkpoint of it (first_stage_model). Or the weights of
-    a feature network for numdiff evaluate --features: pytorch-fid's InceptionV3.
+    a feature network for numdiff evaluate --features: pytorch-fid's InceptionV3, or
+    DINOv2 ViT-B/14.
 
     The sizes of the model follow from the weights. Unless IN is unet.cu's or was written by
     numdiff, you must give what weights do not show: the image size and the attention heads; for a

@@ -15,7 +15,7 @@ import pytorch_fid.inception
 import torch
 from torch.nn import functional as F
 
-from tests.reference import stored, stored_features
+from tests.reference import stored, stored_features, twin_dinov2
 
 torch.set_default_dtype(torch.float64)
 
@@ -67,6 +67,22 @@ def make_inception():
     save("inception", {**found, "pool3": x[:, :, 0, 0].numpy().astype(np.float32)})
 
 
+def make_dinov2():
+    state = {
+        name: torch.from_numpy(stored_features.weight(name, shape).astype(np.float64))
+        for name, shape in stored_features.dinov2_shapes().items()
+    }
+    pixels = torch.from_numpy(stored_features.pictures("dinov2", 1, 224).astype(np.float64))
+    found = {}
+    with torch.no_grad():
+        for place, x in enumerate(twin_dinov2.layers(state, pixels.permute(0, 3, 1, 2), 12)):
+            found |= kept(f"{place:02d}", x.numpy())
+            if place in (1, 12):
+                token = twin_dinov2.class_token(state, x).numpy()
+                found[f"{place:02d}/token"] = token.astype(np.float32)
+    save("dinov2", found)
+
+
 def make_distances():
     found = {}
     for name, (count, dimensions) in stored_features.DISTANCES.items():
@@ -96,5 +112,6 @@ def make_resized():
 
 if __name__ == "__main__":
     make_inception()
+    make_dinov2()
     make_distances()
     make_resized()

@@ -26,11 +26,33 @@ def weight(name, shape):
     if name.endswith("num_batches_tracked"):
         return np.zeros(shape, np.int64)
     values = drawn(name, shape)
+    if name in ("cls_token", "pos_embed", "mask_token"):
+        return values * np.float32(0.5)
     if len(shape) > 1:
         return values * np.float32(np.sqrt(2 / np.prod(shape[1:])))
-    if name.endswith(("running_var", "bn.weight")):
+    if name.endswith(("running_var", "bn.weight", "gamma")) or "norm" in name and name[-1] == "t":
         return 1 + values * np.float32(0.25)
     return values * np.float32(0.1)
+
+
+def dinov2_shapes():
+    """{name: shape} of dinov2_vitb14_pretrain.pth."""
+    C, shapes = 768, {}
+    shapes |= {"cls_token": (1, 1, C), "pos_embed": (1, 1370, C), "mask_token": (1, C)}
+    shapes |= {"patch_embed.proj.weight": (C, 3, 14, 14), "patch_embed.proj.bias": (C,)}
+    for k in range(12):
+        for name, shape in {
+            "norm1": (C,),
+            "attn.qkv": (3 * C, C),
+            "attn.proj": (C, C),
+            "norm2": (C,),
+            "mlp.fc1": (4 * C, C),
+            "mlp.fc2": (C, 4 * C),
+        }.items():
+            shapes[f"blocks.{k}.{name}.weight"] = shape
+            shapes[f"blocks.{k}.{name}.bias"] = shape[:1]
+        shapes |= {f"blocks.{k}.ls1.gamma": (C,), f"blocks.{k}.ls2.gamma": (C,)}
+    return {**shapes, "norm.weight": (C,), "norm.bias": (C,)}
 
 
 def pictures(name, count=2, size=PIXELS):

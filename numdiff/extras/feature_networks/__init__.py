@@ -14,6 +14,7 @@ Read the files in this order:
     resizing.py    how public programs bring an image to a network's size: three methods as matrices
     inception.py   InceptionV3 of 2015-12-05: 2,048 features
     dinov2.py      DINOv2 ViT-B/14: 768 features
+    folding.py, parts.py    the scaling of pixels within the first layer; a batch, a few images at a time
     files.py       conversion of the public weights, and the extractor that reads the result
     settings.py    the option of training runs
 """

@@ -22,12 +22,12 @@ from ...nn.convert.files import read_weights
 from ...outputs import check_output
 from ...training.checkpoint import INDEX, load_checkpoint
 from ...training.model_files import write_model_file
-from . import inception
+from . import dinov2, inception
 from .resizing import resize
 
 # modules with NAME, FILE, TITLE, recognises, other_version, public_shapes, arrays_of, shapes,
 # METHODS and NETWORK
-NETWORKS = {module.NAME: module for module in (inception,)}
+NETWORKS = {module.NAME: module for module in (inception, dinov2)}
 ENDING = ".h5"
 RECORD = schema.record({"model": schema.text(), "index": INDEX}, {}, schema.anything)
 

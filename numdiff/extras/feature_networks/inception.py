@@ -12,17 +12,18 @@ the scaling of the pixels, since the first convolution sees no padding. Bias and
 which writes the branches of a block side by side.
 """
 
-from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
-from ...device import download, empty, is_device, over_batch, upload
+from ...device import download, empty, upload
 from ...kernels.linear.layer import linear_forward
 from ...kernels.reduce.trees import sample_sum
+from .folding import with_scaled_pixels
 from .kernels.activations import bias_relu_forward
 from .kernels.patches import patches_forward, sliding_window
 from .kernels.pooling import pool_forward
+from .parts import last_of
 
 NAME = "inception-2015-12-05"
 TITLE = "InceptionV3 of 2015-12-05"
@@ -276,19 +277,7 @@ class InceptionV3:
             )
 
     def __call__(self, x):
-        def some(rows, count=FEW):
-            starts = range(rows.start, rows.stop, count)
-            return [self._features(x[k : min(k + count, rows.stop)]) for k in starts]
-
-        if is_device(x):
-            parts = [some(slice(0, len(x)), MANY)]
-        else:
-            parts = over_batch(some, len(x), x.size * 100)
-        return np.concatenate([features for part in parts for features in part])
-
-    def _features(self, x):
-        ((_, features),) = deque(self.layers(x), maxlen=1)  # drops each as the next is there
-        return features
+        return last_of(self.layers, x, FEW, MANY)
 
     def layers(self, x):
         """Yields (name, array (B, H, W, C)) of each layer of the stem and of each block, and last
@@ -337,15 +326,6 @@ class InceptionV3:
 
 
 NETWORK = InceptionV3
-
-
-def with_scaled_pixels(weight, bias, shift, scale):
-    """The first layer's (weight, bias) for pixels x in place of (x - shift) / scale; shift and
-    scale are numbers or have one for each channel."""
-    weight, bias = np.asarray(weight, np.float64), np.asarray(bias, np.float64)
-    weight = weight / scale
-    bias = bias - (weight * shift).sum(tuple(range(1, weight.ndim)))
-    return weight.astype(np.float32), bias.astype(np.float32)
 
 
 def _width(layer, x):
