@@ -79,10 +79,10 @@ def run_training(model, resume, dry_run, new_data, **given):
 
         for name, line in kinds.get(model).table.items():
             echo(f"{name:<24} {text_of_setting(line, options)}")
+        from numdiff.training import price
         from numdiff.training.build import describe_without_training
-        from numdiff.training.price import with_and_without
 
-        for line in describe_without_training(options, with_and_without):
+        for line in describe_without_training(options, price):
             echo(line)
         return
     from numdiff.training import train as run

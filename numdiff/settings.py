@@ -528,8 +528,8 @@ class OutputSettings:
         resume=True,
     )
     evaluate_count: int = setting(
-        512,
-        "Images sampled for such a measurement.",
+        256,
+        "Images sampled for such a measurement; 256 every 2,000 steps take about 2 % of a default run on a GPU.",
         unit="IMAGES",
         low=1,
         high=100_000,

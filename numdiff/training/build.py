@@ -17,7 +17,7 @@ from ..progress import doing
 from ..settings import arguments, config_class
 from ..sizes import sides
 from . import kinds
-from .forecast import Plan
+from .forecast import Plan, peak_memory
 from .initial import check_dataset, start_of, take
 from .precision import IN_TRAINING, SCALES_LOSS
 from .run_extension import extensions_of
@@ -303,11 +303,11 @@ def in_parts(batch, microbatch):
     return f" in {batch // microbatch} parts" if microbatch and microbatch < batch else ""
 
 
-def describe_without_training(options, peaks_on=None):
+def describe_without_training(options, price=None):
     """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and
     where the options give channels and classes no dataset is opened.
 
-    peaks_on: `price.with_and_without`
+    price: the module, for the memory
     """
     channels, classes, names = options.channels, options.num_classes, ()
     start = None if options.init is None else start_of(options)
@@ -348,10 +348,12 @@ def describe_without_training(options, peaks_on=None):
     yield f"precision {describe_precision(options)}"
     if options.recompute != "no":
         peaks = (
-            peaks_on(options, sizes, get_gpu()) if peaks_on and options.device == "cuda" else None
+            price.with_and_without(options, sizes, get_gpu())
+            if price and options.device == "cuda"
+            else None
         )
         yield f"recompute {describe_recomputation(options, sizes, peaks)}"
     gpu = get_gpu() if options.device == "cuda" else None
-    foreseen = peaks_on(options, sizes, gpu)[0] * 2**20 if gpu is not None and peaks_on else None
+    foreseen = price and price.foreseen_memory(options, sizes, gpu, peak_memory())
     line, _ = Plan(options, sizes, flops, parameters, gpu, foreseen).forecast()
     yield f"forecast  {line}"

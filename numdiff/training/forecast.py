@@ -4,15 +4,18 @@
     line, measured = plan.forecast()         of a run, or of a dry run
     clock = Clock(plan.key)                  measures steps, pictures and checkpoints for later runs
 
-MEASURED. A run stores the seconds of a step, of a grid of samples, of a measurement of samples and
-of a checkpoint, its peak memory, and the bytes of a checkpoint, in the cache of this user
-(caches.py). The key is a hash of the device, the version, and all settings that change them. The
-seconds to the end are
+MEASURED. A run stores the seconds of a step and of each of EVENTS, its peak memory, and the bytes
+of a checkpoint, in the cache of this user (caches.py). The key is a hash of the device, the version,
+and all settings that change them. The seconds to the end are
 
-    first + steps · step + grids · draw + evaluations · evaluate + checkpoints · save
+    first + steps · step + grids · draw + evaluations · evaluate + checkpoints · save + …
 
-where `first` is what the first steps take longer than others, as they load what the cache has. A
-model's first run compiles for it, too, which later runs need not: its `first` is not stored.
+where `first` is what the first steps, the first grid and the first measurement take longer than
+others, as they load what the cache has. A model's first run compiles for it, too, which later runs
+need not: its `first` is not stored.
+
+MEMORY. Of a GPU the arrays there; of a CPU the whole process, as the system reports its peak.
+Without a measurement it is the planner's (price.py).
 
 ESTIMATED. Without a measurement a step takes its FLOPs divided by a share of the device's peak: of
 the card's data sheet, or of a matrix product that is measured on the CPU. That is right within a
@@ -33,6 +36,7 @@ from .. import __version__, schema
 from ..caches import cache_root, own_folder, read_own, write_own
 from ..device.roof import peak_flops
 from ..files import Refused
+from .run_extension import extensions_of
 
 # settings that change neither the seconds of a step, nor of what happens between steps
 WITHOUT_EFFECT = {
@@ -43,13 +47,15 @@ WITHOUT_EFFECT = {
     "weight_decay",
 }  # fmt: skip
 SHARE_OF_PEAK = {"cpu": 0.4, "cuda": 0.35}
+FORWARD = 0.23  # of a step's seconds: a model's evaluation in a sampler, as measured
+# between steps: grids, measurements of samples, checkpoints, the best one, averages of extensions
+EVENTS = "draw", "evaluate", "save", "best", "store"
 PRODUCT = 768  # rows of the matrix product that is measured
 SECONDS = schema.number(0, 1e9)
 RECORD = schema.record(
     {"step": schema.number(1e-9, 1e9), "first": SECONDS, "save": SECONDS},
     {
-        "draw": SECONDS,
-        "evaluate": SECONDS,
+        **dict.fromkeys(EVENTS, SECONDS),
         "memory": schema.number(0, 1e15),
         "checkpoint": schema.number(0, 1e15),
     },
@@ -86,7 +92,8 @@ class Clock:
 
     def __init__(self, key=None, announce=None):
         self.key, self.announce, self.checkpoint = key, announce, 0
-        self.intervals, self.seconds = [], {"draw": [], "evaluate": [], "save": []}
+        self.intervals, self.seconds = [], {name: [] for name in EVENTS}
+        self.peak_bytes = peak_memory  # of this process, or of the GPU
 
     def steps(self, count, seconds):
         """`count` steps took that long."""
@@ -107,19 +114,22 @@ class Clock:
             return None
         count, seconds = (sum(column) for column in zip(*self.intervals[1:], strict=True))
         step, (first_count, first) = seconds / count, self.intervals[0]
-        record = {
-            "step": step,
-            "first": max(0.0, first - first_count * step),
-            "memory": peak_memory(),
-            "checkpoint": self.checkpoint,
-        }
         # the first of several compiles or loads what the others use
         means = {
             name: float(np.mean(values[1:] or values))
             for name, values in self.seconds.items()
             if values
         }
-        return {**record, "save": 0.0, **means}
+        longer = [first - first_count * step]
+        longer += [self.seconds[name][0] - mean for name, mean in means.items()]
+        return {
+            "step": step,
+            "first": sum(max(0.0, seconds) for seconds in longer),
+            "memory": self.peak_bytes(),
+            "checkpoint": self.checkpoint,
+            "save": 0.0,
+            **means,
+        }
 
     def store(self):
         """Write the measurement, where there is one; a cache that cannot be written has none."""
@@ -174,19 +184,21 @@ def estimated(options, flops, backend):
 
 def seconds_to_the_end(record, options, pictures, step=0):
     """Seconds from `step` on. pictures: whether the run draws grids."""
-    # of a sample's evaluation: a third of a step's arithmetic is the forward pass
-    image = record["step"] / options.batch / 3
+    image = FORWARD * record["step"] / options.batch  # of a sample's evaluation
     evaluations = getattr(options, "sample_steps", 0) * (
         2 if getattr(options, "sampler", "") == "heun" else 1
     )
     guided = 2 if getattr(options, "cfg_scale", None) not in (None, 1) else 1
     sampled = image * evaluations * guided
-    draw = record.get("draw", sampled * options.sample_count)
     total = record["first"] + (options.steps - step) * record["step"]
-    total += events(step, options.steps, options.sample_every) * draw * bool(pictures)
-    total += events(step, options.steps, options.checkpoint_every) * record["save"]
+    for name, every, images in (
+        ("draw", options.sample_every, options.sample_count if pictures else 0),
+        ("save", options.checkpoint_every, 0),
+        *((("store", each.every(), 0)) for each in extensions_of(options) if each.every()),
+    ):
+        total += events(step, options.steps, every) * record.get(name, sampled * images)
     if every := getattr(options, "evaluate_every", 0):
-        value = record.get("evaluate", sampled * options.evaluate_count)
+        value = record.get("evaluate", sampled * options.evaluate_count) + record.get("best", 0)
         total += events(step, options.steps, every) * value
     return total
 
@@ -207,7 +219,7 @@ class Plan:
     """A run that is to be foreseen.
 
     sizes: the options of the model's constructor; flops: of a step of all ranks; parameters: their
-    number; backend: the GPU, or None; memory: bytes that the planner foresees on it, or None
+    number; backend: the GPU, or None; memory: bytes that the planner foresees, or None
     """
 
     def __init__(self, options, sizes, flops, parameters, backend=None, memory=None, ranks=1):
@@ -221,22 +233,21 @@ class Plan:
 
     def forecast(self, step=0):
         """(the line of the run from `step` on, whether it is measured)."""
-        record, how = read_measured(self.key), "measured in a run before"
-        measured = record is not None
-        if not measured:
-            record = estimated(self.options, self.flops / self.ranks, self.backend)
-            how = "estimated from its arithmetic"
-        return self.line(record, how, step), measured
+        record = read_measured(self.key)
+        if record is not None:
+            return self.line(record, "measured in a run before", step, record.get("memory")), True
+        record = estimated(self.options, self.flops / self.ranks, self.backend)
+        return self.line(record, "estimated from its arithmetic", step, self.memory), False
 
     def after_first_steps(self, record, step):
         """The line once a run has measured its first steps."""
-        return self.line(record, "measured in the first steps", step)
+        memory = max(record["memory"], self.memory or 0)  # more is needed for what has not come yet
+        return self.line(record, "measured in the first steps", step, memory)
 
-    def line(self, record, how, step):
+    def line(self, record, how, step, memory):
         options = self.options
         seconds = seconds_to_the_end(record, options, self.pictures, step)
         size = record.get("checkpoint") or checkpoint_bytes(options, self.parameters)
-        memory = record.get("memory") if self.backend is None else self.memory
         return ", ".join(
             [
                 f"{say_duration(seconds)} to the end at {1e3 * record['step']:.3g} ms a step ({how})",

@@ -290,7 +290,11 @@ class TrainingLoop:
 
     def store(self, extension):
         """Write what an extension keeps of the averages; collective."""
-        with self.paused(), doing(f"storing the averages of step {self.trainer.step}"):
+        with (
+            self.paused(),
+            doing(f"storing the averages of step {self.trainer.step}"),
+            self.clock.timed("store"),
+        ):
             averages = self.communicator.build(self.trainer.averages)
             self.communicator.first(self.store_averages, extension, averages)
 
@@ -338,7 +342,7 @@ class TrainingLoop:
 
     def save_best(self):
         """Write best.h5; collective."""
-        with self.paused():
+        with self.paused(), self.clock.timed("best"):
             self.communicator.first(self.write_best, self.state())
 
     def write_best(self, state):

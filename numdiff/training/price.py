@@ -1,10 +1,13 @@
 """The memory that a training step will take, foreseen before one has run: its peak on a stand-in
-for the GPU, which launches nothing and hands out addresses as the arena does."""
+for the GPU, which launches nothing and hands out addresses as the arena does. A process on the CPU
+takes about as much for the same arrays, besides what it has without them."""
 
 import numpy as np
 
 from ..device.arena import Arena
+from ..device.planned import CARDS
 from ..diffusion.memory import Measuring
+from ..errors import NumdiffError
 from ..sizes import sides
 from . import kinds
 from .build import build_trainer
@@ -20,7 +23,25 @@ class Shapes:
         self.labels = np.zeros(options.batch, np.int32)
 
 
-def foreseen_peak(options, sizes, gpu):
+# bytes that a process on the CPU takes besides: compiled loops, buffers of the matrix products, and
+# the drawing of samples and of the loss, as measured
+BESIDES = 60 << 20
+
+
+def foreseen_memory(options, sizes, backend, base, ranks=1):
+    """Bytes of a rank at its peak, or None where they cannot be foreseen: on a GPU of its arrays
+    there, on a CPU (backend None) of its process, which has `base` of them so far."""
+    if backend is not None and not hasattr(backend, "arenas"):
+        return None  # the emulator
+    try:
+        if backend is not None:
+            return foreseen_peak(options, sizes, backend, ranks)
+        return base + BESIDES + foreseen_peak(options, sizes, CARDS[-1], ranks)
+    except NumdiffError:  # what NumPy takes and no kernel does
+        return None
+
+
+def foreseen_peak(options, sizes, gpu, ranks=1):
     """Bytes that one rank has at once in a step, with what it keeps between steps, on a `Gpu` or a
     `Card`; sizes: the options of the model's constructor."""
     device, channels = Measuring(gpu), sizes["in_channels"]
@@ -35,7 +56,7 @@ def foreseen_peak(options, sizes, gpu):
         Shapes(options, channels),
     )
     options = options.changed(init=None, flip=options.flip and data.dtype == np.uint8)
-    trainer = build_trainer(options, model, data, communicator=PlannedRank())
+    trainer = build_trainer(options, model, data, communicator=PlannedRank(ranks))
     device.arena = arena()
     trainer.step_function.run()
     return kept.used_bytes + device.arena.peak_bytes

@@ -41,13 +41,14 @@ from .build import (
     open_data,
 )
 from .compiling import compiling
-from .forecast import Clock, Plan
+from .forecast import Clock, Plan, peak_memory
 from .initial import check_dataset, forget, start_of
 from .kinds.kind import imported
 from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
 from .options import TrainOptions, load_options
 from .plan import plan_run
 from .previews import draws
+from .price import foreseen_memory
 from .report import STATS, RunOutput, columns_of
 from .resume import (
     check_resumed_data,
@@ -141,6 +142,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
     parameters, _ = count_parameters(options.model, sizes)
     if parameters > LARGE:
         echo(f"build     {parameters:,} parameters, their moments and averages")
+    base = peak_memory()
     with ahead:
         model = communicator.build(build_model, options, channels, num_classes)
     trainer = build_trainer(
@@ -158,9 +160,13 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
     clock = Clock()
     if communicator.rank == 0:
         flops, backend = trainer.flops_per_step, trainer.model.backend
-        plan = Plan(options, sizes, flops, parameters, backend, ranks=communicator.size)
+        ranks = communicator.size
+        memory = foreseen_memory(options, sizes, backend, base, ranks)
+        plan = Plan(options, sizes, flops, parameters, backend, memory, ranks)
         line, measured = plan.forecast(step)
         clock = Clock(plan.key, None if measured else plan.after_first_steps)
+        if hasattr(backend, "arenas"):
+            clock.peak_bytes = lambda: backend.peak_bytes
         echo(f"forecast  {line}")
     if dry_run:
         return None

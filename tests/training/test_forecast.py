@@ -2,14 +2,17 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 from click.testing import CliRunner
 
+from numdiff.children import python_command
 from numdiff.training import forecast
 from numdiff.training.forecast import Clock, Plan, events, key_of, read_measured, say_duration
 from numdiff.training.options import resolve
 from numdiff_cli.main import main
+from tests.conftest import exhaustive, needs
 
 SIZES = {"image_size": 32, "in_channels": 3}
 RECORD = {"step": 0.5, "first": 10.0, "save": 2.0, "draw": 20.0, "evaluate": 30.0}
@@ -117,8 +120,51 @@ def test_a_clock_leaves_out_the_first_steps():
     assert 0 <= found["draw"] < 1 and found["save"] == 0 and "evaluate" not in found
     clock.store()
     assert read_measured(clock.key)["first"] == pytest.approx(25 - 160 / 30)
-    clock.seconds["draw"] = [9.0, 1.0, 2.0]
-    assert clock.measured["draw"] == 1.5
+    clock.seconds["draw"], clock.seconds["best"] = [9.0, 1.0, 2.0], [4.0]
+    assert clock.measured["draw"] == 1.5 and clock.measured["best"] == 4
+    # what the first steps and the first grid took longer
+    assert clock.measured["first"] == pytest.approx(25 - 160 / 30 + 9 - 1.5)
+
+
+def test_all_that_happens_between_steps_counts():
+    options = options_of(
+        sample_every=500, checkpoint_every=0, evaluate_every=500, ema_std=(0.1,), ema_snapshots=5
+    )
+    record = {**RECORD, "best": 3.0, "store": 0.5}
+    seconds = 10 + 1000 * 0.5 + 2 * 20 + 2 + 2 * (30 + 3) + 5 * 0.5
+    assert forecast.seconds_to_the_end(record, options, True) == seconds
+
+
+MEASURED = """
+import resource, sys
+from numdiff_cli.main import main
+main(sys.argv[1:], standalone_mode=False)
+print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+@exhaustive
+@needs("posix")
+@pytest.mark.parametrize("kind, batch", [("unet", 4), ("unet", 16), ("dit", 4), ("dit", 16)])
+def test_memory_is_foreseen_and_then_known(tmp_path, kind, batch):
+    """Within 10 % before anything has run, and within 5 % once a run has measured it."""
+    words = ["train", kind, "--device", "cpu", "--steps", "6", "--log-every", "2"]
+    words += ["--batch", str(batch), "--sample-count", "4", "--outdir", str(tmp_path / "runs")]
+
+    def said(*more):
+        ended = subprocess.run(
+            python_command(MEASURED, *words, *more), text=True, capture_output=True, timeout=300
+        )
+        assert ended.returncode == 0, ended.stderr
+        mib = [int(v) for v in re.findall(r"^forecast.* ([\d,]+) MiB", ended.stdout, re.MULTILINE)]
+        return mib, float(re.search(r"^PEAK (.*)$", ended.stdout, re.MULTILINE)[1])
+
+    (before,), _ = said("--dry-run")
+    first, peak = said()
+    assert len(first) == 2 and min(first) / peak == pytest.approx(1, abs=0.1), (first, peak)
+    assert before / peak == pytest.approx(1, abs=0.1), (before, peak)
+    (known,), peak = said()
+    assert known / peak == pytest.approx(1, abs=0.05), (known, peak)
 
 
 def test_durations():

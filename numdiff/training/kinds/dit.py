@@ -141,6 +141,7 @@ PRESETS = {
         "cfg_scale": 1.5,
         "checkpoint_every": 200,
         "log_every": 20,
+        "evaluate_count": 16,
     },
     # As wide and deep as DiT-S/4, on 64×64 pixels, with the block of today and flow matching, for a
     # minute on one GPU: Muon updates its matrices, and the learning rate is twenty times as high as

@@ -131,6 +131,7 @@ PRESETS = {
         "sample_steps": 20,
         "checkpoint_every": 250,
         "log_every": 25,
+        "evaluate_count": 16,
     },
     # The UNet that unet.cu trains, 20,494,211 parameters, on 64×64 images: for one GPU with 8 GB or
     # more. The same choices as above; this many steps take an H200 less than a minute.
