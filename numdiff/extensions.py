@@ -33,6 +33,7 @@ PLACES
                       of features (evaluation/features.py)
     torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
     precision         {precision: what keeps a model's weights in it} (nn/module.py, `keep_float8`)
+    problems          {operation: a function that returns [Problem], in addition to its own}
     run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting
     nn_names          a name that `numdiff.nn` exports, too
     optimizer         a module with `make`, `atoms` and `describe` (training/trainer.py, `optimizer_of`)

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..device import copy_into, download, fill_zero, with_dtype, zeros
 from ..errors import NumdiffError
-from ..kernels.quantise import share_largest
 from ..progress import waiting
 
 EAGER = 1e-3  # seconds for which a waiting CPU rank only yields its core, before it begins to sleep
@@ -57,7 +56,7 @@ class NoExchange:
 class Mail:
     """What ranks reduce in addition to their gradients: the loss, whose own array may move, and of
     a model in FP8 the largest magnitudes of its tensors in this step
-    (kernels/quantise.py). Those have a column for each rank, so that a sum, in whatever
+    (extras/fp8/quantise.py). Those have a column for each rank, so that a sum, in whatever
     order, brings every rank's to all.
 
     Attributes numbers: float32 (1 + tensors · ranks,)
@@ -71,7 +70,7 @@ class Mail:
     def write(self, loss):
         copy_into(self.numbers[:1], loss)
         if self.float8:
-            share_largest(self.float8.amax, self.largest(), self.rank)
+            self.float8.share_largest(self.largest(), self.rank)
 
     def largest(self, numbers=None):
         """uint32 (tensors, ranks): the magnitudes' bits in this mail, or in such a sum; None of a

@@ -126,7 +126,16 @@ register(
 register(
     "numdiff.extras.fp8",
     precision={"fp8": "layers:Float8"},
-    kernels={"fp8 matmul": "matmul", "fp8 weights": "weights", "fp8 both": "both"},
+    problems={
+        "gate_adaln": "gate_problems:forward",
+        "gate_adaln_backward": "gate_problems:backward",
+    },
+    kernels={
+        "fp8 rounding": "quantise",
+        "fp8 matmul": "matmul",
+        "fp8 weights": "weights",
+        "fp8 both": "both",
+    },
     kernel_names={
         name: f"linear:{name}"
         for name in (

@@ -35,9 +35,9 @@ from numdiff.distributed import communicator as distributed
 from numdiff.distributed.together import stop_signals
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
+from numdiff.extras.fp8.quantise import PARTIALS, share_largest
 from numdiff.extras.muon.optimizer import matrices_in
 from numdiff.kernels.peers.pieces import peer_copy_pieces_reference
-from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import AdamW, DiT, Linear, Module, UNet
 from numdiff.nn import partition as partition_module
 from numdiff.nn.model import Model
@@ -1732,8 +1732,11 @@ def test_nccl_serves_a_shared_update(monkeypatch):
 
 def in_float8(gradient):
     """Parameters, as far as an exchange asks them, of a model in FP8 with three tensors."""
+    amax = np.zeros((3, PARTIALS), np.uint32)
     float8 = types.SimpleNamespace(
-        amax=np.zeros((3, PARTIALS), np.uint32), scale=np.ones(3, np.float32)
+        amax=amax,
+        scale=np.ones(3, np.float32),
+        share_largest=functools.partial(share_largest, amax),
     )
     return types.SimpleNamespace(grad=gradient, float8=float8)
 
@@ -2044,11 +2047,11 @@ def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
 
 
 def test_a_magnitude_that_does_not_arrive_is_found_in_the_trial(monkeypatch):
-    monkeypatch.setattr(exchange_base, "share_largest", lambda amax, table, rank: table.fill(0))
-
     def body(communicator, gradient):
+        parameters = in_float8(gradient)
+        parameters.float8.share_largest = lambda table, rank: table.fill(0)
         try:
-            exchange.PeerExchange(communicator, in_float8(gradient))
+            exchange.PeerExchange(communicator, parameters)
         except NumdiffError as error:
             return str(error)
 

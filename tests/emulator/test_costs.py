@@ -13,12 +13,12 @@ import pytest
 
 from numdiff.device import download, upload
 from numdiff.extras.convnext import depthwise
-from numdiff.extras.fp8 import both
+from numdiff.extras.fp8 import both, quantise
 from numdiff.extras.fp8 import matmul as fp8_matmul
 from numdiff.extras.fp8 import weights as weights_of_fp8
 from numdiff.extras.sla import kernels as sla
 from numdiff.float8 import bits_of
-from numdiff.kernels import conv2d, dropout, quantise
+from numdiff.kernels import conv2d, dropout
 from numdiff.kernels.attention import unfused as attention
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import (

@@ -56,7 +56,6 @@ LONG = (
     "matmul.register_tiles.",
     "matmul.vectorised.",
     "numdiff.extras.fp8.",
-    "quantise",
     "transformer.adaln.",
     "transformer.gate",
     "numdiff.extras.qk_norm_rope.",

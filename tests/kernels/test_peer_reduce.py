@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import download, with_dtype
-from numdiff.kernels import quantise as Q
+from numdiff.extras.fp8 import quantise as Q
 from numdiff.kernels.peers import reduce as P
 from tests.conftest import on, shapes, where
 

@@ -1,6 +1,7 @@
 """Linear layers of a DiT's blocks in E4M3, floats of 8 bits, forward and backward: `--precision
-fp8`. Read the files in this order, after kernels/quantise.py.
+fp8`. Read the files in this order.
 
+quantise.py     a tensor in E4M3, with a scale from earlier steps
 weights.py      all weights of a model, in both orientations
 both.py         a tensor in both orientations in one pass, and its column sums
 matmul.py       Hopper's product on E4M3, the top rung
@@ -8,4 +9,5 @@ epilogues.py    GELU and its derivative as E4M3, for the next product
 problems.py     small problems of the product
 linear.py       a layer: three products
 layers.py       the layers of a model, with delayed scales
+gate_problems.py    problems of gates and norms that round (kernels/transformer/gate_adaln/)
 """

@@ -1,7 +1,7 @@
 """A tensor in E4M3 in both orientations: as stored, and transposed, with the sums of its columns.
 
 MATHEMATICS
-    rows = E4M3(x / scale), as kernels/quantise.py rounds; columns = rowsᵀ
+    rows = E4M3(x / scale), as quantise.py rounds; columns = rowsᵀ
     sums_c = scale · Σ_r rows_rc
     A weight's gradient, dyᵀ·x, is a sum over rows, and 8-bit products read both operands along
     their sum: they are `columns` of dy and of x. The bias's gradient is `sums` of dy.
@@ -38,25 +38,24 @@ from ...device.eight import load8
 from ...device.float8 import transpose_bytes, unpack_e4m3x4
 from ...device.limits import FULL_MASK
 from ...device.requires import requires
+from ...device.rounded8 import PARTIALS, larger
 from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, load_words4, store_word, store_words4
 from ...float8 import bits_of, numbers_of
 from ...kernels.operation import Array, Problem, filled, half, numbers, operation, single
-from ...kernels.quantise import (
+from ...kernels.reduce.second_pass import add_rows
+from ...kernels.reduce.trees import column_sum
+from .quantise import (
     BLOCK,
     EACH,
     HISTORY,
-    PARTIALS,
     block_largest,
     check_rounding,
-    larger,
     largest8,
     pack8,
     quantise_forward_reference,
     scale_update,
 )
-from ...kernels.reduce.second_pass import add_rows
-from ...kernels.reduce.trees import column_sum
 from .weights import TILE
 
 PITCH = TILE + 4  # bytes from row to row in shared memory: rows four apart begin in other banks

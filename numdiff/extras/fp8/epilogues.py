@@ -4,7 +4,7 @@ largest magnitude.
 WHAT IS NEW, AND WHY IT PAYS
     Between the two layers of an MLP stands GELU(u), in the backward dy·W times GELU'(u); only
     products of E4M3 read either. Written as float16 and rounded by a separate pass
-    (kernels/quantise.py) that is 2 + 3 bytes a number. Here the epilogue rounds: 1 byte. On an H200
+    (quantise.py) that is 2 + 3 bytes a number. Here the epilogue rounds: 1 byte. On an H200
     that saves 0.34 ms of DiT-B/2's step of 18.8 ms.
     The bits are those of the two kernels: what is rounded to E4M3 has been rounded to float16
     before, and the scale comes from earlier steps, so it is known before the tile is. What the next
@@ -29,6 +29,7 @@ from ...device.float8 import larger_halves, pack_e4m3x4
 from ...device.limits import FULL_MASK
 from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from ...device.pipeline import barrier_at
+from ...device.rounded8 import MAGNITUDES, keep_largest, scaled
 from ...device.tensor_core import (
     float_of,
     high_halves,
@@ -44,7 +45,6 @@ from ...kernels.matmul.hopper.epilogue import EpilogueParts, exchanging, prefetc
 from ...kernels.matmul.hopper.fast_gelu import fast_gelu, fast_gelu_gradient
 from ...kernels.matmul.hopper.layout import BOX_BYTES, WARP_BYTES
 from ...kernels.matmul.hopper.staging import finish_stores, word_place
-from ...kernels.quantise import MAGNITUDES, keep_largest, scaled
 
 BYTES_OF_WARP = 1024  # 16 rows of 64
 

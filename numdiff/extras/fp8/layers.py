@@ -15,9 +15,10 @@ above, and 0.44 % if the last block is in FP8, too. With the last one or two alo
 import numpy as np
 
 from ...device import empty, upload, zeros
-from ...kernels.quantise import HISTORY, PARTIALS, scale_update
-from .linear import Layer8, Scale8
+from ...device.rounded8 import PARTIALS
+from .linear import Layer8
 from .matmul import fp8_supports
+from .quantise import HISTORY, Scale8, scale_update, share_largest
 from .weights import matrices8, quantise_weights
 
 TENSORS = 2  # of a layer whose scales are delayed: what goes in, and what comes back
@@ -84,3 +85,8 @@ class Float8:
     def arrays(self):
         """{name: array on the device}: what a bitwise resume needs."""
         return {"fp8_scale": self.scale, "fp8_history": self.history}
+
+    def share_largest(self, table, rank):
+        """Column `rank` of the table becomes the largest magnitudes of this step, and the others
+        zero."""
+        share_largest(self.amax, table, rank)

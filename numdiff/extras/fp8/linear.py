@@ -1,7 +1,7 @@
 """Linear layer in FP8: what goes in, what comes back and the weight as E4M3, in all three products.
 
 MATHEMATICS
-    y = Q(x)·Q(w)ᵀ + bias        Q rounds to E4M3 with the tensor's scale (kernels/quantise.py)
+    y = Q(x)·Q(w)ᵀ + bias        Q rounds to E4M3 with the tensor's scale (quantise.py)
     dx = Q(dy)·Q(w)              by a transposed copy of Q(w): 8-bit products read both operands along their sum
     dweight += Q(dy)ᵀ·Q(x)       by transposed copies of both (both.py), which are made where they are rounded
     dbias += Σ_r Q(dy)_rn        there, too
@@ -11,7 +11,7 @@ SHAPES
     float16, for its gradient's shape; a `Layer8` has its bytes. N and K are multiples of 16. What
     the backward needs of x is Q(x)ᵀ, a byte a number, half of what float16 keeps.
 KERNELS
-    those of matmul.py, both.py and kernels/quantise.py. Rounding a tensor in both orientations costs a
+    those of matmul.py, both.py and quantise.py. Rounding a tensor in both orientations costs a
     pass of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back
     is rounded in the epilogue of the product before, and never exists as float16: x and dy may be
     bytes, which cost a pass of 2. So may what the norm before a layer and the gate after it give,
@@ -35,7 +35,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...kernels.linear.layer import linear_backward
-from ...kernels.quantise import quantise_forward
 from ...kernels.reduce.second_pass import deferrable
 from ...kernels.reduce.trees import column_sum
 from .both import columns_of, quantise_both
@@ -47,19 +46,12 @@ from .matmul import (
     matmul_fp8_swiglu_backward,
     matmul_fp8_swiglu_forward,
 )
+from .quantise import Scale8, quantise_forward
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
 # whether products with a GELU write E4M3, if with GRADIENTS no operation reads float16
 EPILOGUES = True
 NORMS = True  # whether kernels/transformer/gate_adaln/ does
-
-
-class Scale8(NamedTuple):
-    """scale: float32 (1,), by which the numbers of a tensor are divided; amax: uint32 (PARTIALS,),
-    where the largest of them leaves its bits for the next step's scale."""
-
-    scale: object
-    amax: object
 
 
 class Layer8(NamedTuple):

@@ -43,7 +43,7 @@ SOURCE
     "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2, on promotion; PTX ISA, section
     9.7.15.
 READ NEXT
-    kernels/quantise.py, which makes A, B and their scales.
+    quantise.py, which makes A, B and their scales.
 """
 
 from typing import NamedTuple
@@ -80,10 +80,10 @@ from ...kernels.matmul.product import Fused
 from ...kernels.matmul.reference import matmul_forward_cost
 from ...kernels.matmul.split_half import add_partials, unused
 from ...kernels.operation import half, operation, single
-from ...kernels.quantise import quantise_forward
 from ...kernels.transformer.swiglu import swiglu_backward, swiglu_forward
 from . import problems
 from .epilogues import EPILOGUES
+from .quantise import quantise_forward
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
 WIDTHS = {True: (64, 128, 192), False: (64, 128, 192, 256)}  # of a tile, with and without promotion

@@ -17,9 +17,10 @@ import sys
 
 import numpy as np
 
+from ...device.rounded8 import PARTIALS
 from ...float8 import bits_of
 from ...kernels.operation import Problem, filled, half, numbers, replaced, single
-from ...kernels.quantise import HISTORY, PARTIALS, scale_update
+from .quantise import HISTORY, scale_update
 
 FP8 = f"{__package__}.matmul"
 POOL = 1 << 20  # random bytes, used repeatedly

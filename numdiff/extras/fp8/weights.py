@@ -1,7 +1,7 @@
 """Weights in E4M3, in both orientations: all matrices of a model in three launches.
 
 MATHEMATICS
-    as kernels/quantise.py; the scale of a matrix is the least power of two ≥ largest / 448 of its own
+    as quantise.py; the scale of a matrix is the least power of two ≥ largest / 448 of its own
     elements, which are all there at once.
 SHAPES
     quantise_weights    flat float16: matrices (N, K) that a table says; two uint8 of these alone: as it is, transposed;
@@ -27,9 +27,10 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, launch, uint32, upload
 from ...device.eight import load8
 from ...device.requires import requires
+from ...device.rounded8 import larger
 from ...device.tensor_core import float_of, store_words4
 from ...kernels.operation import Problem, half, numbers, operation
-from ...kernels.quantise import (
+from .quantise import (
     BLOCK,
     EACH,
     EXACT,
@@ -37,7 +38,6 @@ from ...kernels.quantise import (
     LIMIT,
     block_largest,
     check_rounding,
-    larger,
     largest8,
     magnitude,
     pack8,

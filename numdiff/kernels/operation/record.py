@@ -41,6 +41,7 @@ import pkgutil
 
 import numpy as np
 
+from ... import extensions
 from ...device import DeviceArray
 from ...device.planned import CARDS
 from ...device.requires import required, supports
@@ -229,8 +230,11 @@ class Operation:
 
     @functools.cached_property
     def problems(self):
-        """[Problem]"""
-        return list(self._problems() if callable(self._problems) else self._problems)
+        """[Problem], those of extensions last."""
+        found = list(self._problems() if callable(self._problems) else self._problems)
+        if self.name in extensions.entries("problems"):
+            found += extensions.find("problems", self.name, f"a problem of {self.name}")()
+        return found
 
     @property
     def backward(self):

@@ -5,8 +5,8 @@ import pytest
 
 from numdiff.device import download
 from numdiff.extras.fp8 import both as Q
+from numdiff.extras.fp8.quantise import PARTIALS, quantise_forward
 from numdiff.float8 import numbers_of
-from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from tests.conftest import on, quick, shapes
 
 

@@ -13,8 +13,8 @@ from numdiff.distributed.exchange_base import Mail
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.fp8 import linear as linear_fp8
 from numdiff.extras.fp8.layers import Float8
+from numdiff.extras.fp8.quantise import PARTIALS
 from numdiff.kernels.peers.reduce import peer_sum
-from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import DiT, UNet
 from numdiff.nn.tensor import Tape, Tensor
 from numdiff.training import Trainer

@@ -7,8 +7,8 @@ from numdiff.device import download, upload
 from numdiff.device.ptx import get_ptx_device
 from numdiff.errors import NumdiffError
 from numdiff.extras.fp8 import matmul as P
+from numdiff.extras.fp8.quantise import PARTIALS, quantise_forward
 from numdiff.float8 import bits_of, numbers_of
-from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from tests.conftest import large, on, quick, shapes
 
 PROMOTED = pytest.mark.parametrize("promoted", [True, False], ids=["promoted", "plain"])

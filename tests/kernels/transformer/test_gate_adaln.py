@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
+from numdiff.device.rounded8 import PARTIALS
+from numdiff.extras.fp8.quantise import Scale8
 from numdiff.kernels.cpu import gate_adaln as cpu
 from numdiff.kernels.norms.row_norm import NORMS, Norm
-from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from numdiff.kernels.transformer import columns as Co
 from numdiff.kernels.transformer.gate_adaln import launcher as G
 from numdiff.kernels.transformer.gate_adaln.reference import (
@@ -86,7 +87,7 @@ def test_backward_of_x(engine, rng, shape, dtype, norm, version):
     )
     rest, found = (h, gate, shift, scale, *statistics, weight), []
     for given, options in ((z, {}), (None, {"x": x})):
-        into = [engine(np.float32([0.25])), engine(np.zeros(PARTIALS, np.uint32))]
+        into = Scale8(engine(np.float32([0.25])), engine(np.zeros(PARTIALS, np.uint32)))
         dweight = engine(np.ones(shape[-1], np.float32)) if norm.weighted else None
         found.append(
             [
@@ -99,7 +100,7 @@ def test_backward_of_x(engine, rng, shape, dtype, norm, version):
                 *G.gate_adaln_backward(
                     dz, dy, given, *rest, dh_into=into, version=version, **options
                 ),
-                into[1],
+                into.amax,
             )
     for one, other in zip(*found, strict=True):
         assert one is other is None or engine.check_equal(one, other) is None
@@ -344,38 +345,6 @@ def test_wrong_arguments_say_so(engine):
     if engine.name != "cpu":
         with pytest.raises(ValueError, match="multiple of 8"):
             G.gate_adaln_forward(x, x, v, v, v, version=2)
-
-
-@shapes(odd=(2, 3, 16), xl=(3, 256, 1152), base=(5, 256, 768))
-@pytest.mark.parametrize("norm, weighted", [("layer", False), ("rms", True)], ids=["layer", "rms"])
-@quick(lambda engine, shape: engine != "cpu" or shape[-1] == 16)
-def test_bytes_for_a_layer_in_fp8(engine, rng, shape, norm, weighted):
-    """y and dh as E4M3 have the bits of a pass that rounds afterwards, and so has the largest
-    magnitude."""
-    x, h, dz, dy, gate, shift, scale = (
-        engine(a.astype(np.float16)) for a in make(rng, shape, np.float16)
-    )
-    weight = engine(rng.standard_normal(shape[-1]).astype(np.float32)) if weighted else None
-    unit = engine(np.float32([2.0**-4]))
-
-    def places():
-        return [engine(np.zeros(PARTIALS, np.uint32)) for _ in range(2)]
-
-    amax, alone = places()
-    z, y, mean, rstd = G.gate_adaln_forward(x, h, gate, shift, scale, weight=weight, norm=norm)
-    found = G.gate_adaln_forward(
-        x, h, gate, shift, scale, weight=weight, norm=norm, into=(unit, amax)
-    )
-    for got, want in zip(found, (z, quantise_forward(y, unit, alone), mean, rstd), strict=True):
-        assert got is want is None or engine.check_equal(got, want) is None
-    assert not engine.computes or download(amax).max() == download(alone).max() > 0
-    amax, alone = places()
-    given = dz, dy, z, h, gate, shift, scale, mean, rstd, weight
-    dx, dh, *others = G.gate_adaln_backward(*given)
-    found = G.gate_adaln_backward(*given, dh_into=(unit, amax))
-    for got, want in zip(found, (dx, quantise_forward(dh, unit, alone), *others), strict=True):
-        engine.check_equal(got, want)
-    assert not engine.computes or download(amax).max() == download(alone).max() > 0
 
 
 @GATED

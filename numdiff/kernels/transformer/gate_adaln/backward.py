@@ -33,9 +33,9 @@ from ....device.common import warp_sum
 from ....device.eight import copy8, load8, store8
 from ....device.limits import HOPPER_SHARED, MULTIPROCESSORS
 from ....device.requires import requires
+from ....device.rounded8 import keep_largest, store_rounded8
 from ....device.specialise import Constant, Variants
 from ...norms.row_norm import RMS, SHIFTED, WEIGHTED, average_of
-from ...quantise import keep_largest, store_rounded8
 from .forward import (
     EIGHT,
     EIGHT_KEYS,

@@ -28,9 +28,9 @@ from ....device import cuda, float32, int32, uint32
 from ....device.common import warp_sum
 from ....device.eight import fetch8, load8_into, numbers8, store8_from, words8
 from ....device.requires import requires
+from ....device.rounded8 import keep_largest, store_rounded8
 from ....device.specialise import Constant, Variants
 from ...norms.row_norm import NORMS, RMS, SHIFTED, WEIGHTED
-from ...quantise import keep_largest, store_rounded8
 
 WARP = 32
 BLOCK = 256  # threads

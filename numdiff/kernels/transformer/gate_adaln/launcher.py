@@ -3,7 +3,7 @@
 VERSIONS
     v1 unfused: the kernels of ../gate.py and ../adaln.py, one after the other, and an addition.
     v2 fused: one kernel each way (forward.py, backward.py). C a multiple of 8, up to 1280; sm_80.
-       For layers in FP8 y and dh are rounded to E4M3 there, with the bits of ../../quantise.py.
+       For layers in FP8 y and dh are rounded to E4M3 there, with the bits of extras/fp8/quantise.py.
 DETERMINISM
     no atomics: a warp adds its tokens in order, a block its warps in order, and ../columns.py (of
     dweight: reduce/trees.py) the blocks. What is added to what depends on the shape and on the GPU's
@@ -25,7 +25,6 @@ from ...elementwise import add_forward
 from ...norms.row_norm import Norm, check_norm
 from ...operation import Version, operation
 from ...operation.versions import capped
-from ...quantise import quantise_forward
 from ...reduce.second_pass import add_rows
 from ..adaln import adaln_backward, adaln_forward
 from ..columns import Columns, as_columns
@@ -52,7 +51,7 @@ from .reference import gate_adaln_backward_cost, gate_adaln_forward_cost
 
 def forward_on_cpu(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", into=None):
     z, y, *others = gate_adaln_forward_cpu(x, h, gate, shift, scale, eps, weight, norm)
-    return (z, y if into is None else quantise_forward(y, *into), *others)
+    return (z, y if into is None else into.rounded(y), *others)
 
 
 def backward_on_cpu(
@@ -63,7 +62,7 @@ def backward_on_cpu(
     dx, dh, *others = gate_adaln_backward_cpu(
         dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight
     )
-    return (dx, dh if dh_into is None else quantise_forward(dh, *dh_into), *others)
+    return (dx, dh if dh_into is None else dh_into.rounded(dh), *others)
 
 
 # What the versions take ---------------------------------------------------------------------------
@@ -151,8 +150,8 @@ def gate_adaln_forward(
     x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `Columns`;
     weight: (C,) float32.
     shift, weight: None if there is none; norm: "layer", or "rms", which has no mean: None
-    into: (scale, amax) as of `quantise_forward`, which y, float16, then has gone through: bytes, C
-    a multiple of 16
+    into: a `Scale8` (extras/fp8/quantise.py), by which y, float16, then is rounded: bytes, C a
+    multiple of 16
     """
     (B, T, C), is_fused = x.shape, version.name == "fused"
     is_gated, which = h is not None, Norm(norm == "rms", weight is not None, shift is not None)
@@ -165,7 +164,7 @@ def gate_adaln_forward(
         z, y, *others = gate_adaln_forward(
             x, h, gate, shift, scale, eps, weight, norm, version=version.number
         )
-        return (z, quantise_forward(y, *into), *others)
+        return (z, into.rounded(y), *others)
     if not is_fused:
         z = x if h is None else gate_forward(x, h, gate)
         return (z, *adaln_forward(z, shift, scale, eps, weight, norm))
@@ -229,8 +228,7 @@ def gate_adaln_backward(
     in version 2, within the kernel; of `shift` only the place is needed; mean None: of RMSNorm. dh
     and dgate are None if h is, dshift where shift is. The gradient of the weight is added into
     `dweight` (None: not wanted).
-    dh_into: (scale, amax) as of `quantise_forward`, which dh, float16, then has gone through:
-    bytes, C a multiple of 16
+    dh_into: a `Scale8`, by which dh, float16, then is rounded: bytes, C a multiple of 16
     """
     of_x, is_fused = z is None, version.name == "fused"
     z = x if of_x else z
@@ -255,7 +253,7 @@ def gate_adaln_backward(
             version=version.number,
             x=z,
         )
-        return (dx, quantise_forward(dh, *dh_into), *others)
+        return (dx, dh_into.rounded(dh), *others)
     if dy is None:
         dy = zeros(z.shape, z.dtype, like=z)
     if not is_fused:

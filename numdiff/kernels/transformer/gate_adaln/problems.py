@@ -15,13 +15,11 @@ import sys
 import numpy as np
 
 from ...norms.row_norm import NORMS
-from ...operation import Problem, half, numbers, positive, single
-from ...quantise import HISTORY, PARTIALS, scale_update
+from ...operation import Problem, half, positive, single
 from .. import columns
-from .forward import EIGHT_KEYS, HALF_KEYS, KEYS
+from .forward import HALF_KEYS, KEYS
 from .reference import gate_adaln_forward_reference
 
-EIGHT_TOLERANCE = 0.02  # float32 and float64 round few numbers to neighbours, a bit of some byte
 PLAIN = NORMS[0]  # DiT's
 
 
@@ -208,127 +206,17 @@ def of_columns(call):
         )
 
 
-# Bytes for layers in FP8 --------------------------------------------------------------------------
-
-
-def of_eight(call):
-    """Every kernel whose y, or dh, is bytes; with them the scale that their largest magnitude
-    gives."""
-
-    def inputs(rng, shape, norm):
-        B, _, C = shape
-        # 1 + scale > 0, or a zero's sign would depend on whether 0 is added
-        made = {
-            name: rng.integers(-7, 9, of).astype(np.float16) / 8
-            for name, of in (
-                ("x", shape),
-                ("h", shape),
-                ("dz", shape),
-                ("dy", shape),
-                ("gate", (B, C)),
-                ("shift", (B, C)),
-                ("scale", (B, C)),
-            )
-        }
-        z = made["x"].astype(np.float64)
-        mean = np.zeros(B * shape[1]) if norm.rms else z.mean(2).reshape(-1)
-        made["rstd"] = 1 / np.sqrt(
-            ((z - mean.reshape(*shape[:2], 1)) ** 2).mean(2).reshape(-1) + 1e-6
-        )
-        return {
-            **made,
-            "mean": mean,
-            "weight": rng.integers(1, 4, C).astype(np.float32),
-            "unit": np.float32([1]),
-            "scale_8": np.float32([2.0**-5]),
-            "history": np.zeros((1, HISTORY), np.float32),
-            "amax": np.zeros(PARTIALS, np.uint32),
-            "dweight": np.zeros(C),
-        }
-
-    def rounding(a, function):
-        """What `function((scale, amax))` gives, bytes as their numbers, and the scale from amax."""
-        amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
-        found = function((a.scale_8, amax))
-        scale_update(amax.reshape(1, PARTIALS), a.history, a.unit)
-        return (a.unit, *(array for array in found if array is not None))
-
-    def forward(a, version, norm):
-        return rounding(
-            a,
-            lambda into: call(
-                a.x,
-                a.h,
-                a.gate,
-                a.shift if norm.shifted else None,
-                a.scale,
-                weight=a.weight if norm.weighted else None,
-                norm=norm.kind,
-                version=version,
-                into=into,
-            ),
-        )
-
-    def backward(a, version, norm):
-        more = {"weight": a.weight, "dweight": a.dweight} if norm.weighted else {}
-        return rounding(
-            a,
-            lambda into: call(
-                a.dz,
-                a.dy,
-                a.x,
-                a.h,
-                a.gate,
-                a.shift if norm.shifted else None,
-                a.scale,
-                None if norm.rms else a.mean,
-                a.rstd,
-                version=version,
-                dh_into=into,
-                **more,
-            ),
-        )
-
-    for sweeps, _, norm in EIGHT_KEYS:
-        C = 256 * sweeps - 240
-        for is_backward, function in ((False, forward), (True, backward)):
-            yield (
-                is_backward,
-                Problem(
-                    f"{norm}, to e4m3, {C} channels",
-                    inputs=functools.partial(inputs, shape=(1, 2, C), norm=norm),
-                    run=functools.partial(function, norm=norm),
-                    versions=("fused",),
-                    tolerance=EIGHT_TOLERANCE,
-                    fast=False,
-                ),
-            )
-
-
 # Of a model's size --------------------------------------------------------------------------------
 
 
 def of_a_model(call):
     """A DiT-B/2's, and with RMSNorm a LightningDiT-B/2's."""
     shape = 64, 256, 768
-    amax = numbers(np.zeros(PARTIALS), np.uint32)
     given = {"array": half, "measured": True}
     rms = next(norm for norm in NORMS if norm.rms and norm.weighted and norm.shifted)
     yield False, forward_problem(shape, **given)
     yield True, backward_problem(shape, **given)
     yield True, backward_problem(shape, of_x=True, note="of x", **given)
-    yield (
-        False,
-        forward_problem(
-            shape, versions=("fused",), note="to E4M3", into=[single(1), amax], **given
-        ),
-    )
-    yield (
-        True,
-        backward_problem(
-            shape, versions=("fused",), note="to E4M3", dh_into=[single(1), amax], **given
-        ),
-    )
     for norm, note in ((rms, "RMSNorm"), (rms._replace(shifted=False), "RMSNorm, no shift")):
         for gated in (True, False):
             said = f"{note}{'' if gated else ', no gate'}"
@@ -340,7 +228,7 @@ def problems(call, backward):
     """[Problem] of a direction, whose operation is `call`."""
     return [
         problem
-        for group in (each_kernel, of_columns, of_eight, of_a_model)
+        for group in (each_kernel, of_columns, of_a_model)
         for is_backward, problem in group(call)
         if is_backward == backward
     ]

@@ -35,34 +35,31 @@ SOURCE
     scale a tensor; Peng et al. 2023, "FP8-LM", arXiv:2310.18313, and NVIDIA's Transformer Engine,
     on delayed scaling.
 READ NEXT
-    ../extras/fp8/, the products of these bytes.
+    weights.py: all weights of a model, in both orientations.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, launch, uint32
-from ..device.eight import load8
-from ..device.float8 import larger_halves, pack_e4m3x4
-from ..device.limits import FULL_MASK
-from ..device.requires import requires, supports
-from ..device.tensor_core import (
+from ...device import cuda, empty, float32, int32, launch, uint32
+from ...device.eight import load8
+from ...device.float8 import pack_e4m3x4
+from ...device.requires import requires, supports
+from ...device.rounded8 import PARTIALS, larger, scaled
+from ...device.tensor_core import (
     float_of,
-    pack_half2,
-    store_words2,
     store_words4,
-    unpack_half2,
     word_of,
 )
-from ..errors import NumdiffError
-from ..float8 import LARGEST, bits_of
-from .operation import Problem, filled, half, numbers, operation, positive, single
+from ...errors import NumdiffError
+from ...float8 import LARGEST, bits_of
+from ...kernels.operation import Problem, filled, half, numbers, operation, positive, single
 
 BLOCK = 256  # threads
 EACH = 16  # numbers of a thread and turn: 16 bytes of E4M3
-PARTIALS = 1024  # blocks of a tensor at most
 HISTORY = 16  # steps whose largest magnitude counts
 MARGIN = 2.0  # by which the next step may exceed them
-MAGNITUDES = uint32(0x7FFF7FFF)  # of two float16 in a word
 MAGNITUDE, MANTISSA, EXPONENT, ONE = (
     uint32(0x7FFFFFFF),
     uint32(0x7FFFFF),
@@ -70,6 +67,18 @@ MAGNITUDE, MANTISSA, EXPONENT, ONE = (
     uint32(0x800000),
 )
 LIMIT = float32(1 / LARGEST)
+
+
+class Scale8(NamedTuple):
+    """scale: float32 (1,), by which the numbers of a tensor are divided; amax: uint32 (PARTIALS,),
+    where the largest of them leaves its bits for the next step's scale."""
+
+    scale: object
+    amax: object
+
+    def rounded(self, x):
+        """x in E4M3: what kernels that round by themselves leave."""
+        return quantise_forward(x, *self)
 
 
 # Reference ----------------------------------------------------------------------------------------
@@ -112,11 +121,6 @@ def share_largest_reference(amax, table, rank):
 # Device functions ---------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
-def larger(a, b):
-    return a if a > b else b
-
-
 @cuda.jit(device=True)
 def block_largest(value):
     """The largest uint32 of the block's 256 threads, in every thread."""
@@ -148,57 +152,12 @@ def largest8(most, x):
 
 
 @cuda.jit(device=True, forceinline=True)
-def scaled(x, factor):
-    """x · factor; NaN for an infinity, of which x · 0 is one: a product and a multiply-add."""
-    return x * factor + x * float32(0)
-
-
-@cuda.jit(device=True, forceinline=True)
 def pack8(x, f):
     """Eight float32 times f as two words of E4M3."""
     return (
         pack_e4m3x4(scaled(x[0], f), scaled(x[1], f), scaled(x[2], f), scaled(x[3], f)),
         pack_e4m3x4(scaled(x[4], f), scaled(x[5], f), scaled(x[6], f), scaled(x[7], f)),
     )
-
-
-# For kernels that write what a layer in FP8 reads: they round to float16 first, as if a pass came
-# afterwards, and keep the largest magnitudes as those two float16 of a word, `most`.
-
-
-@cuda.jit(device=True, forceinline=True)
-def rounded4(a, b, c, d, factor, most):
-    """Four float32, rounded to float16, times factor as a word of E4M3; the larger of `most` and
-    their magnitudes."""
-    low, high = pack_half2(a, b), pack_half2(c, d)
-    most = larger_halves(larger_halves(most, low & MAGNITUDES), high & MAGNITUDES)
-    a, b = unpack_half2(low)
-    c, d = unpack_half2(high)
-    return pack_e4m3x4(
-        scaled(a, factor), scaled(b, factor), scaled(c, factor), scaled(d, factor)
-    ), most
-
-
-@cuda.jit(device=True, forceinline=True)
-def store_rounded8(y, i, x, factor, most):
-    """y[i …] = eight float32 times factor as E4M3; the next `most`."""
-    a, most = rounded4(x[0], x[1], x[2], x[3], factor, most)
-    b, most = rounded4(x[4], x[5], x[6], x[7], factor, most)
-    store_words2(y, i, a, b)
-    return most
-
-
-@cuda.jit(device=True, forceinline=True)
-def keep_largest(amax, place, most, lane):
-    """The largest of a warp's magnitudes and the value in this place: a comparison of integers, so
-    exact in whatever order."""
-    a, b = unpack_half2(most)
-    distance, bits = int32(16), int32(larger(word_of(a), word_of(b)))  # below 2³¹
-    while distance > 0:
-        bits = larger(bits, cuda.shfl_xor_sync(FULL_MASK, bits, distance))
-        distance = int32(distance // 2)
-    if lane == 0:
-        cuda.atomic.max(amax, place % PARTIALS, uint32(bits))
 
 
 # Kernels ------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 import numpy as np
 
 from numdiff.device import download
+from numdiff.extras.fp8 import quantise as Q
 from numdiff.float8 import LARGEST, bits_of, numbers_of
-from numdiff.kernels import quantise as Q
 from tests.conftest import on, shapes
 
 
