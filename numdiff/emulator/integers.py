@@ -27,6 +27,9 @@ UNKNOWN = None
 ANY = math.inf  # an integer of any size
 # bits of lengths, of numbers from a module, and of how often a loop can turn in an emulator
 INDEX = 31
+SMALL = 20  # bits of most numbers that a kernel is given
+# bits of what launch.py allows of the blocks and threads along x, y and z
+GRID, BLOCK = {"x": 31, "y": 16, "z": 16}, {"x": 10, "y": 10, "z": 6}
 CASTS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 LARGEST = 62  # what is within ±2^62 does not wrap
 _OPERATORS = {
@@ -80,12 +83,13 @@ class Fields(NamedTuple):
 
 
 def magnitude_of(value):
-    """The magnitude of a number that a kernel is given: INDEX, ANY or UNKNOWN; `Fields` of a tuple."""
+    """The magnitude of a number that a kernel is given: SMALL, INDEX, ANY or UNKNOWN, so that few
+    numbers need another text of the kernel; `Fields` of a tuple."""
     if isinstance(value, tuple):
         return Fields(getattr(type(value), "_fields", ()), tuple(map(magnitude_of, value)))
     if value.__class__ not in SIGNED:
         return UNKNOWN
-    return INDEX if -1 << INDEX <= value <= 1 << INDEX else ANY
+    return next((m for m in (SMALL, INDEX) if -1 << m <= value <= 1 << m), ANY)
 
 
 class Integers:
@@ -338,7 +342,7 @@ class Integers:
             return self.locals.get(name, UNKNOWN)
         value = self.outside.get(name)
         if (
-            magnitude_of(value) == INDEX
+            magnitude_of(value) in (SMALL, INDEX)
             or isinstance(value, np.signedinteger)
             and abs(int(value)) < 1 << INDEX
         ):
@@ -359,7 +363,7 @@ class Integers:
             and node.value.attr in ("threadIdx", "blockIdx", "blockDim", "gridDim")
             and self._is_cuda(node.value.value)
         ):
-            return 31
+            return (GRID if node.value.attr in ("blockIdx", "gridDim") else BLOCK)[node.attr]
         if node.attr in ("laneid", "warpsize") and self._is_cuda(node.value):
             return 6
         within = self._find(node.value)
@@ -451,14 +455,12 @@ class Integers:
             return UNKNOWN
         if not all(isinstance(value, ast.Tuple) for value in returned):
             found = [self.of(value) for value in returned]
-            return UNKNOWN if UNKNOWN in found else self._rounded(max(found))
+            return UNKNOWN if UNKNOWN in found else max(found)
         if len({len(value.elts) for value in returned}) > 1:
             return UNKNOWN
         elements = zip(*(value.elts for value in returned), strict=True)
         columns = [list(map(self.of, values)) for values in elements]
-        return Fields(
-            (), tuple(UNKNOWN if UNKNOWN in c else self._rounded(max(c)) for c in columns)
-        )
+        return Fields((), tuple(UNKNOWN if UNKNOWN in c else max(c) for c in columns))
 
     def _is_native(self, operator, a, b, right):
         if a is UNKNOWN or b is UNKNOWN:
@@ -544,7 +546,7 @@ def holds(assumed, namespace, cuda, types_by_name):
         elif what == "cast":
             right = value is types_by_name[more[0]]
         else:
-            right = magnitude_of(value) == INDEX
+            right = magnitude_of(value) in (SMALL, INDEX)
         if not right:
             return False
     return True

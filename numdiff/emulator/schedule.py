@@ -144,10 +144,23 @@ class Scheduler(Loops):
 
     def give_way(self):
         """Let the others run; comes back when the current thread, once woken, has its turn again."""
-        thread = self.following()
-        if thread is None:
+        machine = self.machine
+        block = machine.block
+        for thread in self.round:
+            # what `following` does, inlined for the most frequent case
+            if thread.block is block and thread.greenlet is not None and not thread.done:
+                machine.thread, at = thread, machine.thread_index
+                at.x, at.y, at.z = thread.index
+                thread.wait = None
+                thread.greenlet.switch()
+                return
+            if not thread.done:
+                self.enter(thread)
+                break
+        else:
             self.hub.switch()
-        elif thread.greenlet is not None:
+            return
+        if thread.greenlet is not None:
             thread.wait = None
             thread.greenlet.switch()
         elif self.idle:

@@ -11,7 +11,7 @@ from numba import cuda, int32, int64, uint32
 
 from numdiff.emulator import Emulator
 from numdiff.emulator.counts import count
-from numdiff.emulator.integers import INDEX, UNKNOWN, Integers, magnitude_of
+from numdiff.emulator.integers import INDEX, SMALL, UNKNOWN, Integers, magnitude_of
 from numdiff.emulator.rewrite import SITES, rewrite
 from numdiff.emulator.source import source_tree
 
@@ -120,8 +120,9 @@ def test_what_is_known():
 @pytest.mark.parametrize(
     "value, magnitude",
     [
-        (5, INDEX),
-        (True, INDEX),
+        (5, SMALL),
+        (True, SMALL),
+        (-(1 << SMALL) - 1, INDEX),
         (1 << INDEX + 1, math.inf),
         (np.float32(1), UNKNOWN),
         (uint32, UNKNOWN),
