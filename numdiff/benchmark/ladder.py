@@ -36,7 +36,7 @@ from ..errors import NumdiffError, TooManyElementsError, UsageError
 from ..kernels.operation.versions import CEILED, at_most
 from ..sizes import sides
 from ..training.compiling import aside, compiling
-from .clocks import Clock, HostClock
+from .clocks import GpuClock, HostClock
 from .profile import Profile, run_timed
 from .step import NumdiffStep, summary
 
@@ -282,9 +282,13 @@ def watched(step, precision):
     """The `Profile` of one step that is launched kernel by kernel."""
     backend = step.backend
     clock = (
-        None if backend is None else Clock(backend) if hasattr(backend, "capture") else HostClock()
+        None
+        if backend is None
+        else GpuClock(backend)
+        if hasattr(backend, "capture")
+        else HostClock()
     )
-    launches, spans, _ = run_timed(step, clock, warmup=isinstance(clock, Clock))
+    launches, spans, _ = run_timed(step, clock, warmup=isinstance(clock, GpuClock))
     return Profile(
         launches, spans, "", 0.0, False, Roof(None), precision, step.trainer.flops_per_step
     )

@@ -24,7 +24,7 @@ from ..errors import NumdiffError
 from ..files import write_text
 from ..progress_bar import progress_bar
 from ..settings import counted
-from .clocks import Clock, HostClock, NoClock, profiler_is_there, replayed, times_of
+from .clocks import GpuClock, HostClock, NoClock, profiler_is_there, replayed, times_of
 from .costs import arrays_in, cost_of, roof_of
 from .memory import memory_of
 from .watch import Layers, watching_launches, watching_operations
@@ -367,10 +367,10 @@ def measure(options, repeats, steps, warmup, inside, show):
                 launch.us = us
             replay_us = found[1]
     if replay_us is None:
-        timer = None if backend is None else HostClock() if emulated else Clock(backend)
+        timer = None if backend is None else HostClock() if emulated else GpuClock(backend)
         launches, spans, missing = run_timed(step, timer, repeats, warmup)
         how = "by the host's clock"
-        if isinstance(timer, Clock):
+        if isinstance(timer, GpuClock):
             how = f"each by itself, between events, whose {timer.overhead_us:.1f} µs are taken off"
             how += f"; without {counted(missing, 'kernel')}, for which the host was late" * (
                 missing > 0

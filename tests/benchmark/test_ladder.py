@@ -143,7 +143,7 @@ def test_ladder_in_numpy(monkeypatch):
     assert table[1]["ms"] == "" and table[1]["left_out"]
 
 
-class Gpu(FakeGpu):
+class LadderGpu(FakeGpu):
     """…with a room in which some batches fit."""
 
     room = 0
@@ -153,7 +153,7 @@ class Gpu(FakeGpu):
 
 
 def on_fake_gpu(monkeypatch, room):
-    gpu = Gpu()
+    gpu = LadderGpu()
     gpu.room = room
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
     return gpu, resolve({**TINY_DIT, "device": "emulator"})

@@ -12,7 +12,7 @@ from numdiff.benchmark.clocks import (
     EMPTY_KERNELS,
     HOLD_NS,
     WINDOW,
-    Clock,
+    GpuClock,
     match,
     replayed,
     times_of,
@@ -163,7 +163,7 @@ def test_on_a_gpu(monkeypatch):
 
 def test_clock_holds_the_stream(monkeypatch):
     gpu = FakeGpu()
-    clock, x, held = Clock(gpu), zeros(8, np.float32, gpu), []
+    clock, x, held = GpuClock(gpu), zeros(8, np.float32, gpu), []
     # the stand-in's events are as far apart whatever is between them, one kernel or a graph of many
     assert clock.overhead_us == pytest.approx(1e3 * EVENT_MS * (1 - 1 / EMPTY_KERNELS))
     monkeypatch.setattr(clock, "_launch", lambda *args: held.append(args[4][1]))
@@ -177,7 +177,7 @@ def test_a_stream_that_ran_free_is_held_again(monkeypatch):
     """…before the next launch, for longer where the host is slow; not where it waited for the GPU,
     once, and long."""
     gpu, now, held = FakeGpu(), [0.0], []
-    clock = Clock(gpu)
+    clock = GpuClock(gpu)
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
         clock,
@@ -203,7 +203,7 @@ def test_a_stream_that_ran_free_is_held_again(monkeypatch):
 
 def test_a_launch_during_which_the_stream_came_free_is_timed_in_another_run():
     gpu, runs = FakeGpu(), []
-    clock = Clock(gpu)
+    clock = GpuClock(gpu)
 
     def come_free(now):
         gpu._driver.idle = now
@@ -328,7 +328,7 @@ def test_an_empty_profile():
 
 def test_what_events_add_is_taken_off():
     gpu = FakeGpu()
-    clock, x = Clock(gpu), zeros(8, np.float32, gpu)
+    clock, x = GpuClock(gpu), zeros(8, np.float32, gpu)
     clock.overhead_us = 0.75 * 1e3 * EVENT_MS
     clock.time(lambda: gpu.fill(x, 0))
     assert clock.microseconds() == [pytest.approx(0.25 * 1e3 * EVENT_MS)]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from numdiff.nn.convert import load_state_dict, write_state_dict
 from numdiff_cli.main import main
-from tests.nn.test_convert import Foreign, pickled, tensor
+from tests.nn.test_convert import ForeignClass, pickled, tensor
 from tests.reference import stored
 
 WHOLE = (stored.FOLDER / "dit_state.pt").read_bytes()
@@ -128,11 +128,11 @@ def hostile(rng):
         "pathlib PosixPath",
         "__main__ Model",
     ):
-        yield zipped({"a/data.pkl": pickled({"ema": {NAME: Foreign(text, "touch escaped")}})})
+        yield zipped({"a/data.pkl": pickled({"ema": {NAME: ForeignClass(text, "touch escaped")}})})
         yield zipped(
             {
                 "a/data.pkl": pickled(
-                    {"ema": state_of_one(), "args": Foreign(text, "touch escaped")}
+                    {"ema": state_of_one(), "args": ForeignClass(text, "touch escaped")}
                 ),
                 "a/data/0": bytes(8),
             }

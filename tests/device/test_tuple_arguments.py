@@ -21,7 +21,7 @@ class Two(NamedTuple):
     second: object
 
 
-class Shape(NamedTuple):
+class NamedShape(NamedTuple):
     rows: int
     factor: float
 
@@ -56,26 +56,26 @@ def add_plain(given, shape):
 
 def arguments(device, n=8):
     x, x_2 = (upload(np.arange(k, k + n, dtype=np.float32), device) for k in (1, 20))
-    return Two(x, x_2), empty(n, np.float32, device), Shape(n, 2)
+    return Two(x, x_2), empty(n, np.float32, device), NamedShape(n, 2)
 
 
 def test_the_emulator_runs_a_kernel_over_tuples():
     emulator = get_emulator()
     both, y, shape = arguments(emulator)
     for kernel, given in (
-        (add, (both, y, Shape(8, 2.0))),
+        (add, (both, y, NamedShape(8, 2.0))),
         (add_plain, ((tuple(both), y), (8, 2.0))),
     ):
         launch(kernel, 1, 32, *given)
         np.testing.assert_array_equal(download(y), 41 + 3 * np.arange(8))
     with pytest.raises(KernelFault, match=r"reads first\[8\]"):  # an element is called by its name
-        launch(add, 1, 32, both, empty(9, np.float32, emulator), Shape(9, 2.0))
+        launch(add, 1, 32, both, empty(9, np.float32, emulator), NamedShape(9, 2.0))
 
 
 def test_plain_numpy_arrays_too():
     y, x = np.zeros(8, np.float64), np.ones(8, np.float64)
     # float64 is meant: there is an array of it
-    Emulator().launch(add, 1, 32, Two(x, x), y, Shape(8, 2.0))
+    Emulator().launch(add, 1, 32, Two(x, x), y, NamedShape(8, 2.0))
     np.testing.assert_array_equal(y, 3)
 
 
@@ -94,13 +94,13 @@ def test_the_same_code_as_for_arguments_one_by_one():
 
 def test_a_word_for_a_tuple_names_its_class():
     both, y, _ = arguments(get_ptx_device())
-    key = key_of(add, (both, y, Shape(8, 2.0)))
+    key = key_of(add, (both, y, NamedShape(8, 2.0)))
     assert key.types == (
         f"{__name__}.Two(float32[1],float32[1])",
         "float32[1]",
-        f"{__name__}.Shape(int32,float32)",
+        f"{__name__}.NamedShape(int32,float32)",
     )
-    assert type_of_word(key.types[2]).instance_class is Shape
+    assert type_of_word(key.types[2]).instance_class is NamedShape
     nested = key_of(add_plain, ((tuple(both), y), (8, 2.0))).types
     assert nested == ("((float32[1],float32[1]),float32[1])", "(int32,float32)")
     assert (
@@ -116,7 +116,7 @@ def test_a_gpu_is_given_the_elements_one_by_one():
     x, y = (DeviceArray(gpu, (4,), np.float32, None, offset) for offset in (16, 32))
     taken = {}
     for name, given in (
-        ("named", (Two(x, y), Shape(4, 2.0))),
+        ("named", (Two(x, y), NamedShape(4, 2.0))),
         ("plain", ((x, y), (4, 2.0))),
         ("flat", (x, y, 4, 2.0)),
     ):
@@ -125,4 +125,4 @@ def test_a_gpu_is_given_the_elements_one_by_one():
         taken[name] = tuple(signature)
         assert [getattr(value, "value", value) for value in flat] == [16, 32, 4, 2.0]
     assert len(set(taken.values())) == 3  # separate kernels
-    assert list(leaves((Two(x, y), Shape(4, 2.0)))) == [x, y, 4, 2.0]
+    assert list(leaves((Two(x, y), NamedShape(4, 2.0)))) == [x, y, 4, 2.0]

@@ -27,7 +27,7 @@ PATHS = [
 INTERVAL = (0.3, 5.0)
 
 
-class Counted(GaussianModel):
+class CountedModel(GaussianModel):
     """Also counts the images that it is given."""
 
     images = 0
@@ -67,7 +67,7 @@ def euler_of_means(sampling, mean_at):
 def test_guided_inside_of_the_interval_alone(path):
     """Latents, which are neither clipped nor rounded: every element is that of the recursion in
     float64."""
-    model = Counted(channels=4, **path)
+    model = CountedModel(channels=4, **path)
     sampling = Sampling(
         model, count=2, steps=12, sampler="euler", y=2, cfg_scale=3.0, cfg_interval=INTERVAL
     )
@@ -116,7 +116,7 @@ def test_an_interval_of_all_levels_is_none_and_the_bits_outside_are_those_of_no_
 @pytest.mark.parametrize("of_guide", PATHS, ids=["discrete", "linear", "edm"])
 @pytest.mark.parametrize("path", PATHS, ids=["discrete", "linear", "edm"])
 def test_a_guide_of_any_path_moves_the_mean_away_from_its_own(path, of_guide):
-    model, guide = Counted(channels=4, **path), Shifted(channels=4, **of_guide)
+    model, guide = CountedModel(channels=4, **path), Shifted(channels=4, **of_guide)
     scale = 2.5
     sampling = Sampling(
         model,

@@ -9,7 +9,7 @@ from tests.reference import stored
 from tests.reference import stored_samplers as reference
 
 
-class Estimate:
+class StoredEstimate:
     """A denoiser, with an answer that has a learned variance."""
 
     def __call__(self, x, sigma):
@@ -24,7 +24,9 @@ class Estimate:
 def test_six_steps(name):
     function, settings = reference.CASES[name]
     sample = getattr(samplers, function)
-    got = sample(Estimate(), reference.start(), list(reference.SIGMAS), reference.noise, **settings)
+    got = sample(
+        StoredEstimate(), reference.start(), list(reference.SIGMAS), reference.noise, **settings
+    )
     with np.load(stored.FOLDER / "samplers.npz") as values:
         np.testing.assert_allclose(got, values[name], rtol=1e-9, atol=1e-10)
 

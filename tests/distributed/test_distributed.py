@@ -1094,7 +1094,7 @@ class Threads:
         return lambda: self.polled.remove(fault)
 
 
-class FakeGpu:
+class GpuWithStreams:
     """Shares NumPy arrays between threads as a GPU shares its memory between processes."""
 
     def __init__(self, refuse=False):
@@ -1143,7 +1143,7 @@ def on_threads(count, monkeypatch, body, refuse=()):
 
     def work(rank):
         gradient = np.zeros(1000, np.float32).view(GpuArray)
-        gradient.backend = FakeGpu(rank in refuse)
+        gradient.backend = GpuWithStreams(rank in refuse)
         results[rank] = body(Threads(rank, count, board, barrier), gradient)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
@@ -1258,7 +1258,7 @@ def step_of(rank, through, kind="unet"):
     return step, model
 
 
-class Streams(FakeGpu):
+class Streams(GpuWithStreams):
     """Notes which launches go to the second stream, and when they are waited for."""
 
     def __init__(self):
@@ -1697,7 +1697,7 @@ def nccl_stands_in(monkeypatch, count):
     nccl = Nccl(count)
     monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
     monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
-    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    monkeypatch.setattr(GpuWithStreams, "stream_handle", "the stream", raising=False)
     return nccl
 
 
@@ -1830,7 +1830,7 @@ def test_several_hosts_add_up_within_and_then_between(transport, monkeypatch):
     monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: this.nccl)
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
-    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    monkeypatch.setattr(GpuWithStreams, "stream_handle", "the stream", raising=False)
 
     def body(communicator, gradient):
         this.nccl = between[on_two_hosts(communicator, boards)]

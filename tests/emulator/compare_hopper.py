@@ -22,7 +22,7 @@ from tests.emulator.probes import hopper_conv, hopper_gemm, inputs, units
 TOLERANCE = 2e-3  # of float16 results, relative to the largest
 
 
-class Case:
+class ComparedKernel:
     """One launch. maps: [(index of the array, box, swizzle)]; results: indices of the arrays to
     compare, by dtype.
 
@@ -63,7 +63,7 @@ def cases():
     rng = np.random.default_rng(0)
     for name in inputs.COPIES:
         x, y, box, swizzle, at, raw, _ = inputs.copy_case(name)
-        yield Case(
+        yield ComparedKernel(
             f"copy {name}",
             units.make_copy(x.ndim, x.itemsize * int(np.prod(box))),
             [x, y, at, np.zeros(len(raw) // 4, np.uint32)],
@@ -73,7 +73,7 @@ def cases():
             shared=len(raw),
         )
     ones = np.arange(1, 17, dtype=np.uint32)
-    yield Case(
+    yield ComparedKernel(
         "phases of an mbarrier",
         units.phases,
         [ones, np.full(12, -1, np.int32)],
@@ -82,7 +82,7 @@ def cases():
         [(1, np.int32)],
         block=1,
     )
-    yield Case(
+    yield ComparedKernel(
         "named barriers",
         units.relay,
         [np.arange(64, dtype=np.int32), np.zeros(64, np.int32)],
@@ -92,7 +92,7 @@ def cases():
         block=128,
     )
     rows = rng.standard_normal((7, 32)).astype(np.float32)
-    yield Case(
+    yield ComparedKernel(
         "alternating loads and stores",
         units.double_rows,
         [rows, np.zeros_like(rows)],
@@ -100,7 +100,7 @@ def cases():
         ["m0", "m1", 7],
         [(1, np.uint32)],
     )
-    yield Case(
+    yield ComparedKernel(
         "through global memory",
         units.through_global,
         [np.zeros(32, np.float32), np.zeros(32, np.float32)],
@@ -123,7 +123,7 @@ def cases():
             inputs.product_case_e4m3(rng, n, swizzle, first_k)[2:],
             np.zeros((128, n // 2), np.float32),
         )
-        yield Case(
+        yield ComparedKernel(
             f"product of {n} columns of E4M3, swizzle {swizzle}, from k = {first_k}",
             units.make_product(n, kind="e4m3"),
             [*given, out],
@@ -134,7 +134,7 @@ def cases():
             shared=given[0].nbytes,
         )
     _, _, image, descriptors, _ = inputs.product_case(rng, 8, 32)
-    yield Case(
+    yield ComparedKernel(
         "two groups",
         units.groups,
         [image, descriptors, np.zeros((128, 8), np.float32)],
@@ -147,7 +147,7 @@ def cases():
     tile = hopper_gemm.BK, hopper_gemm.BM
     for n in (64, 128, 256):
         kernel, shared = hopper_gemm.make_gemm(n, 4)
-        yield Case(
+        yield ComparedKernel(
             f"GEMM of the first experiment, {n} columns",
             jit(kernel),
             inputs.gemm_arrays(256, n, 256),
@@ -161,7 +161,7 @@ def cases():
         )
     x, w, y = inputs.conv_arrays(2, 16, 64, 64)
     kernel, shared = hopper_conv.make_conv3x3(64, 4)
-    yield Case(
+    yield ComparedKernel(
         "convolution of the first experiment",
         jit(kernel),
         [x, w.reshape(64, -1), y],
@@ -187,7 +187,7 @@ def product(rng, n, swizzle, a_mn=False, b_mn=False, far=False, first_k=0, regis
         f"product of {n} columns, swizzle {swizzle}{', A M-major' * a_mn}{', B N-major' * b_mn}{', far' * far}"
         f"{f', from k = {first_k}' if first_k else ''}{', A from registers' * registers}"
     )
-    return Case(
+    return ComparedKernel(
         name,
         units.make_product(n, a_mn, b_mn, registers),
         [image, descriptors, fragments, np.zeros((128, n // 2), np.float32)],

@@ -57,8 +57,8 @@ def race_between(faults, file, *lines):
     raise AssertionError(f"no race between lines {lines} among:\n{listed(faults)}")
 
 
-class Copies:
-    """Copies of the project's modules with a change in them; their kernels take the places of the
+class PlantedCopies:
+    """PlantedCopies of the project's modules with a change in them; their kernels take the places of the
     originals."""
 
     def __init__(self, folder):
@@ -125,6 +125,6 @@ class Copies:
 
 @pytest.fixture
 def copies(tmp_path):
-    made = Copies(tmp_path)
+    made = PlantedCopies(tmp_path)
     yield made
     made.restore()

@@ -174,25 +174,25 @@ def test_one_shared_array_for_each_list_of_types():
 # Signatures: what follows was read off what Numba compiles (its PTX, and its device functions' over
 
 
-class Colour(enum.Enum):
+class Shade(enum.Enum):
     RED, BLUE = 3, 4.5
 
 
-class Level(enum.IntEnum):
+class Depth(enum.IntEnum):
     LOW, HIGH = 1, 2
 
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_a_member_of_an_enumeration_is_an_argument(checks):
     def kernel(colour, level, y):
-        if colour == Colour.BLUE and colour is not Colour.RED:
+        if colour == Shade.BLUE and colour is not Shade.RED:
             y[0] = colour.value
         y[1] = level + 1
-        y[2] = level * level == Level.HIGH * 2
-        y[3] = Level.HIGH
+        y[2] = level * level == Depth.HIGH * 2
+        y[3] = Depth.HIGH
 
     y = np.zeros(4)
-    Emulator(checks=checks, float64=True).launch(cuda.jit(kernel), 1, 1, Colour.BLUE, Level.HIGH, y)
+    Emulator(checks=checks, float64=True).launch(cuda.jit(kernel), 1, 1, Shade.BLUE, Depth.HIGH, y)
     assert y.tolist() == [4.5, 3, 1, 2]
 
 

@@ -71,7 +71,7 @@ SPILLING = (
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
-class Recorder(PtxDevice):
+class LogRecorder(PtxDevice):
     """Compiles nothing: notes which kernels are launched, with what types."""
 
     def __init__(self, kernels):
@@ -97,7 +97,7 @@ def launches():
     found = {}
     for case in CASES:
         for version in case.versions:
-            run_once(case, version, Recorder(found))
+            run_once(case, version, LogRecorder(found))
     return dict(sorted(found.items()))
 
 

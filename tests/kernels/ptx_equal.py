@@ -98,7 +98,7 @@ def paired(before, after):
 # The source of a kernel ---------------------------------------------------------------------------
 
 
-class Sources:
+class SourceTree:
     """Digests of the modules of a package, each with all that it imports of the package.
 
     A module counts by its content alone, not by its path; of `from .device import name`, with a
@@ -313,7 +313,7 @@ def work(tree, jobs):
 
     package = pathlib.Path(numdiff.__file__).resolve().parent
     assert package.parent == pathlib.Path(tree).resolve(), package
-    sources = Sources(package)  # before its modules are imported: they may be edited
+    sources = SourceTree(package)  # before its modules are imported: they may be edited
     from numdiff.device.ptx import capabilities_of
 
     launches, kernels = collect_launches()
@@ -351,7 +351,7 @@ def hashable(item):
 # Both ---------------------------------------------------------------------------------------------
 
 
-class Tree:
+class GitTree:
     """A process for one revision's tree. launches: {case: [(module, name, types)]}."""
 
     def __init__(self, folder, jobs):
@@ -529,7 +529,7 @@ def main():
         parser.error("say which REVISION to compare with")
     with revision(given.revision) as folder:
         before, after = (
-            Tree(f, given.jobs) for f in (folder, pathlib.Path(__file__).resolve().parents[2])
+            GitTree(f, given.jobs) for f in (folder, pathlib.Path(__file__).resolve().parents[2])
         )
         before.collect(), after.collect()
         pairs, faults = compare(before, after, given.only)

@@ -13,7 +13,7 @@ from numdiff.device.compiler import type_of_word
 from numdiff.device.ptx import compile_to_ptx
 from tests.conftest import needs
 from tests.kernels import ptx_equal
-from tests.kernels.ptx_equal import Sources, compare, difference, normalised, paired
+from tests.kernels.ptx_equal import SourceTree, compare, difference, normalised, paired
 
 WORDS = ("float32[1]", "float32")
 BEFORE = '''
@@ -100,7 +100,7 @@ def test_launches_of_a_case_are_paired():
     assert paired([a, b], [c, a, fewer]) == [(None, c), (a, a), (b, fewer)]
 
 
-class Tree:
+class TemporaryTree:
     """A tree whose kernels have these texts."""
 
     def __init__(self, launches, texts):
@@ -115,7 +115,7 @@ class Tree:
 
 def test_what_is_said(monkeypatch):
     monkeypatch.setattr("numdiff.device.ptxas.find_ptxas", lambda: None)
-    before = Tree(
+    before = TemporaryTree(
         {
             "add v1": [launch("x.a"), launch("x.b")],
             "old v1": [launch("x.b")],
@@ -123,7 +123,7 @@ def test_what_is_said(monkeypatch):
         },
         {"a": "mul;", "b": "add;"},
     )
-    after = Tree(
+    after = TemporaryTree(
         {
             "add v1": [launch("op.x.a"), launch("op.x.b2")],
             "sub v1": [launch("op.x.b2")],
@@ -167,7 +167,7 @@ def test_what_a_kernel_imports_decides_what_is_kept(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             (path.parent / "__init__.py").touch()
             path.write_text(text)
-        return Sources(tmp_path / name / "numdiff")
+        return SourceTree(tmp_path / name / "numdiff")
 
     files = {
         "device/__init__.py": "from .low import lane\nfrom .host import launch\n",
@@ -188,7 +188,7 @@ def test_what_a_kernel_imports_decides_what_is_kept(tmp_path):
     ):
         digest = tree("after", {**files, path: text}).digest("numdiff.kernels.x")
         assert (digest == before.digest("numdiff.kernels.x")) is same, path
-    project = Sources(pathlib.Path(importlib.util.find_spec("numdiff").origin).parent)
+    project = SourceTree(pathlib.Path(importlib.util.find_spec("numdiff").origin).parent)
     assert (
         len(
             {

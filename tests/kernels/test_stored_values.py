@@ -13,7 +13,7 @@ pytestmark = large
 STORED = stored.load("operations")
 
 
-class Case:
+class StoredCase:
     """The stored arrays of one operation: `case["x"]` on the engine, `case.check(got, "dx")`
     against a result."""
 
@@ -44,7 +44,7 @@ class Case:
     ],
 )
 def test_conv2d(engine, name, stride):
-    case = Case(name, engine)
+    case = StoredCase(name, engine)
     dweight, dbias = case.zeros("weight"), case.zeros("bias")
     case.check(K.conv2d_forward(case["x"], case["weight"], case["bias"], stride=stride), "y")
     case.check(
@@ -57,7 +57,7 @@ def test_conv2d(engine, name, stride):
 
 @pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 def test_group_norm(engine, silu):
-    case = Case("group_norm_silu" if silu else "group_norm", engine)
+    case = StoredCase("group_norm_silu" if silu else "group_norm", engine)
     y, mean, rstd = K.groupnorm_forward(
         case["x"], case["weight"], case["bias"], 32, 1e-5, silu=silu
     )
@@ -84,14 +84,14 @@ def test_group_norm(engine, silu):
 
 @pytest.mark.parametrize("order", ["legacy", "new"])
 def test_attention(engine, order):
-    case = Case(f"attention_{order}", engine)
+    case = StoredCase(f"attention_{order}", engine)
     y, probabilities = K.attention_forward(case["x"], 3, order)
     case.check(y, "y")
     case.check(K.attention_backward(case["dy"], case["x"], probabilities, 3, order), "dx")
 
 
 def test_layer_norm(engine):
-    case = Case("layer_norm", engine)
+    case = StoredCase("layer_norm", engine)
     y, mean, rstd = K.layernorm_forward(case["x"], case["weight"], case["bias"], 1e-5)
     case.check(y, "y")
     dweight, dbias = case.zeros("weight"), case.zeros("bias")
@@ -105,21 +105,21 @@ def test_layer_norm(engine):
 
 @pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
 def test_activation(engine, name):
-    case = Case(name, engine)
+    case = StoredCase(name, engine)
     function = name.split("_")[0]
     case.check(getattr(K, f"{function}_forward")(case["x"]), "y")
     case.check(getattr(K, f"{function}_backward")(case["dy"], case["x"]), "dx")
 
 
 def test_softmax(engine):
-    case = Case("softmax", engine)
+    case = StoredCase("softmax", engine)
     y = K.softmax_forward(case["x"], 0.7)
     case.check(y, "y")
     case.check(K.softmax_backward(case["dy"], y, 0.7), "dx")
 
 
 def test_linear(engine):
-    case = Case("linear", engine)
+    case = StoredCase("linear", engine)
     case.check(K.linear_forward(case["x"], case["weight"], case["bias"]), "y")
     dweight, dbias = case.zeros("weight"), case.zeros("bias")
     case.check(K.linear_backward(case["dy"], case["x"], case["weight"], dweight, dbias), "dx")
@@ -129,13 +129,13 @@ def test_linear(engine):
 
 @pytest.mark.parametrize("name, function", [("avg_pool", "avgpool"), ("upsample", "upsample")])
 def test_resample(engine, name, function):
-    case = Case(name, engine)
+    case = StoredCase(name, engine)
     case.check(getattr(K, f"{function}_forward")(case["x"]), "y")
     case.check(getattr(K, f"{function}_backward")(case["dy"]), "dx")
 
 
 def test_scale_shift(engine):
-    case = Case("scale_shift", engine)
+    case = StoredCase("scale_shift", engine)
     case.check(K.scale_shift_forward(case["x"], case["scale"], case["shift"]), "y")
     for got, key in zip(
         K.scale_shift_backward(case["dy"], case["x"], case["scale"]),
@@ -146,7 +146,7 @@ def test_scale_shift(engine):
 
 
 def test_embedding(engine):
-    case = Case("embedding", engine)
+    case = StoredCase("embedding", engine)
     case.check(K.embedding_forward(case["labels"], case["weight"]), "y")
     dweight = case.zeros("weight")
     K.embedding_backward(case["dy"], case["labels"], dweight)
@@ -154,7 +154,7 @@ def test_embedding(engine):
 
 
 def test_mse(engine):
-    case = Case("mse", engine)
+    case = StoredCase("mse", engine)
     case.check(K.mse_forward(case["x"], case["target"]), "y")
     scale = float(case.arrays["dy"][0])  # the gradient that arrives at the loss
     case.check(K.mse_backward(case["x"], case["target"], scale), "dx")
@@ -165,6 +165,6 @@ def test_mse(engine):
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_timestep_embedding(engine, period, dim, dtype):
     """float32 angles of t up to 999 carry an error of 6e-5, and cosines inherit it."""
-    case = Case(f"timestep_embedding_{period}_{dim}", engine, tolerance=1e-4)
+    case = StoredCase(f"timestep_embedding_{period}_{dim}", engine, tolerance=1e-4)
     t = engine(STORED["timestep_embedding__t"].astype(dtype))
     case.check(K.timestep_embedding_forward(t, dim, float(period)), "y")

@@ -48,7 +48,7 @@ SAID = re.compile(r"\bv(\d) +([a-z][\w-]*)(?=[:,])")  # "v2 vectorised: …" in 
 IN_MESSAGE = re.compile(r"\bversion (\d) \(([a-z][\w-]*)\)")
 
 
-class Launches(EmulatorDevice):
+class NotedLaunches(EmulatorDevice):
     """Runs no kernel: keeps what would be launched."""
 
     def launch(self, kernel, grid, block, *_):
@@ -56,7 +56,7 @@ class Launches(EmulatorDevice):
 
 
 def launches(run):
-    device = Launches()
+    device = NotedLaunches()
     device.kept = []
     run(device)
     return device.kept

@@ -136,7 +136,7 @@ def test_an_archive_with_another_digest_is_refused(browser_hook, tmp_path, monke
 
     monkeypatch.setattr(browser_hook, "called", packed)
     monkeypatch.setattr(shutil, "which", lambda name: name)
-    with pytest.raises(browser_hook.Missing, match="another one than expected"):
+    with pytest.raises(browser_hook.MissingDownload, match="another one than expected"):
         browser_hook.interpreter(tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_a_wheel_comes_from_the_server_and_has_the_listed_digest(
     browser_hook, tmp_path, monkeypatch
 ):
     def gone(command, scratch, failure):
-        raise browser_hook.Missing(failure)
+        raise browser_hook.MissingDownload(failure)
 
     monkeypatch.setattr(browser_hook, "called", gone)
     monkeypatch.setattr(browser_hook, "SERVER", f"{tmp_path.as_uri()}/")
@@ -153,10 +153,10 @@ def test_a_wheel_comes_from_the_server_and_has_the_listed_digest(
     listed = [{"file_name": "numpy.whl", "sha256": digest}]
     assert browser_hook.packages(listed, tmp_path) == {"numpy.whl": b"numpy"}
     listed[0]["sha256"] = digest[::-1]
-    with pytest.raises(browser_hook.Missing, match="another file"):
+    with pytest.raises(browser_hook.MissingDownload, match="another file"):
         browser_hook.packages(listed, tmp_path)
     listed[0]["file_name"] = "missing.whl"
-    with pytest.raises(browser_hook.Missing, match="cannot be fetched"):
+    with pytest.raises(browser_hook.MissingDownload, match="cannot be fetched"):
         browser_hook.packages(listed, tmp_path)
 
 

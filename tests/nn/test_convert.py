@@ -82,7 +82,7 @@ def test_container_and_prefix(weights, factor):
 # A writer of `.pt` files for the tests: Python's pickler with the names of PyTorch's classes ------
 
 
-class Foreign:
+class ForeignClass:
     """An object whose pickle asks for the global `text` ('module name') and calls it with
     `arguments`."""
 
@@ -95,7 +95,7 @@ class Pickler(pickle._Pickler):  # the one written in Python, whose methods can 
         return value.identifier if isinstance(value, StorageId) else None
 
     def save(self, value, save_persistent_id=True):
-        if isinstance(value, Foreign):
+        if isinstance(value, ForeignClass):
             self.write(b"c" + value.text.replace(" ", "\n").encode() + b"\n")
             if value.arguments != (None,):
                 self.save(tuple(value.arguments))
@@ -106,13 +106,13 @@ class Pickler(pickle._Pickler):  # the one written in Python, whose methods can 
 
 class StorageId:
     def __init__(self, kind, key, count):
-        self.identifier = ("storage", Foreign(f"torch {kind}", None), key, "cpu", count)
+        self.identifier = ("storage", ForeignClass(f"torch {kind}", None), key, "cpu", count)
 
 
 def tensor(kind, key, count, shape, strides=None, offset=0):
     if strides is None:
         strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-    return Foreign(
+    return ForeignClass(
         "torch._utils _rebuild_tensor_v2",
         StorageId(kind, key, count),
         offset,
@@ -164,10 +164,14 @@ def hostile_pickles(canary):
     command = COMMAND.format(canary)
     line = command.encode() + b"\n"
     return {
-        "reduce": (pickled({"a": Foreign("posix system", command)}), "posix.system"),
+        "reduce": (pickled({"a": ForeignClass("posix system", command)}), "posix.system"),
         "nested": (
             pickled(
-                {"model": {"a": Foreign("builtins eval", f"__import__('os').system({command!r})")}}
+                {
+                    "model": {
+                        "a": ForeignClass("builtins eval", f"__import__('os').system({command!r})")
+                    }
+                }
             ),
             "builtins.eval",
         ),
@@ -189,11 +193,11 @@ def hostile_pickles(canary):
             "subprocess.Popen",
         ),
         "getattr": (
-            pickled({"a": Foreign("builtins getattr", "x", "__class__")}),
+            pickled({"a": ForeignClass("builtins getattr", "x", "__class__")}),
             "builtins.getattr",
         ),
         "torch_load": (
-            pickled({"a": Foreign("torch.storage _load_from_bytes", b"x")}),
+            pickled({"a": ForeignClass("torch.storage _load_from_bytes", b"x")}),
             "torch.storage._load_from_bytes",
         ),
         "extension": (b"\x80\x02\x82\x01.", "EXT1"),
@@ -528,7 +532,7 @@ def test_unet_cu_bin_damaged(tmp_path, unet_cu, rng):
 # Names, shapes, options ---------------------------------------------------------------------------
 
 
-class Shaped:
+class ShapedTensor:
     def __init__(self, shape):
         self.shape = tuple(shape)
 
@@ -542,7 +546,9 @@ def test_options_from_shapes(defaults, name):
         info = stored.load(f"model_{name}")["info"]
         shapes, options = info["shapes"], info["options"]
     shapes = {k: tuple(v) for k, v in shapes.items()}
-    guessed = guess_unet_options({k: Shaped(v) for k, v in shapes.items()}, options["image_size"])
+    guessed = guess_unet_options(
+        {k: ShapedTensor(v) for k, v in shapes.items()}, options["image_size"]
+    )
     for key, value in options.items():
         if key in guessed and not (key == "conv_resample" and options.get("resblock_updown")):
             assert guessed[key] == value, key

@@ -25,13 +25,14 @@ from numdiff.nn.convert import (
 from numdiff.nn.convert.dit import fixed_tables
 from numdiff.nn.dit import MODELS, PLAIN, padded_columns
 from numdiff.nn.dit_shapes import dit_shapes
-from tests.nn.test_convert import Foreign, damaged_copies, pickled, tensor, write_pt
+from numdiff.sizes import as_size
+from tests.nn.test_convert import ForeignClass, damaged_copies, pickled, tensor, write_pt
 from tests.reference import stored, stored_dit
 
 BARE, CHECKPOINT = stored.FOLDER / "dit_state.pt", stored.FOLDER / "dit_checkpoint.pt"
 
 
-class Shaped:
+class ShapedWeight:
     def __init__(self, shape):
         self.shape = tuple(shape)
 
@@ -87,7 +88,7 @@ def test_hostile_settings_are_refused_and_not_run(tmp_path):
     canary = tmp_path / "canary"
     content = {
         "ema": {"a": tensor("FloatStorage", "0", 2, (2,))},
-        "args": Foreign("posix system", f"touch {canary}"),
+        "args": ForeignClass("posix system", f"touch {canary}"),
     }
     path = write_pt(tmp_path / "w.pt", pickled(content), {"0": bytes(8)})
     with pytest.raises(NumdiffError, match="posix.system"):
@@ -124,7 +125,7 @@ def test_options_from_shapes(name):
         else options["num_classes"] + (options["class_dropout"] > 0)
     )
     assert guessed.pop("rows") == rows
-    options = {**PLAIN, **options}
+    options = {**PLAIN, **options, "image_size": as_size(options["image_size"])}
     assert all(guessed[key] == options[key] for key in guessed)
     without = {"num_heads", "num_classes", "class_dropout", "sla_topk", "sla_linear"}
     without |= set() if options["rope"] else {"rope"}
@@ -142,7 +143,7 @@ def test_published_sizes_tell_their_heads():
             "image_size": 32,
             "num_classes": 1000,
         }
-        shapes = {k: Shaped(v) for k, v in dit_shapes(options).items()}
+        shapes = {k: ShapedWeight(v) for k, v in dit_shapes(options).items()}
         guessed = guess_dit_options({**shapes, **fixed_tables(options)})
         assert guessed == {**{k: options[k] for k in guessed if k != "rows"}, "rows": 1001}, name
         assert "num_heads" in guessed

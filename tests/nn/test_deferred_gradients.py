@@ -22,7 +22,7 @@ from tests.training.test_half import filled, one_step
 DEVICES = ["emulator", pytest.param("cuda", marks=needs("gpu"))]
 
 
-class Layers(Module):
+class DeferredLayers(Module):
     """Three layers, the second of which need not be used."""
 
     def __init__(self):
@@ -76,7 +76,7 @@ def test_layers_come_together(rng, launched, monkeypatch, uses_b, times):
         Tensor(rng.standard_normal((5, 3)).astype(np.float32)),
         rng.standard_normal((5, 2)).astype(np.float32),
     )
-    model = Layers()
+    model = DeferredLayers()
     found, records = gradients(model, x, dy, times, uses_b=uses_b)
     count = 3 if uses_b else 2
     assert launched == [(count, False), (count, True)][:times]
@@ -94,7 +94,9 @@ def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
         float8, "linear_backward", lambda dy, *_, aside, **__: aside(dy, dy) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
-        gradients(Layers(), Tensor(np.ones((5, 3), np.float32)), np.ones((5, 2), np.float32))
+        gradients(
+            DeferredLayers(), Tensor(np.ones((5, 3), np.float32)), np.ones((5, 2), np.float32)
+        )
     assert (
         launched == []
         and not deferred_gradients._pending.items

@@ -12,7 +12,7 @@ from tests.conftest import needs
 from tests.device.recording import RecordingDevice
 
 
-class Small(Model):
+class SmallModel(Model):
     """A layer over each pixel, times the timestep."""
 
     def __init__(self, device, size=4):
@@ -27,7 +27,7 @@ class Small(Model):
 
 def test_the_second_prediction_of_a_shape_is_recorded_and_later_ones_replay(rng):
     device = RecordingDevice()
-    model, plain = Small(device), Small("cpu")
+    model, plain = SmallModel(device), SmallModel("cpu")
     inputs = {n: rng.standard_normal((n, 4, 4, 3)).astype(np.float32) for n in (1, 3)}
     for n, t, replays in (
         (3, 5, 0),
@@ -55,7 +55,7 @@ def test_the_second_prediction_of_a_shape_is_recorded_and_later_ones_replay(rng)
 
 def test_few_shapes_stay_recorded_and_none_of_a_model_that_is_gone(monkeypatch):
     monkeypatch.setattr(evaluation, "KEPT", 2)
-    model = Small(RecordingDevice(), 1)
+    model = SmallModel(RecordingDevice(), 1)
     for n in range(1, 5):
         model.predict(np.zeros((n, 1, 1, 3), np.float32), 1)
     known = evaluation._recorded[model]

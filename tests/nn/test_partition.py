@@ -73,7 +73,7 @@ def test_a_rank_without_a_part_ends_sharing_only_where_it_was_asked_for(monkeypa
         run._make_partition(True)
 
 
-class Layers(Module):
+class PartitionedLayers(Module):
     def __init__(self):
         self.first, self.second, self.third = (Linear(8, 8) for _ in range(3))
 
@@ -108,7 +108,7 @@ def update_in_parts(device, kind, ranks):
     backend = get_backend(device) and EmulatorDevice(checks=False, float64=False)
     parts, flats = [], []
     for rank in range(ranks):
-        parameters = FlatParameters(Layers(), backend)
+        parameters = FlatParameters(PartitionedLayers(), backend)
         if backend:
             parameters.keep_half()
         atoms = (
@@ -170,7 +170,7 @@ def test_weights_come_in_the_type_in_which_they_are_read(device, packed):
     bias, frozen, last = slice(64, 128), slice(128, 192), slice(256, 320)
     weights[:, frozen] = weights[0, frozen]
     for rank in range(3):
-        parameters = FlatParameters(Layers(), backend)
+        parameters = FlatParameters(PartitionedLayers(), backend)
         parameters.freeze(["second.weight"])
         copy_into(parameters.data, weights[rank])
         parameters.keep_half(kind)

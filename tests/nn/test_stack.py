@@ -12,7 +12,7 @@ from numdiff.nn.module import FlatParameters
 from tests.conftest import exhaustive, relative_error
 
 
-class Layers(Module):
+class StackedLayers(Module):
     """Each makes the shift and the scale of a norm of 64 channels."""
 
     def __init__(self, count):
@@ -34,7 +34,7 @@ def gradients(count, runs, backend):
         rng.standard_normal(shape).astype(np.float16).astype(like)
         for shape in ((2, 64), (2, 2, 64), (2, 2, 64))
     )
-    model = Layers(count)
+    model = StackedLayers(count)
     flat = FlatParameters(model, backend, seed=1)
     if backend:
         flat.keep_half()

@@ -26,7 +26,7 @@ def parameter(array, backend):
     return made
 
 
-class Block:
+class BlockWithStatistics:
     """A convolution, its result made larger, and a norm."""
 
     name = "block"
@@ -52,7 +52,7 @@ class Block:
 def run(backend, repeat=False):
     """[y, and the gradients]"""
     rng = np.random.default_rng(0)
-    block = Block(rng, backend)
+    block = BlockWithStatistics(rng, backend)
     if repeat:
         block.recomputed = True
     x = Tensor(

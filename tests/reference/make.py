@@ -52,7 +52,7 @@ def save(name, **arrays):
 
 
 def make_model(name, options):
-    model = twin.draw(twin.Twin(**options).double(), seed=1).eval()
+    model = twin.draw(twin.TwinUNet(**options).double(), seed=1).eval()
     x = noise(name + "/x", (3, options.get("in_channels", 3), *sides(options))).requires_grad_()
     t = torch.tensor([0, 37, 999])
     y = torch.tensor([2, 0, 2]) if options.get("num_classes") else None
@@ -83,7 +83,7 @@ def make_model(name, options):
 
 def make_trajectory(dtype=torch.float64):
     c = stored.TRAJECTORY
-    model = twin.draw(twin.Twin(**c["options"]).to(dtype), c["weight_seed"])
+    model = twin.draw(twin.TwinUNet(**c["options"]).to(dtype), c["weight_seed"])
     ema = {k: p.detach().clone() for k, p in model.named_parameters()}
     start = {k: p.double().clone() for k, p in ema.items()}
     optimizer = torch.optim.AdamW(
@@ -304,7 +304,9 @@ def make_shapes():
     shapes = {}
     for name, options in stored.SHAPES.items():
         with torch.device("meta"):
-            shapes[name] = {k: list(p.shape) for k, p in twin.Twin(**options).named_parameters()}
+            shapes[name] = {
+                k: list(p.shape) for k, p in twin.TwinUNet(**options).named_parameters()
+            }
     text = (
         "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in shapes.items()) + "\n}\n"
     )

@@ -19,7 +19,7 @@ torch.set_default_dtype(torch.float64)
 
 
 def make_model(name, options):
-    model = twin.draw(twin_autoencoder.Twin(**options).double(), seed=1)
+    model = twin.draw(twin_autoencoder.TwinAutoencoder(**options).double(), seed=1)
     x = noise(
         f"vae/{name}/x", (2, options["in_channels"], *stored_autoencoder.SIZE)
     ).requires_grad_()

@@ -22,7 +22,7 @@ torch.set_default_dtype(torch.float64)
 
 
 def make_model(name, options):
-    model = twin_dit.draw(twin_dit.Twin(**options).double(), seed=1)
+    model = twin_dit.draw(twin_dit.TwinDiT(**options).double(), seed=1)
     x = noise(f"dit/{name}/x", (3, options["in_channels"], *sides(options))).requires_grad_()
     t = torch.tensor([0, 37, 999])
     classes = options["num_classes"]
@@ -92,7 +92,7 @@ def make_loss():
 
 def make_trajectory(c, dtype=torch.float64):
     options = c["options"]
-    model = twin_dit.draw(twin_dit.Twin(**options).to(dtype), c["weight_seed"])
+    model = twin_dit.draw(twin_dit.TwinDiT(**options).to(dtype), c["weight_seed"])
     trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
     ema = {k: p.detach().clone() for k, p in trained.items()}
     start = {k: p.double().clone() for k, p in ema.items()}
@@ -149,7 +149,7 @@ def make_trajectory(c, dtype=torch.float64):
 def make_checkpoints():
     """As the public DiT's training script writes them, and as its published weights are."""
     options = {**stored_dit.MODELS["latents"], "hidden_size": 12, "depth": 1}
-    model = twin_dit.draw(twin_dit.Twin(**options).float(), seed=3)
+    model = twin_dit.draw(twin_dit.TwinDiT(**options).float(), seed=3)
     torch.save(model.state_dict(), stored.FOLDER / "dit_state.pt")
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=1e-4, weight_decay=0
@@ -158,7 +158,7 @@ def make_checkpoints():
         torch.zeros(1, 4, 8, 8, dtype=torch.float32), torch.tensor([3]), torch.tensor([0])
     ).square().mean().backward()
     optimizer.step()
-    average = twin_dit.draw(twin_dit.Twin(**options).float(), seed=4)
+    average = twin_dit.draw(twin_dit.TwinDiT(**options).float(), seed=4)
     arguments = argparse.Namespace(
         model="DiT-XL/2",
         image_size=64,

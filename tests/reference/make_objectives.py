@@ -95,7 +95,7 @@ def make_loss(name):
 
 def make_trajectory(name):
     c = stored.TRAJECTORY
-    model = twin_dit.draw(twin_dit.Twin(**c["options"]).double(), c["weight_seed"])
+    model = twin_dit.draw(twin_dit.TwinDiT(**c["options"]).double(), c["weight_seed"])
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         trained, c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"], c["weight_decay"]
@@ -138,7 +138,7 @@ if __name__ == "__main__":
     for each in stored.TRAJECTORIES:
         arrays |= make_trajectory(each)
         print(each, *(f"{loss:.4f}" for loss in arrays[f"{each}_losses"]))
-    shapes = twin_dit.Twin(**stored.TRAJECTORY["options"]).named_parameters()
+    shapes = twin_dit.TwinDiT(**stored.TRAJECTORY["options"]).named_parameters()
     save(
         "objectives",
         info={"shapes": {name: list(p.shape) for name, p in shapes}, **stored.TRAJECTORY},

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# the model that the project started from; every option not named keeps the default of `Twin`
+# the model that the project started from; every option not named keeps the default of `TwinUNet`
 SEED_OPTIONS = {
     "image_size": 64,
     "in_channels": 3,
@@ -60,7 +60,7 @@ def group_norm(channels):
     return nn.GroupNorm(32, channels, eps=1e-5)
 
 
-class Downsample(nn.Module):
+class TwinDownsample(nn.Module):
     def __init__(self, channels, convolution):
         super().__init__()
         self.op = (
@@ -73,7 +73,7 @@ class Downsample(nn.Module):
         return self.op(x)
 
 
-class Upsample(nn.Module):
+class TwinUpsample(nn.Module):
     def __init__(self, channels, convolution):
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1) if convolution else None
@@ -83,7 +83,7 @@ class Upsample(nn.Module):
         return x if self.conv is None else self.conv(x)
 
 
-class ResBlock(nn.Module):
+class TwinResBlock(nn.Module):
     """x → skip(x) + conv(SiLU(norm(conv(SiLU(norm(x))) joined with the embedding))).
 
     `resample` acts on x, and between the first SiLU and the first convolution.
@@ -123,7 +123,7 @@ class ResBlock(nn.Module):
         return self.skip_connection(self.resample(x)) + conv_out(dropout(silu(h)))
 
 
-class AttentionBlock(nn.Module):
+class TwinAttentionBlock(nn.Module):
     def __init__(self, channels, heads, order):
         super().__init__()
         self.heads, self.order = heads, order
@@ -138,16 +138,16 @@ class AttentionBlock(nn.Module):
         ).view_as(x)
 
 
-class Stage(nn.Sequential):
+class TwinStage(nn.Sequential):
     """Layers in a row, of which the ResBlocks also take the embedding."""
 
     def forward(self, x, embedding):
         for layer in self:
-            x = layer(x, embedding) if isinstance(layer, ResBlock) else layer(x)
+            x = layer(x, embedding) if isinstance(layer, TwinResBlock) else layer(x)
         return x
 
 
-class Twin(nn.Module):
+class TwinUNet(nn.Module):
     """guided-diffusion's UNet; the options are those of `numdiff.nn.UNet`, `attention_resolutions`
     in pixels."""
 
@@ -180,12 +180,12 @@ class Twin(nn.Module):
         order = "new" if use_new_attention_order else "legacy"
 
         def res_block(channels_in, channels_out, resample=None):
-            return ResBlock(
+            return TwinResBlock(
                 channels_in, channels_out, embedding, dropout, use_scale_shift_norm, resample
             )
 
         def attention_block(channels, heads):
-            return AttentionBlock(
+            return TwinAttentionBlock(
                 channels, heads if num_head_channels == -1 else channels // num_head_channels, order
             )
 
@@ -202,7 +202,7 @@ class Twin(nn.Module):
 
         # of images that are no squares the longer side counts
         width, pixels = widths[0], max([image_size] if isinstance(image_size, int) else image_size)
-        self.input_blocks = nn.ModuleList([Stage(nn.Conv2d(in_channels, width, 3, padding=1))])
+        self.input_blocks = nn.ModuleList([TwinStage(nn.Conv2d(in_channels, width, 3, padding=1))])
         skips = [width]
         for level, target in enumerate(widths):
             for _ in range(num_res_blocks):
@@ -210,14 +210,14 @@ class Twin(nn.Module):
                 width = target
                 if pixels in attention_resolutions:
                     stage.append(attention_block(width, num_heads))
-                self.input_blocks.append(Stage(*stage))
+                self.input_blocks.append(TwinStage(*stage))
                 skips.append(width)
             if level < len(widths) - 1:
-                self.input_blocks.append(Stage(resample(width, Downsample)))
+                self.input_blocks.append(TwinStage(resample(width, TwinDownsample)))
                 skips.append(width)
                 pixels //= 2
 
-        self.middle_block = Stage(
+        self.middle_block = TwinStage(
             res_block(width, width), attention_block(width, num_heads), res_block(width, width)
         )
 
@@ -230,9 +230,9 @@ class Twin(nn.Module):
                 if pixels in attention_resolutions:
                     stage.append(attention_block(width, heads_up))
                 if level > 0 and i == num_res_blocks:
-                    stage.append(resample(width, Upsample))
+                    stage.append(resample(width, TwinUpsample))
                     pixels *= 2
-                self.output_blocks.append(Stage(*stage))
+                self.output_blocks.append(TwinStage(*stage))
 
         self.out = nn.Sequential(
             group_norm(width), nn.SiLU(), nn.Conv2d(width, out_channels, 3, padding=1)
@@ -256,7 +256,7 @@ class Twin(nn.Module):
 
 def count_parameters(**options):
     with torch.device("meta"):
-        return sum(p.numel() for p in Twin(**options).parameters())
+        return sum(p.numel() for p in TwinUNet(**options).parameters())
 
 
 def draw(model, seed):

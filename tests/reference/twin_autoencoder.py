@@ -60,7 +60,7 @@ class Double(nn.Module):
         return self.conv(x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3))
 
 
-class Stage(nn.Module):
+class TwinLevel(nn.Module):
     def __init__(self, before, after, count, attends, change=None):
         super().__init__()
         self.block = nn.ModuleList(
@@ -91,7 +91,7 @@ class Half(nn.Module):
         if side == "down":
             before = [widths[0], *widths[:-1]]
             self.down = nn.ModuleList(
-                Stage(before[i], widths[i], count, i in attention, Halve if i < top else None)
+                TwinLevel(before[i], widths[i], count, i in attention, Halve if i < top else None)
                 for i in range(len(widths))
             )
         self.mid = nn.Module()
@@ -102,7 +102,7 @@ class Half(nn.Module):
         if side == "up":
             before = [*widths[1:], inner]
             self.up = nn.ModuleList(
-                Stage(before[i], widths[i], count + 1, i in attention, Double if i else None)
+                TwinLevel(before[i], widths[i], count + 1, i in attention, Double if i else None)
                 for i in range(len(widths))
             )
         last = inner if side == "down" else widths[0]
@@ -119,7 +119,7 @@ class Half(nn.Module):
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
-class Twin(nn.Module):
+class TwinAutoencoder(nn.Module):
     def __init__(
         self,
         in_channels,

@@ -111,7 +111,7 @@ def sparse_linear(q, k, v, topk, project, all_keys=False):
     return torch.softmax(dots, -1) @ v + project(share / share.sum(-1, keepdim=True) @ v)
 
 
-class Attention(nn.Module):
+class TwinAttention(nn.Module):
     def __init__(self, width, heads, qk_norm, grid, topk, all_keys):
         super().__init__()
         self.all_keys = all_keys
@@ -179,11 +179,11 @@ def normaliser(kind, width):
     return nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
 
 
-class Block(nn.Module):
+class TwinBlock(nn.Module):
     def __init__(self, width, heads, ratio, grid, norm, qk_norm, rope, mlp, shift, topk, all_keys):
         super().__init__()
         self.norm1, self.norm2 = normaliser(norm, width), normaliser(norm, width)
-        self.attn = Attention(width, heads, qk_norm, grid if rope else None, topk, all_keys)
+        self.attn = TwinAttention(width, heads, qk_norm, grid if rope else None, topk, all_keys)
         inner = int(width * ratio)
         self.mlp = (
             GatedPerceptron(width, int(2 / 3 * inner))
@@ -217,7 +217,7 @@ class Final(nn.Module):
         return self.linear(adaptive(self.norm_final, x, beta, gamma))
 
 
-class Twin(nn.Module):
+class TwinDiT(nn.Module):
     """The public DiT, or with the block of LightningDiT; the options are those of `numdiff.nn.DiT`."""
 
     def __init__(
@@ -255,7 +255,7 @@ class Twin(nn.Module):
         )
         topk = sla_topk if attention == "sla" else None
         self.blocks = nn.ModuleList(
-            Block(
+            TwinBlock(
                 hidden_size,
                 num_heads,
                 mlp_ratio,
@@ -380,7 +380,7 @@ def hybrid_loss(process, output, x_0, x_t, eps, t, kind="eps"):
 def count_parameters(name):
     depth, width, heads = SIZES[name.split("/")[0]]
     with torch.device("meta"):
-        model = Twin(
+        model = TwinDiT(
             hidden_size=width, depth=depth, num_heads=heads, patch_size=int(name.split("/")[1])
         )
     return sum(p.numel() for p in model.parameters()), sum(

@@ -24,7 +24,7 @@ GPU = [pytest.param("cuda", marks=needs("gpu"))]
 DEVICES = ["emulator", *GPU]
 
 
-class Weights:
+class HalfWeights:
     """As much of FlatParameters as AdamW needs."""
 
     def __init__(self, values, backend=None):
@@ -45,7 +45,7 @@ def update(optimizer, gradient):
 
 
 def optimizer_of(backend, **options):
-    weights = Weights(np.linspace(-1, 1, 8), backend)
+    weights = HalfWeights(np.linspace(-1, 1, 8), backend)
     scale = LossScale(weights.data, **options)
     return AdamW(weights, learning_rate=1e-2, clip_norm=1.0, ema_decay=0.9, loss_scale=scale)
 
@@ -58,7 +58,10 @@ def backend(request):
 def test_a_scaled_update_is_the_plain_update(backend, rng):
     scaled = optimizer_of(backend, start=4096.0)
     plain = AdamW(
-        Weights(np.linspace(-1, 1, 8), backend), learning_rate=1e-2, clip_norm=1.0, ema_decay=0.9
+        HalfWeights(np.linspace(-1, 1, 8), backend),
+        learning_rate=1e-2,
+        clip_norm=1.0,
+        ema_decay=0.9,
     )
     for _ in range(3):
         gradient = rng.standard_normal(8).astype(np.float32)
@@ -128,7 +131,9 @@ def test_state_holds_the_scale(backend):
     np.testing.assert_array_equal(
         download(second.loss_scale.counts), download(first.loss_scale.counts)
     )
-    third = AdamW(Weights(np.zeros(8), backend), ema_decay=0.9)  # float32 continues from it, too
+    third = AdamW(
+        HalfWeights(np.zeros(8), backend), ema_decay=0.9
+    )  # float32 continues from it, too
     third.load_state(first.state())
     assert download(third.updates)[0] == 1
 

@@ -810,7 +810,7 @@ def test_a_models_name_gives_what_a_file_does_not(tmp_path):
     assert (options.heads, options.depth) == (6, 6)
 
 
-class Bomb:
+class HugePickle:
     def __reduce__(self):
         return exec, ("open('exploded', 'w')",)
 
@@ -820,7 +820,7 @@ class Bomb:
     [
         b"",
         b"\x89HDF\r\n\x1a\n" + b"\0" * 300,
-        pickle.dumps({"model": Bomb()}),
+        pickle.dumps({"model": HugePickle()}),
         b"PK\x03\x04 no zip",
         b"{}",
         b"\x89PNG\r\n\x1a\n" + b"\0" * 300,

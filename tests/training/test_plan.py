@@ -30,7 +30,7 @@ from tests.conftest import exhaustive, quick
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
 
-class Recorder(Planned):
+class LaunchRecorder(Planned):
     """Has the interface of a GPU, with graphs and arenas, and records every launch."""
 
     plans = False
@@ -60,7 +60,7 @@ def gpu_options(model, preset, precision="fp16", **more):
     of another."""
     plain = {"architecture": "DiT-Tiny"} if (model, preset) == ("dit", "tiny") else {}
     options = resolve({"model": model, "preset": preset, "device": "cpu", **plain, **more})
-    return options.changed(precision=precision, device=Recorder(H200))
+    return options.changed(precision=precision, device=LaunchRecorder(H200))
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
     assert len(planned) <= len(launched) + 3  # few unused kernels are compiled
 
 
-class Memory:
+class PlannedMemory:
     """Of an array."""
 
 
-class Watched(Recorder):
+class Watched(LaunchRecorder):
     """Knows what was allocated in an arena for steps, and is still there."""
 
     arenas = ("of all that lasts",)
@@ -169,7 +169,7 @@ class Watched(Recorder):
         self.current = before
 
     def allocate(self, nbytes):
-        memory = Memory()
+        memory = PlannedMemory()
         if self.current not in (None, *self.arenas):
             self.of_steps.append(
                 (weakref.ref(memory), "".join(traceback.format_stack(limit=6)[:-2]))
@@ -210,7 +210,11 @@ def test_a_trainer_plans_its_own_step():
     options = gpu_options("unet", "tiny")
     dataset = build_dataset(options)
     model = UNet(
-        32, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device=options.device
+        image_size=32,
+        model_channels=32,
+        channel_mult=(1, 2),
+        num_res_blocks=1,
+        device=options.device,
     )
     trainer = Trainer(model, dataset, batch=8, precision="fp16", ema_halflife=100, clip_norm=1.0)
     options.device.kernels.clear()
@@ -225,12 +229,12 @@ def test_a_trainer_plans_its_own_step():
 
 def test_samples_are_planned():
     model = UNet(
-        16,
+        image_size=16,
         model_channels=32,
         channel_mult=(1, 2),
         num_res_blocks=1,
         num_classes=3,
-        device=Recorder(H200),
+        device=LaunchRecorder(H200),
     )
     model.compute_in_half()
     model.backend.kernels.clear()

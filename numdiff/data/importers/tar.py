@@ -71,7 +71,7 @@ class Tar(Archive):
         where, offset, size = self.members[name]
         if limit is not None and size > limit:
             raise TooMuch(f"{name} has {size:,} bytes, and at most {limit:,} are read")
-        return _Member(self, where, offset, size)
+        return _TarMember(self, where, offset, size)
 
     def size(self, name):
         return self.members[name][2]
@@ -92,7 +92,7 @@ class Tar(Archive):
             self._unpacked.close()
 
 
-class _Member:
+class _TarMember:
     """A member of a tar, read from start to end."""
 
     def __init__(self, tar, where, offset, size):

@@ -60,7 +60,7 @@ class Cancelled(Exception):
     """The browser that asked for a picture has gone."""
 
 
-class Job:
+class SamplingJob:
     """A picture that is asked for: settings, as REQUEST has them; events, for the browser."""
 
     def __init__(self, settings):
@@ -138,7 +138,7 @@ class Studio:
         classes = self.model.num_classes or 0
         if settings["class"] is not None and settings["class"] >= classes:
             raise Refusal(400, f"The model has no class {settings['class']}: it has {classes}.")
-        job = Job(settings)
+        job = SamplingJob(settings)
         job.send("queued", {"before": self._jobs.qsize() + (self._now is not None)})
         try:
             self._jobs.put_nowait(job)

@@ -34,7 +34,7 @@ SMALL = {
 }
 
 
-class Kept:
+class KeptCalls:
     """A program that keeps what it is given."""
 
     rewinds = False
@@ -55,11 +55,11 @@ class Kept:
 
 @pytest.fixture
 def kept(monkeypatch):
-    """--log wandb is `Kept`; gives its list."""
-    monkeypatch.setattr(Kept, "given", [])
+    """--log wandb is `KeptCalls`; gives its list."""
+    monkeypatch.setattr(KeptCalls, "given", [])
     monkeypatch.setattr(R.RunLog, "check", lambda self: None)
-    monkeypatch.setitem(R.SINKS, "wandb", Kept)
-    return Kept.given
+    monkeypatch.setitem(R.SINKS, "wandb", KeptCalls)
+    return KeptCalls.given
 
 
 def run(outdir, steps=8, resume=None, lines=None, **more):
@@ -110,7 +110,7 @@ def test_a_program_that_fails_ends_its_own_log(tmp_path, kept, monkeypatch, meth
     def fail(*_):
         raise OSError(28, "No space\nleft")
 
-    monkeypatch.setattr(Kept, method, fail)
+    monkeypatch.setattr(KeptCalls, method, fail)
     lines = []
     bits = newest(run(tmp_path / "with", lines=lines, log=("wandb",)))
     notes = [line for line in lines if "--log" in line]
@@ -122,7 +122,7 @@ def test_a_program_that_fails_ends_its_own_log(tmp_path, kept, monkeypatch, meth
 
 def test_a_program_that_hangs_is_left(tmp_path, kept, monkeypatch):
     released = threading.Event()
-    monkeypatch.setattr(Kept, "scalars", lambda *_: released.wait(20))
+    monkeypatch.setattr(KeptCalls, "scalars", lambda *_: released.wait(20))
     monkeypatch.setattr(R, "PATIENCE", 0.05)
     monkeypatch.setattr(R, "WAITING", 2)
     lines = []

@@ -128,7 +128,7 @@ def test_one_optimizer_does_not_go_on_from_the_other():
         theirs.load_state(ours.state())
 
 
-class Weights:
+class MuonWeights:
     """As much of FlatParameters as Muon needs: a matrix, and a bias."""
 
     index = [
@@ -157,7 +157,7 @@ def test_a_step_that_overflows_changes_nothing(device, monkeypatch, rng):  # noq
     broken = upload(np.where(np.arange(192) == 5, np.inf, 1).astype(np.float32), backend)
     ends = []
     for given in (gradients, [gradients[0], broken, *gradients[1:]]):
-        weights = Weights(backend)
+        weights = MuonWeights(backend)
         optimizer = Muon(
             weights,
             {"weight": 1},
