@@ -12,6 +12,7 @@ from ..errors import UsageError, visibly
 from ..files import write_json
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
+from ..sizes import as_size
 from ..training.picture_record import say_counts
 from .features import RandomConv, extract, find_extractor
 from .frechet import frechet_distance
@@ -240,13 +241,13 @@ def _other_size(*sources):
         for s in sources
     )
     made = next((s for s in reversed(sources) if not isinstance(s, Images)), None)
-    height, width = next(s.image_size for s in sources if s is not made)
-    if made is None or height != width:
+    if made is None:
         return UsageError(f"{said}: bring both to one size (numdiff data import --size does).")
+    size = next(s.image_size for s in sources if s is not made)
     option = "--save-stats" if isinstance(made, Statistics) else "--save-features"
     return UsageError(
-        f"{said}: make {_kind(made)} of images of {_say_size((height, width))} (`numdiff data import "
-        f"SOURCE OUT.h5 --size {height}`, then `numdiff evaluate OUT.h5 {option} FILE.npz`)."
+        f"{said}: make {_kind(made)} of images of {_say_size(size)} (`numdiff data import "
+        f"SOURCE OUT.h5 --size {as_size(size)}`, then `numdiff evaluate OUT.h5 {option} FILE.npz`)."
     )
 
 

@@ -383,7 +383,7 @@ def _picture(file):
 
 
 def _dataset(path, classes, size):
-    dataset = open_dataset(path, size and size[0], classes or None)
+    dataset = open_dataset(path, size, classes or None)
     count, height, width, _ = dataset.shape
     if dataset.read([0]).dtype != np.uint8:
         raise UsageError(f"{path} holds latents, not images: decode them first.")

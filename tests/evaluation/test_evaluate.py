@@ -365,6 +365,11 @@ def test_a_larger_dataset_is_averaged_down(samples, tmp_path):
         file["images"] = pictures(30, size=64)
     result = run(samples, tmp_path / "big.h5", "--features", MEANS)
     assert result.exit_code == 0 and "30 images of 16×16, averaged to 16×16" in result.output
+    with h5py.File(tmp_path / "wide.h5", "w") as file:
+        file["images"] = np.tile(pictures(30, size=64), (1, 1, 2, 1))
+    np.savez(tmp_path / "wide.npz", np.tile(pictures(30), (1, 1, 2, 1)))
+    result = run(tmp_path / "wide.npz", tmp_path / "wide.h5", "--features", MEANS)
+    assert result.exit_code == 0 and "images of 16×32, averaged to 16×32" in result.output
     np.savez(tmp_path / "big.npz", pictures(5, size=64))
     result = run(samples, tmp_path / "big.npz")
     assert result.exit_code == 2 and "bring both to one size" in result.output

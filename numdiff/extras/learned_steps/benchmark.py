@@ -24,6 +24,7 @@ from numdiff.evaluation.features import SMALLEST, RandomConv, extract
 from numdiff.evaluation.frechet import frechet_distance
 from numdiff.evaluation.sources import Features, open_source
 from numdiff.extras.learned_steps.fit import Trajectory
+from numdiff.sizes import sides
 from numdiff.training.model_files import load
 from numdiff.training.options import resolve_device
 from numdiff.training.run_folder import OPTIONS
@@ -49,14 +50,14 @@ def statistics_of(batches, count, extractor):
 
 def reference_of(model, checkpoint, data, extractor):
     """The statistics of the images that the run was trained on; None of what has none."""
-    if model.in_channels not in (1, 3) or model.image_size < SMALLEST:
+    if model.in_channels not in (1, 3) or min(sides(model.image_size)) < SMALLEST:
         return None
     options = checkpoint.parent / OPTIONS
     options = json.loads(options.read_text()) if options.exists() else {}
     source = open_source(
         data or options.get("data") or default_path(),
         None if data else options.get("classes"),
-        (model.image_size,) * 2,
+        sides(model.image_size),
     )
     return statistics_of(source.batches(BATCH_OF_FEATURES), source.count, extractor)
 
