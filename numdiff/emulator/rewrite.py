@@ -463,6 +463,14 @@ class Rewriter(ast.NodeTransformer):
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         magnitudes = getattr(node, "magnitudes", ())
         self.generic_visit(node)
+        if (
+            outside
+            and len(node.args) == 1
+            and not node.keywords
+            and not isinstance(node.args[0], ast.Starred)
+            and cast_named(outside) == "float32"
+        ):
+            return self.single(node)
         if outside and any(magnitudes) and is_function(outside):
             name = f"{node.func.id}__{len(self.variants)}"
             name = next(
@@ -476,6 +484,16 @@ class Rewriter(ast.NodeTransformer):
             self.variants[name] = node.func.id, magnitudes
             node.func = ast.copy_location(ast.Name(name, ast.Load()), node.func)
         return node
+
+    def single(self, cast):
+        """A cast to float32, for which nothing is called where the number is one: what is read of
+        an array that may be float16."""
+        self.integers.assumed[cast.func.id] = "cast", "float32"
+        kept = self.temporary()
+        number = ast.NamedExpr(ast.Name(kept, ast.Store()), cast.args[0])
+        is_single = ast.Compare(class_of(number), [ast.Is()], [ast.Name("__float32", ast.Load())])
+        cast.args[0] = ast.Name(kept, ast.Load())
+        return ast.copy_location(ast.IfExp(is_single, ast.Name(kept, ast.Load()), cast), cast)
 
     def as_literal(self, node):
         """An argument of a device function that makes arrays: marked if Numba knows it when it
