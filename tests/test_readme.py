@@ -37,7 +37,7 @@ README = PAGES["README.md"]
 LOGS = "CHANGELOG.md", "docs/log/changelog-0.1.0.md", "docs/log/kernels.md", "docs/log/presets.md"
 TOY = "leaky_relu"  # what CONTRIBUTING.md adds
 # options of every command, pytest's and mpiexec's
-OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to"}
+OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to", "--logdir", "--project"}
 
 
 def blocks(page, language):
@@ -189,7 +189,7 @@ def test_what_other_commands_name_exists(page, command):
         module = words[1].replace("numdiff_emulator", "numdiff.emulator")
         assert words[0] == "-m" and importlib.util.find_spec(module), command
     else:
-        assert program in ("pytest", "ruff", "git"), command
+        assert program in ("pytest", "ruff", "git", "tensorboard", "trackio"), command
         if program == "pytest":
             for path, _, name in (w.partition("::") for w in words if w.startswith("tests")):
                 assert (

@@ -171,19 +171,23 @@ def draw_charts(runs, live=False):
         chart.toolbar.logo = None
         chart.toolbar.autohide = True
         chart.y_range.only_visible = True
-        lines = []
+        lines, sources = [], []
         for k, run in enumerate(runs):
             curve = run["curves"].get(name)
-            source = ColumnDataSource(
-                columns_of_chart(curve) if curve else EMPTY, name=f"{name}/{k}"
+            columns = columns_of_chart(curve) if curve else EMPTY
+            sources.append(ColumnDataSource(columns, name=f"{name}/{k}"))
+            how = {"source": sources[k], "line_color": run["colour"]}
+            chart.varea(
+                "x", "low", "high", source=sources[k], fill_color=run["colour"], fill_alpha=0.2
             )
-            chart.varea("x", "low", "high", source=source, fill_color=run["colour"], fill_alpha=0.2)
-            colour = {"source": source, "line_color": run["colour"]}
             if name in SMOOTHED:
-                chart.line("x", "y", **colour, line_width=1, line_alpha=0.35)
-            lines.append(chart.line("x", "smooth", **colour, line_width=1.8))
+                chart.line("x", "y", **how, line_width=1, line_alpha=0.35)
             if curve and len(curve["x"]) == 1:  # a line of one point is not seen
-                chart.scatter("x", "y", source=source, color=run["colour"], size=6)
+                chart.scatter("x", "y", source=sources[k], color=run["colour"], size=6)
+        for source, run in zip(sources, runs, strict=True):  # over what is light of all runs
+            lines.append(
+                chart.line("x", "smooth", source=source, line_color=run["colour"], line_width=1.8)
+            )
         chart.add_tools(
             HoverTool(
                 renderers=lines,
