@@ -12,15 +12,12 @@ SHAPES
     x (B, K), weight_i (N_i, K), bias_i (N_i,), y_i (B, N_i), float32; all weights and biases views
     of one buffer
 VERSIONS
-    v1 naive: forward: a warp an output, for all samples; weight gradient: a thread an element;
-       input gradient: N cut into chunks, whose sums a second pass adds. Any K. Each product costs
-       two loads, and a warp has few in flight.
+    v1 one-by-one: the layers' own launches, of any K.
     v2 tiled: tiles in shared memory, brought by 16-byte loads that all start before the first is
        needed; 4 × 4 sums a thread; both gradients in one launch, as both need the same tile of dy.
        K and where weights begin: multiples of four.
 LAUNCH
-    256 threads a block. v1: no shared memory; forward: a block eight outputs.
-    v2: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory.
+    v2, 256 threads a block: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory.
     Backward: a block 32 outputs by 128 of K, for all samples, 42 KiB: 232 blocks for the UNet
     below, in both.
     Before the backward the gradients are copied side by side, eight layers a launch; after it the
@@ -44,6 +41,7 @@ from ...device import (
     DeviceArray,
     cuda,
     empty,
+    fill_zero,
     float32,
     int32,
     lasting,
@@ -51,15 +49,20 @@ from ...device import (
     load4,
     store4,
     upload,
+    zeros,
 )
 from ...device.common import load4_or_zeros
-from ...device.limits import FULL_MASK, WARP
+from ...device.limits import WARP
 from ..operation import Problem, Version, operation, single
 from ..reduce.trees import column_sum
-from .layer import linear_backward_reference, linear_forward_reference
+from .layer import (
+    linear_backward,
+    linear_backward_reference,
+    linear_forward,
+    linear_forward_reference,
+)
 
 BLOCK = 256  # threads
-CHUNK = 64  # outputs that one block of the input gradient's first pass adds up (v1)
 WEIGHT, BIAS, PLACE, STRIDE, COLUMNS = 0, 1, 2, 3, 4  # columns of the table, and how many there are
 SAMPLES = 32  # of a tile (v2)
 OUTPUTS, DEPTH = 16, 256  # of the forward's tile of weights
@@ -94,57 +97,6 @@ def linear_group_backward_reference(dys, x, layers, gradients, accumulate=True):
         elif not accumulate:
             dweight[...] = 0
     return dx
-
-
-# v1 -----------------------------------------------------------------------------------------------
-
-
-@cuda.jit
-def linear_group_forward_kernel_v1(x, parameters, table, y, batch, K, N):
-    lane = cuda.threadIdx.x % WARP
-    n = cuda.blockIdx.x * (BLOCK // WARP) + cuda.threadIdx.x // WARP
-    if n < N:  # the same for all lanes of a warp
-        weight, bias = table[n, WEIGHT], table[n, BIAS]
-        place, stride = table[n, PLACE], table[n, STRIDE]
-        for b in range(batch):
-            total = float32(0)
-            for k in range(lane, K, WARP):
-                total += parameters[weight + k] * x[b * K + k]
-            distance = WARP // 2
-            while distance > 0:
-                total += cuda.shfl_xor_sync(FULL_MASK, total, distance)
-                distance //= 2
-            if lane == 0:
-                y[place + b * stride] = parameters[bias] + total
-
-
-@cuda.jit
-def linear_group_weight_gradient_kernel_v1(dy, x, gradients, table, batch, K, N, accumulate):
-    i = cuda.grid(1)
-    n, k = i // K, i % K
-    if n < N:
-        place, stride = table[n, PLACE], table[n, STRIDE]
-        total = float32(0)
-        for b in range(batch):
-            total += dy[place + b * stride] * x[b * K + k]
-        at = table[n, WEIGHT] + k
-        gradients[at] = gradients[at] + total if accumulate else total
-        if k == 0:
-            total = float32(0)
-            for b in range(batch):
-                total += dy[place + b * stride]
-            gradients[table[n, BIAS]] += total
-
-
-@cuda.jit
-def linear_group_input_gradient_kernel_v1(dy, parameters, table, partial, batch, K, N):
-    """partial[chunk, b, k] = the sum over the outputs of a chunk."""
-    chunk, b = cuda.blockIdx.x, cuda.blockIdx.y
-    for k in range(cuda.threadIdx.x, K, BLOCK):
-        total = float32(0)
-        for n in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, N)):
-            total += dy[table[n, PLACE] + b * table[n, STRIDE]] * parameters[table[n, WEIGHT] + k]
-        partial[(chunk * batch + b) * K + k] = total
 
 
 # v2 -----------------------------------------------------------------------------------------------
@@ -561,7 +513,7 @@ def _backward_problem(label, **more):
         gradients=single(340),
         dys=[single(2, n) for n in SMALL],
         call=_backward_of_views,
-        versions=("naive", "tiled"),
+        versions=("one-by-one", "tiled"),
         **more,
     )
 
@@ -573,60 +525,58 @@ def _backward_problem(label, **more):
     reference=linear_group_forward_reference,
     cost=linear_group_forward_cost,
     check=_check,
-    versions=[Version("naive"), Version("tiled", fits=_lacks_vectors)],
+    versions=[Version("one-by-one"), Version("tiled", fits=_lacks_vectors)],
     problems=[
         Problem(
             "",
             x=single(2, 40),
             flat=single(340),
             call=_forward_of_views,
-            versions=("naive", "tiled"),
+            versions=("one-by-one", "tiled"),
         ),
         Problem(x=single(32, 256), flat=single(UNET), call=_forward_of_unet, measured=True),
     ],
 )
 def linear_group_forward(x, layers, version=None):
-    """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i); on a device,
-    neighbours in memory."""
+    """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i)."""
+    if version.name == "one-by-one":
+        return [linear_forward(x, weight, bias) for weight, bias in layers]
     (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
     N = sum(widths)
     buffer, table = _place(layers, B)
     y = empty((B * N,), np.float32, like=x)
-    if version.name == "tiled":
-        launch(
-            linear_group_forward_kernel_v2,
-            (-(-N // OUTPUTS), -(-B // SAMPLES)),
-            BLOCK,
-            x.reshape(-1),
-            buffer,
-            table.reshape(-1),
-            y,
-            B,
-            K,
-            N,
-            shared=FORWARD_SHARED,
-        )
-    else:
-        launch(
-            linear_group_forward_kernel_v1,
-            -(-N // (BLOCK // WARP)),
-            BLOCK,
-            x.reshape(-1),
-            buffer,
-            table,
-            y,
-            B,
-            K,
-            N,
-        )
+    launch(
+        linear_group_forward_kernel_v2,
+        (-(-N // OUTPUTS), -(-B // SAMPLES)),
+        BLOCK,
+        x.reshape(-1),
+        buffer,
+        table.reshape(-1),
+        y,
+        B,
+        K,
+        N,
+        shared=FORWARD_SHARED,
+    )
     return split(y, B, widths)
+
+
+def _one_by_one(dys, x, layers, gradients, accumulate):
+    """dx, by the backward of one layer after the other."""
+    dx = zeros(x.shape, x.dtype, like=x)
+    for dy, (weight, _), (dweight, dbias) in zip(dys, layers, gradients, strict=True):
+        if dy is not None:
+            dx = linear_backward(dy, x, weight, dweight, dbias, residual=dx, accumulate=accumulate)
+        elif not accumulate:
+            fill_zero(dweight)
+    return dx
 
 
 @operation(
     reference=linear_group_backward_reference,
     cost=linear_group_backward_cost,
     check=_check,
-    versions=[Version("naive"), Version("tiled", fits=_lacks_vectors_of_gradients)],
+    versions=[Version("one-by-one"), Version("tiled", fits=_lacks_vectors_of_gradients)],
     problems=[
         _backward_problem(""),
         _backward_problem("written", accumulate=False, fast=False),
@@ -647,57 +597,30 @@ def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=Tr
     accumulate: False: every dweight is written, whatever it held; each dbias is added to all the
     same
     """
+    if version.name == "one-by-one":
+        return _one_by_one(dys, x, layers, gradients, accumulate)
     (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
     N = sum(widths)
     dy = empty((B * N,), np.float32, like=x)
     _gather(dys, [B * width for width in widths], dy)
     buffer, table = _place(layers, B)
     target, gradient_table = _place(gradients, B)
-    if version.name == "tiled":
-        chunks = -(-N // LINES)
-        partial = empty((chunks, B * K), np.float32, like=x)
-        launch(
-            linear_group_backward_kernel_v2,
-            (chunks, -(-K // WIDTH)),
-            BLOCK,
-            dy,
-            x.reshape(-1),
-            buffer,
-            table.reshape(-1),
-            target,
-            gradient_table.reshape(-1),
-            partial.reshape(-1),
-            B,
-            K,
-            N,
-            int(accumulate),
-        )
-        return column_sum(partial).reshape(B, K)
+    chunks = -(-N // LINES)
+    partial = empty((chunks, B * K), np.float32, like=x)
     launch(
-        linear_group_weight_gradient_kernel_v1,
-        -(-N * K // BLOCK),
+        linear_group_backward_kernel_v2,
+        (chunks, -(-K // WIDTH)),
         BLOCK,
         dy,
         x.reshape(-1),
-        target,
-        gradient_table,
-        B,
-        K,
-        N,
-        int(accumulate),
-    )
-    chunks = -(-N // CHUNK)
-    partial = empty((chunks, B * K), np.float32, like=x)
-    launch(
-        linear_group_input_gradient_kernel_v1,
-        (chunks, B),
-        BLOCK,
-        dy,
         buffer,
-        table,
+        table.reshape(-1),
+        target,
+        gradient_table.reshape(-1),
         partial.reshape(-1),
         B,
         K,
         N,
+        int(accumulate),
     )
     return column_sum(partial).reshape(B, K)
