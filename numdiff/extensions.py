@@ -41,6 +41,7 @@ PLACES
     checkpoint_meta   a key of a checkpoint's description: its schema
     adapter           {setting: a module of what is trained in place of a model's weights}: attach(model, config,
                       origin) of a `Trainer`; shapes, merged and applied of files (training/model_files.py)
+    importer          a format of `numdiff data import`: a module (extras/formats/__init__.py says what it has)
     weights           a module that computes weights from a checkpoint's buffers (training/model_files.py)
     steps             a module of steps that are read from a file (diffusion/sampling.py)
 

@@ -31,6 +31,11 @@ register(
 )
 
 register(
+    "numdiff.extras.formats",
+    importer={name: name for name in ("cifar", "mnist", "tar", "unet_cu")},
+)
+
+register(
     "numdiff.extras.measure",
     command={
         "bench": (

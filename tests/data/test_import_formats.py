@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from numdiff.data.importers import import_dataset
-from numdiff.data.importers.cifar import read_pickle
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.formats.cifar import read_pickle
 from numdiff.unpickle import RefusedError
 from tests.data.sources import colours, contents, fill, png
 

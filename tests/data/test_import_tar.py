@@ -8,9 +8,11 @@ import tarfile
 import numpy as np
 import pytest
 
-from numdiff.archives import BadArchive, tar_members
-from numdiff.data.importers import import_dataset, tar
+from numdiff.archives import BadArchive
+from numdiff.data.importers import import_dataset
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.formats import tar
+from numdiff.extras.formats.tar_archive import tar_members
 from tests.data.sources import colours, contents, png
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

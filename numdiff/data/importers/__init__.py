@@ -4,12 +4,10 @@
 | source | recognised by | file |
 | --- | --- | --- |
 | folder or zip of images | being one | tree.py; labels.py and classes.py find the classes, pictures.py decodes |
-| tar of images, folder of WebDataset shards | a tar, gzip or not; .tar files in it | tar.py |
-| CIFAR-10 for Python | a tar with data_batch_1 … 5 | cifar.py |
-| MNIST idx | magic number 2051, gzip or not | arrays.py |
 | .npz, .npy | a zip of .npy files; NumPy's magic | arrays.py |
-| unet.cu .bin | magic number 20240620, gzip or not | arrays.py |
 | numdiff's HDF5 | HDF5's magic | arrays.py |
+
+Extensions add others (the place `importer` of ../../extensions.py): tars, CIFAR-10, MNIST, unet.cu's.
 
 The format of a file is recognised by its contents, not by its name. Images are converted one at a
 time. The sizes that a file announces are checked against what it can hold before memory is
@@ -24,28 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from ... import extensions
 from ...configuration import given_values
 from ...errors import NumdiffError, UsageError
 from ...outputs import check_apart
 from ..pictures import Unreadable, quiet
-from .arrays import (
-    BIN_MAGIC,
-    BIN_WEIGHTS_MAGIC,
-    IDX_IMAGES,
-    IDX_LABELS,
-    find_idx_in_folder,
-    first_bytes,
-    open_bin,
-    open_hdf5,
-    open_idx,
-    open_npy,
-    open_npz,
-)
-from .cifar import BATCHES, open_cifar_folder, open_cifar_tar
+from .arrays import first_bytes, open_hdf5, open_npy, open_npz
 from .pictures import AsTheyAre, Fitting, looks_like_picture
 from .source import ORDERS, examples
-from .tar import Tar, shards_in
-from .tree import Folder, Zip, open_tree
+from .tree import Folder, Zip, open_archive, open_tree
 from .writer import Writer
 
 KNOWN = (
@@ -239,70 +224,25 @@ def _open_source(path, labels, order, latents):
         if tree.names and all(name.endswith(".npy") for name in tree.names):
             tree.close()
             return open_npz(path, labels, latents)
-        return _closed_on_error(tree, labels, order)
+        return open_archive(tree, labels, order)
     if head.startswith(b"\x89HDF"):
         return open_hdf5(path, labels, latents)
     if head.startswith(b"\x93NUMPY"):
         return open_npy(path, labels, latents)
     content = head if unpacked is None else unpacked
-    if content[257:262] == b"ustar" or _is_old_tar(content):
-        tree = Tar(path)
-        if any(os.path.basename(name) in BATCHES for name in tree.names):
-            tree.close()
-            return open_cifar_tar(path, labels)
-        return _closed_on_error(tree, labels, order)
-    big, little = (int.from_bytes(content[:4], order) for order in ("big", "little"))
-    if big in (IDX_IMAGES, IDX_LABELS):
-        return open_idx(path, labels)
-    if little == BIN_MAGIC:
-        return open_bin(path, labels)
-    if little == BIN_WEIGHTS_MAGIC:
-        raise UsageError(
-            f"{str(path)!r} holds the weights of a model: read it with `numdiff convert`."
-        )
+    for importer in extensions.available("importer").values():
+        if source := importer.open_file(path, content, labels, order):
+            return source
     if looks_like_picture(os.path.basename(path), head[:16]):
         raise UsageError(f"{str(path)!r} is a single image: give its folder.")
     raise NumdiffError(f"{str(path)!r} is nothing that numdiff can import: give {KNOWN}.")
 
 
-def _closed_on_error(tree, labels, order):
-    try:
-        return open_tree(tree, labels, order)
-    except BaseException:
-        tree.close()
-        raise
-
-
 def _open_folder(path, labels, order):
-    names = os.listdir(path)
-    if BATCHES[0] in names:
-        return open_cifar_folder(path, labels)
-    images = find_idx_in_folder(path)
-    if images:
-        source = open_idx(images, labels)
-        source.notes.append(f"The images are those of {os.path.basename(images)}.")
-        return source
-    if (shards := shards_in(path, names)) and not _has_others(path, names):
-        return _closed_on_error(Tar(path, shards), labels, order)
+    for importer in extensions.available("importer").values():
+        if source := importer.open_folder(path, os.listdir(path), labels, order):
+            return source
     return open_tree(Folder(path), labels, order)
-
-
-def _has_others(path, names):
-    """Whether a folder of tars holds folders or pictures, too, which are then what is meant."""
-    return any(
-        looks_like_picture(name, b"") or os.path.isdir(os.path.join(path, name)) for name in names
-    )
-
-
-def _is_old_tar(head):
-    """A tar without a `ustar` mark: 512 bytes whose checksum, at byte 148, is right."""
-    if len(head) < 512:
-        return False
-    try:
-        stored = int(head[148:156].strip(b" \0") or b"-1", 8)
-    except ValueError:
-        return False
-    return stored == sum(head[:148]) + 8 * 32 + sum(head[156:512])
 
 
 def _finished(items, fitting, parallel):

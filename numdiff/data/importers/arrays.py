@@ -1,5 +1,4 @@
-"""Images that come as one array: MNIST's idx, .npz and .npy, unet.cu's .bin, and numdiff's own
-HDF5.
+"""Images that come as one array: .npz and .npy, and numdiff's own HDF5.
 
 Arrays of integers are pixels. Arrays of floats are pixels or latents: see `_range_of`.
 """
@@ -7,7 +6,6 @@ Arrays of integers are pixels. Arrays of floats are pixels or latents: see `_ran
 import contextlib
 import math
 import os
-import struct
 
 import numpy as np
 
@@ -22,7 +20,6 @@ from .source import (
     MAXIMUM_IMAGES,
     Item,
     Source,
-    announced,
     damage_named,
     damaged,
     no_labels_file,
@@ -30,13 +27,9 @@ from .source import (
     read_exactly,
 )
 
-# big-endian magic numbers: unsigned bytes in three dimensions, and in one
-IDX_IMAGES, IDX_LABELS = 2051, 2049
-BIN_MAGIC, BIN_WEIGHTS_MAGIC = 20240620, 12345678  # unet.cu's images, and its weights
 MAXIMUM_LATENT_BYTES = 1 << 22  # of one: 256×256×16, 64 of which are stored together
 MAXIMUM_COLUMNS_FIRST = 1 << 30  # bytes of an array that must be read as a whole
 MAXIMUM_NAMES_BYTES = 64 << 20  # of the names of the classes
-IDX_HEADER_BYTES, BIN_HEADER_BYTES = 4 * 4, 256 * 4
 # arr_0/arr_1 as guided-diffusion writes, x_train as Keras
 NPZ_IMAGES = ("images", "arr_0", "x_train", "x", "data")
 NPZ_LABELS = ("labels", "arr_1", "y_train", "y", "targets")
@@ -59,18 +52,6 @@ def rows_per_block(row_bytes):
     return max(1, BLOCK_BYTES // max(1, row_bytes))
 
 
-def row_blocks(path, header_bytes, count, row_bytes):
-    """The bytes after the header of a file, plain or gzip, a whole number of rows at a time."""
-    with open_stream(path) as stream:
-        read_exactly(stream, header_bytes, path)
-        for start in range(0, count, rows_per_block(row_bytes)):
-            yield read_exactly(
-                stream, min(rows_per_block(row_bytes), count - start) * row_bytes, path
-            )
-        with damage_named(path):
-            stream.read(1)  # at its end, gzip compares its checksum
-
-
 def checked_size(count, shape, itemsize, path):
     """Bytes of one image of this shape; refuses values that only a damaged header can have."""
     nbytes = math.prod(shape) * itemsize
@@ -84,102 +65,6 @@ def checked_size(count, shape, itemsize, path):
             "split it."
         )
     return nbytes
-
-
-# MNIST: idx, plain or gzip ------------------------------------------------------------------------
-
-
-def open_idx(path, labels):
-    """Images of an idx file, with the labels of its labels file."""
-    no_labels_file(path, labels)
-    with open_stream(path) as stream:
-        # whose header is shorter
-        if int.from_bytes(read_exactly(stream, 4, path), "big") == IDX_LABELS:
-            raise UsageError(
-                f"{str(path)!r} holds labels: give the images file; labels are read from its folder."
-            )
-        count, height, width = struct.unpack(
-            ">3I", read_exactly(stream, IDX_HEADER_BYTES - 4, path)
-        )
-    row_bytes = checked_size(count, (height, width), 1, path)
-    announced(path, IDX_HEADER_BYTES + count * row_bytes)
-    label_file = None if labels == "none" else idx_labels_path(path)
-    classes, numbers, order, notes = None, None, "", []
-    if label_file:
-        classes, numbers, order, _ = number_labels(read_idx_labels(label_file, count, path))
-    elif labels == "auto":
-        notes.append("No labels file was found in its folder, so the images have no classes.")
-
-    def blocks():
-        for data in row_blocks(path, IDX_HEADER_BYTES, count, row_bytes):
-            yield np.frombuffer(data, np.uint8).reshape(-1, height, width, 1)
-
-    return Source("MNIST idx file", items_of(blocks(), numbers), count, classes, order, notes=notes)
-
-
-def idx_labels_path(path):
-    """The labels file that belongs to an images file (train-images-idx3-ubyte.gz:
-    train-labels-idx1-ubyte.gz), or None."""
-    folder, name = os.path.split(path)
-    if "images" not in name:
-        return None
-    stem = name[:-3] if name.endswith(".gz") else name
-    stem = stem.replace("images", "labels").replace("idx3", "idx1")
-    for candidate in (stem + ".gz", stem) if name.endswith(".gz") else (stem, stem + ".gz"):
-        if os.path.isfile(os.path.join(folder, candidate)):
-            return os.path.join(folder, candidate)
-    return None
-
-
-def read_idx_labels(path, count, images_path):
-    with open_stream(path) as stream:
-        magic, found = struct.unpack(">2I", read_exactly(stream, 8, path))
-        if magic != IDX_LABELS:
-            raise damaged(path, f"its magic number is {magic}, and that of idx labels {IDX_LABELS}")
-        if found != count:
-            raise NumdiffError(
-                f"{str(path)!r} has {found} labels and {str(images_path)!r} has {count} images: "
-                "use two files that belong together, or --labels none."
-            )
-        return np.frombuffer(read_exactly(stream, count, path), np.uint8)
-
-
-def find_idx_in_folder(path):
-    """The training images of an MNIST folder (else any idx images file in it), or None."""
-    found = [
-        name
-        for name in sorted(os.listdir(path))
-        if "images" in name and "idx3" in name and os.path.isfile(os.path.join(path, name))
-    ]
-    found.sort(key=lambda name: "train" not in name)  # stable: train before t10k
-    return os.path.join(path, found[0]) if found else None
-
-
-# unet.cu: .bin ------------------------------------------------------------------------------------
-
-
-def open_bin(path, labels):
-    """Images of unet.cu: header int32[256] {20240620, count, 3, height, width}, float32 (count, 3,
-    H, W) in [-1, 1]."""
-    no_labels_file(path, labels)
-    with open_stream(path) as stream:
-        header = np.frombuffer(read_exactly(stream, BIN_HEADER_BYTES, path), "<i4")
-    count, channels, height, width = (int(n) for n in header[1:5])
-    row_bytes = checked_size(count, (channels, height, width), 4, path)
-    if channels not in (1, 3):
-        raise damaged(path, f"its header speaks of {channels} channels")
-    announced(path, BIN_HEADER_BYTES + count * row_bytes)
-
-    def blocks():
-        for data in row_blocks(path, BIN_HEADER_BYTES, count, row_bytes):
-            values = np.frombuffer(data, "<f4")
-            if not (np.abs(values) <= 1.001).all():  # also false for NaN
-                raise NumdiffError(
-                    f"{str(path)!r} has values outside of [-1, 1]: scale its images as x / 127.5 - 1."
-                )
-            yield to_bytes(values.reshape(-1, channels, height, width).transpose(0, 2, 3, 1), -1, 1)
-
-    return Source("unet.cu file", items_of(blocks(), None), count)
 
 
 def to_bytes(values, low, high):

@@ -447,3 +447,12 @@ def _read_text(path, opener, size=None):
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text: save it as UTF-8.") from None
+
+
+def open_archive(tree, labels, order):
+    """As `open_tree`; the archive is closed where that fails."""
+    try:
+        return open_tree(tree, labels, order)
+    except BaseException:
+        tree.close()
+        raise

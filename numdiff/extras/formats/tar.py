@@ -13,18 +13,58 @@ import tempfile
 import threading
 
 from ... import schema
-from ...archives import BadArchive, TooMuch, tar_members
+from ...archives import BadArchive, TooMuch
+from ...data.importers.classes import number_classes
+from ...data.importers.pictures import looks_like_picture
+from ...data.importers.source import damage_named, examples, open_stream
+from ...data.importers.tree import Archive, open_archive
 from ...errors import UsageError
 from ...files import open_regular
-from .classes import number_classes
-from .source import damage_named, examples, open_stream
-from .tree import Archive
+from .cifar import BATCHES, open_cifar_tar
+from .tar_archive import tar_members
 
 # a gzip of pictures, which are packed already, has no more
 MOST_UNPACKED, MOST_RATIO, FREE = 64 << 30, 100, 64 << 20
 LABEL_BYTES = 1 << 16  # of a .cls or .json
 PIECE = 1 << 20
 LABELS = "cls", "label"  # keys of a .json
+
+
+def open_file(path, content, labels, order):
+    """The `Source` of a tar; None for another file."""
+    if content[257:262] != b"ustar" and not _is_old_tar(content):
+        return None
+    tree = Tar(path)
+    if any(os.path.basename(name) in BATCHES for name in tree.names):
+        tree.close()
+        return open_cifar_tar(path, labels)
+    return open_archive(tree, labels, order)
+
+
+def open_folder(path, names, labels, order):
+    """That of a folder of shards; None for another."""
+    shards = shards_in(path, names)
+    if not shards or _has_others(path, names):
+        return None
+    return open_archive(Tar(path, shards), labels, order)
+
+
+def _has_others(path, names):
+    """Whether a folder of tars holds folders or pictures, too, which are then what is meant."""
+    return any(
+        looks_like_picture(name, b"") or os.path.isdir(os.path.join(path, name)) for name in names
+    )
+
+
+def _is_old_tar(head):
+    """A tar without a `ustar` mark: 512 bytes whose checksum, at byte 148, is right."""
+    if len(head) < 512:
+        return False
+    try:
+        stored = int(head[148:156].strip(b" \0") or b"-1", 8)
+    except ValueError:
+        return False
+    return stored == sum(head[:148]) + 8 * 32 + sum(head[156:512])
 
 
 class Tar(Archive):

@@ -1,7 +1,7 @@
 """CIFAR-10 as its authors give it: cifar-10-python.tar.gz, five pickles of training images.
 
 A pickle is a program: reading one with Python's own reader can run any command. These are read by
-../../unpickle.py. It knows the few names that an array, a list and a dictionary need, has a
+numdiff/unpickle.py. It knows the few names that an array, a list and a dictionary need, has a
 harmless stand-in for each, and refuses every other name. No function of the pickle's choice is ever
 called.
 """
@@ -12,11 +12,19 @@ import os
 import numpy as np
 
 from ... import unpickle
-from ...archives import TooMuch, tar_files
+from ...archives import TooMuch
+from ...data.importers.arrays import items_of
+from ...data.importers.source import (
+    Source,
+    damage_named,
+    damaged,
+    no_labels_file,
+    open_stream,
+    read_exactly,
+)
 from ...errors import NumdiffError
 from ...unpickle import RefusedError
-from .arrays import items_of
-from .source import Source, damage_named, damaged, no_labels_file, open_stream, read_exactly
+from .tar_archive import tar_files
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 META = "batches.meta"
@@ -78,6 +86,15 @@ def read_pickle(data):
     """The contents of a pickle of numbers, strings, lists, dictionaries and arrays; `RefusedError`
     if it asks for more."""
     return unpickle.read_pickle(io.BytesIO(data), NAMES)
+
+
+def open_file(path, content, labels, order):
+    """None: tar.py opens the archive, and sees whether CIFAR-10 is in it."""
+
+
+def open_folder(path, names, labels, order):
+    """The `Source` of a folder with the batches; None for another."""
+    return open_cifar_folder(path, labels) if BATCHES[0] in names else None
 
 
 def open_cifar_tar(path, labels):
