@@ -16,6 +16,7 @@ A sum, difference or product of signed integers that leaves 64 bits wraps around
 it undefined.
 """
 
+import math
 import operator
 
 import numpy as np
@@ -343,7 +344,10 @@ def power(a, b):
         if kind in "lu":
             return _integer_power(convert(a, kind), int(b), kind)
     to = CLASS[kind]
-    return to(np.power(to(a), to(b)))
+    a, b = to(a), to(b)
+    if b == 0.5:  # NumPy takes the square root, which differs for -0.0 and -infinity
+        a = to(math.inf) if a == -math.inf else a + to(0)
+    return to(np.power(a, b))
 
 
 def _integer_power(a, b, kind):

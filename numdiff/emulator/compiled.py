@@ -7,7 +7,33 @@ Only what the driver would do is replaced: the device and its context, the loadi
 its launch.
 """
 
+import contextlib
 import sys
+
+from .faults import Unsupported
+from .namespace import Namespace
+
+# Methods of kernels that say what the compiler made of them.
+OF_THE_COMPILER = (
+    "inspect_llvm",
+    "inspect_asm",
+    "inspect_sass",
+    "inspect_sass_cfg",
+    "inspect_lto_ptx",
+    "get_regs_per_thread",
+    "get_const_mem_size",
+    "get_shared_mem_per_block",
+    "get_local_mem_per_thread",
+)
+
+
+def refused_without_compiler(name):
+    def refuse(kernel, *signature):
+        raise Unsupported(
+            f"{name} is about what Numba has compiled: enter {__package__}.device(compile=True)."
+        )
+
+    return refuse
 
 
 class Compiled:
@@ -80,6 +106,8 @@ def patch_context(module, context, patch):
     runtime = getattr(devices, "_runtime", None)
     if runtime is not None:
         patch(runtime, "get_or_create_context", lambda number=None: context)
+        if hasattr(runtime, "ensure_context"):
+            patch(runtime, "ensure_context", lambda: contextlib.nullcontext(context))
     allocator = getattr(
         sys.modules.get(f"{module.__name__}.memory_management.nrt"), "_Runtime", None
     )
@@ -113,3 +141,15 @@ def max_cooperative_blocks(kernel, blockdim, dynsmemsize=0):
     for n in blockdim if isinstance(blockdim, tuple) else (blockdim,):
         threads *= n
     return 2 * (2048 // threads)
+
+
+def overload_of(kernel):
+    """What is known of a kernel that Numba would have compiled."""
+    return Namespace(
+        "a kernel's overload",
+        {
+            "max_cooperative_grid_blocks": lambda *sizes, **named: max_cooperative_blocks(
+                kernel, *sizes, **named
+            )
+        },
+    )

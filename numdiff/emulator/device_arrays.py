@@ -199,6 +199,12 @@ class EmulatedArray:
         """Views of `section` elements each."""
         return (self[start : start + section] for start in range(0, self.size, section))
 
+    def bind(self, stream=0):
+        return self
+
+    def get_ipc_handle(self):
+        raise Unsupported("the emulator does not share arrays with other processes")
+
     def __len__(self):
         return self.shape[0]
 
@@ -262,3 +268,10 @@ class EmulatedArray:
 
     def __repr__(self):
         return f"EmulatedArray(shape={self.shape}, dtype={self.dtype})"
+
+
+def device_memset(dst, val, size, stream=0):
+    """Set the first `size` bytes of an array on the device."""
+    first = dst.offset
+    dst.memory.bytes[first : first + size] = val
+    dst.memory.mark_written(first, first + size)

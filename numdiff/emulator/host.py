@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib.util
 import itertools
+import operator
 import sys
 import weakref
 from typing import NamedTuple
@@ -18,8 +19,14 @@ import numpy as np
 
 from . import stand_in
 from .arguments import why_refused
-from .compiled import max_cooperative_blocks, patch_compiler, patch_context
-from .device_arrays import EmulatedArray, from_interface, on_device
+from .compiled import (
+    OF_THE_COMPILER,
+    overload_of,
+    patch_compiler,
+    patch_context,
+    refused_without_compiler,
+)
+from .device_arrays import EmulatedArray, device_memset, from_interface, on_device
 from .faults import LaunchRefused, Unsupported
 from .film import WARPS, Film
 from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
@@ -35,6 +42,10 @@ class Launcher:
 
     def __init__(self, machine, kernel, grid, block, stream=0, shared=0):
         self._arguments = machine, kernel, grid, block, shared
+
+    def __reduce__(self):
+        _, kernel, grid, block, shared = self._arguments
+        return operator.getitem, (kernel, (grid, block, 0, shared))
 
     def __call__(self, *arguments, **named):
         machine, kernel, grid, block, shared = self._arguments
@@ -87,15 +98,10 @@ class EmulatedKernel:
     def overloads(self):
         """{types of the arguments: what is known of the kernel that Numba would have compiled for
         them}"""
-        known = Namespace(
-            "a kernel's overload",
-            {
-                "max_cooperative_grid_blocks": lambda *sizes, **named: max_cooperative_blocks(
-                    self, *sizes, **named
-                )
-            },
-        )
-        return {tuple(types): known for types, _ in self.signatures_given}
+        return {tuple(types): overload_of(self) for types, _ in self.signatures_given}
+
+    def compile(self, signature):
+        return overload_of(self)
 
     def forall(self, count, tpb=128, stream=0, sharedmem=0):
         return for_all(self._machine, self, count, tpb, stream, sharedmem)
@@ -105,6 +111,11 @@ class EmulatedKernel:
 
     def specialize(self, *arguments):
         return self
+
+    def __getattr__(self, name):
+        if name in OF_THE_COMPILER:
+            return functools.partial(refused_without_compiler(name), self)
+        raise AttributeError(f"{self.__name__} has no {name}")
 
     # a device function, called from the host by mistake or from a test
     def __call__(self, *arguments):
@@ -347,9 +358,14 @@ def _replacements(machine, module):
     def nothing(*arrays, stream=0):
         yield
 
+    @contextlib.contextmanager
+    def mapped(*arrays, stream=0):
+        yield arrays if len(arrays) > 1 else arrays[0]
+
     return {
         **{name: missing(f"cuda.{name}") for name in _NEED_A_GPU},
         "pinned": nothing,
+        "mapped": mapped,
         "defer_cleanup": nothing,
         "reduce": lambda function: Reduce(machine, function),
         "Reduce": lambda function: Reduce(machine, function),
@@ -445,7 +461,8 @@ _SEEN = weakref.WeakKeyDictionary()
 def _imported_by_name(ids):
     """(module, name, original) of functions of Numba that other modules have imported by their
     names."""
-    for module in list(sys.modules.values()):
+    # a module may be there under two names
+    for module in {id(m): m for m in list(sys.modules.values())}.values():
         names = getattr(module, "__dict__", None)
         if (
             names is None
@@ -533,6 +550,9 @@ def device(
         ]
         if module.__name__ != MLIR:
             numba = sys.modules["numba"]
+            driver = sys.modules.get(f"{module.__name__}.cudadrv.driver")
+            if hasattr(driver, "device_memset"):
+                news.append((driver, "device_memset", device_memset))
             news += [
                 (numba, name, _for_other_targets(numba, name, here))
                 for name, here in (
@@ -560,6 +580,10 @@ def device(
                 lambda kernel, configuration: configured(machine, kernel, configuration),
             )
             patch(dispatcher, "specialize", lambda kernel, *arguments: kernel)
+            patch(dispatcher, "compile", lambda kernel, signature: overload_of(kernel))
+            for name in OF_THE_COMPILER:
+                if hasattr(dispatcher, name):
+                    patch(dispatcher, name, refused_without_compiler(name))
             patch(
                 dispatcher,
                 "configure",

@@ -6,15 +6,18 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 from numba import cuda, guvectorize, vectorize
 from numba.cuda import device_array as made_on_device
 from numba.cuda import to_device
+from numba.cuda.cudadrv import driver
+from numba.cuda.cudadrv.driver import device_memset
 
 from numdiff import emulator
-from numdiff.emulator import EmulatedArray, KernelFault
+from numdiff.emulator import EmulatedArray, KernelFault, Unsupported
 from numdiff.emulator.tensor_map import tensor_map
 from tests.conftest import exhaustive
 
@@ -40,6 +43,17 @@ def test_functions_imported_by_name_come_to_the_emulator():
         double[1, 4](x)
         assert x.copy_to_host().tolist() == [2, 2, 2]
     assert to_device is original and cuda.to_device is original
+
+
+def test_names_in_a_module_of_two_names_are_replaced_in_each_context(monkeypatch):
+    module = types.ModuleType("of_two_names")
+    module.to_device = original = cuda.to_device
+    monkeypatch.setitem(sys.modules, "of_two_names", module)
+    monkeypatch.setitem(sys.modules, "of_two_names_again", module)
+    for _ in range(3):
+        with emulator.device():
+            assert module.to_device is cuda.to_device is not original
+        assert module.to_device is original
 
 
 def test_an_emulator_that_is_installed():
@@ -174,6 +188,43 @@ def test_programs_ask_whether_an_array_is_on_the_device():
             assert isinstance(array, cuda.devicearray.DeviceNDArray)
             assert isinstance(array, emulator.EmulatedArray)
         assert not isinstance(np.zeros(3), DeviceNDArray)
+
+
+@cuda.jit
+def add_one(x):
+    if cuda.grid(1) < x.size:
+        x[cuda.grid(1)] += 1
+
+
+def test_what_programs_do_with_memory_and_kernels(gpu):
+    x = np.zeros(4, np.float32)
+    with cuda.mapped(x) as mapped:
+        add_one[1, 4](mapped)
+    with cuda.mapped(x, np.ones(2)) as (mapped, _):
+        add_one[1, 4](mapped)
+    assert x.tolist() == [2] * 4
+    d = cuda.to_device(x)
+    assert d.bind(cuda.stream()) is d
+    device_memset(d[1:], 0, 8)  # imported by name
+    assert d.copy_to_host().tolist() == [2, 0, 0, 2]
+    driver.device_memset(d, 0, d.nbytes)
+    assert not d.copy_to_host().any()
+    cuda.require_context(lambda: add_one[1, 4](d))()
+    pickle.loads(pickle.dumps(add_one[1, 4]))(d)
+    assert d.copy_to_host().tolist() == [2] * 4
+    with pytest.raises(Unsupported, match="does not share arrays"):
+        d.get_ipc_handle()
+
+
+def test_what_the_compiler_says_of_a_kernel_needs_the_compiler(gpu):
+    compiled_here = cuda.jit("void(float32[:])")(add_one.py_func)
+    for kernel in add_one, compiled_here:
+        kernel.compile("void(float32[:])")
+        for name in "inspect_asm", "inspect_llvm", "get_regs_per_thread":
+            with pytest.raises(Unsupported, match=f"{name} .* enter .*device.compile=True."):
+                getattr(kernel, name)()
+    with pytest.raises(AttributeError, match="add_one has no nothing"):
+        compiled_here.nothing  # noqa: B018
 
 
 class Doubled:
