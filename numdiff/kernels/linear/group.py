@@ -525,7 +525,7 @@ def _backward_problem(label, **more):
     reference=linear_group_forward_reference,
     cost=linear_group_forward_cost,
     check=_check,
-    versions=[Version("one-by-one"), Version("tiled", fits=_lacks_vectors)],
+    versions=[Version("one-by-one", measured=False), Version("tiled", fits=_lacks_vectors)],
     problems=[
         Problem(
             "",
@@ -576,7 +576,10 @@ def _one_by_one(dys, x, layers, gradients, accumulate):
     reference=linear_group_backward_reference,
     cost=linear_group_backward_cost,
     check=_check,
-    versions=[Version("one-by-one"), Version("tiled", fits=_lacks_vectors_of_gradients)],
+    versions=[
+        Version("one-by-one", measured=False),
+        Version("tiled", fits=_lacks_vectors_of_gradients),
+    ],
     problems=[
         _backward_problem(""),
         _backward_problem("written", accumulate=False, fast=False),
