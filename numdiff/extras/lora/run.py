@@ -39,7 +39,7 @@ class LoraRun(RunExtension):
         return f"; of the adapters alone, of rank {self.options.lora}"
 
     def every(self):
-        return self.options.checkpoint_every
+        return self.options.checkpoint_every or self.options.steps
 
     def store(self, run_dir, trainer, averages, meta):
         """Write the averaged adapters, without moments, as adapter.h5."""

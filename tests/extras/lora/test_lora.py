@@ -20,7 +20,10 @@ from numdiff.training.price import foreseen_peak
 from numdiff.training.run import train
 from numdiff.training.sampling import sample_command
 from numdiff_cli.main import main
-from tests.conftest import exhaustive
+from tests.conftest import exhaustive, needs
+from tests.distributed.test_distributed import check_done, job, main_of
+from tests.distributed.test_distributed import run as mpi_run
+from tests.forked import forked
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -173,6 +176,47 @@ def test_half_precision_forms_the_merged_weights(folder):
             assert parameters.base.parameters[name].data is None  # no float32 is left
     x = Tensor(np.zeros((1, 8, 8, 3), np.float32))
     assert np.isfinite(trainer.model(x, np.zeros(1, np.int32), np.zeros(1, np.int32)).data).all()
+
+
+@exhaustive
+@BLOCKS
+def test_float16_has_the_gradients_of_float32(folder, block):
+    """In the emulator, to the rounding of float16."""
+    write_base("base.h5", **block)
+    found = []
+    for where, precision in (("cpu", "fp32"), ("emulator", "fp16")):
+        trainer = make("base.h5", where, block=block, batch=2, lora=8, precision=precision)
+        parameters, rng = trainer.model.parameters, np.random.default_rng(1)
+        values = parameters.arrays(parameters.data)
+        noise = {n: 0.1 * rng.standard_normal(a.shape) for n, a in values.items() if "lora_B" in n}
+        parameters.load_flat(parameters.flatten({**values, **noise}))
+        losses(trainer, 1)
+        scale = 2.0**16 if precision == "fp16" else 1
+        found.append({name: array / scale for name, array in trainer.model.gradients().items()})
+    for name, gradient in found[0].items():
+        assert np.abs(found[1][name] - gradient).max() < 4e-3 * np.abs(gradient).max(), name
+
+
+@needs("mpi")
+@exhaustive
+@pytest.mark.slow
+def test_two_ranks_train_as_one(folder):
+    """Each has half of the batch; the adapters are the same but for rounding."""
+    write_base("base.h5")
+    given = (
+        "--init base.h5 --lora 4 --batch 4 --steps 3 --sample-count 0 --checkpoint-every 3 --device cpu "
+        "--size 8 --no-flip --preset tiny"
+    ).split()
+    made = []
+    for ranks in (1, 2):
+        check_done(
+            mpi_run(
+                job(ranks, *main_of(forked()), "train", "dit", *given, "--outdir", f"of{ranks}")
+            )
+        )
+        (run,) = pathlib.Path(f"of{ranks}").iterdir()
+        made.append(load_checkpoint(run / "adapter.h5")[0]["parameters"])
+    assert np.abs(made[0] - made[1]).max() < 1e-4 * np.abs(made[0]).max()
 
 
 @exhaustive
