@@ -159,9 +159,10 @@ ORDER = (
 
 def explain_uncoalesced(line, figures, why):
     takes, would = figures.sectors / figures.requests, figures.ideal_sectors / figures.requests
+    both = figures.reads["global"] and figures.writes["global"]  # one of them may be coalesced
     return (
-        f"Right, but not coalesced: in line {line} a warp's access takes {takes:.3g} transactions, and {would:.3g} "
-        f"would do. {why or NEIGHBOURS}"
+        f"Right, but not coalesced: in line {line} a warp's access takes {takes:.3g} transactions"
+        f"{' on average' if both else ''}, and {would:.3g} would do. {why or NEIGHBOURS}"
     )
 
 
