@@ -79,7 +79,7 @@ MEASUREMENTS = (
     "benchmark.ladder.bench_ladder",
     "benchmark.profile.profile_step",
     "benchmark.tune.tune",
-    "evaluation.quality.bench_quality",
+    "extras.measure.time_to_quality.bench_quality",
     "kernels.check.check_operations",
 )
 WITH = {  # what a command needs besides, to come to an end soon

@@ -101,7 +101,12 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
 
     from numdiff.data.dataset import default_path
     from numdiff.distributed.communicator import current
-    from numdiff.evaluation.quality import (
+    from numdiff.files import write_json
+    from numdiff.training.options import resolve
+    from numdiff.training.picture_record import lines_of
+    from numdiff.training.report import save_png
+
+    from .time_to_quality import (
         SAMPLE_STEPS,
         SAMPLER,
         TARGETS,
@@ -113,10 +118,6 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         revision,
         rules_broken,
     )
-    from numdiff.files import write_json
-    from numdiff.training.options import resolve
-    from numdiff.training.picture_record import lines_of
-    from numdiff.training.report import save_png
 
     if given.get("data") is None:
         given["data"] = default_path()  # named: all its classes, of which the presets choose a few

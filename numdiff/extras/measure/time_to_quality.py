@@ -20,26 +20,26 @@ import time
 
 import numpy as np
 
-from .. import __version__
-from ..data.dataset import default_path
-from ..device import download, synchronize
-from ..distributed.communicator import connect
-from ..errors import NumdiffError, UsageError
-from ..progress import doing
-from ..sizes import sides
-from ..training.autoencoders import array_hash
-from ..training.build import build_model, build_trainer, open_data
-from ..training.compiling import compiling
-from ..training.loop import quiet_overflows
-from ..training.picture_record import class_counts
-from ..training.plan import plan_run
-from ..training.previews import Previews, draws, sample_grid
-from ..training.trainer import NonFiniteError
-from .features import SMALLEST, RandomConv, extract
-from .frechet import frechet_distance
-from .precision_recall import precision_recall
-from .sampled_labels import in_proportion
-from .sources import Features, open_source
+from ... import __version__
+from ...data.dataset import default_path
+from ...device import download, synchronize
+from ...distributed.communicator import connect
+from ...errors import NumdiffError, UsageError
+from ...evaluation.features import SMALLEST, RandomConv, extract
+from ...evaluation.frechet import frechet_distance
+from ...evaluation.precision_recall import precision_recall
+from ...evaluation.sampled_labels import in_proportion
+from ...evaluation.sources import Features, open_source
+from ...progress import doing
+from ...sizes import sides
+from ...training.autoencoders import array_hash
+from ...training.build import build_model, build_trainer, open_data
+from ...training.compiling import compiling
+from ...training.loop import quiet_overflows
+from ...training.picture_record import class_counts
+from ...training.plan import plan_run
+from ...training.previews import Previews, draws, sample_grid
+from ...training.trainer import NonFiniteError
 
 TARGETS = 0.30, 0.15, 0.08  # spatial Fréchet distances
 FIRST_SEED = 10_000  # of the samples: those of a run's own grids are other ones
@@ -360,7 +360,7 @@ def leaderboard_row(record, commit, command):
 
 def revision():
     """The commit of the code, or the version where it is installed without one."""
-    folder = pathlib.Path(__file__).parents[2]
+    folder = pathlib.Path(__file__).parents[3]
     # git would look above it, where a repository may name programs to run
     if not (folder / ".git").exists():
         return __version__
@@ -380,7 +380,7 @@ def revision():
 def draw(path, record, title, command):
     """The curve: spatial Fréchet distance against seconds, and the targets. command: the words that
     measure it again."""
-    from ..plots import curves
+    from ...plots import curves
 
     points = record["points"]
     seconds = [point["seconds"] for point in points]

@@ -13,7 +13,7 @@ from PIL import Image
 import numdiff
 from numdiff.data.dataset import Dataset, default_path
 from numdiff.errors import UsageError
-from numdiff.evaluation.quality import (
+from numdiff.extras.measure.time_to_quality import (
     SAMPLES,
     check_targets,
     conclusion,
@@ -46,7 +46,7 @@ def test_targets_reached_and_not(tmp_path, monkeypatch):
     assert noise.exit_code == 0 and "target 1000: not reached in 2 steps" in noise.output
     assert "reaches 1000, which does not count: recall is below 0.5" in noise.output
     # of noise, which is what so short a run draws
-    monkeypatch.setattr("numdiff.evaluation.quality.RECALL", 0.0)
+    monkeypatch.setattr("numdiff.extras.measure.time_to_quality.RECALL", 0.0)
     record = tmp_path / "quality.json"
     result = run(
         "--steps",
@@ -206,9 +206,10 @@ def test_no_repository_above_numdiff_is_asked(tmp_path, monkeypatch):
     downloaded."""
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(
-        "numdiff.evaluation.quality.__file__", str(tmp_path / "env" / "numdiff" / "data" / "q.py")
+        "numdiff.extras.measure.time_to_quality.__file__",
+        str(tmp_path / "env" / "numdiff" / "a" / "b" / "q.py"),
     )
-    monkeypatch.setattr("numdiff.evaluation.quality.subprocess.run", None)
+    monkeypatch.setattr("numdiff.extras.measure.time_to_quality.subprocess.run", None)
     assert revision() == numdiff.__version__
 
 
