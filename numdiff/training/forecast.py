@@ -12,7 +12,7 @@ and all settings that change them. The seconds to the end are
 
 where `first` is what the first steps, the first grid and the first measurement take longer than
 others, as they load what the cache has. A model's first run compiles for it, too, which later runs
-need not: its `first` is not stored.
+need not: its `first` is not stored, nor is its memory on a CPU, which holds the compiler.
 
 MEMORY. Of a GPU the arrays there; of a CPU the whole process, as the system reports its peak.
 Without a measurement it is the planner's (price.py).
@@ -139,6 +139,8 @@ class Clock:
                 path, known = own_folder(folder()) / f"{self.key}.json", read_measured(self.key)
                 if known is None:  # what this run compiled is in the cache for the next one
                     record["first"] = 0.0
+                    if self.peak_bytes is peak_memory:  # it holds the compiler
+                        del record["memory"]
                 write_own(path, json.dumps({**(known or {}), **record}).encode())
 
 
@@ -235,7 +237,8 @@ class Plan:
         """(the line of the run from `step` on, whether it is measured)."""
         record = read_measured(self.key)
         if record is not None:
-            return self.line(record, "measured in a run before", step, record.get("memory")), True
+            memory = record.get("memory") or self.memory
+            return self.line(record, "measured in a run before", step, memory), True
         record = estimated(self.options, self.flops / self.ranks, self.backend)
         return self.line(record, "estimated from its arithmetic", step, self.memory), False
 

@@ -24,6 +24,7 @@ import errno
 import http.server
 import ipaddress
 import json
+import re
 import socket
 import sys
 import threading
@@ -34,6 +35,7 @@ from ...errors import NumdiffError, printable
 
 CONNECTIONS = 64
 TIMEOUT = 20  # seconds
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]+)(:[0-9]{1,5})?")
 BODY = 1 << 16  # bytes of a request's body, at most
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -102,7 +104,7 @@ class Server(http.server.ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), Handler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise NumdiffError(why_not_bound(host, port, error)) from error
 
     def server_bind(self):  # the standard one looks up a name, which may take seconds
@@ -287,6 +289,8 @@ def check_host(hosts, bound):
 
 def split_host(text):
     """The host of host:port, without brackets; None if it is not of that form."""
+    if not HOST.fullmatch(text):
+        return None
     try:
         parts = urllib.parse.urlsplit(f"//{text}")
         parts.port  # noqa: B018 (raises a ValueError)
@@ -315,6 +319,8 @@ def check_origin(headers, command):
 
 def why_not_bound(host, port, error):
     """The sentence for an address on which the server cannot listen."""
+    if isinstance(error, OverflowError):
+        return f"port {port} does not exist: give a --port from 0 to 65535."
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is in use: end the program that has it, or give another --port (0 takes a free one)."
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -90,6 +90,9 @@ def echo_routes():
         ("a@localhost", "127.0.0.1", False),
         ("localhost/x", "127.0.0.1", False),
         ("localhost:x", "127.0.0.1", False),
+        ("[::1].evil.com", "127.0.0.1", False),
+        ("[::1]x:80", "127.0.0.1", False),
+        ("127.0.0.1:80:80", "127.0.0.1", False),
     ],
 )
 def test_hosts(host, bound, allowed):
@@ -187,6 +190,8 @@ def test_a_busy_port_is_one_sentence(serve):
         Server({}, "203.0.113.1")
     with pytest.raises(NumdiffError, match="give an address of this machine"):
         Server({}, "no such host")
+    with pytest.raises(NumdiffError, match="port 70000 does not exist: give a --port from 0"):
+        Server({}, port=70000)
 
 
 def test_connections_are_bounded(serve, monkeypatch):
