@@ -40,7 +40,6 @@ COMMANDS = {
     "info": (".info", "Show what this machine has, and what will run on it."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
-    "learn": (".learn", "Learn GPU programming by puzzles, without a GPU."),
 }
 
 

@@ -36,6 +36,11 @@ register(
 )
 
 register(
+    "numdiff.extras.learn",
+    command={"learn": ("command:learn", "Learn GPU programming by puzzles, without a GPU.")},
+)
+
+register(
     "numdiff.extras.measure",
     command={
         "bench": (

@@ -1,0 +1,1 @@
+"""`numdiff learn`: the command of the chapters and puzzles in numdiff/lessons/."""
