@@ -12,7 +12,9 @@ import numpy as np
 from ..emulator.launch import in_three
 from ..progress import compiling
 from .array import DeviceArray
+from .capability import dotted
 from .compiler import compile_kernel, is_kept, key_of, scalar
+from .emulator import LaunchRefused
 from .requires import check_supported
 
 _CTYPES = {
@@ -62,7 +64,15 @@ class Launching:
                 flat.append(_CTYPES[value.dtype](value.item()))
 
     def _configure(self, grid, block, shared, cluster, early=True):
-        """early: its blocks may take their places before the kernel launched before it has ended."""
+        """early: its blocks may take their places before the kernel launched before it has ended.
+
+        Raises a `LaunchRefused` for more shared memory than the card has, or acts as having.
+        """
+        if shared > self.shared_limit:
+            raise LaunchRefused(
+                f"{shared} bytes of dynamic shared memory are more than the {self.shared_limit} that a "
+                f"block has on compute capability {dotted(self.capability)}."
+            )
         early = self._early if early else {}
         if cluster == 1:
             return self._launch_config(grid=grid, block=block, shmem_size=shared, **early)

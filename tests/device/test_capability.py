@@ -7,7 +7,8 @@ import pytest
 
 import numdiff.device
 from numdiff.device.capability import acting_capability, shared_of
-from numdiff.device.emulator import EmulatorDevice
+from numdiff.device.emulator import EmulatorDevice, LaunchRefused
+from numdiff.device.gpu_launch import Launching
 from numdiff.errors import UsageError
 from numdiff.kernels import check as checking
 from numdiff.training import options as options_module
@@ -131,3 +132,11 @@ def test_lanes_and_kernels_are_those_of_the_card(monkeypatch):
     )
     assert made.device_name == "NVIDIA H200 as 8.6" and not made._early
     assert made.peak_float32_flops == pytest.approx(2 * 128 * 132 * 1.98e9)
+
+
+def test_a_launch_with_too_much_shared_memory_is_refused():
+    card = types.SimpleNamespace(shared_limit=64 << 10, capability=(7, 5))
+    with pytest.raises(
+        LaunchRefused, match="65537 bytes of .* than the 65536 .* on compute capability 7.5"
+    ):
+        Launching._configure(card, 1, 32, 65537, 1)

@@ -53,7 +53,7 @@ from tests.distributed import ranks
 from tests.distributed.hosts import two_hosts
 from tests.distributed.watched import watched
 from tests.forked import forked
-from tests.nn.test_partition import Layers
+from tests.nn.test_partition import PartitionedLayers
 from tests.training.test_trainer import losses, make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -1600,7 +1600,7 @@ class Wide(Module):
 def test_groups_leave_out_what_is_complete_late():
     """A parameter in the middle of the buffer whose gradient comes last holds up none of its
     neighbours."""
-    parameters = FlatParameters(Layers())
+    parameters = FlatParameters(PartitionedLayers())
     first, late, last = (
         parameters.parameters[f"{name}.weight"] for name in ("first", "second", "third")
     )

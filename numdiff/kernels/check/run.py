@@ -175,7 +175,8 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
     except (*FAULTS, NumdiffError) as error:
         outcome.fault, outcome.lacking = (
             str(error),
-            device == "cuda" and lacks(backend, case, version),
+            device == "cuda"
+            and (isinstance(error, LaunchRefused) or lacks(backend, case, version)),
         )
         if not (outcome.lacking or isinstance(error, FAULTS)):
             raise
