@@ -15,6 +15,7 @@ from numdiff.nn import functional as F
 from numdiff.nn.dit import MODELS, doubling, padded_columns, padded_rows
 from numdiff.nn.dit_shapes import dit_parameter_counts
 from numdiff.nn.flops import dit_forward_flops, forward_flops
+from numdiff.sizes import sides
 from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness
 from tests.conftest import exhaustive, relative_error
@@ -64,17 +65,19 @@ def fill(model, rng):
         {"mlp": "swiglu"},
         {"shift": False},
         LIGHTNING,
+        {"image_size": (6, 10), "rope": True},
+        {"image_size": (18, 22), "attention": "sla"},
         {"image_size": 18, "attention": "sla"},
         {"image_size": 18, "attention": "sla", "sla_topk": 1.0, "sla_linear": "all", **LIGHTNING},
     ],
 )
 def test_every_option_runs_and_keeps_its_shape(rng, options):
     model = fill(tiny(**options), rng)
-    size, channels = model.image_size, model.in_channels
-    x = rng.standard_normal((2, size, size, channels))
+    size, channels = sides(model.image_size), model.in_channels
+    x = rng.standard_normal((2, *size, channels))
     y = np.array([0, 3]) if model.num_classes else None
     out = model.predict(x, 10, y)
-    assert out.shape == (2, size, size, channels * (2 if model.learn_sigma else 1))
+    assert out.shape == (2, *size, channels * (2 if model.learn_sigma else 1))
     assert np.isfinite(out).all() and out.std() > 0
     again = DiT(**model.options, device="cpu")
     again.load_arrays(model.arrays())

@@ -4,6 +4,7 @@ import pytest
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, Tensor, UNet
 from numdiff.nn.flops import forward_flops, total
+from numdiff.sizes import sides
 from tests.nn.test_tape import tiny
 
 
@@ -36,6 +37,8 @@ def test_parameters_are_aligned_views_of_one_buffer():
         {"in_channels": 1},
         {"block": "convnext"},
         {"block": "convnext", "resblock_updown": True, "num_classes": 4},
+        {"image_size": (8, 12), "attention_resolutions": (6,)},
+        {"image_size": (12, 8), "block": "convnext"},
         {"attention_resolutions": ()},
         {"num_res_blocks": 2, "channel_mult": (1, 2, 3)},
     ],
@@ -45,12 +48,13 @@ def test_every_option_runs_and_keeps_its_shape(rng, options):
     model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
     channels = options.get("in_channels", 3)
     y = np.array([0, 3]) if "num_classes" in options else None
-    out = model.predict(rng.standard_normal((2, 8, 8, channels)), 10, y)
-    assert out.shape == (2, 8, 8, 2 * channels if "learn_sigma" in options else channels)
+    size = sides(model.image_size)
+    out = model.predict(rng.standard_normal((2, *size, channels)), 10, y)
+    assert out.shape == (2, *size, 2 * channels if "learn_sigma" in options else channels)
     assert np.isfinite(out).all() and out.std() > 0
     again = UNet(**model.options, device="cpu")
     again.load_arrays(model.arrays())
-    x = rng.standard_normal((1, 8, 8, channels))
+    x = rng.standard_normal((1, *size, channels))
     one = None if y is None else 1
     np.testing.assert_array_equal(again.predict(x, 5, one), model.predict(x, 5, one))
 
