@@ -244,6 +244,7 @@ class Plan:
 
     def after_first_steps(self, record, step):
         """The line once a run has measured its first steps."""
+        record = {**record, "first": 0.0}  # they are done
         memory = max(record["memory"], self.memory or 0)  # more is needed for what has not come yet
         return self.line(record, "measured in the first steps", step, memory)
 

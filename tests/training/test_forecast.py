@@ -135,6 +135,13 @@ def test_all_that_happens_between_steps_counts():
     assert forecast.seconds_to_the_end(record, options, True) == seconds
 
 
+def test_first_steps_that_are_done_take_no_more_time():
+    options = options_of(sample_every=0, checkpoint_every=0)
+    plan = Plan(options, SIZES, 1e9, 1000, memory=200 << 20)
+    line = plan.after_first_steps({**RECORD, "memory": 300 << 20}, 900)
+    assert line.startswith("72 seconds to the end") and "300 MiB" in line  # 100 · 0.5 + 20 + 2
+
+
 MEASURED = """
 import resource, sys
 from numdiff_cli.main import main
