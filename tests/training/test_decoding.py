@@ -75,9 +75,19 @@ def test_a_run_draws_pictures_and_sample_knows_its_decoder(latents):
     mean, _ = own.encode(pictures[:1].astype(np.float32) / np.float32(127.5) - 1)
     assert np.abs(to_uint8(own.decode(mean)).astype(int) - again).max() <= 1
 
+    # so is a picture that is inverted, and one between two
+    Image.fromarray(pictures[1]).save("q.png")
+    inverted = {"invert": ("p.png", "q.png"), "grid": "grid.png", **options, "sampler": "ddim"}
+    made = sample_command(str(folder), **inverted)
+    row = sample_command(str(folder), slerp=3, **inverted)
+    assert made.shape == (2, 8, 8, 3) and row.shape == (3, 8, 8, 3)
+    assert np.abs(row[[0, 2]].astype(int) - made).max() <= 1
+
     pathlib.Path("vae.h5").rename("moved.h5")  # then the latents alone can be made
     with pytest.raises(UsageError, match="give the --vae FILE that encodes it, too"):
         sample_command(str(folder), count=1, **started, **options)
+    with pytest.raises(UsageError, match="and --invert takes a picture: give the --vae FILE"):
+        sample_command(str(folder), **inverted)
     raw = sample_command(str(folder), count=2, npz="latents.npz", **options)
     assert raw.shape == (2, 4, 4, 4) and raw.dtype == np.float32
     vae = load_autoencoder("moved.h5", "cpu")
