@@ -134,7 +134,7 @@ class Reports:
         if "divergence" not in self.checks or count is not None:
             return
         thread, _, first, *_ = arrived[0]
-        calls = _calls(first)
+        calls = _calls(first, self.entry)
         if block.alive < len(block.threads):
             gone = next(t for t in block.threads if t.done)
             self.report(
@@ -145,7 +145,7 @@ class Reports:
                 thread,
             )
         for other, _, frame, *_ in arrived:
-            if frame is not first and not _is_at(frame, calls):
+            if frame is not first and not _is_at(frame, calls, self.entry):
                 self.report(
                     "divergence",
                     f"thread {thread.index} waits at this {name}, thread {other.index} at another",
@@ -160,9 +160,9 @@ class Reports:
         if "divergence" not in self.checks:
             return
         (_, first, thread, _), *others = lanes.values()
-        calls = _calls(first)
+        calls = _calls(first, self.entry)
         for _, frame, other, _ in others:
-            if not _is_at(frame, calls):
+            if not _is_at(frame, calls, self.entry):
                 self.report(
                     "divergence",
                     f"lane {thread.lane} is at this {name}, lane {other.lane} at another",
@@ -272,21 +272,24 @@ def _in_words(error):
     return f"{type(error).__name__}: {text}"
 
 
-def _calls(frame):
+def _calls(frame, entry):
     """[(code, instruction)] of a thread's call and of the calls of device functions that it was
-    reached through."""
+    reached through. entry: the code of the kernel, above which there are none"""
     calls = [(frame.f_code, frame.f_lasti)]
-    frame = frame.f_back
-    while frame is not None and "__emulated__" in frame.f_globals:
-        calls.append((frame.f_code, frame.f_lasti))
+    while frame.f_code is not entry:  # Python makes an object for each frame that is looked at
         frame = frame.f_back
+        if frame is None or "__emulated__" not in frame.f_globals:
+            break
+        calls.append((frame.f_code, frame.f_lasti))
     return calls
 
 
-def _is_at(frame, calls):
+def _is_at(frame, calls, entry):
     """Whether another thread is at the same call, reached through the same ones."""
     for code, instruction in calls:
         if frame is None or frame.f_lasti != instruction or frame.f_code is not code:
             return False
+        if code is entry:
+            return True
         frame = frame.f_back
     return frame is None or "__emulated__" not in frame.f_globals
