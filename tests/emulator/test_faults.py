@@ -639,7 +639,7 @@ IN_KERNELS = {
         ("x0, x1, x2, x3 = load4(x",),
     ),
     "reduce, before the tree": InKernel(
-        "reduce",
+        "reduce.trees",
         "cuda.syncthreads()\n        if t <",
         "if t <",
         "column_sum",
@@ -648,7 +648,7 @@ IN_KERNELS = {
         ("tile[plane * BLOCK", "tile[t] = total"),
     ),
     "reduce, barrier in the branch": InKernel(
-        "reduce",
+        "reduce.trees",
         "cuda.syncthreads()\n        if t < (left - half) * lanes:\n",
         "if t < (left - half) * lanes:\n            cuda.syncthreads()\n",
         "column_sum",
@@ -657,7 +657,7 @@ IN_KERNELS = {
         ("            cuda.syncthreads()",),
     ),
     "reduce, a row too many": InKernel(
-        "reduce",
+        "reduce.trees",
         "min(start + chunk, P), rows):",
         "min(start + chunk, P) + 1, rows):",
         "column_sum",
@@ -666,7 +666,7 @@ IN_KERNELS = {
         ("total += ",),
     ),
     "reduce, adds to what is not there": InKernel(
-        "reduce",
+        "reduce.trees",
         "tile[t] if accumulate",
         "tile[t] if True",
         "column_sum",
@@ -675,7 +675,7 @@ IN_KERNELS = {
         ("out[i] = out[i]",),
     ),
     "reduce, all chunks to one place": InKernel(
-        "reduce",
+        "reduce.trees",
         "i = (b * cuda.gridDim.x + cuda.blockIdx.x) * N",
         "i = b * cuda.gridDim.x * N",
         "column_sum two passes",
@@ -731,7 +731,7 @@ IN_KERNELS = {
         ("total += ",),
     ),
     "softmax, part of a warp": InKernel(
-        "common",
+        "numdiff.device.common",
         "FULL_MASK, value, 4",
         "0xFFFF, value, 4",
         "softmax_backward",
@@ -851,7 +851,8 @@ IN_KERNELS = {
 )
 def test_a_fault_planted_in_a_kernel_of_the_project_is_found(copies, name):  # noqa: F811
     planted = IN_KERNELS[name]
-    module = planted.module if planted.module == SLA else f"numdiff.kernels.{planted.module}"
+    full = planted.module.startswith("numdiff.")
+    module = planted.module if full else f"numdiff.kernels.{planted.module}"
     path, lines = copies.plant(module, planted.before, planted.after, planted.which)
     emulated = EmulatorDevice(order="shuffled", seed=len(name), float64=False, on_fault="raise")
     if planted.case == "long":
