@@ -173,13 +173,18 @@ register(
         "muon": "update",
         "newton_schulz": "newton_schulz",
         "symmetric": "symmetric",
+        "symmetric tiles": "symmetric_epilogue",
     },
 )
 
 register(
     "numdiff.extras.qk_norm_rope",
     functional={"qk_norm_rope": "functional:qk_norm_rope"},
-    kernels={"qk_norm_rope": "launcher"},
+    kernels={
+        "qk_norm_rope": "launcher",
+        "qk_norm_rope naive": "naive",
+        "qk_norm_rope fused": "fused",
+    },
     kernel_names={
         name: f"launcher:{name}" for name in ("qk_norm_rope_backward", "qk_norm_rope_forward")
     },
