@@ -20,7 +20,7 @@ import numpy as np
 from .namespace import TWINS
 from .overloads import overloads_of
 from .signatures import explicit_signatures
-from .source import source_tree
+from .source import captured, source_tree
 from .values import ALIASES, SIGNED, is_numbas, numbas_name
 
 UNKNOWN = None
@@ -104,7 +104,7 @@ class Integers:
     def __init__(self, function, node, given):
         code, self.assumed, self.nodes = function.__code__, {}, nodes_of(node)
         self.results = {}  # (name of a function, magnitudes it is given) -> those that it gives
-        captured = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        closure = captured(function)
         names = [n for n in self.nodes if n.__class__ is ast.Name]
         self.inner = (
             {n.id for n in names if n.ctx.__class__ is not ast.Load}
@@ -113,9 +113,9 @@ class Integers:
         )
         self.outside = {}
         for name in {n.id for n in names} - self.inner:
-            if name in captured:
-                self.outside[name] = captured[name].cell_contents
-            elif name in function.__globals__:
+            if name in closure:
+                self.outside[name] = closure[name]
+            elif name not in code.co_freevars and name in function.__globals__:
                 self.outside[name] = function.__globals__[name]
         parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
         self.bindings = {

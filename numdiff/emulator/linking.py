@@ -18,6 +18,7 @@ from .integers import holds, magnitude_of_result
 from .memory import READ_SITE
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
+from .source import captured
 from .whole_arrays import method
 
 # (id of a code object, checked, magnitudes, filmed) -> (the code object, what rewrite gave)
@@ -112,13 +113,15 @@ class Linking:
         for name, (kind, number) in made.casts.items():
             namespace[name] = namespace[kind](number)
         for name, (called, magnitudes) in made.variants.items():
-            namespace[name] = self.function(found[called], magnitudes)
+            if called in found:  # else it has no value here, in a branch that is not taken
+                namespace[name] = self.function(found[called], magnitudes)
 
     def _cells(self, python, code):
         """Closure cells for a function whose source is unknown."""
-        captured = dict(zip(python.__code__.co_freevars, python.__closure__, strict=True))
+        closure = captured(python)
         return tuple(
-            types.CellType(self.resolver(n, captured[n].cell_contents)) for n in code.co_freevars
+            types.CellType(self.resolver(n, closure[n])) if n in closure else types.CellType()
+            for n in code.co_freevars
         )
 
     # The names that rewritten code calls ----------------------------------------------------------
@@ -361,11 +364,11 @@ def constant(shape, text):
 
 def outside(python, names):
     """{name: value} of what a function finds under these names in its closure and its module."""
-    captured = dict(zip(python.__code__.co_freevars, python.__closure__ or (), strict=True))
+    closure, free = captured(python), python.__code__.co_freevars
     return {
-        name: captured[name].cell_contents if name in captured else python.__globals__[name]
+        name: closure[name] if name in closure else python.__globals__[name]
         for name in names
-        if name in captured or name in python.__globals__
+        if name in closure or name not in free and name in python.__globals__
     }
 
 

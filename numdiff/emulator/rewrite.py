@@ -19,7 +19,6 @@ In a checked function each of these calls also carries the number of its site (i
 
 import ast
 import builtins
-import contextlib
 import types
 import weakref
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from .arithmetic import COMPARISONS, OPERATIONS
 from .integers import EMPTY, Integers, cast_named, is_function, parts_of
 from .loops import WAITING
 from .memory import READ_SITE
-from .source import source_tree
+from .source import captured, source_tree
 from .values import TYPES, is_numbas, scalar
 from .whole_arrays import WHOLE
 
@@ -793,7 +792,6 @@ def fixed_names(function):
     """Names of numbers that a function takes from its module or closure, and so are constants to a
     compiler."""
     code = function.__code__
-    closure = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     found = {
         name
         for name in code.co_names
@@ -802,8 +800,8 @@ def fixed_names(function):
     }
     return found | {
         name
-        for name, cell in closure.items()
-        if isinstance(cell.cell_contents, (int, float, np.number))
+        for name, value in captured(function).items()
+        if isinstance(value, (int, float, np.number))
     }
 
 
@@ -838,11 +836,8 @@ class Outside(dict):
     requested."""
 
     def __init__(self, function):
-        super().__init__()
+        super().__init__(captured(function))
         code = function.__code__
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # a cell without contents
-                self[name] = cell.cell_contents
         self._inner, self._globals = (
             {*code.co_varnames, *code.co_cellvars, *code.co_freevars},
             function.__globals__,

@@ -1,10 +1,21 @@
 """The syntax tree of a kernel's definition, found by its file and first line."""
 
 import ast
+import contextlib
 import inspect
 import linecache
 import textwrap
 import tokenize
+
+
+def captured(function):
+    """{name: value} of what a function finds in its closure, without names that have no value yet:
+    a branch that is not taken may name them."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a cell without contents
+            found[name] = cell.cell_contents
+    return found
 
 
 def source_tree(function):

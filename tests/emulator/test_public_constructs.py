@@ -268,3 +268,39 @@ def test_a_guard_of_too_many_tasks_is_found():
     ):
         two_qubits[1, 8](np.zeros(16, np.int64), 16)
     assert caught.value.faults[0].line == marked(__file__, "beyond")
+
+
+def integrator(whole):
+    """A kernel whose closure names a function that only the other choice makes."""
+    if whole:
+
+        @cuda.jit(device=True)
+        def advance(x, i):
+            x[i] += 1
+
+    else:
+
+        @cuda.jit(device=True)
+        def advance_in_part(x, i):
+            if i % 2:
+                x[i] += 1
+
+    @cuda.jit
+    def step(x):
+        i = cuda.grid(1)
+        if i < x.size:
+            if whole:
+                advance(x, i)
+            else:
+                advance_in_part(x, i)
+
+    return step
+
+
+@ORDERS
+def test_a_closure_with_a_name_that_has_no_value(order):
+    x = np.zeros(6)
+    with device(order):
+        integrator(True)[1, 8](x)
+        integrator(False)[1, 8](x)
+    assert x.tolist() == [1, 2] * 3
