@@ -145,6 +145,7 @@ register(
         "fp8 matmul": "matmul",
         "fp8 weights": "weights",
         "fp8 both": "both",
+        "fp8 epilogues": "epilogues",
     },
     kernel_names={
         name: f"linear:{name}"
@@ -184,6 +185,7 @@ register(
         "qk_norm_rope": "launcher",
         "qk_norm_rope naive": "naive",
         "qk_norm_rope fused": "fused",
+        "qk_norm_rope host": "cpu",
     },
     kernel_names={
         name: f"launcher:{name}" for name in ("qk_norm_rope_backward", "qk_norm_rope_forward")
