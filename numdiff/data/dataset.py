@@ -70,10 +70,12 @@ def open_dataset(
 
 class StoredImages(NamedTuple):
     """What a file's images are: their `size` in pixels (numdiff/sizes.py); `pixels`: uint8, which can
-    be averaged over squares; else floats, such as latents, which have one size."""
+    be averaged over squares; else floats, such as latents, which have one size. labelled: whether
+    each has a class."""
 
     size: int | tuple[int, int]
     pixels: bool
+    labelled: bool
 
 
 def stored_images(path: str | os.PathLike) -> StoredImages | None:
@@ -82,7 +84,8 @@ def stored_images(path: str | os.PathLike) -> StoredImages | None:
         file = _open_file(os.fspath(path))
         try:
             images = _check_images(os.fspath(path), file)
-            return StoredImages(as_size(images.shape[1:3]), images.dtype == np.uint8)
+            size = as_size(images.shape[1:3])
+            return StoredImages(size, images.dtype == np.uint8, file.array("labels") is not None)
         finally:
             file.close()
     except (NumdiffError, Refused):

@@ -132,7 +132,8 @@ class Sources(NamedTuple):
 
     device: "cpu", "cuda" or "emulator"; capability: of the GPU; None: of the one that is here
     start: what the file of `--init` holds, or None
-    stored: the `StoredImages` of the dataset's file, where they decide the size of the images
+    stored: the `StoredImages` of the dataset's file, which decide the size of the images and whether
+        there are classes; None for a folder of pictures, and with `--init`
     """
 
     device: str
@@ -191,7 +192,7 @@ def look_up(given, capability=None):
         start = initial.read_given_start(
             given, model, given.get("outdir", COMMON["outdir"].default)
         )
-    elif data and "image_size" not in given and not os.path.isdir(data):
+    elif data and not os.path.isdir(data):
         from ..data.dataset import stored_images  # here, as it loads NumPy
 
         stored = stored_images(data)
@@ -213,6 +214,8 @@ def fill(given, sources):
     emoji = {} if given.get("data") else dict(kind.emoji.get(preset, {}))
     if "image_size" not in given and sources.stored is not None:
         given = {**given, **_size_of_data(sources, kind.presets[preset]["image_size"])}
+    if sources.stored is not None and not sources.stored.labelled:
+        given = {"class_cond": False, **given}
     if "num_classes" in given:  # a number of classes is wanted, not the preset's few
         emoji.pop("classes", None)
     options = TrainOptions(

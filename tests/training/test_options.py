@@ -766,3 +766,19 @@ def test_what_belongs_to_another_setting_needs_it():
             UsageError, match=f"{text}, and this run computes in fp32: leave it out"
         ):
             resolve_cpu(**given)
+
+
+def test_data_without_labels_have_no_classes(tmp_path):
+    """…unless they are wanted, which is refused where the data are opened."""
+    path = str(tmp_path / "plain.h5")
+    with h5py.File(path, "w") as file:
+        file["images"] = np.zeros((4, 32, 32, 3), np.uint8)
+    given = {"model": "dit", "device": "cpu", "data": path}
+    options = resolve(given)
+    assert not options.class_cond and options.cfg_scale is None
+    assert resolve({**given, "class_cond": True}).class_cond
+    with pytest.raises(UsageError, match="--cfg-scale 2"):
+        resolve({**given, "cfg_scale": 2})
+    with h5py.File(path, "a") as file:
+        file["labels"] = np.zeros(4, np.int32)
+    assert resolve(given).class_cond

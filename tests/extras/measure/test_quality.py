@@ -299,7 +299,8 @@ def test_what_the_data_lack_is_said_before_the_table(tmp_path):
         file["images"] = np.zeros((20, 16, 16, 3), np.uint8)
     arguments = [name for name in SMALL if name not in ("--classes", "Flags,Activities")]
     result = CliRunner().invoke(
-        main, [*arguments, "--data", str(tmp_path / "plain.h5"), "--steps", "2"]
+        main,
+        [*arguments, "--class-cond", "--data", str(tmp_path / "plain.h5"), "--steps", "2"],
     )
     assert (
         result.exit_code
