@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from .errors import UsageError, shown
 
+MAX_HALVINGS = 16  # of an image of 65,536 pixels a side
+
 
 class Sides(NamedTuple):
     """Height and width of an image that is no square, in pixels; as text 48x64."""
@@ -60,6 +62,10 @@ def nearest_multiple(size, factor):
 
 def check_halvings(size, count):
     """Raise a `UsageError` unless both sides can be halved `count` times."""
+    if count > MAX_HALVINGS:
+        raise UsageError(
+            f"channel_mult has {count + 1} entries: give at most {MAX_HALVINGS + 1}, one for each level."
+        )
     if not is_multiple(size, 2**count):
         raise UsageError(
             f"image_size {as_size(size)} cannot be halved {count} times: use a multiple of {2**count}, "

@@ -35,6 +35,9 @@ class HalfWeights:
         )
         self.half = upload(values.astype(np.float16), backend)
 
+    def refresh(self):
+        """Nothing is made of these weights."""
+
 
 def update(optimizer, gradient):
     copy_into(
