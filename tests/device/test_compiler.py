@@ -114,7 +114,7 @@ def test_every_kernel_has_a_name_of_its_own():
 
 
 def test_every_kernel_is_held_where_its_name_leads():
-    """…to its own module, or to the launcher of its package, which comes with any module of it."""
+    """…to its own module, or to its package or the launcher there, which come with any module of it."""
     held = {}  # module -> the kernels that it holds
     for name, module in list(sys.modules.items()):
         if name.startswith(WITH_KERNELS):
@@ -126,7 +126,11 @@ def test_every_kernel_is_held_where_its_name_leads():
     lost = [
         name
         for (name, _), kernel in kernels_by_name().items()
-        if id(kernel) not in held[name] | held.get(name.rpartition(".")[0] + ".launcher", set())
+        if not any(
+            id(kernel) in held.get(module, ())
+            for package in [name.rpartition(".")[0]]
+            for module in (name, package, f"{package}.launcher")
+        )
     ]
     assert not lost
 
