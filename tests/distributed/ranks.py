@@ -448,8 +448,9 @@ def fault(folder):
     whole, calls = TrainingStep._forward_backward, []
 
     def fails(self, *arguments):
-        calls.append(1)
-        if self.samples[0] and len(calls) == 4:
+        if isinstance(self.samples, np.ndarray):  # not in the step that is planned beforehand
+            calls.append(self.samples[0])
+        if calls[3:] and calls[3]:
             raise ZeroDivisionError("a fault of one rank")
         return whole(self, *arguments)
 
