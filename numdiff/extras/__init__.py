@@ -1,4 +1,4 @@
-"""Features that no default uses, one package each: what each of them adds to numdiff, by `register`
+"""Optional features, one package each: what each of them adds to numdiff, by `register`
 (extensions.py).
 
 Here is all that they add; README.md describes them. Nothing else is imported before an option asks
