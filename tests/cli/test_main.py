@@ -640,7 +640,7 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train dit --classes Smileys", 2, "has no class 'Smileys'"),
     ("train dit --channels 4", 2, "--channels 4: the images of"),
     (
-        "train dit --data {tmp}/plain.h5",
+        "train dit --class-cond --data {tmp}/plain.h5",
         2,
         "has none: import it again with labels, or give --no-class-cond.",
     ),
