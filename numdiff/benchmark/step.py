@@ -6,7 +6,6 @@ same card.
 
 import gc
 import math
-import resource
 import statistics
 import time
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from ..progress_bar import progress_bar
 from ..sizes import sides
 from ..training.build import build_model, build_trainer, describe_recomputation
 from ..training.compiling import aside, compiling
+from ..training.forecast import peak_memory
 from ..training.price import with_and_without
 from . import CLASSES
 from .memory import memory_of
@@ -99,7 +99,7 @@ class MeasuredJob:
     @property
     def peak_bytes(self):
         if self.backend is None:
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return peak_memory()
         return getattr(self.backend, "peak_bytes", 0)
 
 

@@ -3,7 +3,9 @@
 import json
 import re
 import subprocess
+import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -143,11 +145,20 @@ def test_first_steps_that_are_done_take_no_more_time():
 
 
 MEASURED = """
-import resource, sys
+import sys
 from numdiff_cli.main import main
+from numdiff.training.forecast import peak_memory
 main(sys.argv[1:], standalone_mode=False)
-print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print("PEAK", peak_memory() / 2**20)
 """
+
+
+@needs("proc")
+def test_memory_is_that_of_the_program_and_not_of_what_started_it():
+    held = np.ones(400 << 20, np.uint8)  # of this process
+    program = "from numdiff.training.forecast import peak_memory; print(peak_memory())"
+    ended = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True)
+    assert 0 < int(ended.stdout) < held.nbytes
 
 
 @exhaustive
@@ -163,7 +174,10 @@ def test_memory_is_foreseen_and_then_known(tmp_path, kind, batch):
             python_command(MEASURED, *words, *more), text=True, capture_output=True, timeout=300
         )
         assert ended.returncode == 0, ended.stderr
-        mib = [int(v) for v in re.findall(r"^forecast.* ([\d,]+) MiB", ended.stdout, re.MULTILINE)]
+        mib = [
+            int(v.replace(",", ""))
+            for v in re.findall(r"^forecast.* ([\d,]+) MiB", ended.stdout, re.MULTILINE)
+        ]
         return mib, float(re.search(r"^PEAK (.*)$", ended.stdout, re.MULTILINE)[1])
 
     said()  # compiles, which takes more
