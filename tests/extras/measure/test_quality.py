@@ -110,9 +110,9 @@ def test_the_command_in_a_grid_makes_it_again(tmp_path, monkeypatch):
     with Image.open("grid.png") as grid:
         before = grid.tobytes()
     (tmp_path / "grid.png").unlink()
-    told = CliRunner().invoke(main, ["info", "curve.png"]).output.splitlines()[-1]
-    assert shlex.split(told)[1:3] == ["numdiff", "bench"]
-    assert CliRunner().invoke(main, shlex.split(told)[2:]).exit_code == 0
+    line = CliRunner().invoke(main, ["info", "curve.png"]).output.splitlines()[-1]
+    assert shlex.split(line)[1:3] == ["numdiff", "bench"]
+    assert CliRunner().invoke(main, shlex.split(line)[2:]).exit_code == 0
     with Image.open("grid.png") as grid:
         assert grid.tobytes() == before
     assert read_record("grid.png")["model_hash"] == made["model_hash"]
