@@ -36,7 +36,6 @@ COMMANDS = {
     "sample": (".sample", "Make images with a trained model."),
     "evaluate": (".evaluate", "Measure samples against a reference."),
     "data": (".data", "Import images, and describe datasets."),
-    "convert": (".convert", "Convert weights from and to the formats of other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),

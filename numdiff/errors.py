@@ -15,6 +15,7 @@ import unicodedata
 
 # not visible themselves, but parts of emoji and of words in several scripts
 JOINERS = "\u200c\u200d"
+LISTED = 5  # names in a message
 
 
 class NumdiffError(Exception):
@@ -88,6 +89,13 @@ def near_miss(name, known):
     """ " (did you mean 'matmul'?)" for a name that is nearly one of those known, else ""."""
     near = difflib.get_close_matches(str(name)[:60], known, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def listed(word, names):
+    """How many names there are, and the first five."""
+    return (
+        f"{word} {len(names):,} ({', '.join(names[:LISTED])}{', …' if len(names) > LISTED else ''})"
+    )
 
 
 def shown(value):

@@ -23,12 +23,15 @@ PLACES
     functional        a differentiable operation, a name of `numdiff.nn.functional`
     bench             a subcommand of `numdiff bench`
     unet_block        a block of the UNet in place of residual ones (nn/unet.py, `other_block`), and its words in help
-    unet_block_names  the names and shapes of such a block's weights in files (nn/convert/unet.py)
+    unet_block_names  the names and shapes of such a block's weights in files
     dit_attention     an attention of the DiT (nn/dit.py, `attention_kind`), and its words in help
     dit_settings      a setting of training runs of a DiT, as `settings`; likewise of each kind of model
     convert           a click option of `numdiff convert`, whose value is one of the model's options
     converter         a module that converts files of no model for `numdiff convert`: holds(source), and
-                      convert(source, target, given), lines (cli/convert.py)
+                      convert(source, target, given), lines
+    foreign           "weights": a module that reads other programs' weights: folder_of(path), files_of(path),
+                      read(source, weights, diffusion, free, reader) (training/model_files.py), and
+                      read_autoencoder(path) (training/autoencoders.py)
     features          by the ending of a file: a function (name, backend, precision) that returns an extractor
                       of features (evaluation/features.py)
     torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
@@ -105,6 +108,8 @@ def entries(place: str) -> dict[str, Entry]:
 def find(place: str, name: str, wanted: str) -> Any:
     """The object of this name. wanted: the option or argument that needs it, for the `UsageError`
     where its module cannot be imported."""
+    if name not in entries(place):
+        raise UsageError(f"{wanted} needs an extension that adds the {place} {name!r}: install it.")
     module, _, attribute = entries(place)[name].where.partition(":")
     try:
         found = importlib.import_module(module)

@@ -38,7 +38,6 @@ GROUND = (
     "settings",
     "signals",
     "sizes",
-    "unpickle",
 )
 # From the top down; what stands in one line does not import each other.
 FLOORS = (

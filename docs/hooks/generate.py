@@ -49,7 +49,7 @@ GUIDES = {
     "numdiff/training": "Training in detail",
     "numdiff/data": "Data in detail",
     "numdiff/nn": "Models in detail",
-    "numdiff/nn/convert": "Converting weights in detail",
+    "numdiff/extras/convert": "Converting weights in detail",
     "numdiff/diffusion": "Samplers in detail",
     "numdiff/distributed": "Several GPUs in detail",
     "numdiff/evaluation": "Evaluation in detail",

@@ -31,6 +31,17 @@ register(
 )
 
 register(
+    "numdiff.extras.convert",
+    command={
+        "convert": (
+            "command:convert",
+            "Convert weights from and to the formats of other programs.",
+        )
+    },
+    foreign={"weights": "reader"},
+)
+
+register(
     "numdiff.extras.formats",
     importer={name: name for name in ("cifar", "mnist", "tar", "unet_cu")},
 )

@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 
 from ..data.names import key
-from ..errors import NumdiffError, UsageError, of_option, printable
-from ..nn.convert.check import listed
+from ..errors import NumdiffError, UsageError, listed, of_option, printable
 from ..settings import COMMON, flag, say
 from ..sizes import in_pixels
 from . import kinds
-from .kinds.kind import imported
-from .kinds.weights import defaults_of
-from .model_files import ModelFile, objective, read_any
+from .kinds.kind import defaults_of, imported
+from .model_files import ModelFile, folder_of, objective, read_any
 from .run_folder import find_checkpoint
 
 CLASSES_LISTED = 12
@@ -65,9 +63,8 @@ class Taken:
 def find_start(where, outdir="runs", kind=None):
     """The path that `--init` means: a file or a folder of diffusers', or the newest checkpoint of a
     run. kind: the record of the model's kind."""
-    from ..nn.convert import find_diffusers
 
-    if pathlib.Path(where).is_file() or find_diffusers(where) is not None:
+    if pathlib.Path(where).is_file() or folder_of(where) is not None:
         return str(where)
     if kind is not None and kind.reader and pathlib.Path(where).is_dir():
         return str(where)

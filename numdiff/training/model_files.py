@@ -1,5 +1,5 @@
-"""Models as files: numdiff's own (checkpoints and converted models), and those of other programs
-through `nn.convert`.
+"""Models as files: numdiff's own, checkpoints and converted models. An extension reads those of
+other programs (extensions.py, `foreign`).
 
 A model file is a checkpoint with the weights alone: the buffer "parameters" and the meta that
 describes it.
@@ -8,7 +8,6 @@ describes it.
      "diffusion": {…}, "step": …}
 """
 
-import contextlib
 import logging
 import math
 import numbers
@@ -19,32 +18,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import extensions, schema
-from ..diffusion import Diffusion, alpha_bars
-from ..diffusion.schedule import SCHEDULES
+from ..diffusion import Diffusion
 from ..errors import NumdiffError, UsageError, printable, quoted, shown
-from ..files import Refused, atomic_file
+from ..files import Refused
 from ..hdf5 import is_hdf5
-from ..nn.convert import (
-    check_whole_folder,
-    find_diffusers,
-    read_weights,
-    to_numdiff_layout,
-    to_torch_layout,
-    write_state_dict,
-)
-from ..nn.convert.diffusers import FOLDER
 from ..nn.model import Model, parameter_shapes
 from ..nn.module import ALIGNMENT
-from ..outputs import check_apart, check_output
 from ..settings import COMMON
 from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
-from .kinds.dit_weights import read_diffusers_folder
-from .kinds.weights import MAX_IMAGE_SIZE, defaults_of, flag
+from .kinds.kind import defaults_of
 from .precision import set_precision
 from .run_folder import refuse_runs
 
-EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
+MAX_IMAGE_SIZE = 4096  # as for a training run
 MAX_STEPS = 100_000  # of a diffusion
 COUNT, WIDTH = schema.integer(1, 1 << 16), schema.integer(1, 1 << 16)
 HEADS_OR_NONE = schema.either(schema.integer(-1, -1), COUNT)
@@ -164,16 +151,28 @@ def read_model(path, weights=None, ema_std=None, warn=None):
     return found.options, found.arrays, {**meta, **kept}
 
 
+def is_own(path):
+    """Whether a path is a folder or a file of HDF5, and no folder of another program's weights."""
+    return folder_of(path) is None and (pathlib.Path(path).is_dir() or _is_hdf5(path))
+
+
 def is_foreign(path):
-    """Whether a path is of weights that numdiff has to convert: a folder of diffusers', or a file
-    that is not HDF5."""
-    return find_diffusers(path) is not None or pathlib.Path(path).is_file() and not _is_hdf5(path)
+    """Whether a path is of weights that numdiff has to convert: a folder of another program's, or a
+    file that is not HDF5."""
+    return folder_of(path) is not None or pathlib.Path(path).is_file() and not _is_hdf5(path)
+
+
+def folder_of(path):
+    """The folder of another program's weights that a path means; None for others."""
+    found = (module.folder_of(path) for module in extensions.available("foreign").values())
+    return next((folder for folder in found if folder is not None), None)
 
 
 def files_of(path):
-    """The paths that are read where weights are: the path, and in a folder of diffusers' its files."""
-    folder = find_diffusers(path)
-    return [path, *(folder / name for name in FOLDER)] if folder else [path]
+    """The paths that are read where weights are: the path, and the files in another program's
+    folder."""
+    modules = extensions.available("foreign").values()
+    return [path, *(file for module in modules for file in module.files_of(path))]
 
 
 def check_wanted(weights, ema_std):
@@ -374,20 +373,6 @@ def write_model_file(
 
 
 @dataclass
-class Conversion:
-    """What `convert` did: the kind and options of the model, its number of parameters, the step it
-    comes from, the options of its diffusion, and [(heading, text), …] of what is odd about the
-    model, and of what users of OUT in other programs must know."""
-
-    kind: str
-    options: dict
-    parameters: int
-    step: int
-    diffusion: dict
-    notes: list
-
-
-@dataclass
 class ModelFile:
     """What a file of weights holds. kind: its name; options: of the model; arrays: {name: array in
     numdiff's layout}; diffusion: its options; step: after which it was saved; classes: their names,
@@ -406,23 +391,14 @@ class ModelFile:
     remarks: list = field(default_factory=list)
 
 
-def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
-    """The `ModelFile` of a numdiff checkpoint, run folder or model file, of a folder of diffusers'
-    DiT, or of what `load_state_dict` reads; every number in it is finite.
+def read_any(source, weights=None, diffusion=None, free=None, reader="load"):
+    """The `ModelFile` of a numdiff checkpoint, run folder or model file, or of another program's
+    weights, which an extension reads; every number in it is finite.
 
-    diffusion, free: as `convert` takes them; reader: as `Weights` takes it: of "train" these only
-        stand in for what the file does not tell
+    diffusion, free: options of the diffusion and of the model for what another program's file does
+        not store; reader: what reads it, "load", "train" or "convert"
     """
-    free, diffusion, folder, guess = (
-        free or {},
-        diffusion or {},
-        find_diffusers(source),
-        reader == "train",
-    )
-    if folder is None and pathlib.Path(source).is_dir() or _is_hdf5(source):
-        if (free or diffusion) and not guess:
-            given = ", ".join(flag(k) for k in [*free, *diffusion])
-            raise UsageError(f"{source} has options of its own: leave out {given}.")
+    if is_own(source):
         options, arrays, meta = read_model_file(source, weights)
         found = ModelFile(
             source,
@@ -436,225 +412,14 @@ def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
             meta.get("pictures"),
         )
     else:
-        wanted = weights or "ema"
-        if folder is None:
-            check_whole_folder(source)
-            state_dict, stored = read_weights(source, wanted)
-            check_whole_folder(source, state_dict)
-        else:
-            state_dict, stored = read_diffusers_folder(folder, wanted)
-        # the first takes whatever is left
-        known = [kind.foreign(reader) for kind in reversed(kinds.KINDS.values())]
-        foreign = next(found for found in known if found.recognises(state_dict))
-        training, broken = stored.pop("training", {}), stored.pop("broken", [])
-        if guess:
-            with _naming(source):
-                shown = {*stored, *foreign.shown_by(state_dict)}
-            free = {
-                name: value
-                for name, value in free.items()
-                if name in foreign.free and name not in shown
-            }
-        options = foreign.complete(source, state_dict, stored, free)
-        remarks = [("left out", text) for text in broken] + foreign.remarks(options, stored)
-        try:
-            check_names(training.get("classes"), options)
-        except schema.Mismatch as error:
-            training = {**training, "classes": None}
-            remarks.append(("left out", f"the names of the classes, as {error}"))
-        with _naming(source):
-            state_dict = foreign.hold(state_dict, options)
-        if guess:  # what the user says of a run is said of the file where that is silent
-            silent = not {"diffusion", "betas", "alphas_cumprod"} & stored.keys()
-            path = diffusion.get("path") if silent else None
-            usual = (
-                "diffusion" not in stored and (path or foreign.usual_path(options)) == "discrete"
-            )
-            diffusion = {
-                "path": path,
-                "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None,
-            }
-            diffusion = {name: value for name, value in diffusion.items() if value is not None}
-        diffusion = complete_diffusion(
-            source, foreign, stored, diffusion, foreign.usual_path(options)
-        )
-        if reader == "load" and "diffusion" not in stored:
-            remarks.append(
-                (
-                    "diffusion",
-                    f"the file does not store it, and its model is taken for one that "
-                    f"{objective(diffusion)}; `numdiff convert` has options for others",
-                )
-            )
-        state_dict, options = foreign.in_our_time(state_dict, options, diffusion, folder is None)
-        found = ModelFile(
-            source,
-            foreign.kind.name,
-            options,
-            to_numdiff_layout(state_dict),
-            diffusion,
-            training.get("step", 0),
-            training.get("classes"),
-            None,
-            training.get("pictures"),
-            remarks,
-        )
+        foreign = extensions.find("foreign", "weights", str(source))
+        found = foreign.read(source, weights or "ema", diffusion or {}, free or {}, reader)
     broken = [name for name, array in found.arrays.items() if not np.isfinite(array).all()]
     if broken:
         raise NumdiffError(
             f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint."
         )
     return found
-
-
-@contextlib.contextmanager
-def _naming(source):
-    """Context: errors about a file's contents name the file."""
-    try:
-        yield
-    except NumdiffError as error:
-        raise NumdiffError(f"cannot use {source}: {error}.") from None
-
-
-def convert(source, target, weights=None, diffusion=None, conv_resample=False, **free):
-    """Make a numdiff model file of another program's weights, or the reverse.
-
-    source: what `load_state_dict` reads, a folder of diffusers' DiT, or a numdiff checkpoint or run
-    folder
-    target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of
-        guided-diffusion or the public DiT; a name without a suffix for a DiT in diffusers' folder
-        layout
-    weights: "ema" or "raw", of a source that has both (None: "ema"); a run's that kept no average
-    has no "ema"
-    diffusion: path, steps, schedule, prediction that it was trained with, and rescale_timesteps,
-        whether the model sees t as t · 1000 / steps, of the path linear as 1000 · t (True or False;
-        required for a UNet whose steps are not 1000)
-    conv_resample: write the pooling and repetition of a UNet as the convolutions that do the same
-    free: options that the weights do not determine (the keys of `Weights.free` of the kind). None
-        leaves one to the source, or to the public code's default. For a UNet image_size and one of
-        num_heads, num_head_channels must be known in the end; for a DiT image_size where the source
-        has no positions, and num_heads where its size is not a published one.
-    Returns a `Conversion`.
-    """
-    suffix = pathlib.Path(target).suffix
-    if suffix not in ("", ".h5", *EXPORTS):
-        raise UsageError(
-            f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors, or have no "
-            "ending (a folder in diffusers' layout)."
-        )
-    sources = files_of(source)
-    if suffix:
-        check_output("the weights", target, *sources)
-    else:
-        for path in (target, *(pathlib.Path(target, name) for name in FOLDER)):
-            check_apart("the weights", path, *sources)
-    free = {k: v for k, v in free.items() if v is not None}
-    diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
-    found = read_any(source, weights, diffusion, free)
-    kind, options, arrays, diffusion = (
-        kinds.get(found.kind),
-        found.options,
-        found.arrays,
-        found.diffusion,
-    )
-    foreign, step = kind.foreign(), found.step
-    kept = {name: value for name in ("classes", "pictures") if (value := getattr(found, name))}
-    if conv_resample:
-        state_dict, options = foreign.with_convolutions(to_torch_layout(arrays), options)
-        arrays = to_numdiff_layout(state_dict)
-    notes, training = found.remarks, {**({"step": step} if step else {}), **kept}
-    if suffix == ".h5":
-        write_model_file(
-            target,
-            options,
-            arrays,
-            diffusion,
-            step,
-            kind.name,
-            source=pathlib.Path(source).name,
-            **kept,
-        )
-    elif suffix == "":
-        notes = notes + foreign.write_folder(
-            target, options, to_torch_layout(arrays), diffusion, training
-        )
-    else:
-        with atomic_file(target, "the weights") as file:
-            state_dict = foreign.exported(
-                foreign.in_their_time(to_torch_layout(arrays), diffusion), options
-            )
-            left = write_state_dict(file, state_dict, EXPORTS[suffix], options, diffusion, training)
-        notes = notes + foreign.notes(options, diffusion)
-        notes += (
-            [
-                (
-                    "left out",
-                    f"the names of {len(left['classes']):,} classes, for which an .npz has no place: "
-                    ".safetensors has",
-                )
-            ]
-            if left
-            else []
-        )
-    return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
-
-
-def complete_diffusion(source, foreign, stored, given, usual_path="discrete"):
-    """The options of the `Diffusion` of a foreign model: from the user, then the file, then the
-    defaults.
-
-    foreign: the `Weights` of its kind
-    stored: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays
-    (T,)
-    given: some of steps, schedule, prediction, rescale_timesteps (bool), path; usual_path: where
-    neither says it Raises a `UsageError` if it must be known whether timesteps are rescaled, and is
-    not.
-    """
-    given = dict(given)
-    rescaled = given.pop("rescale_timesteps", None)
-    try:
-        schema.check(
-            stored.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it"
-        )
-    except schema.Mismatch as error:
-        raise NumdiffError(
-            f"the diffusion of {source} cannot be used ({error}): save the file again."
-        ) from None
-    found = {**stored.get("diffusion", {}), **schedule_of_tables(source, stored, given)}
-    path = given.get("path") or found.get("path") or ("discrete" if found else usual_path)
-    if path != "discrete":
-        timesteps = {
-            "--diffusion-steps": given.get("steps"),
-            "--schedule": given.get("schedule"),
-            "--rescale-timesteps": None if path == "linear" else rescaled,
-        }
-        whole = [name for name, value in timesteps.items() if value is not None]
-        if whole:
-            raise UsageError(
-                f"--path {path} has no whole timesteps, which {whole[0]} is about: leave one of them out."
-            )
-        found = found if found.get("path") == path else {}
-    known = {**({} if path != "discrete" else Diffusion().options), **found, **given, "path": path}
-    silent = foreign.may_rescale and rescaled is None and "diffusion" not in stored
-    if path == "discrete" and silent and known["steps"] != 1000:
-        asked = foreign.ask(
-            "--rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
-            "improved-diffusion, else --no-rescale-timesteps"
-        )
-        raise UsageError(
-            f"{source} does not say whether its model sees its {known['steps']} timesteps as they are: "
-            f"{asked}."
-        )
-    if rescaled is not None:
-        known["timestep_scale"] = 1000 / known.get("steps", 1) if rescaled else 1.0
-    try:
-        if type(known.get("steps", 1)) is not int or known.get("steps", 1) > MAX_STEPS:
-            raise UsageError(f"the diffusion has at most {MAX_STEPS:,} steps")
-        return Diffusion(**known).options
-    except (UsageError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"the diffusion of {source} cannot be used ({error}): give other options."
-        ) from None
 
 
 def objective(diffusion):
@@ -666,35 +431,6 @@ def objective(diffusion):
         else f"the path {path}"
     )
     return f"predicts {diffusion['prediction']} in {how}"
-
-
-def schedule_of_tables(source, stored, given):
-    """{"steps", "schedule"} of the tables in a file, {} without any; a `NumdiffError` if the
-    schedule is not one of numdiff's."""
-    name = next((name for name in ("alphas_cumprod", "betas") if name in stored), None)
-    if name is None:
-        return {}
-    table = np.asarray(stored[name], np.float64)
-    if table.ndim != 1 or not 1 <= len(table) <= MAX_STEPS:
-        raise NumdiffError(f"cannot use {source}: its table {name} has the shape {table.shape}.")
-    bars = table if name == "alphas_cumprod" else np.cumprod(1 - table)
-    fits = [
-        name
-        for name in SCHEDULES
-        if np.allclose(alpha_bars(name, len(bars)), bars, rtol=1e-3, atol=1e-5)
-    ]
-    if not fits:
-        raise NumdiffError(
-            f"cannot use {source}: its betas are neither those of {' nor those of '.join(SCHEDULES)}, "
-            "the schedules that numdiff has."
-        )
-    found = {"steps": len(bars), "schedule": fits[0]}
-    for key, value in found.items():
-        if given.get(key, value) != value:
-            raise UsageError(
-                f"{flag(key)} {given[key]}: the betas of {source} say {value}; leave it out."
-            )
-    return found
 
 
 def _is_hdf5(path):

@@ -24,7 +24,8 @@ from ..files import cannot_write, open_to_append, write_all
 from ..nn import Tensor
 from ..settings import counted
 from ..sizes import image_shape, scaled_down, sides
-from .autoencoders import OF_RUN, write_autoencoder
+from .autoencoders import KIND, OF_RUN
+from .model_files import write_model_file
 from .previews import BATCH, draws
 from .report import image_grid, save_png
 
@@ -145,7 +146,8 @@ class Reconstructions:
             ].reshape(entry["shape"])
             for entry in model.parameters.index
         }
-        write_autoencoder(folder / OF_RUN, {**model.options, "scaling_factor": factor}, arrays)
+        options = {**model.options, "scaling_factor": factor}
+        write_model_file(folder / OF_RUN, options, arrays, model=KIND)
         output(f"psnr      {self._say(mean, len(pictures))} after step {step:,}")
 
     def rehearse(self):

@@ -20,7 +20,7 @@ from ..settings import counted, say
 from . import kinds
 from .build import model_options
 from .checkpoint import load_checkpoint, set_aside_later
-from .kinds.weights import defaults_of
+from .kinds.kind import defaults_of
 from .model_files import check_model_meta
 from .options import load_options
 from .run_extension import extensions_of

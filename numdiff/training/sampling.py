@@ -23,7 +23,6 @@ from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, of_option, printable, visibly
 from ..files import write_json
-from ..nn.convert import find_diffusers
 from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
@@ -32,7 +31,7 @@ from ..sizes import image_shape
 from .autoencoders import LatentDecoder, array_hash
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
-from .model_files import files_of, is_foreign, load_model
+from .model_files import files_of, folder_of, is_foreign, load_model
 from .options import resolve_device
 from .picture_record import SHOWN_CLASSES, chunk_of, finished
 from .report import columns_of, image_grid, save_png
@@ -582,7 +581,7 @@ def find_model(run, outdir="runs", warn=print):
             )
         return newest
     path = find_run(run, outdir)
-    if path.is_file() or find_diffusers(path):
+    if path.is_file() or folder_of(path):
         return path
     newest = newest_checkpoint(path, warn)
     if newest is None:

@@ -10,8 +10,8 @@ from numdiff.benchmark.sample import NumdiffSample, bench_sample
 from numdiff.benchmark.step import RandomImages
 from numdiff.benchmark.torch_sample import SAMPLERS, TorchSample
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn.convert.dit import without_padding
-from numdiff.nn.convert.layout import to_torch_layout
+from numdiff.extras.convert.dit import without_padding
+from numdiff.extras.convert.layout import to_torch_layout
 from numdiff.training.options import resolve
 from tests.conftest import needs
 

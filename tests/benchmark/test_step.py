@@ -8,8 +8,8 @@ import pytest
 from numdiff.benchmark import step as step_module
 from numdiff.benchmark.step import NumdiffStep, RandomImages, bench_step, seconds_in_turns
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.layout import to_torch_layout
 from numdiff.nn import DiT, UNet
-from numdiff.nn.convert.layout import to_torch_layout
 from numdiff.training.options import resolve
 from tests.conftest import needs
 

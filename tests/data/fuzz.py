@@ -33,6 +33,7 @@ from numdiff import plots
 from numdiff.data.dataset import open_dataset
 from numdiff.errors import NumdiffError, printable
 from numdiff.evaluation.sources import Images, open_source
+from numdiff.extras.convert.models import convert
 from numdiff.nn import DiT, UNet
 from numdiff.training.checkpoint import (
     LAST_LINE,
@@ -41,7 +42,7 @@ from numdiff.training.checkpoint import (
     save_checkpoint,
     why_damaged,
 )
-from numdiff.training.model_files import convert, load, write_model_file
+from numdiff.training.model_files import load, write_model_file
 from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 from numdiff.training.report import STATS, read_stats, truncate_stats
 

@@ -159,7 +159,7 @@ def cifar_batch(protocol):
 @functools.cache
 def weights():
     """(data.pkl, its storages) of a state dict, as torch.save writes it."""
-    from tests.nn.test_convert import pickled, tensor
+    from tests.extras.convert.test_state_dicts import pickled, tensor
 
     entries = {f"layer{i}.weight": tensor("FloatStorage", str(i), 6, (2, 3)) for i in range(3)}
     return pickled({"ema": entries, "step": 5, "name": "a"}), {str(i): bytes(24) for i in range(3)}
@@ -514,7 +514,7 @@ def _npy_headers(rng, folder):
 
 def _programs(rng, folder):
     """Pickles that ask for gigabytes, or for a time without end."""
-    from tests.nn.test_convert import pickled, tensor
+    from tests.extras.convert.test_state_dicts import pickled, tensor
 
     mega = b"X" + struct.pack("<I", 1 << 20) + b"a" * (1 << 20)
     nested = b"\x80\x02}(" + b")" + b"2\x86" * 200 + b"K\x01u."
@@ -617,7 +617,7 @@ def read(what, path, options, folder):
     from numdiff.data.dataset import open_dataset
     from numdiff.data.importers import import_dataset
     from numdiff.evaluation.sources import open_source
-    from numdiff.nn.convert import load_state_dict
+    from numdiff.extras.convert.files import load_state_dict
     from numdiff.training.sample_files import read_mask, read_picture
 
     if what == "import":

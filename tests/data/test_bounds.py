@@ -14,7 +14,7 @@ from numdiff.data.importers import import_dataset
 from numdiff.data.pictures import Unreadable, decoded
 from numdiff.errors import NumdiffError
 from numdiff.evaluation.sources import open_source
-from numdiff.nn.convert import load_state_dict
+from numdiff.extras.convert.files import load_state_dict
 from tests.data.fuzz_importers import pictures
 from tests.data.sources import png_of_chunks
 

@@ -14,8 +14,8 @@ import pytest
 
 from numdiff.data.importers import import_dataset
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.unpickle import RefusedError
 from numdiff.extras.formats.cifar import read_pickle
-from numdiff.unpickle import RefusedError
 from tests.data.sources import colours, contents, fill, png
 
 # CIFAR-10 -----------------------------------------------------------------------------------------

@@ -88,6 +88,16 @@ def test_what_cannot_be_imported_is_one_sentence(monkeypatch):
         r"module named 'numdiff_nowhere'\): install what it lacks, or do without --schedule.$",
     ):
         extensions.find("steps", "drawn", "--schedule")
+    with pytest.raises(UsageError, match="^--a needs an extension that adds the steps 'b': inst"):
+        extensions.find("steps", "b", "--a")
+
+
+def test_weights_of_another_program_say_what_they_lack(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "numdiff.extras.convert.reader", None)
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"PK")
+    with pytest.raises(UsageError, match="a.pt needs numdiff.extras.convert.reader, which cannot"):
+        numdiff.load(path)
 
 
 def test_a_command_says_what_it_lacks(monkeypatch):

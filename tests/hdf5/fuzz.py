@@ -17,11 +17,12 @@ import h5py
 import numpy as np
 
 from numdiff.data.dataset import open_dataset
+from numdiff.extras.convert.models import convert
 from numdiff.hdf5 import open_hdf5
 from numdiff.hdf5.structure import UNDEFINED, RawFile, lookup3
 from numdiff.nn import DiT, UNet
 from numdiff.training.checkpoint import LAST_LINE_BYTES
-from numdiff.training.model_files import convert, load, write_model_file
+from numdiff.training.model_files import load, write_model_file
 from tests.data import fuzz
 
 VERSIONS = ("earliest", "v108"), ("v108", "latest"), ("v110", "v110"), ("latest", "latest")

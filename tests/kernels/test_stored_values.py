@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from numdiff import kernels as K
-from numdiff.nn.convert import to_numdiff_layout
+from numdiff.extras.convert.layout import to_numdiff_layout
 from tests.conftest import large
 from tests.reference import stored
 

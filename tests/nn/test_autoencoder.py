@@ -9,22 +9,18 @@ from click.testing import CliRunner
 
 from cli.main import main
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import Tape, Tensor
-from numdiff.nn import functional as F
-from numdiff.nn.autoencoder import Autoencoder
-from numdiff.nn.convert.autoencoder import (
+from numdiff.extras.convert.autoencoder_names import (
     diffusers_names,
     numdiff_arrays,
     public_arrays,
     public_names,
 )
-from numdiff.nn.convert.files import write_state_dict
-from numdiff.training.autoencoders import (
-    holds_autoencoder,
-    load_autoencoder,
-    read_autoencoder,
-    write_autoencoder,
-)
+from numdiff.extras.convert.autoencoders import holds_autoencoder, write_autoencoder
+from numdiff.extras.convert.files import write_state_dict
+from numdiff.nn import Tape, Tensor
+from numdiff.nn import functional as F
+from numdiff.nn.autoencoder import Autoencoder
+from numdiff.training.autoencoders import load_autoencoder, read_autoencoder
 from tests.conftest import large, relative_error
 from tests.nn.test_unet_reference import check_gradients
 from tests.reference import stored

@@ -6,8 +6,9 @@ import pytest
 
 from numdiff.device import download
 from numdiff.diffusion import Diffusion
+from numdiff.extras.convert.dit import with_padding, without_padding
+from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
 from numdiff.nn import DiT, Tape, Tensor
-from numdiff.nn.convert import to_numdiff_layout, to_torch_layout, with_padding, without_padding
 from numdiff.nn.dit import MODELS, position_table
 from numdiff.nn.dit_shapes import dit_parameter_counts, dit_shapes
 from tests.conftest import large, relative_error

@@ -6,9 +6,9 @@ import pytest
 
 from numdiff.device import download, fill_zero
 from numdiff.diffusion import Diffusion
+from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
 from numdiff.nn import AdamW, Tape, Tensor, UNet
 from numdiff.nn import functional as F
-from numdiff.nn.convert import to_numdiff_layout, to_torch_layout
 from tests.conftest import large, relative_error
 from tests.reference import stored
 

@@ -31,10 +31,11 @@ import numdiff
 from numdiff.diffusion import Diffusion, samplers
 from numdiff.diffusion.paths import LinearPath
 from numdiff.diffusion.schedule import karras_sigmas
+from numdiff.extras.convert.dit import without_padding
+from numdiff.extras.convert.flow import with_time_reversed
+from numdiff.extras.convert.layout import to_torch_layout
+from numdiff.extras.convert.models import convert
 from numdiff.nn import Tape, Tensor
-from numdiff.nn.convert import to_torch_layout, without_padding
-from numdiff.nn.convert.flow import with_time_reversed
-from numdiff.training.model_files import convert
 
 FAIRSCALE = [
     f"fairscale{part}"

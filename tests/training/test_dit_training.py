@@ -7,8 +7,9 @@ import pytest
 
 import numdiff
 from numdiff.errors import UsageError
+from numdiff.extras.convert.dit import with_padding, without_padding
+from numdiff.extras.convert.layout import to_torch_layout
 from numdiff.nn import DiT
-from numdiff.nn.convert import to_torch_layout, with_padding, without_padding
 from numdiff.training import Trainer
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve

@@ -9,9 +9,9 @@ import pytest
 
 from numdiff.data.dataset import Dataset
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.autoencoders import write_autoencoder
 from numdiff.nn.autoencoder import Autoencoder
 from numdiff.training import encode
-from numdiff.training.autoencoders import write_autoencoder
 from numdiff.training.encode import encode_dataset
 
 COUNT = 70  # two blocks

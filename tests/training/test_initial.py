@@ -16,12 +16,13 @@ import numdiff
 from numdiff.data.dataset import default_path, open_dataset
 from numdiff.diffusion import Diffusion
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.files import read_weights, write_state_dict
+from numdiff.extras.convert.models import convert
 from numdiff.nn import DiT, UNet
-from numdiff.nn.convert import read_weights, write_state_dict
 from numdiff.training import Trainer, initial
 from numdiff.training.build import describe_without_training, diffusion_options
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
-from numdiff.training.model_files import ModelFile, convert, write_model_file
+from numdiff.training.model_files import ModelFile, write_model_file
 from numdiff.training.options import check_given, fill, look_up, resolve
 from numdiff.training.run import train
 from numdiff_cli.main import main

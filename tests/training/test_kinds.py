@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 import numdiff
 from numdiff.errors import UsageError
+from numdiff.extras.convert.kinds import weights_of
+from numdiff.extras.convert.models import convert
 from numdiff.training import kinds
-from numdiff.training.model_files import convert
 from numdiff.training.options import TrainOptions, resolve
 from numdiff_cli.main import main
 
@@ -91,11 +92,11 @@ def test_what_a_third_kind_cannot_is_said(toy):
 
 def test_what_other_programs_have_of_it_is_nothing():
     with pytest.raises(UsageError, match="means nothing for a Toy"):
-        TOY.foreign().with_convolutions({}, {})
+        weights_of(TOY).with_convolutions({}, {})
     with pytest.raises(
         UsageError, match="diffusers' layout, which is for a DiT, and this is a Toy"
     ):
-        TOY.foreign().write_folder("a", {}, {}, {})
+        weights_of(TOY).write_folder("a", {}, {}, {})
 
 
 def test_no_other_file_distinguishes_kinds():

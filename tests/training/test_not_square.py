@@ -7,17 +7,18 @@ from PIL import Image
 
 from numdiff import load
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn.convert import to_torch_layout
-from numdiff.nn.convert.diffusers import diffusers_config
-from numdiff.nn.convert.dit import fixed_tables, guess_dit_options
-from numdiff.nn.convert.guided import guided_diffusion_flags
+from numdiff.extras.convert.diffusers import diffusers_config
+from numdiff.extras.convert.dit import fixed_tables, guess_dit_options
+from numdiff.extras.convert.guided import guided_diffusion_flags
+from numdiff.extras.convert.layout import to_torch_layout
+from numdiff.extras.convert.models import convert
 from numdiff.nn.dit import DiT, position_table
 from numdiff.nn.rotary import rotation_table
 from numdiff.nn.unet import UNet
 from numdiff.sizes import Sides
 from numdiff.training.build import build_dataset
 from numdiff.training.checkpoint import load_checkpoint
-from numdiff.training.model_files import convert, read_model, write_model_file
+from numdiff.training.model_files import read_model, write_model_file
 from numdiff.training.options import load_options, resolve, resolve_resumed
 from numdiff.training.run import train
 from numdiff.training.sample_files import read_mask, read_picture

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from numdiff.extras.convert.autoencoders import write_autoencoder
+from numdiff.extras.convert.models import convert
 from numdiff.nn import DiT, UNet
 from numdiff.nn.autoencoder import Autoencoder
-from numdiff.training.autoencoders import write_autoencoder
-from numdiff.training.model_files import convert, write_model_file
+from numdiff.training.model_files import write_model_file
 from numdiff.training.picture_record import read_record
 from numdiff_cli.main import main
 from tests.conftest import exhaustive

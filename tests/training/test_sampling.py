@@ -22,10 +22,11 @@ from numdiff.diffusion.pictures import as_in_training
 from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.models import convert
 from numdiff.nn import DiT, UNet
 from numdiff.training import sampling
 from numdiff.training.checkpoint import save_checkpoint
-from numdiff.training.model_files import convert, write_model_file
+from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve
 from numdiff.training.picture_record import read_record
 from numdiff.training.precision import MEANING

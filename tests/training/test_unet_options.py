@@ -7,11 +7,10 @@ from click.testing import CliRunner
 
 import numdiff
 from numdiff.errors import UsageError
+from numdiff.extras.convert.models import convert
+from numdiff.extras.convert.unet import guess_unet_options, unet_shapes
 from numdiff.nn import UNet
-from numdiff.nn.convert import guess_unet_options
-from numdiff.nn.convert.unet import unet_shapes
 from numdiff.training.build import describe_model, model_options
-from numdiff.training.model_files import convert
 from numdiff.training.options import resolve
 from numdiff.training.step import Randomness
 from numdiff_cli.main import main

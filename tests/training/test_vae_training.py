@@ -14,11 +14,12 @@ from numdiff.data import open_dataset
 from numdiff.device.planned import cards_with
 from numdiff.diffusion.reconstruction import Reconstruction
 from numdiff.errors import UsageError
+from numdiff.extras.convert.autoencoders import write_autoencoder
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
 from numdiff.nn.autoencoder import Autoencoder
 from numdiff.training import Trainer
-from numdiff.training.autoencoders import load_autoencoder, write_autoencoder
+from numdiff.training.autoencoders import load_autoencoder
 from numdiff.training.build import build_dataset, build_model, build_trainer
 from numdiff.training.checkpoint import load_checkpoint
 from numdiff.training.options import TrainOptions, resolve

@@ -13,15 +13,14 @@ import numpy as np
 
 from ... import schema
 from ...archives import ZipReader
-from ...errors import NumdiffError, UsageError
+from ...errors import NumdiffError, UsageError, listed
 from ...evaluation.features import tf32_switched
 from ...files import Refused, open_regular
-from ...nn.convert import pickles
-from ...nn.convert.check import listed
-from ...nn.convert.files import read_weights
 from ...outputs import check_output
 from ...training.checkpoint import INDEX, load_checkpoint
 from ...training.model_files import write_model_file
+from ..convert import pickles
+from ..convert.files import read_weights
 from . import dinov2, inception
 from .resizing import resize
 

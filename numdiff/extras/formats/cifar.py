@@ -1,7 +1,7 @@
 """CIFAR-10 as its authors give it: cifar-10-python.tar.gz, five pickles of training images.
 
 A pickle is a program: reading one with Python's own reader can run any command. These are read by
-numdiff/unpickle.py. It knows the few names that an array, a list and a dictionary need, has a
+convert/unpickle.py. It knows the few names that an array, a list and a dictionary need, has a
 harmless stand-in for each, and refuses every other name. No function of the pickle's choice is ever
 called.
 """
@@ -11,7 +11,6 @@ import os
 
 import numpy as np
 
-from ... import unpickle
 from ...archives import TooMuch
 from ...data.importers.arrays import items_of
 from ...data.importers.source import (
@@ -23,7 +22,8 @@ from ...data.importers.source import (
     read_exactly,
 )
 from ...errors import NumdiffError
-from ...unpickle import RefusedError
+from ..convert import unpickle
+from ..convert.unpickle import RefusedError
 from .tar_archive import tar_files
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))

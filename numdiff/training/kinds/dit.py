@@ -396,7 +396,6 @@ DIT = DiTKind(
     rates=RATES,
     emoji=EMOJI,
     check="numdiff.nn.dit:check_options",
-    weights="numdiff.training.kinds.dit_weights:DiTWeights",
     twin="numdiff.benchmark.torch_dit:TorchDiT",
     float8=True,
     class_dropout=0.1,

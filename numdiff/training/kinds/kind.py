@@ -18,6 +18,7 @@ resumed and sampled.
 
 import functools
 import importlib
+import inspect
 import math
 from dataclasses import dataclass, field
 
@@ -28,6 +29,15 @@ def imported(where):
     """The object at "module:name"."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def defaults_of(model):
+    """{option: default} of the constructor of a model or `Diffusion`, without device and seed."""
+    return {
+        name: list(p.default) if isinstance(p.default, tuple) else p.default
+        for name, p in inspect.signature(model).parameters.items()
+        if name not in ("config", "device", "seed", "backend")
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +51,8 @@ class ModelKind:
     preset's
     emoji: {preset: {setting: value}} filled in, too, where the dataset is the default one
     check: where a function is that refuses options with which no model can be laid out
-    weights: where the record of its foreign files is (weights.py); twin: where its counterpart in
-    PyTorch is, for `--versus torch`; twin_channels_last: whether that stores its images
-    channels-last
+    twin: where its counterpart in PyTorch is, for `--versus torch`; twin_channels_last: whether
+    that stores its images channels-last
     float8: whether it trains in --precision fp8
     parts: what of its blocks `--recompute` may name alone, of the model's `part_kinds`
     class_dropout: the default of --class-dropout
@@ -65,7 +74,6 @@ class ModelKind:
     rates: dict = field(default_factory=dict)
     emoji: dict = field(default_factory=dict)
     check: str | None = None
-    weights: str = "numdiff.training.kinds.weights:Weights"
     twin: str | None = None
     twin_channels_last: bool = False
     float8: bool = False
@@ -120,11 +128,6 @@ class ModelKind:
             "measure its samples on the way.",
         }
         return {**usual, **self.help}[command]
-
-    def foreign(self, reader="convert"):
-        """The `Weights` of this kind: how other programs' files of it are read and written; reader:
-        the command that reads, whose options its errors name."""
-        return imported(self.weights)(self, reader)
 
     def held_out(self, dataset, options):
         """The dataset to train on; its `held_out`, where it has that, is what it leaves out of the

@@ -392,7 +392,6 @@ UNET = UNetKind(
     rates=RATES,
     emoji={"tiny": SMILEYS, "unet64": SMILEYS},
     check="numdiff.nn.unet:check_options",
-    weights="numdiff.training.kinds.unet_weights:UNetWeights",
     twin="numdiff.benchmark.torch_unet:TorchUNet",
     twin_channels_last=True,
     class_dropout=0.0,

@@ -83,9 +83,9 @@ def test_comparison_with_torch():
 def test_torch_computes_the_same(rng, channels=8):
     import torch
 
+    from numdiff.extras.convert.layout import to_torch_layout
     from numdiff.extras.convnext.torch_block import TorchOneBlock
     from numdiff.nn import Tensor
-    from numdiff.nn.convert.layout import to_torch_layout
 
     ours, theirs = block.OneBlock(channels), TorchOneBlock(channels)
     arrays = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in ours.arrays().items()}

@@ -10,11 +10,12 @@ import numdiff
 from numdiff.device.planned import cards_with
 from numdiff.diffusion import Diffusion
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.models import convert
 from numdiff.extras.lora.parameters import ADAPTED, adapter_names
 from numdiff.nn import DiT, Tensor
 from numdiff.training import Trainer, kinds
 from numdiff.training.checkpoint import load_checkpoint
-from numdiff.training.model_files import convert, read_model_file, write_model_file
+from numdiff.training.model_files import read_model_file, write_model_file
 from numdiff.training.options import resolve
 from numdiff.training.price import foreseen_peak
 from numdiff.training.run import train

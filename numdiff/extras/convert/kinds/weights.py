@@ -5,14 +5,12 @@ A kind without such a record has numdiff's own model files, and the plain export
 .safetensors) of its parameters under their own names; no foreign file is recognised as its own.
 """
 
-import inspect
 import math
 
-from ...errors import UsageError
-from ...settings import say
-from ...sizes import Sides, in_pixels
-
-MAX_IMAGE_SIZE = 4096  # as for a training run
+from ....errors import UsageError
+from ....settings import say
+from ....sizes import Sides, in_pixels
+from ....training.model_files import MAX_IMAGE_SIZE
 
 
 class Weights:
@@ -182,15 +180,6 @@ def count_or_none(v):
 
 
 PERIOD = number(0, math.inf, low_too=False)
-
-
-def defaults_of(model):
-    """{option: default} of the constructor of a model or `Diffusion`, without device and seed."""
-    return {
-        name: list(p.default) if isinstance(p.default, tuple) else p.default
-        for name, p in inspect.signature(model).parameters.items()
-        if name not in ("config", "device", "seed", "backend")
-    }
 
 
 def flag(option):

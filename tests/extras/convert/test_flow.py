@@ -5,10 +5,11 @@ import pytest
 from click.testing import CliRunner
 
 import numdiff
+from numdiff.extras.convert.flow import with_time_reversed, without_variance
+from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
+from numdiff.extras.convert.models import convert
 from numdiff.nn import DiT
-from numdiff.nn.convert import to_numdiff_layout, to_torch_layout
-from numdiff.nn.convert.flow import with_time_reversed, without_variance
-from numdiff.training.model_files import convert, read_model_file
+from numdiff.training.model_files import read_model_file
 from numdiff_cli.main import main
 
 SMALL = {

@@ -12,8 +12,7 @@ import re
 
 import numpy as np
 
-from ...errors import NumdiffError, UsageError
-from .check import listed
+from ...errors import NumdiffError, UsageError, listed
 
 CLASS = "AutoencoderKL"  # in diffusers' config.json
 PREFIXES = "first_stage_model.", "autoencoder.", "vae."

@@ -9,11 +9,12 @@ import safetensors
 
 from numdiff import load
 from numdiff.errors import NumdiffError
+from numdiff.extras.convert.files import read_weights, write_state_dict
+from numdiff.extras.convert.models import convert
 from numdiff.nn import DiT
-from numdiff.nn.convert import read_weights, write_state_dict
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.initial import read_any
-from numdiff.training.model_files import convert, read_model_file, write_model_file
+from numdiff.training.model_files import read_model_file, write_model_file
 
 NAMES = ["cat", "dög"]
 PICTURES = {"sampler": "heun", "steps": 7, "cfg_scale": 1.5, "cfg_interval": None}

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from numdiff.nn.convert import read_weights, write_state_dict
-from numdiff.nn.convert.files import LONGEST_COMMENT
+from numdiff.extras.convert.files import LONGEST_COMMENT, read_weights, write_state_dict
 
 KINDS = ["npz", "safetensors"]
 STATE = {"a.weight": np.ones((2, 3), np.float32), "a.bias": np.zeros(2, np.float32)}

@@ -2,10 +2,10 @@
 
 import pathlib
 
-from ... import schema
-from ...errors import NumdiffError, UsageError
-from ...files import read_bytes
-from ...nn.convert.diffusers import LARGEST_CONFIG, PIPELINE
+from .... import schema
+from ....errors import NumdiffError, UsageError
+from ....files import read_bytes
+from ..diffusers import LARGEST_CONFIG, PIPELINE
 
 SCHEDULER, SCHEDULER_CONFIG = "scheduler", "scheduler_config.json"
 PREDICTIONS = {"eps": "epsilon", "v": "v_prediction", "x_0": "sample"}  # here: in diffusers

@@ -7,32 +7,38 @@ import pathlib
 
 import numpy as np
 
-from ... import extensions
-from ...diffusion import Diffusion
-from ...diffusion.sampling import PIXEL_CHANNELS
-from ...errors import NumdiffError, UsageError
-from ...files import atomic_pair, cannot_write
-from ...nn.convert import (
-    check_dit_state_dict,
+from .... import extensions
+from ....diffusion import Diffusion
+from ....diffusion.sampling import PIXEL_CHANNELS
+from ....errors import NumdiffError, UsageError
+from ....files import atomic_pair, cannot_write
+from ....nn.flops import mlp_width
+from ....sizes import in_pixels, sides
+from ....training.kinds.dit import describe_block
+from ....training.kinds.kind import defaults_of
+from ..diffusers import (
+    CONFIG,
+    PIPELINE,
+    REMEDY,
+    WEIGHTS,
     diffusers_config,
     diffusers_state_dict,
-    guess_dit_options,
-    is_dit,
     public_state_dict,
     read_config,
-    read_weights,
     weights_file,
+)
+from ..dit import (
+    ROTATION,
+    check_dit_state_dict,
+    guess_dit_options,
+    is_dit,
+    short_of,
     with_padding,
     with_positions,
     without_padding,
-    write_state_dict,
 )
-from ...nn.convert.diffusers import CONFIG, PIPELINE, REMEDY, WEIGHTS
-from ...nn.convert.dit import ROTATION, short_of
-from ...nn.convert.flow import with_time_reversed, without_variance
-from ...nn.flops import mlp_width
-from ...sizes import in_pixels, sides
-from .dit import describe_block
+from ..files import read_weights, write_state_dict
+from ..flow import with_time_reversed, without_variance
 from .pipeline_files import read_pipeline
 from .weights import (
     CLASSES,
@@ -41,7 +47,6 @@ from .weights import (
     NULL_CLASS_DROPOUT,
     SHARE,
     Weights,
-    defaults_of,
     yes_or_no,
 )
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from numdiff.errors import NumdiffError
-from numdiff.nn.convert import load_state_dict, read_weights, with_positions, write_state_dict
-from tests.nn.test_convert import model_state, pickled, tensor, write_pt
+from numdiff.extras.convert.dit import with_positions
+from numdiff.extras.convert.files import load_state_dict, read_weights, write_state_dict
+from tests.extras.convert.test_state_dicts import model_state, pickled, tensor, write_pt
 from tests.reference import stored, stored_dit
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from ... import extensions
 from ...errors import NumdiffError
+from ...nn.dit import MODELS, SIZES, mlp_width, padded_columns, padded_rows, position_table
+from ...nn.dit_shapes import dit_shapes
+from ...nn.rotary import rotation_table
 from ...sizes import as_size, scaled_down, sides
-from ..dit import MODELS, SIZES, mlp_width, padded_columns, padded_rows, position_table
-from ..dit_shapes import dit_shapes
-from ..rotary import rotation_table
 from .check import check_shapes, check_whole, known_shape
 
 WHAT = "public DiT"

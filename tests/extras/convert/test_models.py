@@ -9,16 +9,14 @@ import pytest
 
 from numdiff.diffusion import Diffusion, alpha_bars
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.files import write_state_dict
+from numdiff.extras.convert.guided import guided_diffusion_flags
+from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
+from numdiff.extras.convert.models import convert
+from numdiff.extras.convert.unet import unet_shapes
 from numdiff.nn import DiT, UNet
-from numdiff.nn.convert import (
-    guided_diffusion_flags,
-    to_numdiff_layout,
-    to_torch_layout,
-    unet_shapes,
-    write_state_dict,
-)
 from numdiff.training.checkpoint import checkpoint_name, load_checkpoint, save_checkpoint
-from numdiff.training.model_files import convert, load, read_model_file, write_model_file
+from numdiff.training.model_files import load, read_model_file, write_model_file
 from tests.conftest import relative_error
 from tests.reference import stored
 

@@ -14,18 +14,15 @@ import numpy as np
 import pytest
 
 from numdiff.errors import NumdiffError
-from numdiff.nn import UNet
-from numdiff.nn.convert import (
+from numdiff.extras.convert.files import load_state_dict, read_weights, write_state_dict
+from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
+from numdiff.extras.convert.unet import (
+    canonical_names,
     check_state_dict,
     guess_unet_options,
-    load_state_dict,
-    read_weights,
-    to_numdiff_layout,
-    to_torch_layout,
     unet_shapes,
-    write_state_dict,
 )
-from numdiff.nn.convert.unet import canonical_names
+from numdiff.nn import UNet
 from tests.conftest import exhaustive
 from tests.reference import stored
 

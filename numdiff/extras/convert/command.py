@@ -5,9 +5,8 @@ import os
 import click
 
 from numdiff.extensions import available
-
-from .output import echo
-from .values import Choice, Number, Size
+from numdiff_cli.output import echo
+from numdiff_cli.values import Choice, Number, Size
 
 PATHS = "source", "target", "outdir"
 
@@ -170,10 +169,11 @@ def convert(source, target, outdir, weights, conv_resample, to, vae, **options):
     """
     from numdiff.errors import UsageError
     from numdiff.option_names import as_options
-    from numdiff.training.autoencoders import convert_autoencoder, holds_autoencoder
-    from numdiff.training.model_files import convert as convert_model
-    from numdiff.training.pipelines import convert_pipeline
     from numdiff.training.sampling import find_model
+
+    from .autoencoders import convert_autoencoder, holds_autoencoder
+    from .models import convert as convert_model
+    from .pipelines import convert_pipeline
 
     diffusion = {
         name: options.pop(option)
@@ -232,7 +232,9 @@ def describe(target, result):
     from numdiff.training import kinds
     from numdiff.training.build import describe_diffusion
 
-    yield from kinds.get(result.kind).foreign().lines(target, result, result.options)
+    from .kinds import weights_of
+
+    yield from weights_of(kinds.get(result.kind)).lines(target, result, result.options)
     yield f"diffusion   {describe_diffusion(result.diffusion, result.options.get('learn_sigma'))}"
     for heading, text in result.notes:
         yield f"{heading:<11} {text}"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from numdiff.nn.convert import load_state_dict, write_state_dict
+from numdiff.extras.convert.files import load_state_dict, write_state_dict
 from numdiff_cli.main import main
-from tests.nn.test_convert import ForeignClass, pickled, tensor
+from tests.extras.convert.test_state_dicts import ForeignClass, pickled, tensor
 from tests.reference import stored
 
 WHOLE = (stored.FOLDER / "dit_state.pt").read_bytes()

@@ -7,26 +7,33 @@ import numpy as np
 import pytest
 
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn.convert import (
-    check_dit_state_dict,
+from numdiff.extras.convert.diffusers import (
     diffusers_config,
     diffusers_state_dict,
-    guess_dit_options,
-    is_dit,
-    load_state_dict,
     public_state_dict,
     read_config,
-    to_numdiff_layout,
-    to_torch_layout,
+)
+from numdiff.extras.convert.dit import (
+    check_dit_state_dict,
+    fixed_tables,
+    guess_dit_options,
+    is_dit,
     with_padding,
     with_positions,
     without_padding,
 )
-from numdiff.nn.convert.dit import fixed_tables
+from numdiff.extras.convert.files import load_state_dict
+from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
 from numdiff.nn.dit import MODELS, PLAIN, padded_columns
 from numdiff.nn.dit_shapes import dit_shapes
 from numdiff.sizes import as_size
-from tests.nn.test_convert import ForeignClass, damaged_copies, pickled, tensor, write_pt
+from tests.extras.convert.test_state_dicts import (
+    ForeignClass,
+    damaged_copies,
+    pickled,
+    tensor,
+    write_pt,
+)
 from tests.reference import stored, stored_dit
 
 BARE, CHECKPOINT = stored.FOLDER / "dit_state.pt", stored.FOLDER / "dit_checkpoint.pt"

@@ -19,11 +19,10 @@ import re
 import numpy as np
 
 from ... import schema
-from ...errors import NumdiffError, UsageError
+from ...errors import NumdiffError, UsageError, listed
 from ...files import read_bytes
+from ...nn.dit import EPS, PLAIN, UNPUBLISHED, position_table
 from ...sizes import as_size, in_pixels
-from ..dit import EPS, PLAIN, UNPUBLISHED, position_table
-from .check import listed
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"

@@ -11,18 +11,20 @@ import pytest
 from numdiff import files
 from numdiff.diffusion import Diffusion, sample
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.diffusers import CONFIG, WEIGHTS
+from numdiff.extras.convert.dit import fixed_tables, with_positions
+from numdiff.extras.convert.files import load_state_dict, read_weights
+from numdiff.extras.convert.kinds import dit_weights, weights_of
+from numdiff.extras.convert.layout import to_numdiff_layout
+from numdiff.extras.convert.models import convert
 from numdiff.nn import DiT, dit
-from numdiff.nn.convert import load_state_dict, read_weights, to_numdiff_layout, with_positions
-from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
-from numdiff.nn.convert.dit import fixed_tables
 from numdiff.nn.dit_shapes import dit_shapes
-from numdiff.training.kinds import dit_weights
 from numdiff.training.kinds.dit import DIT
-from numdiff.training.model_files import convert, load, read_any, write_model_file
+from numdiff.training.model_files import load, read_any, write_model_file
 from tests.conftest import relative_error
+from tests.extras.convert.test_models import write_npz
 from tests.reference import stored, stored_dit
 from tests.test_files import state_of
-from tests.training.test_model_files import write_npz
 
 
 def stored_state(name):
@@ -429,7 +431,7 @@ def test_heads_stored_in_a_file_are_used_for_a_published_size():
     shapes = {name: Shaped(shape) for name, shape in dit_shapes(options).items()}
     shapes |= fixed_tables(options)
     for settings, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
-        assert DIT.foreign().complete("w.safetensors", shapes, settings, {})["num_heads"] == heads
+        assert weights_of(DIT).complete("w.safetensors", shapes, settings, {})["num_heads"] == heads
 
 
 def test_a_state_dict_of_lightningdits_code(tmp_path):
@@ -483,7 +485,7 @@ def test_the_mlp_ratio_stored_in_a_file_is_used_if_it_fits(tmp_path):
     state = load_state_dict(tmp_path / "w.safetensors")
     for ratio, found in ((2.6, 2.6), (4.0, 2.5833333333333335), ("2.6", 2.5833333333333335)):
         assert (
-            DIT.foreign().complete("w.npz", state, {"mlp_ratio": ratio}, {})["mlp_ratio"] == found
+            weights_of(DIT).complete("w.npz", state, {"mlp_ratio": ratio}, {})["mlp_ratio"] == found
         )
 
 

@@ -19,7 +19,7 @@ they are left out.
 
 import numpy as np
 
-from ..dit import FREQUENCIES
+from ...nn.dit import FREQUENCIES
 
 MAX_PERIOD = 10000.0
 TIME, LAST = "t_embedder.mlp.0.weight", "final_layer.linear"

@@ -1,15 +1,12 @@
 """The UNet's weights in other programs: guided-diffusion, improved-diffusion, unet.cu."""
 
-from ... import extensions
-from ...errors import NumdiffError, UsageError
-from ...nn.convert import (
-    check_state_dict,
-    guess_unet_options,
-    guided_diffusion_flags,
-    with_convolutions,
-)
-from ...settings import counted
-from ...sizes import in_pixels
+from .... import extensions
+from ....errors import NumdiffError, UsageError
+from ....settings import counted
+from ....sizes import in_pixels
+from ....training.kinds.kind import defaults_of
+from ..guided import guided_diffusion_flags, with_convolutions
+from ..unet import check_state_dict, guess_unet_options
 from .weights import (
     CLASSES,
     COUNT,
@@ -18,7 +15,6 @@ from .weights import (
     SHARE,
     Weights,
     count_or_none,
-    defaults_of,
     yes_or_no,
 )
 

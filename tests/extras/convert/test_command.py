@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn.convert import write_state_dict
-from numdiff_cli.convert import convert
+from numdiff.extras.convert.command import convert
+from numdiff.extras.convert.files import write_state_dict
 from numdiff_cli.main import main
 from tests.reference import stored
 

@@ -8,12 +8,13 @@ from click.testing import CliRunner
 
 from cli.main import main
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.convert.autoencoders import write_autoencoder
+from numdiff.extras.convert.kinds.pipeline_files import read_pipeline, scheduler_config
+from numdiff.extras.convert.pipelines import convert_pipeline
 from numdiff.nn import DiT
 from numdiff.nn.autoencoder import Autoencoder
-from numdiff.training.autoencoders import load_autoencoder, write_autoencoder
-from numdiff.training.kinds.pipeline_files import read_pipeline, scheduler_config
+from numdiff.training.autoencoders import load_autoencoder
 from numdiff.training.model_files import read_any, write_model_file
-from numdiff.training.pipelines import convert_pipeline
 
 SMALL = {
     "image_size": 4,

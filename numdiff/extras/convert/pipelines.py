@@ -13,15 +13,18 @@ Such a folder's parts are read, too: the DiT with its schedule and names of clas
 import contextlib
 import pathlib
 
-from ..errors import UsageError
-from ..files import cannot_write, write_json
-from ..nn.convert import to_torch_layout
-from ..nn.convert.diffusers import CONFIG, PIPELINE, WEIGHTS
-from ..outputs import check_apart
-from . import kinds
-from .autoencoders import KIND, read_autoencoder, write_autoencoder
+from ...errors import UsageError
+from ...files import cannot_write, write_json
+from ...outputs import check_apart
+from ...training import kinds
+from ...training.autoencoders import KIND, read_autoencoder
+from ...training.model_files import files_of
+from .autoencoders import write_autoencoder
+from .diffusers import CONFIG, PIPELINE, WEIGHTS
+from .kinds import weights_of
 from .kinds.pipeline_files import SCHEDULER, SCHEDULER_CONFIG, scheduler_config
-from .model_files import Conversion, files_of, read_any
+from .layout import to_torch_layout
+from .models import Conversion, read_source
 
 TRANSFORMER = "transformer"
 NULL_OF_PIPELINE = 1000  # the class that DiTPipeline guides away from, whatever the model's
@@ -46,7 +49,7 @@ def convert_pipeline(source, target, vae=None, weights=None, diffusion=None, **f
         )
     free = {k: v for k, v in free.items() if v is not None}
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
-    found = read_any(source, weights, diffusion, free)
+    found = read_source(source, weights, diffusion, free)
     kind, sizes = kinds.get(found.kind), found.options
     vae = vae or (found.pictures or {}).get("vae")
     if vae is None:
@@ -77,7 +80,7 @@ def convert_pipeline(source, target, vae=None, weights=None, diffusion=None, **f
         raise cannot_write("the pipeline into", target, error) from error
     training = {"classes": found.classes} if found.classes else {}
     try:
-        notes = kind.foreign().write_folder(
+        notes = weights_of(kind).write_folder(
             target / TRANSFORMER, sizes, to_torch_layout(found.arrays), found.diffusion, training
         )
         write_autoencoder(target / KIND, options, arrays)

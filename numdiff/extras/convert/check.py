@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from ...errors import NumdiffError
-
-LISTED = 5  # names in a message
+from ...errors import NumdiffError, listed
 
 
 def check_shapes(state_dict, expected, what, optional=()):
@@ -57,13 +55,6 @@ def check_whole(state_dict, expected, what):
             f"these are not the weights of a whole {what}: {listed('missing', missing)}{instead}; save "
             "the whole model"
         )
-
-
-def listed(word, names):
-    """How many names there are, and the first five."""
-    return (
-        f"{word} {len(names):,} ({', '.join(names[:LISTED])}{', …' if len(names) > LISTED else ''})"
-    )
 
 
 def known_shape(state_dict, name, dimensions, what):

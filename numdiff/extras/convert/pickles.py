@@ -1,6 +1,6 @@
 """Reads PyTorch's `.pt` files without PyTorch and without Python's unpickler.
 
-A pickle is a program; the machine of ../../unpickle.py runs it as data only, within bounds, and the
+A pickle is a program; the machine of unpickle.py runs it as data only, within bounds, and the
 few names in `GLOBALS` stand for functions of this file. Nothing is ever imported or called by name,
 so the worst that a file can do is to be wrong.
 
@@ -19,9 +19,9 @@ import zipfile
 
 import numpy as np
 
-from ... import unpickle
 from ...errors import NumdiffError
-from ...unpickle import MAXIMUM_BYTES, MAXIMUM_OPERATIONS, Name, expect, integers
+from . import unpickle
+from .unpickle import MAXIMUM_BYTES, MAXIMUM_OPERATIONS, Name, expect, integers
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
