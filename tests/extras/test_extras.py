@@ -88,8 +88,8 @@ def test_what_cannot_be_imported_is_one_sentence(monkeypatch):
         r"module named 'numdiff_nowhere'\): install what it lacks, or do without --schedule.$",
     ):
         extensions.find("steps", "drawn", "--schedule")
-    with pytest.raises(UsageError, match="^--a needs an extension that adds the steps 'b': inst"):
-        extensions.find("steps", "b", "--a")
+    with pytest.raises(UsageError, match="^--schedule needs an extension that adds the steps 'b'"):
+        extensions.find("steps", "b", "--schedule")
 
 
 def test_weights_of_another_program_say_what_they_lack(monkeypatch, tmp_path):
