@@ -104,6 +104,14 @@ class Integers:
     def __init__(self, function, node, given):
         code, self.assumed, self.nodes = function.__code__, {}, nodes_of(node)
         self.results = {}  # (name of a function, magnitudes it is given) -> those that it gives
+        # ids of the names within loops
+        self.repeated = {
+            id(part)
+            for loop in self.nodes
+            if loop.__class__ in (ast.For, ast.While)
+            for part in nodes_of(loop)
+            if part.__class__ is ast.Name
+        }
         closure = captured(function)
         names = [n for n in self.nodes if n.__class__ is ast.Name]
         self.inner = (
@@ -156,7 +164,7 @@ class Integers:
                 and isinstance(part.target, ast.Name)
                 or kind is ast.For
                 and isinstance(part.target, ast.Name)
-                and self._is_range(part.iter)
+                and self.is_range(part.iter)
             ):
                 self.bindings[part.target.id].append(part)
                 understood.add(id(part.target))
@@ -194,7 +202,7 @@ class Integers:
                         element = ast.Subscript(value, ast.Constant(k), ast.Load())
                         self._assign(one, element, understood)
 
-    def _is_range(self, node):
+    def is_range(self, node):
         return (
             isinstance(node, ast.Call)
             and not node.keywords
@@ -271,6 +279,8 @@ class Integers:
                 and by is not UNKNOWN
                 and name not in {n.id for n in ast.walk(binding.value) if isinstance(n, ast.Name)}
             ):
+                if id(binding.target) not in self.repeated:  # added once
+                    return by + len(self.bindings[name]).bit_length()
                 return by + INDEX  # each turn adds as much
             return self._of_operation(binding.op, self.locals[name], by, binding.value)
         if isinstance(binding, ast.AST):

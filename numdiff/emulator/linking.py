@@ -16,6 +16,7 @@ from . import arithmetic, functions, generators, values
 from .faults import Unbound, Unsupported
 from .integers import holds, magnitude_of_result
 from .memory import READ_SITE
+from .reductions import Spans, add_up
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
 from .source import captured
@@ -128,7 +129,11 @@ class Linking:
 
     def _helpers(self):
         """The names that rewritten code calls."""
+        spans = Spans(self)
         helpers = {
+            "__span1": spans.span1,
+            "__span2": spans.span2,
+            "__sum": add_up,
             "__turn": lambda weight: self.scheduler.turn(weight),
             "__here": self._here,
             "__emulated__": True,

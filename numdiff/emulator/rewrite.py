@@ -29,6 +29,7 @@ from .arithmetic import COMPARISONS, OPERATIONS
 from .integers import EMPTY, Integers, cast_named, is_function, parts_of
 from .loops import WAITING
 from .memory import READ_SITE
+from .reductions import reduction_of
 from .source import captured, source_tree
 from .values import TYPES, is_numbas, scalar
 from .whole_arrays import WHOLE
@@ -638,6 +639,11 @@ class Rewriter(ast.NodeTransformer):
         )
         node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, *report, node.test]), node)
         return node
+
+    def visit_For(self, node):
+        reduction = reduction_of(self, node)
+        self.generic_visit(node)
+        return node if reduction is None else reduction.statements(node, node.iter)
 
     def visit_Return(self, node):
         """A local array must not leave the function that makes it."""
