@@ -18,7 +18,9 @@ PLACES
     matmul            a product of float32 that a switch of the device chooses (kernels/matmul/launcher.py)
     conv2d_switched   a convolution of float32, likewise (kernels/conv2d/launcher.py)
     conv2d            a version of the convolution in float32, for who names it (kernels/conv2d/launcher.py)
-    flash_attention   flash attention in float32, chosen where it fits (kernels/attention/launcher.py)
+    flash_attention   {version of flash attention: (a module, {"number": its place in the ladder; "dtypes", "requires":
+                      as of `Version` (kernels/operation/record.py); "bytes_at_once": of a load, 16 by default})},
+                      chosen where it fits (kernels/attention/launcher.py says what the module has)
     kernel_names      a name that `numdiff.kernels` exports, too
     functional        a differentiable operation, a name of `numdiff.nn.functional`
     bench             a subcommand of `numdiff bench`
@@ -65,10 +67,10 @@ PACKAGES = ("numdiff.extras",)  # each registers its extensions when it is impor
 
 class Entry(NamedTuple):
     """What an extension adds under a name. where: "package.module:name", or "package.module"; text:
-    for help."""
+    for help, or what else PLACES says."""
 
     where: str
-    text: str = ""
+    text: Any = ""
 
 
 _places: dict[str, dict[str, Entry]] = {}

@@ -130,13 +130,24 @@ register(
     "numdiff.extras.tf32",
     matmul={"tf32": "matmul"},
     conv2d_switched={"tf32": "conv2d.launcher"},
-    flash_attention={"tf32-bf16": "attention"},
+    flash_attention={
+        "tf32-bf16": ("attention", {"number": 4, "dtypes": ("float32",), "requires": "7.5"})
+    },
     kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d", "tf32 attention": "attention"},
 )
 
 register(
     "numdiff.extras.levels",
+    flash_attention={
+        "naive": ("attention.simple", {"number": 1, "bytes_at_once": 1}),
+        "register-tiled": ("attention", {"number": 2, "dtypes": ("float32",)}),
+    },
+    problems={
+        "flash_attention": "attention.problems:forward",
+        "flash_attention_backward": "attention.problems:backward",
+    },
     kernels={
+        "attention levels": "attention",
         "mma levels": "mma",
         "wgmma levels": "wgmma",
         "conv2d levels": "conv2d",

@@ -3,10 +3,8 @@ order.
 
     unfused.py             three operations in a row, with the T × T matrix; what all others are held against
     reference.py       what is computed, how the backward does without the probabilities, and what it costs
-    simple.py          v1 naive: one thread a row; tiles of the other side in shared memory; the online softmax
-    patches.py             what a warp does with tiles: 4 × 4 patches in registers, 16-byte loads, no bank conflicts
-    forward.py         v2 register-tiled: 64 scores and up to 72 outputs a thread, the softmax once a tile
-    backward.py        v2 register-tiled: dq, dk and dv in one kernel, five products instead of seven, without atomics
+    ../../extras/levels/attention/  v1 naive and v2 register-tiled, the lecture versions on any GPU
+    heads.py               what all share: where a head is, the sums D of the rows, partial dq added over chunks
     fragments.py           tiles of float16 for the tensor cores
     forward_half.py    v3 mma: float16, mma.sync: probabilities never leave the registers
     backward_half.py   v3 mma: scores transposed; 256 keys a block, so that most images need no second pass
@@ -19,16 +17,13 @@ order.
 
 
 SHAPES
-    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1,
-    v3, v5); logsumexp (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, with v3
+    qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32 (v1, v2, v4), or all float16 or
+    bfloat16 (v1, v3, v5); logsumexp (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, with v3
     also 128, and unfused.py takes all others.
 COST
     forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that
     have to move are linear in T, where unfused.py writes and reads T² probabilities several times.
-    Roof: arithmetic. Of the instructions in the loops of v2, as compiled for sm_90a, 74, 83 and 82
-    % are multiply-adds forward, 74, 81 and 80 % backward (HS 32, 64, 72): v2 can reach no larger
-    share of a GPU's float32 peak. In addition, reading shared memory takes 72, 56 and 59 % of the
-    multiply-adds' time forward, 98, 80 and 88 % backward. v3, HS 64, 16 queries and 64 keys
+    Roof: arithmetic. v3, HS 64, 16 queries and 64 keys
     forward: 64 mma, and 16 loads of fragments where 32 queries share them; 1024 powers of two,
     which take as long as 40 mma. v4: 128 mma of tf32, half as large, and 128 of bfloat16, each of
     which takes as long as one of v3's.

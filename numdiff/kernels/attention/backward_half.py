@@ -61,8 +61,6 @@ from ...device.tensor_core import (
     pack_half2,
     store_word,
 )
-from .backward import Head
-from .forward import LOG2_E
 from .fragments import (
     CHUNK,
     add_products,
@@ -80,6 +78,7 @@ from .fragments import (
     stash,
     write_four,
 )
+from .heads import LOG2_E, Head
 
 NUMBERS = 8  # bytes a query: L and D
 

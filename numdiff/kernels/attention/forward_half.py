@@ -33,7 +33,6 @@ from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import FULL_MASK, WARP
 from ...device.requires import requires
 from ...device.specialise import Constant, specialise
-from .forward import LN_2, LOG2_E, LOWEST
 from .fragments import (
     add_products,
     by_chunk,
@@ -47,6 +46,7 @@ from .fragments import (
     pitch_of,
     stash,
 )
+from .heads import LN_2, LOG2_E, LOWEST
 
 WARPS = 4
 THREADS = WARP * WARPS

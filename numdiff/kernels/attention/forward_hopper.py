@@ -70,9 +70,9 @@ from ...device.wgmma import (
     wgmma_commit,
     wgmma_fence,
 )
-from .forward import LN_2, LOG2_E, LOWEST
 from .forward_half import exponentials, hide_keys, largest_of_row, sum_of_row
 from .fragments import clear, pack
+from .heads import LN_2, LOG2_E, LOWEST
 from .hopper_tiles import (
     CHUNK,
     fetch_tile,

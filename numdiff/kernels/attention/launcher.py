@@ -1,10 +1,10 @@
 """Flash attention on arrays: which kernel runs, and where the heads of a packed qkv are.
 
 THE CHOICES
-    version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: an extension's, 4
-               tf32-bf16 (extras/tf32/attention), from sm_80 on, else 2.
-               Each only where a block may have the shared memory; the last resort is 1. unfused.py computes the
-               head sizes that have no kernels here
+    version    float16: 5 on sm_90a for more than 64 tokens, else 3. float32, and the first rungs of the ladder, are
+               extensions': 4 tf32-bf16 (extras/tf32/attention); 1 naive and 2 register-tiled, the lecture versions
+               (extras/levels/attention), of which 1 is the last resort.
+               Each only where a block may have the shared memory. unfused.py computes what has no kernel here
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
                64 or 256 keys, 128 for heads of 128, version 5 of 256
@@ -33,18 +33,10 @@ from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
 from ..operation import Version, operation
 from ..operation.versions import capped
-from . import (
-    backward,
-    backward_half,
-    forward,
-    forward_half,
-    forward_hopper,
-    simple,
-)
+from . import backward_half, forward_half, forward_hopper
+from . import heads as parts
 from .backward_hopper import kernel as backward_hopper
 from .backward_hopper.layout import Problem as BackwardProblem
-from .forward import LOG2_E
-from .patches import KEYS
 from .problems import problems
 from .reference import (
     flash_attention_backward_cost,
@@ -62,15 +54,7 @@ FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128
 # tiles' worth of work that a chunk costs: its dq is written separately, and read to be added
 CHUNK = 0.1
 
-simple_kernels = {
-    (HS, name): kernel
-    for HS in HEAD_SIZES
-    for name, kernel in zip(("forward", "dq", "dkv"), simple.make_kernels(HS), strict=True)
-}
-forward_kernels_v2 = Variants(
-    itertools.product(HEAD_SIZES, (4, 2)), lambda key: forward.make_forward(*key)
-)
-backward_kernels_v2 = Variants(HEAD_SIZES, backward.make_backward)
+LARGEST_CHUNKS = 16  # of keys: a chunk has a dq of its own
 forward_kernels_v3 = Variants(
     itertools.product(HEAD_SIZES + WIDE_HEADS, (1, 2)), lambda key: forward_half.make_forward(*key)
 )
@@ -98,22 +82,7 @@ def idling(warps):
     return 1 + 4 / min(warps, 8)
 
 
-def choose_warps(HS, batch, T, multiprocessors, limit):
-    """4 or 2 warps a block of the forward, or None if neither finds the shared memory."""
-
-    def rows(warps):
-        queries = forward.WARP_QUERIES * warps
-        blocks = -(-batch * -(-T // queries) // multiprocessors)
-        return blocks * queries * idling(blocks * warps) * (1 if warps == 4 else SMALL_BLOCK)
-
-    return min(
-        (warps for warps in (4, 2) if 4 * forward.shared_floats(HS, warps) <= limit),
-        key=rows,
-        default=None,
-    )
-
-
-def choose_chunks(batch, T, multiprocessors, keys=KEYS, warps=backward.WARPS):
+def choose_chunks(batch, T, multiprocessors, keys, warps):
     """(chunks of keys, tiles a chunk) of the backward, for blocks of `warps` warps that take `keys`
     keys at a time."""
     tiles = -(-T // keys)
@@ -124,7 +93,7 @@ def choose_chunks(batch, T, multiprocessors, keys=KEYS, warps=backward.WARPS):
             blocks * idling(blocks * warps) * (-(-tiles // chunks) + (CHUNK if chunks > 1 else 0))
         )
 
-    chunks = min(range(1, min(tiles, backward.LARGEST_CHUNKS) + 1), key=rounds)
+    chunks = min(range(1, min(tiles, LARGEST_CHUNKS) + 1), key=rounds)
     chunk_tiles = -(-tiles // chunks)
     return -(-tiles // chunk_tiles), chunk_tiles
 
@@ -147,13 +116,13 @@ def choose_tile(HS, T, limit):
         for shape in HALF_TILES
         if (HS, *shape) in backward_kernels_v3 and backward_half.shared_bytes(HS, *shape) <= limit
     ]
-    return None if not fit else fit[0] if T <= KEYS else fit[-1]
+    return None if not fit else fit[0] if T <= FEW_TOKENS else fit[-1]
 
 
 # Which version runs -------------------------------------------------------------------------------
 
 
-def _head_size(qkv, heads):
+def head_size(qkv, heads):
     return qkv.shape[2] // (3 * heads)
 
 
@@ -169,12 +138,8 @@ def lacks_memory(HS, nbytes, limit):
     )
 
 
-def _register_tiled_lacks(HS, limit):
-    return lacks_small_heads(HS) or lacks_memory(HS, 4 * backward.shared_floats(HS), limit)
-
-
 def _mma_lacks(HS, limit):
-    return None if choose_tile(HS, KEYS, limit) else lacks_memory(HS, math.inf, limit)
+    return None if choose_tile(HS, FEW_TOKENS, limit) else lacks_memory(HS, math.inf, limit)
 
 
 def _extension(name):
@@ -184,33 +149,30 @@ def _extension(name):
 def _versions(*arrays):
     """[Version] of a direction, which have the same needs. arrays: names of its arrays but qkv"""
 
-    def fitting(lacks):
+    def fitting(lacks, bytes_at_once=16):
         def fits(qkv, heads, *others):
-            if any(a.offset % 16 for a in (qkv, *others)):
+            if any(a.offset % bytes_at_once for a in (qkv, *others)):
                 return "moves 16 bytes at a time, and an array starts in between"
-            return lacks(_head_size(qkv, heads), shared_limit(qkv))
+            return lacks(head_size(qkv, heads), shared_limit(qkv))
 
         return {"of": ("qkv", "heads", *arrays), "fits": fits, "ladder": "flash_attention"}
 
-    single, halves = ("float32",), tuple(HALVES)
-    return [
+    extended = [
         Version(
-            "naive",
-            fits=lambda qkv, heads: lacks_small_heads(_head_size(qkv, heads)),
-            ladder="flash_attention",
-        ),
-        Version("register-tiled", dtypes=single, **fitting(_register_tiled_lacks)),
-        Version("mma", dtypes=halves, requires="7.5", **fitting(_mma_lacks)),
-        *(
-            Version(
-                name,
-                number=4,
-                dtypes=single,
-                requires="7.5",
-                **fitting(lambda *given, name=name: _extension(name).lacks(*given)),
-            )
-            for name in extensions.entries("flash_attention")
-        ),
+            name,
+            number=of["number"],
+            dtypes=of.get("dtypes"),
+            requires=of.get("requires"),
+            **fitting(
+                lambda *given, name=name: _extension(name).lacks(*given),
+                of.get("bytes_at_once", 16),
+            ),
+        )
+        for name, (_, of) in extensions.entries("flash_attention").items()
+    ]
+    halves = tuple(HALVES)
+    own = [
+        Version("mma", number=3, dtypes=halves, requires="7.5", **fitting(_mma_lacks)),
         Version(
             "hopper",
             number=5,
@@ -220,6 +182,7 @@ def _versions(*arrays):
             pays=lambda qkv: qkv.shape[1] > FEW_TOKENS,
         ),
     ]
+    return sorted(extended + own, key=lambda version: version.number)
 
 
 def flash_attention_supports(qkv, heads):
@@ -229,10 +192,12 @@ def flash_attention_supports(qkv, heads):
         return False
     if not is_device(qkv):
         return True
-    if _head_size(qkv, heads) in WIDE_HEADS and capped("flash_attention", 3) != 3:
+    if head_size(qkv, heads) in WIDE_HEADS and capped("flash_attention", 3) != 3:
         return False
-    fast = flash_attention_forward.operation.versions[1:]
-    return any(version.lacks(qkv, {"qkv": qkv, "heads": heads}) is None for version in fast)
+    return any(
+        version.number > 1 and version.lacks(qkv, {"qkv": qkv, "heads": heads}) is None
+        for version in flash_attention_forward.operation.versions
+    )
 
 
 def _check(arrays, heads, order):
@@ -317,22 +282,7 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
         part,
         1 / math.sqrt(HS),
     )
-    if version.name == "naive":
-        queries, threads, kernel, nbytes = (
-            simple.ROWS,
-            simple.ROWS,
-            simple_kernels[HS, "forward"],
-            0,
-        )
-    elif version.name == "register-tiled":
-        warps = choose_warps(HS, nominal_extent(B) * heads, T, multiprocessors, shared_limit(qkv))
-        queries, threads, kernel = (
-            forward.WARP_QUERIES * warps,
-            WARP * warps,
-            forward_kernels_v2[HS, warps],
-        )
-        nbytes = 4 * forward.shared_floats(HS, warps)
-    elif version.name == "mma":
+    if version.name == "mma":
         queries = choose_queries(nominal_extent(B) * heads, T, multiprocessors)
         M = queries // 64
         threads, kernel, nbytes = (
@@ -341,7 +291,7 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
             forward_half.shared_bytes(HS, M),
         )
     else:
-        queries, threads, kernel, nbytes = _extension(version.name).forward_of(HS)
+        queries, threads, kernel, nbytes = _extension(version.name).forward_of(qkv, heads)
     launch(
         in_bfloat16(kernel, qkv.dtype),
         (-(-T // queries), heads, B),
@@ -364,14 +314,14 @@ def place_of_dq(dqkv, chunks, apart, heads, HS, head_step):
     return empty((chunks * B * T * heads * HS,), np.float32, like=dqkv), heads * HS, HS
 
 
-def add_chunks(dq, dqkv, chunks, heads, HS, head_step, kernel=backward.add_chunks_kernel):
+def add_chunks(dq, dqkv, chunks, heads, HS, head_step, kernel=parts.add_chunks_kernel):
     """The chunks' sums, added in their order, become dqkv's dq."""
     B, T, width = dqkv.shape
     size = B * T * heads * HS
     launch(
         kernel,
-        -(-size // (4 * backward.THREADS)),
-        backward.THREADS,
+        -(-size // (4 * parts.THREADS)),
+        parts.THREADS,
         dq,
         dqkv.reshape(-1),
         size,
@@ -420,53 +370,23 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
     D = empty((B, heads, T), np.float32, like=qkv)
     flat_dy, flat_y, flat_D, flat_dqkv = (a.reshape(-1) for a in (dy, y, D, dqkv))
     arrays = flat_dy, qkv.reshape(-1), logsumexp.reshape(-1), flat_D, flat_dqkv
-    if version.name == "naive":
-        grid = -(-T // simple.ROWS), heads, B
-        launch(
-            simple.row_sums_kernel_v1,
-            -(-rows // simple.ROWS),
-            simple.ROWS,
-            flat_dy,
-            flat_y,
-            flat_D,
-            rows,
-            T,
-            heads,
-            HS,
-        )
-        for name in ("dq", "dkv"):
-            launch(
-                simple_kernels[HS, name],
-                grid,
-                simple.ROWS,
-                *arrays,
-                T,
-                width,
-                head_step,
-                part,
-                scale,
-            )
+    extension = None if mma else _extension(version.name)
+    if hasattr(extension, "launch_backward"):
+        extension.launch_backward(arrays, flat_y, qkv, heads, (head_step, part, scale))
         return dqkv
-    if version.name == "register-tiled":
-        keys, warps, kernel, nbytes = (
-            KEYS,
-            backward.WARPS,
-            backward_kernels_v2[HS],
-            4 * backward.shared_floats(HS),
-        )
-    elif mma:
+    if mma:
         M, warps = choose_tile(HS, T, shared_limit(qkv))
         keys, kernel = 16 * M * warps, backward_kernels_v3[HS, M, warps]
         nbytes = backward_half.shared_bytes(HS, M, warps)
     else:
-        keys, warps, kernel, nbytes = _extension(version.name).backward_of(HS)
+        keys, warps, kernel, nbytes = extension.backward_of(qkv, heads)
     chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), keys, warps)
     own_sums = mma and chunks == 1  # one block has all keys of a head, and makes its D on the way
     if not own_sums:
         launch(
-            backward.row_sums_kernel_v2,
-            -(-rows // backward.SUM_ROWS),
-            backward.THREADS,
+            parts.row_sums_kernel_v2,
+            -(-rows // parts.SUM_ROWS),
+            parts.THREADS,
             flat_dy,
             flat_y,
             flat_D,
@@ -477,7 +397,7 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         )
     apart = chunks > 1 or mma and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
     dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
-    problem = backward.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
+    problem = parts.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
     launch(
         in_bfloat16(kernel, qkv.dtype),
         (chunks, heads, B),
@@ -485,10 +405,10 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         *arrays,
         dq,
         problem,
-        *((flat_y, int(own_sums), int(apart), scale * LOG2_E) if mma else ()),
+        *((flat_y, int(own_sums), int(apart), scale * parts.LOG2_E) if mma else ()),
         shared=nbytes,
     )
     if apart:
-        kernel = backward_half.add_partials_kernel if mma else backward.add_chunks_kernel
+        kernel = backward_half.add_partials_kernel if mma else parts.add_chunks_kernel
         add_chunks(dq, dqkv, chunks, heads, HS, head_step, in_bfloat16(kernel, dqkv.dtype))
     return dqkv

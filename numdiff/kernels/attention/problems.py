@@ -39,42 +39,43 @@ def _arguments(backward, B, T, HS, heads, order, array):
     }
 
 
-def _problem(
+def problem(
     backward,
     HS,
     *versions,
     T=3,
     heads=1,
     order="legacy",
-    warps=4,
     chunks=(1, 1),
     queries=64,
     tile=(1, 4),
     multiprocessors=None,
     array=single,
+    how="",
+    within=None,
     **more,
 ):
-    """warps, chunks, queries, tile: what the launcher's functions of these names choose."""
+    """chunks, queries, tile: what the launcher's functions of these names choose, unless a context is
+    given; how: words for the label."""
     if backward:
-        how = f"{16 * tile[0] * tile[1]} keys, " * (array is half) + f"chunks {chunks}"
+        how += f"{16 * tile[0] * tile[1]} keys, " * (array is half) + f"chunks {chunks}"
         more["derived"] = functools.partial(_derived, heads, order)
-    else:
-        how = f"{queries} queries" if array is half else f"{warps} warps"
+    elif array is half:
+        how = f"{queries} queries"
     given = {
-        "choose_warps": warps,
         "choose_chunks": chunks,
         "choose_queries": queries,
         "choose_tile": tile,
     }
     if multiprocessors:
         given["multiprocessors_of"] = multiprocessors
-    within = functools.partial(
+    within = within or functools.partial(
         replaced,
         f"{__package__}.launcher",
         **{name: lambda *_, value=value: value for name, value in given.items()},
     )
     return Problem(
-        f"{'float16, ' * (array is half)}{order}, HS {HS}, T {T}, {how}",
+        f"{'float16, ' * (array is half)}{order}, HS {HS}, T {T}{', ' * bool(how)}{how}",
         versions=versions,
         within=within,
         **_arguments(backward, 1, T, HS, heads, order, array),
@@ -85,26 +86,25 @@ def _problem(
 def problems(backward):
     """[Problem] of a direction."""
     of, of_half = (
-        functools.partial(_problem, backward),
-        functools.partial(_problem, backward, array=half),
+        functools.partial(problem, backward),
+        functools.partial(problem, backward, array=half),
     )
     extended = extensions.entries("flash_attention")
+    naive = [name for name, entry in extended.items() if entry.text["number"] == 1]
     found = []
     for HS, heads, order in ((32, 2, "new"), (64, 1, "legacy"), (72, 1, "new")):
         last = HS == 72  # which has a tail: a size that is no multiple of 16
         found += [
             of(
                 HS,
-                "naive",
-                "register-tiled",
                 *extended,
                 heads=heads,
                 order=order,
-                fast=last and (backward or ("register-tiled",)),
+                fast=last and (backward or tuple(set(extended) - set(naive))),
             ),
             of_half(
                 HS,
-                "naive",
+                *naive,
                 "mma",
                 "hopper",
                 heads=heads,
@@ -114,23 +114,18 @@ def problems(backward):
                 if last and backward
                 else ("hopper",)
                 if last
-                else ("naive",) * (HS == 32),
+                else tuple(naive) * (HS == 32),
                 bfloat16="exhaustive" if HS == (32 if backward else 64) else False,
             ),
             of_half(HS, "mma", queries=128, tile=(2, 8), fast=last and backward),
         ]
-        found.append(
-            of_half(HS, "mma", tile=(2, 4))
-            if backward
-            else of(HS, "register-tiled", T=2, warps=2, fast=last)
-        )
+        if backward:
+            found.append(of_half(HS, "mma", tile=(2, 4)))
     found += [
         of_half(128, "mma"),
         of_half(128, "mma", queries=128, tile=(1, 8)),
-        # two tiles of keys, two blocks of queries
-        of(32, "register-tiled", T=66, warps=2, chunks=(2, 1)),
-        # a block adds to its own dq
-        of(32, *("register-tiled",) * backward, *extended, T=65, chunks=(1, 2)),
+        # two tiles of keys, two blocks of queries; a block adds to its own dq
+        of(32, *(name for name in extended if name not in naive), T=65, chunks=(1, 2)),
     ]
     if backward:
         found += [of_half(32, "mma", T=65, chunks=chunks) for chunks in ((2, 1), (1, 2))]

@@ -19,7 +19,7 @@ SOURCE
     Dao et al. 2022, "FlashAttention", arXiv:2205.14135, algorithms 1 and 4; the online softmax:
     Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3.
 READ NEXT
-    simple.py, the first kernels.
+    heads.py; the first kernels: ../../extras/levels/attention/simple.py.
 """
 
 import math

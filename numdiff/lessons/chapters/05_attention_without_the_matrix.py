@@ -290,4 +290,4 @@ measured("flash_attention_forward")
 #
 # `numdiff/kernels/attention/unfused.py` has the three kernels with the matrix,
 # `numdiff/kernels/attention/reference.py` the mathematics of the backward. You can now read
-# `numdiff/kernels/attention/simple.py`.
+# `numdiff/extras/levels/attention/simple.py`.

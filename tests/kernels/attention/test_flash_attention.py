@@ -107,9 +107,9 @@ def test_scores_far_apart(engine, rng, shape, version, direction):
     "batch, T", [(1, 1), (1, 65), (4, 1000), (24, 256), (256, 64), (3, 5000), (2000, 4096)]
 )
 def test_the_chunks_hold_every_tile_once(batch, T):
-    chunks, tiles = launcher.choose_chunks(batch, T, 132)
-    assert 1 <= chunks <= launcher.backward.LARGEST_CHUNKS
-    assert (chunks - 1) * tiles < -(-T // launcher.KEYS) <= chunks * tiles
+    chunks, tiles = launcher.choose_chunks(batch, T, 132, 64, 4)
+    assert 1 <= chunks <= launcher.LARGEST_CHUNKS
+    assert (chunks - 1) * tiles < -(-T // 64) <= chunks * tiles
 
 
 def test_no_matrix_of_all_scores(rng):

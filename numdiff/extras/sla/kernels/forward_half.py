@@ -34,7 +34,6 @@ from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
-from ....kernels.attention.forward import LN_2, LOG2_E, LOWEST
 from ....kernels.attention.forward_half import hide_keys, online_softmax, sum_of_row
 from ....kernels.attention.fragments import (
     add_products,
@@ -48,6 +47,7 @@ from ....kernels.attention.fragments import (
     pack,
     stash,
 )
+from ....kernels.attention.heads import LN_2, LOG2_E, LOWEST
 from .choice import BLOCK, head_number
 from .simple import start_of_head
 from .tiles_half import (

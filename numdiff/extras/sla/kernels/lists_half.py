@@ -44,7 +44,6 @@ from ....kernels.attention.backward_half import (
     probability,
     score_gradients,
 )
-from ....kernels.attention.forward import LOG2_E
 from ....kernels.attention.fragments import (
     add_products,
     by_chunk,
@@ -57,6 +56,7 @@ from ....kernels.attention.fragments import (
     pack,
     stash,
 )
+from ....kernels.attention.heads import LOG2_E
 from .choice import BLOCK, head_number
 from .simple import start_of_head
 from .tiles_half import (

@@ -26,10 +26,26 @@ READ NEXT
 import math
 
 from ....device import cuda, float32
-from ....kernels.attention.simple import LOWEST, add_scaled, score
+from ....kernels.attention.heads import LOWEST
 from .choice import BLOCK, RUN, head_number, rows_of_block
 
 LEAST_SHARE = float32(2.0**-10)  # reference.FLOOR
+
+
+@cuda.jit(device=True)
+def score(q, tile, row, HS):
+    """The dot product of a thread's own row and a row of a tile."""
+    total = float32(0)
+    for d in range(HS):
+        total += q[d] * tile[row * HS + d]
+    return total
+
+
+@cuda.jit(device=True)
+def add_scaled(o, factor, tile, row, HS):
+    """o += factor · a row of a tile."""
+    for d in range(HS):
+        o[d] += factor * tile[row * HS + d]
 
 
 @cuda.jit(device=True)

@@ -46,7 +46,6 @@ from ....device.tensor_core import (
     store_words4,
     unpack_half2,
 )
-from ....kernels.attention.forward import LOG2_E, LOWEST
 from ....kernels.attention.forward_half import exponentials, largest_of_row, sum_of_row
 from ....kernels.attention.fragments import (
     CHUNK,
@@ -58,6 +57,7 @@ from ....kernels.attention.fragments import (
     pack,
     pitch_of,
 )
+from ....kernels.attention.heads import LOG2_E, LOWEST
 from .choice import BLOCK
 
 WARPS = 4

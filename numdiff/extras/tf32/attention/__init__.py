@@ -15,7 +15,7 @@ READ NEXT
 """
 
 from ....device.specialise import Variants
-from ....kernels.attention.launcher import HEAD_SIZES, lacks_memory, lacks_small_heads
+from ....kernels.attention.launcher import HEAD_SIZES, head_size, lacks_memory, lacks_small_heads
 from . import backward, forward
 
 forward_kernels = Variants(HEAD_SIZES, forward.make_forward)
@@ -28,11 +28,13 @@ def lacks(HS, limit):
     return lacks_small_heads(HS) or lacks_memory(HS, backward.shared_bytes(HS), limit)
 
 
-def forward_of(HS):
+def forward_of(qkv, heads):
     """(queries of a block, threads, kernel, bytes of shared memory)"""
+    HS = head_size(qkv, heads)
     return forward.QUERIES, forward.THREADS, forward_kernels[HS], forward.shared_bytes(HS)
 
 
-def backward_of(HS):
+def backward_of(qkv, heads):
     """(keys of a block, warps, kernel, bytes of shared memory)"""
+    HS = head_size(qkv, heads)
     return backward.KEYS, backward.WARPS, backward_kernels[HS], backward.shared_bytes(HS)

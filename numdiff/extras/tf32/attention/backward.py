@@ -4,7 +4,7 @@ one.
 WHAT IS NEW, AND WHY IT PAYS
     kernels/attention/backward_half.py with the products of products.py. A warp has 16 keys, a block 64, and queries
     pass by in tiles of 32, so that S and dP of a tile are 16 numbers each in a lane. As in
-    kernels/attention/backward.py, each block adds its share of dq to dq in memory, or to its chunk's, always the same
+    extras/levels/attention/backward.py, each block adds its share of dq to dq in memory, or to its chunk's, always the same
     thread to the same number.
     One warp alone keeps the tensor cores busy for less than half of its time: the rest goes into
     splitting numbers, barriers and waiting. So a multiprocessor gets three small blocks (four for
@@ -33,9 +33,7 @@ from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
 from ....device.tensor_core import load_words4, store_word, word_of
-from ....kernels.attention.backward import head_of
 from ....kernels.attention.backward_half import NUMBERS, probabilities, score_gradients
-from ....kernels.attention.forward import LOG2_E
 from ....kernels.attention.fragments import (
     CHUNK,
     by_chunk,
@@ -44,6 +42,7 @@ from ....kernels.attention.fragments import (
     four_neighbours,
     write_four,
 )
+from ....kernels.attention.heads import LOG2_E, head_of
 from .products import (
     add_accumulators,
     add_products,

@@ -24,9 +24,9 @@ from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
-from ....kernels.attention.forward import LN_2, LOG2_E, LOWEST
 from ....kernels.attention.forward_half import hide_keys, online_softmax, sum_of_row
 from ....kernels.attention.fragments import by_chunk, by_row, clear
+from ....kernels.attention.heads import LN_2, LOG2_E, LOWEST
 from .products import (
     add_accumulators,
     add_products,

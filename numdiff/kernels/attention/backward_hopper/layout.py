@@ -33,8 +33,8 @@ from ....device.pipeline import barrier_at, init_barriers, init_ring, make_ring
 from ....device.specialise import Constant
 from ....device.tensor_core import store_word
 from ....device.tma import fence_proxy_async, tma_prefetch
-from ..forward import LOG2_E
 from ..fragments import CHUNK
+from ..heads import LOG2_E
 from ..hopper_tiles import ADDRESS, UNIT, row_bytes, tile_bytes
 
 QUERIES = 64  # of a tile

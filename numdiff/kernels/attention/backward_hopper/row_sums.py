@@ -19,8 +19,8 @@ from ....device.mbarrier import mbarrier_arrive
 from ....device.pipeline import advance, barrier_at, consumer_release, consumer_start, consumer_wait
 from ....device.specialise import Constant
 from ....device.tensor_core import load_words4, store_word, unpack_half2, word_of
-from ..forward import LOG2_E
 from ..fragments import CHUNK
+from ..heads import LOG2_E
 from ..hopper_tiles import place_in_tile
 from .layout import HS, KEYS, Q_TILE, QUERIES, STAGE, STAGES_AT, STATISTICS, Y_AT, work_tile
 

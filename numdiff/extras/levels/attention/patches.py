@@ -34,7 +34,7 @@ READ NEXT
     forward.py
 """
 
-from ...device import cuda, float32, int32, load4, store4, uint32
+from ....device import cuda, float32, int32, load4, store4, uint32
 
 KEYS = 64  # keys of a tile
 PAD = 4  # numbers after each row of a tile: see THE BANKS

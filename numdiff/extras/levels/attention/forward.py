@@ -22,7 +22,7 @@ LAUNCH
 DETERMINISM
     which thread adds which products, and in which order, depends on T and HS alone.
 SOURCE
-    reference.py; the order of the loops, queries outside: Dao 2023, "FlashAttention-2",
+    kernels/attention/reference.py; the order of the loops, queries outside: Dao 2023, "FlashAttention-2",
     arXiv:2307.08691, algorithm 1.
 READ NEXT
     backward.py
@@ -31,9 +31,10 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32
-from ...device.limits import FULL_MASK, WARP
-from ...device.specialise import Constant, specialise
+from ....device import cuda, float32, int32
+from ....device.limits import FULL_MASK, WARP
+from ....device.specialise import Constant, specialise
+from ....kernels.attention.heads import LN_2, LOG2_E, LOWEST
 from .patches import (
     KEYS,
     PAD,
@@ -54,9 +55,6 @@ from .patches import (
     zero_patch,
 )
 
-LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf − inf = NaN
-LOG2_E = float32(math.log2(math.e))
-LN_2 = float32(math.log(2))
 WARP_QUERIES = 32
 
 

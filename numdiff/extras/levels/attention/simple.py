@@ -3,7 +3,7 @@ memory.
 
 WHAT IT DOES
     Forward: a thread keeps one query's q and o, with its running maximum m and sum l (the online
-    softmax of reference.py). The block loads a tile of keys and values into shared memory, every
+    softmax of kernels/attention/reference.py). The block loads a tile of keys and values into shared memory, every
     thread takes its row through the whole tile, and the next tile comes. Nothing of size T × T
     exists anywhere.
     Backward: three kernels. Row sums D_i = dy_i·y_i; then one whose threads own queries and sum dq
@@ -20,17 +20,18 @@ LAUNCH
 DETERMINISM
     one thread sums over keys, or queries, in their order.
 SOURCE
-    reference.py.
+    kernels/attention/reference.py.
 READ NEXT
     patches.py: how to hold rows in registers.
 """
 
 import math
 
-from ...device import cuda, float32
+from ....device import cuda, float32, launch
+from ....kernels.attention.heads import LOWEST
+from ....kernels.attention.launcher import HEAD_SIZES, head_size, lacks_small_heads
 
 ROWS = 64  # rows of a block, one a thread, and of a tile
-LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf − inf = NaN
 
 
 @cuda.jit(device=True)
@@ -172,3 +173,34 @@ def make_kernels(HS):
     dq_kernel_v1.__name__ = f"flash_attention_dq_kernel_v1_{HS}"
     dkv_kernel_v1.__name__ = f"flash_attention_dkv_kernel_v1_{HS}"
     return cuda.jit(forward_kernel_v1), cuda.jit(dq_kernel_v1), cuda.jit(dkv_kernel_v1)
+
+
+kernels = {
+    (HS, name): kernel
+    for HS in HEAD_SIZES
+    for name, kernel in zip(("forward", "dq", "dkv"), make_kernels(HS), strict=True)
+}
+
+
+# What kernels/attention/launcher.py takes from an extension ---------------------------------------
+
+
+def lacks(HS, limit):
+    """None if there are kernels for heads of HS channels, else a clause with what they need."""
+    return lacks_small_heads(HS)
+
+
+def forward_of(qkv, heads):
+    """(queries of a block, threads, kernel, bytes of dynamic shared memory)"""
+    return ROWS, ROWS, kernels[head_size(qkv, heads), "forward"], 0
+
+
+def launch_backward(arrays, y, qkv, heads, layout):
+    """dqkv, the last of `arrays`: dy, qkv, logsumexp, D and it, flat; layout: (head_step, part,
+    scale)."""
+    B, T, width = qkv.shape
+    HS = head_size(qkv, heads)
+    dy, D, rows = arrays[0], arrays[3], B * T * heads
+    launch(row_sums_kernel_v1, -(-rows // ROWS), ROWS, dy, y, D, rows, T, heads, HS)
+    for name in ("dq", "dkv"):
+        launch(kernels[HS, name], (-(-T // ROWS), heads, B), ROWS, *arrays, T, width, *layout)

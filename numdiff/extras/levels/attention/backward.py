@@ -23,19 +23,19 @@ DETERMINISM
     as said: each number is summed by one thread in the order of the loops, and chunks are added in
     order. The number of chunks depends on the shape and on the GPU's multiprocessors.
 SOURCE
-    reference.py; the order of the loops: Dao et al. 2022, "FlashAttention", arXiv:2205.14135,
+    kernels/attention/reference.py; the order of the loops: Dao et al. 2022, "FlashAttention", arXiv:2205.14135,
     algorithm 4.
 READ NEXT
-    fragments.py
+    kernels/attention/fragments.py
 """
 
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, load4, store4, uint32
-from ...device.limits import FULL_MASK, WARP
-from ...device.specialise import Constant, specialise
-from .forward import LOG2_E
+from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device.limits import WARP
+from ....device.specialise import Constant, specialise
+from ....kernels.attention.heads import LOG2_E, head_of
 from .patches import (
     KEYS,
     PAD,
@@ -59,64 +59,6 @@ WARPS = 4
 THREADS = WARP * WARPS
 QUERIES = 64  # of a tile
 NOTHING = float32(3.4e38)  # logsumexp of a query that does not exist: its probabilities are all 0
-SUM_LANES = 8  # threads that share a row in row_sums_kernel_v2
-SUM_ROWS = THREADS // SUM_LANES
-LARGEST_CHUNKS = 16
-
-
-class Problem(NamedTuple):
-    """qkv is (images, T, width); k of a head is `part` after its q, and its v as far after that. dq
-    of (chunk of keys, image, token, head) has the stride `dq_row` by tokens and `dq_head` by heads;
-    a chunk is `chunk_tiles` tiles."""
-
-    T: int
-    width: int
-    head_step: int
-    part: int
-    dq_row: int
-    dq_head: int
-    chunk_tiles: int
-    scale: float
-
-
-class Head(NamedTuple):
-    """The start of a block's head: its q in qkv, its dy, and its numbers of L and D."""
-
-    start: int
-    dy_start: int
-    dy_step: int
-    numbers_start: int
-
-
-@cuda.jit(device=True, forceinline=True)
-def head_of(problem, HS):
-    head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
-    return Head(
-        image * problem.T * problem.width + head * problem.head_step,
-        (image * problem.T * heads + head) * HS,
-        int32(heads * HS),
-        (image * heads + head) * problem.T,
-    )
-
-
-@cuda.jit
-def row_sums_kernel_v2(dy, y, D, rows, T, heads, HS):
-    """row_sums_kernel_v1 of simple.py with eight threads a row: they read 128 neighbouring bytes at
-    a time."""
-    row = cuda.blockIdx.x * SUM_ROWS + cuda.threadIdx.x // SUM_LANES
-    lane = cuda.threadIdx.x % SUM_LANES
-    total = float32(0)
-    if row < rows:
-        for d in range(4 * lane, HS, 4 * SUM_LANES):
-            g0, g1, g2, g3 = load4(dy, row * HS + d)
-            y0, y1, y2, y3 = load4(y, row * HS + d)
-            total += (g0 * y0 + g1 * y1) + (g2 * y2 + g3 * y3)
-    total += cuda.shfl_xor_sync(FULL_MASK, total, 4)
-    total += cuda.shfl_xor_sync(FULL_MASK, total, 2)
-    total += cuda.shfl_xor_sync(FULL_MASK, total, 1)
-    if row < rows and lane == 0:
-        token, head = row // heads, row % heads
-        D[(token // T * heads + head) * T + token % T] = total
 
 
 @cuda.jit(device=True)
@@ -450,17 +392,3 @@ def make_backward(HS):
     """The kernel for one head size."""
     blocks = 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
     return specialise(flash_attention_backward_kernel_v2, launch_bounds=(THREADS, blocks), HS=HS)
-
-
-@cuda.jit
-def add_chunks_kernel(partial, dqkv, count, chunks, width, head_step, heads, HS):
-    """dq of dqkv = the sum over chunks of partial (chunks, B, T, heads, HS); a thread has four of
-    B·T·C = count."""
-    i = cuda.grid(1) * 4
-    if i < count:
-        a, b, c, d = load4(partial, i)
-        for chunk in range(1, chunks):
-            a1, b1, c1, d1 = load4(partial, chunk * count + i)
-            a, b, c, d = a + a1, b + b1, c + c1, d + d1
-        row, column = i // (heads * HS), i % (heads * HS)
-        store4(dqkv, row * width + column // HS * head_step + column % HS, a, b, c, d)
