@@ -6,18 +6,24 @@ reported separately, and later ones do not pay for this. Where PyTorch is measur
 take turns, batch by batch.
 """
 
+import math
 import time
 
+import numpy as np
+
+from ..device import is_planned
 from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..diffusion import Sampling
 from ..errors import UsageError
 from ..nn.flops import forward_flops
-from ..training.build import build_model, diffusion_options
+from ..training import kinds
+from ..training.build import diffusion_options, model_options
 from ..training.compiling import compiling
+from ..training.inference import inference_model
 from ..training.precision import compute_in
 from . import CLASSES
-from .step import MeasuredJob, beside_torch, fill_zeros, seconds_in_turns, summary
+from .step import MeasuredJob, beside_torch, random_values, seconds_in_turns, summary
 
 
 class NumdiffSample(MeasuredJob):
@@ -66,17 +72,40 @@ def plan_samples(options, sampling, card):
 
 def random_model(options):
     """The model that the options describe, with random weights and in their precision, as
-    `numdiff.load` makes it."""
+    `numdiff.load` makes it for inference."""
     if options.precision == "fp8":
         raise UsageError(
             "--precision fp8 is for training, and samples are drawn in float16: use --precision fp16."
         )
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
-    model = build_model(options, options.channels or 3, num_classes)
-    fill_zeros(model)
+    sizes = model_options(options, options.channels or 3, num_classes)
+    kind = kinds.get(options.model).model_class
+    planned = is_planned(options.device)
+    if planned:
+        model = kind(**sizes, device=options.device)
+    else:
+        model = inference_model(
+            kind, sizes, options.device, lambda made: random_weights(made, options.seed)
+        )
     model.diffusion = diffusion_options(options)
     compute_in(model, options.precision)
+    if not planned:
+        model.parameters.release()
     return model
+
+
+def random_weights(parameters, seed):
+    """{name: float32 array} of a model's initial values, with random ones in place of zeros, as
+    `fill_zeros` has them."""
+    arrays, zero = {}, []
+    for entry, values in parameters.initial_values(seed):
+        name, shape = entry["name"], entry["shape"]
+        if values is None:
+            zero.append((name, shape))
+        else:
+            arrays[name] = np.broadcast_to(values, shape)
+    random = random_values(max((math.prod(shape) for _, shape in zero), default=0))
+    return arrays | {name: random[: math.prod(shape)].reshape(shape) for name, shape in zero}
 
 
 def bench_sample(options, batches=5, warmup=1, versus=(), started=None, **sampling):

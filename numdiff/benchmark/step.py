@@ -84,10 +84,15 @@ def fill_zeros(model):
         if entry["name"] in parameters.zeros
     ]
     longest = max((count for _, count in parts), default=0)
-    values = SPREAD * np.random.default_rng(0).standard_normal(longest, np.float32)
+    values = random_values(longest)
     for first, count in parts:
         copy_into(parameters.data[first : first + count], values[:count])
     parameters.round()
+
+
+def random_values(count):
+    """What replaces initial zeros, float32 (count,)."""
+    return SPREAD * np.random.default_rng(0).standard_normal(count, np.float32)
 
 
 class MeasuredJob:

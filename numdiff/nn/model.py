@@ -21,6 +21,7 @@ from ..errors import UsageError, quoted, shown
 from ..sizes import as_size, image_shape
 from .evaluation import evaluate
 from .flops import LayerProduct, total
+from .inference import parameters_of
 from .module import FlatParameters, Module
 from .tensor import Tensor
 
@@ -85,7 +86,7 @@ class Model(Module):
                 f"device must be 'auto', 'cpu', 'cuda' or 'emulator', and not {shown(device)}."
             )
         self.backend = get_backend(device) if isinstance(device, str) else device
-        self.parameters = FlatParameters(
+        self.parameters = parameters_of(
             self, self.backend, None if is_planned(self.backend) else seed, fixed
         )
         self.parameters.exchange_beside = self.exchange_beside

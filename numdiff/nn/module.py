@@ -10,7 +10,7 @@ import copy
 import difflib
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,11 +148,20 @@ class FlatParameters:
     overlapped = False  # whether the gradients' all-reduce overlaps this process's backward passes
 
     def __init__(self, module: Module, backend: Any = None, seed: int | None = 0, fixed: int = 0):
+        self._lay_out(module, fixed)
+        self.data, self.zeros = zeros(self.total, np.float32, backend), []
+        if seed is not None:  # otherwise other values are about to be loaded
+            self._initialise(seed)
+        self.grad = zeros(self.total, np.float32, backend)
+        self._attach(None)
+
+    def _lay_out(self, module, fixed):
+        """Name the module's parameters, and give each its place in the flat buffers."""
         self.parameters = dict(module.named_parameters())
         self.index, offset = [], 0
         for name, parameter in self.parameters.items():
             self.index.append({"name": name, "shape": list(parameter.shape), "offset": offset})
-            offset += -(-math.prod(parameter.shape) // ALIGNMENT) * ALIGNMENT
+            offset += padded(math.prod(parameter.shape))
         self.trained = sum(math.prod(p.shape) - p.padding for p in self.parameters.values())
         self.count = self.trained + fixed
         if offset > MAX_TOTAL:
@@ -161,11 +170,6 @@ class FlatParameters:
                 "it fewer channels, blocks or classes."
             )
         self.total, self.trained_ranges = offset, [(0, offset)]
-        self.data, self.zeros = zeros(offset, np.float32, backend), []
-        if seed is not None:  # otherwise other values are about to be loaded
-            self._initialise(seed)
-        self.grad = zeros(offset, np.float32, backend)
-        self._attach(None)
 
     def __deepcopy__(self, memo):
         """A copy of the weights in use: those of an EMA while one is bound."""
@@ -282,23 +286,24 @@ class FlatParameters:
         )
 
     def _initialise(self, seed):
-        """Initial values, each parameter from its own counted stream, so that they do not depend on
-        the device."""
-
-        def draw(numbered):
-            number, (_, parameter) = numbered
-            generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
-            values = parameter.initial(generator, parameter.shape)
-            # the buffer holds zeros
-            return np.asarray(values, np.float32) if np.ndim(values) or values else None
-
-        for (entry, _), values in zip(
-            self._entries(), side_by_side(draw, enumerate(self._entries())), strict=True
-        ):
+        for entry, values in self.initial_values(seed):
             if values is None:
                 self.zeros.append(entry["name"])
             else:
                 copy_into(self._view(self.data, entry), np.broadcast_to(values, entry["shape"]))
+
+    def initial_values(self, seed: int) -> Iterator[tuple[dict, np.ndarray | None]]:
+        """Yields (entry of the index, its initial values, which broadcast to its shape, or None for
+        zeros). Each parameter has its own counted stream, so they do not depend on the device."""
+
+        def draw(numbered):
+            number, parameter = numbered
+            generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
+            values = parameter.initial(generator, parameter.shape)
+            return np.asarray(values, np.float32) if np.ndim(values) or values else None
+
+        drawn = side_by_side(draw, enumerate(self.parameters.values()))
+        yield from zip(self.index, drawn, strict=True)
 
     def bind(self, buffer: AnyArray) -> None:
         """Let every parameter read its values from `buffer` (the weights themselves, or an EMA of
@@ -370,7 +375,14 @@ class FlatParameters:
     def flatten(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
         """{name: array} -> one flat NumPy buffer; a `NumdiffError` names what is missing or has
         another shape."""
+        self.check_arrays(arrays)
         flat = np.zeros(self.total, np.float32)
+        for entry in self.index:
+            self._view(flat, entry)[...] = arrays[entry["name"]]
+        return flat
+
+    def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise a `NumdiffError` that names what is missing in {name: array}, or has another shape."""
         missing = [e["name"] for e in self.index if e["name"] not in arrays]
         unexpected = [name for name in arrays if name not in self.parameters]
         if missing or unexpected:
@@ -385,19 +397,22 @@ class FlatParameters:
                 + ". Check the model options."
             )
         for entry in self.index:
-            value = np.asarray(arrays[entry["name"]])
-            if list(value.shape) != entry["shape"]:
+            shape = np.shape(arrays[entry["name"]])
+            if list(shape) != entry["shape"]:
                 raise NumdiffError(
-                    f"{entry['name']} has shape {tuple(value.shape)} in the file and "
+                    f"{entry['name']} has shape {tuple(shape)} in the file and "
                     f"{tuple(entry['shape'])} in the model; check the model options."
                 )
-            self._view(flat, entry)[...] = value
-        return flat
 
     def load_flat(self, flat: np.ndarray) -> None:
         """Overwrite the weights with a flat NumPy buffer of the same index."""
         copy_into(self.data, np.ascontiguousarray(flat, np.float32))
         self.round()
+
+
+def padded(count):
+    """The elements of a flat buffer that a parameter of `count` elements takes."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 def frozen_by(patterns, shapes):

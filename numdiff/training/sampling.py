@@ -197,7 +197,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         ]
         communicator.first(check_outputs, outputs, *read)
         model = communicator.build(
-            load_by_options,
+            load_for_sampling,
             checkpoint,
             device,
             weights,
@@ -208,7 +208,7 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
         )
         if guide:
             more["guide"] = communicator.build(
-                load_by_options, guide, device, weights, request.precision, None, echo
+                load_for_sampling, guide, device, weights, request.precision, None, echo
             )
         if schedule:
             more["schedule"] = communicator.first(
@@ -245,17 +245,17 @@ def sample_command(run, *, command=None, progress=False, echo=print, **given):
             more["invert"] = np.stack(pictures)
         communicator.check_options(
             {
-                f"what is in {name}": array_hash(array)
-                for name, array in (
-                    (checkpoint, download(model.parameters.data)),
+                f"what is in {name}": read if isinstance(read, str) else array_hash(read)
+                for name, read in (
+                    (checkpoint, model_hash(model)),
                     (request.inpaint, more.get("known")),
                     (request.mask, more.get("mask")),
                     (request.init_image, more.get("init")),
                     ("--invert", more.get("invert")),
-                    (guide, download(more["guide"].parameters.data) if guide else None),
+                    (guide, model_hash(more["guide"]) if guide else None),
                 )
                 # each rank has read it itself, maybe from its own disk
-                if communicator.size > 1 and array is not None
+                if communicator.size > 1 and read is not None
             }
         )
         chosen, row = class_indices(request.class_name, model), more.get("slerp") or 1
@@ -592,10 +592,15 @@ def find_model(run, outdir="runs", warn=print):
     return newest
 
 
-def load_by_options(*arguments):
+def load_by_options(*arguments, **more):
     """`load_model`, whose messages call its arguments as the command line does."""
     with as_options():
-        return load_model(*arguments)
+        return load_model(*arguments, **more)
+
+
+def load_for_sampling(*arguments):
+    """`load_by_options` of a model that holds no more than sampling needs."""
+    return load_by_options(*arguments, inference=True)
 
 
 def class_indices(y, model):

@@ -32,7 +32,7 @@ from ...training.sampling import (
     describe,
     find_decoder,
     find_model,
-    load_by_options,
+    load_for_sampling,
     say_how,
     weights_used,
 )
@@ -288,7 +288,7 @@ def serve_model(
     device = resolve_device(device)
     checkpoint = find_model(run, outdir, echo)
     with Server({}, host, port) as server:  # first: a busy port is found before a model is read
-        model = load_by_options(checkpoint, device, weights, precision, None, echo)
+        model = load_for_sampling(checkpoint, device, weights, precision, None, echo)
         decoder = find_decoder(vae, model, device)
         if model.in_channels not in (1, 3) and decoder is None:
             raise UsageError(
