@@ -55,7 +55,7 @@ FLOORS = (
     GROUND,
 )
 # Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and
-# `intrinsic` make intrinsics
+# `intrinsic` make intrinsics: most by `instruction` of device/inline_ptx.py
 INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}
 NUMBA = {
     "device/gpu.py": {"numba.cuda"},
@@ -67,8 +67,8 @@ NUMBA = {
         "numba.core.compiler.CompileResult",
         "numba.core.serialize.dumps",
     },
-    "device/inline_ptx.py": {
-        "numba.cuda.types",
+    "device/inline_ptx.py": INTRINSICS
+    | {
         "numba.cuda.core.errors.RequireLiteralValue",
         "numba.cuda.core.errors.TypingError",
     },
@@ -79,8 +79,8 @@ NUMBA = {
         "numba.cuda.cudadrv.nvvm",
         "numba.cuda.dispatcher",
     },
-    "device/bfloat16.py": INTRINSICS
-    | {
+    "device/bfloat16.py": {
+        "numba.cuda.types",
         "numba.cuda.datamodel.PrimitiveModel",
         "numba.cuda.extending.lower_cast",
         "numba.cuda.extending.register_model",
@@ -91,24 +91,9 @@ NUMBA = {
         "numba.core.types.functions.BaseFunction",
         "numba.cuda.core.targetconfig.ConfigStack",
     },
-    **dict.fromkeys(
-        (
-            "device/approximate.py",
-            "device/async_copy.py",
-            "device/cluster.py",
-            "device/eight.py",
-            "device/float8.py",
-            "device/intrinsics.py",
-            "device/mbarrier.py",
-            "device/system_scope.py",
-            "device/tensor_core/ldmatrix.py",
-            "device/tensor_core/mma_sync.py",
-            "device/tensor_core/words.py",
-            "device/tma.py",
-            "device/wgmma.py",
-        ),
-        INTRINSICS,
-    ),
+    "device/intrinsics.py": INTRINSICS,
+    "device/eight.py": {"numba.cuda.types"},
+    "device/wgmma.py": {"numba.cuda.types"},
 }
 # a learner's files import Numba as any program
 LEARNERS = "numdiff.lessons.chapters.", "numdiff.lessons.puzzles.", "numdiff.lessons.solutions."

@@ -41,34 +41,30 @@ SOURCE  PTX ISA, section 9.7.9.25.3, `cp.async`, `cp.async.commit_group`, `cp.as
 
 import sys
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
-from ..emulator import twin
 from ..emulator.group_copies import commit, start_copy, wait
 from ..emulator.values import UInt32
-from .inline_ptx import I32, SHARED, element_pointer, literal, require_contiguous, statement
+from .inline_ptx import (
+    I32,
+    SHARED,
+    address_in,
+    contiguous,
+    emit,
+    i64,
+    instruction,
+    literal,
+    u32,
+)
 
 # Addresses ----------------------------------------------------------------------------------------
 
 
-@intrinsic
-def shared_address(typingctx, array):
+@instruction(
+    lambda context, builder, sig, args: builder.ptrtoint(
+        address_in(SHARED, context, builder, sig.args[0], args[0]), I32
+    )
+)
+def shared_address(machine, array: contiguous) -> u32:
     """The address (uint32, bytes) of a shared array's first element in the shared state space."""
-    require_contiguous("shared_address", array)
-
-    def codegen(context, builder, sig, args):
-        pointer = element_pointer(context, builder, sig.args[0], args[0], I32(0))
-        return builder.ptrtoint(
-            builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, SHARED)), I32
-        )
-
-    return types.uint32(array), codegen
-
-
-@twin(shared_address)
-def _shared_address(machine, array):
     memory = getattr(array, "memory", None)
     if memory is not None and memory.space != "shared":
         raise TypeError(f"shared_address of {array!r}")
@@ -78,124 +74,70 @@ def _shared_address(machine, array):
 # Copies -------------------------------------------------------------------------------------------
 
 
-def _copy(array, text):
-    """Signature and code of a copy: the address in shared memory, the array, the index of the
-    element."""
-    require_contiguous("cp_async", array)
-    return types.void(types.uint32, array, types.int64), statement(text, ordered=True)
-
-
-def _copy_filled(array, text):
-    """The same with a number of bytes after them."""
-    require_contiguous("cp_async", array)
-    return types.void(types.uint32, array, types.int64, types.uint32), statement(text, ordered=True)
-
-
-@intrinsic
-def cp_async_16(typingctx, address, array, index):
+@instruction("cp.async.cg.shared.global [$0], [$1], 16;", ordered=True)
+def cp_async_16(machine, address: u32, array: contiguous, index: i64):
     """Start a copy of 16 bytes from `array[index]` to the shared address; both multiples of 16
     bytes."""
-    return _copy(array, "cp.async.cg.shared.global [$0], [$1], 16;")
-
-
-@twin(cp_async_16)
-def _cp_async_16(machine, address, array, index):
     start_copy(machine, address, array, index, 16, 16, sys._getframe(1))
 
 
-@intrinsic
-def cp_async_16_zfill(typingctx, address, array, index, count):
+@instruction("cp.async.cg.shared.global [$0], [$1], 16, $2;", ordered=True)
+def cp_async_16_zfill(machine, address: u32, array: contiguous, index: i64, count: u32):
     """Start a copy of `count` bytes (0 … 16) from `array[index]`, filled up to 16 with zeros.
 
     With a count of 0 nothing is read: that is the guard of a tile at an edge, and `index` may then
     be outside.
     """
-    return _copy_filled(array, "cp.async.cg.shared.global [$0], [$1], 16, $2;")
-
-
-@twin(cp_async_16_zfill)
-def _cp_async_16_zfill(machine, address, array, index, count):
     start_copy(machine, address, array, index, 16, int(count), sys._getframe(1))
 
 
-@intrinsic
-def cp_async_8(typingctx, address, array, index):
+@instruction("cp.async.ca.shared.global [$0], [$1], 8;", ordered=True)
+def cp_async_8(machine, address: u32, array: contiguous, index: i64):
     """Start a copy of 8 bytes from `array[index]` to the shared address; both multiples of 8 bytes."""
-    return _copy(array, "cp.async.ca.shared.global [$0], [$1], 8;")
-
-
-@twin(cp_async_8)
-def _cp_async_8(machine, address, array, index):
     start_copy(machine, address, array, index, 8, 8, sys._getframe(1))
 
 
-@intrinsic
-def cp_async_8_zfill(typingctx, address, array, index, count):
+@instruction("cp.async.ca.shared.global [$0], [$1], 8, $2;", ordered=True)
+def cp_async_8_zfill(machine, address: u32, array: contiguous, index: i64, count: u32):
     """Start a copy of `count` bytes (0 … 8) from `array[index]`, filled up to 8 with zeros."""
-    return _copy_filled(array, "cp.async.ca.shared.global [$0], [$1], 8, $2;")
-
-
-@twin(cp_async_8_zfill)
-def _cp_async_8_zfill(machine, address, array, index, count):
     start_copy(machine, address, array, index, 8, int(count), sys._getframe(1))
 
 
-@intrinsic
-def cp_async_4(typingctx, address, array, index):
+@instruction("cp.async.ca.shared.global [$0], [$1], 4;", ordered=True)
+def cp_async_4(machine, address: u32, array: contiguous, index: i64):
     """Start a copy of 4 bytes from `array[index]` to the shared address; both multiples of 4 bytes."""
-    return _copy(array, "cp.async.ca.shared.global [$0], [$1], 4;")
-
-
-@twin(cp_async_4)
-def _cp_async_4(machine, address, array, index):
     start_copy(machine, address, array, index, 4, 4, sys._getframe(1))
 
 
-@intrinsic
-def cp_async_4_zfill(typingctx, address, array, index, count):
+@instruction("cp.async.ca.shared.global [$0], [$1], 4, $2;", ordered=True)
+def cp_async_4_zfill(machine, address: u32, array: contiguous, index: i64, count: u32):
     """Start a copy of `count` bytes (0 … 4) from `array[index]`, filled up to 4 with zeros."""
-    return _copy_filled(array, "cp.async.ca.shared.global [$0], [$1], 4, $2;")
-
-
-@twin(cp_async_4_zfill)
-def _cp_async_4_zfill(machine, address, array, index, count):
     start_copy(machine, address, array, index, 4, int(count), sys._getframe(1))
 
 
 # Groups -------------------------------------------------------------------------------------------
 
 
-@intrinsic
-def cp_async_commit(typingctx):
+@instruction("cp.async.commit_group;", ordered=True)
+def cp_async_commit(machine):
     """Close a group: all copies that this thread has started and not yet put in one."""
-    return types.void(), statement("cp.async.commit_group;", ordered=True)
-
-
-@twin(cp_async_commit)
-def _cp_async_commit(machine):
     commit(machine)
 
 
-@intrinsic
-def cp_async_wait(typingctx, pending):
+def _wait(context, builder, sig, args):
+    emit(builder, f"cp.async.wait_group {sig.args[0].literal_value};", (), (), ordered=True)
+    return context.get_dummy_value()
+
+
+@instruction(_wait)
+def cp_async_wait(machine, pending: literal(0, 255)):
     """Wait until at most the `pending` youngest groups of this thread are in flight; a literal, or
     a constant."""
-    n = literal("cp_async_wait", pending, 0, 255)
-    return types.void(pending), statement(f"cp.async.wait_group {n};", ordered=True)
-
-
-@twin(cp_async_wait)
-def _cp_async_wait(machine, pending):
     wait(machine, int(pending))
 
 
-@intrinsic
-def cp_async_wait_all(typingctx):
+@instruction("cp.async.wait_all;", ordered=True)
+def cp_async_wait_all(machine):
     """Wait for all copies of this thread, in a group or not."""
-    return types.void(), statement("cp.async.wait_all;", ordered=True)
-
-
-@twin(cp_async_wait_all)
-def _cp_async_wait_all(machine):
     commit(machine)
     wait(machine, 0)

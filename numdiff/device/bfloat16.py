@@ -14,14 +14,12 @@ SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.14.5 (`mma`).
 """
 
 import importlib
-import sys
 
 from numba.cuda import types
 from numba.cuda.datamodel import PrimitiveModel
-from numba.cuda.extending import intrinsic, lower_cast, register_model
+from numba.cuda.extending import lower_cast, register_model
 from numba.cuda.typeconv import Conversion
 
-from ..emulator import twin
 from ..emulator.fragments import (
     fragment_a_m16n8k8,
     fragment_a_m16n8k16,
@@ -30,12 +28,9 @@ from ..emulator.fragments import (
 )
 from ..emulator.values import UInt32, float32_bits, float32_of_bits
 from ..emulator.warp_matrix import MatrixProduct, bfloat16_of_words
-from .inline_ptx import F32, I16, I32, emit, statement
+from .inline_ptx import F32, I16, I32, emit, f32, instruction, many, u32
 from .tensor_core import (
-    M16N8K8,
-    M16N8K16,
-    mma,
-    mma_into,
+    make_mma,
     mma_m16n8k8,
     mma_m16n8k8_into,
     mma_m16n8k16,
@@ -45,7 +40,6 @@ from .tensor_core import (
     unpack_half2,
 )
 
-WORDS2, WORDS4 = types.UniTuple(types.uint32, 2), types.UniTuple(types.uint32, 4)
 SUFFIX = "_bf16"  # of the names of kernels that `in_bfloat16` makes
 
 
@@ -104,14 +98,9 @@ def widen_word(builder, word):
     ]
 
 
-@intrinsic
-def pack_bfloat2(typingctx, low, high):
+@instruction(PACK)
+def pack_bfloat2(machine, low: f32, high: f32) -> u32:
     """Two float32, each rounded to the nearest bfloat16 (ties to even), as a word, low first."""
-    return types.uint32(types.float32, types.float32), statement(PACK, [I32])
-
-
-@twin(pack_bfloat2)
-def _pack_bfloat2(machine, low, high):
     return UInt32(_bits(low) | _bits(high) << 16)
 
 
@@ -121,37 +110,23 @@ def _bits(x):
     return 0x7FFF if x != x else word + 0x7FFF + (word >> 16 & 1) >> 16
 
 
-@intrinsic
-def unpack_bfloat2(typingctx, word):
+@instruction(
+    lambda context, builder, sig, args: context.make_tuple(
+        builder, sig.return_type, widen_word(builder, args[0])
+    )
+)
+def unpack_bfloat2(machine, word: u32) -> many(f32, 2):
     """The two bfloat16 of a word as two float32, the low half first."""
-
-    def codegen(context, builder, sig, args):
-        return context.make_tuple(builder, sig.return_type, widen_word(builder, args[0]))
-
-    return types.UniTuple(types.float32, 2)(types.uint32), codegen
-
-
-@twin(unpack_bfloat2)
-def _unpack_bfloat2(machine, word):
     return float32_of_bits(int(word) << 16 & 0xFFFFFFFF), float32_of_bits(int(word) & 0xFFFF0000)
 
 
-@intrinsic
-def ones_bfloat2(typingctx):
+@instruction(lambda context, builder, sig, args: I32(0x3F803F80))
+def ones_bfloat2(machine) -> u32:
     """A word of two bfloat16, both one."""
-    return types.uint32(), lambda context, builder, sig, args: I32(0x3F803F80)
-
-
-@twin(ones_bfloat2)
-def _ones_bfloat2(machine):
     return UInt32(0x3F803F80)
 
 
 # mma ----------------------------------------------------------------------------------------------
-
-
-def _text(of_half):
-    return of_half.replace(".f32.f16.f16.f32", ".f32.bf16.bf16.f32")
 
 
 PRODUCT_M16N8K16_BF16 = MatrixProduct(
@@ -160,53 +135,8 @@ PRODUCT_M16N8K16_BF16 = MatrixProduct(
 PRODUCT_M16N8K8_BF16 = MatrixProduct(
     "mma.m16n8k8.bf16", 8, fragment_a_m16n8k8, fragment_b_m16n8k8, bfloat16_of_words
 )
-
-
-@intrinsic
-def mma_m16n8k16_bf16(typingctx, a, b, c):
-    """a · b + c over the warp: a four words, b two words of bfloat16, c and the result four
-    float32."""
-    return mma(_text(M16N8K16), WORDS4, WORDS2)
-
-
-@twin(mma_m16n8k16_bf16)
-def _mma_m16n8k16_bf16(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K16_BF16(machine, a, b, c, sys._getframe(1)))
-
-
-@intrinsic
-def mma_m16n8k16_bf16_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of
-    bfloat16; float32."""
-    return mma_into(_text(M16N8K16), accumulators, WORDS4, WORDS2)
-
-
-@twin(mma_m16n8k16_bf16_into)
-def _mma_m16n8k16_bf16_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K16_BF16.into(machine, accumulators, first, a, b, sys._getframe(1))
-
-
-@intrinsic
-def mma_m16n8k8_bf16(typingctx, a, b, c):
-    """a · b + c over the warp: a two words, b one word of bfloat16, c and the result four float32."""
-    return mma(_text(M16N8K8), WORDS2, types.uint32)
-
-
-@twin(mma_m16n8k8_bf16)
-def _mma_m16n8k8_bf16(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8_BF16(machine, a, b, c, sys._getframe(1)))
-
-
-@intrinsic
-def mma_m16n8k8_bf16_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a two words, b one word of bfloat16;
-    float32."""
-    return mma_into(_text(M16N8K8), accumulators, WORDS2, types.uint32)
-
-
-@twin(mma_m16n8k8_bf16_into)
-def _mma_m16n8k8_bf16_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8_BF16.into(machine, accumulators, first, a, b, sys._getframe(1))
+mma_m16n8k16_bf16, mma_m16n8k16_bf16_into = make_mma(PRODUCT_M16N8K16_BF16, "bf16")
+mma_m16n8k8_bf16, mma_m16n8k8_bf16_into = make_mma(PRODUCT_M16N8K8_BF16, "bf16")
 
 
 # What stands for what in `in_bfloat16` (half.py) --------------------------------------------------

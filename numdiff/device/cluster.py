@@ -19,60 +19,37 @@ there is room for all of it.
     mbarrier_arrive_cluster mbarrier.arrive                 9.7.13.15.13
     cluster_sync, cluster_sync_relaxed  barrier.cluster     9.7.13.3
 
-In the emulator each has its twin, right below it here: what it does is written in
-emulator/cluster.py.
+The body of each is its twin in the emulator (emulator/cluster.py).
 """
 
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
-from ..emulator import cluster, twin
+from ..emulator import cluster
 from ..emulator.values import UInt32
-from .inline_ptx import F32, I32, statement
-
-u32, f32, void = types.uint32, types.float32, types.void
+from .inline_ptx import f32, instruction, many, u32
 
 
-@intrinsic
-def cluster_rank(typingctx):
+@instruction("mov.u32 $0, %cluster_ctarank;")
+def cluster_rank(machine) -> u32:
     """The block's number in its cluster, uint32; 0 where there are no clusters."""
-    return u32(), statement("mov.u32 $0, %cluster_ctarank;", [I32])
-
-
-@twin(cluster_rank)
-def _cluster_rank(machine):
     return UInt32(cluster.rank_of(machine))
 
 
-@intrinsic
-def cluster_address(typingctx, address, rank):
+@instruction("mapa.shared::cluster.u32 $0, $1, $2;")
+def cluster_address(machine, address: u32, rank: u32) -> u32:
     """The address (uint32) of the same place in the shared memory of the cluster's block `rank`.
 
     address: in the block's own shared memory, as `smem_u32` gives it
     """
-    return u32(u32, u32), statement("mapa.shared::cluster.u32 $0, $1, $2;", [I32])
-
-
-@twin(cluster_address)
-def _cluster_address(machine, address, rank):
     return UInt32(cluster.address_of(machine, address, rank))
 
 
-@intrinsic
-def load_cluster_4(typingctx, address):
+@instruction("ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", ordered=True)
+def load_cluster_4(machine, address: u32) -> many(f32, 4):
     """Four float32 at an address of the cluster's shared memory, a multiple of 16."""
-    return types.UniTuple(f32, 4)(u32), statement(
-        "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", [F32] * 4, ordered=True
-    )
-
-
-@twin(load_cluster_4)
-def _load_cluster_4(machine, address):
     return cluster.load_4(machine, address)
 
 
-@intrinsic
-def mbarrier_arrive_cluster(typingctx, barrier):
+@instruction("mbarrier.arrive.shared::cluster.b64 _, [$0];", ordered=True)
+def mbarrier_arrive_cluster(machine, barrier: u32):
     """Arrive at the mbarrier at an address of the cluster's shared memory (`cluster_address`),
     which may be another block's. Reads of this thread before it are complete when threads there see
     the end of this phase. That block must not have ended.
@@ -80,46 +57,27 @@ def mbarrier_arrive_cluster(typingctx, barrier):
     With `.release.cluster` what it has written before would be seen there, too; ptxas then puts a
     MEMBAR.ALL.GPU before the arrival, about a microsecond.
     """
-    return void(u32), statement("mbarrier.arrive.shared::cluster.b64 _, [$0];", ordered=True)
-
-
-@twin(mbarrier_arrive_cluster)
-def _mbarrier_arrive_cluster(machine, barrier):
     cluster.arrive(machine, barrier)
 
 
-@intrinsic
-def cluster_sync(typingctx):
+@instruction(
+    "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", ordered=True, collective=True
+)
+def cluster_sync(machine):
     """A barrier of all threads of the cluster that have not ended, wherever they call it.
 
     After it, all of them see what any of them has stored, in shared or global memory. The first one
     of a kernel also makes sure that the other blocks are running: before that, their memory does
     not exist.
     """
-    return void(), statement(
-        "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;",
-        ordered=True,
-        collective=True,
-    )
-
-
-@twin(cluster_sync)
-def _cluster_sync(machine):
     cluster.sync(machine)
 
 
-@intrinsic
-def cluster_sync_relaxed(typingctx):
+@instruction("barrier.cluster.arrive.relaxed; barrier.cluster.wait;", ordered=True, collective=True)
+def cluster_sync_relaxed(machine):
     """As `cluster_sync`, but earlier stores need not be visible after it: for the end of a kernel.
 
     It does not wait for the thread's stores to reach the L2 cache. The results of all loads must
     have been used before.
     """
-    return void(), statement(
-        "barrier.cluster.arrive.relaxed; barrier.cluster.wait;", ordered=True, collective=True
-    )
-
-
-@twin(cluster_sync_relaxed)
-def _cluster_sync_relaxed(machine):
     cluster.sync(machine, relaxed=True)

@@ -13,13 +13,10 @@ SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`), 9.7.1.13 (`max`) and 9.7.9.7 (`prmt`
 """
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
-from ..emulator import twin
 from ..emulator.values import UInt32
 from ..float8 import bits_of, numbers_of
-from .inline_ptx import F32, I32, statement
+from .inline_ptx import f32, instruction, many, u32
 
 PACK = (
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; "
@@ -38,37 +35,22 @@ TRANSPOSE = (
 )
 
 
-@intrinsic
-def pack_e4m3x4(typingctx, a, b, c, d):
+@instruction(PACK)
+def pack_e4m3x4(machine, a: f32, b: f32, c: f32, d: f32) -> u32:
     """Four float32, each rounded to the nearest E4M3, as a word, a in its lowest byte."""
-    return types.uint32(*[types.float32] * 4), statement(PACK, [I32])
-
-
-@twin(pack_e4m3x4)
-def _pack_e4m3x4(machine, a, b, c, d):
     return UInt32(int.from_bytes(bits_of([a, b, c, d]).tobytes(), "little"))
 
 
-@intrinsic
-def unpack_e4m3x4(typingctx, word):
+@instruction(UNPACK)
+def unpack_e4m3x4(machine, word: u32) -> many(f32, 4):
     """The four E4M3 of a word as float32, the lowest byte's first; exact."""
-    return types.UniTuple(types.float32, 4)(types.uint32), statement(UNPACK, [F32] * 4)
-
-
-@twin(unpack_e4m3x4)
-def _unpack_e4m3x4(machine, word):
     return tuple(numbers_of(_bytes_of(word)))
 
 
-@intrinsic
-def transpose_bytes(typingctx, a, b, c, d):
+@instruction(TRANSPOSE)
+def transpose_bytes(machine, a: u32, b: u32, c: u32, d: u32) -> many(u32, 4):
     """Word i of the result has byte i of a, b, c and d, a's lowest."""
-    return types.UniTuple(types.uint32, 4)(*[types.uint32] * 4), statement(TRANSPOSE, [I32] * 4)
-
-
-@twin(transpose_bytes)
-def _transpose_bytes(machine, *words):
-    columns = np.stack([*map(_bytes_of, words)]).T
+    columns = np.stack([*map(_bytes_of, (a, b, c, d))]).T
     return tuple(UInt32(int.from_bytes(column.tobytes(), "little")) for column in columns)
 
 
@@ -76,14 +58,9 @@ def _bytes_of(word):
     return np.frombuffer(int(word).to_bytes(4, "little"), np.uint8)
 
 
-@intrinsic
-def larger_halves(typingctx, a, b):
+@instruction("max.u16x2 $0, $1, $2;")
+def larger_halves(machine, a: u32, b: u32) -> u32:
     """The larger of the low 16 bits of two words, and of the high, as unsigned integers; of float16
     without a sign the larger numbers."""
-    return types.uint32(types.uint32, types.uint32), statement("max.u16x2 $0, $1, $2;", [I32])
-
-
-@twin(larger_halves)
-def _larger_halves(machine, a, b):
     a, b = int(a), int(b)
     return UInt32(max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16)

@@ -1,5 +1,5 @@
-"""GPU instructions that Python cannot express: intrinsics, each followed by its functional twin for
-the emulator.
+"""GPU instructions that Python cannot express: intrinsics, each with its functional twin for the
+emulator (inline_ptx.py).
 
 `load4` and `store4` move four neighbouring elements with one instruction (PTX ISA, section 9.7.9,
 `ld`/`st` with `.v4`). Four times fewer memory instructions is what brings a streaming kernel to the
@@ -18,7 +18,7 @@ from numba.cuda.extending import intrinsic
 from ..dtypes import is_half
 from ..emulator import twin
 from .bfloat16 import bfloat16
-from .inline_ptx import F32, I32, statement
+from .inline_ptx import f32, i32, instruction
 
 
 def _vector_address(context, builder, array_type, array, index):
@@ -80,27 +80,17 @@ def _store4(machine, array, index, *values):
     machine.access.store_vector(array, index, values)
 
 
-@intrinsic
-def opaque(typingctx, number):
+@instruction("mov.b32 $0, $1;", ordered=True)
+def opaque(machine, number: i32) -> i32:
     """`number` (int32) as an opaque value: what follows from it is computed here, not kept in a
     register from an earlier computation."""
-    return types.int32(types.int32), statement("mov.b32 $0, $1;", [I32], ordered=True)
-
-
-@twin(opaque)
-def _opaque(machine, number):
     return number
 
 
-@intrinsic
-def product(typingctx, a, b):
+@instruction("mul.rn.f32 $0, $1, $2;")
+def product(machine, a: f32, b: f32) -> f32:
     """a · b of two float32, rounded by itself: no compiler joins it with a sum into one
     instruction."""
-    return types.float32(types.float32, types.float32), statement("mul.rn.f32 $0, $1, $2;", [F32])
-
-
-@twin(product)
-def _product(machine, a, b):
     return np.float32(a) * np.float32(b)
 
 

@@ -24,8 +24,7 @@ NO BRANCH IN A GROUP, about which ptxas is silent: where an `if` or a loop that 
 The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of
 a module: a kernel that closes over an intrinsic finds nothing in Numba's cache on disk.
 
-In the emulator each has its twin, right below it here: what it does is written in emulator/wgmma.py
-and emulator/setmaxnreg.py.
+The body of each is its twin in the emulator (emulator/wgmma.py, emulator/setmaxnreg.py).
 """
 
 import functools
@@ -33,16 +32,14 @@ import functools
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
-from ..emulator import twin, wgmma
+from ..emulator import wgmma
 from ..emulator.setmaxnreg import set_registers
 from ..emulator.warp_matrix import bfloat16_of_words, e4m3_of_words, float16_of_words
 from .bfloat16 import counterpart
 from .gpu import cuda
-from .inline_ptx import F32, I32, I64, TypingError, statement
+from .inline_ptx import F32, I32, I64, TypingError, f32, i32, instruction, many, u32, u64
 
-u32, u64, void = types.uint32, types.uint64, types.void
 MAX_N = 256  # columns of a wgmma
 WORDS = True  # the emulator reports the faults of `make_multiply`'s at the line that uses it
 # what the twins read in a word
@@ -52,40 +49,24 @@ ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words, "e4m3": e4m3_of_
 # wgmma --------------------------------------------------------------------------------------------
 
 
-@intrinsic
-def wgmma_fence(typingctx):
+@instruction("wgmma.fence.sync.aligned;", ordered=True, collective=True)
+def wgmma_fence(machine):
     """Before the first wgmma, and before the next one after accumulators (or A's registers) were
     touched."""
-    return void(), statement("wgmma.fence.sync.aligned;", ordered=True, collective=True)
-
-
-@twin(wgmma_fence)
-def _wgmma_fence(machine):
     wgmma.fence(machine)
 
 
-@intrinsic
-def wgmma_commit(typingctx):
+@instruction("wgmma.commit_group.sync.aligned;", ordered=True, collective=True)
+def wgmma_commit(machine):
     """Close a group: the wgmma that this warp has issued since the last one."""
-    return void(), statement("wgmma.commit_group.sync.aligned;", ordered=True, collective=True)
-
-
-@twin(wgmma_commit)
-def _wgmma_commit(machine):
     wgmma.commit(machine)
 
 
 def _make_wait(pending):
-    @intrinsic
-    def wgmma_wait(typingctx):
+    @instruction(f"wgmma.wait_group.sync.aligned {pending};", ordered=True, collective=True)
+    def wgmma_wait(machine):
         """Wait until at most `pending` groups are under way; it does not make the accumulators
         readable."""
-        return void(), statement(
-            f"wgmma.wait_group.sync.aligned {pending};", ordered=True, collective=True
-        )
-
-    @twin(wgmma_wait)
-    def _wgmma_wait(machine):
         wgmma.wait(machine, pending)
 
     return wgmma_wait
@@ -99,16 +80,17 @@ def _check_columns(n):
         raise ValueError(f"a wgmma has 8, 16, … {MAX_N} columns, not {n}.")
 
 
-def _require_accumulators(array, count):
-    if (
-        not isinstance(array, types.Array)
-        or array.dtype != types.float32
-        or array.ndim != 1
-        or array.layout != "C"
-    ):
-        raise TypingError(
-            f"the accumulators must be a cuda.local.array({count}, float32), not {array}"
-        )
+def _accumulators(n):
+    """The accumulators of n columns: an annotation."""
+
+    def check(name, array):
+        if array != types.Array(f32, 1, "C"):
+            raise TypingError(
+                f"the accumulators must be a cuda.local.array({n // 2}, float32), not {array}"
+            )
+        return array
+
+    return check
 
 
 def _is_zero(value):
@@ -202,27 +184,14 @@ def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
         raise ValueError(
             "a wgmma of E4M3 reads both matrices along k; store the other one transposed."
         )
-    count = n // 2
     text, fresh = _wgmma_texts(n, 1, (transpose_a, transpose_b), kind)
 
-    @intrinsic
-    def wgmma_shared(typingctx, acc, descriptor_a, descriptor_b, scale_d):
-        _require_accumulators(acc, count)
-        return void(acc, u64, u64, types.int32), _through_accumulators(count, text, fresh=fresh)
-
-    @twin(wgmma_shared)
-    def _wgmma_shared(machine, acc, descriptor_a, descriptor_b, scale_d):
-        wgmma.issue(
-            machine,
-            acc,
-            n,
-            descriptor_a,
-            descriptor_b,
-            scale_d,
-            transpose_a,
-            transpose_b,
-            ELEMENTS[kind],
-        )
+    @instruction(_through_accumulators(n // 2, text, fresh=fresh))
+    def wgmma_shared(
+        machine, acc: _accumulators(n), descriptor_a: u64, descriptor_b: u64, scale_d: i32
+    ):
+        transposed, elements = (transpose_a, transpose_b), ELEMENTS[kind]
+        wgmma.issue(machine, acc, n, descriptor_a, descriptor_b, scale_d, *transposed, elements)
 
     if kind == "e4m3":
         return wgmma_shared
@@ -238,29 +207,15 @@ def make_wgmma_a_registers(n, transpose_b=False, kind="f16"):
     until the wait.
     """
     _check_columns(n)
-    count = n // 2
     text, fresh = _wgmma_texts(n, 4, (transpose_b,), kind)
 
-    @intrinsic
-    def wgmma_registers(typingctx, acc, a, descriptor_b, scale_d):
-        _require_accumulators(acc, count)
-        return void(acc, types.UniTuple(u32, 4), u64, types.int32), _through_accumulators(
-            count, text, fresh=fresh
-        )
-
-    @twin(wgmma_registers)
-    def _wgmma_registers(machine, acc, a, descriptor_b, scale_d):
-        wgmma.issue(
-            machine,
-            acc,
-            n,
-            tuple(int(w) & 0xFFFFFFFF for w in a),
-            descriptor_b,
-            scale_d,
-            False,
-            transpose_b,
-            ELEMENTS[kind],
-        )
+    @instruction(_through_accumulators(n // 2, text, fresh=fresh))
+    def wgmma_registers(
+        machine, acc: _accumulators(n), a: many(u32, 4), descriptor_b: u64, scale_d: i32
+    ):
+        words = tuple(int(w) & 0xFFFFFFFF for w in a)
+        transposed, elements = (False, transpose_b), ELEMENTS[kind]
+        wgmma.issue(machine, acc, n, words, descriptor_b, scale_d, *transposed, elements)
 
     return counterpart(wgmma_registers, lambda: make_wgmma_a_registers(n, transpose_b, "bf16"))
 
@@ -284,13 +239,8 @@ def make_wgmma_wait(n, pending=0, pin=True):
             f"{{ .reg .b32 zero; {text} mov.u32 zero, %ctaid.z; shr.u32 zero, zero, 31; {pinned} }}"
         )
 
-    @intrinsic
-    def wgmma_wait_for(typingctx, acc):
-        _require_accumulators(acc, n // 2)
-        return void(acc), _through_accumulators(n // 2, text, memory=True)
-
-    @twin(wgmma_wait_for)
-    def _wgmma_wait_for(machine, acc):
+    @instruction(_through_accumulators(n // 2, text, memory=True))
+    def wgmma_wait_for(machine, acc: _accumulators(n)):
         wgmma.wait(machine, pending)
 
     return wgmma_wait_for
@@ -346,16 +296,10 @@ def make_setmaxnreg(count, more):
     if not 24 <= count <= 256 or count % 8:
         raise ValueError(f"setmaxnreg takes 24, 32, … 256 registers, not {count}.")
 
-    @intrinsic
-    def setmaxnreg(typingctx):
-        return void(), statement(
-            f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};",
-            ordered=True,
-            collective=True,
-        )
+    change = "inc" if more else "dec"
 
-    @twin(setmaxnreg)
-    def _setmaxnreg(machine):
+    @instruction(f"setmaxnreg.{change}.sync.aligned.u32 {count};", ordered=True, collective=True)
+    def setmaxnreg(machine):
         set_registers(machine, count, more)
 
     return setmaxnreg

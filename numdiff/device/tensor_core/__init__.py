@@ -56,10 +56,7 @@ from .ldmatrix import (
     ldmatrix_x4_trans,
 )
 from .mma_sync import (
-    M16N8K8,
-    M16N8K16,
-    mma,
-    mma_into,
+    make_mma,
     mma_m16n8k8,
     mma_m16n8k8_into,
     mma_m16n8k8_tf32,
@@ -87,8 +84,6 @@ from .words import (
 )
 
 __all__ = [
-    "M16N8K16",
-    "M16N8K8",
     "choose_bytes",
     "float_of",
     "high_halves",
@@ -103,8 +98,7 @@ __all__ = [
     "load_words4",
     "load_words4_where",
     "low_halves",
-    "mma",
-    "mma_into",
+    "make_mma",
     "mma_m16n8k16",
     "mma_m16n8k16_into",
     "mma_m16n8k8",

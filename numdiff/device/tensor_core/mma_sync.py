@@ -4,12 +4,9 @@ float32.
 SOURCE  PTX ISA, section 9.7.14.5 (`mma`).
 """
 
+import itertools
 import sys
 
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
-from ...emulator import twin
 from ...emulator.fragments import (
     fragment_a_m16n8k8,
     fragment_a_m16n8k8_tf32,
@@ -23,52 +20,60 @@ from ..inline_ptx import (
     F32,
     I64,
     TypingError,
+    contiguous,
     element_pointer,
     emit,
+    f32,
+    i64,
+    instruction,
+    many,
     registers,
-    require_contiguous,
-    statement,
+    u32,
 )
-from .words import word_tuple
-
-M16N8K16 = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
-    "{$10, $11, $12, $13};"
-)
-M16N8K8 = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};"
-M16N8K8_TF32 = (
-    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
-    "{$10, $11, $12, $13};"
-)
-ACCUMULATORS = types.UniTuple(types.float32, 4)
 
 
-def mma(text, a, b):
-    """Signature and code of d = a · b + c."""
-    return ACCUMULATORS(a, b, ACCUMULATORS), statement(text, [F32] * 4, collective=True)
+def _accumulators(name, array):
+    if contiguous(name, array).dtype != f32:
+        raise TypingError(f"an mma sums in float32, not in {array}")
+    return array
 
 
-def mma_into(text, accumulators, a, b):
-    """Signature and code of the form whose accumulators are four neighbours in an array."""
-    require_contiguous("an mma", accumulators)
-    if accumulators.dtype != types.float32:
-        raise TypingError(f"an mma sums in float32, not in {accumulators}")
+def make_mma(product, kind):
+    """(mma(a, b, c), mma_into(accumulators, first, a, b)) of a `MatrixProduct`.
+
+    kind: of the elements of a and b, in PTX: "f16", "bf16" or "tf32". a and b are tuples of words,
+    or one word; c and the result of the first four float32, accumulators an array of float32.
+    """
+    words = [places.shape[1] for places in (product.a_places, product.b_places)]
+    number, groups = itertools.count(), []
+    for count in (4, *words, 4):
+        groups.append(f"{{{', '.join(f'${next(number)}' for _ in range(count))}}}")
+    text = f"mma.sync.aligned.m16n8k{product.k}.row.col.f32.{kind}.{kind}.f32 {', '.join(groups)};"
+    left, right = (u32 if count == 1 else many(u32, count) for count in words)
+
+    @instruction(text, collective=True)
+    def mma(machine, a: left, b: right, c: many(f32, 4)) -> many(f32, 4):
+        """a · b + c over the warp."""
+        return tuple(product(machine, a, b, c, sys._getframe(1)))
 
     def codegen(context, builder, sig, args):
         indices = [builder.add(args[1], I64(i)) for i in range(4)]
         slots = [
             element_pointer(context, builder, sig.args[0], args[0], index) for index in indices
         ]
-        operands = registers(context, builder, sig.args[2:], args[2:]) + [
-            builder.load(slot) for slot in slots
-        ]
-        for slot, value in zip(
-            slots, emit(builder, text, [F32] * 4, operands, collective=True), strict=True
-        ):
+        operands = registers(context, builder, sig.args[2:], args[2:])
+        operands += [builder.load(slot) for slot in slots]
+        values = emit(builder, text, [F32] * 4, operands, collective=True)
+        for slot, value in zip(slots, values, strict=True):
             builder.store(value, slot)
         return context.get_dummy_value()
 
-    return types.void(accumulators, types.int64, a, b), codegen
+    @instruction(codegen)
+    def mma_into(machine, accumulators: _accumulators, first: i64, a: left, b: right):
+        """accumulators[first … first + 3] += a · b over the warp."""
+        product.into(machine, accumulators, first, a, b, sys._getframe(1))
+
+    return mma, mma_into
 
 
 PRODUCT_M16N8K8 = MatrixProduct(
@@ -86,71 +91,6 @@ PRODUCT_M16N8K8_TF32 = MatrixProduct(
     "mma.m16n8k8.tf32", 8, fragment_a_m16n8k8_tf32, fragment_b_m16n8k8_tf32, tf32_of_words
 )
 
-
-@intrinsic
-def mma_m16n8k16(typingctx, a, b, c):
-    """a · b + c over the warp: a four words, b two words of float16, c and the result four float32."""
-    return mma(M16N8K16, word_tuple(4), word_tuple(2))
-
-
-@twin(mma_m16n8k16)
-def _mma_m16n8k16(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K16(machine, a, b, c, sys._getframe(1)))
-
-
-@intrinsic
-def mma_m16n8k16_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of float16;
-    float32."""
-    return mma_into(M16N8K16, accumulators, word_tuple(4), word_tuple(2))
-
-
-@twin(mma_m16n8k16_into)
-def _mma_m16n8k16_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K16.into(machine, accumulators, first, a, b, sys._getframe(1))
-
-
-@intrinsic
-def mma_m16n8k8(typingctx, a, b, c):
-    """a · b + c over the warp: a two words, b one word of float16, c and the result four float32."""
-    return mma(M16N8K8, word_tuple(2), types.uint32)
-
-
-@twin(mma_m16n8k8)
-def _mma_m16n8k8(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8(machine, a, b, c, sys._getframe(1)))
-
-
-@intrinsic
-def mma_m16n8k8_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a two words, b one word of float16;
-    float32."""
-    return mma_into(M16N8K8, accumulators, word_tuple(2), types.uint32)
-
-
-@twin(mma_m16n8k8_into)
-def _mma_m16n8k8_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8.into(machine, accumulators, first, a, b, sys._getframe(1))
-
-
-@intrinsic
-def mma_m16n8k8_tf32(typingctx, a, b, c):
-    """a · b + c over the warp: a four words, b two words of tf32, c and the result four float32."""
-    return mma(M16N8K8_TF32, word_tuple(4), word_tuple(2))
-
-
-@twin(mma_m16n8k8_tf32)
-def _mma_m16n8k8_tf32(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8_TF32(machine, a, b, c, sys._getframe(1)))
-
-
-@intrinsic
-def mma_m16n8k8_tf32_into(typingctx, accumulators, first, a, b):
-    """accumulators[first … first + 3] += a · b over the warp: a four words, b two words of tf32;
-    float32."""
-    return mma_into(M16N8K8_TF32, accumulators, word_tuple(4), word_tuple(2))
-
-
-@twin(mma_m16n8k8_tf32_into)
-def _mma_m16n8k8_tf32_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8_TF32.into(machine, accumulators, first, a, b, sys._getframe(1))
+mma_m16n8k16, mma_m16n8k16_into = make_mma(PRODUCT_M16N8K16, "f16")
+mma_m16n8k8, mma_m16n8k8_into = make_mma(PRODUCT_M16N8K8, "f16")
+mma_m16n8k8_tf32, mma_m16n8k8_tf32_into = make_mma(PRODUCT_M16N8K8_TF32, "tf32")
