@@ -5,113 +5,15 @@ import os
 import click
 
 from .output import echo
-from .suggest import SuggestingGroup
-from .values import Choice, Size
+from .suggest import ExtensibleGroup
+from .values import Choice
 
 LISTED = 60  # classes printed
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=ExtensibleGroup, place="data")
 def data():
     """Import images, and describe datasets."""
-
-
-@data.command("import", no_args_is_help=True)
-@click.argument("source", type=click.Path(), metavar="SOURCE")
-@click.argument("out", type=click.Path(), metavar="OUT.h5")
-@click.option(
-    "--size",
-    type=Size(1024),
-    metavar="PX|HxW",
-    help="Side of the images in pixels, or height and width, as in 256x384.  [default: their own, if all are "
-    "of one size]",
-)
-@click.option(
-    "--fit",
-    type=Choice(["crop", "pad", "stretch"]),
-    help="With --size: how to bring images to that shape: crop to the centre, pad with the background, or "
-    "stretch.  [default: crop]",
-)
-@click.option(
-    "--crop",
-    type=Choice(["lanczos", "adm"]),
-    help="With --size: how the centre is brought to that size: by one Lanczos filter, or with the bits of "
-    "guided-diffusion's crop, which published models were trained on: halved by a box filter, then "
-    "bicubic.  [default: lanczos]",
-)
-@click.option("--rgb", is_flag=True, help="Three channels.  [default: those of the first image]")
-@click.option("--grey", is_flag=True, help="One channel.")
-@click.option(
-    "--background",
-    metavar="COLOUR",
-    help="Colour behind transparent images: a name or #rrggbb.  [default: white]",
-)
-@click.option(
-    "--labels",
-    metavar="auto|folders|prefix|none|FILE",
-    default="auto",
-    show_default=True,
-    help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv, "
-    ".json or .jsonl file, or none. auto: a labels.csv, labels.json, dataset.json or Hugging Face's "
-    "metadata.csv or metadata.jsonl among the images, else sub-folders.",
-)
-@click.option(
-    "--class-order",
-    type=Choice(["numbers", "words"]),
-    default="numbers",
-    show_default=True,
-    help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "
-    "ImageFolder and guided-diffusion number them.",
-)
-@click.option(
-    "--latents",
-    is_flag=True,
-    help="Floats of an array or dataset are latents, used as they are.  [default: judged by their values and "
-    "channels, and reported]",
-)
-@click.option("--pixels", is_flag=True, help="They are pixels.")
-@click.option("--float16", is_flag=True, help="Store latents as float16, in half the bytes.")
-@click.option(
-    "--gzip",
-    is_flag=True,
-    help="Pack the images. Drawings shrink to a quarter, photos hardly; reading "
-    "takes several times as long.",
-)
-@click.option("--force", is_flag=True, help="Replace OUT.h5 if it exists.")
-def import_command(source, out, rgb, grey, class_order, latents, pixels, **options):
-    """Write the images of SOURCE into the dataset file OUT.h5.
-
-    SOURCE is a folder of images, a zip or tar of one, a folder of WebDataset shards (.tar),
-    cifar-10-python.tar.gz, MNIST's train-images-idx3-ubyte.gz (the labels are found in the same folder),
-    an .npz or .npy, unet.cu's .bin, or another dataset file. The format is recognised by the
-    contents. Images that cannot be read are named and left out. Floats of an .npz, .npy or dataset
-    may be latents, which are neither scaled nor resized.
-
-    \b
-    numdiff data import photos/ photos.h5 --size 64
-    numdiff data import photos/ photos.h5 --size 256 --crop adm
-    numdiff data import cifar-10-python.tar.gz cifar10.h5
-    numdiff data import train-images-idx3-ubyte.gz mnist.h5 --size 32 --rgb
-    numdiff data import latents.npz latents.h5
-    """
-    from numdiff.data.importers import import_dataset
-    from numdiff.progress_bar import tracked
-
-    from .settings import either
-
-    coloured = either("--rgb", rgb, "--grey", grey)
-    channels = None if coloured is None else 3 if coloured else 1
-    report = import_dataset(
-        source,
-        out,
-        channels=channels,
-        order=class_order,
-        latents=either("--latents", latents, "--pixels", pixels),
-        progress=lambda items, total: tracked(items, total, "importing", "image"),
-        **options,
-    )
-    for sentence in report.sentences():
-        echo(sentence)
 
 
 @data.command("encode", no_args_is_help=True)

@@ -134,7 +134,7 @@ def classes_given(model, given):
     """
     names = given.get("classes")
     if names and len(names) == 1 and names[0].lower() == "all":
-        from numdiff.data.folders import class_names
+        from numdiff.data.dataset import class_names
 
         found = class_names(given.get("data"))
         return (
@@ -147,7 +147,7 @@ def classes_given(model, given):
         by_number and names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19
     ):
         return given
-    from numdiff.data.folders import class_names
+    from numdiff.data.dataset import class_names
 
     if names[0] in class_names(given.get("data")):
         raise UsageError(

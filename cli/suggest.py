@@ -4,6 +4,8 @@ import difflib
 
 import click
 
+from numdiff.extensions import entries, find
+
 # in a message; click says "integer range"
 NUMBERS = {click.IntRange: "whole number", click.FloatRange: "number"}
 
@@ -50,6 +52,23 @@ class SuggestingGroup(click.Group):
                 if isinstance(parameter.type, kind):
                     parameter.type.name = words
         return name, command, rest
+
+
+class ExtensibleGroup(SuggestingGroup):
+    """A group with the subcommands of extensions at `place`, which are imported when they are called
+    or described."""
+
+    def __init__(self, *args, place, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.place = place
+
+    def list_commands(self, ctx):
+        return sorted([*super().list_commands(ctx), *entries(self.place)])
+
+    def get_command(self, ctx, name):
+        if name in entries(self.place):
+            return find(self.place, name, f"numdiff {self.name} {name}")
+        return super().get_command(ctx, name)
 
 
 def refuse_empty(ctx, parameter, value):

@@ -46,7 +46,11 @@ PLACES
     checkpoint_meta   a key of a checkpoint's description: its schema
     adapter           {setting: a module of what is trained in place of a model's weights}: attach(model, config,
                       origin) of a `Trainer`; shapes, merged and applied of files (training/model_files.py)
-    importer          a format of `numdiff data import`: a module (extras/formats/__init__.py says what it has)
+    importer          a format of `numdiff data import`: a module (extras/importers/__init__.py says what it has)
+    pictures          "files": a module that opens pictures: open_picture(path), flatten(image, background),
+                      looks_like_picture(name, head), Unreadable; "folders": one for a folder of them as a
+                      dataset: decoded(folder, image_size), class_names(folder) (data/dataset.py)
+    data              a subcommand of `numdiff data`
     weights           a module that computes weights from a checkpoint's buffers (training/model_files.py)
     steps             a module of steps that are read from a file (diffusion/sampling.py)
 

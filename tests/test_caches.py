@@ -14,7 +14,7 @@ from numdiff.caches import (
     read_own,
     write_own,
 )
-from numdiff.data.folders import open_dataset
+from numdiff.data.dataset import open_dataset
 from numdiff.device.kernel_cache import KernelCache, Key, MachineCode
 from numdiff.errors import NumdiffError
 from numdiff.files import IrregularFile

@@ -12,7 +12,7 @@ from tests.forked import forked
 INTERRUPTED = """
 import os, signal, sys
 import numpy as np
-from numdiff.data.importers.writer import Writer
+from numdiff.data.writer import Writer
 from numdiff.files import TemporaryFile
 from numdiff.training.checkpoint import save_checkpoint
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..data.folders import open_dataset
+from ..data.dataset import open_dataset
 from ..data.loader import Loader
 from ..device import get_backend
 from ..device.arena import SEGMENT, Arena

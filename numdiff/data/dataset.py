@@ -5,7 +5,7 @@ THE FILE
     such as latents, which the model sees as they are; best in chunks of 64 images
     labels   any integer type (N,), optional: an index into `classes`
     classes  attribute of the file, optional: the names of the classes, in the order of their labels
-`numdiff data import` writes such files (see importers/); so can any HDF5 library.
+`numdiff data import` writes such files; so can any HDF5 library.
 
 A set below two gigabytes is read into memory once. A larger one stays on disk: rows are read a
 chunk at a time, and as many of the last chunks are kept as the loader's order (loader.py) returns
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing
 
-from .. import schema
+from .. import extensions, schema
 from ..errors import NumdiffError, UsageError, shown
 from ..files import IrregularFile, Refused, open_regular
 from ..hdf5 import is_hdf5, open_hdf5
@@ -58,14 +58,35 @@ def open_dataset(
     image_size: int | Sequence[int] | None = None,
     classes: Sequence[str] | None = None,
 ) -> "Dataset":
-    """The dataset in the HDF5 file `path`; None is the default one, 1,906 emoji of 64×64 pixels in
-    9 classes.
+    """The dataset in the HDF5 file `path`, or of the pictures in a folder, which an extension decodes
+    once into a file in the cache. None is the default dataset: 1,906 emoji of 64×64 pixels in 9
+    classes.
 
-    image_size: side of the images in pixels, or (height, width), if they are to be smaller than in
-    the file; must divide that size, because pixels are averaged over whole squares. classes: the names of the
-    classes to keep (labels are then renumbered, in the file's order); None keeps every image.
+    image_size: side of the images in pixels, or (height, width), to reduce those of a file. It must
+    divide their size, because pixels are averaged over whole squares. The pictures of a folder are
+    resized to any side. classes: the names of the classes to keep (labels are then renumbered, in
+    the file's order); None keeps every image.
     """
+    if isinstance(path, str | os.PathLike) and os.path.isdir(path):
+        path = folders(path).decoded(path, image_size)
     return Dataset(default_path() if path is None else path, image_size, classes)
+
+
+def folders(path):
+    """The extension's module for a folder of pictures as a dataset."""
+    return extensions.find("pictures", "folders", f"--data {os.fspath(path)}")
+
+
+def class_names(path=None):
+    """The names of the classes of what `open_dataset` takes, of which no image is read; none where
+    it takes nothing."""
+    try:
+        if path is not None and os.path.isdir(path):
+            return folders(path).class_names(path)
+        with Dataset(path or default_path(), in_memory=False) as file:
+            return file.classes
+    except NumdiffError:  # which training will tell
+        return []
 
 
 class StoredImages(NamedTuple):
@@ -360,10 +381,10 @@ def _open_file(path):
         ) from None
     except Refused as error:
         raise _damaged(path, error) from None
-    from .importers.pictures import looks_like_picture  # it needs Pillow
-
+    pictures = extensions.available("pictures").get("files")
     with open_regular(path) as file:
-        single = looks_like_picture(os.path.basename(path), file.read(16))
+        head = file.read(16)
+    single = pictures and pictures.looks_like_picture(os.path.basename(path), head)
     if single:
         folder = os.path.dirname(path) or "."
         raise UsageError(

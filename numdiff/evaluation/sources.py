@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .. import schema
+from .. import extensions, schema
 from ..archives import BadArchive, ZipReader, read_npy, read_npy_header
-from ..data.dataset import open_dataset
-from ..data.pictures import Unreadable, flatten, open_picture
+from ..data.dataset import Dataset
 from ..errors import NumdiffError, UsageError
 from ..files import Refused, atomic_file, open_regular
 from ..hdf5 import open_hdf5
@@ -372,10 +371,11 @@ def _folder(path):
 
 
 def _picture(file):
+    pictures = extensions.find("pictures", "files", str(file))
     try:
-        with open_picture(file) as picture:
-            return np.asarray(flatten(picture, (255, 255, 255)).convert("RGB"))
-    except (Unreadable, OSError) as error:
+        with pictures.open_picture(file) as picture:
+            return np.asarray(pictures.flatten(picture, (255, 255, 255)).convert("RGB"))
+    except (pictures.Unreadable, OSError) as error:
         raise NumdiffError(
             f"{file} cannot be read ({getattr(error, 'strerror', None) or error}): replace it or "
             "take it out of the folder."
@@ -383,7 +383,7 @@ def _picture(file):
 
 
 def _dataset(path, classes, size):
-    dataset = open_dataset(path, size, classes or None)
+    dataset = Dataset(path, size, classes or None)
     count, height, width, _ = dataset.shape
     if dataset.read([0]).dtype != np.uint8:
         raise UsageError(f"{path} holds latents, not images: decode them first.")

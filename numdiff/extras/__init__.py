@@ -42,8 +42,10 @@ register(
 )
 
 register(
-    "numdiff.extras.formats",
+    "numdiff.extras.importers",
+    data={"import": "command:import_command"},
     importer={name: name for name in ("cifar", "mnist", "tar", "unet_cu")},
+    pictures={"files": "pictures", "folders": "folders"},
 )
 
 register(

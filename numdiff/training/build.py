@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from ..data.folders import decoded, open_dataset
+from ..data.dataset import folders, open_dataset
 from ..device import get_gpu
 from ..diffusion import Diffusion
 from ..distributed.communicator import current
@@ -36,7 +36,7 @@ def open_data(communicator, options):
 
 def decode_folder(options):
     if options.data is not None and os.path.isdir(options.data):
-        decoded(options.data, options.image_size)
+        folders(options.data).decoded(options.data, options.image_size)
 
 
 def build_dataset(options):

@@ -25,7 +25,7 @@ import shutil
 import numpy as np
 
 from ..data.dataset import Dataset
-from ..data.importers.writer import Writer
+from ..data.writer import Writer
 from ..device import download
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError

@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from ..data.pictures import Unreadable, flatten, open_picture
+from .. import extensions
 from ..errors import NumdiffError, UsageError
 from ..files import atomic_file
 from ..sizes import sides
@@ -240,11 +240,12 @@ def read_mask(name, size):
 
 @contextlib.contextmanager
 def _opened(path, hint=""):
+    pictures = extensions.find("pictures", "files", path)
     try:
-        with open_picture(path) as picture:
-            yield flatten(picture, (255, 255, 255))
+        with pictures.open_picture(path) as picture:
+            yield pictures.flatten(picture, (255, 255, 255))
     except FileNotFoundError:
         raise UsageError(f"there is no picture {path}: check the path{hint}.") from None
-    except (Unreadable, OSError) as error:
+    except (pictures.Unreadable, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NumdiffError(f"{path} cannot be read ({reason}): give a PNG or JPEG{hint}.") from None

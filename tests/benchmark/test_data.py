@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff.benchmark import data as D
-from numdiff.data.importers.writer import Writer
+from numdiff.data.writer import Writer
 from numdiff_cli.main import main
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 import numdiff
 from numdiff.data import open_dataset
-from numdiff.data.folders import class_names
+from numdiff.data.dataset import class_names
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT
 from numdiff.nn.module import FlatParameters

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from numdiff.data import dataset as D
-from numdiff.data import folders
 from numdiff.data.sheet import contact_sheet, save_sheet
 from numdiff.errors import NumdiffError, UsageError
 from tests.forked import forked
@@ -176,7 +175,7 @@ def test_wrong_files(tmp_path, images):
     with pytest.raises(UsageError, match="no dataset file"):
         D.open_dataset(tmp_path / "none.h5")
     with pytest.raises(UsageError, match="folder.*numdiff data import"):
-        D.open_dataset(tmp_path)
+        D.Dataset(tmp_path)
     (tmp_path / "a b").write_text("hello")
     with pytest.raises(
         NumdiffError, match="not an HDF5 file: run `numdiff data import '.*/a b' OUT.h5`"
@@ -263,7 +262,7 @@ def test_contact_sheet(tmp_path, images):
 def test_the_package_exports_what_a_script_needs():
     import numdiff.data
 
-    assert numdiff.data.open_dataset is folders.open_dataset and numdiff.data.Dataset is D.Dataset
+    assert numdiff.data.open_dataset is D.open_dataset and numdiff.data.Dataset is D.Dataset
     with pytest.raises(AttributeError, match="nothing"):
         numdiff.data.nothing  # noqa: B018 - the access itself must fail
 

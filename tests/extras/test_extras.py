@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import numdiff
+import numdiff.data
 from numdiff import extensions
 from numdiff.children import python_command
 from numdiff.errors import UsageError
@@ -90,6 +91,12 @@ def test_what_cannot_be_imported_is_one_sentence(monkeypatch):
         extensions.find("steps", "drawn", "--schedule")
     with pytest.raises(UsageError, match="^--schedule needs an extension that adds the steps 'b'"):
         extensions.find("steps", "b", "--schedule")
+
+
+def test_pictures_say_what_they_lack(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "numdiff.extras.importers.folders", None)
+    with pytest.raises(UsageError, match="--data .* needs numdiff.extras.importers.folders, which"):
+        numdiff.data.open_dataset(tmp_path)
 
 
 def test_weights_of_another_program_say_what_they_lack(monkeypatch, tmp_path):

@@ -64,8 +64,9 @@ def data(file, batch, demand, repeats, images, device, image_size):
     """
     from numdiff.benchmark.data import HEADING, bench_data, demand_of, line, verdict
     from numdiff.data.dataset import Dataset, default_path
-    from numdiff.data.folders import decoded
     from numdiff.training.options import resolve
+
+    from ..importers.folders import decoded
 
     device = resolve({"device": device}).device
     file = decoded(file, image_size) if file and os.path.isdir(file) else file or default_path()

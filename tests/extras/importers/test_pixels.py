@@ -11,12 +11,12 @@ import pytest
 from PIL import Image, ImageCms
 
 from cli.values import Size
-from numdiff.data.importers import import_dataset
-from numdiff.data.pictures import decoded
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.evaluation.sources import open_source
+from numdiff.extras.importers.importing import import_dataset
+from numdiff.extras.importers.pictures import decoded
 from numdiff.training.sample_files import read_mask, read_picture
-from tests.data.sources import (
+from tests.extras.importers.sources import (
     ADOBE,
     SRGB,
     colours,

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from numdiff.data import folders, open_dataset
-from numdiff.data.importers import import_dataset
+from numdiff.data import open_dataset
 from numdiff.distributed.communicator import Alone
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.importers import folders
+from numdiff.extras.importers.importing import import_dataset
 from numdiff.training.build import build_dataset, open_data
 from numdiff.training.options import resolve
 

@@ -8,12 +8,12 @@ import h5py
 import numpy as np
 import pytest
 
+from numdiff.data import writer as writer_module
 from numdiff.data.dataset import open_dataset
-from numdiff.data.importers import import_dataset
-from numdiff.data.importers import writer as writer_module
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.importers.importing import import_dataset
 from tests.conftest import needs
-from tests.data.sources import colours, contents, fill
+from tests.extras.importers.sources import colours, contents, fill
 from tests.forked import forked
 
 
@@ -70,7 +70,7 @@ def test_no_room_for_the_file(tmp_path, out, limit):
     )
     code = (
         "import resource, sys\n"
-        "from numdiff.data.importers import import_dataset\n"
+        "from numdiff.extras.importers.importing import import_dataset\n"
         "from numdiff.errors import NumdiffError\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))\n"
         "try:\n"

@@ -4,7 +4,7 @@ by itself."""
 import pytest
 
 from tests.conftest import exhaustive, exhaustively
-from tests.data.fuzz_importers import BOMBS, fuzz
+from tests.extras.importers.fuzz_importers import BOMBS, fuzz
 
 
 @exhaustive

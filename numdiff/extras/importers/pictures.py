@@ -30,6 +30,43 @@ from .netpbm import is_netpbm, read_header, read_pixels
 from .profiles import Unusable, to_srgb
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "JPEG2000", "AVIF", "ICO", "QOI")
+SUFFIXES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".gif",
+    ".bmp",
+    ".dib",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".jp2",
+    ".j2k",
+    ".avif",
+    ".ico",
+    ".qoi",
+    ".heic",
+    ".heif",
+    ".tga",
+    ".psd",
+)
+MAGICS = (
+    b"\x89PNG\r\n\x1a\n",
+    b"\xff\xd8\xff",
+    b"GIF87a",
+    b"GIF89a",
+    b"II*\0",
+    b"MM\0*",
+    b"\0\0\0\x0cjP  ",
+    b"\xff\x4f\xff\x51",
+    b"qoif",
+)
 MAXIMUM_FILE_BYTES = 1 << 29  # MAXIMUM_PIXELS of the widest kind, RGBA of 16 bits
 # decoded: 8192×8192; a JPEG that is decoded at a fraction of its size may have more
 MAXIMUM_PIXELS = 1 << 26
@@ -122,6 +159,16 @@ def formats():
     """The FORMATS that this Pillow was built with."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
+
+
+def looks_like_picture(name, head):
+    """Whether a file is meant to be a picture: by its name, or by its first 16 bytes."""
+    return (
+        name.lower().endswith(SUFFIXES)
+        or head.startswith(MAGICS)
+        or head[8:12] == b"WEBP"
+        or head[4:12] in (b"ftypavif", b"ftypheic")
+    )
 
 
 @contextlib.contextmanager

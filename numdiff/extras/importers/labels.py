@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...data.names import is_blank, key
 from ...errors import UsageError
-from ..names import is_blank, key
 from .classes import (
     IN_THE_FILES_ORDER,
     WHOLE,

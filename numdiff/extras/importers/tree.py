@@ -9,10 +9,9 @@ import zipfile
 from ...archives import BadArchive, ZipReader
 from ...errors import NumdiffError, UsageError
 from ...files import check_regular, open_regular
-from ..pictures import MAXIMUM_FILE_BYTES, Unreadable, decoded
 from . import labels as label_files
 from .classes import IN_NUMERIC_ORDER, Labelled
-from .pictures import looks_like_picture
+from .pictures import MAXIMUM_FILE_BYTES, Unreadable, decoded, looks_like_picture
 from .source import Item, Source, damage_named
 
 # What systems keep for themselves, in lower case; and all whose names begin with a dot

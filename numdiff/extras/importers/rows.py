@@ -1,7 +1,7 @@
 """Rows of a file that is a header and one array."""
 
-from ...data.importers.arrays import rows_per_block
-from ...data.importers.source import damage_named, open_stream, read_exactly
+from .arrays import rows_per_block
+from .source import damage_named, open_stream, read_exactly
 
 
 def row_blocks(path, header_bytes, count, row_bytes):

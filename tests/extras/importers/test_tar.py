@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from numdiff.archives import BadArchive
-from numdiff.data.importers import import_dataset
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.extras.formats import tar
-from numdiff.extras.formats.tar_archive import tar_members
-from tests.data.sources import colours, contents, png
+from numdiff.extras.importers import tar
+from numdiff.extras.importers.importing import import_dataset
+from numdiff.extras.importers.tar_archive import tar_members
+from tests.extras.importers.sources import colours, contents, png
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

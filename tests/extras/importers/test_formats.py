@@ -12,11 +12,11 @@ import h5py
 import numpy as np
 import pytest
 
-from numdiff.data.importers import import_dataset
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.convert.unpickle import RefusedError
-from numdiff.extras.formats.cifar import read_pickle
-from tests.data.sources import colours, contents, fill, png
+from numdiff.extras.importers.cifar import read_pickle
+from numdiff.extras.importers.importing import import_dataset
+from tests.extras.importers.sources import colours, contents, fill, png
 
 # CIFAR-10 -----------------------------------------------------------------------------------------
 

@@ -5,8 +5,10 @@ import struct
 
 import numpy as np
 
-from ...data.importers.arrays import checked_size, items_of, number_labels
-from ...data.importers.source import (
+from ...errors import NumdiffError, UsageError
+from .arrays import checked_size, items_of, number_labels
+from .rows import row_blocks
+from .source import (
     Source,
     announced,
     damaged,
@@ -14,8 +16,6 @@ from ...data.importers.source import (
     open_stream,
     read_exactly,
 )
-from ...errors import NumdiffError, UsageError
-from .rows import row_blocks
 
 # big-endian magic numbers: unsigned bytes in three dimensions, and in one
 IDX_IMAGES, IDX_LABELS = 2051, 2049

@@ -19,51 +19,25 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Sequence
 
-from ..caches import cache_root, check_own_file, own_folder
-from ..errors import NumdiffError, UsageError
-from ..progress import tick
-from ..progress_bar import tracked
-from ..sizes import as_size
-from . import dataset
-from .importers import import_dataset, open_source
-from .importers.pictures import Mixed
-from .importers.tree import Folder
+from ...caches import cache_root, check_own_file, own_folder
+from ...data.dataset import Dataset
+from ...errors import NumdiffError, UsageError
+from ...progress import tick
+from ...progress_bar import tracked
+from ...sizes import as_size
+from .fitting import Mixed
+from .importing import import_dataset, open_source
+from .tree import Folder
 
 RULE = 2  # of decoding: files of another rule are not used
 STALE = 24 * 3600  # seconds after which an unfinished file is what a killed process left
 
 
-def open_dataset(
-    path: str | os.PathLike | None = None,
-    image_size: int | Sequence[int] | None = None,
-    classes: Sequence[str] | None = None,
-) -> dataset.Dataset:
-    """The dataset in the HDF5 file `path`, or of the pictures in a folder, which are decoded once
-    into a file in the cache. None is the default dataset: 1,906 emoji of 64×64 pixels in 9 classes.
-
-    image_size: side of the images in pixels, or (height, width), to reduce those of a file. It must
-    divide their size, because pixels are averaged over whole squares. The pictures of a folder are resized to any
-    side. classes: the names of the classes to keep (labels are then renumbered, in the file's
-    order); None keeps every image.
-    """
-    if isinstance(path, str | os.PathLike) and os.path.isdir(path):
-        path = decoded(path, image_size)
-    return dataset.open_dataset(path, image_size, classes)
-
-
-def class_names(path=None):
-    """The names of the classes of what `open_dataset` takes, of which no image is read; none where
-    it takes nothing."""
-    try:
-        if path is not None and os.path.isdir(path):
-            with contextlib.closing(open_source(path)) as source:
-                return source.classes or []
-        with dataset.Dataset(path or dataset.default_path(), in_memory=False) as file:
-            return file.classes
-    except NumdiffError:  # which training will tell
-        return []
+def class_names(folder):
+    """The names of the classes of a folder of pictures, of which none is decoded."""
+    with contextlib.closing(open_source(folder)) as source:
+        return source.classes or []
 
 
 def decoded(folder, image_size=None, say=None):
@@ -135,7 +109,7 @@ def _digest(value, size):
 def _usable(path):
     try:
         check_own_file(path)
-        dataset.Dataset(path, in_memory=False).close()
+        Dataset(path, in_memory=False).close()
     except (OSError, NumdiffError):
         return False  # damaged: it is written again
     return True

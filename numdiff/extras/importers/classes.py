@@ -17,8 +17,8 @@ from decimal import Decimal
 
 import numpy as np
 
+from ...data.names import is_blank, key, loose_key
 from ...errors import UsageError
-from ..names import is_blank, key, loose_key
 from .source import MAXIMUM_CLASSES, examples, short
 
 WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")

@@ -1,18 +1,4 @@
-"""Importers: convert images in common formats to the one HDF5 format that training reads (see
-../dataset.py).
-
-| source | recognised by | file |
-| --- | --- | --- |
-| folder or zip of images | being one | tree.py; labels.py and classes.py find the classes, pictures.py decodes |
-| .npz, .npy | a zip of .npy files; NumPy's magic | arrays.py |
-| numdiff's HDF5 | HDF5's magic | arrays.py |
-
-Extensions add others (the place `importer` of ../../extensions.py): tars, CIFAR-10, MNIST, unet.cu's.
-
-The format of a file is recognised by its contents, not by its name. Images are converted one at a
-time. The sizes that a file announces are checked against what it can hold before memory is
-allocated for it (../../archives.py, ../pictures.py).
-"""
+"""Import a dataset: recognise the format of a source, and write its images to an HDF5 file."""
 
 import contextlib
 import os
@@ -24,14 +10,14 @@ from typing import Any
 
 from ... import extensions
 from ...configuration import given_values
+from ...data.writer import Writer
 from ...errors import NumdiffError, UsageError
 from ...outputs import check_apart
-from ..pictures import Unreadable, quiet
 from .arrays import first_bytes, open_hdf5, open_npy, open_npz
-from .pictures import AsTheyAre, Fitting, looks_like_picture
+from .fitting import AsTheyAre, Fitting
+from .pictures import Unreadable, looks_like_picture, quiet
 from .source import ORDERS, examples
 from .tree import Folder, Zip, open_archive, open_tree
-from .writer import Writer
 
 KNOWN = (
     "a folder, zip or tar of images, cifar-10-python.tar.gz, MNIST's idx files, .npz, .npy, unet.cu's .bin, "
@@ -101,7 +87,7 @@ class ImportConfig:
         torchvision and guided-diffusion number them)
     latents: whether floats of an array are latents, which are written as they are, or pixels; None
         decides by their channels and values (arrays.py), and the report says so
-    gzip: compress the images: smaller where they are drawings, slower to read (../README.md)
+    gzip: compress the images: smaller where they are drawings, slower to read (data/README.md)
     float16: store latents in half the bytes, rounded
     """
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from numdiff import archives
-from numdiff.data import netpbm
-from numdiff.data.importers import import_dataset
-from numdiff.data.pictures import Unreadable, decoded
 from numdiff.errors import NumdiffError
 from numdiff.evaluation.sources import open_source
 from numdiff.extras.convert.files import load_state_dict
-from tests.data.fuzz_importers import pictures
-from tests.data.sources import png_of_chunks
+from numdiff.extras.importers import netpbm
+from numdiff.extras.importers.importing import import_dataset
+from numdiff.extras.importers.pictures import Unreadable, decoded
+from tests.extras.importers.fuzz_importers import pictures
+from tests.extras.importers.sources import png_of_chunks
 
 MANY = 200_000
 

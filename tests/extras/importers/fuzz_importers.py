@@ -1,4 +1,4 @@
-"""Damaged and hostile archives, pickles and pictures: `python -m tests.data.fuzz_importers
+"""Damaged and hostile archives, pickles and pictures: `python -m tests.extras.importers.fuzz_importers
 --seconds 600`.
 
 Each case is made from a seed and a number alone: a small whole file (zip, tar, pickle, picture,
@@ -7,7 +7,7 @@ right; or one of BOMBS, which say little and ask for much. A process of its own 
 `import_dataset`, `load_state_dict`, `read_picture`, `read_mask` or `open_source`. It must succeed,
 or refuse it with a `NumdiffError` of one line; within SECONDS of a core, with at most MEGABYTES of
 additional memory, and leave nothing behind. A failing case is reported by its number; `--case`
-repeats it, and `--keep FOLDER` keeps its file. tests/data/test_fuzz_importers.py runs a few
+repeats it, and `--keep FOLDER` keeps its file. tests/extras/importers/test_fuzz_importers.py runs a few
 hundred, and all bombs.
 """
 
@@ -33,7 +33,7 @@ import zlib
 import numpy as np
 from PIL import Image, features
 
-from tests.data.sources import ADOBE, icc, png, tiff
+from tests.extras.importers.sources import ADOBE, icc, png, tiff
 from tests.forked import forked
 
 SECONDS, MEGABYTES = 20, 300  # of a slow core: what is not refused in time takes minutes
@@ -615,9 +615,9 @@ def _write(folder, name, data):
 def read(what, path, options, folder):
     """Read a file as a command would; what comes of it is looked at as far as a command would."""
     from numdiff.data.dataset import open_dataset
-    from numdiff.data.importers import import_dataset
     from numdiff.evaluation.sources import open_source
     from numdiff.extras.convert.files import load_state_dict
+    from numdiff.extras.importers.importing import import_dataset
     from numdiff.training.sample_files import read_mask, read_picture
 
     if what == "import":
@@ -697,7 +697,7 @@ def fuzz(seed=0, first=0, count=None, seconds=None, keep=None):
     def worker():
         command = forked(
             "-m",
-            "tests.data.fuzz_importers",
+            "tests.extras.importers.fuzz_importers",
             "--worker",
             "--seed",
             seed,

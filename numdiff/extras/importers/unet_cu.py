@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from ...data.importers.arrays import checked_size, items_of, to_bytes
-from ...data.importers.source import (
+from ...errors import NumdiffError, UsageError
+from .arrays import checked_size, items_of, to_bytes
+from .rows import row_blocks
+from .source import (
     Source,
     announced,
     damaged,
@@ -11,8 +13,6 @@ from ...data.importers.source import (
     open_stream,
     read_exactly,
 )
-from ...errors import NumdiffError, UsageError
-from .rows import row_blocks
 
 BIN_MAGIC, BIN_WEIGHTS_MAGIC = 20240620, 12345678  # unet.cu's images, and its weights
 BIN_HEADER_BYTES = 256 * 4

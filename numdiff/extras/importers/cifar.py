@@ -12,8 +12,11 @@ import os
 import numpy as np
 
 from ...archives import TooMuch
-from ...data.importers.arrays import items_of
-from ...data.importers.source import (
+from ...errors import NumdiffError
+from ..convert import unpickle
+from ..convert.unpickle import RefusedError
+from .arrays import items_of
+from .source import (
     Source,
     damage_named,
     damaged,
@@ -21,9 +24,6 @@ from ...data.importers.source import (
     open_stream,
     read_exactly,
 )
-from ...errors import NumdiffError
-from ..convert import unpickle
-from ..convert.unpickle import RefusedError
 from .tar_archive import tar_files
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))

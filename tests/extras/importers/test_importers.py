@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from numdiff.data.importers import import_dataset
 from numdiff.errors import NumdiffError, UsageError
-from tests.data.sources import colours, contents, fill, png, saved, zipped
+from numdiff.extras.importers.importing import import_dataset
+from tests.extras.importers.sources import colours, contents, fill, png, saved, zipped
 
 
 def test_classes_are_the_folders(packed, out):

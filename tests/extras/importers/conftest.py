@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.data.sources import fill, zipped
+from tests.extras.importers.sources import fill, zipped
 
 
 @pytest.fixture

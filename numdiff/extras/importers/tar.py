@@ -14,14 +14,14 @@ import threading
 
 from ... import schema
 from ...archives import BadArchive, TooMuch
-from ...data.importers.classes import number_classes
-from ...data.importers.pictures import looks_like_picture
-from ...data.importers.source import damage_named, examples, open_stream
-from ...data.importers.tree import Archive, open_archive
 from ...errors import UsageError
 from ...files import open_regular
 from .cifar import BATCHES, open_cifar_tar
+from .classes import number_classes
+from .pictures import looks_like_picture
+from .source import damage_named, examples, open_stream
 from .tar_archive import tar_members
+from .tree import Archive, open_archive
 
 # a gzip of pictures, which are packed already, has no more
 MOST_UNPACKED, MOST_RATIO, FREE = 64 << 30, 100, 64 << 20

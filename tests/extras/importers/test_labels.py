@@ -9,13 +9,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from numdiff.data import folders, open_dataset
-from numdiff.data.importers import import_dataset
-from numdiff.data.importers import labels as labels_module
-from numdiff.data.importers import tree as tree_module
-from numdiff.data.importers.tree import Zip
+from numdiff.data import open_dataset
 from numdiff.errors import NumdiffError, UsageError
-from tests.data.sources import colours, contents, fill, png, zipped
+from numdiff.extras.importers import folders
+from numdiff.extras.importers import labels as labels_module
+from numdiff.extras.importers import tree as tree_module
+from numdiff.extras.importers.importing import import_dataset
+from numdiff.extras.importers.tree import Zip
+from tests.extras.importers.sources import colours, contents, fill, png, zipped
 
 COMPOSED, DECOMPOSED = "caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")
 PICTURE = png(colours(1)[0])

@@ -7,11 +7,11 @@ from array import array
 import h5py
 import numpy as np
 
-from ...errors import NumdiffError, UsageError
-from ...files import atomic_file, check_target
-from ...outputs import check_ending
-from ...signals import deferred_signals
-from ..dataset import CHUNK
+from ..errors import NumdiffError, UsageError
+from ..files import atomic_file, check_target
+from ..outputs import check_ending
+from ..signals import deferred_signals
+from .dataset import CHUNK
 
 MAX_CHUNK_BYTES = 64 << 20  # of images above about 590×590 there are fewer in a chunk
 GZIP = 4  # emoji shrink to a quarter, photos hardly; unpacking is equally fast at every level

@@ -8,59 +8,12 @@ from PIL import Image, ImageColor
 
 from ...errors import NumdiffError, UsageError
 from ...sizes import as_size
-from ..pictures import flatten, profile_of, region_of
+from .pictures import flatten, profile_of, region_of
 from .source import examples
 
-SUFFIXES = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".gif",
-    ".bmp",
-    ".dib",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-    ".pnm",
-    ".jp2",
-    ".j2k",
-    ".avif",
-    ".ico",
-    ".qoi",
-    ".heic",
-    ".heif",
-    ".tga",
-    ".psd",
-)
-MAGICS = (
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff",
-    b"GIF87a",
-    b"GIF89a",
-    b"II*\0",
-    b"MM\0*",
-    b"\0\0\0\x0cjP  ",
-    b"\xff\x4f\xff\x51",
-    b"qoif",
-)
 LARGEST = 1024  # pixels of a side: 64 such images, which are stored together, have 200 MB
 FITS = ("crop", "pad", "stretch")
 CROPS = ("lanczos", "adm")
-
-
-def looks_like_picture(name, head):
-    """Whether a file is meant to be a picture: by its name, or by its first 16 bytes."""
-    return (
-        name.lower().endswith(SUFFIXES)
-        or head.startswith(MAGICS)
-        or head[8:12] == b"WEBP"
-        or head[4:12] in (b"ftypavif", b"ftypheic")
-    )
 
 
 def parse_colour(text):
