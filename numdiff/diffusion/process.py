@@ -378,7 +378,7 @@ class Diffusion:
         )
 
     def _bound_tables(self):
-        """(k, low, width) of kernels/diffusion/vlb.py in float64: low = log β̃_t and low + width =
+        """(k, low, width) of extras/learned_variance/vlb.py in float64: low = log β̃_t and low + width =
         log β_t.
 
         β̃_0 is zero, so the logarithm of β̃_1 takes its place. k turns an error of the prediction

@@ -217,6 +217,13 @@ register(
 )
 
 register(
+    "numdiff.extras.learned_variance",
+    functional={"hybrid_loss": "functional:hybrid_loss"},
+    kernels={"hybrid_loss": "vlb"},
+    kernel_names={name: f"vlb:{name}" for name in ("hybrid_loss_backward", "hybrid_loss_forward")},
+)
+
+register(
     "numdiff.extras.rms_norm",
     functional={"rms_norm": "functional:rms_norm"},
     kernels={"rmsnorm": "rmsnorm"},

@@ -21,7 +21,6 @@ from .diffusion.posterior import (
     posterior_sample_forward,
 )
 from .diffusion.q_sample import weigh_forward
-from .diffusion.vlb import hybrid_loss_backward, hybrid_loss_forward
 from .dropout import dropout_backward, dropout_forward
 from .elementwise import (
     add_forward,
@@ -110,8 +109,6 @@ __all__ = [
     "gelu_forward",
     "groupnorm_backward",
     "groupnorm_forward",
-    "hybrid_loss_backward",
-    "hybrid_loss_forward",
     "l1_backward",
     "l1_forward",
     "layernorm_backward",

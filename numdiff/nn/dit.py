@@ -343,7 +343,7 @@ class DiTConfig:
     class_dropout: share of the images that lose their class in training; above 0 there is a null
     class, num_classes
     learn_sigma: the output has twice as many channels; the second half gives the variance (see
-        kernels/diffusion/vlb.py)
+        extras/learned_variance/vlb.py)
     norm, qk_norm, rope, mlp, shift, attention, sla_topk, sla_linear: the block, see the head of
     this file
     """

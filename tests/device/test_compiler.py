@@ -19,7 +19,9 @@ from numdiff.kernels.elementwise import GELU as CHAIN
 from tests.conftest import quick
 
 SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))
-ATTENTION = Key("numdiff.extras.levels.attention.simple", "flash_attention_forward_kernel_v1_32", ())
+ATTENTION = Key(
+    "numdiff.extras.levels.attention.simple", "flash_attention_forward_kernel_v1_32", ()
+)
 
 
 def instructions(cubin):

@@ -15,6 +15,7 @@ from numdiff.device import upload
 from numdiff.extras import qk_norm_rope
 from numdiff.extras.convnext import depthwise
 from numdiff.extras.im2win import windows as im2win
+from numdiff.extras.learned_variance import vlb
 from numdiff.extras.post_hoc_ema import power_ema
 from numdiff.extras.rms_norm import rmsnorm
 from numdiff.kernels import attention as flash_attention
@@ -29,7 +30,6 @@ from numdiff.kernels.diffusion import (
     posterior,
     q_sample,
     sampler,
-    vlb,
 )
 from numdiff.kernels.norms import layernorm
 from numdiff.kernels.operation import kernel_modules

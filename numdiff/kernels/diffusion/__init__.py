@@ -8,7 +8,6 @@ order.
     sampler.py        everything between two evaluations of the model
     class_dropout.py  classes that are sometimes lost, for guidance
     levels.py         noise levels without whole timesteps, and what each objective makes of them
-    vlb.py            the hybrid loss of a learned variance
     l1.py             the mean absolute error of an autoencoder, and its gradient
     posterior.py      an autoencoder's latents, drawn from their Gaussian, and their divergence
 

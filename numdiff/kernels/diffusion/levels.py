@@ -35,7 +35,7 @@ SOURCE
     2022, arXiv:2206.00364, table 1; min-SNR-γ: Hang et al. 2023, arXiv:2303.09556; x_0 under the
     flow's loss, and 0.05: Li and He 2025, arXiv:2511.13720 (JiT).
 READ NEXT
-    vlb.py, for whole timesteps: a loss that needs tables of a schedule.
+    l1.py
 """
 
 import math

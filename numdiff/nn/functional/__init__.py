@@ -43,7 +43,7 @@ from .elementwise import (
 )
 from .embeddings import class_dropout, embedding, timestep_embedding
 from .feed_forward import bias_gelu, gates_products, mlp, swiglu_mlp
-from .losses import hybrid_loss, l1, mse, posterior_kl, posterior_sample
+from .losses import l1, mse, posterior_kl, posterior_sample
 from .modulation import adaln, gate, gate_adaln, layer_scale
 from .movement import (
     avgpool,
@@ -82,7 +82,6 @@ __all__ = [
     "gates_products",
     "gelu",
     "group_norm",
-    "hybrid_loss",
     "l1",
     "layer_norm",
     "layer_scale",

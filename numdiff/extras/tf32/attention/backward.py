@@ -4,8 +4,8 @@ one.
 WHAT IS NEW, AND WHY IT PAYS
     kernels/attention/backward_half.py with the products of products.py. A warp has 16 keys, a block 64, and queries
     pass by in tiles of 32, so that S and dP of a tile are 16 numbers each in a lane. As in
-    extras/levels/attention/backward.py, each block adds its share of dq to dq in memory, or to its chunk's, always the same
-    thread to the same number.
+    extras/levels/attention/backward.py, each block adds its share of dq to dq in memory, or to its
+    chunk's, always the same thread to the same number.
     One warp alone keeps the tensor cores busy for less than half of its time: the rest goes into
     splitting numbers, barriers and waiting. So a multiprocessor gets three small blocks (four for
     HS 32), which are seldom at the same point. That takes at most 168 registers (128) and one stage

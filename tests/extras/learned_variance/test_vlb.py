@@ -5,7 +5,7 @@ import pytest
 
 from numdiff.device import download
 from numdiff.diffusion import Diffusion
-from numdiff.kernels.diffusion import vlb as V
+from numdiff.extras.learned_variance import vlb as V
 from tests.conftest import numerical_gradient, relative_error
 
 WEIGHT = 1 / math.log(2)

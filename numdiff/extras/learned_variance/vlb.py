@@ -25,7 +25,7 @@ LAUNCH
     loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
     gradient: v1 one thread an element of the target, v2 one thread four.
 DETERMINISM
-    as in mse.py: partial sums in an order given by n alone, then a second pass.
+    as in kernels/diffusion/mse.py: partial sums in an order given by n alone, then a second pass.
 COST
     bytes: 16 n forward, 24 n backward. Roof: memory bandwidth.
 SOURCE
@@ -41,10 +41,17 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
-from ..operation import Problem, filled, lacks_multiple, naive_and_vectorised, operation, single
-from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from .mse import sum_partials_kernel
-from .q_sample import per_sample
+from ...kernels.diffusion.mse import sum_partials_kernel
+from ...kernels.diffusion.q_sample import per_sample
+from ...kernels.operation import (
+    Problem,
+    filled,
+    lacks_multiple,
+    naive_and_vectorised,
+    operation,
+    single,
+)
+from ...kernels.optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
 
 # Φ(z) = 1 / (1 + e^-slope·(z + cubic·z³))
 SLOPE, CUBIC = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)
@@ -181,9 +188,9 @@ def bound_slope(error, v, x_0, t, k, low, width):
 
 @cuda.jit
 def hybrid_loss_forward_kernel_v1(
-    prediction, target, x_0, t, k, low, width, partials, weight, count, channels
+    prediction, target, x_0, t, tables, partials, weight, count, channels
 ):
-    total = float32(0)
+    (k, low, width), total = tables, float32(0)
     for i in range(cuda.grid(1), target.size, cuda.gridsize(1)):
         pixel = uint32(i) // channels  # its channel c is the rest
         j = pixel * channels + uint32(i)  # 2 · pixel · channels + c
@@ -203,9 +210,7 @@ def hybrid_loss_backward_kernel_v1(
     target,
     x_0,
     t,
-    k,
-    low,
-    width,
+    tables,
     dloss,
     dprediction,
     factor_p,
@@ -215,6 +220,7 @@ def hybrid_loss_backward_kernel_v1(
 ):
     i = cuda.grid(1)
     if i < target.size:
+        k, low, width = tables
         factor_p, factor_v = dloss[0] * factor_p, dloss[0] * factor_v
         pixel = uint32(i) // channels
         j = pixel * channels + uint32(i)
@@ -231,9 +237,9 @@ def hybrid_loss_backward_kernel_v1(
 
 @cuda.jit
 def hybrid_loss_forward_kernel_v2(
-    prediction, target, x_0, t, k, low, width, partials, weight, count, channels
+    prediction, target, x_0, t, tables, partials, weight, count, channels
 ):
-    total = float32(0)
+    (k, low, width), total = tables, float32(0)
     for i in range(cuda.grid(1) * 4, target.size, cuda.gridsize(1) * 4):
         pixel = uint32(i) // channels
         j = pixel * channels + uint32(i)
@@ -260,9 +266,7 @@ def hybrid_loss_backward_kernel_v2(
     target,
     x_0,
     t,
-    k,
-    low,
-    width,
+    tables,
     dloss,
     dprediction,
     factor_p,
@@ -272,6 +276,7 @@ def hybrid_loss_backward_kernel_v2(
 ):
     i = cuda.grid(1) * 4
     if i < target.size:
+        k, low, width = tables
         factor_p, factor_v = dloss[0] * factor_p, dloss[0] * factor_v
         pixel = uint32(i) // channels
         j = pixel * channels + uint32(i)
@@ -388,9 +393,7 @@ def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, versi
         target.reshape(-1),
         x_0.reshape(-1),
         t,
-        k,
-        low,
-        width,
+        (k, low, width),
         partials,
         float(weight),
         uint32(math.prod(target.shape[1:])),
@@ -432,9 +435,7 @@ def hybrid_loss_backward(
         target.reshape(-1),
         x_0.reshape(-1),
         t,
-        k,
-        low,
-        width,
+        (k, low, width),
         dloss,
         dprediction.reshape(-1),
         scale * 2.0 / target.size,
