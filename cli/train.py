@@ -2,6 +2,7 @@
 kind of model."""
 
 import os
+import time
 
 import click
 
@@ -81,16 +82,25 @@ def run_training(model, resume, dry_run, new_data, **given):
             echo(f"{name:<24} {text_of_setting(line, options)}")
         from numdiff.training import price
         from numdiff.training.build import describe_without_training
+        from numdiff.training.rehearsal import rehearse
 
-        for line in describe_without_training(options, price):
+        for line in describe_without_training(options, price, rehearse):
             echo(line)
         return
     from numdiff.training import train as run
+    from numdiff.training.forecast import process_age
 
     evaluation = None
     if getattr(options, "evaluate_every", 0):
         from numdiff.evaluation.in_training import RunEvaluation as evaluation
-    run(options, resume=resume, new_data=new_data, echo=echo, evaluation=evaluation)
+    run(
+        options,
+        resume=resume,
+        new_data=new_data,
+        echo=echo,
+        evaluation=evaluation,
+        began=time.perf_counter() - process_age(),
+    )
 
 
 def text_of_setting(line, options):

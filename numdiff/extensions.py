@@ -41,7 +41,7 @@ PLACES
     problems          {operation: a function that returns [Problem], in addition to its own}
     run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting
     nn_names          a name that `numdiff.nn` exports, too
-    optimizer         a module with `make`, `atoms` and `describe` (training/trainer.py, `optimizer_of`)
+    optimizer         a module with `make`, `atoms`, `describe` and `flops` (training/trainer.py, `optimizer_of`)
     optimizer_state   {setting: what an optimizer keeps (nn/optimizer.py)}, likewise
     checkpoint_meta   a key of a checkpoint's description: its schema
     adapter           {setting: a module of what is trained in place of a model's weights}: attach(model, config,

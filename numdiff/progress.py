@@ -12,16 +12,19 @@ needed.
 """
 
 import contextlib
+import time
 
 
 class Progress:
     """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last one
-    is still in progress; ticks; compiling, how deep in `compiling()`; doing, in words; resume, the
+    is still in progress; ticks; compiling, how deep in `compiling()`; compiled, seconds that it has
+    taken; doing, in words; resume, the
     command by which the work continues after a failure, None if it has to be started again; trains,
     whether the command has the options of training."""
 
     def __init__(self):
         self.waits = self.ticks = self.compiling = 0
+        self.compiled = 0.0
         self.waiting, self.doing = False, "at the start"
         self.resume, self.trains = None, False
 
@@ -52,10 +55,13 @@ def tick():
 def compiling():
     """Context: kernels are compiled."""
     progress.compiling += 1
+    began = time.perf_counter()
     try:
         yield
     finally:
         progress.compiling -= 1
+        if not progress.compiling:
+            progress.compiled += time.perf_counter() - began
         tick()
 
 

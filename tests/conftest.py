@@ -32,6 +32,7 @@ from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.ptxas import find_ptxas
 from numdiff.device.quick_types import quick_types
+from numdiff.training import forecast
 from tests import advice, kept
 from tests.distributed.hosts import can_make_hosts
 from tests.emulator.browser import find_chromium
@@ -253,6 +254,15 @@ def _listens():
     """Every message of a test is noted (advice.py)."""
     patch = pytest.MonkeyPatch()
     advice.listen(patch)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _dry_runs_train_nothing():
+    """The forecast of a dry run is the estimate, which takes no time; its own tests change that."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(forecast, "SHORT_STEP", 0.0)
     yield
     patch.undo()
 

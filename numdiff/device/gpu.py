@@ -53,6 +53,10 @@ class Turn:
         self._lock.release()
 
 
+# bytes of the card that a context takes by itself, as measured on an H200
+CONTEXT = 526 << 20
+
+
 class Gpu(Graphs, Launching, SharedArrays):
     """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`. Any thread may
     use it.
@@ -110,6 +114,8 @@ class Gpu(Graphs, Launching, SharedArrays):
             and hasattr(LaunchConfig, "programmatic_stream_serialization")
             else {}
         )
+        free, total = self.memory_info()
+        self._taken = total - free  # by this context and other processes
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
@@ -226,6 +232,14 @@ class Gpu(Graphs, Launching, SharedArrays):
     def pinned(self, shape, dtype):
         """A page-locked NumPy array; uploads from it overlap the kernels."""
         return cuda.pinned_array(shape, dtype)
+
+    @property
+    def process_bytes(self):
+        """Bytes of the card that this process takes: its context, what the card has less of since,
+        and at least the arenas' segments. Arenas keep their segments, so it is the peak so far."""
+        free, total = self.memory_info()
+        arrays = sum(arena.reserved_bytes for arena in self.arenas)
+        return CONTEXT + max(total - free - self._taken, arrays)
 
     @property
     def peak_bytes(self):

@@ -14,7 +14,7 @@ from ..errors import TooManyElementsError
 
 class Measuring(PtxDevice):
     """A stand-in for a GPU that launches nothing and hands out addresses as its arena would.
-    Attribute arena."""
+    Attributes arena; launches: how many kernels it was given."""
 
     plans = True
     arenas = (None,)  # what is to last (device.lasting) is not counted
@@ -27,7 +27,7 @@ class Measuring(PtxDevice):
             gpu.device_name,
         )
         self.shared_limit = gpu.shared_limit
-        self.arena = None
+        self.arena, self.launches = None, 0
 
     def allocate(self, nbytes):
         return self.arena and self.arena.allocate(nbytes)
@@ -49,6 +49,7 @@ class Measuring(PtxDevice):
 
     def launch(self, kernel, grid, *_):
         check_grid(grid)
+        self.launches += 1
 
 
 def measuring_twin(model, device=None):

@@ -303,15 +303,16 @@ def in_parts(batch, microbatch):
     return f" in {batch // microbatch} parts" if microbatch and microbatch < batch else ""
 
 
-def describe_without_training(options, price=None):
-    """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and
-    where the options give channels and classes no dataset is opened.
+def describe_without_training(options, price=None, rehearse=None):
+    """The lines of a dry run. Where the options give channels and classes no dataset is opened.
 
-    price: the module, for the memory
+    price: the module, for the memory; rehearse: of rehearsal.py, for the time where no run before
+    has measured it. Without it, or without a dataset, no model is built.
     """
     channels, classes, names = options.channels, options.num_classes, ()
     start = None if options.init is None else start_of(options)
-    if channels is None or (options.class_cond and classes is None) or start is not None:
+    opened = channels is None or (options.class_cond and classes is None) or start is not None
+    if opened:
         with build_dataset(options) as dataset:
             if start is not None:
                 check_dataset(start, dataset)
@@ -354,6 +355,9 @@ def describe_without_training(options, price=None):
         )
         yield f"recompute {describe_recomputation(options, sizes, peaks)}"
     gpu = get_gpu() if options.device == "cuda" else None
-    foreseen = price and price.foreseen_memory(options, sizes, gpu, peak_memory())
-    line, _ = Plan(options, sizes, flops, parameters, gpu, foreseen).forecast()
+    foreseen = price.foreseen_step(options, sizes, gpu, peak_memory()) if price else (None, 0)
+    plan = Plan(options, sizes, flops, parameters, gpu, foreseen)
+    line, measured = plan.forecast()
+    if rehearse and opened and not measured:
+        line = rehearse(options, plan) or line
     yield f"forecast  {line}"

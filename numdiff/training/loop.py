@@ -78,9 +78,12 @@ class TrainingLoop:
             self.communicator.first(self.open_reporter)
             self.communicator.first(self.set_aside_best)
             self.begin()
+            self.clock.begin_steps()
             try:
                 while not self.is_at_end:
-                    self.train_until(self.trainer.step + self.steps_until_next_event())
+                    count = self.communicator.first(self.clock.next_count) or math.inf
+                    self.train_until(self.trainer.step + min(count, self.steps_until_next_event()))
+                    self.announce_forecast()
                     self.handle_events()
             finally:
                 self.clock.store()
@@ -114,23 +117,22 @@ class TrainingLoop:
     def train_until(self, last):
         """Train until the step `last`, or until a stop is requested; report every `log_every`
         steps."""
-        every, began = self.options.log_every, time.perf_counter()
-        for part in self.trainer.run(last - self.trainer.step, every, self.requested_signal):
+        every, began, first = self.options.log_every, time.perf_counter(), self.trainer.step
+        for part in self.trainer.run(last - first, every, self.requested_signal):
             self.reports += part
-            self.clock.steps(len(part), time.perf_counter() - began)
             step = self.reports[-1].step + 1
             # the line of a step that is evaluated has its distance
             if step % every == 0 and not (self.is_evaluated(step) or self.has_figures(step)):
                 self.report()
-            self.announce_forecast()
-            began = time.perf_counter()
+        self.clock.steps(self.trainer.step - first, time.perf_counter() - began)
 
     def announce_forecast(self):
-        """Once the first steps are measured: print the forecast, where it was an estimate before."""
-        announce, record = self.clock.announce, self.clock.measured
-        if announce and record and self.reporter:
-            self.clock.announce = None
-            self.reporter.message(f"forecast  {announce(record, self.trainer.step)}")
+        """Once the first steps are measured: print the forecast, where it was not known before."""
+        announce, clock = self.clock.announce, self.clock
+        if announce and self.reporter and clock.next_count() is None:
+            clock.announce = None
+            line = announce(clock.measured, self.trainer.step, clock.elapsed)
+            self.reporter.message(f"forecast  {line}")
 
     def handle_events(self):
         """Between two steps: stop, or save, compare and draw what is due."""

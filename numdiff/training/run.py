@@ -48,7 +48,7 @@ from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
 from .options import TrainOptions, load_options
 from .plan import plan_run
 from .previews import draws
-from .price import foreseen_memory
+from .price import foreseen_step
 from .report import STATS, RunOutput, columns_of
 from .resume import (
     check_resumed_data,
@@ -78,6 +78,7 @@ def train(
     echo: Callable = print,
     new_data: bool = False,
     evaluation: Callable | None = None,
+    began: float | None = None,
 ) -> pathlib.Path | None:
     """Train as `options` (a resolved `TrainOptions`) say; returns the run folder. Under `mpiexec`,
     collective.
@@ -87,8 +88,9 @@ def train(
     new_data: a resumed run may continue with data other than it has seen
     evaluation: makes what measures samples for `evaluate_every`, from the trainer and the options;
         the command line gives `numdiff.evaluation.in_training.RunEvaluation`
+    began: when the command began, in seconds of `time.perf_counter`, for the forecast; None: now
     """
-    echo = visibly(echo)
+    echo, clock = visibly(echo), Clock(began=began)
     communicator = connect(options.transport, options.device, options.rank_timeout)
     with communicator.job(), contextlib.ExitStack() as held:
         return _train_job(
@@ -100,6 +102,7 @@ def train(
             new_data,
             lambda run_dir: communicator.first(held.enter_context, held_folder(run_dir)),
             evaluation,
+            clock,
         )
 
 
@@ -107,7 +110,7 @@ def _silent(text):
     """What ranks above 0 print: nothing."""
 
 
-def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, evaluation):
+def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, evaluation, clock):
     """hold(run_dir): from now on nothing is written to another folder that is given this one's
     name."""
     communicator.check_options(
@@ -157,17 +160,17 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
     communicator.build(previews.check)
     evaluation = communicator.build(make_evaluation, evaluation, trainer, options)
     step = 0 if state is None else meta["step"]
-    clock = Clock()
     if communicator.rank == 0:
         flops, backend = trainer.flops_per_step, trainer.model.backend
         ranks = communicator.size
-        memory = foreseen_memory(options, sizes, backend, base, ranks)
-        plan = Plan(options, sizes, flops, parameters, backend, memory, ranks)
-        line, measured = plan.forecast(step)
-        clock = Clock(plan.key, None if measured else plan.after_first_steps)
-        if hasattr(backend, "arenas"):
-            clock.peak_bytes = lambda: backend.peak_bytes
-        echo(f"forecast  {line}")
+        foreseen = foreseen_step(options, sizes, backend, base, ranks)
+        plan = Plan(options, sizes, flops, parameters, backend, foreseen, ranks)
+        clock.measure(plan.key, backend)
+        line, measured = plan.forecast(step, None if dry_run else clock.elapsed)
+        if not measured:
+            clock.announce = plan.after_first_steps
+        if dry_run or measured or not plan.is_measured_soon(step):
+            echo(f"forecast  {line}")
     if dry_run:
         return None
     if communicator.first(lambda: echo.closed):

@@ -4,14 +4,28 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from numdiff.children import python_command
-from numdiff.training import forecast
-from numdiff.training.forecast import Clock, Plan, events, key_of, read_measured, say_duration
+from numdiff.errors import OutOfMemoryError
+from numdiff.progress import compiling, progress
+from numdiff.training import forecast, rehearsal
+from numdiff.training.forecast import (
+    AT_FIRST,
+    BYTES_A_SECOND,
+    FIRST_GRID,
+    PER_EVENT,
+    Clock,
+    Plan,
+    events,
+    key_of,
+    read_measured,
+    say_duration,
+)
 from numdiff.training.options import resolve
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, needs
@@ -23,6 +37,7 @@ RECORD = {"step": 0.5, "first": 10.0, "save": 2.0, "draw": 20.0, "evaluate": 30.
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(forecast, "SHORT_STEP", 1e9)
 
 
 def options_of(**changes):
@@ -56,15 +71,18 @@ def test_a_measurement_adds_up():
         sample_every=300, checkpoint_every=500, evaluate_every=250, batch=8, keep=1
     )
     plan = Plan(options, SIZES, 1e9, 1000)
-    store(plan, {**RECORD, "memory": 300 << 20, "checkpoint": 5_000_000})
+    store(plan, {**RECORD, "start": 4.0, "memory": 300 << 20, "checkpoint": 5_000_000})
     line, measured = plan.forecast()
-    seconds = 10 + 1000 * 0.5 + 4 * 20 + 2 * 2 + 4 * 30
+    best = PER_EVENT + 5_000_000 / BYTES_A_SECOND  # which is not measured
+    seconds = 4 + 10 + 1000 * 0.5 + 4 * 20 + 2 * 2 + 4 * (30 + best)
     assert measured and line == (
-        f"{seconds / 60:.1f} minutes to the end at 500 ms a step (measured in a run before), 8,000 images seen, "
-        "300 MiB of memory, checkpoints of at most 15 MB"
+        f"{seconds / 60:.1f} minutes from the command to the last picture, at 500 ms a step "
+        "(measured in a run before), 8,000 images seen, 300 MiB of memory, checkpoints of at most 15 MB"
     )
-    # 10 + 50 + 20 + 2 + 30 seconds
-    assert plan.forecast(900)[0].startswith("1.9 minutes to the end")
+    # 10 + 50 + 20 + 2 + 30 seconds, of a run that has taken 67
+    assert plan.forecast(900, 67)[0].startswith(
+        "3.0 minutes from the command to the last picture, 1.9 minutes from here, at 500 ms a step"
+    )
     without = Plan(options.changed(sample_count=0), SIZES, 1e9, 1000)
     assert without.key != plan.key
 
@@ -72,9 +90,14 @@ def test_a_measurement_adds_up():
 def test_an_estimate_is_called_one(monkeypatch):
     monkeypatch.setattr(forecast, "cpu_flops", lambda: 1e10)
     options = options_of(batch=4, sample_every=0, sample_steps=10, sample_count=12, cfg_scale=None)
-    line, measured = Plan(options, SIZES, 4e9, 1000).forecast()
-    # a step takes 1 s; each of 12 images 10 forward passes of 1/12 s
-    assert not measured and line.startswith("16.8 minutes to the end at 1e+03 ms a step (estimated")
+    plan = Plan(options, SIZES, 4e9, 1000)
+    line, measured = plan.forecast(elapsed=5)
+    # a step takes 1 s; each of 12 images 10 forward passes of 0.23/4 s; a grid, a checkpoint
+    seconds = 1000 + 12 * 10 * 0.23 / 4 + FIRST_GRID + 2 * PER_EVENT
+    assert not measured and line.startswith(
+        f"{(seconds + 5) / 60:.1f} minutes from the command to the last picture, "
+        f"{seconds / 60:.1f} minutes from here, at 1e+03 ms a step (estimated"
+    )
 
 
 def test_what_changes_the_key():
@@ -106,12 +129,17 @@ def test_a_damaged_measurement_is_none(text):
 
 
 def test_a_clock_leaves_out_the_first_steps():
-    clock = Clock("a" * 32)
-    clock.steps(10, 25.0)
+    clock = Clock("a" * 32, began=time.perf_counter() - 100)
+    clock.begin_steps()
+    assert clock.next_count() == AT_FIRST
+    clock.steps(2, 25.0)
     assert clock.measured is None
     clock.store()
-    assert read_measured(clock.key) is None
+    assert read_measured(clock.key) is None and clock.next_count() == AT_FIRST
+    clock.steps(2, 0.2)
+    assert clock.next_count() == 10  # which take a second
     clock.steps(10, 5.0)
+    assert clock.next_count() is None
     clock.steps(20, 11.0)
     with clock.timed("draw"):
         pass
@@ -119,13 +147,39 @@ def test_a_clock_leaves_out_the_first_steps():
     found = read_measured(clock.key)
     assert found["step"] == pytest.approx(16 / 30)
     assert found["first"] == 0  # it compiled, and the next run finds that in the cache
-    assert 0 <= found["draw"] < 1 and found["save"] == 0 and "evaluate" not in found
+    assert 0 <= found["draw"] < 1 and "save" not in found and "evaluate" not in found
+    assert found["start"] == pytest.approx(100 - progress.compiled, abs=1)
     clock.store()
-    assert read_measured(clock.key)["first"] == pytest.approx(25 - 160 / 30)
+    assert read_measured(clock.key)["first"] == pytest.approx(25 - 32 / 30)
     clock.seconds["draw"], clock.seconds["best"] = [9.0, 1.0, 2.0], [4.0]
     assert clock.measured["draw"] == 1.5 and clock.measured["best"] == 4
     # what the first steps and the first grid took longer
-    assert clock.measured["first"] == pytest.approx(25 - 160 / 30 + 9 - 1.5)
+    assert clock.measured["first"] == pytest.approx(25 - 32 / 30 + 9 - 1.5)
+
+
+def test_a_gpu_is_asked_for_its_memory_and_its_first_steps_count():
+    """Its kernels are compiled before them."""
+    gpu = type("Gpu", (), {"arenas": (), "process_bytes": 3 << 30})
+    clock = Clock()
+    clock.measure("b" * 32, gpu)
+    for count, seconds in ((2, 4.0), (2, 0.2), (10, 1.0)):
+        clock.steps(count, seconds)
+    clock.store()
+    found = read_measured(clock.key)
+    assert found["memory"] == 3 << 30 and found["first"] == pytest.approx(4.0 - 0.2)
+
+
+def test_compiling_is_no_part_of_the_start():
+    before, clock = progress.compiled, Clock(began=time.perf_counter() - 50)
+    began = time.perf_counter()
+    with compiling(), compiling():
+        time.sleep(0.02)
+    # once, where two are nested
+    assert 0.02 <= progress.compiled - before <= time.perf_counter() - began
+    progress.compiled, compiled = 40.0, progress.compiled
+    clock.begin_steps()
+    progress.compiled = compiled
+    assert clock.start == pytest.approx(10, abs=0.5)
 
 
 def test_all_that_happens_between_steps_counts():
@@ -139,9 +193,13 @@ def test_all_that_happens_between_steps_counts():
 
 def test_first_steps_that_are_done_take_no_more_time():
     options = options_of(sample_every=0, checkpoint_every=0)
-    plan = Plan(options, SIZES, 1e9, 1000, memory=200 << 20)
-    line = plan.after_first_steps({**RECORD, "memory": 300 << 20}, 900)
-    assert line.startswith("72 seconds to the end") and "300 MiB" in line  # 100 · 0.5 + 20 + 2
+    plan = Plan(options, SIZES, 1e9, 1000, foreseen=(200 << 20, 0))
+    line = plan.after_first_steps({**RECORD, "memory": 300 << 20}, 900, 8)
+    assert line.startswith("80 seconds from the command") and "72 seconds from here" in line
+    assert "300 MiB" in line
+    # of a dry run, they are still to come: 10 + 1000 · 0.5 + 20 + 2, after the start
+    line = plan.after_first_steps({**RECORD, "start": 8.0, "memory": 0}, 0)
+    assert line.startswith("9.0 minutes from the command") and "200 MiB" in line
 
 
 MEASURED = """
@@ -189,13 +247,13 @@ def test_memory_is_foreseen_and_then_known(tmp_path, kind, batch):
 
 
 def test_durations():
-    found = [say_duration(s) for s in (3, 99, 130, 7200, 200_000)]
-    assert found == ["3 seconds", "99 seconds", "2.2 minutes", "2.0 hours", "2.3 days"]
+    found = [say_duration(s) for s in (4.16, 99, 130, 7200, 200_000)]
+    assert found == ["4.2 seconds", "99 seconds", "2.2 minutes", "2.0 hours", "2.3 days"]
 
 
 def test_a_run_measures_and_the_next_one_knows(tmp_path):
-    words = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --steps 6"
-    more = "--batch 2 --log-every 2 --sample-count 2 --sample-steps 1 --sample-every 3"
+    words = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --steps 8"
+    more = "--batch 2 --log-every 2 --sample-count 2 --sample-steps 1 --sample-every 4"
 
     def said(*extra):
         result = CliRunner().invoke(
@@ -204,12 +262,40 @@ def test_a_run_measures_and_the_next_one_knows(tmp_path):
         assert result.exit_code == 0, result.output
         return re.findall(r"^forecast +(.*)$", result.output, re.MULTILINE)
 
-    first, after = said()
-    assert "(estimated" in first and "(measured in the first steps)" in after
+    (first,) = said()
+    assert "(measured in the first steps)" in first and " from here, at " in first
     (again,) = said("--dry-run")
-    assert "(measured in a run before)" in again and "12 images seen" in again
+    assert "(measured in a run before)" in again and "16 images seen" in again
     assert "MiB of memory" in again
     found = read_measured(next(forecast.folder().glob("*.json")).stem)
-    assert found["draw"] > 0 and found["save"] > 0
-    newest = next((tmp_path / "runs").glob("0*/checkpoint-00000006.h5"))
+    assert found["draw"] > 0 and found["save"] > 0 and found["start"] > 0
+    newest = next((tmp_path / "runs").glob("0*/checkpoint-00000008.h5"))
     assert found["checkpoint"] == pytest.approx(newest.stat().st_size, rel=0.01)
+    assert "(measured in a run before)" in said()[0]
+
+
+def test_a_dry_run_times_the_first_steps(tmp_path, monkeypatch):
+    """…where no run has been measured, and the estimate says that they are short."""
+    monkeypatch.setattr(forecast, "MEASURING", 0.01)
+    monkeypatch.chdir(tmp_path)
+    words = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --batch 2"
+
+    def said(short):
+        monkeypatch.setattr(forecast, "SHORT_STEP", short)
+        result = CliRunner().invoke(main, [*words.split(), "--dry-run"])
+        assert result.exit_code == 0, result.output
+        return re.search(r"^forecast .*ms a step \((.*?)\)", result.output, re.MULTILINE)[1]
+
+    assert said(0) == "estimated from its arithmetic"
+    assert said(1e9) == "measured in the first steps"
+    assert said(0) == "measured in a run before"
+    assert {path.name for path in tmp_path.iterdir()} == {"cache"}
+
+
+def test_a_dry_run_that_does_not_fit_is_estimated(monkeypatch):
+    def full(*_):
+        raise OutOfMemoryError("no room")
+
+    monkeypatch.setattr(rehearsal, "time_first_steps", full)
+    plan = Plan(options_of(), SIZES, 1.0, 1000)
+    assert plan.is_measured_soon() and rehearsal.rehearse(plan.options, plan) is None

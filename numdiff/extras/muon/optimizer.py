@@ -215,6 +215,17 @@ def matrices_of(model):
     )
 
 
+def flops(model):
+    """FLOPs of the Newton–Schulz products of an update."""
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    found = 0
+    for name, count in matrices_of(model).items():
+        rows = shapes[name][0] // count
+        stack = count, rows, math.prod(shapes[name]) // (count * rows)
+        found += newton_schulz_cost(stack, itemsize=2)[1]
+    return found
+
+
 def describe(options, model):
     """One line about what Muon trains of a model, built or only laid out."""
     matrices, shapes = matrices_of(model), {name: p.shape for name, p in model.named_parameters()}
