@@ -255,7 +255,13 @@ class GeneratorScheduler(Scheduler):
         super().yield_turn(stop_at(frame))
 
     def syncthreads(self, frame):
-        super().syncthreads(stop_at(frame))
+        thread = self.machine.thread
+        thread.wait = ("barrier", "syncthreads", stop_at(frame))
+        waiting = thread.block.waiting
+        waiting.append(thread)
+        if len(waiting) == thread.block.alive:
+            self._release(thread.block)
+        raise Waits
 
     def meet(self, name, value, combine, frame, count=None):
         return super().meet(name, value, combine, stop_at(frame), count)

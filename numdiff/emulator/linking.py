@@ -12,11 +12,13 @@ import operator
 import sys
 import types
 
+import numpy as np
+
 from . import arithmetic, functions, generators, values
 from .faults import Unbound, Unsupported
 from .integers import holds, magnitude_of_result
 from .memory import READ_SITE
-from .reductions import Spans, add_up
+from .reductions import Spans
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
 from .source import captured
@@ -133,7 +135,9 @@ class Linking:
         helpers = {
             "__span1": spans.span1,
             "__span2": spans.span2,
-            "__sum": add_up,
+            "__accumulate": np.add.accumulate,
+            "__ndarray": np.ndarray,
+            "__single": np.dtype(np.float32),
             "__turn": lambda weight: self.scheduler.turn(weight),
             "__here": self._here,
             "__emulated__": True,

@@ -1,10 +1,9 @@
 """Loops that only add up what they read from arrays: NumPy computes all of their iterations at once.
 
-    for k in range(n):              __r = range(n)
-        total += x[k] * y[k]        __n = len(__r)
-                                    if __n >= LEAST and the classes and accesses are as expected:
-                                        __x, __y = __span(x, 0, n - 1, …), __span(y, 0, n - 1, …)
-                                        total, k = __sum(total, __x * __y), n - 1
+    for k in range(n):              if n >= LEAST and the classes and accesses are as expected:
+        total += x[k] * y[k]            products = __span(x, 0, n - 1, …) * __span(y, 0, n - 1, …)
+                                        products[0] += total
+                                        total, k = np.add.accumulate(products)[-1], n - 1
                                     else:
                                         the loop itself
 
@@ -13,11 +12,11 @@ its body is one of three. `name = index`: an integer. `name = value` or `total +
 product, a sum or a difference of float32 elements, of names and of other values. Each index must be
 affine in the loop's variable, so that the first and the last one bound all others.
 
-`Spans` gives the elements. The results are those of the loop: each product and each sum is rounded
-to float32, and the sums are taken in the order of the loop. A span without a fault is recorded as
-one read of the thread. Where anything is unusual (an index out of bounds, an element that was never
-written, a write since the last barrier, a copy in flight), there is no span: the loop runs, and
-reports what it finds.
+`Spans` gives the elements; where accesses are not checked, most are slices. The results are those
+of the loop: each product and each sum is rounded to float32, and the sums are taken in the order of
+the loop. A span without a fault is recorded as one read of the thread. Where anything is unusual (an
+index out of bounds, an element that was never written, a write since the last barrier, a copy in
+flight), there is no span: the loop runs, and reports what it finds.
 """
 
 import ast
@@ -29,10 +28,9 @@ from .arrays import CheckedArray
 from .integers import LARGEST, UNKNOWN, cast_named
 from .values import bfloat16, float32
 
-LEAST = 8  # iterations of a loop that are worth the calls of NumPy: one iteration costs about a fifth of them
-_CONVERTED = frozenset(
-    {np.float16, np.float64, bfloat16} - {None}
-)  # elements that `float32(…)` converts
+LEAST = 8  # iterations that take longer than NumPy's calls
+# classes of elements that `float32(…)` converts
+_CONVERTED = frozenset({np.float16, np.float64, bfloat16} - {None})
 
 
 # Recognising a loop -------------------------------------------------------------------------------
@@ -60,13 +58,17 @@ class Reduction:
 
     def __init__(self, rewriter, loop):
         self.rewriter, self.integers = rewriter, rewriter.integers
-        self.variable = loop.target.id
+        self.variable, self.bounds = loop.target.id, loop.iter.args
         self.indices = {loop.target.id: ast.Name(loop.target.id, ast.Load())}  # by loop.target.id
         self.values = {}  # name -> the name of the array of its values
-        self.spans = []  # (name of the array, node of the call)
+        self.spans = []  # (name of the array, [tests that give it this value])
         self.singles = []  # nodes that must be a float32
         self.sums, self.fast = [], []  # names of accumulators; statements
-        self.first, self.last, self.count = (rewriter.temporary() for _ in range(3))
+        self.numbers, self.first, self.last, self.count = (rewriter.temporary() for _ in range(4))
+        self.ends = (  # the variable in the first and in the last iteration
+            ast.Name(self.first, ast.Load()) if len(self.bounds) > 1 else ast.Constant(0),
+            ast.Name(self.last, ast.Load()),
+        )
         self.assigned = {loop.target.id}
         for statement in loop.body:
             self.assigned.add(self._target(statement))
@@ -76,7 +78,7 @@ class Reduction:
             self._take(statement)
         if not self.sums or not self.spans:
             raise NotReduced
-        self._set(self.variable, ast.Name(self.last, ast.Load()), loop)
+        self._set(self.variable, self.ends[1], loop)
 
     @staticmethod
     def _target(statement):
@@ -93,22 +95,27 @@ class Reduction:
     def _take(self, statement):
         name = self._target(statement)
         if isinstance(statement, ast.AugAssign):
-            value = self.array(statement.value)
-            if isinstance(value, ast.Name):  # `__sum` changes what it is given
+            value, made = self.array(statement.value), self.rewriter.temporary()
+            if isinstance(value, ast.Name):  # the array is changed
                 value = ast.Call(ast.Attribute(value, "copy", ast.Load()), [], [])
-            total = ast.Name(name, ast.Load())
+            total, array = ast.Name(name, ast.Load()), ast.Name(made, ast.Load())
             self.sums.append(name)
             self.singles.append(total)
-            self._set(name, ast.Call(ast.Name("__sum", ast.Load()), [total, value], []), statement)
+            self._set(made, value, statement)
+            first = ast.Assign(
+                [at(array, 0, ast.Store())], ast.BinOp(total, ast.Add(), at(array, 0))
+            )
+            self.fast.append(ast.copy_location(first, statement))
+            sums = ast.Call(ast.Name("__accumulate", ast.Load()), [array], [])
+            self._set(name, at(sums, -1), statement)
         elif self.is_index(statement.value):
             self.indices[name] = self.replaced(statement.value, self.indices)
-            self._set(name, self.index(statement.value, self.last), statement)
+            self._set(name, self.index(statement.value, self.ends[1]), statement)
         else:
             made = self.rewriter.temporary()
             self._set(made, self.array(statement.value), statement)
             self.values[name] = made
-            last = ast.Subscript(ast.Name(made, ast.Load()), ast.Constant(-1), ast.Load())
-            self._set(name, last, statement)
+            self._set(name, at(ast.Name(made, ast.Load()), -1), statement)
 
     def _set(self, name, value, node):
         made = ast.Assign([ast.Name(name, ast.Store())], value)
@@ -157,12 +164,36 @@ class Reduction:
     def replaced(node, by):
         return Replaced(by).visit(copy.deepcopy(node))
 
-    def index(self, node, place):
-        """An index, rewritten, in the iteration whose variable the name `place` has."""
-        node = self.replaced(
-            self.replaced(node, self.indices), {self.variable: ast.Name(place, ast.Load())}
-        )
+    def index(self, node, end):
+        """An index, rewritten, in the iteration whose variable is `end`."""
+        node = self.replaced(self.replaced(node, self.indices), {self.variable: end})
         return self.rewriter.visit(node)
+
+    def stride(self, node):
+        """By how much an index grows from one iteration to the next; None if that is no number in the
+        source."""
+        step = self.bounds[2] if len(self.bounds) == 3 else ast.Constant(1)
+        grows = self.coefficient(node)
+        known = isinstance(step, ast.Constant) and step.value.__class__ is int
+        return grows * step.value if known and grows is not None else None
+
+    def coefficient(self, node):
+        """What the variable is multiplied by in an index."""
+        if self.is_fixed(node):
+            return 0
+        if isinstance(node, ast.Name):
+            return 1 if node.id == self.variable else self.coefficient(self.indices[node.id])
+        if isinstance(node, ast.UnaryOp):
+            inner = self.coefficient(node.operand)
+            return None if inner is None else -inner
+        left, right = self.coefficient(node.left), self.coefficient(node.right)
+        if isinstance(node.op, ast.Mult):
+            factor, of = (node.left, right) if self.is_fixed(node.left) else (node.right, left)
+            constant = isinstance(factor, ast.Constant)
+            return factor.value * of if constant and of is not None else None
+        if None in (left, right):
+            return None
+        return left + right if isinstance(node.op, ast.Add) else left - right
 
     # values ---------------------------------------------------------------------------------------
 
@@ -221,59 +252,85 @@ class Reduction:
             or not all(map(self.is_index, parts))
         ):
             raise NotReduced
-        ends = [self.index(part, place) for place in (self.first, self.last) for part in parts]
-        more = [ast.Constant(converted), ast.Constant(self.rewriter.site(node))]
-        arguments = [node.value, *ends, ast.Name(self.count, ast.Load()), *more]
-        call = ast.Call(ast.Name(f"__span{len(parts)}", ast.Load()), arguments, [])
-        self.spans.append((self.rewriter.temporary(), ast.copy_location(call, node)))
-        return ast.Name(self.spans[-1][0], ast.Load())
+        made = self.rewriter.temporary()
+        self.spans.append((made, self.tests(node.value, parts, node, made, converted)))
+        return ast.Name(made, ast.Load())
+
+    def tests(self, a, parts, node, made, converted):
+        """Expressions that are all true where the name `made` now has the elements a[parts]."""
+        strides = list(map(self.stride, parts))
+        moving = [k for k, stride in enumerate(strides) if stride != 0]
+        array = ast.NamedExpr(ast.Name(made, ast.Store()), None)
+        count = ast.Name(self.count, ast.Load())
+        if self.rewriter.checked or converted or len(moving) != 1 or (strides[moving[0]] or 0) < 1:
+            ends = [self.index(part, end) for end in self.ends for part in parts]
+            more = [ast.Constant(converted), ast.Constant(self.rewriter.site(node))]
+            called = ast.Name(f"__span{len(parts)}", ast.Load())
+            array.value = ast.Call(called, [a, *ends, count, *more], [])
+            return [ast.Compare(array, [ast.IsNot()], [ast.Constant(None)])]
+        # a part of NumPy's array, which has as many elements where all of them are inside
+        first, last = (self.index(parts[moving[0]], end) for end in self.ends)
+        places = [self.index(part, self.ends[0]) for part in parts]
+        end = ast.BinOp(last, ast.Add(), ast.Constant(1))
+        places[moving[0]] = ast.Slice(first, end, ast.Constant(strides[moving[0]]))
+        place = places[0] if len(places) == 1 else ast.Tuple(places, ast.Load())
+        array.value = ast.Subscript(a, place, ast.Load())
+        shape = ast.Attribute(array, "shape", ast.Load())
+        kind = ast.Attribute(ast.Name(made, ast.Load()), "dtype", ast.Load())
+        return [
+            ast.Compare(class_of(a), [ast.Is()], [ast.Name("__ndarray", ast.Load())]),
+            ast.Compare(first, [ast.GtE()], [ast.Constant(0)]),
+            ast.Compare(shape, [ast.Eq()], [ast.Tuple([count], ast.Load())]),
+            ast.Compare(kind, [ast.Is()], [ast.Name("__single", ast.Load())]),
+        ]
 
     # the statements -------------------------------------------------------------------------------
 
-    def statements(self, loop, bounds):
-        """Statements in place of the rewritten loop, whose range is `bounds`."""
+    def statements(self, loop):
+        """Statements in place of the rewritten loop."""
 
         def name(of):
             return ast.Name(of, ast.Load())
 
-        numbers = self.rewriter.temporary()
-        tests = [
-            ast.Compare(
-                ast.Attribute(single, "__class__", ast.Load()), [ast.Is()], [name("__float32")]
-            )
-            for single in {s.id: s for s in self.singles}.values()
-        ]
-        tests += [
-            ast.copy_location(
-                ast.Compare(
-                    ast.NamedExpr(ast.Name(made, ast.Store()), call),
-                    [ast.IsNot()],
-                    [ast.Constant(None)],
-                ),
-                call,
-            )
-            for made, call in self.spans
-        ]
-        fits = self.rewriter.temporary()
-
         def let(target, value):
             return ast.copy_location(ast.Assign([ast.Name(target, ast.Store())], value), loop)
 
-        def end(index):
-            return ast.Subscript(name(numbers), ast.Constant(index), ast.Load())
-
-        loop.iter = ast.copy_location(name(numbers), loop.iter)
-        enough = ast.Compare(name(self.count), [ast.GtE()], [ast.Constant(LEAST)])
-        test = ast.BoolOp(ast.And(), tests) if len(tests) > 1 else tests[0]
-        ready = [let(self.first, end(0)), let(self.last, end(-1)), let(fits, test)]
+        if len(self.bounds) == 1:
+            before = [let(self.count, loop.iter.args[0])]
+            loop.iter.args = [name(self.count)]
+            last = ast.BinOp(name(self.count), ast.Sub(), ast.Constant(1))
+            ready = [let(self.last, last)]
+        else:
+            numbers = name(self.numbers)
+            before = [
+                let(self.numbers, loop.iter),
+                let(self.count, ast.Call(name("len"), [numbers], [])),
+            ]
+            loop.iter = ast.copy_location(numbers, loop.iter)
+            ready = [let(self.first, at(numbers, 0)), let(self.last, at(numbers, -1))]
+        singles = {single.id: single for single in self.singles}.values()
+        tests = [ast.Compare(class_of(s), [ast.Is()], [name("__float32")]) for s in singles]
+        tests += [test for _, tests in self.spans for test in tests]
+        fits, enough = (
+            self.rewriter.temporary(),
+            ast.Compare(name(self.count), [ast.GtE()], [ast.Constant(LEAST)]),
+        )
         # where the first statement is in the source: a line that is run counts as covered
-        ast.copy_location(ready[-1], loop.body[0])
+        ready.append(ast.copy_location(let(fits, ast.BoolOp(ast.And(), tests)), loop.body[0]))
         return [
-            let(numbers, bounds),
-            let(self.count, ast.Call(name("len"), [name(numbers)], [])),
+            *before,
             ast.copy_location(ast.If(enough, ready, [let(fits, ast.Constant(False))]), loop),
             ast.copy_location(ast.If(name(fits), self.fast, [loop]), loop),
         ]
+
+
+def at(array, index, context=None):
+    """array[index]"""
+    return ast.Subscript(array, ast.Constant(index), context or ast.Load())
+
+
+def class_of(node):
+    return ast.Attribute(node, "__class__", ast.Load())
 
 
 def reduction_of(rewriter, loop):
@@ -406,9 +463,3 @@ def of_type(found, converted):
     if kind is float32:
         return found
     return found.astype(float32) if converted and kind in _CONVERTED else None
-
-
-def add_up(total, values):
-    """A float32 and the elements of an array, which is changed, added in order."""
-    values[0] = total + values[0]
-    return np.add.accumulate(values)[-1]

@@ -29,7 +29,7 @@ from .arithmetic import COMPARISONS, OPERATIONS
 from .integers import EMPTY, Integers, cast_named, is_function, parts_of
 from .loops import WAITING
 from .memory import READ_SITE
-from .reductions import reduction_of
+from .reductions import class_of, reduction_of
 from .source import captured, source_tree
 from .values import TYPES, is_numbas, scalar
 from .whole_arrays import WHOLE
@@ -643,7 +643,7 @@ class Rewriter(ast.NodeTransformer):
     def visit_For(self, node):
         reduction = reduction_of(self, node)
         self.generic_visit(node)
-        return node if reduction is None else reduction.statements(node, node.iter)
+        return node if reduction is None else reduction.statements(node)
 
     def visit_Return(self, node):
         """A local array must not leave the function that makes it."""
@@ -788,10 +788,6 @@ class Reporting:
             else []
         )
         return [self.at("__step", node), node, *self.lets(targets, node)]
-
-
-def class_of(node):
-    return ast.Attribute(node, "__class__", ast.Load())
 
 
 def fixed_names(function):

@@ -155,11 +155,13 @@ class Scheduler(Loops):
                 thread.greenlet.switch()
                 return
             if not thread.done:
-                self.enter(thread)
-                break
-        else:
-            self.hub.switch()
-            return
+                self.switch_to(thread)
+                return
+        self.hub.switch()
+
+    def switch_to(self, thread):
+        """Let this thread run."""
+        self.enter(thread)
         if thread.greenlet is not None:
             thread.wait = None
             thread.greenlet.switch()
@@ -225,13 +227,25 @@ class Scheduler(Loops):
 
     def syncthreads(self, frame):
         """The barrier of the whole block."""
-        thread = self.machine.thread
+        machine = self.machine
+        thread = machine.thread
         block = thread.block
         thread.wait = ("barrier", "syncthreads", frame)
-        block.waiting.append(thread)
-        if len(block.waiting) == block.alive:
+        waiting = block.waiting
+        waiting.append(thread)
+        if len(waiting) == block.alive:
             self._release(block)
-        self.give_way()
+        for thread in self.round:  # `give_way`, inlined for the most frequent case
+            if thread.block is block and thread.greenlet is not None and not thread.done:
+                machine.thread, at = thread, machine.thread_index
+                at.x, at.y, at.z = thread.index
+                thread.wait = None
+                thread.greenlet.switch()
+                return
+            if not thread.done:
+                self.switch_to(thread)
+                return
+        self.hub.switch()
 
     def _release(self, block):
         threads, block.waiting = block.waiting, []
