@@ -34,7 +34,6 @@ finally:
 COMMANDS = {
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
-    "evaluate": (".evaluate", "Measure samples against a reference."),
     "data": (".data", "Import images, and describe datasets."),
     "info": (".info", "Show what this machine has, and what will run on it."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 from numdiff import plots
 from numdiff.data.dataset import open_dataset
-from numdiff.data.sheet import save_sheet
 from numdiff.emulator.drawing import Picture
 from numdiff.errors import NumdiffError, printable, visibly
-from numdiff.evaluation.sources import Statistics, open_source, save_statistics
 from numdiff.extras.convert.files import load_state_dict
+from numdiff.extras.evaluate.sources import Statistics, open_source, save_statistics
 from numdiff.extras.importers.importing import import_dataset
+from numdiff.extras.importers.sheet import save_sheet
 from numdiff.files import atomic_file, open_regular, open_to_append, read_bytes, write_json
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from numdiff.training.options import TrainOptions

@@ -17,7 +17,6 @@ import numdiff
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
 GROUND = (
-    "archives",
     "caches",
     "children",
     "dtypes",

@@ -1,8 +1,8 @@
 """How good the samples are: distances between two sets of images, measured on their features.
 
 frechet.py, kid.py and precision_recall.py hold the mathematics, on NumPy arrays of features;
-features.py computes features of images; sources.py reads and writes images, features and
-statistics, of numdiff and of other programs; evaluate.py joins them.
+features.py computes features of images; in_training.py measures a run. The extra `evaluate` reads
+images of other programs and prints the figures.
 """
 
 from .features import RandomConv, find_extractor

@@ -42,8 +42,13 @@ register(
 )
 
 register(
+    "numdiff.extras.evaluate",
+    command={"evaluate": ("command:evaluate", "Measure samples against a reference.")},
+)
+
+register(
     "numdiff.extras.importers",
-    data={"import": "command:import_command"},
+    data={"import": "command:import_command", "info": "command:info_command"},
     importer={name: name for name in ("cifar", "mnist", "tar", "unet_cu")},
     pictures={"files": "pictures", "folders": "folders"},
 )

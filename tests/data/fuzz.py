@@ -32,8 +32,8 @@ import numpy as np
 from numdiff import plots
 from numdiff.data.dataset import open_dataset
 from numdiff.errors import NumdiffError, printable
-from numdiff.evaluation.sources import Images, open_source
 from numdiff.extras.convert.models import convert
+from numdiff.extras.evaluate.sources import Images, open_source
 from numdiff.nn import DiT, UNet
 from numdiff.training.checkpoint import (
     LAST_LINE,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from numdiff.data import dataset as D
-from numdiff.data.sheet import contact_sheet, save_sheet
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.extras.importers.sheet import contact_sheet, save_sheet
 from tests.forked import forked
 
 

@@ -10,9 +10,9 @@ import zipfile
 import numpy as np
 
 from ... import schema
-from ...archives import ZipReader, read_npy
 from ...errors import NumdiffError, UsageError, printable, quoted
 from ...files import IrregularFile, open_regular
+from ..importers.archives import ZipReader, read_npy
 from . import pickles
 from .containers import SPARE, choose, weights_of_model
 from .unet import canonical_names

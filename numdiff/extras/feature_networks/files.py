@@ -12,7 +12,6 @@ import pathlib
 import numpy as np
 
 from ... import schema
-from ...archives import ZipReader
 from ...errors import NumdiffError, UsageError, listed
 from ...evaluation.features import tf32_switched
 from ...files import Refused, open_regular
@@ -21,6 +20,7 @@ from ...training.checkpoint import INDEX, load_checkpoint
 from ...training.model_files import write_model_file
 from ..convert import pickles
 from ..convert.files import read_weights
+from ..importers.archives import ZipReader
 from . import dinov2, inception
 from .resizing import resize
 

@@ -11,7 +11,8 @@ training reads (data/dataset.py).
 
 importing.py recognises a format by the contents of a file, not by its name, and writes the images
 one at a time. pictures.py opens picture files, with netpbm.py and profiles.py; fitting.py brings
-them to one size. folders.py keeps a folder's pictures as a dataset in the cache.
+them to one size. folders.py keeps a folder's pictures as a dataset in the cache. sheet.py draws a dataset for
+`numdiff data info`.
 
 An importer of another format is a module at the place `importer` of numdiff/extensions.py. It has
 open_file(path, content, labels, order) and open_folder(path, names, labels, order), which return a

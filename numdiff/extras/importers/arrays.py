@@ -9,9 +9,9 @@ import os
 
 import numpy as np
 
-from ...archives import ZipReader, read_npy, read_npy_header
 from ...data.dataset import CHUNK, open_dataset
 from ...errors import NumdiffError, UsageError
+from .archives import ZipReader, read_npy, read_npy_header
 from .classes import IN_NUMERIC_ORDER, IN_THE_FILES_ORDER, WHOLE, check_names, number_classes
 from .source import (
     BLOCK_BYTES,

@@ -11,10 +11,10 @@ import os
 
 import numpy as np
 
-from ...archives import TooMuch
 from ...errors import NumdiffError
 from ..convert import unpickle
 from ..convert.unpickle import RefusedError
+from .archives import TooMuch
 from .arrays import items_of
 from .source import (
     Source,

@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ...archives import BadArchive, TooMuch, most_from_deflate
 from ...errors import NumdiffError, UsageError
+from .archives import BadArchive, TooMuch, most_from_deflate
 
 BLOCK_BYTES = 16 << 20  # how much of a large array is in memory at a time
 # a header that asks for more is damaged, or was made to exhaust the memory

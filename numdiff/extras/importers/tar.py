@@ -13,9 +13,9 @@ import tempfile
 import threading
 
 from ... import schema
-from ...archives import BadArchive, TooMuch
 from ...errors import UsageError
 from ...files import open_regular
+from .archives import BadArchive, TooMuch
 from .cifar import BATCHES, open_cifar_tar
 from .classes import number_classes
 from .pictures import looks_like_picture

@@ -1,6 +1,6 @@
 """The members of a tar: numbers in its headers are held against the file's size. Nothing is unpacked."""
 
-from ...archives import BLOCK, MAXIMUM_MEMBERS, BadArchive, TooMuch
+from .archives import BLOCK, MAXIMUM_MEMBERS, BadArchive, TooMuch
 
 MAXIMUM_TAR_MEMBERS = 10_000
 MAXIMUM_TAR_BYTES = 384 << 20  # CIFAR-10 has 186

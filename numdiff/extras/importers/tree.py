@@ -6,10 +6,10 @@ import os
 import posixpath
 import zipfile
 
-from ...archives import BadArchive, ZipReader
 from ...errors import NumdiffError, UsageError
 from ...files import check_regular, open_regular
 from . import labels as label_files
+from .archives import BadArchive, ZipReader
 from .classes import IN_NUMERIC_ORDER, Labelled
 from .pictures import MAXIMUM_FILE_BYTES, Unreadable, decoded, looks_like_picture
 from .source import Item, Source, damage_named

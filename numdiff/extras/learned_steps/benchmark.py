@@ -22,7 +22,7 @@ from numdiff.device import get_backend
 from numdiff.diffusion import Sampling
 from numdiff.evaluation.features import SMALLEST, RandomConv, extract
 from numdiff.evaluation.frechet import frechet_distance
-from numdiff.evaluation.sources import Features, open_source
+from numdiff.extras.evaluate.sources import Features, open_source
 from numdiff.extras.learned_steps.fit import Trajectory
 from numdiff.sizes import sides
 from numdiff.training.model_files import load

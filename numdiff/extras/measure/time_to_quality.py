@@ -29,7 +29,6 @@ from ...evaluation.features import SMALLEST, RandomConv, extract
 from ...evaluation.frechet import frechet_distance
 from ...evaluation.precision_recall import precision_recall
 from ...evaluation.sampled_labels import in_proportion
-from ...evaluation.sources import Features, open_source
 from ...progress import doing
 from ...sizes import sides
 from ...training.autoencoders import array_hash
@@ -40,6 +39,7 @@ from ...training.picture_record import class_counts
 from ...training.plan import plan_run
 from ...training.previews import Previews, draws, sample_grid
 from ...training.trainer import NonFiniteError
+from ..evaluate.sources import Features, open_source
 
 TARGETS = 0.30, 0.15, 0.08  # spatial Fréchet distances
 FIRST_SEED = 10_000  # of the samples: those of a run's own grids are other ones

@@ -615,8 +615,8 @@ def _write(folder, name, data):
 def read(what, path, options, folder):
     """Read a file as a command would; what comes of it is looked at as far as a command would."""
     from numdiff.data.dataset import open_dataset
-    from numdiff.evaluation.sources import open_source
     from numdiff.extras.convert.files import load_state_dict
+    from numdiff.extras.evaluate.sources import open_source
     from numdiff.extras.importers.importing import import_dataset
     from numdiff.training.sample_files import read_mask, read_picture
 

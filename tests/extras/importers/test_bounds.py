@@ -8,11 +8,10 @@ import zlib
 import numpy as np
 import pytest
 
-from numdiff import archives
 from numdiff.errors import NumdiffError
-from numdiff.evaluation.sources import open_source
 from numdiff.extras.convert.files import load_state_dict
-from numdiff.extras.importers import netpbm
+from numdiff.extras.evaluate.sources import open_source
+from numdiff.extras.importers import archives, netpbm
 from numdiff.extras.importers.importing import import_dataset
 from numdiff.extras.importers.pictures import Unreadable, decoded
 from tests.extras.importers.fuzz_importers import pictures

@@ -12,7 +12,7 @@ from PIL import Image, ImageCms
 
 from cli.values import Size
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.evaluation.sources import open_source
+from numdiff.extras.evaluate.sources import open_source
 from numdiff.extras.importers.importing import import_dataset
 from numdiff.extras.importers.pictures import decoded
 from numdiff.training.sample_files import read_mask, read_picture

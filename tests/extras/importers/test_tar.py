@@ -8,9 +8,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from numdiff.archives import BadArchive
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.importers import tar
+from numdiff.extras.importers.archives import BadArchive
 from numdiff.extras.importers.importing import import_dataset
 from numdiff.extras.importers.tar_archive import tar_members
 from tests.extras.importers.sources import colours, contents, png

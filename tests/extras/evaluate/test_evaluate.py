@@ -20,7 +20,7 @@ from numdiff.evaluation import (
     precision_recall,
 )
 from numdiff.evaluation.features import CHANNELS, extract, random_conv_weight
-from numdiff.evaluation.sources import (
+from numdiff.extras.evaluate.sources import (
     Features,
     Images,
     Statistics,

@@ -7,17 +7,17 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..device import get_backend
-from ..errors import UsageError, visibly
-from ..files import write_json
-from ..outputs import check_ending, check_outputs
-from ..progress_bar import progress_bar
-from ..sizes import as_size
-from ..training.picture_record import say_counts
-from .features import RandomConv, extract, find_extractor
-from .frechet import frechet_distance
-from .kid import kid_subsets
-from .precision_recall import precision_recall
+from ...device import get_backend
+from ...errors import UsageError, visibly
+from ...evaluation.features import RandomConv, extract, find_extractor
+from ...evaluation.frechet import frechet_distance
+from ...evaluation.kid import kid_subsets
+from ...evaluation.precision_recall import precision_recall
+from ...files import write_json
+from ...outputs import check_ending, check_outputs
+from ...progress_bar import progress_bar
+from ...sizes import as_size
+from ...training.picture_record import say_counts
 from .sources import Features, Images, Statistics, open_source, save_features, save_statistics
 
 UNKNOWN = "?"

@@ -18,7 +18,7 @@ import zlib
 
 import numpy as np
 
-from .files import check_regular
+from ...files import check_regular
 
 # of a zip, each a kilobyte of memory: all of ImageNet's training images
 MAXIMUM_MEMBERS = 1_500_000

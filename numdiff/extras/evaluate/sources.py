@@ -24,15 +24,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .. import extensions, schema
-from ..archives import BadArchive, ZipReader, read_npy, read_npy_header
-from ..data.dataset import Dataset
-from ..errors import NumdiffError, UsageError
-from ..files import Refused, atomic_file, open_regular
-from ..hdf5 import open_hdf5
-from ..outputs import RUN
-from ..training.picture_record import COUNTS
-from .frechet import mean_and_covariance
+from ... import schema
+from ...data.dataset import Dataset
+from ...errors import NumdiffError, UsageError
+from ...evaluation.frechet import mean_and_covariance
+from ...files import Refused, atomic_file, open_regular
+from ...hdf5 import open_hdf5
+from ...outputs import RUN
+from ...training.picture_record import COUNTS
+from ..importers.archives import BadArchive, ZipReader, read_npy, read_npy_header
+from ..importers.pictures import Unreadable, flatten, open_picture
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 PICKLES = (".pkl", ".pickle")
@@ -371,11 +372,10 @@ def _folder(path):
 
 
 def _picture(file):
-    pictures = extensions.find("pictures", "files", str(file))
     try:
-        with pictures.open_picture(file) as picture:
-            return np.asarray(pictures.flatten(picture, (255, 255, 255)).convert("RGB"))
-    except (pictures.Unreadable, OSError) as error:
+        with open_picture(file) as picture:
+            return np.asarray(flatten(picture, (255, 255, 255)).convert("RGB"))
+    except (Unreadable, OSError) as error:
         raise NumdiffError(
             f"{file} cannot be read ({getattr(error, 'strerror', None) or error}): replace it or "
             "take it out of the folder."

@@ -2,8 +2,8 @@
 
 import click
 
-from .output import echo
-from .values import Choice
+from numdiff_cli.output import echo
+from numdiff_cli.values import Choice
 
 
 @click.command(no_args_is_help=True)
@@ -108,7 +108,7 @@ def evaluate(samples, reference, classes, **options):
     numdiff evaluate data/emoji64.h5 --save-stats emoji.npz
     numdiff evaluate samples.npz emoji.npz --features inception.h5
     """
-    from numdiff.evaluation.evaluate import evaluate_command
+    from .evaluate import evaluate_command
 
     classes = [name.strip() for name in classes.split(",")] if classes else None
     evaluate_command(samples, reference, classes=classes, progress=True, echo=echo, **options)

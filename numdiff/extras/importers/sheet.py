@@ -6,9 +6,9 @@ import contextlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ..errors import NumdiffError, printable
-from ..files import atomic_file
-from ..outputs import check_ending, check_output
+from ...errors import NumdiffError, printable
+from ...files import atomic_file
+from ...outputs import check_ending, check_output
 
 COLUMNS, ROWS = 16, 40  # images a row, and rows at most
 # pixels of an image on the sheet, about: smaller images are shown at a whole multiple of their size
