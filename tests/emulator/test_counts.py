@@ -1,4 +1,4 @@
-"""What the emulator counts, against arithmetic by hand; test_costs.py and test_exact_costs.py hold
+"""What the emulator counts, against arithmetic by hand; test_costs.py holds
 costs against it."""
 
 import math

@@ -61,7 +61,3 @@ def test_bad_input_says_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             D.dropout_forward(x, 0.1, 1, 0, engine(STEP), samples, version=2)
-
-
-def test_cost():
-    assert D.dropout_forward_cost(10) == D.dropout_backward_cost(10) == (80, 10)

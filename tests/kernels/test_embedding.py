@@ -80,11 +80,3 @@ def test_bad_input_says_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             E.embedding_forward(engine(np.zeros(3, np.int32)), engine(np.zeros((2, 5))), version=2)
-
-
-def test_cost():
-    assert E.timestep_embedding_forward_cost(2, 8) == (72, 64)
-    assert E.embedding_forward_cost(2, 8) == (128, 0) and E.embedding_backward_cost(2, 8) == (
-        192,
-        16,
-    )

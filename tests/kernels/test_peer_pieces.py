@@ -68,11 +68,3 @@ def test_bad_input_says_so(engine):
         P.peer_copy_pieces([x] * 9, x, table)
     with pytest.raises(ValueError, match="has shape"):
         P.peer_copy_pieces([x], x, table, engine(np.ones(4)))
-
-
-def test_cost():
-    assert P.peer_reduce_pieces_cost(10, 4) == (200, 30)
-    assert P.peer_copy_pieces_cost(10) == (80, 0) and P.peer_copy_pieces_cost(10, half=True) == (
-        100,
-        0,
-    )

@@ -159,7 +159,3 @@ def test_bad_input_says_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             P.peer_reduce_scatter(buffers[:3], 0, version=2)
-
-
-def test_cost():
-    assert P.peer_all_reduce_cost(1000, 4) == (6000, 750)

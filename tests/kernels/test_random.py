@@ -163,7 +163,3 @@ def test_bad_counters_say_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             R.random_uniform((3, 5), 1, 1, step, samples, version=2)
-
-
-def test_cost():
-    assert R.random_uniform_cost(100)[0] == R.random_normal_cost(100)[0] == 400

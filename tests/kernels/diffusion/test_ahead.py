@@ -66,11 +66,3 @@ def test_what_does_not_fit_says_so(engine):
     if engine.name != "cpu":
         with pytest.raises(ValueError, match="16 bytes"):
             A.take(joined, counter(engine, 1), counter(engine, 0), row, version=2)
-
-
-def test_costs():
-    assert (
-        A.place_cost(4, 6) == (192, 0)
-        and A.take_cost(6, 2) == (32, 0)
-        and A.timesteps_ahead_cost(6, 3) == (44, 0)
-    )

@@ -58,8 +58,3 @@ def test_bad_input_says_so(engine):
         I.images_forward(engine(np.zeros((1, 2, 2, 3), np.float32)))
     with pytest.raises(ValueError, match="flip must be int32"):
         I.images_forward(engine(np.zeros((1, 2, 2, 3), np.uint8)), engine(np.zeros(2, np.int32)))
-
-
-def test_cost():
-    assert I.images_forward_cost((2, 3, 4, 3)) == (360, 144)
-    assert I.pixels_forward_cost(10) == (50, 20)

@@ -39,7 +39,3 @@ def test_bad_input_says_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             M.mse_backward(engine(np.zeros((2, 4))), engine(np.zeros((2, 3))), version=2)
-
-
-def test_cost():
-    assert M.mse_forward_cost(10) == (80, 30) and M.mse_backward_cost(10) == (120, 20)

@@ -69,8 +69,3 @@ def test_bad_input_says_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             Q.q_sample_forward(x, x, t, table, table, version=2)
-
-
-def test_cost():
-    assert Q.q_sample_forward_cost(10) == Q.velocity_forward_cost(10) == (120, 30)
-    assert Q.weigh_forward_cost(10) == (80, 10)

@@ -123,10 +123,3 @@ def test_bad_input_says_so(engine):
     if engine.has_versions:
         with pytest.raises(ValueError, match="use version=1"):
             S.weighted_sum([1.0], x, version=2)
-
-
-def test_cost():
-    assert S.weighted_sum_cost(10) == (160, 50) and S.weighted_sum_cost(10, terms=1) == (80, 10)
-    assert S.estimate_x_0_cost(10) == (120, 30) and S.guide_cost(10) == (120, 30)
-    assert S.learned_step_cost(10) == (200, 100) and S.blend_cost(10) == (160, 0)
-    assert S.model_input_cost(10) == (80, 10) and S.model_input_cost(10, 2) == (120, 10)

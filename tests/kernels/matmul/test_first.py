@@ -6,7 +6,7 @@ import pytest
 from numdiff.kernels import check
 from numdiff.kernels.check.run import counts_of
 from numdiff.kernels.matmul import first
-from numdiff.kernels.matmul.first import matmul_first_forward, matmul_first_forward_cost
+from numdiff.kernels.matmul.first import matmul_first_forward
 from tests.conftest import shapes, versions
 
 
@@ -50,7 +50,3 @@ def test_errors_say_what_to_do(engine):
         matmul_first_forward(engine(np.ones((4, 64))), engine(np.ones((4, 64))))
     with pytest.raises(ValueError, match="use uncoalesced or coalesced"):
         matmul_first_forward(engine(np.ones((4, 6))), engine(np.ones((6, 4))), version=3)
-
-
-def test_cost():
-    assert matmul_first_forward_cost(3, 4, 5) == (4 * (15 + 20 + 12), 2 * 3 * 4 * 5)

@@ -67,7 +67,3 @@ def test_errors_say_what_to_do(engine, rng):
             P.matmul_forward(a, b, transpose_a=True, version=4)
         with pytest.raises(ValueError, match="no version 9"):
             P.matmul_forward(a, b, transpose_a=True, version=9)
-
-
-def test_cost():
-    assert P.matmul_forward_cost(2, 3, 4, 5) == (4 * 2 * (15 + 20 + 12), 2 * 2 * 3 * 4 * 5)

@@ -118,10 +118,6 @@ def test_bad_input_says_so(engine):
             A.adamw_update(x, x, x, x, now, HYPER, version=2)
 
 
-def test_cost():
-    assert A.adamw_update_cost(10) == (280, 150)
-
-
 @pytest.mark.parametrize("beta1, beta2", [(0.0, 0.999), (0.9, 0.0), (0.0, 0.0)])
 def test_betas_of_zero_are_rmsprop_and_the_sign(engine, rng, beta1, beta2):
     """No mean, or no mean square, is kept: the update is by the gradient, or by its size, alone."""

@@ -51,7 +51,3 @@ def test_bad_input_says_so(engine):
             E.ema_update(
                 engine(np.zeros(5)), engine(np.zeros(5)), *scalars(engine, 0), 0.9, version=2
             )
-
-
-def test_cost():
-    assert E.ema_update_cost(10) == (120, 30)

@@ -63,8 +63,3 @@ def test_bad_input_says_so(engine):
         G.squares_of_pieces(
             engine(np.ones(8)), engine(np.zeros((2, 2)), np.int64), engine(np.zeros(3))
         )
-
-
-def test_cost():
-    assert G.global_norm_cost(10) == (40, 20)
-    assert G.squares_of_pieces_cost(10, 1) == (60, 20) and G.root_of_sum_cost(3) == (16, 3)

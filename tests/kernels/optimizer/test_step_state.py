@@ -64,8 +64,3 @@ def test_latch(engine, loss, norm):
         assert good == (2.0, -1)
         assert np.isnan(broken[0]) and broken[1] == 5
         assert np.isnan(later[0]) and later[1] == 5  # and stays, though all is finite again
-
-
-def test_cost():
-    assert S.learning_rate_forward_cost()[0] == S.step_advance_cost()[0] == 8
-    assert S.latch_nonfinite_cost()[0] == 16 and S.next_row_cost(4)[0] == 40

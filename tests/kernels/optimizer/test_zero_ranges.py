@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from numdiff.kernels.optimizer.zero_ranges import PIECE, pieces, zero_ranges, zero_ranges_cost
+from numdiff.kernels.optimizer.zero_ranges import PIECE, pieces, zero_ranges
 from tests.conftest import large
 
 
@@ -33,7 +33,3 @@ def test_only_the_ranges_become_zero(engine, rng, ranges):
         want[first:stop] = 0
     zero_ranges(flat, engine(pieces(ranges)))
     engine.check_equal(flat, want)
-
-
-def test_cost():
-    assert zero_ranges_cost(10) == (40, 0)
