@@ -138,7 +138,7 @@ register(
     matmul={"tf32": "matmul"},
     conv2d_switched={"tf32": "conv2d.launcher"},
     flash_attention={
-        "tf32-bf16": ("attention", {"number": 4, "dtypes": ("float32",), "requires": "7.5"})
+        "tf32-bf16": ("attention", {"number": 4, "dtypes": ("float32",), "requires": "8.0"})
     },
     kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d", "tf32 attention": "attention"},
 )

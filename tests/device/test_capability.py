@@ -101,6 +101,20 @@ def test_the_check_leaves_out_what_such_a_card_lacks(monkeypatch):
     )
 
 
+def test_the_check_leaves_out_what_needs_more_shared_memory(monkeypatch):
+    """A tile that has no place in Turing's 64 KiB is lacking there, and another version is advised
+    that such a card has."""
+    monkeypatch.setattr(checking.run, "get_backend", lambda device: EmulatorDevice(cc=(7, 5)))
+    case = next(
+        case
+        for case in checking.cases_named(["flash_attention"])
+        if 2 in case.versions and "HS 64" in case.label
+    )
+    found = checking.run.check_case(case, 2, "cuda")
+    assert found.lacking and "more shared memory" in found.fault
+    assert found.fault.endswith("use version=1")
+
+
 def test_lanes_and_kernels_are_those_of_the_card(monkeypatch):
     """What is compiled is for the card itself: `Gpu` sets its cache up with its own capability."""
     from numdiff.device import gpu as module
@@ -124,6 +138,7 @@ def test_lanes_and_kernels_are_those_of_the_card(monkeypatch):
         ),
     )
     monkeypatch.setattr(module.cuda, "select_device", lambda index: None)
+    monkeypatch.setattr(module.Gpu, "memory_info", lambda gpu: (139 << 30, 140 << 30))
     made = module.Gpu()
     assert (
         made.capability == (8, 6)

@@ -15,7 +15,7 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ...emulator import Film, KernelFault, LaunchRefused, Recorder, Unsupported
 from ...errors import NumdiffError, UsageError, near_miss
-from ..operation import all_operations, kernel_modules
+from ..operation import Unfit, all_operations, kernel_modules
 from ..operation.versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
@@ -176,7 +176,7 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
         outcome.fault, outcome.lacking = (
             str(error),
             device == "cuda"
-            and (isinstance(error, LaunchRefused) or lacks(backend, case, version)),
+            and (isinstance(error, LaunchRefused) or lacks(backend, case, version, error)),
         )
         if not (outcome.lacking or isinstance(error, FAULTS)):
             raise
@@ -197,11 +197,13 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
     return outcome
 
 
-def lacks(backend, case, version):
-    """Whether a version of a case launches kernels on a Hopper that the backend's compute
-    capability does not run."""
+def lacks(backend, case, version, error):
+    """Whether a version of a case, which failed with this error, runs on a Hopper: it does not fit
+    the backend, or launches kernels that the backend's compute capability does not run."""
     hopper = Planned(cards_with((9, 0))[0])
     run_once(case, version, hopper)
+    if isinstance(error, Unfit):
+        return True
     known = kernels_by_name()
     return not supports(backend, *(known[key[:2]] for key in hopper.kernels if key[:2] in known))
 

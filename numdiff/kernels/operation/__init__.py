@@ -25,6 +25,7 @@ from .problem import (
 from .record import (
     OPERATIONS,
     Operation,
+    Unfit,
     Version,
     all_operations,
     first_on_device,
@@ -41,6 +42,7 @@ __all__ = [
     "PURPOSE",
     "Problem",
     "SEED",
+    "Unfit",
     "Version",
     "all_operations",
     "counters",

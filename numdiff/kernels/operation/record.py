@@ -51,6 +51,10 @@ from ..operation import versions as names
 OPERATIONS: dict[str, "Operation"] = {}  # {name: Operation} of the modules that are imported
 
 
+class Unfit(ValueError):
+    """A version does not take these arguments on this device."""
+
+
 class Version:
     """A rung of an operation's ladder.
 
@@ -273,7 +277,7 @@ class Operation:
         """The version for a call: this one, or where it is None the last that fits, pays, and that
         `at_most` allows.
 
-        A `ValueError` names what that version lacks, or what each version lacks where none fits.
+        An `Unfit` names what that version lacks, or what each version lacks where none fits.
         """
         if version is not None:
             lack = version.lacks(array, values)
@@ -285,7 +289,7 @@ class Operation:
                 if others
                 else "no other version takes these arguments"
             )
-            raise ValueError(f"version {version} of {self.name} {lack}; {remedy}")
+            raise Unfit(f"version {version} of {self.name} {lack}; {remedy}")
         ceiling = names.capped(self.ladder, names.capped(self.family, self.versions[-1].number))
         for version in reversed(self.versions):
             if (
@@ -297,7 +301,7 @@ class Operation:
         lacks = "; ".join(
             f"version {version} {version.lacks(array, values)}" for version in self.versions
         )
-        raise ValueError(f"no version of {self.name} takes these arguments: {lacks}")
+        raise Unfit(f"no version of {self.name} takes these arguments: {lacks}")
 
     def start(self, args, kwargs):
         """({parameter: value} of a call, which `check` has seen; the first array on a device, or
