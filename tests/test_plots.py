@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from numdiff import plots
+from numdiff.benchmark import plots as measured
 from numdiff.errors import NumdiffError, UsageError
 from tests.conftest import exhaustive
 from tests.forked import forked
@@ -96,10 +97,14 @@ def test_a_loss_curve_goes_down_and_to_the_right(tmp_path):
 
 def drawn():
     return {
-        "bars": lambda p: plots.bars(
-            p, {"naive": 0.9, "tiled": 6.1}, "TFLOP/s", "Matmul", ("cuBLAS", 41.0)
+        "ladder": lambda p: measured.ladder(
+            p,
+            {"v1 naive": 0.9, "v2 tiled": 6.1},
+            "TFLOP/s",
+            "Matmul",
+            {"matmul": [(9, 9e11, "v1")]},
         ),
-        "curves": lambda p: plots.curves(
+        "curves": lambda p: measured.curves(
             p,
             {"a": ([1, 2, 3], [3, np.nan, 1]), "b": ([0, 1], [1, 2])},
             "time (s)",
@@ -107,14 +112,14 @@ def drawn():
             log_x=True,
             log_y=True,
         ),
-        "roofline": lambda p: plots.roofline(
+        "roofline": lambda p: measured.roofline(
             p,
             {"matmul": [(300, 4e14, "v5")], "bias": [(0.1, 1e11), (0, 0)]},
             4e12,
             {"fp16": 989e12, "fp32": 67e12},
         ),
-        "no roof": lambda p: plots.roofline(p, {"matmul": [(300, 4e9)]}),
-        "nothing": lambda p: plots.roofline(p, {}),
+        "no roof": lambda p: measured.roofline(p, {"matmul": [(300, 4e9)]}),
+        "nothing": lambda p: measured.roofline(p, {}),
     }
 
 
@@ -193,7 +198,7 @@ def test_labels_of_points_that_nearly_coincide_stand_together():
         (500, 301, "10"),
         (66, 400, "7"),
     ]
-    groups = plots.close_ones(points, 200, 10000)
+    groups = measured.close_ones(points, 200, 10000)
     assert [[label for *_, label in group] for group in groups] == [
         ["3"],
         ["4", "5"],
@@ -201,7 +206,7 @@ def test_labels_of_points_that_nearly_coincide_stand_together():
         ["7"],
     ]
     # one between two others joins them
-    assert len(plots.close_ones([(1, 1, "a"), (1.3, 1, "b"), (1.15, 1, "c")], 1000, 10)) == 1
+    assert len(measured.close_ones([(1, 1, "a"), (1.3, 1, "b"), (1.15, 1, "c")], 1000, 10)) == 1
 
 
 @pytest.mark.parametrize("backend, kept", [("nosuch", False), ("svg", True)])

@@ -5,8 +5,8 @@ A kernel is plotted by its arithmetic per second over its arithmetic per byte th
 without arithmetic, such as a copy or a fill, is left out.
 """
 
-from .. import plots
 from ..errors import NumdiffError
+from . import plots
 from .costs import roof_of
 
 

@@ -352,7 +352,7 @@ def bars(title, values, unit):
     """A bar for each name. values: {name: number}"""
 
     def draw(axes):
-        plots.draw_bars(axes, values, unit)
+        plots.draw_bars(axes, values)
         if max(values.values()) >= 1000:
             plots.whole_numbers(axes.xaxis)
 

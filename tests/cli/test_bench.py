@@ -169,7 +169,7 @@ def test_bench_kernels_under_the_roof(tmp_path):
 
 def test_the_roof_of_a_card(tmp_path, monkeypatch):
     """Rows that compute nothing have no place; each precision that a row computes in has its line."""
-    monkeypatch.setattr("numdiff.plots.roofline", lambda *given: drawn.append(given))
+    monkeypatch.setattr("numdiff.benchmark.plots.roofline", lambda *given: drawn.append(given))
     drawn, row = (
         [],
         {

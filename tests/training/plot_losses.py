@@ -9,7 +9,7 @@ import pathlib
 
 import numpy as np
 
-from numdiff import plots
+from numdiff.benchmark import plots
 
 
 def losses_of(folder):

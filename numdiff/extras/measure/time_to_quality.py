@@ -380,7 +380,7 @@ def revision():
 def draw(path, record, title, command):
     """The curve: spatial Fréchet distance against seconds, and the targets. command: the words that
     measure it again."""
-    from ...plots import curves
+    from ...benchmark.plots import curves
 
     points = record["points"]
     seconds = [point["seconds"] for point in points]
