@@ -46,7 +46,7 @@ from ...device.limits import WARP
 from ...device.specialise import Constant, Variants, specialise
 from ..operation import Version, lacks_multiple
 from ..reduce.second_pass import add_rows
-from ..reduce.trees import BLOCK, cut, tree_sum
+from ..reduce.trees import BLOCK, cut, get4, put4, tree_sum
 
 BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
@@ -277,18 +277,34 @@ def norm_backward_v1(dy, x, factors, mean, rstd, dx, T, C):
         dx[row * C + c] = r * (h - average_h - (float32(x[row * C + c]) - average) * r * average_hx)
 
 
-def norm_parameters_v1(dy, x, mean, rstd, dweight, dbias, rows, C):
-    """dweight and dbias, a thread a column: as naive as version 1 of the sums in reduce/trees.py."""
-    c = cuda.grid(1)
-    if c < C:
-        sum_gx = sum_g = float32(0)
-        for row in range(rows):
+def norm_sums_v1(dy, x, mean, rstd, shift_sums, scale_sums, T, C):
+    """Σ dy and Σ dy · xhat over an image's T rows, a thread a column of an image: as naive as
+    version 1 of the sums in reduce/trees.py.
+
+    Modulated: dshift, and scale_sums (dscale,), or with a weight (dscale, what each image adds to
+    dweight, scale, weight). Else all rows are one image's, and the sums are added to dbias and
+    (dweight,).
+    """
+    k = cuda.grid(1)
+    if k < shift_sums.size:
+        b, c = (k // C, k % C) if MODULATED else (0, k)
+        sum_g = sum_gx = float32(0)
+        for row in range(b * T, (b + 1) * T):
             g = float32(dy[row * C + c])
-            sum_gx += g * (float32(x[row * C + c]) - average_of(mean, row)) * rstd[row]
             sum_g += g
-        dweight[c] += sum_gx
-        if not RMS:
-            dbias[c] += sum_g
+            sum_gx += g * (float32(x[row * C + c]) - average_of(mean, row)) * rstd[row]
+        if not MODULATED:
+            scale_sums[0][c] += sum_gx
+            if SHIFTED:
+                shift_sums[c] += sum_g
+        else:
+            if SHIFTED:
+                shift_sums[k] = sum_g
+            if WEIGHTED:
+                scale_sums[0][k] = sum_gx * scale_sums[3][c]
+                scale_sums[1][k] = sum_gx * (float32(1) + scale_sums[2][k])
+            else:
+                scale_sums[0][k] = sum_gx
 
 
 # v2: a warp a row ---------------------------------------------------------------------------------
@@ -366,35 +382,48 @@ def norm_backward_v2(dy, x, factors, mean, rstd, dx, rows, T, C):
             )
 
 
-PLANES = Constant(lambda RMS: 4 if RMS else 8)  # sums of a thread, each a plane of shared memory
+# sums of a thread, each a plane of shared memory: Σ dy · xhat of its four columns, then Σ dy
+PLANES = Constant(lambda SHIFTED: 8 if SHIFTED else 4)
 TILE = Constant(lambda PLANES: PLANES * BLOCK)
 
 
 @cuda.jit(device=True, forceinline=True)
-def put4(tile, at, s0, s1, s2, s3):
-    """A thread's sums of four columns, in four planes."""
-    tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at] = s0, s1, s2, s3
+def store_scale_sums(scale_sums, i, k, c, S):
+    """What comes of S = Σ dy · xhat of four columns from c on, of the chunk whose sums are at i;
+    k: of the image's scale. scale_sums: as in `norm_sums_v1`."""
+    if MODULATED and WEIGHTED:
+        w0, w1, w2, w3 = load4(scale_sums[3], c)
+        s0, s1, s2, s3 = load4(scale_sums[2], k)
+        one = float32(1)
+        store4(scale_sums[0], i, S[0] * w0, S[1] * w1, S[2] * w2, S[3] * w3)
+        store4(
+            scale_sums[1],
+            i,
+            S[0] * (one + s0),
+            S[1] * (one + s1),
+            S[2] * (one + s2),
+            S[3] * (one + s3),
+        )
+    else:
+        store4(scale_sums[0], i, S[0], S[1], S[2], S[3])
 
 
-@cuda.jit(device=True, forceinline=True)
-def get4(tile, at):
-    return tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at]
-
-
-def norm_parameters_v2(dy, x, mean, rstd, partial, rows, C, lanes, chunk):
-    """Σ dy · xhat, and Σ dy unless RMS, of every column in every chunk of rows: (2 or 1, chunks,
-    C)."""
+def norm_sums_v2(dy, x, mean, rstd, scale_sums, T, C, lanes, chunk):
+    """Σ dy · xhat, and if SHIFTED Σ dy, of every column in every chunk of an image's T rows: (2 or
+    1, B, chunks, C), the first array of `scale_sums`; dy · xhat times the weight, where there is
+    one and a scale. Not modulated, all rows are one image's."""
     tile = cuda.shared.array(TILE, float32)
     t = cuda.threadIdx.x
-    rows_at_once = BLOCK // lanes
-    row = t // lanes
+    rows = BLOCK // lanes
+    row, b = t // lanes, cuda.blockIdx.z if MODULATED else 0
     c = (cuda.blockIdx.y * lanes + t % lanes) * 4
     start = cuda.blockIdx.x * chunk
     s0 = s1 = s2 = s3 = g_sum0 = g_sum1 = g_sum2 = g_sum3 = float32(0)
-    if row < rows_at_once and c < C:
-        for p in range(start + row, min(start + chunk, rows), rows_at_once):
+    if row < rows and c < C:
+        for p in range(start + row, min(start + chunk, T), rows):
+            token = b * T + p
             g0, g1, g2, g3, xhat0, xhat1, xhat2, xhat3 = load_dy_xhat(
-                dy, x, p * C + c, average_of(mean, p), rstd[p]
+                dy, x, token * C + c, average_of(mean, token), rstd[token]
             )
             s0 += g0 * xhat0
             s1 += g1 * xhat1
@@ -405,16 +434,16 @@ def norm_parameters_v2(dy, x, mean, rstd, partial, rows, C, lanes, chunk):
             g_sum2 += g2
             g_sum3 += g3
     put4(tile, t, s0, s1, s2, s3)
-    if not RMS:
+    if SHIFTED:
         put4(tile, 4 * BLOCK + t, g_sum0, g_sum1, g_sum2, g_sum3)
-    tree_sum(tile, PLANES, t, lanes, rows_at_once)
+    tree_sum(tile, PLANES, t, lanes, rows)
     if row == 0 and c < C:
-        i = cuda.blockIdx.x * C + c
-        s0, s1, s2, s3 = get4(tile, t)
-        store4(partial, i, s0, s1, s2, s3)
-        if not RMS:
+        i = (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c
+        store_scale_sums(scale_sums, i, b * C + c, c, get4(tile, t))
+        if SHIFTED:
             s0, s1, s2, s3 = get4(tile, 4 * BLOCK + t)
-            store4(partial, i + cuda.gridDim.x * C, s0, s1, s2, s3)
+            images = cuda.gridDim.z if MODULATED else 1
+            store4(scale_sums[0], i + images * cuda.gridDim.x * C, s0, s1, s2, s3)
 
 
 EVERY = [*NORMS, *LAYERNORMS, *RMSNORMS]
@@ -435,8 +464,14 @@ BACKWARD = variants(  # dx does not depend on a shift
     "WEIGHTED",
     "MODULATED",
 )
-PARAMETERS = variants(
-    "parameter", (norm_parameters_v1, norm_parameters_v2), [LAYERNORMS[1], RMSNORMS[1]], "RMS"
+SUMS = variants(
+    "sums",
+    (norm_sums_v1, norm_sums_v2),
+    [*NORMS, LAYERNORMS[1], RMSNORMS[1]],
+    "RMS",
+    "WEIGHTED",
+    "SHIFTED",
+    "MODULATED",
 )
 
 
@@ -465,19 +500,14 @@ def add_parameter_gradients(version, dy, x, mean, rstd, *gradients):
     wanted."""
     if all(gradient is None for gradient in gradients):
         return
-    C = x.shape[-1]
-    rms, rows, arrays = (
-        len(gradients) == 1,
-        x.size // C,
-        (dy.reshape(-1), x.reshape(-1), mean, rstd),
-    )
-    kernel = PARAMETERS[version.number, (RMSNORMS if rms else LAYERNORMS)[True]]
+    C, rms, arrays = x.shape[-1], len(gradients) == 1, (dy.reshape(-1), x.reshape(-1), mean, rstd)
+    rows, kernel = x.size // C, SUMS[version.number, (RMSNORMS if rms else LAYERNORMS)[True]]
     if version.name == "block-per-row":
         sums = [zeros((C,), like=x) if g is None else g for g in gradients]
-        launch(kernel, -(-C // BLOCK), BLOCK, *arrays, sums[0], sums[-1], rows, C)
+        launch(kernel, -(-C // BLOCK), BLOCK, *arrays, sums[-1], (sums[0],), rows, C)
     else:
         lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
         partial = empty((len(gradients), chunks, C), np.float32, like=x)
         grid = chunks, tiles
-        launch(kernel, grid, BLOCK, *arrays, partial.reshape(-1), rows, C, lanes, chunk)
+        launch(kernel, grid, BLOCK, *arrays, (partial.reshape(-1),), rows, C, lanes, chunk)
         add_rows(partial, *gradients)

@@ -99,6 +99,17 @@ def tree_sum(tile, planes, t, lanes, rows):
     cuda.syncthreads()
 
 
+@cuda.jit(device=True, forceinline=True)
+def put4(tile, at, s0, s1, s2, s3):
+    """A thread's sums of four columns, in four planes: a warp's threads touch neighbouring words."""
+    tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at] = s0, s1, s2, s3
+
+
+@cuda.jit(device=True, forceinline=True)
+def get4(tile, at):
+    return tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at]
+
+
 # v1: one thread a column --------------------------------------------------------------------------
 
 
@@ -144,7 +155,6 @@ def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
 
 @cuda.jit
 def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
-    # in four planes: a warp's threads touch neighbouring words
     tile = cuda.shared.array(BLOCK4, float32)
     t, b = int32(cuda.threadIdx.x), cuda.blockIdx.z
     row, lane = divide(t, lanes)
@@ -167,11 +177,11 @@ def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
         s0, s1 = s0 + x0 + y0 + z0 + w0, s1 + x1 + y1 + z1 + w1
         s2, s3 = s2 + x2 + y2 + z2 + w2, s3 + x3 + y3 + z3 + w3
         p, at = int32(p + 4 * rows), at + 4 * step
-    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = s0, s1, s2, s3
+    put4(tile, t, s0, s1, s2, s3)
     tree_sum(tile, 4, t, lanes, rows)
     if works and row == 0:
-        out[i], out[i + 1] = o0 + tile[t], o1 + tile[BLOCK + t]
-        out[i + 2], out[i + 3] = o2 + tile[2 * BLOCK + t], o3 + tile[3 * BLOCK + t]
+        s0, s1, s2, s3 = get4(tile, t)
+        out[i], out[i + 1], out[i + 2], out[i + 3] = o0 + s0, o1 + s1, o2 + s2, o3 + s3
 
 
 # Launchers ----------------------------------------------------------------------------------------

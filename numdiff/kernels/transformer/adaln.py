@@ -5,7 +5,7 @@ MATHEMATICS, for token t of image b
         mean = Σ_c x / C          var = Σ_c (x - mean)² / C          rstd = 1 / √(var + eps)
         xhat = (x - mean) · rstd          y = xhat · (1 + scale[b, c]) + shift[b, c]
     Backward, with h = dy · (1 + scale) and averages over the row:
-        dshift[b, c] = Σ_t dy          dscale[b, c] = Σ_t dy · xhat          (in kernels G and S)
+        dshift[b, c] = Σ_t dy          dscale[b, c] = Σ_t dy · xhat          (in the reference S)
         dx as in norms/row_norm.py
     DiT's norm has no weight and bias: scale and shift are those, one pair an image. Today's transformers have RMSNorm,
     a weight, or no shift (norms/row_norm.py). With a weight y = xhat · weight[c] · (1 + scale) + shift, so
@@ -15,7 +15,7 @@ SHAPES
     Kernels count tokens through all images, row = b · T + t, and call a row's mean and rstd `average` and `r`.
 VERSIONS
     v1 block-per-row, v2 warp-per-row: the kernels of norms/row_norm.py, for every norm.
-    dshift, dscale: v1 a thread a channel of an image; v2 partial sums of chunks of tokens.
+    dshift, dscale likewise: v1 a thread a channel of an image; v2 partial sums of chunks of tokens.
 LAUNCH
     y, dx as norms/row_norm.py. v2 of the sums: grid (chunks of tokens, channel tiles, B), 256 threads, 8 KiB, then
     reduce/trees.py if there is more than one chunk.
@@ -32,26 +32,21 @@ READ NEXT
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, launch, load4, over_batch, store4
-from ...device.specialise import Constant
+from ...device import empty, empty_like, launch, over_batch
 from ...dtypes import in_single
 from ..norms.row_norm import (
     BACKWARD,
     FORWARD,
     NORMS,
-    RMS,
-    SHIFTED,
-    WEIGHTED,
+    SUMS,
     Norm,
-    average_of,
     check_norm,
     launch_rows,
     row_versions,
-    variants,
 )
 from ..operation import Problem, half, operation, positive, single
 from ..reduce.second_pass import add_rows
-from ..reduce.trees import BLOCK, cut, sample_sum, tree_sum
+from ..reduce.trees import BLOCK, cut, sample_sum
 
 # References ---------------------------------------------------------------------------------------
 
@@ -112,114 +107,6 @@ def adaln_backward_reference(dy, x, scale, mean, rstd, weight=None, dweight=None
     if weight is not None:
         dscale *= weight
     return dx, dshift, dscale
-
-
-# Sums over an image's tokens ----------------------------------------------------------------------
-
-
-def adaln_sums_v1(dy, x, mean, rstd, dshift, dscales, T, C):
-    """dshift and dscale, a thread a channel of an image: each goes down all of its tokens.
-
-    dscales: (dscale,), or with a weight (dscale, what each image adds to dweight, scale, weight)
-    """
-    k = cuda.grid(1)
-    if k < dshift.size:
-        b, c = k // C, k % C
-        G = S = float32(0)
-        for row in range(b * T, (b + 1) * T):
-            g = dy[row * C + c]
-            G += g
-            d = float32(x[row * C + c])
-            if not RMS:
-                d -= mean[row]
-            S += g * d * rstd[row]
-        if SHIFTED:
-            dshift[k] = G
-        if WEIGHTED:
-            dscales[0][k] = S * dscales[3][c]
-            dscales[1][k] = S * (float32(1) + dscales[2][k])
-        else:
-            dscales[0][k] = S
-
-
-@cuda.jit(device=True, forceinline=True)
-def store_scale_sums(dscales, i, share, k, c, S0, S1, S2, S3):
-    """What comes of S of four channels: dscale's at i, and dweight's at `share`. dscales: as in
-    `adaln_sums_v1`."""
-    if WEIGHTED:
-        w0, w1, w2, w3 = load4(dscales[3], c)
-        store4(dscales[0], i, S0 * w0, S1 * w1, S2 * w2, S3 * w3)
-        s0, s1, s2, s3 = load4(dscales[2], k)
-        one = float32(1)
-        store4(
-            dscales[1], share, S0 * (one + s0), S1 * (one + s1), S2 * (one + s2), S3 * (one + s3)
-        )
-    else:
-        store4(dscales[0], i, S0, S1, S2, S3)
-
-
-# plane of S0 in shared memory; those of G, if any, before it
-FIRST = Constant(lambda SHIFTED: 4 if SHIFTED else 0)
-PLANES = Constant(lambda FIRST: FIRST + 4)
-TILE = Constant(lambda PLANES: PLANES * BLOCK)
-
-
-def adaln_sums_v2(dy, x, mean, rstd, dscales, T, C, lanes, chunk):
-    """G, and S times the weight, of every channel in every chunk of an image's tokens: (2, B,
-    chunks, C).
-
-    dscales: (those,), or with a weight (those, S · (1 + scale) (B, chunks, C), scale, weight)
-    """
-    tile = cuda.shared.array(TILE, float32)
-    t = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = t // lanes, cuda.blockIdx.z
-    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
-    start = cuda.blockIdx.x * chunk
-    S0 = S1 = S2 = S3 = G0 = G1 = G2 = G3 = float32(0)
-    if row < rows and c < C:
-        for p in range(start + row, min(start + chunk, T), rows):
-            token = b * T + p
-            average, r = average_of(mean, token), rstd[token]
-            g0, g1, g2, g3 = load4(dy, token * C + c)
-            x0, x1, x2, x3 = load4(x, token * C + c)
-            G0 += g0
-            G1 += g1
-            G2 += g2
-            G3 += g3
-            S0 += g0 * (x0 - average) * r
-            S1 += g1 * (x1 - average) * r
-            S2 += g2 * (x2 - average) * r
-            S3 += g3 * (x3 - average) * r
-    if SHIFTED:
-        tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = G0, G1, G2, G3
-    k = FIRST * BLOCK + t
-    tile[k], tile[BLOCK + k], tile[2 * BLOCK + k], tile[3 * BLOCK + k] = S0, S1, S2, S3
-    tree_sum(tile, PLANES, t, lanes, rows)
-    if row == 0 and c < C:
-        share = (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c
-        i = share
-        if SHIFTED:
-            store4(
-                dscales[0], i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t]
-            )
-            i += cuda.gridDim.z * cuda.gridDim.x * C
-        store_scale_sums(
-            dscales,
-            i,
-            share,
-            b * C + c,
-            c,
-            tile[k],
-            tile[BLOCK + k],
-            tile[2 * BLOCK + k],
-            tile[3 * BLOCK + k],
-        )
-
-
-# A kernel for each norm ---------------------------------------------------------------------------
-
-SUMS = variants("sums", (adaln_sums_v1, adaln_sums_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED")
 
 
 # Cost ---------------------------------------------------------------------------------------------
@@ -432,9 +319,8 @@ def _sums(version, which, dy, x, scale, weight, dweight, statistics):
     by_warp = version.name == "warp-per-row"
     lanes, tiles, chunk, chunks = cut(B, T, C, 4) if by_warp else (0, 0, T, 1)
     kinds = 2 if which.shifted else 1
-    sums = empty((kinds * B, chunks, C), np.float32, like=x)  # dshift's, if any, then dscale's
-    dscales = sums if by_warp or not which.shifted else sums[B:]
-    dscales, shares = (dscales.reshape(-1),), None
+    sums = empty((kinds * B, chunks, C), np.float32, like=x)  # dscale's, then dshift's, if any
+    dscales, shares = (sums.reshape(-1),), None
     if weight is not None:
         shares = empty((B * chunks, C), np.float32, like=x)  # each chunk's of dweight
         dscales = *dscales, shares.reshape(-1), scale.reshape(-1), weight
@@ -443,8 +329,8 @@ def _sums(version, which, dy, x, scale, weight, dweight, statistics):
     if by_warp:
         launch(kernel, (chunks, tiles, B), BLOCK, *arrays, dscales, T, C, lanes, chunk)
     else:
-        launch(kernel, -(-B * C // BLOCK), BLOCK, *arrays, sums[:B].reshape(-1), dscales, T, C)
+        launch(kernel, -(-B * C // BLOCK), BLOCK, *arrays, sums[-B:].reshape(-1), dscales, T, C)
     if dweight is not None and shares is not None:
         add_rows(shares, dweight)
     sums = sums.reshape(kinds * B, C) if chunks == 1 else sample_sum(sums)
-    return (sums[:B], sums[-B:]) if which.shifted else (None, sums)
+    return (sums[B:], sums[:B]) if which.shifted else (None, sums)
