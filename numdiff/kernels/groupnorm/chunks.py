@@ -35,7 +35,7 @@ import numpy as np
 
 from ...device import cuda, empty, float32, launch, load4, store4
 from ...device.batch_invariance import nominal_extent
-from ..reduce.trees import BLOCK, cut, tree_sum
+from ..reduce.trees import BLOCK, cut, get4, put4, tree_sum
 from .groups import affine, affine_gradient
 
 BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels
@@ -63,6 +63,12 @@ class Cut(NamedTuple):
     chunk: int
 
 
+@cuda.jit(device=True, forceinline=True)
+def place_of(t, lanes):
+    """(rows of threads, the thread's row, the first of its four channels)"""
+    return BLOCK // lanes, t // lanes, (cuda.blockIdx.y * lanes + t % lanes) * 4
+
+
 @cuda.jit(device=True)
 def load_groups(values, first, c, width):
     """The values of the groups that channels c to c + 3 belong to; the sample's own begin at
@@ -72,6 +78,42 @@ def load_groups(values, first, c, width):
         values[first + (c + 1) // width],
         values[first + (c + 2) // width],
         values[first + (c + 3) // width],
+    )
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_affine(vectors, b, c, C, width):
+    """mean, rstd, weight and bias of sample b's channels c to c + 3."""
+    return (
+        load_groups(vectors.mean, b * (C // width), c, width),
+        load_groups(vectors.rstd, b * (C // width), c, width),
+        load4(vectors.weight, c),
+        load4(vectors.bias, c),
+    )
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_xhat(x, i, means, roots):
+    x0, x1, x2, x3 = load4(x, i)
+    return (
+        (x0 - means[0]) * roots[0],
+        (x1 - means[1]) * roots[1],
+        (x2 - means[2]) * roots[2],
+        (x3 - means[3]) * roots[3],
+    )
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_gradient(dy, x, i, of_channels, activate):
+    """xhat of four channels, and the gradient of z = xhat · weight + bias."""
+    means, roots, w, v = of_channels
+    xhat = load_xhat(x, i, means, roots)
+    d0, d1, d2, d3 = load4(dy, i)
+    return xhat, (
+        affine_gradient(d0, xhat[0], w[0], v[0], activate),
+        affine_gradient(d1, xhat[1], w[1], v[1], activate),
+        affine_gradient(d2, xhat[2], w[2], v[2], activate),
+        affine_gradient(d3, xhat[3], w[3], v[3], activate),
     )
 
 
@@ -90,9 +132,7 @@ def groupnorm_chunk_kernel_v2(x, chunk_mean, chunk_squares, P, C, lanes, chunk):
     """Mean and sum of squares about it, of every channel in every chunk: two arrays (B, chunks, C)."""
     tile = cuda.shared.array(BLOCK4, float32)
     t = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = t // lanes, cuda.blockIdx.z
-    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    (rows, row, c), b = place_of(t, lanes), cuda.blockIdx.z
     start = cuda.blockIdx.x * chunk
     end = min(start + chunk, P)
     m0 = m1 = m2 = m3 = s0 = s1 = s2 = s3 = q0 = q1 = q2 = q3 = float32(0)
@@ -116,33 +156,32 @@ def groupnorm_chunk_kernel_v2(x, chunk_mean, chunk_squares, P, C, lanes, chunk):
         m1, q1 = mean_and_squares(f1, count, s1, q1)
         m2, q2 = mean_and_squares(f2, count, s2, q2)
         m3, q3 = mean_and_squares(f3, count, s3, q3)
-    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = (
-        count * m0,
-        count * m1,
-        count * m2,
-        count * m3,
-    )
+    put4(tile, t, count * m0, count * m1, count * m2, count * m3)
     tree_sum(tile, 4, t, lanes, rows)
     lane, pixels = t % lanes, float32(end - start)
-    a0, a1, a2, a3 = tile[lane], tile[BLOCK + lane], tile[2 * BLOCK + lane], tile[3 * BLOCK + lane]
+    a0, a1, a2, a3 = get4(tile, lane)
     a0, a1, a2, a3 = a0 / pixels, a1 / pixels, a2 / pixels, a3 / pixels
     cuda.syncthreads()  # all have read the sums before the tile is written again
-    tile[t] = q0 + count * (m0 - a0) * (m0 - a0)
-    tile[BLOCK + t] = q1 + count * (m1 - a1) * (m1 - a1)
-    tile[2 * BLOCK + t] = q2 + count * (m2 - a2) * (m2 - a2)
-    tile[3 * BLOCK + t] = q3 + count * (m3 - a3) * (m3 - a3)
+    put4(
+        tile,
+        t,
+        q0 + count * (m0 - a0) * (m0 - a0),
+        q1 + count * (m1 - a1) * (m1 - a1),
+        q2 + count * (m2 - a2) * (m2 - a2),
+        q3 + count * (m3 - a3) * (m3 - a3),
+    )
     tree_sum(tile, 4, t, lanes, rows)
     if row == 0 and c < C:
         i = (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c
         store4(chunk_mean, i, a0, a1, a2, a3)
-        store4(chunk_squares, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
+        q0, q1, q2, q3 = get4(tile, t)
+        store4(chunk_squares, i, q0, q1, q2, q3)
 
 
 @cuda.jit
-def groupnorm_join_kernel_v2(
-    chunk_mean, chunk_squares, mean, rstd, P, C, width, chunk, chunks, eps
-):
+def groupnorm_join_kernel_v2(chunk_mean, chunk_squares, mean, rstd, cut, chunks, eps):
     """A group's mean and rstd from the statistics of its channels in all chunks."""
+    P, C, width, _, chunk = cut
     tile = cuda.shared.array(SMALL_BLOCK, float32)
     t = cuda.threadIdx.x
     group, b = cuda.blockIdx.x, cuda.blockIdx.y
@@ -170,61 +209,40 @@ def groupnorm_join_kernel_v2(
 
 
 @cuda.jit
-def groupnorm_normalise_kernel_v2(
-    x, weight, bias, mean, rstd, y, P, C, width, lanes, chunk, activate
-):
+def groupnorm_normalise_kernel_v2(x, vectors, y, cut, activate):
+    P, C, width, lanes, chunk = cut
     t = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = t // lanes, cuda.blockIdx.z
-    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    (rows, row, c), b = place_of(t, lanes), cuda.blockIdx.z
     start = cuda.blockIdx.x * chunk
     if row < rows and c < C:
-        m0, m1, m2, m3 = load_groups(mean, b * (C // width), c, width)
-        r0, r1, r2, r3 = load_groups(rstd, b * (C // width), c, width)
-        w0, w1, w2, w3 = load4(weight, c)
-        v0, v1, v2, v3 = load4(bias, c)
+        means, roots, w, v = load_affine(vectors, b, c, C, width)
         for p in range(start + row, min(start + chunk, P), rows):
             i = (b * P + p) * C + c
-            x0, x1, x2, x3 = load4(x, i)
+            x0, x1, x2, x3 = load_xhat(x, i, means, roots)
             store4(
                 y,
                 i,
-                affine((x0 - m0) * r0, w0, v0, activate),
-                affine((x1 - m1) * r1, w1, v1, activate),
-                affine((x2 - m2) * r2, w2, v2, activate),
-                affine((x3 - m3) * r3, w3, v3, activate),
+                affine(x0, w[0], v[0], activate),
+                affine(x1, w[1], v[1], activate),
+                affine(x2, w[2], v[2], activate),
+                affine(x3, w[3], v[3], activate),
             )
 
 
 @cuda.jit
 def groupnorm_gradient_sums_kernel_v2(dy, x, vectors, partial, cut, activate):
     """Σ g · xhat and Σ g of every channel in every chunk: (2, B, chunks, C)."""
-    weight, bias, mean, rstd = vectors
     P, C, width, lanes, chunk = cut
     tile = cuda.shared.array(BLOCK8, float32)
     t = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = t // lanes, cuda.blockIdx.z
-    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    (rows, row, c), b = place_of(t, lanes), cuda.blockIdx.z
     start = cuda.blockIdx.x * chunk
     a0 = a1 = a2 = a3 = s0 = s1 = s2 = s3 = float32(0)
     if row < rows and c < C:
-        m0, m1, m2, m3 = load_groups(mean, b * (C // width), c, width)
-        r0, r1, r2, r3 = load_groups(rstd, b * (C // width), c, width)
-        w0, w1, w2, w3 = load4(weight, c)
-        v0, v1, v2, v3 = load4(bias, c)
+        of_channels = load_affine(vectors, b, c, C, width)
         for p in range(start + row, min(start + chunk, P), rows):
-            i = (b * P + p) * C + c
-            x0, x1, x2, x3 = load4(x, i)
-            d0, d1, d2, d3 = load4(dy, i)
-            x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
-            d0, d1 = (
-                affine_gradient(d0, x0, w0, v0, activate),
-                affine_gradient(d1, x1, w1, v1, activate),
-            )
-            d2, d3 = (
-                affine_gradient(d2, x2, w2, v2, activate),
-                affine_gradient(d3, x3, w3, v3, activate),
+            (x0, x1, x2, x3), (d0, d1, d2, d3) = load_gradient(
+                dy, x, (b * P + p) * C + c, of_channels, activate
             )
             a0 += d0 * x0
             a1 += d1 * x1
@@ -234,27 +252,16 @@ def groupnorm_gradient_sums_kernel_v2(dy, x, vectors, partial, cut, activate):
             s1 += d1
             s2 += d2
             s3 += d3
-    tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = a0, a1, a2, a3
-    tile[4 * BLOCK + t], tile[5 * BLOCK + t], tile[6 * BLOCK + t], tile[7 * BLOCK + t] = (
-        s0,
-        s1,
-        s2,
-        s3,
-    )
+    put4(tile, t, a0, a1, a2, a3)
+    put4(tile, 4 * BLOCK + t, s0, s1, s2, s3)
     tree_sum(tile, 8, t, lanes, rows)
     if row == 0 and c < C:
         chunks = cuda.gridDim.x
         i = (b * chunks + cuda.blockIdx.x) * C + c
-        store4(partial, i, tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t])
-        i += cuda.gridDim.z * chunks * C
-        store4(
-            partial,
-            i,
-            tile[4 * BLOCK + t],
-            tile[5 * BLOCK + t],
-            tile[6 * BLOCK + t],
-            tile[7 * BLOCK + t],
-        )
+        a0, a1, a2, a3 = get4(tile, t)
+        store4(partial, i, a0, a1, a2, a3)
+        s0, s1, s2, s3 = get4(tile, 4 * BLOCK + t)
+        store4(partial, i + cuda.gridDim.z * chunks * C, s0, s1, s2, s3)
 
 
 @cuda.jit
@@ -283,35 +290,20 @@ def groupnorm_gradient_join_kernel_v2(partial, weight, sums, averages, P, C, wid
 
 @cuda.jit
 def groupnorm_backward_kernel_v2(dy, x, vectors, averages, residual, dx, cut, activate, adds):
-    weight, bias, mean, rstd = vectors
     P, C, width, lanes, chunk = cut
     t = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = t // lanes, cuda.blockIdx.z
-    c = (cuda.blockIdx.y * lanes + t % lanes) * 4
+    (rows, row, c), b = place_of(t, lanes), cuda.blockIdx.z
     start = cuda.blockIdx.x * chunk
     if row < rows and c < C:
-        m0, m1, m2, m3 = load_groups(mean, b * (C // width), c, width)
-        r0, r1, r2, r3 = load_groups(rstd, b * (C // width), c, width)
-        k0, k1, k2, k3 = load_groups(averages, b * (C // width), c, width)
-        h0, h1, h2, h3 = load_groups(averages, (cuda.gridDim.z + b) * (C // width), c, width)
-        w0, w1, w2, w3 = load4(weight, c)
-        v0, v1, v2, v3 = load4(bias, c)
+        of_channels = load_affine(vectors, b, c, C, width)
+        (_, r, w, _), groups = of_channels, C // width
+        k0, k1, k2, k3 = load_groups(averages, b * groups, c, width)
+        h0, h1, h2, h3 = load_groups(averages, (cuda.gridDim.z + b) * groups, c, width)
         for p in range(start + row, min(start + chunk, P), rows):
             i = (b * P + p) * C + c
-            x0, x1, x2, x3 = load4(x, i)
-            d0, d1, d2, d3 = load4(dy, i)
-            x0, x1, x2, x3 = (x0 - m0) * r0, (x1 - m1) * r1, (x2 - m2) * r2, (x3 - m3) * r3
-            d0, d1 = (
-                affine_gradient(d0, x0, w0, v0, activate),
-                affine_gradient(d1, x1, w1, v1, activate),
-            )
-            d2, d3 = (
-                affine_gradient(d2, x2, w2, v2, activate),
-                affine_gradient(d3, x3, w3, v3, activate),
-            )
-            d0, d1 = r0 * (d0 * w0 - h0 - x0 * k0), r1 * (d1 * w1 - h1 - x1 * k1)
-            d2, d3 = r2 * (d2 * w2 - h2 - x2 * k2), r3 * (d3 * w3 - h3 - x3 * k3)
+            (x0, x1, x2, x3), (d0, d1, d2, d3) = load_gradient(dy, x, i, of_channels, activate)
+            d0, d1 = r[0] * (d0 * w[0] - h0 - x0 * k0), r[1] * (d1 * w[1] - h1 - x1 * k1)
+            d2, d3 = r[2] * (d2 * w[2] - h2 - x2 * k2), r[3] * (d3 * w[3] - h3 - x3 * k3)
             if adds:
                 x0, x1, x2, x3 = load4(residual, i)
                 d0, d1, d2, d3 = d0 + x0, d1 + x1, d2 + x2, d3 + x3
@@ -322,53 +314,30 @@ def chunks_forward(x, weight, bias, y, mean, rstd, P, groups, eps, activate):
     """y, mean (B, G) and rstd of x (B, ..., C), P pixels, for arrays that launcher.py has checked."""
     B, C = x.shape[0], x.shape[-1]
     lanes, tiles, chunk, chunks = cut(nominal_extent(B), P, C, 4)
-    chunk_mean, chunk_squares = (
-        empty(B * chunks * C, np.float32, like=x),
-        empty(B * chunks * C, np.float32, like=x),
-    )
-    x, mean, rstd = x.reshape(-1), mean.reshape(-1), rstd.reshape(-1)
-    launch(
-        groupnorm_chunk_kernel_v2,
-        (chunks, tiles, B),
-        BLOCK,
-        x,
-        chunk_mean,
-        chunk_squares,
-        P,
-        C,
-        lanes,
-        chunk,
-    )
+    parts, grid = Cut(P, C, C // groups, lanes, chunk), (chunks, tiles, B)
+    means, squares = (empty(B * chunks * C, np.float32, like=x) for _ in range(2))
+    x, vectors = x.reshape(-1), Vectors(weight, bias, mean.reshape(-1), rstd.reshape(-1))
+    launch(groupnorm_chunk_kernel_v2, grid, BLOCK, x, means, squares, P, C, lanes, chunk)
     launch(
         groupnorm_join_kernel_v2,
         (groups, B),
         SMALL_BLOCK,
-        chunk_mean,
-        chunk_squares,
-        mean,
-        rstd,
-        P,
-        C,
-        C // groups,
-        chunk,
+        means,
+        squares,
+        vectors.mean,
+        vectors.rstd,
+        parts,
         chunks,
         eps,
     )
     launch(
         groupnorm_normalise_kernel_v2,
-        (chunks, tiles, B),
+        grid,
         BLOCK,
         x,
-        weight,
-        bias,
-        mean,
-        rstd,
+        vectors,
         y.reshape(-1),
-        P,
-        C,
-        C // groups,
-        lanes,
-        chunk,
+        parts,
         int(activate),
     )
 
