@@ -229,6 +229,15 @@ register(
 )
 
 register(
+    "numdiff.extras.layer_norm",
+    functional={"layer_norm": "functional:layer_norm"},
+    kernels={"layernorm": "layernorm"},
+    kernel_names={
+        name: f"layernorm:{name}" for name in ("layernorm_backward", "layernorm_forward")
+    },
+)
+
+register(
     "numdiff.extras.rms_norm",
     functional={"rms_norm": "functional:rms_norm"},
     kernels={"rmsnorm": "rmsnorm"},

@@ -47,7 +47,6 @@ from .linear.layer import (
 )
 from .linear.stack import linear_stack_backward, linear_stack_forward, linear_stack_supports
 from .matmul import matmul_backward, matmul_forward, pair_supports
-from .norms.layernorm import layernorm_backward, layernorm_forward
 from .reduce.trees import column_sum
 from .resample import avgpool_backward, avgpool_forward, upsample_backward, upsample_forward
 from .scale_shift import scale_shift_backward, scale_shift_forward
@@ -111,8 +110,6 @@ __all__ = [
     "groupnorm_forward",
     "l1_backward",
     "l1_forward",
-    "layernorm_backward",
-    "layernorm_forward",
     "linear_backward",
     "linear_forward",
     "linear_gate_forward",

@@ -193,7 +193,7 @@ def test_what_a_kernel_imports_decides_what_is_kept(tmp_path):
         len(
             {
                 project.digest(f"numdiff.kernels.{name}")
-                for name in ("softmax", "norms.layernorm", "matmul.naive")
+                for name in ("softmax", "norms.row_norm", "matmul.naive")
             }
         )
         == 3

@@ -15,11 +15,11 @@ SOURCE
 
 import numpy as np
 
+from ... import kernels as K
 from ...device import download, upload
 from ...kernels.attention import flash_attention_forward
 from ...kernels.bias import bias_add_forward
 from ...kernels.linear.layer import linear_forward
-from ...kernels.norms.layernorm import layernorm_forward
 from ...kernels.window import window_forward
 from .folding import with_scaled_pixels
 from .kernels.activations import gelu_erf_forward
@@ -189,7 +189,7 @@ class VisionTransformer:
 
     def _norm(self, name, x):
         weight, bias = (self._arrays[f"{name}.{part}"] for part in ("weight", "bias"))
-        return layernorm_forward(x, weight, bias, EPS)[0]
+        return K.layernorm_forward(x, weight, bias, EPS)[0]
 
     def _linear(self, name, x, residual=None):
         weight, bias = (self._arrays.get(f"{name}.{part}") for part in ("weight", "bias"))

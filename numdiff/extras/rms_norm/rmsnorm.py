@@ -6,7 +6,7 @@ MATHEMATICS
         (weight may be absent: 1)
     Backward, with h = dy · weight and averages over the row:
         dweight[c] += Σ_rows dy · xhat          dx = rstd · (h - xhat · average(h · xhat))
-    Against LayerNorm (kernels/norms/layernorm.py): y still does not change when x is scaled, but it does when a
+    Against LayerNorm (extras/layer_norm/layernorm.py): y still does not change when x is scaled, but it does when a
     constant is added to x, as no mean is subtracted. So there is no mean to compute, store and
     read, the sum of squares needs no second sweep over the row, and of the backward's two averages
     one is left.

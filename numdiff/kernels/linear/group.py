@@ -29,7 +29,7 @@ COST
     K = 256 and N_i = 64 to 256: one at a time they are 22 launches of microseconds each, and
     several times as many in the backward pass.
 SOURCE
-    the tree of a warp's sum as in norms/layernorm.py; grouping: the "grouped GEMM" of every inference
+    the tree of a warp's sum as in norms/row_norm.py; grouping: the "grouped GEMM" of every inference
     library.
 READ NEXT
     attention/unfused.py, three operations in a row.

@@ -3,7 +3,7 @@
 MATHEMATICS, for a row of C columns; averages are over the row
         mean = Σ_c x / C      rstd = 1 / √(Σ_c (x - mean)² / C + eps)      xhat = (x - mean) · rstd
         y = xhat · factor + shift
-    LayerNorm (layernorm.py): factor = weight[c], shift = bias[c].
+    LayerNorm (extras/layer_norm/layernorm.py): factor = weight[c], shift = bias[c].
     RMSNorm (extras/rms_norm/rmsnorm.py): mean is 0. It is not stored, read or computed, and there is no shift.
     Adaptive norms (transformer/adaln.py): factor = weight[c] · (1 + scale[b, c]), shift[b, c] of the row's image b.
     A weight and a shift may be absent: 1 and 0.
@@ -31,7 +31,7 @@ SOURCE
     (RMSNorm); Yao, Yang, Wang 2025, arXiv:2501.01423 (LightningDiT: its block has RMSNorm with a weight). Shuffles: PTX
     ISA, section 9.7.9.6 (shfl.sync).
 READ NEXT
-    layernorm.py
+    ../../extras/layer_norm/layernorm.py
 """
 
 import itertools

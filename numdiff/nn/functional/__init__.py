@@ -9,7 +9,7 @@ kernels/groupnorm).
     elementwise.py    each element by itself: sums, casts, activations, chains in one kernel, dropout
     products.py       linear layers, one or several at once
     convolutions.py   convolutions
-    norms.py          GroupNorm, LayerNorm, RMSNorm, softmax
+    norms.py          GroupNorm, softmax
     attentions.py     softmax attention, the norm and rotation of q and k
     modulation.py     adaptive norms, gates, learned scales
     feed_forward.py   two products and the GELU or SwiGLU between them
@@ -57,7 +57,7 @@ from .movement import (
     upsample,
     window,
 )
-from .norms import group_norm, layer_norm, softmax
+from .norms import group_norm, softmax
 from .products import linear, linear_group, linear_stack, matmul, stack_columns, stacks, together
 
 __all__ = [
@@ -83,7 +83,6 @@ __all__ = [
     "gelu",
     "group_norm",
     "l1",
-    "layer_norm",
     "layer_scale",
     "linear",
     "linear_group",

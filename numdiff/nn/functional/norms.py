@@ -1,10 +1,9 @@
-"""Norms over groups of channels and over the last axis, and the softmax."""
+"""Norms over groups of channels, and the softmax."""
 
 from ... import kernels as K
 from ..parameter import Parameter
 from ..slots import TWO
 from ..tensor import Tensor, record
-from .gradients import gradient_of
 
 
 def group_norm(
@@ -41,29 +40,6 @@ def group_norm(
         )
 
     return record("group_norm", y, (x,), backward, parameters=(weight, bias), adds=TWO)
-
-
-def layer_norm(
-    x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None, eps: float = 1e-5
-) -> Tensor:
-    """x (..., C) normalised over its last axis; weight and bias (C,) or None."""
-    saved = x.data
-    y, mean, rstd = K.layernorm_forward(saved, weight and weight.data, bias and bias.data, eps)
-
-    def backward(dy):
-        return (
-            K.layernorm_backward(
-                dy,
-                saved,
-                weight and weight.data,
-                mean,
-                rstd,
-                gradient_of(weight),
-                gradient_of(bias),
-            ),
-        )
-
-    return record("layer_norm", y, (x,), backward, parameters=(weight, bias))
 
 
 def softmax(x: Tensor, scale: float = 1.0) -> Tensor:

@@ -64,7 +64,7 @@ def test_four_launches_forward():
             "depthwise_weight_gradient_kernel",
         )
     )
-    assert "add_forward" not in backward and "layernorm_parameter" not in backward
+    assert "add_forward" not in backward and "layernorm_sums" not in backward
 
 
 def test_command():

@@ -3,7 +3,7 @@
 MATHEMATICS
     h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py) y = (h - mean)
     · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels
-    (kernels/norms/layernorm.py) The backward is that of both: dh from kernels/norms/layernorm.py, whose pass
+    (extras/layer_norm/layernorm.py) The backward is that of both: dh from extras/layer_norm/layernorm.py, whose pass
     also adds it up over each image, which is the gradient of channel; dx and the parameters'
     gradients from reference.py.
 SHAPES
@@ -23,7 +23,7 @@ READ NEXT
     ../block.py
 """
 
-from ....kernels.norms.layernorm import layernorm_backward, layernorm_forward
+from .... import kernels as K
 from ....kernels.operation import Problem, filled, half, operation, single
 from .launcher import depthwise_backward, depthwise_forward
 from .reference import depthwise_forward_cost
@@ -56,7 +56,7 @@ def depthwise_layernorm_forward(x, weight, bias, channel, gain, offset, eps=1e-6
     gain and offset (C,); mean and rstd (pixels,).
     """
     h = depthwise_forward(x, weight, bias, channel)
-    return h, *layernorm_forward(h, gain, offset, eps)
+    return h, *K.layernorm_forward(h, gain, offset, eps)
 
 
 def depthwise_layernorm_backward(
@@ -69,5 +69,5 @@ def depthwise_layernorm_backward(
     like x, added to dx
     """
     dweight, dbias, dgain, doffset = gradients
-    dh, dchannel = layernorm_backward(dy, h, gain, mean, rstd, dgain, doffset, images=len(x))
+    dh, dchannel = K.layernorm_backward(dy, h, gain, mean, rstd, dgain, doffset, images=len(x))
     return depthwise_backward(dh, x, weight, dweight, dbias, need_dx, True, residual, dchannel)

@@ -3,7 +3,7 @@ import pytest
 
 from numdiff.device import upload, zeros
 from numdiff.device.planned import CARDS, collect
-from numdiff.kernels.norms import layernorm as LN
+from numdiff.extras.layer_norm import layernorm as LN
 from numdiff.kernels.operation.versions import at_most
 from tests.conftest import apart, large, numerical_gradient, on, relative_error, versions
 

@@ -9,7 +9,7 @@ MATHEMATICS
 SHAPES
     x, y, dx, dy (..., C) float32; weight, bias (C,) or None; mean, rstd (rows,): the other axes in one
 VERSIONS
-    v1 block-per-row, v2 warp-per-row: row_norm.py.
+    v1 block-per-row, v2 warp-per-row: kernels/norms/row_norm.py.
     v3 one-pass, of the backward, up to 512 columns: a row's dy and xhat stay in a warp's registers
        between its two sums, and the sums for dweight and dbias come of the same pass, in registers,
        too: dy and x are read once, not twice, and once more by another kernel. Where what comes
@@ -18,8 +18,8 @@ VERSIONS
     column, read both arrays; the rows' kernel does as much work as the forward. So v2's factor of
     117 (H200, 16384×768) is mostly the parameter kernel's.
 LAUNCH
-    v1 and v2 as row_norm.py. Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads,
-    8 KiB, then reduce/trees.py.
+    v1 and v2 as kernels/norms/row_norm.py. Sums over rows: v1 a thread a column; v2 grid (chunks of
+    rows, column tiles), 256 threads, 8 KiB, then kernels/reduce/trees.py.
     v3 grid (chunks of an image's rows, images), about 512 blocks of 256 threads, a warp a row; 4 KiB.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides.
@@ -29,7 +29,7 @@ COST
 SOURCE
     Ba, Kiros, Hinton 2016, arXiv:1607.06450, eq. 4.
 READ NEXT
-    groupnorm/groups.py, where a group is many rows and a block adds it up in
+    kernels/groupnorm/groups.py, where a group is many rows and a block adds it up in
     shared memory.
 """
 
@@ -40,16 +40,7 @@ from ...device.common import warp_sum
 from ...device.limits import WARP
 from ...device.specialise import Constant, Variants, specialise
 from ...dtypes import in_single
-from ..operation import Problem, Version, half, operation, positive, single
-from ..reduce.second_pass import add_rows
-from ..reduce.trees import (
-    BLOCK,
-    GRID,
-    column_sum_reference,
-    sample_sum,
-    sample_sum_reference,
-)
-from .row_norm import (
+from ...kernels.norms.row_norm import (
     BACKWARD,
     FORWARD,
     LAYERNORMS,
@@ -57,6 +48,15 @@ from .row_norm import (
     launch_rows,
     load_dy_xhat,
     row_versions,
+)
+from ...kernels.operation import Problem, Version, half, operation, positive, single
+from ...kernels.reduce.second_pass import add_rows
+from ...kernels.reduce.trees import (
+    BLOCK,
+    GRID,
+    column_sum_reference,
+    sample_sum,
+    sample_sum_reference,
 )
 
 BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
