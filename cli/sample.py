@@ -348,12 +348,12 @@ class Steps(click.ParamType):
 @option(
     "Run",
     "--precision",
-    type=Choice(PRECISIONS),
+    type=Choice([*PRECISIONS, "fp8"]),
     default="auto",
     show_default=True,
     help="Arithmetic: fp32: float32; tf32: matrix products in TF32 on tensor cores; fp16: activations and products "
-    "in float16 (GPUs only); bf16: in bfloat16; auto: fp16 on a GPU, else "
-    "fp32.",
+    "in float16 (GPUs only); bf16: in bfloat16; fp8: of a DiT on a Hopper GPU, fp16 with the products of the linear "
+    "layers of all blocks but the first and the last in E4M3; auto: fp16 on a GPU, else fp32.",
 )
 @option(
     "Run",

@@ -20,7 +20,7 @@ from ..nn.flops import forward_flops
 from ..training import kinds
 from ..training.build import diffusion_options, model_options
 from ..training.compiling import compiling
-from ..training.inference import inference_model
+from ..training.inference import calibrate, inference_model
 from ..training.precision import compute_in
 from . import CLASSES
 from .step import MeasuredJob, beside_torch, random_values, seconds_in_turns, summary
@@ -73,10 +73,6 @@ def plan_samples(options, sampling, card):
 def random_model(options):
     """The model that the options describe, with random weights and in their precision, as
     `numdiff.load` makes it for inference."""
-    if options.precision == "fp8":
-        raise UsageError(
-            "--precision fp8 is for training, and samples are drawn in float16: use --precision fp16."
-        )
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
     sizes = model_options(options, options.channels or 3, num_classes)
     kind = kinds.get(options.model).model_class
@@ -88,9 +84,14 @@ def random_model(options):
             kind, sizes, options.device, lambda made: random_weights(made, options.seed)
         )
     model.diffusion = diffusion_options(options)
-    compute_in(model, options.precision)
+    if options.precision == "fp8":
+        model.compute_in_float8(evaluates=True)
+    else:
+        compute_in(model, options.precision)
     if not planned:
         model.parameters.release()
+        if options.precision == "fp8":
+            calibrate(model)
     return model
 
 

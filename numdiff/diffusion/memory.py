@@ -8,7 +8,6 @@ import numpy as np
 from ..device.arena import SEGMENT, Arena
 from ..device.limits import check_grid
 from ..device.ptx import PtxDevice
-from ..dtypes import is_half
 from ..errors import TooManyElementsError
 
 
@@ -55,9 +54,8 @@ class Measuring(PtxDevice):
 def measuring_twin(model, device=None):
     """The same model on a `Measuring` device."""
     twin = type(model)(**model.options, device=device or Measuring(model.backend), seed=None)
-    twin.diffusion, twin.tf32 = model.diffusion, model.tf32
-    if is_half(model.dtype):
-        twin.compute_in_half(model.dtype)
+    twin.diffusion = model.diffusion
+    twin.compute_like(model)
     return twin
 
 

@@ -1,7 +1,8 @@
 """Linear layers whose products may be computed in FP8 (extras/fp8/).
 
 The operations of `functional/` ask `layer_of` for a weight's layer, which `FlatParameters.keep_float8`
-has made. Samples are drawn in float16: without a tape no layer is found, and nothing is counted.
+has made. Without a tape a layer is found in models that only make samples, whose scales are
+constant (extras/fp8/inference.py). Others draw their samples in float16, and nothing is counted.
 """
 
 import numpy as np
@@ -14,12 +15,11 @@ from . import recording
 
 def layer_of(weight, x):
     """The `Layer8` with which a product of x, or of x's bytes, and this weight is computed; None
-    for one in x's own type: of another weight, or where no tape records."""
-    return (
-        weight.float8
-        if recording.is_training() and (is_half(x.dtype) or x.dtype == np.uint8)
-        else None
-    )
+    for one in x's own type: of another weight, or where no tape records, unless it `evaluates`."""
+    layer = weight.float8
+    if layer is None or not (recording.is_training() or layer.evaluates):
+        return None
+    return layer if is_half(x.dtype) or x.dtype == np.uint8 else None
 
 
 def bytes_for(weight, x, which):

@@ -12,12 +12,14 @@ parameter at a time, so its samples have the same bits.
 import contextlib
 import contextvars
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing
 
+from .. import extensions
 from ..device import copy_into, empty, upload
 from ..errors import UsageError
 from ..kernels.elementwise import cast_into
@@ -55,6 +57,7 @@ class InferenceParameters(FlatParameters):
         self._lay_out(module, fixed)
         self.backend, self.zeros = backend, []
         self.half = self.float8 = self._bound = self._arrays = self._reads = None
+        self._held = None  # the precision: as `_hold` takes it
 
     def give(self, arrays: Mapping[str, np.ndarray], reads: Callable[[Any], set[str]]) -> None:
         """Take the values {name: float32 array}, which `keep_half` or `drop_half` then moves to the
@@ -71,40 +74,65 @@ class InferenceParameters(FlatParameters):
 
     def keep_half(self, dtype: np.typing.DTypeLike = np.float16) -> None:
         """Hold the values in 16 bits, and in float32 those that are read so."""
-        if self._arrays is None and self.half is not None and self.half.dtype == dtype:
-            return
-        self._hold(np.dtype(dtype), self._reads(dtype) if self._arrays is not None else ())
+        self._hold(np.dtype(dtype))
+
+    def keep_float8(self, names: Iterable[str], promoted: bool = True) -> None:
+        """Hold these weights in E4M3, and the others as `keep_half`."""
+        self._hold(np.dtype(np.float16), tuple(names), promoted)
 
     def drop_half(self) -> None:
         """Hold the values in float32."""
-        if self._arrays is None and self.half is None and self._bound is not None:
-            return
-        self._hold(None, self.parameters)
+        self._hold()
 
-    def _hold(self, dtype, single):
+    def _hold(self, dtype=None, eight=(), promoted=True):
+        """dtype: of 16 bits, or None; eight: names of the weights in E4M3"""
+        if self._held == (dtype, eight, promoted):
+            return
         if self._arrays is None:
             raise UsageError(_ALONE)
-        total = sum(padded(math.prod(self.parameters[name].shape)) for name in single)
-        self._bound = self.half = None
+        self._bound = self.half = self.float8 = None
         for parameter in self.parameters.values():  # before the memory is requested again
-            parameter.data = parameter.half = None
-        self._bound, first = empty(total, np.float32, self.backend), 0
+            parameter.data = parameter.half = parameter.float8 = None
+        single = self.parameters if dtype is None else self._reads(dtype)
+        places, total = self._layout(name for name in self.parameters if name in single)
+        self._bound = empty(total, np.float32, self.backend)
         if dtype is not None:
-            self.half = empty(self.total, dtype, self.backend)
-        for entry, (name, parameter) in zip(self.index, self.parameters.items(), strict=True):
+            # equal layers of all blocks next to each other, and so at equal distances
+            halves = [name for name in self.parameters if name not in eight]
+            halves.sort(key=lambda name: re.sub("[0-9]+", "", name))
+            halves, total = self._layout(halves if eight else self.parameters)
+            self.half = empty(total, dtype, self.backend)
+        if eight:
+            make = extensions.find("precision", "fp8", "--precision fp8").for_inference
+            self.float8 = make({n: self.parameters[n] for n in eight}, self.backend, promoted)
+        for name, parameter in self.parameters.items():
             count = math.prod(parameter.shape)
             values = np.zeros(padded(count), np.float32)
             values[:count] = np.reshape(self._arrays[name], -1)
-            if name in single:
-                place = {"offset": first, "shape": entry["shape"]}
-                parameter.data = self._view(self._bound, place)
-                copy_into(self._bound[first : first + len(values)], values)
-                first += len(values)
-            if dtype is not None:
-                parameter.half, first_half = self._view(self.half, entry), entry["offset"]
-                cast_into(
-                    upload(values, self.backend), self.half[first_half : first_half + len(values)]
-                )
+            if name in places:
+                parameter.data = self._view(self._bound, places[name])
+                copy_into(self._with_gap(self._bound, places[name]), values)
+            if name in eight:
+                values = upload(values[:count], self.backend)
+                self.float8.hold(name, cast_into(values, empty(count, dtype, self.backend)))
+            elif dtype is not None:
+                parameter.half = self._view(self.half, halves[name])
+                values = upload(values, self.backend)
+                cast_into(values, self._with_gap(self.half, halves[name]))
+        self._held = dtype, eight, promoted
+
+    def _layout(self, names):
+        """({name: {"offset", "shape"}}, elements in all) of a buffer of these parameters."""
+        places, first = {}, 0
+        for name in names:
+            places[name] = {"offset": first, "shape": self.parameters[name].shape}
+            first += padded(math.prod(self.parameters[name].shape))
+        return places, first
+
+    @staticmethod
+    def _with_gap(buffer, place):
+        first = place["offset"]
+        return buffer[first : first + padded(math.prod(place["shape"]))]
 
     def round(self):
         """Nothing: the values do not change."""
@@ -116,7 +144,7 @@ class InferenceParameters(FlatParameters):
         self.refuse()
 
     data = grad = property(refuse)
-    __deepcopy__ = bind = load_flat = freeze = keep_float8 = arrays = begin_gradients = refuse
+    __deepcopy__ = bind = load_flat = freeze = arrays = begin_gradients = refuse
 
 
 _ALONE = (

@@ -16,7 +16,7 @@ import numpy.typing
 from .. import extensions
 from ..configuration import given_values
 from ..device import AnyArray, get_backend, is_device, is_planned, upload
-from ..dtypes import is_bfloat16
+from ..dtypes import is_bfloat16, is_half
 from ..errors import UsageError, quoted, shown
 from ..sizes import as_size, image_shape
 from .evaluation import evaluate
@@ -26,6 +26,7 @@ from .module import FlatParameters, Module
 from .tensor import Tensor
 
 SEEDS = 2**64
+NO_HOPPER = "--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision fp16 on other GPUs."
 LARGEST_TIMESTEP = 100_000  # of a model whose diffusion is not known: the largest number of steps
 
 
@@ -127,12 +128,27 @@ class Model(Module):
         self.dtype = np.dtype(dtype)
         self.parameters.keep_half(dtype)
 
-    def compute_in_float8(self, promoted: bool = True) -> None:
+    def compute_like(self, other: "Model") -> None:
+        """From now on compute in the precision of another model of the same options."""
+        self.tf32 = other.tf32
+        if other.evaluates_in_float8:
+            self.compute_in_float8(evaluates=True)
+        elif is_half(other.dtype):
+            self.compute_in_half(other.dtype)
+
+    @property
+    def evaluates_in_float8(self) -> bool:
+        """Whether samples are made in E4M3."""
+        parameters = self.parameters.parameters.values()
+        return any(p.float8 is not None and p.float8.evaluates for p in parameters)
+
+    def compute_in_float8(self, promoted: bool = True, evaluates: bool = False) -> None:
         """From now on, while a tape records, compute the products of the blocks' linear layers,
         backward too, in E4M3, all else in float16; NumPy computes it, too, slowly. See
         extras/fp8/layers.py. The first block and the last stay in float16, where there are more than two.
 
         promoted: add products up in float32 every 128 of k
+        evaluates: without a tape, too, as models that were built for inference always do
         """
         names, blocks = dict(self.named_parameters()), [*self.blocks_within()]
         found = [
@@ -147,18 +163,17 @@ class Model(Module):
                 "--precision fp16."
             )
         if not extensions.find("precision", "fp8", "--precision fp8").supports(self.backend):
-            raise UsageError(
-                "--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision fp16 on "
-                "other GPUs."
-            )
+            raise UsageError(NO_HOPPER)
         if odd := next((name for name in found if any(n % 16 for n in names[name].shape)), None):
             raise UsageError(
                 f"--precision fp8 moves 16 numbers at a time, and {odd} is "
                 f"{' × '.join(map(str, names[odd].shape))}: change the widths, or use --precision fp16."
             )
         self.dtype = np.dtype(np.float16)
-        self.parameters.keep_half(self.dtype)
         self.parameters.keep_float8(found, promoted)
+        for parameter in self.parameters.parameters.values() if evaluates else ():
+            if parameter.float8 is not None:
+                parameter.float8 = parameter.float8._replace(evaluates=True)
 
     def recompute_blocks(self, part: str = "blocks") -> None:
         """From now on keep only the inputs of the blocks for the backward pass, which recomputes

@@ -337,8 +337,9 @@ class FlatParameters:
         self.round()
 
     def keep_float8(self, names: Iterable[str], promoted: bool = True) -> None:
-        """From now on keep these weights in E4M3 in addition to their float16 copy, by an extension
-        (extras/fp8/layers.py)."""
+        """From now on keep a float16 copy of the weights, and of these one in E4M3, too, by an
+        extension (extras/fp8/layers.py)."""
+        self.keep_half()
         self.float8 = extensions.find("precision", "fp8", "--precision fp8")(self, names, promoted)
 
     def drop_half(self) -> None:

@@ -25,7 +25,6 @@ from ..diffusion import Sampling
 from ..distributed.communicator import Alone, current
 from ..distributed.exchange_base import Mail, NoExchange
 from ..distributed.peer_exchange import PeerExchange
-from ..dtypes import is_half
 from ..errors import TooManyElementsError, UsageError
 from ..kernels.peers.reduce import MAX_RANKS
 from ..progress_bar import progress_bar
@@ -93,9 +92,8 @@ def plan_sampling(model, config):
 def twin(model, device):
     """The same model on a stand-in for its GPU: only its shapes."""
     other = type(model)(**model.options, device=device)
-    other.diffusion, other.tf32 = model.diffusion, model.tf32
-    if is_half(model.dtype):
-        other.compute_in_half(model.dtype)
+    other.diffusion = model.diffusion
+    other.compute_like(model)
     return other
 
 

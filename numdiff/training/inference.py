@@ -1,15 +1,22 @@
 """Models that are loaded for sampling alone (nn/inference.py): which weights they hold in which
-type."""
+type, and in FP8 the scales of what goes into their layers."""
 
 import numpy as np
 
 from ..data.fingerprint import hash_of
 from ..device import zeros
+from ..diffusion import Sampling, SamplingConfig
 from ..diffusion.memory import Measuring
+from ..distributed.communicator import Alone
 from ..nn.inference import for_inference
 from ..nn.module import padded
 from ..nn.tensor import Tensor
 from ..sizes import image_shape
+from .compiling import compile_for, plan_sampling
+
+# of the calibration of FP8: evaluations at as many levels from noise to image, samples of each, and
+# the first one's seed
+CALIBRATION_STEPS, CALIBRATION_IMAGES, CALIBRATION_SEED = 8, 8, 1 << 31
 
 
 def inference_model(kind, options, device, arrays):
@@ -41,6 +48,28 @@ def read_in_single(model, dtype):
     y = None if model.num_classes is None else zeros(2, np.int32, device)
     twin(x, zeros(2, np.float32, device), y)
     return {name for name in names if parameters[name].read}
+
+
+def calibrate(model):
+    """Measure the scales of what goes into the layers in FP8, on samples that are made meanwhile.
+
+    model: one that computes so, with its `diffusion`
+    """
+    y, count = None, CALIBRATION_IMAGES
+    if model.num_classes is not None:
+        y = np.arange(count) * model.num_classes // count
+    config = SamplingConfig(
+        count=count,
+        batch=count,
+        steps=CALIBRATION_STEPS,
+        sampler="ddim",
+        seed=CALIBRATION_SEED,
+        y=y,
+        eager=True,  # one step after the other, so that each has the scales of those before it
+    )
+    compile_for(model, plan_sampling(model, config), Alone())
+    for _ in Sampling(model, config).batches(model.parameters.float8.update):
+        pass
 
 
 def flat_hash(index, arrays):

@@ -27,7 +27,7 @@ from ..nn.module import ALIGNMENT
 from ..settings import COMMON
 from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
-from .inference import flat_hash, inference_model
+from .inference import calibrate, flat_hash, inference_model
 from .kinds.kind import defaults_of
 from .precision import set_precision
 from .run_folder import refuse_runs
@@ -93,7 +93,7 @@ def load(
     device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights, "raw" for those of the
         last step, None for the averaged ones where the file has them
     precision: "fp32", "tf32", "fp16" (a GPU's), "bf16", or "auto": fp16 on GPUs from sm_80 on, else
-    fp32
+    fp32; with inference on a Hopper also "fp8"
     ema_std: the relative width of an average that is put together from those that the run kept
     (`--ema-std`); lora: a file of adapters, such as adapter.h5 of a run, which are merged into these
     weights; inference: hold each weight once, without gradients, as `numdiff sample` does: for
@@ -141,6 +141,8 @@ def load_model(
     model.precision = set_precision(model, precision)
     if inference:
         model.parameters.release()
+    if model.precision == "fp8":
+        calibrate(model)
     return model
 
 

@@ -4,6 +4,8 @@ from .. import extensions
 from ..device.capability import acting_capability
 from ..dtypes import half_of
 from ..errors import UsageError, quoted
+from ..nn.inference import InferenceParameters
+from ..nn.model import NO_HOPPER
 
 ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
 ELSEWHERE = "fp32"  # on the CPU, on the emulator and on older cards
@@ -20,7 +22,7 @@ MEANING = {
 IN_TRAINING = {
     **MEANING,
     "fp8": "products of the blocks' linear layers, forward and backward, in E4M3, all else as fp16",
-}  # a model that was trained so samples in float16
+}  # a model that was trained so samples in float16, unless it is loaded to sample in fp8
 SCALES_LOSS = "fp16", "fp8"
 FLOAT8_ON = (9, 0)  # Hopper, whose products of E4M3 numdiff has
 
@@ -42,12 +44,18 @@ def precision_on(name, backend):
 
 
 def set_precision(model, name):
-    """Let a model compute in the precision of this name, "auto" or one of `MEANING`; returns its
-    name."""
+    """Let a model compute in the precision of this name, "auto", one of `MEANING`, or "fp8" where it
+    only makes samples; returns its name."""
     if name == "fp8":
-        raise UsageError(
-            "precision fp8 is for training, and such a model computes in float16 elsewhere: use fp16."
-        )
+        if not isinstance(model.parameters, InferenceParameters):
+            raise UsageError(
+                "precision fp8 is for training, and for models that only make samples: load this one "
+                "with inference=True, or use fp16."
+            )
+        if model.backend is None:
+            raise UsageError(NO_HOPPER)
+        compute_in(model, name)
+        return name
     if name not in ("auto", *MEANING):
         raise UsageError(f"unknown precision {quoted(name)}: use auto, {', '.join(MEANING)}.")
     chosen = precision_on(name, model.backend)
@@ -64,7 +72,8 @@ def set_precision(model, name):
 
 
 def compute_in(model, name, promoted=True):
-    """Let a model compute in "fp32", "tf32", "fp16", "bf16" or, while it is trained, "fp8".
+    """Let a model compute in "fp32", "tf32", "fp16", "bf16" or "fp8", while it is trained or if it
+    only makes samples.
 
     promoted: whether products of fp8 are added up in float32 every 128 of k
     """

@@ -8,6 +8,7 @@ matmul.py       Hopper's product on E4M3, the top rung
 epilogues.py    GELU and its derivative as E4M3, for the next product
 problems.py     small problems of the product
 linear.py       a layer: three products
+inference.py    the layers of a model that only makes samples
 layers.py       the layers of a model, with delayed scales
 gate_problems.py    problems of gates and norms that round (kernels/transformer/gate_adaln/)
 """

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...device import empty, upload, zeros
 from ...device.rounded8 import PARTIALS
+from .inference import InferenceFloat8
 from .linear import Layer8
 from .matmul import fp8_supports
 from .quantise import HISTORY, Scale8, scale_update, share_largest
@@ -37,6 +38,7 @@ class Float8:
 
     of_ranks = None
     supports = staticmethod(fp8_supports)
+    for_inference = InferenceFloat8
 
     def __init__(self, parameters, names, promoted=True):
         self.parameters, like, n = parameters, parameters.data, len(names)

@@ -57,7 +57,8 @@ NORMS = True  # whether kernels/transformer/gate_adaln/ does
 class Layer8(NamedTuple):
     """A layer in E4M3. weight (N, K), transposed (K, N): uint8, scale float32 (1,) of both; x, dy:
     `Scale8` of what goes in and what comes back; promoted: whether products are added up in float32
-    every 128 of k, as those of weights' gradients always are."""
+    every 128 of k, as those of weights' gradients always are; evaluates: whether it is used without
+    a tape, too. Of a layer that only evaluates (inference.py) transposed and dy are None."""
 
     weight: object
     transposed: object
@@ -65,6 +66,7 @@ class Layer8(NamedTuple):
     x: Scale8
     dy: Scale8
     promoted: bool
+    evaluates: bool = False
 
     def rounds_norms(self):
         """Whether the norm before a layer, and the gate after it in the backward, leave bytes."""

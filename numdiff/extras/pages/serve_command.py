@@ -29,7 +29,7 @@ from numdiff_cli.values import Choice
 )
 @click.option(
     "--precision",
-    type=Choice(PRECISIONS),
+    type=Choice([*PRECISIONS, "fp8"]),
     default="auto",
     show_default=True,
     help="Arithmetic, as of numdiff sample.",
