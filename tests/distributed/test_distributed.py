@@ -65,6 +65,9 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # else each of few ranks is bound to one core, on which it compiles its kernels
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 OPTIONS = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 COMMAND = (
@@ -1942,6 +1945,7 @@ class Timed(exchange.NoExchange):
             "peer",
             "Measured: peer 0.2 ms, nccl 0.3 ms, mpi 45.6 ms.",
         ),
+        ({"peer": 5e-5, "nccl": 3e-4, "mpi": 0.0456}, "peer", "Measured: peer 0.05 ms."),
         # as fast
         (
             {"peer": 3.2e-4, "nccl": 3e-4, "mpi": 0.05},
@@ -1981,6 +1985,8 @@ def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, reason):
         monkeypatch.setattr(exchange, place, kind(name))
     for rank, chosen in enumerate(on_threads(2, monkeypatch, body)):
         assert chosen.name == expected and chosen.why == reason
+        # NCCL is not started where peer is as fast as NVLink
+        assert len(made[rank]) == reason.count(" ms")
         assert [e.closed for e in made[rank]] == [e is not chosen for e in made[rank]]
         assert all(e.calls[:2] == ["finish", "weights"] for e in made[rank])
 
