@@ -107,6 +107,7 @@ def evaluate(samples, reference, classes, **options):
     numdiff evaluate samples.npz data/emoji64.h5 --classes "Smileys & Emotion"
     numdiff evaluate data/emoji64.h5 --save-stats emoji.npz
     numdiff evaluate samples.npz emoji.npz --features inception.h5
+    mpiexec -n 4 numdiff evaluate samples.npz emoji.npz     # each rank computes a part of the features
     """
     from .evaluate import evaluate_command
 

@@ -7,7 +7,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ...device import get_backend
+from ...distributed.communicator import connect
 from ...errors import UsageError, visibly
 from ...evaluation.features import RandomConv, extract, find_extractor
 from ...evaluation.frechet import frechet_distance
@@ -17,6 +20,7 @@ from ...files import write_json
 from ...outputs import check_ending, check_outputs
 from ...progress_bar import progress_bar
 from ...sizes import as_size
+from ...training.options import resolve_device
 from ...training.picture_record import say_counts
 from .sources import Features, Images, Statistics, open_source, save_features, save_statistics
 
@@ -58,8 +62,23 @@ def evaluate_command(samples, reference=None, progress=False, echo=print, **give
     classes: of a reference that is a dataset, or without a reference of the samples
     precision: arithmetic of random-conv, "fp32" ("auto") or "tf32"
     nearest: k of precision and recall; subsets, subset_size, seed: KID's; save_…: of `samples`
+
+    Under `mpiexec` each rank computes the features of its part of the images, in the batches that
+    one rank would make: on GPUs the bits are the same, on a CPU they depend on a rank's cores, as a
+    product's sums do. Rank 0 does the rest; the others return {}.
     """
-    request, began = EvaluationRequest(**given), time.perf_counter()
+    request = EvaluationRequest(**given)
+    device = resolve_device(request.device)
+    communicator = connect("auto", device)
+    with communicator.job():
+        return _evaluate(
+            communicator, replace(request, device=device), samples, reference, progress, echo
+        )
+
+
+def _evaluate(communicator, request, samples, reference, progress, echo):
+    """`evaluate_command`, on a rank."""
+    began, first = time.perf_counter(), communicator.rank == 0
     echo = visibly(echo)
     if reference is None and not (request.save_stats or request.save_feature_file):
         raise UsageError(
@@ -93,16 +112,22 @@ def evaluate_command(samples, reference=None, progress=False, echo=print, **give
         )
     sources = _of_one_size(sources, request.classes)
     images = [s for s in sources if isinstance(s, Images)]
+    communicator.check_options(
+        {"--batch": request.batch, **{f"the images of {s.path}": s.count for s in images}}
+    )
     if images:
         extractor, name = find_extractor(
             request.features, get_backend(request.device), request.precision
         )
         with progress_bar(
-            sum(s.count for s in images), "evaluating", "image", shown=None if progress else False
+            sum(s.count for s in images),
+            "evaluating",
+            "image",
+            shown=None if progress and first else False,
         ) as bar:
             described = [_say_source(s) for s in sources]
             sources = [
-                _features(s, extractor, name, request.batch, bar.update)
+                _features(s, extractor, name, request.batch, communicator, bar)
                 if isinstance(s, Images)
                 else s
                 for s in sources
@@ -113,6 +138,8 @@ def evaluate_command(samples, reference=None, progress=False, echo=print, **give
             raise UsageError(
                 "--features computes features of images, and neither side has images: leave it out."
             )
+    if not first:
+        return {}
     for what, text in zip(("samples", "reference"), described, strict=False):
         echo(f"{what:<11}{text}")
     echo(f"{'features':<11}{_say_features(sources)}")
@@ -259,8 +286,24 @@ def _say_size(size):
     return f"{size[0]}×{size[1]}"
 
 
-def _features(source, extractor, name, batch, progress):
-    features, spatial = extract(extractor, source.batches(batch), source.count, progress)
+def _features(source, extractor, name, batch, communicator, bar):
+    """The `Features` of images, complete on rank 0."""
+    ranks = communicator.size
+    shares = [source.share(batch, rank, ranks) for rank in range(ranks)]
+    start, stop = shares[communicator.rank]
+    own = (None, None)
+    if start < stop:
+        own = extract(
+            extractor,
+            source.batches(batch, start, stop),
+            stop - start,
+            lambda count: bar.update(min(count * ranks, bar.total - bar.n)),
+        )
+    widths = communicator.gather([None if part is None else part.shape[1] for part in own])
+    features, spatial = (
+        _gathered(communicator, part, next(filter(None, each), None), shares)
+        for part, each in zip(own, zip(*widths, strict=True), strict=True)
+    )
     return Features(
         source.path,
         features,
@@ -272,6 +315,17 @@ def _features(source, extractor, name, batch, progress):
             "extractor": name,
         },
     )
+
+
+def _gathered(communicator, part, width, shares):
+    """An array (N, width) on rank 0, of whose rows each rank has its share; None elsewhere, and
+    where no rank has any."""
+    if width is None:
+        return None
+    part = np.empty(0, np.float32) if part is None else part.reshape(-1)
+    bounds = [start * width for start, _ in shares] + [shares[-1][1] * width]
+    whole = communicator.gather_parts(part, bounds, everywhere=False)
+    return None if whole is None else whole.reshape(-1, width)
 
 
 def _extractor(sources):

@@ -19,6 +19,7 @@ import math
 import os
 import pathlib
 import shlex
+import sys
 import zipfile
 from dataclasses import dataclass, field
 
@@ -75,17 +76,28 @@ class Images:
     path: str
     count: int
     size: tuple  # height, width
-    read: object  # function(batch) -> iterator of uint8 (b, H, W, C)
+    # function(batch, start, stop) -> iterator of uint8 (b, H, W, C), the images start ≤ i < stop
+    read: object
     record: dict = field(default_factory=dict)  # how they were made, if the file says so
     note: str = ""  # what was done to them on reading
     dataset: bool = False
+    most: int = sys.maxsize  # images of a batch that memory allows
 
     @property
     def image_size(self):
         return self.size
 
-    def batches(self, batch):
-        for images in self.read(batch):
+    def share(self, batch, rank, ranks):
+        """(first, last + 1) of the images of a rank: as many whole batches as the others, or one
+        more."""
+        batch = min(batch, self.most)
+        whole = -(-self.count // batch)
+        return [min(self.count, whole * r // ranks * batch) for r in (rank, rank + 1)]
+
+    def batches(self, batch, start=0, stop=None):
+        """Yields the images start … stop - 1, uint8 (b, H, W, 3)."""
+        stop = self.count if stop is None else stop
+        for images in self.read(min(batch, self.most), start, stop):
             yield images if images.shape[-1] == 3 else np.repeat(images, 3, axis=-1)
 
 
@@ -282,21 +294,27 @@ def _npz(path, file):
             "supported: make them smaller."
         )
     return Images(
-        str(path), shape[0], shape[1:3], lambda batch: _npz_batches(path, shape, batch), record
+        str(path),
+        shape[0],
+        shape[1:3],
+        lambda *which: _npz_batches(path, shape, *which),
+        record,
+        most=max(1, MAX_BATCH_BYTES // math.prod(shape[1:])),
     )
 
 
-def _npz_batches(path, shape, batch):
-    """Images of an npz, a batch in memory at a time."""
+def _npz_batches(path, shape, batch, start, stop):
+    """Images start … stop - 1 of an npz, a batch in memory at a time."""
     row_bytes = math.prod(shape[1:])
-    batch = max(1, min(batch, MAX_BATCH_BYTES // row_bytes))
     with _damage_named(path), _Npz(path) as file, file.open("arr_0") as member:
         read_npy_header(member)
-        for start in range(0, shape[0], batch):
-            count = min(batch, shape[0] - start)
+        for first in range(0, stop, batch):  # what is before `start` can only be read over
+            count = min(batch, stop - first)
             data = member.read(count * row_bytes)
             if len(data) < count * row_bytes:
                 raise NumdiffError(f"{path} is truncated: copy it, or sample again.")
+            if first < start:
+                continue
             yield np.frombuffer(data, np.uint8).reshape(count, *shape[1:])
 
 
@@ -356,10 +374,11 @@ def _folder(path):
         )
     size = _picture(files[0]).shape[:2]
 
-    def read(batch):
-        for start in range(0, len(files), batch):
-            images = [_picture(file) for file in files[start : start + batch]]
-            for file, image in zip(files[start:], images, strict=False):
+    def read(batch, start, stop):
+        for first in range(start, stop, batch):
+            named = files[first : min(first + batch, stop)]
+            images = [_picture(file) for file in named]
+            for file, image in zip(named, images, strict=True):
                 if image.shape[:2] != size:
                     raise UsageError(
                         f"{file} is {image.shape[1]}×{image.shape[0]} and {files[0]} is "
@@ -392,9 +411,9 @@ def _dataset(path, classes, size):
         filter(None, [f"classes {', '.join(dataset.classes)}" if classes else "", note])
     )
 
-    def read(batch):
-        for start in range(0, count, batch):
-            yield dataset.read(np.arange(start, min(start + batch, count)))
+    def read(batch, start, stop):
+        for first in range(start, stop, batch):
+            yield dataset.read(np.arange(first, min(first + batch, stop)))
 
     record = {"classes": list(dataset.classes)} if classes else {}
     return Images(str(path), count, (height, width), read, record, note, dataset=True)

@@ -30,8 +30,11 @@ from numdiff.extras.evaluate.sources import (
 )
 from numdiff.training.checkpoint import save_checkpoint
 from numdiff_cli.main import main
-from tests.conftest import on
+from tests.conftest import exhaustively, needs, on
+from tests.distributed.test_distributed import check_done, job, main_of
+from tests.distributed.test_distributed import run as mpi_run
 from tests.evaluation import extractors
+from tests.forked import forked
 
 MEANS = "tests.evaluation.extractors:means"
 RECORD = {
@@ -605,3 +608,27 @@ def test_precision_is_random_convs_and_part_of_its_name(engine, rng):
         if engine.computes:
             exact = RandomConv(engine.backend)(images)[0]
             assert 0 < np.abs(features - exact).max() < 1e-2 * np.abs(exact).max()
+
+
+@needs("mpi")
+@pytest.mark.parametrize("ranks", [2, *exhaustively((3,))])
+def test_ranks_share_the_features(tmp_path, samples, ranks):
+    """Figures and features of several ranks are those of one, of an npz, a folder and a dataset;
+    of three ranks one has no image of the smallest side. An error is said once."""
+    folder, data = tmp_path / "folder", tmp_path / "data.h5"
+    folder.mkdir()
+    for number, picture in enumerate(pictures(19, seed=2)):
+        Image.fromarray(picture).save(folder / f"{number:02}.png")
+    with h5py.File(data, "w") as file:
+        file["images"] = pictures(7, seed=3)
+    for sides in (samples, folder), (samples, data):
+        given = [*sides, "--features", MEANS, "--batch", "5", "--nearest", "2"]
+        assert run(*given, "--json", tmp_path / "1.json").exit_code == 0
+        given = [*given, "--device", "cpu", "--json", tmp_path / "n.json"]
+        text = check_done(mpi_run(job(ranks, *main_of(forked()), "evaluate", *map(str, given))))
+        assert text.count("KID") == 1
+        one, several = (json.loads((tmp_path / f"{n}.json").read_text()) for n in "1n")
+        assert one["figures"] == several["figures"] and one["count"] == several["count"]
+    if ranks > 2:
+        result = mpi_run(job(ranks, *main_of(forked()), "evaluate", "nothing.npz", str(data)))
+        assert result.returncode != 0 and result.stderr.count("nothing.npz does not exist") == 1
