@@ -9,8 +9,8 @@ recorded once and replayed with one row after the other.
     plan = Plan(euler, denoise, sigmas, {})       steps: [(denoise, slope, combine)] × 50, table: uint32 (50, 9)
     plan.steps[0] == plan.steps[1]                True: one CUDA graph serves both
 
-The functions `combine`, `learned_step` and `blend` of this module are those of
-kernels/diffusion/sampler.py for arrays.
+The functions `combine` and `blend` of this module are those of kernels/diffusion/sampler.py for
+arrays, `learned_step` is that of `numdiff.kernels`.
 """
 
 import math
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .. import kernels as K
 from ..kernels.diffusion import sampler as kernels
 
 
@@ -42,7 +43,7 @@ def learned_step(x, x_0, prediction, noise, a, b, low, high):
     """a · x + b · x_0 + noise of the variance that prediction's second C channels choose."""
     if isinstance(x, Value):
         return x.plan.note("learned_step", (x, x_0, prediction, noise), (a, b, low, high))
-    return kernels.learned_step(x, x_0, prediction, noise, (a, b, low, high))
+    return K.learned_step(x, x_0, prediction, noise, (a, b, low, high))
 
 
 def blend(mask, known, x):

@@ -9,10 +9,11 @@ is read back before the batch is done.
 
 import numpy as np
 
+from .. import kernels as K
 from ..device import Replayed, copy_into, empty_like, fill_zero, upload, with_dtype, zeros
 from ..device.batch_invariance import many_evaluations
 from ..device.traffic import Pace
-from ..kernels.diffusion.sampler import blend, combine, learned_step, weighted_sum
+from ..kernels.diffusion.sampler import blend, combine, weighted_sum
 from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
 from .ahead import ConditioningAhead, steps_ahead
@@ -172,7 +173,7 @@ class SamplerRun:
             return random_normal(self.shape, 0, PURPOSE_SAMPLER, self.row[place], self.samples)
         if name == "combine":
             return weighted_sum(numbers, *inputs)
-        return learned_step(*inputs, numbers) if name == "learned_step" else blend(*inputs)
+        return K.learned_step(*inputs, numbers) if name == "learned_step" else blend(*inputs)
 
     def _keep(self, arrays):
         """Copy what the step leaves to where the next one expects it."""

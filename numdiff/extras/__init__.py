@@ -224,8 +224,12 @@ register(
 register(
     "numdiff.extras.learned_variance",
     functional={"hybrid_loss": "functional:hybrid_loss"},
-    kernels={"hybrid_loss": "vlb"},
-    kernel_names={name: f"vlb:{name}" for name in ("hybrid_loss_backward", "hybrid_loss_forward")},
+    kernels={"hybrid_loss": "vlb", "learned_step": "step"},
+    kernel_names={
+        "hybrid_loss_backward": "vlb:hybrid_loss_backward",
+        "hybrid_loss_forward": "vlb:hybrid_loss_forward",
+        "learned_step": "step:learned_step",
+    },
 )
 
 register(

@@ -40,8 +40,8 @@ import math
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
-from ...kernels.diffusion.mse import sum_partials_kernel
+from ...device import cuda, empty_like, float32, launch, load4, store4, uint32
+from ...kernels.diffusion.mse import BLOCK, arriving, launch_loss, leave_block_sum
 from ...kernels.diffusion.q_sample import per_sample
 from ...kernels.operation import (
     Problem,
@@ -51,7 +51,6 @@ from ...kernels.operation import (
     operation,
     single,
 )
-from ...kernels.optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
 
 # Φ(z) = 1 / (1 + e^-slope·(z + cubic·z³))
 SLOPE, CUBIC = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)
@@ -199,9 +198,7 @@ def hybrid_loss_forward_kernel_v1(
         total += error * error + weight * bound_term(
             error, prediction[j + channels], x_0[i], step, k[step], low[step], width[step]
         )
-    total = block_sum(total)
-    if cuda.threadIdx.x == 0:
-        partials[cuda.blockIdx.x] = total
+    leave_block_sum(partials, total)
 
 
 @cuda.jit
@@ -255,9 +252,7 @@ def hybrid_loss_forward_kernel_v2(
             (bound_term(p0, v0, x0, step, a, b, w) + bound_term(p1, v1, x1, step, a, b, w))
             + (bound_term(p2, v2, x2, step, a, b, w) + bound_term(p3, v3, x3, step, a, b, w))
         )
-    total = block_sum(total)
-    if cuda.threadIdx.x == 0:
-        partials[cuda.blockIdx.x] = total
+    leave_block_sum(partials, total)
 
 
 @cuda.jit
@@ -383,24 +378,17 @@ MEASURED = {
 )
 def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, version=None):
     """Mean squared error + weight · mean of the bound's terms, as an array (1,)."""
-    partials = empty((min(MAX_BLOCKS, -(-target.size // (4 * BLOCK))),), np.float32, like=target)
-    loss = empty((1,), np.float32, like=target)
-    launch(
+    flat = prediction.reshape(-1), target.reshape(-1), x_0.reshape(-1)
+    return launch_loss(
         version.kernel,
-        partials.size,
-        BLOCK,
-        prediction.reshape(-1),
-        target.reshape(-1),
-        x_0.reshape(-1),
-        t,
-        (k, low, width),
-        partials,
+        target.size,
+        1.0 / target.size,
+        target,
+        (*flat, t, (k, low, width)),
         float(weight),
         uint32(math.prod(target.shape[1:])),
         uint32(target.shape[-1]),
     )
-    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / target.size, loss)
-    return loss
 
 
 @operation(
@@ -425,8 +413,6 @@ def hybrid_loss_backward(
     dloss: array (1,), the gradient that arrives at the loss (None: one)
     """
     dprediction = empty_like(prediction)
-    if dloss is None:
-        dloss = upload(np.ones(1, np.float32), prediction)
     launch(
         version.kernel,
         -(-target.size // (version.width * BLOCK)),
@@ -436,7 +422,7 @@ def hybrid_loss_backward(
         x_0.reshape(-1),
         t,
         (k, low, width),
-        dloss,
+        arriving(dloss, prediction),
         dprediction.reshape(-1),
         scale * 2.0 / target.size,
         scale * weight / target.size,

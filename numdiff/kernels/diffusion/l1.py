@@ -24,10 +24,9 @@ READ NEXT
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, launch, upload
+from ...device import cuda, empty_like, float32, launch
 from ..operation import Problem, Version, operation, single
-from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from .mse import sum_partials_kernel
+from .mse import BLOCK, arriving, launch_loss, leave_block_sum
 
 # References ---------------------------------------------------------------------------------------
 
@@ -52,9 +51,7 @@ def l1_forward_kernel_v1(prediction, target, partials):
     total = float32(0)
     for i in range(cuda.grid(1), target.size, cuda.gridsize(1)):
         total += abs(prediction[i] - target[i])
-    total = block_sum(total)
-    if cuda.threadIdx.x == 0:
-        partials[cuda.blockIdx.x] = total
+    leave_block_sum(partials, total)
 
 
 @cuda.jit
@@ -114,13 +111,8 @@ IMAGES = {
 )
 def l1_forward(prediction, target, version=None):
     """The mean absolute error, as an array (1,)."""
-    n = target.size
-    partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=target)
-    loss = empty((1,), np.float32, like=target)
     flat = prediction.reshape(-1), target.reshape(-1)
-    launch(version.kernel, partials.size, BLOCK, *flat, partials)
-    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / n, loss)
-    return loss
+    return launch_loss(version.kernel, target.size, 1.0 / target.size, target, flat)
 
 
 @operation(
@@ -136,15 +128,13 @@ def l1_backward(prediction, target, scale=1.0, dloss=None, version=None):
     dloss: array (1,), the gradient that arrives at the loss (None: one)
     """
     dprediction = empty_like(prediction)
-    if dloss is None:
-        dloss = upload(np.ones(1, np.float32), prediction)
     launch(
         version.kernel,
         -(-dprediction.size // BLOCK),
         BLOCK,
         prediction.reshape(-1),
         target.reshape(-1),
-        dloss,
+        arriving(dloss, prediction),
         dprediction.reshape(-1),
         scale / target.size,
     )

@@ -53,17 +53,12 @@ def mse_backward_reference(prediction, target, scale=1.0, dloss=None):
     return dprediction
 
 
-# v1: one element a step ---------------------------------------------------------------------------
+# What losses share --------------------------------------------------------------------------------
 
 
-@cuda.jit
-def mse_forward_kernel_v1(prediction, target, partials, channels, channels_p):
-    total = float32(0)
-    for i in range(cuda.grid(1), target.size, cuda.gridsize(1)):
-        row = uint32(i) // channels  # pixel; its channel c is the rest
-        c = uint32(i) - row * channels
-        difference = prediction[row * channels_p + c] - target[i]
-        total += difference * difference
+@cuda.jit(device=True, forceinline=True)
+def leave_block_sum(partials, total):
+    """The block's partial sum, from the sums of its threads."""
     total = block_sum(total)
     if cuda.threadIdx.x == 0:
         partials[cuda.blockIdx.x] = total
@@ -78,6 +73,35 @@ def sum_partials_kernel(partials, scale, loss):
     total = block_sum(total)
     if cuda.threadIdx.x == 0:
         loss[0] = total * scale
+
+
+def launch_loss(kernel, n, factor, like, arguments, *more):
+    """factor · the sum of n terms that a kernel(*arguments, partials, *more) sums, as an array (1,);
+    like: an array on the device."""
+    partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=like)
+    loss = empty((1,), np.float32, like=like)
+    launch(kernel, partials.size, BLOCK, *arguments, partials, *more)
+    launch(sum_partials_kernel, 1, BLOCK, partials, factor, loss)
+    return loss
+
+
+def arriving(dloss, like):
+    """The gradient that arrives at a loss, (1,): one if dloss is None."""
+    return upload(np.ones(1, np.float32), like) if dloss is None else dloss
+
+
+# v1: one element a step ---------------------------------------------------------------------------
+
+
+@cuda.jit
+def mse_forward_kernel_v1(prediction, target, partials, channels, channels_p):
+    total = float32(0)
+    for i in range(cuda.grid(1), target.size, cuda.gridsize(1)):
+        row = uint32(i) // channels  # pixel; its channel c is the rest
+        c = uint32(i) - row * channels
+        difference = prediction[row * channels_p + c] - target[i]
+        total += difference * difference
+    leave_block_sum(partials, total)
 
 
 @cuda.jit
@@ -105,9 +129,7 @@ def mse_forward_kernel_v2(prediction, target, partials):
         t1 += (p1 - x1) * (p1 - x1)
         t2 += (p2 - x2) * (p2 - x2)
         t3 += (p3 - x3) * (p3 - x3)
-    total = block_sum((t0 + t1) + (t2 + t3))
-    if cuda.threadIdx.x == 0:
-        partials[cuda.blockIdx.x] = total
+    leave_block_sum(partials, (t0 + t1) + (t2 + t3))
 
 
 @cuda.jit
@@ -156,6 +178,13 @@ def _lacks_fours(prediction, target):
     return None
 
 
+def _channels(prediction, target, version):
+    """What v1 is given: the channels of both."""
+    return (
+        (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
+    )
+
+
 def _problems(**more):
     return [
         Problem(prediction=single(*shape, C), target=single(*shape, channels), **more)
@@ -183,23 +212,11 @@ IMAGES = {"prediction": single(32, 64, 64, 3), "target": single(32, 64, 64, 3), 
 )
 def mse_forward(prediction, target, version=None):
     """The mean squared error over the target's elements, as an array (1,)."""
+    flat = prediction.reshape(-1), target.reshape(-1)
     n = target.size
-    partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=target)
-    loss = empty((1,), np.float32, like=target)
-    channels = (
-        (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
+    return launch_loss(
+        version.kernel, n, 1.0 / n, target, flat, *_channels(prediction, target, version)
     )
-    launch(
-        version.kernel,
-        partials.size,
-        BLOCK,
-        prediction.reshape(-1),
-        target.reshape(-1),
-        partials,
-        *channels,
-    )
-    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / n, loss)
-    return loss
 
 
 @operation(
@@ -219,20 +236,15 @@ def mse_backward(prediction, target, scale=1.0, dloss=None, version=None):
     dloss: array (1,), the gradient that arrives at the loss (None: one)
     """
     dprediction = empty_like(prediction)
-    if dloss is None:
-        dloss = upload(np.ones(1, np.float32), prediction)
-    channels = (
-        (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
-    )
     launch(
         version.kernel,
         -(-dprediction.size // (version.width * BLOCK)),
         BLOCK,
         prediction.reshape(-1),
         target.reshape(-1),
-        dloss,
+        arriving(dloss, prediction),
         dprediction.reshape(-1),
         scale * 2.0 / target.size,
-        *channels,
+        *_channels(prediction, target, version),
     )
     return dprediction

@@ -29,10 +29,9 @@ import math
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, launch, uint32, upload
+from ...device import cuda, empty_like, float32, launch, uint32
 from ..operation import Problem, Version, operation, single
-from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from .mse import sum_partials_kernel
+from .mse import BLOCK, arriving, launch_loss, leave_block_sum
 
 LOW, HIGH = -30.0, 20.0  # limits of the log variance, as in the public latent-diffusion code
 
@@ -117,9 +116,7 @@ def posterior_kl_forward_kernel_v1(moments, partials, latents, channels):
         j = where_mean_is(i, channels)
         mean, logvar = moments[j], limited(moments[j + channels])
         total += float32(0.5) * (mean * mean + (math.exp(logvar) - float32(1) - logvar))
-    total = block_sum(total)
-    if cuda.threadIdx.x == 0:
-        partials[cuda.blockIdx.x] = total
+    leave_block_sum(partials, total)
 
 
 @cuda.jit
@@ -250,19 +247,8 @@ def posterior_kl_forward(moments, factor=1.0, version=None):
     """factor · the KL divergence from a standard normal distribution, summed over all latents, in
     nats, as an array (1,)."""
     n = moments.size // 2
-    partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=moments)
-    kl = empty((1,), np.float32, like=moments)
-    launch(
-        version.kernel,
-        partials.size,
-        BLOCK,
-        moments.reshape(-1),
-        partials,
-        n,
-        uint32(moments.shape[-1] // 2),
-    )
-    launch(sum_partials_kernel, 1, BLOCK, partials, factor, kl)
-    return kl
+    channels = uint32(moments.shape[-1] // 2)
+    return launch_loss(version.kernel, n, factor, moments, (moments.reshape(-1),), n, channels)
 
 
 @operation(
@@ -276,14 +262,12 @@ def posterior_kl_backward(moments, factor=1.0, scale=1.0, dkl=None, version=None
     """The gradient of the moments, times `scale`; dkl: array (1,), the gradient that arrives at the
     divergence (None: one)."""
     dmoments, n = empty_like(moments), moments.size // 2
-    if dkl is None:
-        dkl = upload(np.ones(1, np.float32), moments)
     launch(
         version.kernel,
         -(-n // BLOCK),
         BLOCK,
         moments.reshape(-1),
-        dkl,
+        arriving(dkl, moments),
         dmoments.reshape(-1),
         scale * factor,
         n,

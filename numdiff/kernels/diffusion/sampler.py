@@ -6,8 +6,6 @@ MATHEMATICS
                     only changes a and b: numdiff/diffusion/denoiser.py has the table.
     guide           y = u + scale · (c - u)              of the conditional answer c and the unconditional answer u, in
                     the first channels; the other channels are those of c
-    learned_step    y = a · x + b · x_0 + exp((low + f · (high - low)) / 2) · noise,    f = (v + 1) / 2
-                    v are the model's second C channels: they choose, between two bounds, each element's log variance
     blend           y = known where mask is 1, x where it is 0
     model_input     x_t = a · x, once or twice over, and the timestep t for each of its samples
 SHAPES
@@ -32,13 +30,10 @@ COST
 SOURCE
     guide: Ho and Salimans 2022, arXiv:2207.12598, eq. 6, in the form whose scale 1 means no
     guidance;
-    learned_step: Nichol and Dhariwal 2021, arXiv:2102.09672, eq. 15; blend: Lugmayr et al. 2022,
-    arXiv:2201.09865, eq. 8c.
+    blend: Lugmayr et al. 2022, arXiv:2201.09865, eq. 8c.
 READ NEXT
     numdiff/diffusion/samplers.py, where these steps become a sampler.
 """
-
-import math
 
 import numpy as np
 
@@ -83,13 +78,6 @@ def guide_reference(conditional, unconditional, scale, channels):
     u = unconditional[..., :channels]
     y[..., :channels] = u + scale * (y[..., :channels] - u)
     return y
-
-
-def learned_step_reference(x, x_0, prediction, noise, weights):
-    a, b, low, high = weights[:4]
-    channels = x.shape[-1]
-    fraction = (prediction[..., channels : 2 * channels] + 1) / 2
-    return a * x + b * x_0 + np.exp((low + fraction * (high - low)) / 2) * noise
 
 
 def blend_reference(mask, known, x):
@@ -146,18 +134,6 @@ def guide_kernel_v1(y, conditional, unconditional, scale, guided, channels_p):
             u = unconditional[i]
             value = u + scale * (value - u)
         y[i] = value
-
-
-@cuda.jit
-def learned_step_kernel_v1(y, x, x_0, prediction, noise, weights, channels, channels_p):
-    i = cuda.grid(1)
-    if i < y.size:
-        row = uint32(i) // channels
-        c = uint32(i) - row * channels
-        low, high = weights[2], weights[3]
-        fraction = float32(0.5) * (prediction[row * channels_p + channels + c] + float32(1))
-        deviation = math.exp(float32(0.5) * (low + fraction * (high - low)))
-        y[i] = weights[0] * x[i] + weights[1] * x_0[i] + deviation * noise[i]
 
 
 @cuda.jit
@@ -245,10 +221,6 @@ def guide_cost(n):
     return 12 * n, 3 * n
 
 
-def learned_step_cost(n):
-    return 20 * n, 10 * n
-
-
 def blend_cost(n):
     return 16 * n, 0
 
@@ -260,13 +232,13 @@ def model_input_cost(n, copies=1):
 # Operations ---------------------------------------------------------------------------------------
 
 
-def _check_shapes(shape, **others):
+def check_shapes(shape, **others):
     for name, array in others.items():
         if tuple(array.shape) != tuple(shape):
             raise ValueError(f"{name} has shape {tuple(array.shape)}, and must have {tuple(shape)}")
 
 
-def _check_prediction(x, prediction, parts=1):
+def check_prediction(x, prediction, parts=1):
     if prediction.shape[:-1] != x.shape[:-1] or prediction.shape[-1] < parts * x.shape[-1]:
         raise ValueError(
             f"prediction {tuple(prediction.shape)} must have the shape of x {tuple(x.shape)}, with at "
@@ -281,7 +253,7 @@ def on_engine(numbers, like):
     return upload(np.array(numbers, np.float32), like)
 
 
-def _launch_elementwise(kernel, width, y, *args):
+def launch_elementwise(kernel, width, y, *args):
     """Launch a kernel whose threads have `width` elements of y each."""
     flat = [a.reshape(-1) if is_device(a) else a for a in args]
     launch(kernel, -(-y.size // (width * BLOCK)), BLOCK, y.reshape(-1), *flat)
@@ -289,7 +261,7 @@ def _launch_elementwise(kernel, width, y, *args):
 
 
 def _check_terms(x, u, v):
-    _check_shapes(
+    check_shapes(
         x.shape, **{name: array for name, array in (("u", u), ("v", v)) if array is not None}
     )
 
@@ -315,7 +287,7 @@ def weighted_sum(weights, x, u=None, v=None, version=None):
     weights: at least as many numbers as arrays: floats, or float32 on the engine
     """
     arrays = [array for array in (x, u, v) if array is not None]
-    return _launch_elementwise(
+    return launch_elementwise(
         version.kernel,
         version.width,
         empty_like(x),
@@ -339,7 +311,7 @@ def combine(*terms):
 @operation(
     reference=estimate_x_0_reference,
     cost=estimate_x_0_cost,
-    check=lambda x, prediction: _check_prediction(x, prediction),
+    check=lambda x, prediction: check_prediction(x, prediction),
     versions=naive_and_vectorised(
         estimate_x_0_kernel_v1,
         estimate_x_0_kernel_v2,
@@ -366,7 +338,7 @@ def combine(*terms):
 def estimate_x_0(x, prediction, weights, clip=True, version=None):
     """a · x + b · prediction over x's channels, clipped to [-1, 1] if asked, as a new array like x;
     weights: a, b."""
-    return _launch_elementwise(
+    return launch_elementwise(
         version.kernel,
         version.width,
         empty_like(x),
@@ -380,7 +352,7 @@ def estimate_x_0(x, prediction, weights, clip=True, version=None):
 
 
 def _check_guide(conditional, unconditional, channels):
-    _check_shapes(conditional.shape, unconditional=unconditional)
+    check_shapes(conditional.shape, unconditional=unconditional)
     if not 1 <= channels <= conditional.shape[-1]:
         raise ValueError(f"channels must be 1 to {conditional.shape[-1]}, got {channels}")
 
@@ -394,7 +366,7 @@ def _check_guide(conditional, unconditional, channels):
 def guide(conditional, unconditional, scale, channels):
     """unconditional + scale · (conditional - unconditional) in the first `channels` channels, else
     conditional."""
-    return _launch_elementwise(
+    return launch_elementwise(
         guide_kernel_v1,
         1,
         empty_like(conditional),
@@ -406,50 +378,17 @@ def guide(conditional, unconditional, scale, channels):
     )
 
 
-def _check_learned(x, x_0, prediction, noise):
-    _check_shapes(x.shape, x_0=x_0, noise=noise)
-    _check_prediction(x, prediction, 2)
-
-
-@operation(
-    reference=learned_step_reference,
-    cost=learned_step_cost,
-    check=_check_learned,
-    problems=[
-        Problem(x=X, x_0=X, prediction=single(2, 3, 8), noise=X, weights=(0.9, 0.2, -3.0, -1.0))
-    ],
-)
-def learned_step(x, x_0, prediction, noise, weights):
-    """a · x + b · x_0 + noise of the variance that prediction's second C channels choose, as a new
-    array.
-
-    weights: a, b, low, high
-    """
-    return _launch_elementwise(
-        learned_step_kernel_v1,
-        1,
-        empty_like(x),
-        x,
-        x_0,
-        prediction,
-        noise,
-        on_engine(weights, x),
-        uint32(x.shape[-1]),
-        uint32(prediction.shape[-1]),
-    )
-
-
 @operation(
     reference=blend_reference,
     cost=blend_cost,
-    check=lambda mask, known, x: _check_shapes(x.shape, mask=mask, known=known),
+    check=lambda mask, known, x: check_shapes(x.shape, mask=mask, known=known),
     problems=[
         Problem(mask=filled((2, 3, 4), lambda rng: rng.integers(0, 2, (2, 3, 4))), known=X, x=X)
     ],
 )
 def blend(mask, known, x):
     """known where mask is 1, x where it is 0, as a new array."""
-    return _launch_elementwise(blend_kernel_v1, 1, empty_like(x), mask, known, x)
+    return launch_elementwise(blend_kernel_v1, 1, empty_like(x), mask, known, x)
 
 
 @operation(

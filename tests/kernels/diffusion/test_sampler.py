@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 
@@ -40,18 +38,6 @@ def test_guide(engine, rng, scale, channels):
         wanted,
         1e-6,
         (1 + scale) * (np.abs(c) + np.abs(u)),
-    )
-
-
-def test_learned_step(rng):
-    x, x_0, noise = (rng.standard_normal(SHAPE) for _ in range(3))
-    prediction = rng.uniform(-1, 1, (*SHAPE[:-1], 2 * SHAPE[-1]))
-    low, high = math.log(0.01), math.log(0.3)
-    fraction = (prediction[..., SHAPE[-1] :] + 1) / 2
-    deviation = np.sqrt(0.3**fraction * 0.01 ** (1 - fraction))  # eq. 15, without the logarithms
-    wanted = 0.4 * x + 0.6 * x_0 + deviation * noise
-    assert np.allclose(
-        S.learned_step(x, x_0, prediction, noise, (0.4, 0.6, low, high)), wanted, atol=1e-13
     )
 
 
@@ -98,7 +84,6 @@ def test_references_keep_float32_and_their_inputs(rng):
         S.estimate_x_0(x, wide, (0.0, 1.0)),
         S.guide(wide, wide, 3.0, 2),
         S.blend(x, x, x),
-        S.learned_step(x, x, wide, x, (0.5, 0.5, -3.0, -2.0)),
     ]
     assert all(r.dtype == np.float32 for r in results)
     for r in results:
@@ -114,8 +99,6 @@ def test_bad_input_says_so(engine):
         S.combine((1.0, x), (1.0, other))
     with pytest.raises(ValueError, match="at least 1 × 5 channels"):
         S.estimate_x_0(x, other, (1.0, 1.0))
-    with pytest.raises(ValueError, match="at least 2 × 5 channels"):
-        S.learned_step(x, x, x, x, (1.0, 1.0, 0.0, 0.0))
     with pytest.raises(ValueError, match="channels must be 1 to 5"):
         S.guide(x, x, 2.0, 6)
     with pytest.raises(ValueError, match="mask has shape"):
