@@ -355,8 +355,12 @@ def describe_without_training(options, price=None, rehearse=None):
         )
         yield f"recompute {describe_recomputation(options, sizes, peaks)}"
     gpu = get_gpu() if options.device == "cuda" else None
-    foreseen = price.foreseen_step(options, sizes, gpu, peak_memory()) if price else (None, 0)
-    plan = Plan(options, sizes, flops, parameters, gpu, foreseen)
+    base = peak_memory()
+
+    def foresee():
+        return price.foreseen_step(options, sizes, gpu, base) if price else (None, 0)
+
+    plan = Plan(options, sizes, flops, parameters, gpu, foresee)
     line, measured = plan.forecast()
     if rehearse and opened and not measured:
         line = rehearse(options, plan) or line

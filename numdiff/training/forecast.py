@@ -47,6 +47,7 @@ from ..caches import cache_root, own_folder, read_own, write_own
 from ..device.roof import peak_flops
 from ..files import Refused
 from ..progress import progress
+from ..sizes import sides
 from . import kinds
 from .run_extension import extensions_of
 from .trainer import optimizer_of
@@ -74,6 +75,7 @@ SHORT_STEP = 4.0
 # and what the first grid takes longer
 PER_EVENT, FIRST_GRID = 0.15, 0.8
 BYTES_A_SECOND = 0.45e9  # of a checkpoint
+PIXELS_A_SECOND = 3e6  # of a grid, which is compressed
 SECONDS = schema.number(0, 1e9)
 RECORD = schema.record(
     {"step": schema.number(1e-9, 1e9), "first": SECONDS},
@@ -249,18 +251,19 @@ def estimated(options, flops, backend, launches=0):
 
 def seconds_to_the_end(record, options, pictures, step=0, checkpoint=0):
     """Seconds from `step` on. pictures: whether the run draws grids; checkpoint: bytes of one."""
-    image = FORWARD * record["step"] / options.batch  # of a sample's evaluation
     evaluations = getattr(options, "sample_steps", 0) * (
         2 if getattr(options, "sampler", "") == "heun" else 1
     )
     guided = 2 if getattr(options, "cfg_scale", None) not in (None, 1) else 1
-    sampled = image * evaluations * guided
+    sampled = FORWARD * record["step"] / options.batch * evaluations * guided  # an image
+    pixels = math.prod(sides(options.image_size)) * (64 if getattr(options, "vae", None) else 1)
+    drawn = options.sample_count * (sampled + pixels / PIXELS_A_SECOND) if pictures else 0.0
     written = PER_EVENT + checkpoint / BYTES_A_SECOND
     total = record["first"] + (options.steps - step) * record["step"]
     if "draw" not in record:
         total += FIRST_GRID
     for name, every, otherwise in (
-        ("draw", options.sample_every, PER_EVENT + sampled * options.sample_count * bool(pictures)),
+        ("draw", options.sample_every, PER_EVENT + drawn),
         ("save", options.checkpoint_every, written),
         *(("store", each.every(), written) for each in extensions_of(options) if each.every()),
     ):
@@ -288,20 +291,29 @@ class Plan:
     """A run that is to be foreseen.
 
     sizes: the options of the model's constructor; flops: of a step of all ranks; parameters: their
-    number; backend: the GPU, or None; foreseen: (bytes or None, launches of a step) by the planner
+    number; backend: the GPU, or None; foresee: a function that returns (bytes or None, launches of a
+    step), by the planner, called where no run has measured them
     """
 
     def __init__(
-        self, options, sizes, flops, parameters, backend=None, foreseen=(None, 0), ranks=1
+        self, options, sizes, flops, parameters, backend=None, foresee=lambda: (None, 0), ranks=1
     ):
         self.options, self.sizes, self.flops, self.parameters = options, sizes, flops, parameters
-        self.backend, self.ranks = backend, ranks
-        self.memory, self.launches = foreseen
+        self.backend, self.ranks, self._foresee = backend, ranks, foresee
         self.pictures = options.sample_count and (
             sizes.get("in_channels", 3) in (1, 3) or getattr(options, "vae", None)
         )
         device = getattr(backend, "device_name", None) or options.device
         self.key = key_of(options, sizes, device, ranks)
+
+    @functools.cached_property
+    def foreseen(self):
+        return self._foresee()
+
+    @property
+    def memory(self):
+        """Bytes that the planner foresees, or None."""
+        return self.foreseen[0]
 
     def forecast(self, step=0, elapsed=None):
         """(the line of the run from `step` on, whether it is measured). elapsed: seconds since the
@@ -319,7 +331,7 @@ class Plan:
         options, flops, launches = self.options, self.flops, 0
         if self.backend is not None:
             model = kinds.get(options.model).laid_out(self.sizes)
-            launches = self.launches
+            launches = self.foreseen[1]
             if options.recompute != "no":
                 recomputed = model.recomputed_flops(options.recompute, options.precision == "fp8")
                 flops += options.batch * recomputed

@@ -91,7 +91,7 @@ class Previews:
         images = np.empty((self.stop - self.first, *shape), np.uint8)
         if not len(images):
             return images
-        self._sampling = self._sampling or self._make_sampling()
+        self._sampling = self._sampling or self.make_sampling()
         for rows, made in self._sampling.batches(look):
             images[rows] = self._decoder(made) if self.options.vae else made
         return images
@@ -114,7 +114,8 @@ class Previews:
             )
         return self._decoder
 
-    def _make_sampling(self):
+    def make_sampling(self):
+        """The `Sampling` of this rank's images."""
         model, step, options = self.trainer.model, self.trainer.step_function, self.options
         labels = None
         if model.num_classes is not None:  # those of all images, whichever rank makes them
@@ -146,7 +147,7 @@ class Previews:
                     self.trainer.model, count=1, **how(self.options)
                 )  # as `numdiff sample` will
             elif self.stop > self.first:
-                self._sampling = self._make_sampling()
+                self._sampling = self.make_sampling()
 
     def save(self, path, images, output):
         """Write the grid of what `draw` gave, on rank 0."""
@@ -156,7 +157,7 @@ class Previews:
         """Launch every kernel that drawing launches, and read nothing back."""
         if self.stop > self.first:
             with self.trainer.ema_weights():
-                self._make_sampling().rehearse()
+                self.make_sampling().rehearse()
 
 
 def sample_grid(model, images):

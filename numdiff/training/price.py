@@ -2,14 +2,14 @@
 run: on a stand-in for the GPU, which launches nothing and hands out addresses as the arena does. A
 process on the CPU takes about as much for the same arrays, besides what it has without them."""
 
-from typing import NamedTuple
+import functools
 
 import numpy as np
 
 from ..device.arena import Arena
 from ..device.gpu import CONTEXT
 from ..device.planned import CARDS
-from ..diffusion.memory import Measuring
+from ..diffusion.memory import Measuring, bytes_for
 from ..errors import NumdiffError
 from ..sizes import sides
 from . import kinds
@@ -35,13 +35,26 @@ BESIDES = 60 << 20
 BESIDES_ON_GPU = 10 << 20
 
 
-class PlannedStep(NamedTuple):
-    """What a step takes of a rank. peak: bytes of its arrays at once, with what it keeps between
-    steps; reserved: of the arenas' segments, and with the grids' ones; launches: of kernels."""
+class PlannedGpu(Measuring):
+    """A `Measuring` device with the arenas of a GPU, which records nothing."""
 
-    peak: int
-    reserved: int
-    launches: int
+    def __init__(self, gpu):
+        super().__init__(gpu)
+        self.arenas = []
+        self.arena = self.new_arena()
+
+    def new_arena(self):
+        taken = []
+        self.arenas.append(Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes))
+        return self.arenas[-1]
+
+    @functools.cached_property
+    def inference_arena(self):
+        return self.new_arena()
+
+    def capture(self, function):
+        function()
+        return lambda: None
 
 
 def foreseen_step(options, sizes, backend, base, ranks=1):
@@ -51,46 +64,53 @@ def foreseen_step(options, sizes, backend, base, ranks=1):
     if backend is not None and not hasattr(backend, "arenas"):
         return None, 0  # the emulator
     try:
-        planned = planned_step(options, sizes, backend or CARDS[-1], ranks)
+        if backend is None:
+            return base + BESIDES + foreseen_peak(options, sizes, CARDS[-1], ranks), 0
+        reserved, launches = foreseen_segments(options, sizes, backend, ranks)
+        return CONTEXT + BESIDES_ON_GPU + reserved, launches
     except NumdiffError:  # what NumPy takes and no kernel does
         return None, 0
-    if backend is None:
-        return base + BESIDES + planned.peak, 0
-    return CONTEXT + BESIDES_ON_GPU + planned.reserved, planned.launches
 
 
 def foreseen_peak(options, sizes, gpu, ranks=1):
-    """Bytes that one rank has at once in a step, with what it keeps between steps, on a `Gpu` or a
-    `Card`; sizes: the options of the model's constructor."""
-    return planned_step(options, sizes, gpu, ranks).peak
+    """Bytes of the arrays that one rank has at once in a step, with what it keeps between steps, on
+    a `Gpu` or a `Card`; sizes: the options of the model's constructor."""
+    trainer, device = planned_trainer(options, sizes, gpu, ranks)
+    trainer.step_function.run()
+    arena = trainer.step_function.arena
+    return device.arena.used_bytes + arena.peak_bytes if arena else device.arena.peak_bytes
 
 
-def planned_step(options, sizes, gpu, ranks=1):
-    """The `PlannedStep` of a run with these options, of which one step and one grid are launched on
-    a stand-in for the GPU."""
-    device, channels = Measuring(gpu), sizes["in_channels"]
+def foreseen_segments(options, sizes, gpu, ranks=1):
+    """(bytes of the arenas' segments once a rank has run, recorded and drawn, launches of a step)."""
+    trainer, device = planned_trainer(options, sizes, gpu, ranks)
+    model, before = trainer.model, device.launches
+    trainer.step_function.run()
+    launches = device.launches - before
+    # recorded, the step allocates again, from segments that are now there
+    trainer.step_function.run()
+    more = 0
+    if draws(options, model):
+        previews = imported(kinds.get(options.model).previews)(trainer, options)
+        if previews.measures:
+            with device.within(device.inference_arena):
+                previews.rehearse()
+        else:
+            with trainer.ema_weights():
+                sampling = previews.make_sampling()
+                more = bytes_for(sampling, model, sampling.batch, device.arenas[:2])
+    return sum(arena.reserved_bytes for arena in device.arenas) + more, launches
 
-    def arena():
-        taken = []
-        return Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
 
-    kept = device.arena = arena()
+def planned_trainer(options, sizes, gpu, ranks):
+    """(a trainer on a `PlannedGpu`, that)."""
+    device, channels = PlannedGpu(gpu), sizes["in_channels"]
     model, data = (
         kinds.get(options.model).model_class(**sizes, device=device, seed=None),
         Shapes(options, channels),
     )
     options = options.changed(init=None, flip=options.flip and data.dtype == np.uint8)
-    trainer = build_trainer(options, model, data, communicator=PlannedRank(ranks))
-    step = device.arena = arena()
-    device.launches = 0
-    trainer.step_function.run()
-    launches, reserved = device.launches, step.reserved_bytes
-    previews = imported(kinds.get(options.model).previews)(trainer, options)
-    if previews.measures and draws(options, model):  # others compute in the memory of the step
-        drawn = device.arena = arena()
-        previews.rehearse()
-        reserved += drawn.reserved_bytes
-    return PlannedStep(kept.used_bytes + step.peak_bytes, kept.reserved_bytes + reserved, launches)
+    return build_trainer(options, model, data, communicator=PlannedRank(ranks)), device
 
 
 def with_and_without(options, sizes, gpu):

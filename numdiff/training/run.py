@@ -14,6 +14,7 @@ Every rank runs all of this; only rank 0 writes and prints (distributed/communic
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -163,8 +164,8 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
     if communicator.rank == 0:
         flops, backend = trainer.flops_per_step, trainer.model.backend
         ranks = communicator.size
-        foreseen = foreseen_step(options, sizes, backend, base, ranks)
-        plan = Plan(options, sizes, flops, parameters, backend, foreseen, ranks)
+        foresee = functools.partial(foreseen_step, options, sizes, backend, base, ranks)
+        plan = Plan(options, sizes, flops, parameters, backend, foresee, ranks)
         clock.measure(plan.key, backend)
         line, measured = plan.forecast(step, None if dry_run else clock.elapsed)
         if not measured:

@@ -19,6 +19,7 @@ from numdiff.training.forecast import (
     BYTES_A_SECOND,
     FIRST_GRID,
     PER_EVENT,
+    PIXELS_A_SECOND,
     Clock,
     Plan,
     events,
@@ -92,8 +93,8 @@ def test_an_estimate_is_called_one(monkeypatch):
     options = options_of(batch=4, sample_every=0, sample_steps=10, sample_count=12, cfg_scale=None)
     plan = Plan(options, SIZES, 4e9, 1000)
     line, measured = plan.forecast(elapsed=5)
-    # a step takes 1 s; each of 12 images 10 forward passes of 0.23/4 s; a grid, a checkpoint
-    seconds = 1000 + 12 * 10 * 0.23 / 4 + FIRST_GRID + 2 * PER_EVENT
+    # a step takes 1 s; each of 12 images 10 forward passes of 0.23/4 s; a grid, a checkpoint of 16 kB
+    seconds = 1000 + 12 * (10 * 0.23 / 4 + 32 * 32 / PIXELS_A_SECOND) + FIRST_GRID + 2 * PER_EVENT
     assert not measured and line.startswith(
         f"{(seconds + 5) / 60:.1f} minutes from the command to the last picture, "
         f"{seconds / 60:.1f} minutes from here, at 1e+03 ms a step (estimated"
@@ -193,7 +194,7 @@ def test_all_that_happens_between_steps_counts():
 
 def test_first_steps_that_are_done_take_no_more_time():
     options = options_of(sample_every=0, checkpoint_every=0)
-    plan = Plan(options, SIZES, 1e9, 1000, foreseen=(200 << 20, 0))
+    plan = Plan(options, SIZES, 1e9, 1000, foresee=lambda: (200 << 20, 0))
     line = plan.after_first_steps({**RECORD, "memory": 300 << 20}, 900, 8)
     assert line.startswith("80 seconds from the command") and "72 seconds from here" in line
     assert "300 MiB" in line

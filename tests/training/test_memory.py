@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import upload
-from numdiff.device.arena import Arena
+from numdiff.device.arena import SEGMENT, Arena
 from numdiff.device.planned import CARDS, Planned
 from numdiff.diffusion.memory import Measuring
 from numdiff.errors import OutOfMemoryError, UsageError
@@ -13,7 +13,7 @@ from numdiff.training import Trainer
 from numdiff.training.build import build_model, count_parameters, model_options
 from numdiff.training.compiling import PlannedRank, plan_trainer
 from numdiff.training.options import resolve
-from numdiff.training.price import foreseen_peak, with_and_without
+from numdiff.training.price import foreseen_peak, foreseen_segments, with_and_without
 from tests.diffusion.test_memory import Small
 
 
@@ -144,3 +144,17 @@ def test_the_peak_is_foreseen(model, precision):
     assert with_and_without(options[-1], sizes, card) == [peaks[-1] / 2**20, peaks[0] / 2**20]
     # weights, a copy, gradients, two moments, an average
     assert peaks[-1] > 22 * count_parameters(model, sizes)[1]
+
+
+def test_the_segments_are_foreseen():
+    """All that a GPU's arenas take from the driver: the step's, recorded, and the grids', which an
+    autoencoder computes elsewhere and a sampler in the memory of the step."""
+    for given, more in (({"model": "unet"}, False), ({"model": "vae"}, True)):
+        options = resolve({**given, "preset": "tiny", "device": "cpu", "image_size": 64})
+        options = options.changed(device="cuda", precision="fp16")
+        sizes = model_options(options, 3, None)
+        drawn, launches = foreseen_segments(options, sizes, CARDS[-1])
+        alone, _ = foreseen_segments(options.changed(sample_count=0), sizes, CARDS[-1])
+        assert drawn % SEGMENT == alone % SEGMENT == 0 and launches > 100
+        assert alone >= foreseen_peak(options, sizes, CARDS[-1])
+        assert (drawn > alone) == more

@@ -246,7 +246,7 @@ def test_classes_of_the_previews(ranks, monkeypatch):
                 communicator=SimpleNamespace(size=ranks, rank=rank),
                 step_function=SimpleNamespace(microbatch=2, arena=None),
             )
-            Previews(trainer, options, labels=given)._make_sampling()
+            Previews(trainer, options, labels=given).make_sampling()
         assert drawn == ([0, 1, 2, 3, 4, 0, 1] if given is None else given.tolist())
 
 
