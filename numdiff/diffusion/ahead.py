@@ -8,8 +8,11 @@ from ..device.batch_invariance import batch_invariant
 from ..kernels.diffusion.ahead import place, take, timesteps_ahead
 from ..kernels.linear.group import split
 
-MAX_BYTES = 128 << 20  # that the conditioning of the steps to come may take
+# that the conditioning of the steps to come may take; as much again while it is computed, which is
+# then free for activations
+MAX_BYTES = 64 << 20
 MIN_STEPS = 2  # for which it is worth while
+TOGETHER = 5  # steps of a captured graph: between two graphs a GPU is idle for some 5 µs
 
 
 def steps_ahead(model, rows, steps):
@@ -19,6 +22,8 @@ def steps_ahead(model, rows, steps):
         return 0
     columns, dtype = model.conditioning_columns()
     fits = min(steps, MAX_BYTES // (sum(columns) * rows * dtype.itemsize))
+    if TOGETHER <= fits < steps:  # no graph then ends between two computations
+        fits -= fits % TOGETHER
     return fits if fits >= MIN_STEPS else 0
 
 

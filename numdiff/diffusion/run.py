@@ -16,9 +16,7 @@ from ..device.traffic import Pace
 from ..kernels.diffusion.sampler import blend, combine, weighted_sum
 from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
-from .ahead import ConditioningAhead, steps_ahead
-
-TOGETHER = 5  # steps of a captured graph: between two graphs a GPU is idle for some 5 µs
+from .ahead import TOGETHER, ConditioningAhead, steps_ahead
 
 
 class SamplerRun:

@@ -93,6 +93,9 @@ def test_as_many_steps_as_have_room(monkeypatch):
     ):
         monkeypatch.setattr(module, "MAX_BYTES", room)
         assert module.steps_ahead(model, 2, 5) == steps
+    for room, steps in ((4, 4), (13, 10), (20, 20), (99, 20)):  # whole graphs, or all steps
+        monkeypatch.setattr(module, "MAX_BYTES", room * bytes_a_step)
+        assert module.steps_ahead(model, 2, 20) == steps
     assert module.steps_ahead(MODELS["unet"]("cpu"), 2, 5) == 0
 
 
