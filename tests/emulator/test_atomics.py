@@ -1,5 +1,5 @@
-"""Atomics: every operation on every type, against NumPy, and programs that are right because of
-them."""
+"""Atomics: programs that are right because of them, and their faults. battery.py has every operation
+on every type, against NumPy."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,6 @@ from numdiff.emulator import EmulatedArray
 from tests.conftest import THREAD_ORDERS, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
-INTEGERS = (np.int32, np.uint32, np.int64, np.uint64)
-FLOATS = (np.float32, np.float64)
 MODES = pytest.mark.parametrize(
     "options",
     [
@@ -26,158 +24,6 @@ MODES = pytest.mark.parametrize(
     ],
     ids=["shuffled", "unchecked", "forward", "reversed"],
 )
-
-
-def kernel_of(name):
-    @cuda.jit
-    def atomic_kernel(x, values, old):
-        t = cuda.threadIdx.x
-        old[t] = getattr(cuda.atomic, name)(x, 0, values[t])
-
-    return atomic_kernel
-
-
-@cuda.jit
-def add_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.add(x, 0, values[t])
-
-
-@cuda.jit
-def sub_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.sub(x, 0, values[t])
-
-
-@cuda.jit
-def max_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.max(x, 0, values[t])
-
-
-@cuda.jit
-def min_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.min(x, 0, values[t])
-
-
-@cuda.jit
-def nanmax_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.nanmax(x, 0, values[t])
-
-
-@cuda.jit
-def nanmin_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.nanmin(x, 0, values[t])
-
-
-@cuda.jit
-def and_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.and_(x, 0, values[t])
-
-
-@cuda.jit
-def or_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.or_(x, 0, values[t])
-
-
-@cuda.jit
-def xor_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.xor(x, 0, values[t])
-
-
-@cuda.jit
-def exch_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.exch(x, 0, values[t])
-
-
-@cuda.jit
-def inc_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.inc(x, 0, 5)
-
-
-@cuda.jit
-def dec_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.dec(x, 0, 5)
-
-
-@cuda.jit
-def cas_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.cas(x, 0, values[t], values[(t + 1) % 8])
-
-
-@cuda.jit
-def compare_and_swap_kernel(x, values, old):
-    t = cuda.threadIdx.x
-    old[t] = cuda.atomic.compare_and_swap(x, values[t], values[(t + 1) % 8])
-
-
-def sequence(step):
-    """The old values and the last one, of eight threads that come one after another."""
-
-    def make(start, values):
-        now, old = start, []
-        for t in range(8):
-            old.append(now)
-            now = step(now, values, t)
-        return old, now
-
-    return make
-
-
-SPECS = {
-    add_kernel: (lambda x, v, t: x + v[t], INTEGERS + FLOATS),
-    sub_kernel: (lambda x, v, t: x - v[t], INTEGERS + FLOATS),
-    max_kernel: (lambda x, v, t: max(x, v[t]), INTEGERS + FLOATS),
-    min_kernel: (lambda x, v, t: min(x, v[t]), INTEGERS + FLOATS),
-    nanmax_kernel: (lambda x, v, t: np.fmax(x, v[t]), INTEGERS + FLOATS),
-    nanmin_kernel: (lambda x, v, t: np.fmin(x, v[t]), INTEGERS + FLOATS),
-    and_kernel: (lambda x, v, t: x & v[t], INTEGERS),
-    or_kernel: (lambda x, v, t: x | v[t], INTEGERS),
-    xor_kernel: (lambda x, v, t: x ^ v[t], INTEGERS),
-    exch_kernel: (lambda x, v, t: v[t], INTEGERS),
-    inc_kernel: (lambda x, v, t: 0 if x >= 5 else x + 1, INTEGERS[1:4:2]),
-    dec_kernel: (lambda x, v, t: 5 if x == 0 or x > 5 else x - 1, INTEGERS[1:4:2]),
-    cas_kernel: (lambda x, v, t: v[(t + 1) % 8] if x == v[t] else x, INTEGERS),
-    compare_and_swap_kernel: (lambda x, v, t: v[(t + 1) % 8] if x == v[t] else x, INTEGERS),
-}
-
-
-@pytest.mark.parametrize("checks", [True, False])
-@pytest.mark.parametrize(
-    "kernel, dtype",
-    [
-        pytest.param(k, d, id=f"{k.py_func.__name__[:-7]}-{np.dtype(d).name}")
-        for k, (_, dtypes) in SPECS.items()
-        for d in dtypes
-    ],
-)
-def test_operations(kernel, dtype, checks):
-    rng = np.random.default_rng(0)
-    values = rng.integers(0, 100, 8).astype(dtype)
-    if dtype in (np.int32, *FLOATS):
-        values[::2] *= dtype(-1)
-    if dtype in INTEGERS and kernel in (add_kernel, xor_kernel):
-        values[3] = np.iinfo(dtype).max  # wraps
-    if kernel in (nanmax_kernel, nanmin_kernel) and dtype in FLOATS:
-        values[5] = np.nan
-    x, old = (
-        values[:1].copy() if kernel not in (inc_kernel, dec_kernel) else np.array([3], dtype),
-        np.zeros(8, dtype),
-    )
-    with np.errstate(over="ignore"):
-        want, last = sequence(SPECS[kernel][0])(x[0], values)
-    run(kernel, 1, 8, x, values, old, checks=checks)
-    assert np.array_equal(old, np.array(want, dtype)) and x[0] == last
 
 
 @cuda.jit
@@ -273,22 +119,6 @@ def test_a_lock_orders_the_blocks(options):
     assert total[0] == 5 and lock[0] == 0
 
 
-@cuda.jit
-def work_queue(x, y, head):
-    """A counter without a lock gives each thread its next piece of work."""
-    i = cuda.atomic.add(head, 0, 1)
-    while i < x.size:
-        y[i] = x[i] * x[i]
-        i = cuda.atomic.add(head, 0, 1)
-
-
-@MODES
-def test_a_counter_without_a_lock(options):
-    x, y, head = np.arange(40.0), np.zeros(40), np.zeros(1, np.int32)
-    run(work_queue, 2, 8, x, y, head, **options)
-    assert np.array_equal(y, x * x) and head[0] == 40 + 16
-
-
 @THREAD_ORDERS
 @pytest.mark.parametrize(
     "case, kind", [(0, "race"), (1, "bounds"), (2, "uninitialised"), (3, "race")]
@@ -340,39 +170,6 @@ def test_an_atomic_on_what_a_copy_still_writes(order):
     fault_at(faults, "cp.async", __file__, marked(__file__, "add too early"))
 
 
-EXTREMES = {"max": max_kernel, "min": min_kernel, "nanmax": nanmax_kernel, "nanmin": nanmin_kernel}
-
-
-@pytest.mark.parametrize("name", EXTREMES)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("checks", [True, False])
-def test_extremes_and_nan(name, dtype, checks):
-    """What Numba's loops around a compare-and-swap give: NaN in memory stays, except for nanmax and
-    nanmin; a NaN that is given changes nothing; of two zeros the one in memory stays."""
-    nan, inf = np.nan, np.inf
-    for old in (nan, 1, -inf, 0.0, -0.0):
-        for value in (nan, 2, -2, inf, 0.0, -0.0):
-            x, before = np.array([old], dtype), np.zeros(1, dtype)
-            run(
-                EXTREMES[name],
-                1,
-                1,
-                x,
-                np.array([value], dtype),
-                before,
-                checks=checks,
-                float64=True,
-            )
-            if np.isnan(value) or np.isnan(old) and not name.startswith("nan"):
-                want = old
-            elif np.isnan(old):
-                want = value
-            else:
-                want = value if (old < value if "max" in name else old > value) else old
-            assert before.tobytes() == np.array([old], dtype).tobytes()
-            assert x.tobytes() == np.array([want], dtype).tobytes(), (name, old, value)
-
-
 @cuda.jit
 def tiny_sums(x, y, value):
     tile = cuda.shared.array(1, float32)
@@ -391,17 +188,3 @@ def test_sums_of_subnormal_numbers_are_zero_in_global_memory(checks):
     run(tiny_sums, 1, 1, x, y, np.float32(-1e-41), checks=checks)
     assert x[0] == 0 and np.signbit(x[0]) and x[1] == np.float32(-1e-40) + np.float32(-1e-41)
     assert y[0] == np.float32(1e-40) - np.float32(-1e-41)
-
-
-def test_values_of_atomics_are_converted_to_the_type_of_the_array():
-    @cuda.jit
-    def kernel(a, b):
-        cuda.atomic.and_(a, 0, 13.9)
-        cuda.atomic.or_(a, 1, -1)
-        cuda.atomic.xor(a, 2, (1 << 32) + 5)
-        cuda.atomic.max(b, 0, 3.9)
-        cuda.atomic.max(b, 1, (1 << 32) + 7)
-
-    a, b = np.array([11, 0, 3], np.uint32), np.array([1, 1], np.int32)
-    run(kernel, 1, 1, a, b)
-    assert a.tolist() == [9, (1 << 32) - 1, 6] and b.tolist() == [3, 7]

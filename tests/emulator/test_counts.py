@@ -8,10 +8,8 @@ import pytest
 from numba import cuda
 
 from numdiff import emulator
-from numdiff.device import load4, store4
 from numdiff.emulator.counts import Recorder, count
 from numdiff.emulator.warp_requests import count_sectors, count_wavefronts
-from tests.emulator import kernels_mma
 
 float16, float32, float64 = np.float16, np.float32, np.float64
 
@@ -28,22 +26,6 @@ def saxpy(a, x, y):
     i = cuda.grid(1)
     if i < x.size:
         y[i] = a * x[i] + y[i]
-
-
-def test_saxpy_by_hand():
-    n, block = 100, 64  # two blocks of two warps; the last warp has 4 of 32 lanes inside
-    recorder = count(saxpy, 2, block, float32(2), ones(n), ones(n))
-    line = recorder.line("y[i] = a * x[i] + y[i]")
-    assert line.reads["global"] == 2 * n and line.writes["global"] == n
-    assert line.read_bytes["global"] == 4 * 2 * n and line.write_bytes["global"] == 4 * n
-    assert line.flops == {"float32": 2 * n} and line.special == 0
-    # x read, y read, y written: each by 4 warps. A whole warp moves 32 · 4 / 32 = 4 sectors, the
-    # last one 16 bytes: 1
-    assert line.requests == 3 * 4
-    assert line.sectors == line.ideal_sectors == 3 * (3 * 4 + 1)
-    total = recorder.total()
-    assert total.distinct_read_bytes == 2 * 4 * n and total.distinct_write_bytes == 4 * n
-    assert total.total_flops == 2 * n and total.tensor_flops == 0
 
 
 @cuda.jit
@@ -74,77 +56,13 @@ def test_dot_by_hand():
     assert recorder.total().writes["shared"] == 64 + 63
 
 
-@cuda.jit
-def matmul(a, b, c):
-    column, row = cuda.threadIdx.x, cuda.threadIdx.y
-    total = float32(0)
-    for k in range(a.shape[1]):
-        total += a[row, k] * b[k, column]
-    c[row, column] = total
-
-
-def test_naive_matmul_by_hand():
-    n = 8
-    recorder = count(matmul, 1, (n, n), ones(n, n), ones(n, n), ones(n, n))
-    line = recorder.line("total += a[row, k] * b[k, column]")
-    assert line.flops["float32"] == 2 * n**3
-    assert line.reads["global"] == 2 * n**3
-    # a warp is 4 rows of 8 columns. Of a it reads 4 words in 4 rows of 32 bytes: 4 sectors, though
-    # 16 bytes would fit in one. Of b it reads a row of 32 bytes, wanted by 4 lanes each: 1 sector.
-    warps, steps = 2, n
-    assert line.requests == 2 * warps * steps
-    assert line.sectors == warps * steps * (4 + 1)
-    assert line.ideal_sectors == warps * steps * (1 + 1)
-    assert line.efficiency == 2 / 5
-    assert recorder.line("c[row, column] = total").sectors == warps * 4 * n * 4 // 32
-    assert recorder.total().distinct_bytes == 3 * 4 * n * n
-
-
 # Coalescing ---------------------------------------------------------------------------------------
-
-
-@cuda.jit
-def strided_copy(x, y, stride):
-    i = cuda.grid(1)
-    value = x[i * stride]
-    y[i] = value
-
-
-@pytest.mark.parametrize("stride, sectors", [(1, 4), (2, 8), (4, 16), (8, 32), (32, 32), (0, 1)])
-def test_a_strided_copy_reads_more_sectors(stride, sectors):
-    """32 lanes of 4 bytes: neighbours fill 4 sectors; at a stride of 8 elements every lane has a
-    separate sector."""
-    warps = 4
-    recorder = count(strided_copy, 2, 64, ones(128 * max(stride, 1)), ones(128), stride)
-    read, written = recorder.line("x[i * stride]"), recorder.line("y[i] = value")
-    assert (read.requests, read.sectors) == (warps, warps * sectors)
-    assert read.ideal_sectors == warps * (1 if stride == 0 else 4)
-    assert (written.requests, written.sectors, written.efficiency) == (warps, warps * 4, 1.0)
 
 
 @cuda.jit
 def shifted_copy(x, y, shift):
     i = cuda.grid(1)
     y[i] = x[i + shift]
-
-
-def test_a_shifted_copy_touches_one_sector_more():
-    recorder = count(shifted_copy, 1, 32, ones(64), ones(32), 1)
-    assert recorder.total().sectors == 5 + 4 and recorder.total().ideal_sectors == 4 + 4
-
-
-@cuda.jit
-def vector_copy(x, y):
-    i = cuda.grid(1) * 4
-    a, b, c, d = load4(x, i)
-    store4(y, i, a, b, c, d)
-
-
-def test_vector_instructions_are_one_request():
-    recorder = count(vector_copy, 1, 32, ones(128), ones(128))
-    line = recorder.line("load4(x, i)")
-    assert (line.requests, line.reads["global"], line.read_bytes["global"]) == (1, 128, 512)
-    assert line.sectors == line.ideal_sectors == 512 // 32
 
 
 @cuda.jit
@@ -166,14 +84,6 @@ def test_lanes_are_grouped_by_occurrence_and_regrouped_after_a_barrier(barrier, 
     assert line.sectors == 2 * sectors
     # without the barrier the first request is wrongly mixed: 16 lanes of turn 0 with 16 lanes of
     # turn 1
-
-
-@pytest.mark.parametrize("order", ["reversed", "shuffled"])
-def test_counts_do_not_depend_on_the_order_of_threads(order):
-    same = [
-        count(dot, 1, 64, ones(64), ones(64), ones(1), order=o).total() for o in ("forward", order)
-    ]
-    assert same[0] == same[1]
 
 
 # Bank conflicts -----------------------------------------------------------------------------------
@@ -317,45 +227,6 @@ def matrix_instruction():
 def _matrix_instruction(machine):
     if machine.thread.lane == 0:
         machine.recorder.tensor(2 * 16 * 8 * 16, machine.site_here())
-
-
-@cuda.jit
-def uses_tensor_cores(x):
-    matrix_instruction()
-    x[cuda.threadIdx.x] = float32(0)
-
-
-def test_tensor_flops_and_copies():
-    recorder = count(uses_tensor_cores, 1, 64, ones(64))
-    assert recorder.line("matrix_instruction()").tensor_flops == 2 * 4096
-    assert recorder.total().total_flops == 0
-
-
-def test_a_swizzled_tensor_core_matmul_by_hand():
-    """64 × 64 × 64: every copy, `ldmatrix` and mma of it, and not one bank conflict."""
-    n = kernels_mma.TILE
-    a, c = np.ones(n * n, float16), np.zeros(n * n, float32)
-    recorder = count(
-        kernels_mma.matmul_mma_kernel, 1, 128, a, a, c, n, n, n, cc=(8, 0), checks=False
-    )
-    assert np.all(c == n)
-    copies, total = recorder.line("cp_async_16_zfill(tile"), recorder.total()
-    # two tiles of 64 rows of 8 chunks, a chunk a lane: 32 requests of 512 bytes. The copies ahead
-    # of the last tile fill with zeros, and read nothing
-    assert copies.read_bytes["global"] == 2 * n * n * 2
-    assert copies.sectors == copies.ideal_sectors == 2 * n * n * 2 // 32
-    assert copies.conflicts == 0
-    loads = [
-        recorder.line(text) for text in ("a_upper = ldmatrix", "a_lower = ldmatrix", "b = ldmatrix")
-    ]
-    # 4 warps, 4 steps of 16, two of B in each; x4 reads four matrices, each in one wavefront
-    assert [(x.shared_requests, x.wavefronts, x.conflicts) for x in loads] == [
-        (16, 64, 0),
-        (16, 64, 0),
-        (32, 128, 0),
-    ]
-    assert total.tensor_flops == 2 * n**3 and total.total_flops == 0
-    assert total.distinct_read_bytes == 2 * n * n and total.distinct_write_bytes == 4 * n * n
 
 
 def test_counting_without_checks_and_with_faults():

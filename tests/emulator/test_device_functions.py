@@ -1,18 +1,13 @@
 """Device functions, as Numba compiles one for each list of the types that it is called with."""
 
-import enum
-import sys
-from types import ModuleType
-
 import numpy as np
 import pytest
-from numba import cuda, float32, float64, int8, int32, int64, types, uint32
+from numba import cuda, float32, float64, int8, int32, int64, types
 from numba.cuda.extending import overload
 
 from numdiff import emulator
 from numdiff.emulator import Emulator, Unsupported
 from numdiff.emulator.counts import count
-from numdiff.emulator.overloads import overloads_of
 
 SIZE, SHAPE = 8, (2, 4)
 
@@ -174,28 +169,6 @@ def test_one_shared_array_for_each_list_of_types():
 # Signatures: what follows was read off what Numba compiles (its PTX, and its device functions' over
 
 
-class Shade(enum.Enum):
-    RED, BLUE = 3, 4.5
-
-
-class Depth(enum.IntEnum):
-    LOW, HIGH = 1, 2
-
-
-@pytest.mark.parametrize("checks", [True, False])
-def test_a_member_of_an_enumeration_is_an_argument(checks):
-    def kernel(colour, level, y):
-        if colour == Shade.BLUE and colour is not Shade.RED:
-            y[0] = colour.value
-        y[1] = level + 1
-        y[2] = level * level == Depth.HIGH * 2
-        y[3] = Depth.HIGH
-
-    y = np.zeros(4)
-    Emulator(checks=checks, float64=True).launch(cuda.jit(kernel), 1, 1, Shade.BLUE, Depth.HIGH, y)
-    assert y.tolist() == [4.5, 3, 1, 2]
-
-
 def test_of_several_signatures_the_best_one():
     with emulator.device() as gpu:
 
@@ -317,18 +290,6 @@ def test_hints_say_what_is_copied(checks):
     assert a.tolist() == [1, 1] and b[0] == 2 and c.tolist() == [2, 1]
 
 
-def test_what_is_only_out_is_not_read():
-    @cuda.jit
-    def kernel(b):
-        b[0] += 1
-
-    with (
-        emulator.device(),
-        pytest.raises(emulator.KernelFault, match="reads global b.0., which was never written"),
-    ):
-        kernel[1, 1](cuda.Out(np.ones(2)))
-
-
 def stub(x, factor=2):
     """What Python sees; a kernel gets one of the overloads."""
 
@@ -362,35 +323,3 @@ def test_overloads_by_type():
 
     with pytest.raises(Unsupported, match=r"no overload of stub takes \(array\(float64, 1d, C\)\)"):
         Emulator().launch(cuda.jit(wrong), 1, 1, y)
-
-
-@cuda.jit(device=True)
-def largest_of_four(value):
-    found = cuda.shared.array(4, uint32)
-    found[cuda.threadIdx.x] = value
-    cuda.syncthreads()
-    return max(found[0], found[1], found[2], found[3])
-
-
-@cuda.jit
-def largest_of_some(x, y):
-    """Threads without an element give a constant, the others a computed number: one type when
-    compiled."""
-    most = uint32(0)
-    for i in range(cuda.threadIdx.x, x.size, 4):
-        most = x[i] & uint32(0x7FFFFFFF)
-    y[cuda.threadIdx.x] = largest_of_four(most)
-
-
-def test_a_shared_array_is_one_whatever_type_a_thread_holds_a_number_in():
-    y = np.zeros(4, np.uint32)
-    with emulator.device():
-        largest_of_some[1, 4](np.array([7, 5], np.uint32), y)
-    assert (y == 7).all()
-
-
-def test_overloads_where_numba_cuda_has_no_registry(monkeypatch):
-    """As numba-cuda 0.20, whose module of templates is without one."""
-    name = "numba.cuda.typing.templates"
-    monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    assert overloads_of(abs) == []

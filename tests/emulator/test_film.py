@@ -105,16 +105,6 @@ def test_lanes_meet_again_after_branches_and_loops():
     )
 
 
-def test_accesses_have_their_places_and_values():
-    found = replay(
-        emulator.trace(branches, 1, 32, np.arange(32, dtype=float32), np.zeros(32, float32))
-    )
-    read, write = [g for g in found.groups if g.kind != "let"]
-    assert (read.kind, read.step, read.offsets, read.size) == ("read", 1, list(range(0, 128, 4)), 4)
-    assert (write.kind, write.step, write.lanes) == ("write", found.length - 1, list(range(32)))
-    assert np.frombuffer(b"".join(write.values), float32)[:3].tolist() == [10, 22, 12]
-
-
 @cuda.jit(device=True)
 def half(v):
     w = v * float32(0.5)
@@ -188,51 +178,6 @@ def uneven(x, y):
             total += x[k]
     cuda.syncthreads()
     y[t] = total
-
-
-def test_a_warp_waits_at_a_barrier_for_the_other():
-    found = replay(emulator.trace(uneven, 1, 64, np.ones(64, float32), np.zeros(64, float32)))
-    (wait,) = found.waits
-    arrivals = [
-        next(step for step, line, _ in lines(found, row) if line == line_of(uneven, "syncthreads"))
-        for row in (0, 1)
-    ]
-    assert arrivals == [3, 3 + 2 * 20]  # a turn of the loop has two lines
-    assert wait[:4] == (0, arrivals[0], arrivals[1] + 1, "syncthreads") and wait[5] == ALL
-    assert found.meets == [(arrivals[1] + 1, "syncthreads", [0, 1])]
-    assert [lines(found, row)[-1][0] for row in (0, 1)] == [arrivals[1] + 1] * 2
-
-
-@cuda.jit
-def hand_over(x, y):
-    bars = cuda.shared.array(1, np.uint64)
-    mine = cuda.shared.array(64, float32)
-    t = cuda.threadIdx.x
-    bar = smem_u32(bars)
-    if t == 0:
-        mbarrier_init(bar, uint32(16))
-        fence_barrier_init()
-    cuda.syncthreads()
-    if t >= 32:
-        mine[t] = x[t] * x[t]
-        if t % 2 == 0:
-            mbarrier_arrive(bar)
-    else:
-        mbarrier_wait(bar, uint32(0))
-        y[t] = x[t]
-
-
-def test_the_phases_of_an_mbarrier():
-    film = emulator.trace(hand_over, 1, 64, np.ones(64, float32), np.ones(64, float32))
-    found = replay(film)
-    assert [(name, count) for _, name, count in film.launches[0].barriers] == [("bars[0]", 16)]
-    arrival = next(
-        step for step, line, _ in lines(found, 1) if line == line_of(hand_over, "mbarrier_arrive")
-    )
-    assert [event[1:] for event in found.phases] == [(0, 0, "arrive", 1)] * 16 + [(0, 0, "end", 0)]
-    assert {event[0] for event in found.phases} == {arrival}
-    (wait,) = [wait for wait in found.waits if wait[3] == "bars[0], parity 0"]
-    assert (wait[0], wait[2], wait[5]) == (0, arrival + 1, ALL)
 
 
 @cuda.jit
@@ -386,30 +331,6 @@ def unpacked(film):
     return json.loads(data[12 : 12 + int.from_bytes(data[:4], "little")])
 
 
-def test_integers_as_bytes():
-    rng = np.random.default_rng(0)
-    numbers = [
-        0,
-        -1,
-        1,
-        63,
-        -64,
-        64,
-        2**31,
-        -(2**31),
-        2**51,
-        -(2**51),
-        *rng.integers(-(10**6), 10**6, 100).tolist(),
-    ]
-    data, found, value, shift = reel.varints(numbers), [], 0, 0
-    for byte in data:
-        value, shift = value | (byte & 127) << shift, shift + 7
-        if byte < 128:
-            found.append(value >> 1 ^ -(value & 1))
-            value = shift = 0
-    assert found == numbers and reel.varints([]) == b""
-
-
 def test_the_page_names_what_it_shows(tmp_path):
     with emulator.trace() as film:
         no_barrier[1, 64](np.ones(64, float32), np.zeros(64, float32))
@@ -456,12 +377,6 @@ def test_hostile_names_and_source_do_not_leave_the_data(tmp_path):
     assert unpacked(film)["launches"][0]["kernel"] == name
     assert "</script>" in unpacked(film)["launches"][0]["sources"][0][3][1]
     assert "<script" not in film._repr_html_()
-
-
-def test_the_machine_keeps_its_film():
-    with emulator.device(trace=True) as gpu, pytest.raises(emulator.KernelFault):
-        no_barrier[1, 64](np.ones(64, float32), np.zeros(64, float32))
-    assert gpu.film.faults and gpu.film.launches[0].kernel == "no_barrier"
 
 
 def test_further_blocks_are_not_recorded():

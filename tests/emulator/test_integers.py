@@ -2,17 +2,13 @@
 each explicit."""
 
 import ast
-import math
-from typing import NamedTuple
 
 import numpy as np
-import pytest
 from numba import cuda, int32, int64, uint32
 
 from numdiff.emulator import Emulator
 from numdiff.emulator.counts import count
-from numdiff.emulator.integers import INDEX, SMALL, UNKNOWN, Integers, magnitude_of
-from numdiff.emulator.rewrite import SITES, rewrite
+from numdiff.emulator.integers import INDEX, UNKNOWN, Integers
 from numdiff.emulator.source import source_tree
 
 FACTOR = 3
@@ -117,84 +113,6 @@ def test_what_is_known():
     assert number["i * i"]  # but not the product with the third
 
 
-@pytest.mark.parametrize(
-    "value, magnitude",
-    [
-        (5, SMALL),
-        (True, SMALL),
-        (-(1 << SMALL) - 1, INDEX),
-        (1 << INDEX + 1, math.inf),
-        (np.float32(1), UNKNOWN),
-        (uint32, UNKNOWN),
-    ],
-)
-def test_magnitudes(value, magnitude):
-    assert magnitude_of(value) == magnitude
-
-
-class Sizes(NamedTuple):
-    rows: int
-    scale: float
-    steps: tuple
-
-
-def start_and_scale(sizes, i):
-    return i + sizes.rows, sizes.scale * 2
-
-
-def longest(n):
-    return n if n > 3 else longest(n + 1)  # what it gives is not known
-
-
-def of_tuples(sizes, n):
-    start, scale = start_and_scale(sizes, n)
-    a = start + sizes.steps[1]
-    b = scale + sizes.scale
-    c = longest(n) + sizes.rows
-    sizes = n
-    return a + b + c
-
-
-def of_another_tuple(sizes, n):
-    other = sizes
-    sizes = other
-    return sizes.rows + n
-
-
-def test_elements_of_tuples_and_what_functions_return():
-    given = magnitude_of(Sizes(3, 0.5, (1, 2))), INDEX
-    tree = source_tree(of_tuples)
-    del tree.body[4]  # the tuple's name gets no other value
-    integers = Integers(of_tuples, tree, given)
-    integers.mark()
-    native = {ast.unparse(n): n.native for n in ast.walk(tree) if isinstance(n, ast.BinOp)}
-    assert native["start + sizes.steps[1]"]
-    assert not native["scale + sizes.scale"] and not native["longest(n) + sizes.rows"]
-    assert not natives(of_tuples, given)["start + sizes.steps[1]"]
-    assert not natives(of_another_tuple, given)["sizes.rows + n"]
-
-
-def with_start(start):
-    start = cuda.jit(device=True)(start)
-
-    def kernel(out):
-        i = cuda.threadIdx.x
-        out[i] = start(i) * 3 + 1
-
-    return cuda.jit(kernel)
-
-
-def test_the_same_text_with_other_functions():
-    for start, want in (
-        (lambda i: i + 1, [4, 7]),
-        (lambda i: i * np.float64(0.5), [1, 2.5]),
-        (lambda i: np.float32(i) + np.float32(0.25), [1.75, 4.75]),
-    ):
-        out = np.zeros(2)
-        Emulator(float64=True).launch(with_start(start), 1, 2, out)
-        assert out.tolist() == want
-
-
 def shaded(x):
     x = float(x)
     y = x + 1
@@ -249,12 +167,3 @@ def test_a_shared_array_is_one_whatever_it_is_called_with():
     x = np.zeros(4, np.float32)
     Emulator().launch(tile_twice, 1, 4, x, np.array([1], np.int32))
     assert x.tolist() == [4] * 4  # the second call has overwritten the first one's
-
-
-def two_functions(x, n):
-    return row_of(n, 3) + row_of(n, 4) + row_of(x[0], 4)
-
-
-def test_a_device_function_has_few_variants():
-    made = rewrite(two_functions, SITES, True, (UNKNOWN, INDEX))
-    assert set(made.variants.values()) == {("row_of", (INDEX, INDEX)), ("row_of", (UNKNOWN, INDEX))}

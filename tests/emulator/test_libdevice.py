@@ -4,10 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from numba import cuda
 from numba.cuda import libdevicefuncs
 
-from numdiff.emulator import Emulator
 from numdiff.emulator.libdevice import LIBDEVICE as L
 
 F, D = np.float32, np.float64
@@ -128,28 +126,3 @@ def test_sums_products_and_roots_rounded_in_each_direction():
 )
 def test_special_functions(name, x, want):
     assert math.isclose(L[name](D(x)), want, rel_tol=1e-9)
-
-
-def test_several_results():
-    assert (
-        L["sincos"](D(0)) == (0, 1)
-        and L["modf"](D(2.5)) == (0.5, 2)
-        and L["frexpf"](F(8)) == (0.5, 4)
-    )
-    assert L["remquo"](D(7), D(2)) == (-1, 4)
-    assert math.isclose(L["jn"](2, D(3)), 0.48609126058589108) and math.isclose(
-        L["yn"](2, D(3)), -0.16040039348492377, rel_tol=1e-9
-    )
-
-
-@pytest.mark.parametrize("checks", [True, False])
-def test_a_kernel_calls_them(checks):
-    def kernel(x, y):
-        y[0] = cuda.libdevice.fmaxf(x[0], x[1])
-        y[1] = cuda.libdevice.fast_expf(x[0])
-        y[2], exponent = cuda.libdevice.frexpf(x[1])
-        y[3] = exponent
-
-    x, y = np.array([0, 6], F), np.zeros(4, F)
-    Emulator(checks=checks).launch(cuda.jit(kernel), 1, 1, x, y)
-    assert y.tolist() == [6, 1, 0.75, 3]

@@ -190,38 +190,6 @@ def test_shifts_take_32_bits_of_their_amount():
     assert arithmetic.rshift(UInt32(5), 64) == 0 and arithmetic.lshift(UInt64(5), 1 << 32) == 5
 
 
-def test_comparisons_of_int64_and_uint64_are_in_float64():
-    def less(a, b, c):
-        c[0] = a[0] < b[0]
-
-    assert "setp.lt.f64" in ptx_of(less, "int64", "uint64", "bool")
-    for checks in (True, False):
-        for a, b, want in (
-            (np.int64(2**53), np.uint64(2**53 + 1), False),
-            (np.int64(-1), np.uint64(0), True),
-            (np.int32(7), np.uint64(8), True),
-            (np.float32(2**24), np.int64(2**24 + 1), True),
-            (np.float64(2**53), np.int64(2**53 + 1), False),
-        ):
-            c = np.zeros(1, bool)
-            Emulator(checks=checks, float64=True).launch(
-                less, 1, 1, np.array([a]), np.array([b]), c
-            )
-            assert c[0] == want, (a, b)
-
-
-def test_chains_of_comparisons():
-    def kernel(a, out):
-        i = cuda.threadIdx.x
-        out[i] = 0 <= a[i] < 5 != a[i] - 1
-        if not a[0] < a[i] <= 3.5:
-            out[i] += 10
-
-    a, out = np.array([0, 3, 5, -1, 6], np.float32), np.zeros(5, np.int32)
-    Emulator(float64=True).launch(kernel, 1, 5, a, out)
-    assert out.tolist() == [11, 1, 10, 10, 10]
-
-
 def test_both_branches_of_an_expression_have_one_type():
     """float32 and a literal integer are a float64, as Numba infers it; a bare literal stays what it
     is."""
@@ -274,22 +242,6 @@ def test_remainders_of_floats_are_nvvms():
         assert math.isnan(arithmetic.mod(np.float32(3), np.float32(0)))
         assert arithmetic.floordiv(np.float32(3), np.float32(0)) == math.inf
         assert arithmetic.floordiv(np.float32(-7), np.float32(2)) == -4
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_min_and_max_of_floats(kind):
-    """Two are PTX's instruction: the number that is not NaN, 0 above -0; three Numba compares."""
-
-    def largest(a, b, c):
-        c[0] = max(a[0], b[0])
-
-    assert "max.f32" in ptx_of(largest, "float32", "float32", "float32")
-    nan, one, zero = kind(math.nan), kind(1), kind(0)
-    for choice in (functions.minimum, functions.maximum):
-        assert choice(nan, one) == choice(one, nan) == 1 and math.isnan(choice(nan, nan))
-        assert math.isnan(choice(nan, one, one)) and choice(one, nan, one) == 1
-    for a, b in ((zero, -zero), (-zero, zero)):
-        assert not np.signbit(functions.maximum(a, b)) and np.signbit(functions.minimum(a, b))
 
 
 def test_integers_divided_by_zero():

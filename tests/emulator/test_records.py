@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numba import cuda, from_dtype
 
-from numdiff.emulator import Emulator, KernelFault, count
+from numdiff.emulator import Emulator, KernelFault
 
 INNER = [("x", np.int16), ("y", np.float32, 2)]
 FIELDS = [
@@ -130,27 +130,6 @@ def test_every_kind_of_field_in_every_memory(dtype, checks, name):
     assert out.tobytes() == changed(dtype).tobytes() or all(
         np.array_equal(out[field], changed(dtype)[field]) for field in dtype.names
     )
-
-
-@DTYPES
-def test_records_are_counted_too(dtype):
-    out = np.zeros(4, dtype)
-    recorder = count(cuda.jit(by_fields), 1, 4, records(dtype), out)
-    assert recorder.total().flops
-    assert all(np.array_equal(out[field], changed(dtype)[field]) for field in dtype.names)
-
-
-@DTYPES
-@CHECKS
-def test_one_record_and_the_fields_of_it(dtype, checks):
-    def kernel(record, out):
-        out[0], out[1], out[2] = record.a, record["b"], record.n.y[1]
-        record.a = 200  # an int8
-        record.n.x = 7
-
-    record, out = records(dtype)[3], np.zeros(3)
-    Emulator(checks=checks, float64=True).launch(cuda.jit(kernel), 1, 1, record, out)
-    assert out.tolist() == [1, 0.75, 6] and record["a"] == -56 and record["n"]["x"] == 7
 
 
 @DTYPES

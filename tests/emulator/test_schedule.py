@@ -38,14 +38,6 @@ def barrier_results(x, out):
     out[2, t] = cuda.syncthreads_or(x[t] > 2)
 
 
-@MODES
-@pytest.mark.parametrize("x", [np.arange(40), np.zeros(40), np.full(40, 3)])
-def test_barriers_that_count(options, x):
-    out = np.zeros((3, 40), np.int32)
-    run(barrier_results, 1, 40, x, out, **options)
-    assert (out == [[(x > 2).sum()], [(x > 2).all()], [(x > 2).any()]]).all()
-
-
 @exhaustive
 def test_a_launch_leaves_no_threads_behind():
     """Python's collector sees no cycle through a greenlet: whatever is not ended stays for good."""
@@ -200,23 +192,6 @@ def test_right_programs_give_no_report(kernel, options):
 
 
 # the same programs with a fault -------------------------------------------------------------------
-
-
-@THREAD_ORDERS
-def test_one_buffer_needs_two_barriers(order):
-    @cuda.jit
-    def kernel(x, y, n):
-        tile = cuda.shared.array((2, 64), float32)
-        t = cuda.threadIdx.x
-        for s in range(n):
-            tile[0, t] = x[s * 64 + t]  # one buffer
-            cuda.syncthreads()
-            y[t] += tile[0, 63 - t]  # is read
-
-    faults = faults_of(
-        kernel, 1, 64, np.ones(128, np.float32), np.zeros(64, np.float32), 2, order=order
-    )
-    race_between(faults, __file__, marked(__file__, "one buffer"), marked(__file__, "is read"))
 
 
 @THREAD_ORDERS
@@ -390,20 +365,6 @@ def test_orders_are_what_they_say():
         run(kernel, 1, 1, checks=("bound",))
 
 
-def test_a_sum_that_depends_on_the_order_differs():
-    @cuda.jit
-    def kernel(x, total):
-        cuda.atomic.add(total, 0, x[cuda.grid(1)])
-
-    x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
-    totals = set()
-    for order in ORDERS:
-        total = np.zeros(1, np.float32)
-        run(kernel, 2, 32, x, total, order=order)
-        totals.add(float(total[0]))
-    assert len(totals) > 1
-
-
 def test_a_thread_that_ends_lets_the_others_pass_and_is_reported():
     @cuda.jit
     def kernel(x):
@@ -460,29 +421,6 @@ def test_a_loop_that_changes_memory_alone_goes_on(checks):
     x = np.zeros(1, np.int32)
     run(counts_in_memory, 1, 1, x, patience=0.002 if checks else 0.05, checks=checks)
     assert x[0] == 20000
-
-
-@cuda.jit
-def order_of_blocks(x, count):
-    at = cuda.atomic.add(count, 0, 1)
-    x[at, 0], x[at, 1], x[at, 2] = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-
-
-@pytest.mark.parametrize("cluster", [1, (2, 1, 2)])
-def test_blocks_run_in_order_and_each_once(cluster):
-    grid, found = (4, 3, 2), {}
-    for order in ("forward", "reversed", "shuffled"):
-        x, count = np.zeros((24, 3), np.int32), np.zeros(1, np.int32)
-        run(order_of_blocks, grid, 1, x, count, cluster=cluster, order=order)
-        found[order] = list(map(tuple, x.tolist()))
-    blocks = [(x, y, z) for z in range(2) for y in range(3) for x in range(4)]
-    assert sorted(found["shuffled"]) == sorted(blocks) and found["shuffled"] != found["forward"]
-    assert found["reversed"] == found["forward"][::-1]
-    if cluster == 1:
-        assert found["forward"] == blocks
-    else:  # those of a cluster together
-        assert found["forward"][:4] == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
-        assert found["forward"][4] == (2, 0, 0)
 
 
 def test_a_grid_of_many_blocks_takes_no_memory_for_each():

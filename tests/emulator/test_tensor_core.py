@@ -53,7 +53,6 @@ from tests.emulator.planting import race_between
 from tests.kernels.compile_logs import architecture, assemble
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
-ORDERS = ("forward", "reversed", "shuffled")
 float16 = np.float16
 
 
@@ -503,34 +502,6 @@ def test_the_right_wait_is_no_fault(checks, case):
 
 
 @cuda.jit
-def neighbour_kernel(x, y, barrier):
-    tile = cuda.shared.array(128, "float32")
-    t = cuda.threadIdx.x
-    cp_async_16(shared_address(tile) + 16 * t, x, 4 * t)  # mark: a quarter of the tile
-    cp_async_commit()
-    cp_async_wait(0)
-    if barrier:
-        cuda.syncthreads()
-    y[t] = tile[4 * (t ^ 1)]  # mark: the neighbour's quarter
-
-
-def test_a_wait_is_for_the_threads_own_copies_only():
-    x, y = np.arange(128, dtype=np.float32), np.zeros(32, np.float32)
-    launch(neighbour_kernel, 32, x, y, 1)
-    assert np.array_equal(y, x.reshape(32, 4)[np.arange(32) ^ 1, 0])
-    fault = fault_at(
-        faults_of(neighbour_kernel, 32, x, y, 0), "race", "mark: the neighbour's quarter"
-    )
-    assert fault.thread == (1, 0, 0)
-    ((what, place),) = fault.others
-    assert (what, place.line, place.thread) == (
-        "written at",
-        line_with("mark: a quarter of the tile"),
-        (0, 0, 0),
-    )
-
-
-@cuda.jit
 def wrong_copy_kernel(x, case):
     tile = cuda.shared.array(64, "float32")
     address = shared_address(tile)
@@ -598,27 +569,6 @@ def run_gemm(kernel, arguments, grid, **options):
         **options,
     )
     return c.copy()
-
-
-def test_gemm_gives_the_same_bits_in_each_order(rng):
-    arguments, grid = gemm_arguments(rng, 64, 64, 64)
-    results = [
-        run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, order=order)
-        for order in ORDERS[1:]
-    ]
-    results.append(run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, checks=False))
-    assert (
-        relative_error(results[0], arguments[0].astype(float) @ arguments[1].astype(float).T) < 2e-3
-    )
-    for result in results[1:]:
-        assert np.array_equal(result, results[0])
-
-
-@pytest.mark.parametrize("checks", [True, *exhaustively(False)], ids=["checked", "unchecked"])
-def test_gemm_fills_edges_with_zeros(rng, checks):
-    arguments, grid = gemm_arguments(rng, 24, 40, 200)  # four tiles: a stage is used again
-    result = run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, checks=checks)
-    assert relative_error(result, arguments[0].astype(float) @ arguments[1].astype(float).T) < 2e-3
 
 
 def test_gemm_costs_what_its_shape_says(rng):
@@ -705,31 +655,6 @@ def test_faults_planted_in_the_gemm_are_found(rng, tmp_path, name):
 
 
 # float16, element by element ----------------------------------------------------------------------
-
-
-@cuda.jit
-def half_kernel(x, y, z):
-    tile = cuda.shared.array((4, 9), "float16")
-    t = cuda.threadIdx.x
-    for i in range(9):
-        tile[t, i] = x[t, i]
-    cuda.syncthreads()
-    for i in range(9):
-        y[t, i] = tile[(t + 1) % 4, i] * float16(3) + tile[t, i]
-    cuda.syncthreads()
-    for i in range(9):
-        tile[t, i] = float32(tile[t, i]) * float32(1.0009765625)  # rounded when it is stored
-        z[t, i] = tile[t, i]
-
-
-@MODES
-def test_float16_arrays_round_at_every_operation_and_store(rng, checks):
-    x = rng.standard_normal((4, 9)).astype(np.float16)
-    y, z = np.zeros_like(x), np.zeros((4, 9), np.float16)
-    launch(half_kernel, 4, x, y, z, checks=checks)
-    wide = x.astype(np.float32) * np.float32(1.0009765625)
-    assert np.array_equal(y, np.roll(x, -1, 0) * np.float16(3) + x)
-    assert np.array_equal(z, wide.astype(np.float16))
 
 
 # compiled -----------------------------------------------------------------------------------------
