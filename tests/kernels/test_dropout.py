@@ -30,13 +30,6 @@ def test_dropout(engine, rng, shape, probability):
         engine.check_equal(got, forward(engine(given), *where))
 
 
-def test_share_and_mean(rng):
-    x = np.ones((8, 10_000), np.float32)
-    y = D.dropout_forward(x, 0.3, 1, 0, STEP, np.arange(8, dtype=np.uint32))
-    assert abs((y == 0).mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / x.size)
-    assert abs(y.mean() - 1) < 5 * np.sqrt(0.3 / 0.7 / x.size)
-
-
 def test_layers_and_steps_differ():
     x, samples = np.ones((1, 64), np.float32), np.zeros(1, np.uint32)
     masks = {

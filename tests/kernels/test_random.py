@@ -97,34 +97,6 @@ def test_every_angle_of_the_normal(engine, rng):
     assert abs(download(z)).max() < 6
 
 
-def test_moments():
-    step, samples = np.array([3], np.uint32), np.arange(40, dtype=np.uint32)
-    n = 40 * 5000
-    u = R.random_uniform((40, 5000), 1, R.PURPOSE_INIT, step, samples).astype(np.float64).ravel()
-    z = R.random_normal((40, 5000), 1, R.PURPOSE_NOISE, step, samples).astype(np.float64).ravel()
-    five_sigma = 5 / np.sqrt(n)
-    assert (
-        abs(u.mean() - 1 / 2) < five_sigma * np.sqrt(1 / 12)
-        and abs((u**2).mean() - 1 / 3) < five_sigma * 0.3
-    )
-    for power, moment, spread in (
-        (1, 0, 1),
-        (2, 1, np.sqrt(2)),
-        (3, 0, np.sqrt(15)),
-        (4, 3, np.sqrt(96)),
-    ):
-        assert abs((z**power).mean() - moment) < five_sigma * spread
-    pairs = z.reshape(-1, 2)
-    # the two of a pair are independent
-    assert abs((pairs[:, 0] * pairs[:, 1]).mean()) < five_sigma * np.sqrt(2)
-
-
-def test_integers_are_even():
-    samples = np.arange(100_000, dtype=np.uint32)
-    got = R.random_integers(5, R.PURPOSE_TIMESTEP, np.array([0], np.uint32), samples, 10)
-    assert np.all(abs(np.bincount(got, minlength=10) - 10_000) < 5 * np.sqrt(9000))
-
-
 @pytest.mark.parametrize("draw", DISTRIBUTIONS.values(), ids=list(DISTRIBUTIONS))
 def test_a_sample_does_not_depend_on_its_batch(engine, draw):
     step = engine(np.array([4], np.uint32))

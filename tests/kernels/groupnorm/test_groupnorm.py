@@ -11,7 +11,6 @@ from numdiff.kernels.groupnorm.one_pass_launch import one_pass_forward
 from numdiff.kernels.reduce.second_pass import add_parts
 from tests.conftest import (
     large,
-    numerical_gradient,
     on,
     quick,
     relative_error,
@@ -27,16 +26,6 @@ def make(rng, shape, offset=0.0):
     C = shape[-1]
     x, dy = offset + 2 * rng.standard_normal(shape), rng.standard_normal(shape)
     return x, 1 + 0.5 * rng.standard_normal(C), rng.standard_normal(C), dy, groups
-
-
-def backward_reference(dy, x, weight, bias, groups, silu):
-    """(dx, dweight, dbias) in float64."""
-    _, mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
-    dweight, dbias = np.zeros_like(weight), np.zeros_like(bias)
-    dx = GN.groupnorm_backward_reference(
-        dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu
-    )
-    return dx, dweight, dbias
 
 
 @SILU
@@ -373,38 +362,6 @@ def test_few_blocks_take_version_2():
     assert planning.choose_plan(1, 256 * 256, 64, 2, 2, False).ns > planning.version_2_estimate(
         1, 256 * 256, 64, 2, False
     )
-
-
-@SILU
-def test_reference_against_the_definition(rng, silu):
-    x, weight, bias, _, groups = make(rng, (2, 3, 5, 12, 4))
-    y, mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups, eps=1e-3, silu=silu)
-    for b, g in np.ndindex(2, groups):
-        c = slice(3 * g, 3 * g + 3)
-        part = x[b, :, :, c]
-        z = (part - part.mean()) / np.sqrt(part.var() + 1e-3) * weight[c] + bias[c]
-        np.testing.assert_allclose(
-            y[b, :, :, c], z / (1 + np.exp(-z)) if silu else z, rtol=1e-12, atol=1e-12
-        )
-        np.testing.assert_allclose(
-            [mean[b, g], rstd[b, g]],
-            [part.mean(), 1 / np.sqrt(part.var() + 1e-3)],
-            rtol=1e-12,
-            atol=1e-13,
-        )
-
-
-@SILU
-def test_gradient(rng, silu):
-    x, weight, bias, dy, groups = make(rng, (2, 3, 2, 6, 2))
-    dx, dweight, dbias = backward_reference(dy, x, weight, bias, groups, silu)
-
-    def y(x=x, weight=weight, bias=bias):
-        return GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)[0]
-
-    assert relative_error(dx, numerical_gradient(lambda a: y(x=a), x, dy)) < 1e-7
-    assert relative_error(dweight, numerical_gradient(lambda a: y(weight=a), weight, dy)) < 1e-7
-    assert relative_error(dbias, numerical_gradient(lambda a: y(bias=a), bias, dy)) < 1e-7
 
 
 @large

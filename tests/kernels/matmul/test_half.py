@@ -6,16 +6,12 @@ import pytest
 
 from numdiff.kernels import matmul as P
 from numdiff.kernels.concat import Pair
-from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.linear import layer as linear
 from numdiff.kernels.linear.layer import (
     linear_backward,
     linear_forward,
     linear_gate_forward,
     linear_gate_supports,
-    linear_gelu_forward,
-    linear_gelu_supports,
-    linear_swiglu_forward,
     linear_swiglu_supports,
 )
 from numdiff.kernels.matmul import choice, launcher, mma
@@ -24,27 +20,12 @@ from numdiff.kernels.matmul.hopper import layout
 from numdiff.kernels.matmul.hopper.work import schedule
 from numdiff.kernels.transformer.columns import Columns, Sums
 from numdiff.kernels.transformer.gate import gate_forward
-from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
-from tests.conftest import large, on, quick, relative_error, shapes, where
+from tests.conftest import large, on, quick, relative_error, where
 
 TOLERANCE = 2e-3
 # A kernel takes seconds to compile: test_float16 has one of each rung, test_compile_logs.py has
 # all.
 QUICK, KERNELS = on("cpu", "launch", "emulator", "cuda"), on("launch", "emulator", "cuda")
-
-
-# {name: (forward, what fuses it, argument of the backward, function, gradient, parts of u)}
-ACTIVATIONS = {
-    "gelu": (linear_gelu_forward, linear_gelu_supports, "gelu_of", gelu_forward, gelu_backward, 1),
-    "swiglu": (
-        linear_swiglu_forward,
-        linear_swiglu_supports,
-        "swiglu_of",
-        swiglu_forward_reference,
-        swiglu_backward_reference,
-        2,
-    ),
-}
 
 
 def halves(rng, *shape):
@@ -67,62 +48,6 @@ def product(a, b, transposes=(False, True)):
 
 def choose(monkeypatch, tile, slices=1):
     monkeypatch.setattr(choice, "choose_half", lambda *_: (tile, slices, 0.0))
-
-
-# minimal: less than a chunk's neighbours; odd: not a multiple of any tile
-SHAPES = shapes(
-    minimal=(8, 8, 8), odd=(72, 40, 40), not_aligned=(1000, 344, 520), large=(640, 768, 1024)
-)
-
-
-@pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize("width", [None, *layout.STAGES])
-@pytest.mark.parametrize("name", ["gelu", "swiglu"])
-@QUICK
-@where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
-@where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (128, 1))
-# the cases of `numdiff kernels check` have both passes of each width
-@quick(lambda engine: engine != "emulator")
-def test_activations(engine, rng, monkeypatch, name, width, blocks):
-    """u and the activation from one product, what its gradient needs from another; with few blocks
-    each has several tiles, and SwiGLU's halves end within one."""
-    if width is not None:
-        choose(monkeypatch, (layout.BM, width))
-        monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
-    forward, supports, of, activation, gradient, count = ACTIVATIONS[name]
-    M, N, K = (72, 136, 72) if engine.name in ("cpu", "emulator") else (712, 1096, 328)
-    x, weight, weight_2 = halves(rng, M, K), halves(rng, count * N, K), halves(rng, K, N)
-    weight, bias = (weight / np.sqrt(K) * 2).astype(np.float16), rng.standard_normal(count * N)
-    given = engine(x), engine(weight)
-    rest = (engine(weight_2),) if name == "swiglu" else ()
-    y = forward(*given, engine(bias))
-    want = product(x, weight) + bias.astype(np.float32)
-    for got, expected in zip(y, (want, activation(want)), strict=True):
-        assert got.dtype == np.float16
-        engine.check(got, expected, TOLERANCE)
-    # as without a backward
-    u, alone = forward(*given, engine(bias), keeps_u=False)
-    engine.check_equal(alone, y[1])
-    assert u is None or not supports(*given, *rest)
-    if name == "swiglu":
-        engine.check(forward(*given)[0], product(x, weight), TOLERANCE)  # without a bias
-    u, dy = (2 * rng.standard_normal((M, count * N))).astype(np.float16), halves(rng, M, K)
-    h = activation(u.astype(np.float64))
-
-    def backward(h, dweight=None, dbias=None):
-        more = {of: engine(u)}  # may be overwritten
-        return linear_backward(engine(dy), h, engine(weight_2), dweight, dbias, **more)
-
-    dweight, dbias = engine.zeros((K, N)), engine.zeros(K)
-    du = backward(engine(h, np.float16), dweight, dbias)
-    want = gradient(product(dy, weight_2, (False, False)), u.astype(np.float64))
-    engine.check(du, want, TOLERANCE)
-    if name == "gelu":  # without GELU(u), which the same kernel gives; and of a frozen weight
-        dweight, dbias = engine.zeros((K, N)), engine.zeros(K)
-        engine.check_equal(backward(None, dweight, dbias), du)
-        engine.check_equal(backward(None), du)
-    engine.check(dweight, product(dy, h, (True, False)), TOLERANCE)
-    engine.check(dbias, dy.sum(0, dtype=np.float64), TOLERANCE)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
