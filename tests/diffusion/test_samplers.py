@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from numdiff.diffusion import SAMPLERS, alpha_bars, sample, spaced_timesteps
+from numdiff.diffusion import SAMPLERS, alpha_bars, sample
 from numdiff.diffusion.samplers import (
     WITH_ETA,
     ddim,
@@ -25,13 +25,11 @@ from numdiff.diffusion.sampling import WITH_CHURN
 from numdiff.diffusion.schedule import sampling_sigmas
 from numdiff.errors import UsageError
 from numdiff.kernels.diffusion.sampler import combine
-from tests.conftest import quick
 from tests.diffusion.stub import GaussianModel
 
 MEAN, STD = 0.3, 0.2
 # of the deterministic samplers
 ORDER = {ddim: 1, euler: 1, heun: 2, heun_in_time: 2, dpm_solver_pp_2m: 2}
-TWICE = (heun, heun_in_time)  # those that evaluate the model twice a step
 
 
 class Gaussian:
@@ -126,25 +124,6 @@ def test_levels_that_would_be_equal_are_refused(diffusion, how, most):
 
 
 # Mean and variance --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("spacing", ["timesteps", "karras", "logsnr"])
-@quick(
-    lambda name, spacing: (
-        spacing == "timesteps" or name not in ("ddpm", "euler-ancestral", "euler-maruyama")
-    )
-)
-def test_fine_steps_give_the_mean_and_variance(rng, name, spacing):
-    sigmas = sampling_sigmas(alpha_bars("cosine", 1000), spacing, 300)
-    shape = (30_000, 1)
-    x = SAMPLERS[name](Gaussian(), start(rng, sigmas[0], shape), sigmas, normal(rng, shape))
-    error = 4 / math.sqrt(len(x))  # four standard errors
-    # what 300 steps of a first order leave
-    first_order = 0.0 if ORDER.get(SAMPLERS[name]) == 2 else 0.04
-    assert abs(x.mean() - MEAN) < error * STD + first_order * STD
-    # and the last step, from the lowest level to 0
-    assert abs(x.std() / STD - 1) < error + first_order + 0.01
 
 
 def theoretical_variance(sigmas, step):
@@ -304,14 +283,6 @@ def slope_of_error(sampler, spacing, denoise, x, exact, counts=(40, 80, 160, 320
     return -np.polyfit(np.log(counts), np.log(errors), 1)[0]
 
 
-@ORDERS
-@SPACINGS
-def test_order_of_convergence(sampler, order, spacing):
-    x = np.array([[7.0], [-3.0]])
-    slope = slope_of_error(sampler, spacing, Gaussian(), x, flow(x, HIGH, LOW))
-    assert abs(slope - order) < 0.1
-
-
 def mixture(x, sigma):
     """E[x_0 | x] where x_0 is N(-1, s²) or N(1, s²) with equal chances: a score that is not linear
     in x."""
@@ -341,108 +312,7 @@ def test_every_sampler_is_held_against_a_formula():
     assert set(SAMPLERS.values()) <= {*ORDER, *(sampler for sampler, *_ in VARIANCES)}
 
 
-@pytest.mark.parametrize("sampler", ORDER)
-def test_the_deterministic_ones_need_no_noise_and_evaluate_as_often_as_said(sampler):
-    sigmas, model = [5.0, 2.0, 1.0, 0.3, 0.0], Gaussian()
-    sampler(model, np.ones((1, 1)), sigmas)
-    assert model.evaluations == (7 if sampler in TWICE else 4)  # one for the step to 0
-
-
 # Identities between papers ------------------------------------------------------------------------
-
-
-def stored_noise(rng, count, shape):
-    noises = rng.standard_normal((count, *shape))
-    return lambda i: noises[i]
-
-
-@pytest.mark.parametrize(
-    "one, settings, other, other_settings",
-    [
-        (ddim, {"eta": 1.0}, ddpm, {"variance": "small"}),
-        (ddim, {"eta": 0.0}, euler, {}),
-        (euler_ancestral, {"eta": 1.0}, ddpm, {}),
-        (euler_ancestral, {"eta": 0.3}, ddim, {"eta": 0.3}),
-        (ddpm, {"variance": "learned"}, ddpm, {"variance": "large"}),
-    ],
-    ids=lambda v: getattr(v, "__name__", str(v)),
-)
-def test_samplers_that_are_one_in_these_units(rng, one, settings, other, other_settings):
-    class Curved(Gaussian):
-        def __call__(self, x, sigma):
-            return np.tanh(x) / (1 + sigma)
-
-    shape = (3, 4, 4, 2)
-    sigmas = sampling_sigmas(alpha_bars("linear", 200), "timesteps", 17)
-    noise, x = stored_noise(rng, 17, shape), sigmas[0] * rng.standard_normal(shape)
-    np.testing.assert_allclose(
-        one(Curved(1.0), x, sigmas, noise, **settings),
-        other(Curved(1.0), x, sigmas, noise, **other_settings),
-        rtol=1e-10,
-        atol=1e-12,
-    )
-
-
-@pytest.mark.parametrize("variance", ["small", "large", "learned"])
-@pytest.mark.parametrize("steps", [20, 7])
-def test_ddpm_against_its_paper_in_the_papers_units(rng, variance, steps):
-    """Shrunk images, tables of β and ᾱ, the posterior mean from eps: Ho et al., eq. 7; Nichol and
-    Dhariwal, eq. 15."""
-    bars = alpha_bars("linear", 20)
-    timesteps = spaced_timesteps(20, steps)
-    noises, shape = rng.standard_normal((steps, 2, 3, 3, 2)), (2, 3, 3, 2)
-
-    def network(x_t, t):  # eps and v, of a curved function
-        return np.sin(2 * x_t + t), np.cos(3 * x_t - t)
-
-    x_t = x = rng.standard_normal(shape)
-    kept = bars[timesteps[::-1]]  # ᾱ of the timesteps that are visited, ascending in t
-    betas = 1 - kept / np.append(1.0, kept[:-1])
-    for i, t in enumerate(timesteps):
-        k = steps - 1 - i
-        bar, before, beta = kept[k], kept[k - 1] if k else 1.0, betas[k]
-        eps, v = network(x_t, t)
-        x_0 = np.clip(x_t / np.sqrt(bar) - np.sqrt(1 / bar - 1) * eps, -1, 1)
-        mean = (
-            np.sqrt(before) * beta / (1 - bar) * x_0
-            + np.sqrt(1 - beta) * (1 - before) / (1 - bar) * x_t
-        )
-        posterior = beta * (1 - before) / (1 - bar)
-        if k:
-            log_variance = {
-                "small": np.log(posterior),
-                "large": np.log(beta),
-                "learned": (v + 1) / 2 * np.log(beta) + (1 - v) / 2 * np.log(posterior),
-            }[variance]
-            mean = mean + np.exp(log_variance / 2) * noises[i]
-        x_t = mean
-
-    class Denoise:
-        def with_prediction(self, x, sigma):
-            bar = 1 / (1 + sigma**2)
-            eps, v = network(np.sqrt(bar) * x, np.argmin(np.abs(bars - bar)))
-            return np.clip(x - sigma * eps, -1, 1), np.concatenate([eps, v], -1)
-
-        def __call__(self, x, sigma):
-            return self.with_prediction(x, sigma)[0]
-
-    sigmas = sampling_sigmas(bars, "timesteps", steps)
-    got = ddpm(Denoise(), x * math.sqrt(1 + sigmas[0] ** 2), sigmas, lambda i: noises[i], variance)
-    np.testing.assert_allclose(got, x_t, atol=1e-9)
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS.values())
-@pytest.mark.parametrize("count", [1, 2, 30])
-def test_a_perfect_model_gives_back_the_image(rng, sampler, count):
-    image = rng.uniform(-1, 1, (2, 4, 4, 3))
-    sigmas = sampling_sigmas(alpha_bars("linear", 100), "timesteps", count)
-    result = sampler(
-        lambda x, sigma: image,
-        sigmas[0] * rng.standard_normal(image.shape),
-        sigmas,
-        normal(rng, image.shape),
-    )
-    np.testing.assert_allclose(result, image, atol=1e-12)
 
 
 def test_inputs_are_not_changed(rng):
