@@ -383,19 +383,6 @@ def test_an_interrupted_step_leaves_nothing_aliased():
     assert np.isfinite(step.model.parameters.grad).all()
 
 
-def test_without_aliasing():
-    class Device(Planned):
-        arena = None
-
-    device = Device(CARDS[-5])
-    model = dit(device)
-    assert step_of(model).aliasing is not None
-    assert step_of(model, microbatch=2).aliasing is None
-    model.lends_gradients = False
-    assert step_of(model).aliasing is None
-    assert step_of(dit()).aliasing is None  # NumPy has no arena
-
-
 # Less memory --------------------------------------------------------------------------------------
 
 

@@ -11,12 +11,9 @@ from numdiff import kernels as K
 from numdiff.device import copy_into, download, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.errors import UsageError
-from numdiff.kernels.optimizer import grad_norm
 from numdiff.nn import AdamW, DiT, Tape, Tensor, UNet
-from numdiff.nn import functional as F
 from numdiff.nn.flops import forward_flops, step_flops
-from numdiff.nn.layers import Linear
-from numdiff.nn.module import FlatParameters, Module, Numbered, frozen_by
+from numdiff.nn.module import frozen_by
 from tests.conftest import exhaustively, where
 
 PATTERNS = {
@@ -116,61 +113,6 @@ def test_what_is_trained_has_the_gradients_of_the_whole(kind, patterns, recomput
             np.testing.assert_array_equal(value, whole[name], err_msg=name)
     for array in (got[name] for name in frozen if got[name].ndim > 1 and "emb_layers" not in name):
         assert not array.any()  # the large ones are not computed
-
-
-class Grouped(Module):
-    """Layers of one input, as the UNet's of the timestep, between two others."""
-
-    def __init__(self):
-        self.first, self.last = Linear(8, 8), Linear(12, 4)
-        self.layers = Numbered({0: Linear(8, 4), 1: Linear(8, 8)})
-
-    def forward(self, x):
-        layers = [(layer.weight, layer.bias) for layer in self.layers.modules.values()]
-        return self.last(F.concat(*F.linear_group(self.first(x), layers)))
-
-
-GROUPED = (("layers.0.weight",), ("first.*", "layers.*.weight"), ("first.*", "layers.*"))
-
-
-@functools.cache
-def grouped(device, patterns):
-    """({name: gradient}, names of what is frozen, all gradients) after two steps of two passes."""
-    backend = EmulatorDevice(checks=False, float64=False) if device == "emulator" else None
-    rng, model = np.random.default_rng(0), Grouped()
-    parameters = FlatParameters(model, backend)
-    x, dy = (
-        upload(rng.standard_normal(shape).astype(np.float32), backend) for shape in ((3, 8), (3, 4))
-    )
-    if patterns:
-        copy_into(parameters.grad, grouped(device, ())[2])  # left from when nothing was frozen
-    parameters.freeze(patterns)
-    for _ in range(2):  # steps: nothing of the first is left in the second
-        parameters.begin_gradients()
-        for _ in range(2):
-            with Tape() as tape:
-                y = model(Tensor(x))
-            tape.backward(y, dy)
-        parameters.end_gradients()
-    frozen = {name for name, p in parameters.parameters.items() if p.frozen}
-    return parameters.arrays(parameters.grad), frozen, np.array(download(parameters.grad))
-
-
-@pytest.mark.parametrize(
-    "device, patterns",
-    [
-        *(("cpu", patterns) for patterns in GROUPED),
-        *exhaustively(*(("emulator", patterns) for patterns in GROUPED)),
-    ],
-)
-def test_kernels_do_so_too(device, patterns):
-    """A bias is summed by another kernel where its weight's gradient is not computed."""
-    (whole, *_), (got, frozen, _) = grouped(device, ()), grouped(device, patterns)
-    assert 0 < len(frozen) < len(got)
-    for name, gradient in got.items():
-        assert np.abs(gradient).max() <= np.abs(whole[name]).max() * 1.001  # nothing piles up
-        if name not in frozen:
-            np.testing.assert_allclose(gradient, whole[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_what_comes_before_the_first_trained_layer_is_not_recorded():
@@ -299,18 +241,6 @@ def test_patterns_that_cannot_be_meant_are_refused(patterns, words):
         model.parameters.freeze(patterns)
     assert words in str(refused.value)
     assert model.parameters.trained_ranges == [(0, model.parameters.total)]
-
-
-@where(lambda engine: engine != "ptx")
-def test_the_norm_of_ranges(engine, rng):
-    x = rng.standard_normal(4096).astype(np.float32)
-    ranges = [(0, 64), (128, 1408), (2048, 4096)]
-    kept = np.concatenate([x[a:b] for a, b in ranges]).astype(np.float64)
-    got = grad_norm.global_norm(engine(x), ranges=ranges)
-    engine.check(got, np.array([np.sqrt(np.sum(kept * kept))]), 1e-6)
-    engine.check_equal(
-        grad_norm.global_norm(engine(x), ranges=[(0, 4096)]), grad_norm.global_norm(engine(x))
-    )
 
 
 @where(lambda engine: engine != "ptx")

@@ -14,7 +14,6 @@ from numdiff.kernels.reduce.second_pass import (
     add_parts,
     deferred_reductions,
     flush_for,
-    flush_reductions,
 )
 from numdiff.nn import Muon, UNet, aliasing
 from numdiff.nn import functional as F
@@ -55,20 +54,6 @@ def device():
 
 
 # The two streams ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wait", [side_stream.rejoin, flush_reductions, lambda: None], ids=["rejoin", "flush", "end"]
-)
-def test_side_stream_results_are_complete_afterwards(device, wait):
-    target = array(device)
-    with deferred_reductions():
-        with side_stream.on_side_stream(target, target):
-            fill_zero(target)
-        assert not is_zero(target)
-        wait()
-        assert is_zero(target) == (wait.__name__ != "<lambda>")
-    assert is_zero(target)
 
 
 def test_a_gradient_that_is_read_is_waited_for(device):
@@ -168,24 +153,6 @@ def test_of_too_much_that_is_held_the_older_half_comes_back(device, monkeypatch)
         del target, targets[0], targets[1:]  # more than half of it since the last one
         side_stream.wait_if_full()
         assert device.arena.held_since(0) == 0
-
-
-def test_a_large_layer_stays_in_the_first_stream(device, monkeypatch):
-    target = array(device)
-    monkeypatch.setattr(side_stream, "SMALL", target.nbytes - 4)
-    with deferred_reductions():
-        with side_stream.on_side_stream(target, target):
-            fill_zero(target)
-        assert is_zero(target)
-
-
-def test_outside_of_a_backward_pass_all_is_in_order(device):
-    target = array(device)
-    with side_stream.on_side_stream(target, target):
-        fill_zero(target)
-    assert is_zero(target)
-    for function in (side_stream.rejoin, side_stream.wait_if_full):
-        function()
 
 
 def test_a_step_that_is_not_recorded_runs_in_order_and_holds_the_same_memory():

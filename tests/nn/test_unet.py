@@ -152,23 +152,6 @@ def random_model(kind):
 
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
-def test_timesteps_are_continuous(kind, rng):
-    """The output between two integer timesteps differs from both and is near their mean; float and
-    integer timesteps that are equal agree."""
-    model, x = random_model(kind), rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
-    low, middle, high = (model.predict(x, t, 0) for t in (998.75, 999.0, 999.25))
-    np.testing.assert_array_equal(middle, model.predict(x, 999, 0))
-    np.testing.assert_array_equal(middle, model.predict(x, [999, 999.0], 0))
-    assert np.abs(high - middle).max() > 1e-6 and np.abs(low - middle).max() > 1e-6
-    assert np.abs((low + high) / 2 - middle).max() < 0.2 * np.abs(high - low).max()
-    both = model.predict(x, np.array([998.75, 999.25]), 0)
-    np.testing.assert_array_equal(both, np.stack([low[0], high[1]]))
-    np.testing.assert_array_equal(
-        high, model(Tensor(x), np.full(2, 999.25, np.float32), np.zeros(2, np.int32)).numpy()
-    )
-
-
-@pytest.mark.parametrize("kind", ["unet", "dit"])
 def test_timesteps_and_classes_that_cannot_be_are_errors(kind):
     model, x = random_model(kind), np.zeros((2, 8, 8, 3), np.float32)
     model.diffusion = {"steps": 600}
