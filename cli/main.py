@@ -37,7 +37,6 @@ COMMANDS = {
     "data": (".data", "Import images, and describe datasets."),
     "info": (".info", "Show what this machine has, and what will run on it."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
-    "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
 }
 
 

@@ -20,7 +20,8 @@ import browser  # noqa: E402
 import sections  # noqa: E402
 
 from numdiff import extensions  # noqa: E402
-from numdiff.kernels import check, figures  # noqa: E402
+from numdiff.extras.kernel_check import run as check  # noqa: E402
+from numdiff.kernels import figures  # noqa: E402
 from numdiff.kernels.operation import all_operations  # noqa: E402
 from numdiff.lessons import catalogue  # noqa: E402
 from numdiff.lessons.chapter import Notebook, chapters  # noqa: E402
@@ -86,7 +87,7 @@ LAYOUTS = {
         "The boxes that TMA copies for three taps of a 3 × 3 convolution.",
     ),
 }
-SKIPPED = {"check", "figures", "tuning"}  # folders of kernels without kernels
+SKIPPED = {"figures", "tuning"}  # folders of kernels without kernels
 
 
 def page(path, text):

@@ -10,7 +10,7 @@ import inspect
 import sys
 
 from ..extensions import kernel_packages
-from ..kernels import check  # noqa: F401 - loads every module with kernels, so that all operations are found
+from ..kernels.operation import kernel_modules
 from ..nn import recording, tensor
 from .costs import is_operation
 
@@ -20,14 +20,9 @@ MODEL = "(model)"  # what the model's own forward does between its parts
 
 def operations():
     """The functions of modules with kernels whose cost is known."""
-    modules = [
-        m
-        for name, m in list(sys.modules.items())
-        if name.startswith(kernel_packages()) and not name.startswith("numdiff.kernels.check")
-    ]
     return {
         f
-        for m in modules
+        for m in kernel_modules()
         for name, f in list(vars(m).items())
         if is_operation(name, f) and f.__module__.startswith(kernel_packages())
     }

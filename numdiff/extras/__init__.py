@@ -8,6 +8,27 @@ for it.
 from ..extensions import register
 
 register(
+    "numdiff.extras.evaluate",
+    command={"evaluate": ("command:evaluate", "Measure samples against a reference.")},
+)
+
+register(
+    "numdiff.extras.convert",
+    command={
+        "convert": (
+            "command:convert",
+            "Convert weights from and to the formats of other programs.",
+        )
+    },
+    foreign={"weights": "reader"},
+)
+
+register(
+    "numdiff.extras.kernel_check",
+    command={"kernels": ("command:kernels", "Check the kernels, on a GPU or in the emulator.")},
+)
+
+register(
     "numdiff.extras.post_hoc_ema",
     command={"ema": ("command:ema", "Average a run's weights again, with another width.")},
     settings={"ema_std": "settings:AverageSettings", "ema_snapshots": "settings:SnapshotSettings"},
@@ -28,22 +49,6 @@ register(
         "schedule": ("command:schedule", "Learn the steps of a sampler from a trained model.")
     },
     steps={"learned steps": "steps"},
-)
-
-register(
-    "numdiff.extras.convert",
-    command={
-        "convert": (
-            "command:convert",
-            "Convert weights from and to the formats of other programs.",
-        )
-    },
-    foreign={"weights": "reader"},
-)
-
-register(
-    "numdiff.extras.evaluate",
-    command={"evaluate": ("command:evaluate", "Measure samples against a reference.")},
 )
 
 register(

@@ -80,7 +80,7 @@ MEASUREMENTS = (
     "benchmark.profile.profile_step",
     "benchmark.tune.tune",
     "extras.measure.time_to_quality.bench_quality",
-    "kernels.check.check_operations",
+    "extras.kernel_check.run.check",
 )
 WITH = {  # what a command needs besides, to come to an end soon
     "train unet": ["--device", "cpu", "--dry-run"],

@@ -10,7 +10,7 @@ from numdiff.device.capability import acting_capability, shared_of
 from numdiff.device.emulator import EmulatorDevice, LaunchRefused
 from numdiff.device.gpu_launch import Launching
 from numdiff.errors import UsageError
-from numdiff.kernels import check as checking
+from numdiff.extras.kernel_check import run as checking
 from numdiff.training import options as options_module
 from numdiff.training.options import resolve
 
@@ -81,9 +81,9 @@ def test_the_check_leaves_out_what_such_a_card_lacks(monkeypatch):
     """A version that is forced is refused by its launch; the check says so and does not fail."""
     card = EmulatorDevice(cc=(8, 6))
     assert card.shared_limit == 99 << 10
-    monkeypatch.setattr(checking.run, "get_backend", lambda device: card)
+    monkeypatch.setattr(checking, "get_backend", lambda device: card)
     found = {
-        version: checking.run.check_case(case, version, "cuda")
+        version: checking.check_case(case, version, "cuda")
         for version in (5, 6)
         for case in [
             next(
@@ -104,13 +104,13 @@ def test_the_check_leaves_out_what_such_a_card_lacks(monkeypatch):
 def test_the_check_leaves_out_what_needs_more_shared_memory(monkeypatch):
     """A tile that has no place in Turing's 64 KiB is lacking there, and another version is advised
     that such a card has."""
-    monkeypatch.setattr(checking.run, "get_backend", lambda device: EmulatorDevice(cc=(7, 5)))
+    monkeypatch.setattr(checking, "get_backend", lambda device: EmulatorDevice(cc=(7, 5)))
     case = next(
         case
         for case in checking.cases_named(["flash_attention"])
         if 2 in case.versions and "HS 64" in case.label
     )
-    found = checking.run.check_case(case, 2, "cuda")
+    found = checking.check_case(case, 2, "cuda")
     assert found.lacking and "more shared memory" in found.fault
     assert found.fault.endswith("use version=1")
 

@@ -14,7 +14,7 @@ from numdiff.device.compiler import compile_kernel, is_kept, kernels_by_name, ke
 from numdiff.device.half import find_kernel
 from numdiff.device.kernel_cache import Key
 from numdiff.device.ptx import get_ptx_device
-from numdiff.kernels import check  # noqa: F401 - loads every kernel
+from numdiff.extras.kernel_check import run as check  # noqa: F401 - loads every kernel
 from numdiff.kernels.elementwise import GELU as CHAIN
 from tests.conftest import quick
 
@@ -143,7 +143,7 @@ def test_a_kernel_is_found_by_importing_its_module_alone(key):
     """Also if it is in a dictionary of another module of its package."""
     code = (
         "import sys; from numdiff.device.compiler import Key; from numdiff.device.half import find_kernel; "
-        f"print(find_kernel(Key(*{key[:2]!r}, ())).py_func.__name__, 'numdiff.kernels.check' in sys.modules)"
+        f"print(find_kernel(Key(*{key[:2]!r}, ())).py_func.__name__, 'numdiff.extras.kernel_check' in sys.modules)"
     )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

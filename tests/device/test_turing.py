@@ -25,7 +25,7 @@ from numdiff.device.ptxas import find_ptxas
 from numdiff.device.requires import supports
 from numdiff.device.tensor_core import ldmatrix_x2_trans, ldmatrix_x4, mma_m16n8k16, pack_half2
 from numdiff.device.turing import for_turing, needs_rewriting
-from numdiff.kernels.check.run import CASES, reference, relative_error, run_once
+from numdiff.extras.kernel_check.run import CASES, reference, relative_error, run_once
 from numdiff.kernels.matmul import mma
 from tests.conftest import exhaustive, needs
 

@@ -32,7 +32,7 @@ DRAWN = """(() => {
 
 def record(path):
     """Record and save the film of the warp-specialised GEMM's tile; returns the seconds of both."""
-    from numdiff.kernels import check
+    from numdiff.extras.kernel_check import run as check
 
     begun = time.perf_counter()
     _, film = check.run_version("matmul_level", "3", "128 × 256 × 384", filmed=True)

@@ -21,11 +21,11 @@ from numdiff.extras.convnext import depthwise
 from numdiff.extras.fp8 import both, quantise
 from numdiff.extras.fp8 import matmul as fp8_matmul
 from numdiff.extras.fp8 import weights as weights_of_fp8
+from numdiff.extras.kernel_check import records
+from numdiff.extras.kernel_check import run as checking
 from numdiff.extras.sla import kernels as sla
 from numdiff.float8 import bits_of
 from numdiff.kernels import bias, conv2d
-from numdiff.kernels import check as checking
-from numdiff.kernels.check import records
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.groupnorm import groupnorm_forward
 from numdiff.kernels.linear import layer as linear

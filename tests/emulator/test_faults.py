@@ -15,8 +15,8 @@ from numdiff.device import cuda, float32, int32, load4, store4, upload
 from numdiff.device.async_copy import cp_async_16, cp_async_commit, cp_async_wait, shared_address
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator import EmulatedArray, KernelFault
-from numdiff.kernels import check
-from numdiff.kernels.check.run import run_once
+from numdiff.extras.kernel_check import run as check
+from numdiff.extras.kernel_check.run import run_once
 from numdiff.kernels.matmul import matmul_forward
 from tests.conftest import THREAD_ORDERS, exhaustively
 from tests.emulator.planting import copies, fault_at, faults_of, listed, marked, race_between, run  # noqa: F401
@@ -565,7 +565,7 @@ class InKernel:
     """A change in a module of numdiff.kernels, or one with its full name, and the fault that it
     makes.
 
-    case, version: of numdiff.kernels.check; marks: what the fault's line contains (a race's two
+    case, version: of numdiff.extras.kernel_check; marks: what the fault's line contains (a race's two
     lines, or one)
     """
 

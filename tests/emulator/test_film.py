@@ -21,7 +21,7 @@ from numdiff.device.tensor_map import tensor_map
 from numdiff.emulator import reel
 from numdiff.emulator.replay import LATENCY, Replay
 from numdiff.emulator.rewrite import SITES
-from numdiff.kernels import check
+from numdiff.extras.kernel_check import run as check
 from tests.conftest import exhaustive
 from tests.emulator.kernels_mma import THREADS as MMA_THREADS
 from tests.emulator.kernels_mma import TILE, matmul_mma_kernel

@@ -5,7 +5,7 @@ import pytest
 from numba import cuda
 
 from numdiff import emulator
-from numdiff.kernels import check
+from numdiff.extras.kernel_check import run as check
 from tests.emulator.browser import Browser
 from tests.emulator.test_film import gemm, line_of, long, no_barrier, replay  # noqa: F401 (gemm is a fixture)
 

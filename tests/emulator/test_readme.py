@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff import emulator
-from numdiff.kernels import check
+from numdiff.extras.kernel_check import run as check
 from numdiff_cli.main import main
 
 FOLDER = pathlib.Path(emulator.__file__).parent

@@ -24,8 +24,7 @@ from numdiff.device.ptx import PtxDevice, capabilities_of
 from numdiff.device.ptxas import find_ptxas
 from numdiff.device.requires import supports
 from numdiff.device.turing import for_turing
-from numdiff.kernels.check import CASES
-from numdiff.kernels.check.run import run_once
+from numdiff.extras.kernel_check.run import CASES, run_once
 from tests import kept
 from tests.kernels.ptx_equal import normalised
 

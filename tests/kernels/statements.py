@@ -18,7 +18,7 @@ import sys
 import time
 
 from numdiff.emulator import rewrite
-from numdiff.kernels import check as checking
+from numdiff.extras.kernel_check import run as checking
 from tests.kernels.test_check import repeats
 
 
@@ -83,7 +83,7 @@ def probed(reached):
         rewrite.finish,
         sys.modules["numdiff.emulator.linking"],
     )
-    machine = checking.run.get_backend("emulator").machine
+    machine = checking.get_backend("emulator").machine
     rewrite.finish = finish
     linking.rewrite, machine.helpers["__reached"] = rewritten, reached
     try:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from numdiff.dtypes import bfloat16
-from numdiff.kernels import check
-from numdiff.kernels.check.bfloat16 import in_bfloat16
-from numdiff.kernels.check.case import BFLOAT16_TOLERANCE
+from numdiff.extras.kernel_check import run as check
+from numdiff.extras.kernel_check.bfloat16 import in_bfloat16
+from numdiff.extras.kernel_check.case import BFLOAT16_TOLERANCE
 from tests.conftest import exhaustive
 from tests.kernels.test_check import kernels_of
 

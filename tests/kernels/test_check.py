@@ -15,9 +15,10 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.requires import required
 from numdiff.emulator import KernelFault
 from numdiff.errors import UsageError
-from numdiff.kernels import check as checking
+from numdiff.extras.kernel_check import run as checking
+from numdiff.extras.kernel_check.case import Case, normal
+from numdiff.extras.kernel_check.run import run_once
 from numdiff.kernels import elementwise
-from numdiff.kernels.check.run import run_once
 from numdiff_cli.main import main
 from tests import kept
 from tests.conftest import exhaustive, exhaustively, where
@@ -175,7 +176,7 @@ def test_no_architecture_is_left_out():
 
 
 def case(run, **shapes):
-    return checking.Case("made up", checking.normal(**shapes), run)
+    return Case("made up", normal(**shapes), run)
 
 
 def test_a_wrong_result_is_seen():
@@ -281,7 +282,7 @@ def test_counts_on_request(tmp_path, monkeypatch):
     ],
 )
 def test_what_the_device_does_not_have_is_refused(monkeypatch, given, message):
-    monkeypatch.setattr(checking.run, "why_no_gpu", lambda: "there is none")
+    monkeypatch.setattr(checking, "why_no_gpu", lambda: "there is none")
     result = kernels("gelu", "chunk", *given.split())
     assert result.exit_code == 2 and message in result.output, result.output
 
@@ -320,7 +321,7 @@ def test_a_version_by_its_name():
         (case, version)
         for case in checking.CASES
         for version in case.versions
-        if checking.run._is_wanted(case, version, "tf32")
+        if checking._is_wanted(case, version, "tf32")
     ]
     assert {(case.name, version) for case, version in wanted} >= {("matmul", 5), ("conv2d", 4)}
     assert all("float16" not in case.label for case, _ in wanted)
@@ -341,7 +342,7 @@ def test_a_number_is_the_version_of_that_name_and_no_other_case(name, number):
             (case.name, case.label, each)
             for case in cases
             for each in case.versions
-            if checking.run._is_wanted(case, each, version)
+            if checking._is_wanted(case, each, version)
         ]
         for version in (number, name)
     ]
@@ -355,7 +356,7 @@ def test_a_number_is_the_version_of_that_name_and_no_other_case(name, number):
         if "tile (" in case.label and "float16" in case.label
     ]
     assert tiles and all(
-        checking.run._is_wanted(case, None, name) == (name == "hopper") for case in tiles
+        checking._is_wanted(case, None, name) == (name == "hopper") for case in tiles
     )
 
 
@@ -389,7 +390,7 @@ def test_one_version_runs_and_is_filmed(tmp_path):
 
 def test_a_faulty_version_is_filmed(tmp_path, monkeypatch):
     case = next(case for case in checking.CASES if case.name == "softmax")
-    monkeypatch.setattr(checking.run, "CASES", [dataclasses.replace(case, tolerance=0.0)])
+    monkeypatch.setattr(checking, "CASES", [dataclasses.replace(case, tolerance=0.0)])
     result = run_version("softmax", 1, "--trace", tmp_path / "film.html")
     assert (
         result.exit_code == 1 and "v1 block-per-row: FAILED  the result is wrong" in result.output

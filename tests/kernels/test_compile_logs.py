@@ -11,7 +11,7 @@ import pytest
 
 from numdiff.device.bfloat16 import SUFFIX
 from numdiff.device.ptx import CAPABILITIES, PtxDevice, capabilities_of
-from numdiff.kernels import check
+from numdiff.extras.kernel_check import run as check
 from tests.conftest import exhaustive, needs
 from tests.kernels.compile_logs import (
     LATER,

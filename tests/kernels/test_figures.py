@@ -11,8 +11,8 @@ from numdiff.benchmark.kernels import call_with, versions_of
 from numdiff.benchmark.problems import problems, without_memory
 from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError
+from numdiff.extras.kernel_check.version import resident
 from numdiff.kernels import figures, softmax
-from numdiff.kernels.figures.version import resident
 from numdiff_cli.main import main
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")

@@ -14,10 +14,10 @@ import pytest
 from numdiff.device import download, empty
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.requires import requires
+from numdiff.extras.kernel_check.records import H200, cases_of
+from numdiff.extras.kernel_check.records import _run as run_problem
+from numdiff.extras.kernel_check.run import Arrays, relative_error
 from numdiff.kernels import bias, concat, elementwise, softmax
-from numdiff.kernels.check.records import H200, cases_of
-from numdiff.kernels.check.records import _run as run_problem
-from numdiff.kernels.check.run import Arrays, relative_error
 from numdiff.kernels.operation import (
     OPERATIONS,
     Operation,

@@ -14,9 +14,9 @@ import pytest
 import numdiff.kernels
 from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.kernels import check as checking
+from numdiff.extras.kernel_check import run as checking
+from numdiff.extras.kernel_check.run import dtype_of, run_once
 from numdiff.kernels import conv2d, elementwise, matmul
-from numdiff.kernels.check.run import dtype_of, run_once
 from numdiff.kernels.diffusion import sampler
 from numdiff.kernels.operation import kernel_modules
 from numdiff.kernels.operation.versions import (

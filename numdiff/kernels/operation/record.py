@@ -433,13 +433,12 @@ def kernel_modules():
 
 def _modules_of(name):
     package = importlib.import_module(name)
-    without = f"{name}.check", f"{name}.figures"
     return [
         package,
         *(
             importlib.import_module(info.name)
             for info in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}.")
-            if not info.name.startswith(without)
+            if not info.name.startswith(f"{name}.figures")
         ),
     ]
 

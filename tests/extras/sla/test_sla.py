@@ -10,12 +10,12 @@ import pytest
 from numdiff.device import download
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator import KernelFault
+from numdiff.extras.kernel_check import run as check
+from numdiff.extras.kernel_check.run import run_once
 from numdiff.extras.sla import kernels as sla
 from numdiff.extras.sla.kernels import choice, launcher, reference
-from numdiff.kernels import check
 from numdiff.kernels.attention import flash_attention_forward
 from numdiff.kernels.attention import unfused as A
-from numdiff.kernels.check.run import run_once
 from tests.conftest import (
     exhaustive,
     numerical_gradient,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from numdiff.kernels import check
-from numdiff.kernels.check.run import counts_of
+from numdiff.extras.kernel_check import run as check
+from numdiff.extras.kernel_check.run import counts_of
 from numdiff.kernels.matmul import first
 from numdiff.kernels.matmul.first import matmul_first_forward
 from tests.conftest import shapes, versions

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...device import DeviceArray, empty
 from ...device.planned import CARDS, Planned
-from ..operation import first_on_device
+from ...kernels.operation import first_on_device
 from .case import Case
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")

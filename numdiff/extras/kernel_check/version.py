@@ -12,7 +12,7 @@ from ...device.limits import WARP
 from ...device.ptx import PtxDevice
 from ...device.ptxas import find_ptxas
 from ...errors import NumdiffError, UsageError
-from ..check.run import cases_named, run_once
+from .run import cases_named, run_once
 from .show import record_of
 
 # Of a multiprocessor: registers, warps, blocks, KiB of shared memory (CUDA C++ Programming Guide,

@@ -15,8 +15,8 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ...emulator import Film, KernelFault, LaunchRefused, Recorder, Unsupported
 from ...errors import NumdiffError, UsageError, near_miss
-from ..operation import Unfit, all_operations, kernel_modules
-from ..operation.versions import FOR, NAMES, name_of, operation_of
+from ...kernels.operation import Unfit, all_operations, kernel_modules
+from ...kernels.operation.versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
 from .records import cases_of

@@ -4,8 +4,8 @@ import os
 
 import click
 
-from .suggest import SuggestingGroup
-from .values import Choice
+from numdiff_cli.suggest import SuggestingGroup
+from numdiff_cli.values import Choice
 
 
 @click.group(cls=SuggestingGroup)
@@ -36,14 +36,15 @@ def show(operation, version, ptx):
     below it, registers, shared memory and occupancy.
     """
     from numdiff.errors import UsageError
-    from numdiff.kernels.figures.show import description
+
+    from .show import description
 
     if version is None:
         if ptx:
             raise UsageError("--ptx prints the kernels of a version: name one after the operation.")
         click.echo(description(operation))
         return
-    from numdiff.kernels.figures.version import version_text
+    from .version import version_text
 
     click.echo(version_text(operation, version, ptx))
 
@@ -104,7 +105,8 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     """
     from numdiff.device import get_backend
     from numdiff.errors import NumdiffError
-    from numdiff.kernels import check as checking
+
+    from . import run as checking
 
     if only_list:
         for name in sorted({case.name for case in checking.CASES}):
@@ -180,7 +182,8 @@ def run(operation, version, problem, trace_file):
     numdiff kernels run softmax warp-per-row --trace softmax.html
     """
     from numdiff.errors import NumdiffError
-    from numdiff.kernels import check as checking
+
+    from . import run as checking
 
     check_film(trace_file)
     outcome, film = checking.run_version(operation, version, problem, bool(trace_file))

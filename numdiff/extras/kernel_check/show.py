@@ -4,8 +4,8 @@ their figures."""
 import inspect
 
 from ...errors import UsageError, near_miss
-from ..operation import all_operations
-from . import lines_of
+from ...kernels.figures import lines_of
+from ...kernels.operation import all_operations
 
 
 def record_of(name):
