@@ -50,7 +50,6 @@ TILED = {
     "conv2d": "im2col",
     "column_sum": "tree",
     "sample_sum": "tree",
-    "total_sum": "tree",
 }
 NORMS = (
     "adaln",

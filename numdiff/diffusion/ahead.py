@@ -5,7 +5,7 @@ import numpy as np
 
 from ..device import empty, zeros
 from ..device.batch_invariance import batch_invariant
-from ..kernels.diffusion.ahead import place, take, timesteps_ahead
+from ..kernels.diffusion.ahead import are_vectors, place, take, timesteps_ahead
 from ..kernels.linear.group import split
 
 # that the conditioning of the steps to come may take; as much again while it is computed, which is
@@ -21,6 +21,8 @@ def steps_ahead(model, rows, steps):
     if model.backend is None or not hasattr(model, "conditioning_columns"):
         return 0
     columns, dtype = model.conditioning_columns()
+    if not are_vectors(*(rows * n for n in columns), itemsize=dtype.itemsize):
+        return 0
     fits = min(steps, MAX_BYTES // (sum(columns) * rows * dtype.itemsize))
     if TOGETHER <= fits < steps:  # no graph then ends between two computations
         fits -= fits % TOGETHER

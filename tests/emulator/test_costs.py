@@ -60,7 +60,6 @@ checking.all_kernels()  # imports their modules
 # rule (costs.extents) does not say it
 EXTENTS = {
     "class_dropout": lambda a: {"batch": a["labels"].size},
-    "chunk_backward": lambda a: {"n": sum(part.size for part in a["parts"])},
     "concat": lambda a: {"pixels": 6, "channels_a": 8, "channels_b": 4},
     "concat_backward": lambda a: {"pixels": 6, "channels_a": 8, "channels_b": 4},
     "embedding": lambda a: {"batch": 4, "channels": 8},
@@ -193,7 +192,6 @@ BEYOND = {
     "swiglu": (0, 36),
     "timestep_embedding": (0, 675),
     "timesteps_ahead": (36, 0),
-    "total_sum": {1: (8, 1), 2: (8, 511)},
     "upsample": (0, 384),
     "velocity": (24, 0),
     "weigh": (16, 0),

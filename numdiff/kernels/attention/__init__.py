@@ -3,7 +3,7 @@ order.
 
     unfused.py             three operations in a row, with the T × T matrix; what all others are held against
     reference.py       what is computed, how the backward does without the probabilities, and what it costs
-    ../../extras/levels/attention/  v1 naive and v2 register-tiled, the lecture versions on any GPU
+    ../../extras/levels/attention/  lectures, on any GPU: v1 naive: a thread a row; v2 register-tiled: rows in registers
     heads.py               what all share: where a head is, the sums D of the rows, partial dq added over chunks
     fragments.py           tiles of float16 for the tensor cores
     forward_half.py    v3 mma: float16, mma.sync: probabilities never leave the registers

@@ -17,9 +17,10 @@ SHAPES
     (optimizer/step_state.py); step, begin (1,) uint32; t (K · R,) float32; ahead (K, n), source (K,
     m) and row (n,) of one dtype, float32 or float16
 VERSIONS
-    place, take: v1 naive: one thread an element; v2 vectorised: one thread 16 bytes.
+    v1: timesteps one thread an element; place, take one thread 16 bytes, which rows and places must
+    be multiples of.
 LAUNCH
-    ceil(n / 256) blocks of 256 threads; v2 of as many vectors.
+    ceil(n / 256) blocks of 256 threads, for n elements, or n vectors.
 DETERMINISM
     each number is written by one thread.
 COST
@@ -40,7 +41,6 @@ from ..operation import (
     filled,
     half,
     integers,
-    naive_and_vectorised,
     numbers,
     operation,
     single,
@@ -81,20 +81,6 @@ def timesteps_ahead_kernel_v1(table, step, begin, t, rows, width, last):
 
 @cuda.jit
 def place_kernel_v1(ahead, source, offset, n, m):
-    i = cuda.grid(1)
-    if i < source.size:
-        ahead[i // m * n + offset + i % m] = source[i]
-
-
-@cuda.jit
-def take_kernel_v1(ahead, step, begin, row):
-    i = cuda.grid(1)
-    if i < row.size:
-        row[i] = ahead[(step[0] - uint32(1) - begin[0]) * uint32(row.size) + uint32(i)]
-
-
-@cuda.jit
-def place_kernel_v2(ahead, source, offset, n, m):
     i = cuda.grid(1) * 4
     if i < source.size:
         x0, x1, x2, x3 = load4(source, i)
@@ -102,7 +88,7 @@ def place_kernel_v2(ahead, source, offset, n, m):
 
 
 @cuda.jit
-def take_kernel_v2(ahead, step, begin, row):
+def take_kernel_v1(ahead, step, begin, row):
     i = cuda.grid(1) * 4
     if i < row.size:
         x0, x1, x2, x3 = load4(
@@ -128,13 +114,6 @@ def take_cost(n, itemsize=4):
 
 
 # Operations ---------------------------------------------------------------------------------------
-
-
-def _lacks_vectors(*bytes_between):
-    """What v2 needs and a call lacks; None if rows and places are multiples of 16 bytes."""
-    if any(n % 16 for n in bytes_between):
-        return f"needs rows and places that are multiples of 16 bytes, not {', '.join(map(str, bytes_between))}"
-    return None
 
 
 def _check_timesteps(table, t, rows):
@@ -180,6 +159,11 @@ def timesteps_ahead(table, step, begin, t, rows):
     )
 
 
+def are_vectors(*columns, itemsize):
+    """Whether rows, or places in them, of these columns are multiples of 16 bytes."""
+    return not any(n * itemsize % 16 for n in columns)
+
+
 def _check_place(ahead, source, offset):
     (steps, n), m = ahead.shape, source.shape[1]
     if (
@@ -187,10 +171,11 @@ def _check_place(ahead, source, offset):
         or not 0 <= offset <= n - m
         or ahead.dtype != source.dtype
         or steps * n >= 2**31
+        or not are_vectors(n, m, offset, itemsize=ahead.dtype.itemsize)
     ):
         raise ValueError(
             f"source {source.dtype}{tuple(source.shape)} does not go to {offset} of {ahead.dtype}"
-            f"{tuple(ahead.shape)}"
+            f"{tuple(ahead.shape)}, or not by multiples of 16 bytes"
         )
 
 
@@ -201,16 +186,8 @@ STEPS, WIDTH = 50, 12 * 8 * 6 * 768  # a sampler's, of eight images of a DiT-B, 
     reference=place_reference,
     cost=place_cost,
     check=_check_place,
-    versions=naive_and_vectorised(
-        place_kernel_v1,
-        place_kernel_v2,
-        lambda ahead, source, offset: _lacks_vectors(
-            *(n * ahead.dtype.itemsize for n in (ahead.shape[1], source.shape[1], offset))
-        ),
-    ),
     problems=[
         Problem("rows of 16 bytes", ahead=single(5, 20), source=single(5, 8), offset=12),
-        Problem("odd", ahead=single(5, 10), source=single(5, 3), offset=7),
         Problem("float16", ahead=half(4, 24), source=half(4, 16), offset=8),
         Problem(
             ahead=half(STEPS, WIDTH),
@@ -222,35 +199,24 @@ STEPS, WIDTH = 50, 12 * 8 * 6 * 768  # a sampler's, of eight images of a DiT-B, 
     ],
     writes=("ahead",),
 )
-def place(ahead, source, offset, version=None):
+def place(ahead, source, offset):
     """ahead[:, offset:offset + m] = source (K, m), in place."""
-    (steps, n), m, size = ahead.shape, source.shape[1], ahead.dtype.itemsize
-    if version.name == "naive":
-        launch(
-            version.kernel,
-            -(-steps * m // BLOCK),
-            BLOCK,
-            ahead.reshape(-1),
-            source.reshape(-1),
-            offset,
-            n,
-            m,
-        )
-        return
-    ahead, source, offset, n, m = (
-        as_words(ahead),
-        as_words(source),
-        offset * size // 4,
-        n * size // 4,
-        m * size // 4,
-    )
-    launch(version.kernel, -(-source.size // 4 // BLOCK), BLOCK, ahead, source, offset, n, m)
+    size, n, m = ahead.dtype.itemsize, ahead.shape[1], source.shape[1]
+    ahead, source = as_words(ahead), as_words(source)
+    places = (place * size // 4 for place in (offset, n, m))
+    launch(place_kernel_v1, -(-source.size // 4 // BLOCK), BLOCK, ahead, source, *places)
 
 
 def _check_take(ahead, row):
-    if ahead.shape[1:] != row.shape or ahead.dtype != row.dtype or ahead.size >= 2**31:
+    if (
+        ahead.shape[1:] != row.shape
+        or ahead.dtype != row.dtype
+        or ahead.size >= 2**31
+        or not are_vectors(row.size, itemsize=row.dtype.itemsize)
+    ):
         raise ValueError(
-            f"a row {row.dtype}{tuple(row.shape)} is none of {ahead.dtype}{tuple(ahead.shape)}"
+            f"a row {row.dtype}{tuple(row.shape)} is none of {ahead.dtype}{tuple(ahead.shape)}, or no "
+            "multiple of 16 bytes"
         )
 
 
@@ -261,12 +227,8 @@ AT = {"step": integers([9], np.uint32), "begin": integers([6], np.uint32)}
     reference=take_reference,
     cost=take_cost,
     check=_check_take,
-    versions=naive_and_vectorised(
-        take_kernel_v1, take_kernel_v2, lambda row: _lacks_vectors(row.nbytes)
-    ),
     problems=[
         Problem("rows of 16 bytes", ahead=single(5, 20), **AT, row=single(20)),
-        Problem("odd", ahead=single(5, 10), **AT, row=single(10)),
         Problem("float16", ahead=half(4, 24), **AT, row=half(24)),
         Problem(
             ahead=half(STEPS, WIDTH),
@@ -279,10 +241,7 @@ AT = {"step": integers([9], np.uint32), "begin": integers([6], np.uint32)}
     ],
     writes=("row",),
 )
-def take(ahead, step, begin, row, version=None):
+def take(ahead, step, begin, row):
     """row = ahead[step - 1 - begin], in place."""
-    if version.name == "naive":
-        launch(version.kernel, -(-row.size // BLOCK), BLOCK, ahead.reshape(-1), step, begin, row)
-    else:
-        row = as_words(row)
-        launch(version.kernel, -(-row.size // 4 // BLOCK), BLOCK, as_words(ahead), step, begin, row)
+    row = as_words(row)
+    launch(take_kernel_v1, -(-row.size // 4 // BLOCK), BLOCK, as_words(ahead), step, begin, row)

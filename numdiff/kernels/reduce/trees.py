@@ -2,10 +2,8 @@
 
 MATHEMATICS
     column_sum   s[n] = Σ_m x[m, n]              sample_sum   s[b, c] = Σ_p x[b, p, c]
-    total_sum    s = Σ_i x[i]
-    Each is a sum over the middle axis of a (B, P, N) array: columns have B = 1, the total is the
-    sum of column sums. They are the backward of every broadcast; their own backward, a broadcast,
-    is in bias.py.
+    Each is a sum over the middle axis of a (B, P, N) array: columns have B = 1. They are the
+    backward of every broadcast; their own backward, a broadcast, is in bias.py.
 SHAPES
     x (B, P, N) float32, float16 or bfloat16, contiguous; partial (B, chunks, N) and out (B, N)
     float32
@@ -70,11 +68,6 @@ def column_sum_reference(x, out=None):
 
 def sample_sum_reference(x):
     return np.stack([column_sum_reference(sample) for sample in x])
-
-
-@in_single(0)
-def total_sum_reference(x):
-    return np.sum(x.reshape(1, -1), axis=1)  # pairwise, because the axis is contiguous
 
 
 # Device functions ---------------------------------------------------------------------------------
@@ -243,10 +236,6 @@ def sample_sum_cost(B, P, C):
     return 4 * (B * P * C + B * C), B * P * C
 
 
-def total_sum_cost(n):
-    return column_sum_cost(n, 1)
-
-
 # Operations ---------------------------------------------------------------------------------------
 
 
@@ -322,23 +311,3 @@ def sample_sum(x, version=None):
     total = empty((B, C), np.float32, like=x)
     _sum_rows(version, x, total, B, x.size // (B * C), C, False)
     return total
-
-
-@operation(
-    reference=total_sum_reference,
-    cost=total_sum_cost,
-    versions=sum_versions(lambda x: lacks_multiple(4, x.size)),
-    problems=[
-        Problem(x=single(3, 41)),
-        Problem(x=single(2, 5, 12)),
-        Problem(x=single(32, 2048), fast=False),
-    ],
-)
-def total_sum(x, version=None):
-    """Sum of all elements, as a new array (1,) float32."""
-    width = 1
-    # a power of two that divides the length, for 16-byte loads
-    while width < 1024 and x.size % (2 * width) == 0:
-        width *= 2
-    columns = column_sum(x.reshape(-1, width), version=version.number)
-    return column_sum(columns.reshape(-1, 1), version=min(version.number, 2))

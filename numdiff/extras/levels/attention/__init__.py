@@ -1,10 +1,10 @@
 """Flash attention before tensor cores: rung 1 and rung 2 of the ladder whose other rungs are in
 kernels/attention/. Read the files in this order, after kernels/attention/reference.py.
 
-    simple.py      v1 naive: one thread a row; tiles of the other side in shared memory; the online softmax
+    simple.py      v1, naive: one thread a row; tiles of the other side in shared memory; the online softmax
     patches.py         what a warp does with tiles: 4 × 4 patches in registers, 16-byte loads, no bank conflicts
-    forward.py     v2 register-tiled: 64 scores and up to 72 outputs a thread, the softmax once a tile
-    backward.py    v2 register-tiled: dq, dk and dv in one kernel, five products instead of seven, without atomics
+    forward.py     v2, register-tiled: 64 scores and up to 72 outputs a thread, the softmax once a tile
+    backward.py    v2, register-tiled: dq, dk and dv in one kernel, five products instead of seven, without atomics
     problems.py        what the check and the tests run
 
 No model runs them: version 4, extras/tf32/attention/, needs less shared memory, and took 248 µs where
