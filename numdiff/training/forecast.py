@@ -71,11 +71,13 @@ MEASURING = 1.0  # seconds of the third interval
 MOST_MEASURED = 1000  # its steps at most
 # a step that takes longer by the estimate is not waited for: the estimate is printed before it
 SHORT_STEP = 4.0
-# what is estimated until it has been measured, in seconds: an event without its images or bytes,
-# and what the first grid takes longer
-PER_EVENT, FIRST_GRID = 0.15, 0.8
+# what is estimated until it has been measured, in seconds (H200, docs/log/forecast.md): an event
+# without its images or bytes; what the first curve, samples and evaluation take longer
+PER_EVENT = 0.15
+FIRST_CURVE, FIRST_SAMPLES = 0.4, 0.6
+FIRST_EVALUATION = 3.0  # its kernels are not compiled ahead
 BYTES_A_SECOND = 0.45e9  # of a checkpoint
-PIXELS_A_SECOND = 3e6  # of a grid, which is compressed
+PIXELS_A_SECOND = 2.2e6  # of a grid, which is compressed
 SECONDS = schema.number(0, 1e9)
 RECORD = schema.record(
     {"step": schema.number(1e-9, 1e9), "first": SECONDS},
@@ -251,9 +253,9 @@ def estimated(options, flops, backend, launches=0):
 
 def seconds_to_the_end(record, options, pictures, step=0, checkpoint=0):
     """Seconds from `step` on. pictures: whether the run draws grids; checkpoint: bytes of one."""
-    evaluations = getattr(options, "sample_steps", 0) * (
-        2 if getattr(options, "sampler", "") == "heun" else 1
-    )
+    evaluations = 0  # of a sample; an autoencoder's grids have none
+    if "sampler" in kinds.get(options.model).table:
+        evaluations = options.sample_steps * (2 if options.sampler == "heun" else 1)
     guided = 2 if getattr(options, "cfg_scale", None) not in (None, 1) else 1
     sampled = FORWARD * record["step"] / options.batch * evaluations * guided  # an image
     pixels = math.prod(sides(options.image_size)) * (64 if getattr(options, "vae", None) else 1)
@@ -261,7 +263,7 @@ def seconds_to_the_end(record, options, pictures, step=0, checkpoint=0):
     written = PER_EVENT + checkpoint / BYTES_A_SECOND
     total = record["first"] + (options.steps - step) * record["step"]
     if "draw" not in record:
-        total += FIRST_GRID
+        total += FIRST_CURVE + (FIRST_SAMPLES if drawn and evaluations else 0.0)
     for name, every, otherwise in (
         ("draw", options.sample_every, PER_EVENT + drawn),
         ("save", options.checkpoint_every, written),
@@ -269,8 +271,11 @@ def seconds_to_the_end(record, options, pictures, step=0, checkpoint=0):
     ):
         total += events(step, options.steps, every) * record.get(name, otherwise)
     if every := getattr(options, "evaluate_every", 0):
+        if "evaluate" not in record:
+            total += FIRST_EVALUATION
         otherwise = PER_EVENT + sampled * options.evaluate_count
-        value = record.get("evaluate", otherwise) + record.get("best", written)
+        is_saved = options.checkpoint_every and every % options.checkpoint_every == 0
+        value = record.get("evaluate", otherwise) + record.get("best", 0 if is_saved else written)
         total += events(step, options.steps, every) * value
     return total
 

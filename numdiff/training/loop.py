@@ -7,6 +7,7 @@ clean stop. run.py prepares it.
 
 import contextlib
 import math
+import os
 import shlex
 import signal
 import time
@@ -152,14 +153,16 @@ class TrainingLoop:
             number = self.communicator.largest(self.requested_signal())
         if number:
             self.stop(number)
-        if distance is not None and self.communicator.first(self.is_best, distance):
-            self.save_best()
+        is_best = distance is not None and self.communicator.first(self.is_best, distance)
         for extension in self.extensions:
             if extension.every() and self.is_due(extension.every()):
                 self.store(extension)
-        if self.is_due(options.checkpoint_every):
+        is_saved = self.is_due(options.checkpoint_every)
+        if is_saved:
             self.save()
-        elif self.communicator.size > 1 and self.is_due(COMPARE_EVERY):
+        if is_best:
+            self.save_best()
+        if not is_saved and self.communicator.size > 1 and self.is_due(COMPARE_EVERY):
             with self.paused():
                 self.trainer.check_ranks()
         if is_drawn:
@@ -343,9 +346,24 @@ class TrainingLoop:
         return best
 
     def save_best(self):
-        """Write best.h5; collective."""
+        """Write best.h5, or give this step's checkpoint that name, too; collective."""
         with self.paused(), self.clock.timed("best"):
-            self.communicator.first(self.write_best, self.state())
+            if not self.communicator.first(self.link_best):
+                self.communicator.first(self.write_best, self.state())
+
+    def link_best(self):
+        """Whether best.h5 is now another name of this step's checkpoint, which takes no time; a file
+        system without hard links, or a step without a checkpoint, has none."""
+        if self.saved_step != self.trainer.step:
+            return False
+        link = self.run_dir / f"{BEST}.link"
+        try:
+            link.unlink(missing_ok=True)
+            os.link(self.run_dir / checkpoint_name(self.trainer.step), link)
+            os.replace(link, self.run_dir / BEST)
+        except OSError:
+            return False
+        return True
 
     def write_best(self, state):
         with self.hinting_at_resume(), doing(f"saving step {self.trainer.step}, the best"):

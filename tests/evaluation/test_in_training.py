@@ -1,6 +1,7 @@
 """`--evaluate-every`: the distance in the records, the best checkpoint, resume."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -57,6 +58,24 @@ def test_the_distance_is_recorded_and_the_best_kept(tmp_path):
     said = [line for line in lines if line.startswith("evaluate")]
     assert len(said) == 2 and said[0].endswith("after step 3, the best so far")
     assert f"{found[6]:.4g} after step 6" in said[1]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_best_is_another_name_of_a_checkpoint(tmp_path, monkeypatch, links):
+    """…of the same step, where the file system has hard links."""
+
+    def refuse(*_):
+        raise OSError("no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    run_dir, _ = run(tmp_path, checkpoint_every=3, keep=1)
+    found = {r["step"]: r["frechet"] for r in records_of(run_dir) if "frechet" in r}
+    best = min(found, key=found.get)
+    assert load_meta(run_dir / "best.h5")["step"] == best  # also where its checkpoint is removed
+    last = run_dir / "checkpoint-00000006.h5"
+    assert (run_dir / "best.h5").samefile(last) == (links and best == 6)
+    assert not list(run_dir.glob("*.link"))
 
 
 def test_the_figure_is_the_same_after_a_resume_and_without_evaluation(tmp_path):

@@ -17,7 +17,8 @@ from numdiff.training import forecast, rehearsal
 from numdiff.training.forecast import (
     AT_FIRST,
     BYTES_A_SECOND,
-    FIRST_GRID,
+    FIRST_CURVE,
+    FIRST_SAMPLES,
     PER_EVENT,
     PIXELS_A_SECOND,
     Clock,
@@ -94,7 +95,8 @@ def test_an_estimate_is_called_one(monkeypatch):
     plan = Plan(options, SIZES, 4e9, 1000)
     line, measured = plan.forecast(elapsed=5)
     # a step takes 1 s; each of 12 images 10 forward passes of 0.23/4 s; a grid, a checkpoint of 16 kB
-    seconds = 1000 + 12 * (10 * 0.23 / 4 + 32 * 32 / PIXELS_A_SECOND) + FIRST_GRID + 2 * PER_EVENT
+    seconds = 1000 + 12 * (10 * 0.23 / 4 + 32 * 32 / PIXELS_A_SECOND) + 2 * PER_EVENT
+    seconds += FIRST_CURVE + FIRST_SAMPLES
     assert not measured and line.startswith(
         f"{(seconds + 5) / 60:.1f} minutes from the command to the last picture, "
         f"{seconds / 60:.1f} minutes from here, at 1e+03 ms a step (estimated"
