@@ -51,8 +51,8 @@ from numdiff.kernels.peers import reduce as peer_reduce
 from numdiff.kernels.reduce.second_pass import Sum, add_parts, add_parts_cost
 from numdiff.kernels.reduce.trees import column_sum
 from tests.conftest import exhaustive, exhaustively
-from tests.emulator.counted import RNG, Counted, number
 
+RNG = np.random.default_rng(0)
 float16, float32 = np.float16, np.float32
 checking.all_kernels()  # imports their modules
 
@@ -278,6 +278,26 @@ def test_a_cost_is_counted_for_every_operation():
 
 
 # Operations one by one ----------------------------------------------------------------------------
+
+
+class Counted:
+    """Runs an operation on an emulated device and keeps its figures."""
+
+    def __init__(self, operation):
+        recorder = Recorder()
+        self.device = EmulatorDevice(recorder=recorder, checks=False)
+        operation(self)
+        self.recorder, self.total = recorder, recorder.total()
+
+    def __call__(self, *shape):
+        return upload(RNG.standard_normal(shape).astype(np.float32), self.device)
+
+    def full(self, value, *shape):
+        return upload(np.full(shape, value, np.float32), self.device)
+
+
+def number(u, value, dtype, count=1):
+    return upload(np.full(count, value, dtype), u.device)
 
 
 @pytest.mark.parametrize("version", [1, 2])

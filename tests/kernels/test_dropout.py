@@ -30,16 +30,6 @@ def test_dropout(engine, rng, shape, probability):
         engine.check_equal(got, forward(engine(given), *where))
 
 
-def test_layers_and_steps_differ():
-    x, samples = np.ones((1, 64), np.float32), np.zeros(1, np.uint32)
-    masks = {
-        D.dropout_forward(x, 0.5, 1, layer, np.array([step], np.uint32), samples).tobytes()
-        for layer in range(3)
-        for step in range(3)
-    }
-    assert len(masks) == 9
-
-
 def test_float64_stays_float64():
     assert (
         D.dropout_forward(np.ones((1, 4)), 0.5, 1, 0, STEP, np.zeros(1, np.uint32)).dtype

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 
-from numdiff.device import cuda, download, launch
+from numdiff.device import download
 from numdiff.kernels import random as R
-from numdiff.kernels.random import normal_pair
-from tests.conftest import on, shapes, versions, where
+from tests.conftest import shapes, versions, where
 from tests.device.test_philox import philox_by_hand
 
 USABLE = where(lambda version, shape: version != 2 or np.prod(shape[1:]) % 4 == 0)
@@ -74,27 +73,6 @@ def test_extreme_words_stay_in_range():
     assert uniform.min() == 0 and uniform.max() == 1 - 2**-24
     # √(2 · 24 · ln 2) = 5.77: the longest tail of 24 bits
     assert np.isfinite(normal).all() and abs(normal).max() < 6
-
-
-@cuda.jit
-def normal_pair_kernel(a, b, z):
-    i = cuda.grid(1)
-    if i < a.size:
-        first, second = normal_pair(a[i], b[i])
-        z[i, 0] = first
-        z[i, 1] = second
-
-
-@on()  # NumPy has its own
-def test_every_angle_of_the_normal(engine, rng):
-    """The device's own sine and cosine, at the quarter turns' borders and between."""
-    borders = np.arange(0, 2**32 + 1, 2**29, dtype=np.uint64)
-    b = np.concatenate([borders[:-1], borders[1:] - 1, borders[:-1] + 256]).astype(np.uint32)
-    a = rng.integers(0, 2**32, b.size, dtype=np.uint32)
-    z = engine.zeros((b.size, 2))
-    launch(normal_pair_kernel, 1, 32, engine(a), engine(b), z)
-    engine.check(z, R.normal_from_words(np.stack([a, b], -1)), 1e-6)
-    assert abs(download(z)).max() < 6
 
 
 @pytest.mark.parametrize("draw", DISTRIBUTIONS.values(), ids=list(DISTRIBUTIONS))

@@ -53,16 +53,6 @@ def make(device="cpu", images=None, labels=None, seed=3, model=(), **options):  
     )
 
 
-def test_ten_steps_are_five_and_five_resumed_bitwise(device):  # noqa: F811
-    whole, first, second = (make(device) for _ in range(3))
-    values = losses(whole, 10)
-    assert losses(first, 5) == values[:5]
-    second.load_state(first.state())
-    assert losses(second, 5) == values[5:]
-    for name, array in whole.state().items():
-        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
-
-
 LIGHTNING = {
     "norm": "rms",
     "qk_norm": True,

@@ -9,7 +9,6 @@ from numdiff.kernels.conv2d import (
     conv2d_backward_reference,
     conv2d_forward_reference,
 )
-from numdiff.kernels.cpu import convolution as cpu
 from numdiff.kernels.cpu import winograd, winograd_rows
 from numdiff.kernels.cpu.convolution import conv2d_backward_cpu, conv2d_forward_cpu
 from numdiff.kernels.cpu.winograd import (
@@ -93,17 +92,6 @@ def test_batch_invariance_of_winograd(name):
         lambda x, *addends: conv2d_forward_cpu(x, weight, bias, 1, *addends), x, channel, residual
     )
     np.testing.assert_array_equal(shares, whole)
-
-
-@pytest.mark.parametrize(
-    "alike, several", [(True, winograd_forward), (False, winograd_rows_forward)]
-)
-def test_which_winograd_gives_equal_bits(monkeypatch, alike, several):
-    x, weight, *_ = operands(4, 16, 16, 16, 16)
-    monkeypatch.setattr(cpu, "rows_are_alike", lambda: alike)
-    np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), winograd_forward(x, weight))
-    with batch_invariant(4):
-        np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), several(x, weight))
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 8, 32, 128), (1, 5, 7, 16, 48)], ids=str)

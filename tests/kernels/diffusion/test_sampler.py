@@ -14,18 +14,6 @@ def test_combine(rng, terms):
     )
 
 
-@pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("extra", [0, 3], ids=["same_channels", "more_channels"])
-def test_estimate_x_0(rng, clip, extra):
-    x, prediction = (
-        rng.standard_normal(SHAPE),
-        rng.standard_normal((*SHAPE[:-1], SHAPE[-1] + extra)),
-    )
-    wanted = 0.7 * x - 1.9 * prediction[..., : SHAPE[-1]]
-    wanted = np.minimum(np.maximum(wanted, -1), 1) if clip else wanted
-    assert np.allclose(S.estimate_x_0(x, prediction, (0.7, -1.9), clip), wanted, atol=1e-13)
-
-
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
 @pytest.mark.parametrize("channels", [1, 7])
 def test_guide(engine, rng, scale, channels):

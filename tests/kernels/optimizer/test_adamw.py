@@ -97,23 +97,6 @@ def test_bad_input_says_so(engine):
             A.adamw_update(x, x, x, x, now, HYPER, version=2)
 
 
-@pytest.mark.parametrize("beta1, beta2", [(0.0, 0.999), (0.9, 0.0), (0.0, 0.0)])
-def test_betas_of_zero_are_rmsprop_and_the_sign(engine, rng, beta1, beta2):
-    """No mean, or no mean square, is kept: the update is by the gradient, or by its size, alone."""
-    w, g, m, v = (
-        rng.standard_normal(8),
-        rng.standard_normal(8),
-        rng.standard_normal(8),
-        rng.random(8),
-    )
-    got = [engine(a) for a in (w, g, m, v)]
-    A.adamw_update(*got, state(engine, 3, 1e-2, 5.0), A.Rule(beta1, beta2, 1e-8, 0.0))
-    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
-    w = w - 1e-2 * m / (1 - beta1**4) / (np.sqrt(v / (1 - beta2**4)) + 1e-8)
-    for one, want in zip(got, (w, g, m, v), strict=True):
-        engine.check(one, want)
-
-
 @pytest.mark.parametrize("ema_warmup", [True, False])
 @pytest.mark.parametrize("count", [1, 260])
 def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
