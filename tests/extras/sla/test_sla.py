@@ -25,7 +25,7 @@ from tests.conftest import (
     versions,
     where,
 )
-from tests.kernels.attention.test_unfused import make
+from tests.kernels.attention.test_flash_attention import make
 
 SHAPES = shapes(
     minimal=(1, 65, 1, 8, "new"), odd=(2, 131, 3, 12, "legacy"), aligned=(1, 256, 2, 16, "new")

@@ -7,7 +7,6 @@ from numdiff.kernels import attention as F
 from numdiff.kernels.attention import launcher
 from numdiff.kernels.attention import unfused as A
 from tests.conftest import quick, shapes, versions, where
-from tests.kernels.attention.test_unfused import make
 
 # (B, T, heads, HS) and the order of the channels. Tiles have 64 rows, blocks of the forward 64 or
 # 128.
@@ -22,6 +21,16 @@ SHAPES = shapes(
     large_64=(1, 257, 2, 64, "legacy"),
     large_72=(1, 200, 2, 72, "new"),
 )
+
+
+def make(rng, shape):
+    """(qkv, dy, heads) of normal numbers; shape: (B, T, heads, HS)"""
+    B, T, heads, HS = shape
+    return (
+        rng.standard_normal((B, T, 3 * heads * HS)),
+        rng.standard_normal((B, T, heads * HS)),
+        heads,
+    )
 
 
 @SHAPES

@@ -7,7 +7,7 @@ import pytest
 from numdiff.kernels import attention as F
 from numdiff.kernels.attention import launcher
 from tests.conftest import on, quick, shapes, versions, where
-from tests.kernels.attention.test_unfused import make
+from tests.kernels.attention.test_flash_attention import make
 
 TOLERANCE = 2e-3
 
