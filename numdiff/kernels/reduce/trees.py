@@ -173,8 +173,8 @@ def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
     put4(tile, t, s0, s1, s2, s3)
     tree_sum(tile, 4, t, lanes, rows)
     if works and row == 0:
-        s0, s1, s2, s3 = get4(tile, t)
-        out[i], out[i + 1], out[i + 2], out[i + 3] = o0 + s0, o1 + s1, o2 + s2, o3 + s3
+        out[i], out[i + 1] = o0 + tile[t], o1 + tile[BLOCK + t]
+        out[i + 2], out[i + 3] = o2 + tile[2 * BLOCK + t], o3 + tile[3 * BLOCK + t]
 
 
 # Launchers ----------------------------------------------------------------------------------------
