@@ -25,6 +25,7 @@ import sys
 import types
 
 from .faults import Unsupported
+from .integers import nodes_of
 from .loops import TURNS
 from .namespace import TWINS
 from .overloads import overloads_of
@@ -88,7 +89,7 @@ def may_wait(function):
             or isinstance(node, ast.Call)
             and kind_of(node, outside) != "plain"
             for statement in tree.body
-            for node in ast.walk(statement)
+            for node in nodes_of(statement)
         )
     return _WAIT[code]
 

@@ -4,6 +4,7 @@ What a kernel calls is in linking.py, what it is given in arguments.py, its memo
 memory_spaces.py, the reports of its faults in reports.py.
 """
 
+import functools
 import gc
 import operator
 import warnings
@@ -358,7 +359,13 @@ def calling(function, arguments):
     would put a further frame on the interpreter's stack, which is copied whenever threads switch."""
     names = [f"argument_{k}" for k in range(len(arguments))]
     namespace = {"function": function, **dict(zip(names, arguments, strict=True))}
-    return eval(f"lambda: function({', '.join(names)})", namespace)
+    return eval(_calling_text(len(names)), namespace)
+
+
+@functools.cache
+def _calling_text(count):
+    names = ", ".join(f"argument_{k}" for k in range(count))
+    return compile(f"lambda: function({names})", "<launch>", "eval")
 
 
 def in_three(size, what="size"):

@@ -25,7 +25,7 @@ import copy
 import numpy as np
 
 from .arrays import CheckedArray
-from .integers import LARGEST, UNKNOWN, cast_named
+from .integers import LARGEST, UNKNOWN, cast_named, nodes_of
 from .values import bfloat16, float32
 
 LEAST = 8  # iterations that take longer than NumPy's calls
@@ -201,7 +201,7 @@ class Reduction:
         """The expression that gives an array of a value in all iterations: a name, or a new array."""
         made = self.value(node)
         arrays = {name for name, _ in self.spans} | set(self.values.values())
-        if not any(isinstance(n, ast.Name) and n.id in arrays for n in ast.walk(made)):
+        if not any(isinstance(n, ast.Name) and n.id in arrays for n in nodes_of(made)):
             raise NotReduced
         return made
 

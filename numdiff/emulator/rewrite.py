@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .arithmetic import COMPARISONS, OPERATIONS
-from .integers import EMPTY, Integers, cast_named, is_function, parts_of
+from .integers import EMPTY, cast_named, integers_of, is_function, nodes_of, parts_of
 from .loops import WAITING
 from .memory import READ_SITE
 from .reductions import class_of, reduction_of
@@ -171,16 +171,17 @@ class Rewriter(ast.NodeTransformer):
         say)."""
         if self._bindings is None:
             self._bindings, plain = {}, set()
-            for part in ast.walk(self.tree):
-                if isinstance(part, ast.Assign):
+            nodes = nodes_of(self.tree)
+            for part in nodes:
+                if part.__class__ is ast.Assign:
                     for target in part.targets:
-                        if isinstance(target, ast.Name):
+                        if target.__class__ is ast.Name:
                             self._bindings.setdefault(target.id, []).append(part.value)
                             plain.add(id(target))
-            for part in ast.walk(self.tree):
+            for part in nodes:
                 if (
-                    isinstance(part, ast.Name)
-                    and not isinstance(part.ctx, ast.Load)
+                    part.__class__ is ast.Name
+                    and part.ctx.__class__ is not ast.Load
                     and id(part) not in plain
                 ):
                     self._bindings.setdefault(part.id, []).append(None)
@@ -198,7 +199,7 @@ class Rewriter(ast.NodeTransformer):
             return all(map(self.is_literal, node.elts))
         if isinstance(node, ast.BinOp):  # Numba folds those of constants alone
             return arithmetic and all(
-                isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node)
+                isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in nodes_of(node)
             )
         if isinstance(node, ast.Subscript):
             return (
@@ -251,7 +252,7 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.BinOp):
             return any(
                 not isinstance(part, (ast.Constant, ast.BinOp, ast.operator))
-                for part in ast.walk(node)
+                for part in nodes_of(node)
             )
         return (
             isinstance(node, ast.Call)
@@ -275,7 +276,7 @@ class Rewriter(ast.NodeTransformer):
                 ast.Call(ast.Name("__unsupported", ast.Load()), [text], []), call
             )
         if any(
-            isinstance(part, ast.Name) and part.id in self.parameters for part in ast.walk(shape)
+            isinstance(part, ast.Name) and part.id in self.parameters for part in nodes_of(shape)
         ):
             shape = self.as_literal(shape)
             checked = ast.copy_location(
@@ -548,7 +549,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Assign(self, node):
         if not self.checked or not any(
-            isinstance(t, ast.Subscript) for target in node.targets for t in ast.walk(target)
+            isinstance(t, ast.Subscript) for target in node.targets for t in nodes_of(target)
         ):
             self.generic_visit(node)
             return node
@@ -573,7 +574,7 @@ class Rewriter(ast.NodeTransformer):
                 ast.Expr(self.call("__store", (array, index, value), target)), node
             )
         if isinstance(target, (ast.Tuple, ast.List)) and any(
-            isinstance(t, ast.Subscript) for t in ast.walk(target)
+            isinstance(t, ast.Subscript) for t in nodes_of(target)
         ):
             names = [self.temporary() for _ in target.elts]
             unpack = ast.Assign(
@@ -624,10 +625,10 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_While(self, node):
         self.sites.spins.update(
-            self.site(part) for part in ast.walk(node.test) if isinstance(part, ast.expr)
+            self.site(part) for part in nodes_of(node.test) if isinstance(part, ast.expr)
         )
         waits = isinstance(node.test, ast.Constant) or any(
-            isinstance(part, (ast.Subscript, ast.Call)) for part in ast.walk(node.test)
+            isinstance(part, (ast.Subscript, ast.Call)) for part in nodes_of(node.test)
         )
         self.generic_visit(node)
         weight = ast.Constant(WAITING if waits else 1)
@@ -672,7 +673,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node):
         node.decorator_list, node.returns = [], None
-        for argument in ast.walk(node.args):
+        for argument in nodes_of(node.args):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
         shuffled = self._bound_in_branches(node) if node is self.tree else ()
@@ -697,10 +698,11 @@ class Rewriter(ast.NodeTransformer):
         """Variables that are passed on, to a function, a variable, an element or the caller, and
         that some lanes may not have given a value."""
         taken = set()
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call) and _passes_on(part.func):
+        for part in nodes_of(node):
+            kind = part.__class__
+            if kind is ast.Call and _passes_on(part.func):
                 passed = part.args
-            elif isinstance(part, (ast.Assign, ast.Return)):
+            elif kind is ast.Assign or kind is ast.Return:
                 passed = part.value.elts if isinstance(part.value, ast.Tuple) else (part.value,)
             else:
                 continue
@@ -709,10 +711,10 @@ class Rewriter(ast.NodeTransformer):
             return ()
         stored, always = set(), set()
         for statement in node.body:
-            names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
-            bound = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+            names = [n for n in nodes_of(statement) if n.__class__ is ast.Name]
+            bound = {n.id for n in names if n.ctx.__class__ is ast.Store}
             if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-                always |= bound - stored - {n.id for n in names if isinstance(n.ctx, ast.Load)}
+                always |= bound - stored - {n.id for n in names if n.ctx.__class__ is ast.Load}
             stored |= bound
         return sorted((taken & stored) - always - self.parameters)
 
@@ -736,7 +738,7 @@ class Reporting:
         names = [
             n.id
             for target in targets
-            for n in ast.walk(target)
+            for n in nodes_of(target)
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         ]
         return [
@@ -891,21 +893,22 @@ def rewrite(function, sites, checked, given=None, filmed=False, change=None):
     checked arrays are then still checked, but mixed arithmetic follows NumPy's rules, and loops
     that wait are not noticed.
     """
-    tree = source_tree(function)
+    tree, integers = (
+        (source_tree(function), None) if given is None else integers_of(function, given)
+    )
     if tree is None:
         code = function.__code__
         code = code.replace(
             co_consts=tuple(np.float64(c) if c.__class__ is float else c for c in code.co_consts)
         )
         return Rewritten(code, set(code.co_names) | set(code.co_freevars), {}, set())
-    integers = None if given is None else Integers(function, tree, given)
     if integers is not None:
         integers.mark()
     filmed = filmed and function.__globals__.get("WORDS") is not True
     rewriter = Rewriter(function, sites, checked, fixed_names(function), integers, filmed)
     rewriter.tree = tree
     rewriter.makes_local = any(
-        isinstance(n, ast.Call) and shared_or_local(n) == "local" for n in ast.walk(tree)
+        n.__class__ is ast.Call and shared_or_local(n) == "local" for n in nodes_of(tree)
     )
     if filmed:
         tree.body = Reporting(rewriter.site).of_function(tree)

@@ -6,6 +6,9 @@ import inspect
 import linecache
 import textwrap
 import tokenize
+import weakref
+
+_TEXTS = weakref.WeakKeyDictionary()  # code of a function -> what `_text_of` gave
 
 
 def captured(function):
@@ -48,10 +51,23 @@ def source_tree(function):
 def quick_tree(code):
     """The same, from the first line of a definition to the next one that is not indented more. None
     or a `SyntaxError` if that is wrong: a string or parentheses may reach further."""
+    if code not in _TEXTS:
+        _TEXTS[code] = _text_of(code)
+    text, indent = _TEXTS[code]
+    if text is None:
+        return None
+    tree = ast.parse(text).body
+    node = (tree[0].body if indent else tree)[0]
+    return node if isinstance(node, ast.FunctionDef) and node.name == code.co_name else None
+
+
+def _text_of(code):
+    """(the text of a definition, below as many empty lines as are above it in its file; its
+    indentation); (None, 0) if the file has no such line."""
     linecache.checkcache(code.co_filename)
     lines, start = linecache.getlines(code.co_filename), code.co_firstlineno - 1
     if not 0 <= start < len(lines):
-        return None
+        return None, 0
     indent, stop, inside = (
         _indent(lines[start]),
         start + 1,
@@ -65,9 +81,7 @@ def quick_tree(code):
             inside = line.lstrip().startswith("def ")  # after its decorators
         stop += 1
     above = "\n" * start if not indent else "\n" * (start - 1) + "if 1:\n"
-    tree = ast.parse(above + "".join(lines[start:stop])).body
-    node = (tree[0].body if indent else tree)[0]
-    return node if isinstance(node, ast.FunctionDef) and node.name == code.co_name else None
+    return above + "".join(lines[start:stop]), indent
 
 
 def _indent(line):
