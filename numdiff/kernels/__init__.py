@@ -7,10 +7,19 @@ from .attention import (
     attention_forward,
     flash_attention_backward,
     flash_attention_forward,
+    single_head_attention_forward,
 )
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
 from .concat import Pair, concat_backward, concat_forward
-from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
+from .conv2d import (
+    channel_statistics,
+    conv2d_backward,
+    conv2d_forward,
+    halved_conv2d_forward,
+    resampled_statistics,
+    resampled_supports,
+    upsampled_conv2d_forward,
+)
 from .diffusion.class_dropout import class_dropout_forward
 from .diffusion.l1 import l1_backward, l1_forward
 from .diffusion.mse import mse_backward, mse_forward
@@ -108,6 +117,7 @@ __all__ = [
     "gelu_forward",
     "groupnorm_backward",
     "groupnorm_forward",
+    "halved_conv2d_forward",
     "l1_backward",
     "l1_forward",
     "linear_backward",
@@ -137,10 +147,13 @@ __all__ = [
     "posterior_kl_forward",
     "posterior_sample_backward",
     "posterior_sample_forward",
+    "resampled_statistics",
+    "resampled_supports",
     "scale_shift_backward",
     "scale_shift_forward",
     "silu_backward",
     "silu_forward",
+    "single_head_attention_forward",
     "softmax_backward",
     "softmax_forward",
     "swiglu_backward",
@@ -150,6 +163,7 @@ __all__ = [
     "unpatchify_forward",
     "upsample_backward",
     "upsample_forward",
+    "upsampled_conv2d_forward",
     "weigh_forward",
     "window_forward",
 ]

@@ -47,7 +47,11 @@ from .reference import (
     flash_attention_forward_cost,
     flash_attention_forward_reference,
 )
-from .unfused import attention_backward, attention_forward
+from .unfused import (
+    attention_backward,
+    attention_forward,
+    single_head_attention_forward,
+)
 
 __all__ = [
     "HEAD_SIZES",
@@ -61,4 +65,5 @@ __all__ = [
     "flash_attention_forward_cost",
     "flash_attention_forward_reference",
     "flash_attention_supports",
+    "single_head_attention_forward",
 ]

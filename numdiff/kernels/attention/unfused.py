@@ -11,6 +11,9 @@ VERSIONS
     those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels
     receive the address of their rows (a stride of 3C) and of the next head, and y is written as the
     next layer reads it, heads side by side.
+    `single_head_attention_forward` is for inference in 16 bits with one head of any size, such as an autoencoder's of
+    512 channels: q, k and v are three arrays, so that Hopper's matmul takes them. Products are summed in float32, the
+    scores stay float32, and the probabilities are rounded once.
 LAUNCH
     forward three launches, backward five; batch B · heads.
 DETERMINISM
@@ -32,8 +35,8 @@ import numpy as np
 
 from ...device import empty, over_batch
 from ...dtypes import in_single
-from ..matmul import Matrices, matmul_strided
-from ..operation import Problem, operation, single
+from ..matmul import Matrices, matmul_forward, matmul_strided
+from ..operation import Problem, half, operation, single
 from ..softmax import (
     softmax_backward,
     softmax_backward_reference,
@@ -217,3 +220,37 @@ def attention_backward(dy, qkv, probabilities, heads, order="legacy"):
     matmul_strided(ds, k, dq, T, HS, T, B, heads)
     matmul_strided(ds.T, q, dk, T, HS, T, B, heads)
     return dqkv
+
+
+# One head in 16 bits -------------------------------------------------------------------------------
+
+
+@in_single()
+def single_head_attention_reference(q, k, v):
+    scores = np.matmul(q, k.swapaxes(-1, -2))
+    return np.matmul(softmax_forward_reference(scores, 1 / math.sqrt(q.shape[-1]), out=scores), v)
+
+
+def _check_single(q, k, v):
+    if not q.shape == k.shape == v.shape or q.ndim != 3:
+        raise ValueError(f"q {q.shape}, k {k.shape} and v {v.shape} must be of one shape (B, T, C)")
+
+
+@operation(
+    reference=single_head_attention_reference,
+    cost=lambda q: attention_forward_cost(*q.shape, 1),
+    check=_check_single,
+    problems=[
+        Problem(q=half(2, 24, 16), k=half(2, 24, 16), v=half(2, 24, 16), bfloat16="exhaustive"),
+        Problem(
+            q=half(32, 1024, 512), k=half(32, 1024, 512), v=half(32, 1024, 512), measured="not yet"
+        ),
+    ],
+)
+def single_head_attention_forward(q, k, v):
+    """softmax(q·kᵀ / √C)·v, a new array (B, T, C) like q, k and v, float16 or bfloat16."""
+    scores = matmul_forward(q, k, transpose_b=True, out_dtype=np.float32)  # (B, T, T)
+    p = softmax_forward(
+        scores, 1 / math.sqrt(q.shape[-1]), out=empty(scores.shape, q.dtype, like=q)
+    )
+    return matmul_forward(p, v)

@@ -14,6 +14,7 @@ order.
     narrow_half/     v3  a UNet's first and last layer in float16
     ../../extras/levels/conv2d/  v6's ideas, one at a time
     hopper/          v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps
+    resampled.py         after upsampling, and of stride 2, on Hopper: two operations of their own
     problems.py          what the check, the tests and the benchmark run
     launcher.py      which of them runs
 
@@ -36,6 +37,12 @@ from .launcher import (
     conv2d_input_gradient,
     conv2d_weight_gradient,
 )
+from .resampled import (
+    halved_conv2d_forward,
+    resampled_statistics,
+    resampled_supports,
+    upsampled_conv2d_forward,
+)
 
 __all__ = [
     "channel_statistics",
@@ -49,4 +56,8 @@ __all__ = [
     "conv2d_input_gradient_cost",
     "conv2d_weight_gradient",
     "conv2d_weight_gradient_cost",
+    "halved_conv2d_forward",
+    "resampled_statistics",
+    "resampled_supports",
+    "upsampled_conv2d_forward",
 ]

@@ -15,7 +15,8 @@ STATISTICS
         mean of a group = average of its chunks' means
         variance        = average of (a chunk's variance + (its mean - mean)²)
     The first chunk's mean is subtracted before numbers are summed, so that one sweep is enough and
-    little cancels (as in rung 2). An upsampled image, each pixel four times, has the statistics of
+    little cancels (as in rung 2). Each block reads all of its sample's statistics, so those of a
+    large image are first joined to KEPT chunks. An upsampled image, each pixel four times, has the statistics of
     the small one. Each part of a `Pair` has statistics of its own.
 LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight
@@ -52,6 +53,7 @@ from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, s
 
 THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
+KEPT, JOIN_BLOCK = 16, 256  # chunks that `join_chunks` leaves of 65 and more; its threads
 # threads at most, turns: pixels of a thread. The first if it makes enough blocks
 SHAPES = (512, 8), (256, 4)
 BLOCKS_A_MULTIPROCESSOR = 1.9
@@ -133,6 +135,35 @@ def sum_chunks(part, at, turn, columns, n, slices, chunks, origin):
         squares += d * d + part[at + columns]
         n, at = int32(n + slices), int32(at + turn)
     return total, squares
+
+
+@cuda.jit
+def join_chunks_kernel(known, joined, chunks, columns):
+    """joined (B, KEPT, 2, columns): the statistics of each KEPT-th of the `chunks` in known (B,
+    chunks, 2, columns), as one; a thread a pair of channels."""
+    i = int32(cuda.grid(1))
+    if 2 * i < joined.size:
+        rest, column = divide(i, columns)
+        b, n = divide(rest, KEPT)
+        at, turn = int32((b * chunks + n) * 2 * columns + column), int32(2 * columns * KEPT)
+        origin, share = known[at], float32(KEPT) / float32(chunks)
+        total, squares = sum_chunks(known, at, turn, columns, n, int32(KEPT), chunks, origin)
+        total *= share
+        to = int32(rest * 2 * columns + column)
+        joined[to] = origin + total
+        joined[to + columns] = max(squares * share - total * total, float32(0))
+
+
+def join_chunks(known):
+    """Statistics of KEPT chunks for those of a large image; others as they are."""
+    B, chunks, _, columns = known.shape
+    if chunks <= 4 * KEPT or chunks % KEPT:
+        return known
+    joined = empty((B, KEPT, 2, columns), np.float32, like=known)
+    threads = B * KEPT * columns
+    arrays = known.reshape(-1), joined.reshape(-1)
+    launch(join_chunks_kernel, -(-threads // JOIN_BLOCK), JOIN_BLOCK, *arrays, chunks, columns)
+    return joined
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -338,7 +369,10 @@ def normalise_supports(x, groups, statistics):
 def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
     B, C = x.shape[0], x.shape[-1]
     first, second, seam = parts_of(x)
-    known, known_2 = statistics if isinstance(x, Pair) else (statistics, statistics)
+    if isinstance(x, Pair):
+        known, known_2 = map(join_chunks, statistics)
+    else:
+        known = known_2 = join_chunks(statistics)
     P = x.size // (B * C)
     y = empty(x.shape, x.dtype, like=first)
     mean, rstd = (

@@ -34,7 +34,7 @@ from ..reduce.trees import column_sum
 from . import mma, mma_group, naive, register_tiles, split_k, tiled, vectorised
 from .choice import as_nominal, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS
-from .hopper.launcher import Tiling, launch_hopper, takes_batch
+from .hopper.launcher import Tiling, launch_hopper, takes_operands
 from .hopper.layout import BK, BM
 from .operands import Epilogue, Matrices, Shape, Strides
 from .problems import backward_problems, matmul_problems, strided_problems
@@ -228,7 +228,7 @@ def _half(a, b, c, fused, version):
     if version is None:
         version = 2
         if wide and supports(a.array, mma.KERNELS):
-            takes = batch == 1 or takes_batch(M, K, result)
+            takes = batch == 1 or takes_operands(a, b, result)
             version = capped("matmul", 6 if takes and supports(a.array, KERNELS) else 5)
             # 3 and 4 are for float32, and 2 takes all that comes
             version = version if version > 4 else 2
@@ -238,10 +238,10 @@ def _half(a, b, c, fused, version):
             f"extents must be multiples of 8 (M {M}, N {N}, K {K}), arrays aligned to 16 bytes, and a "
             "residual needs a float16 result; use version=2"
         )
-    if version == 6 and batch > 1 and not takes_batch(M, K, result):
+    if version == 6 and batch > 1 and not takes_operands(a, b, result):
         raise ValueError(
-            f"version 6 (hopper) takes a batch for float16 results, M a multiple of {BM} and K of "
-            f"{BK}, not M {M}, K {K} and {result}; use version=5"
+            f"version 6 (hopper) takes a batch for float16 results, or float32 ones of A·Bᵀ, M a "
+            f"multiple of {BM} and K of {BK}, not M {M}, K {K} and {result}; use version=5"
         )
     sums = fused.row_sums
     if sums is not None and (version != 6 or result != np.float32 or sums.offset % 16):

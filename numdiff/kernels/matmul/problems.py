@@ -273,6 +273,27 @@ def _by_hopper():
         )
 
 
+def _scores():
+    """A batch with float32 results, in each tile."""
+    for tile in kernel.BATCH_FLOAT_KERNELS:
+        yield product(
+            f"float16, a batch, float32, tile {tile}",
+            128,
+            8,
+            64,
+            False,
+            True,
+            half,
+            (2,),
+            out_dtype=np.float32,
+            alpha=0.5,
+            versions=RUNGS[6],
+            fast=False,
+            only_compiled=tile != 64,
+            within=functools.partial(with_tile, tile, 6),
+        )
+
+
 def _several_tiles():
     """A tile and a bit of either extent, so that a block's edges and its second tile are seen."""
     for rung, tile in (*((5, tile) for tile in TILES), *((6, n) for n in STAGES)):
@@ -389,6 +410,7 @@ def matmul_problems():
         *_of_extensions(),
         *_by_mma(),
         *_by_hopper(),
+        *_scores(),
         *_several_tiles(),
         *_every_addend(),
         *_row_sums(),

@@ -26,8 +26,8 @@ which are imported at first use.
 
 from ... import extensions
 from .arguments import checked
-from .attentions import attention
-from .convolutions import conv2d
+from .attentions import attention, single_head_attention
+from .convolutions import conv2d, halved_conv2d, upsampled_conv2d
 from .elementwise import (
     add,
     add_constant,
@@ -82,6 +82,7 @@ __all__ = [
     "gates_products",
     "gelu",
     "group_norm",
+    "halved_conv2d",
     "l1",
     "layer_scale",
     "linear",
@@ -97,6 +98,7 @@ __all__ = [
     "reshape",
     "scale_shift",
     "silu",
+    "single_head_attention",
     "softmax",
     "stack_columns",
     "stacks",
@@ -106,6 +108,7 @@ __all__ = [
     "together",
     "unpatchify",
     "upsample",
+    "upsampled_conv2d",
     "weigh",
     "window",
 ]

@@ -6,8 +6,11 @@ from ... import kernels as K
 from ...device import is_device
 from ...dtypes import is_half
 from ...kernels.attention import HEAD_SIZES, WIDE_HEADS, flash_attention_supports
+from ..parameter import Parameter
+from ..recording import is_training
 from ..tensor import Tensor, record
 from .elementwise import cast
+from .products import linear
 
 
 def attention(qkv: Tensor, heads: int, order: str = "legacy") -> Tensor:
@@ -38,6 +41,18 @@ def attention(qkv: Tensor, heads: int, order: str = "legacy") -> Tensor:
         (qkv,),
         owning(qkv, lambda dy: K.attention_backward(dy, saved, probabilities, heads, order)),
     )
+
+
+def single_head_attention(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+    """`attention(linear(x, weight, bias), 1)` of x (B, T, C), weight (3C, C): in 16 bits on a
+    device, without a tape and where flash attention has no such heads, by products of 16 bits."""
+    given, C = x.data, x.shape[2]
+    flash = C in HEAD_SIZES or C in WIDE_HEADS
+    if is_training() or flash or not (is_device(given) and is_half(given.dtype)):
+        return attention(linear(x, weight, bias), 1)
+    own = weight.like(given)
+    q, k, v = (K.linear_forward(given, own[n : n + C], bias.data[n : n + C]) for n in (0, C, 2 * C))
+    return Tensor(K.single_head_attention_forward(q, k, v))
 
 
 def owning(x, gradient):

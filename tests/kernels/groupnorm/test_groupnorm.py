@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 
+from numdiff.device import download, upload
+from numdiff.device.emulator import EmulatorDevice
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels.cpu import groupnorm as cpu
 from numdiff.kernels.elementwise import add_forward
@@ -266,6 +268,19 @@ def test_blocks_of_known_statistics():
     assert normalise.block_shape(32, 4096, 64, 132) == (64, 8) and normalise.block_shape(
         32, 64, 256, 132
     ) == (8, 4)
+
+
+def test_statistics_of_large_images_are_joined(rng):
+    """To 16 chunks; those of up to 64 × 64 pixels stay as they are."""
+    device = EmulatorDevice(checks=False, float64=False)
+    y = rng.standard_normal((2, 48, 128, 4)) + 5  # 96 chunks
+    known = upload(normalise.channel_statistics_reference(y).astype(np.float32), device)
+    joined = download(normalise.join_chunks(known))
+    pixels = y.reshape(2, 6, 8, 16, 8, 2, 2).transpose(0, 3, 5, 1, 2, 4, 6).reshape(2, 16, 2, -1)
+    assert relative_error(joined[:, :, 0], pixels.mean(-1)) < 1e-6
+    assert relative_error(joined[:, :, 1], pixels.var(-1)) < 1e-5
+    few = upload(normalise.channel_statistics_reference(y[:, :, :64]).astype(np.float32), device)
+    assert normalise.join_chunks(few) is few
 
 
 def test_plans():

@@ -6,6 +6,7 @@ files in this order.
     products.py             its main loop: the products of all taps and channels of one tile
     convolution.py          v5, v6  the kernel: producers, consumers, launcher; forward and input gradient
     epilogue.py             results out, residuals in, statistics for the GroupNorm that follows
+    resampled.py            the same kernel after upsampling, and with stride 2
     plan.py                 which tile and how many stages
     column_sums.py          a bias's gradient, concurrently with the products
     weight_gradient.py      v5, v6  pixels as the long inner dimension, split over blocks

@@ -46,6 +46,8 @@ READ NEXT
     epilogue.py
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ....device import cuda, int32, launch, uint32
@@ -68,11 +70,17 @@ from ....device.pipeline import (
 from ....device.requires import requires, supports
 from ....device.specialise import Constant, Variants, specialise
 from ....device.tensor_map import tensor_map
-from ....device.tma import fence_proxy_async, tma_load_3d, tma_load_4d, tma_prefetch
+from ....device.tma import (
+    fence_proxy_async,
+    tma_load_3d,
+    tma_load_4d,
+    tma_load_5d,
+    tma_prefetch,
+)
 from ....device.wgmma import make_setmaxnreg
 from ....dtypes import is_half
 from ...tuning import tuned_or
-from .boxes import ROW
+from .boxes import ROW, u64
 from .epilogue import exchange, stage_results
 from .layout import (
     B_BYTES,
@@ -83,8 +91,10 @@ from .layout import (
     MAX_A,
     MAX_B,
     OUT_BYTES,
+    PHASED,
     SLAB_BYTES,
     SLABS,
+    STRIDED,
     SUB,
     TAP_BYTES,
     TAPS_PER_STAGE,
@@ -93,6 +103,8 @@ from .layout import (
     Buffers,
     Epilogue,
     Maps,
+    PhaseEpilogue,
+    PhaseShape,
     Shape,
     Tiling,
     Vectors,
@@ -119,21 +131,37 @@ def load_pixels(ring, map_x, boxes, shape, tiling):
     for tile in range(cuda.blockIdx.x, boxes.tiles, cuda.gridDim.x):
         _, i, j, group = place_of(tile, boxes)
         w, h = int32(i * tiling.tile_w - boxes.pad), int32(j * tiling.tile_h - boxes.pad)
+        if PHASED:
+            w, h = int32(i * tiling.tile_w - shape.left), int32(j * tiling.tile_h - shape.top)
+        if STRIDED:
+            w, h = int32(i * tiling.tile_w), int32(j * tiling.tile_h)
         image = int32(group * tiling.tile_images)
         for block in range(shape.channel_blocks):
             for load in range(boxes.loads):
                 full = producer_acquire(
                     ring, stage, parity, boxes.pitch * boxes.height * tiling.tile_images * ROW
                 )
-                tma_load_4d(
-                    stage_at(ring, stage),
-                    map_x,
-                    full,
-                    uint32(block * BK),
-                    uint32(w + load),
-                    uint32(h),
-                    uint32(image),
-                )
+                if STRIDED:
+                    tma_load_5d(
+                        stage_at(ring, stage),
+                        map_x,
+                        full,
+                        uint32(((load & 1) * shape.channel_blocks + block) * BK),
+                        uint32(w),
+                        uint32(load >> 1),
+                        uint32(h),
+                        uint32(image),
+                    )
+                else:
+                    tma_load_4d(
+                        stage_at(ring, stage),
+                        map_x,
+                        full,
+                        uint32(block * BK),
+                        uint32(w + load),
+                        uint32(h),
+                        uint32(image),
+                    )
                 stage, parity = advance(ring, stage, parity)
 
 
@@ -156,6 +184,13 @@ def load_tap(address, map_weight, full, first, tap, taps, block):
 
 
 @cuda.jit(device=True, forceinline=True)
+def strided_tap(n):
+    """The n-th tap of a 3 × 3 kernel of stride 2: those of even rows and columns of pixels, of odd
+    columns, of odd rows, of both; in each from the top down, then from left to right."""
+    return int32((u64(0x453718260) >> u64(4 * n)) & u64(15))
+
+
+@cuda.jit(device=True, forceinline=True)
 def load_weight(ring, map_weight, boxes, shape, tiling):
     """One thread loads the weight by TMA, TAPS_PER_STAGE taps of a column at a time; once, if it is
     resident."""
@@ -171,15 +206,10 @@ def load_weight(ring, map_weight, boxes, shape, tiling):
                     full = producer_acquire(ring, stage, parity, B_BYTES)
                     to = stage_at(ring, stage)
                     for k in range(TAPS_PER_STAGE):
-                        load_tap(
-                            to,
-                            map_weight,
-                            full,
-                            first,
-                            int32((part + k) * size + column),
-                            size * size,
-                            block,
-                        )
+                        tap = int32((part + k) * size + column)
+                        if STRIDED:
+                            tap = strided_tap(int32(column * size + part))
+                        load_tap(to, map_weight, full, first, tap, size * size, block)
                         to += uint32(TAP_BYTES)
                     stage, parity = advance(ring, stage, parity)
 
@@ -307,10 +337,9 @@ def convolve(maps, vectors, shape, tiling, epilogue):
         consume(int32(warpgroup - 1), a_ring, b_ring, buffers, boxes, shape, tiling, epilogue)
 
 
-def make_kernel(BN, SUB, taps_per_stage, transposed):
-    """The kernel for tiles of BN output channels and 128 · SUB pixels; transposed: the input
-    gradient."""
-    kind = "input_gradient" if transposed else "forward"
+def make_kernel(BN, SUB, taps_per_stage, kind="forward"):
+    """The kernel for tiles of BN output channels and 128 · SUB pixels; kind: "forward",
+    "input_gradient", or resampled.py's "upsampled" and "halved"."""
     return specialise(
         convolve,
         name=f"conv2d_{kind}_kernel_v6_{128 * SUB}x{BN}_{taps_per_stage}",
@@ -318,15 +347,17 @@ def make_kernel(BN, SUB, taps_per_stage, transposed):
         BN=BN,
         SUB=SUB,
         TAPS_PER_STAGE=taps_per_stage,
-        TRANSPOSED=transposed,
+        TRANSPOSED=kind == "input_gradient",
+        PHASED=kind == "upsampled",
+        STRIDED=kind == "halved",
     )
 
 
 KEYS = [
     (*tile, taps) for tile in VARIANTS for taps in (1, 3) if (*tile, taps) != (128, 2, 3)
 ]  # of these, no three stages fit with the pixels
-conv2d_forward_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, False))
-conv2d_input_gradient_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, True))
+conv2d_forward_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key))
+conv2d_input_gradient_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, "input_gradient"))
 
 
 # Launchers ----------------------------------------------------------------------------------------
@@ -352,10 +383,13 @@ def statistics_shape(y_shape):
     return (B, H // 8 * (W // 8), 2, N // 2) if H % 8 == W % 8 == 0 else None
 
 
-def plan_for(x, channels, size, addends, gradient, whole_halo, only, taps_per_stage):
+def plan_for(
+    x, y, size, addends, gradient, whole_halo=True, only=None, taps_per_stage=None, strided=False
+):
     """The `Plan` for these arrays: as estimated, or as measured on this card, or `only` and
     `taps_per_stage`."""
-    (b, h, w, c), multiprocessors = x.shape, x.backend.multiprocessors
+    b, c, multiprocessors = len(x), x.shape[3], x.backend.multiprocessors
+    h, w, channels = y.shape[1:] if strided else (*x.shape[1:3], y.shape[3])
 
     def planned(only=None, taps_per_stage=None):
         return choose_plan(
@@ -370,13 +404,14 @@ def plan_for(x, channels, size, addends, gradient, whole_halo, only, taps_per_st
             only,
             taps_per_stage,
             addends,
+            strided,
         )[1]
 
     def measured(choice):
         bn, sub, taps = choice
         return planned((bn, sub), taps)
 
-    if only is None and taps_per_stage is None:
+    if only is None and taps_per_stage is None and not strided:
         kind = "conv2d_input_gradient v6" if gradient else "conv2d v6"
         plan = tuned_or(
             planned, measured, x.backend, kind, nominal_extent(b), h, w, c, channels, size
@@ -391,23 +426,85 @@ def plan_for(x, channels, size, addends, gradient, whole_halo, only, taps_per_st
     return plan._replace(tiles=tiles)  # that there really are
 
 
+def map_of_weight(plan, weight, gradient):
+    """The tensor map of a weight (N, kernel, kernel, C): boxes of a tap."""
+    taps = weight.reshape(weight.shape[0], weight.shape[1] ** 2, weight.shape[3])
+    if gradient:
+        columns = 64 if plan.bn % 64 == 0 else 32
+        return tensor_map(taps, (columns, 1, BK), swizzle=2 * columns)
+    return tensor_map(taps, (BK, 1, plan.bn))
+
+
+def map_of_results(plan, y, **view):
+    """The tensor map of y or of the residual: boxes of an output buffer. view: `dims` and `strides`"""
+    columns = 64 if plan.bn % 64 == 0 else 32
+    return tensor_map(y, (columns, 8, 8, 1), swizzle=2 * columns, **view)
+
+
 def maps_for(plan, x, weight, y, residual, gradient):
     """The `Maps` of a convolution: boxes of pixels with their halo, of taps, and of output buffers."""
-    size, columns = weight.shape[1], 64 if plan.bn % 64 == 0 else 32
-    halo = size // 2 * 2
+    halo = weight.shape[1] - 1
     map_x = tensor_map(
         x, (BK, plan.width + halo * plan.whole_halo, plan.height + halo, plan.images)
     )
-    taps = weight.reshape(weight.shape[0], size * size, weight.shape[3])
-    if gradient:
-        map_weight = tensor_map(taps, (columns, 1, BK), swizzle=2 * columns)
-    else:
-        map_weight = tensor_map(taps, (BK, 1, plan.bn))
-    map_y = tensor_map(y, (columns, 8, 8, 1), swizzle=2 * columns)
-    map_residual = (
-        map_y if residual is None else tensor_map(residual, (columns, 8, 8, 1), swizzle=2 * columns)
+    map_y = map_of_results(plan, y)
+    return Maps(
+        map_x,
+        map_of_weight(plan, weight, gradient),
+        map_y,
+        map_y if residual is None else map_of_results(plan, residual),
     )
-    return Maps(map_x, map_weight, map_y, map_residual)
+
+
+class Statistics(NamedTuple):
+    """Where a convolution leaves those of its result: `array` of `chunks` for each sample, from
+    `first` on."""
+
+    array: object
+    chunks: int
+    first: int = 0
+
+
+def launch_tiles(
+    kernels, plan, maps, x, shape, bias=None, channel=None, has_residual=False, statistics=None
+):
+    """Launch a convolution's kernel. kernels: by (BN, SUB, taps in a stage), shape: its `Shape`;
+    statistics: `Statistics`, or None"""
+    backend = x.backend
+    nothing = no_numbers(backend)
+    array, chunks, first = (nothing, 0, 0) if statistics is None else statistics
+    epilogue = Epilogue(
+        int(bias is not None),
+        int(channel is not None),
+        int(has_residual),
+        array.reshape(-1),
+        int(statistics is not None),
+    )
+    if isinstance(shape, PhaseShape):
+        epilogue = PhaseEpilogue(*epilogue, chunks, first)
+    launch(
+        in_bfloat16(kernels[plan.bn, plan.pixels // 128, plan.taps_per_stage], x.dtype),
+        min(plan.tiles, backend.multiprocessors),
+        THREADS,
+        maps,
+        Vectors(
+            nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1)
+        ),
+        shape,
+        Tiling(
+            int(plan.whole_halo),
+            plan.width,
+            plan.height,
+            plan.images,
+            plan.a_stages,
+            plan.a_bytes,
+            plan.b_stages,
+            int(plan.resident),
+            int(plan.ping_pong),
+        ),
+        epilogue,
+        shared=plan.shared,
+    )
 
 
 def hopper_convolution(
@@ -430,48 +527,18 @@ def hopper_convolution(
     only, taps_per_stage: a forced tile (BN, SUB) and 1 or 3, for tests and `numdiff bench tune`
     """
     b, h, w, c = x.shape
-    n, size, backend = y.shape[3], weight.shape[1], x.backend
-    plan = plan_for(
-        x,
-        n,
-        size,
-        bias is not None or channel is not None,
-        gradient,
-        whole_halo,
-        only,
-        taps_per_stage,
-    )
-    nothing = no_numbers(backend)
-    kernels = conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6
-    kernel = in_bfloat16(kernels[plan.bn, plan.pixels // 128, plan.taps_per_stage], x.dtype)
-    launch(
-        kernel,
-        min(plan.tiles, backend.multiprocessors),
-        THREADS,
+    size, addends = weight.shape[1], bias is not None or channel is not None
+    plan = plan_for(x, y, size, addends, gradient, whole_halo, only, taps_per_stage)
+    launch_tiles(
+        conv2d_input_gradient_kernels_v6 if gradient else conv2d_forward_kernels_v6,
+        plan,
         maps_for(plan, x, weight, y, residual, gradient),
-        Vectors(
-            nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1)
-        ),
-        Shape(b, h, w, n, -(-c // BK), size),
-        Tiling(
-            int(plan.whole_halo),
-            plan.width,
-            plan.height,
-            plan.images,
-            plan.a_stages,
-            plan.a_bytes,
-            plan.b_stages,
-            int(plan.resident),
-            int(plan.ping_pong),
-        ),
-        Epilogue(
-            int(bias is not None),
-            int(channel is not None),
-            int(residual is not None),
-            nothing if statistics is None else statistics.reshape(-1),
-            int(statistics is not None),
-        ),
-        shared=plan.shared,
+        x,
+        Shape(b, h, w, y.shape[3], -(-c // BK), size),
+        bias,
+        channel,
+        residual is not None,
+        None if statistics is None else Statistics(statistics, statistics.shape[1]),
     )
     return y
 

@@ -37,7 +37,18 @@ from ....device.tma import (
     tma_store_wait_read_0,
 )
 from .boxes import sub_block_at
-from .layout import B_BYTES, BN, COLS, OUT_BYTES, SLAB_BYTES, SLABS, SUB, TRANSPOSED, place_of
+from .layout import (
+    B_BYTES,
+    BN,
+    COLS,
+    OUT_BYTES,
+    PHASED,
+    SLAB_BYTES,
+    SLABS,
+    SUB,
+    TRANSPOSED,
+    place_of,
+)
 
 # A consumer ---------------------------------------------------------------------------------------
 
@@ -204,6 +215,9 @@ def write_all_statistics(buffers, consumer, first, w, h, image, shape, tiling, e
         x, y, b = int32(w + di), int32(h + dj), int32(image + more)
         if x < shape.width and y < shape.height and b < shape.images:
             chunk = int32(((b * shape.height + y) >> 3) * (shape.width >> 3) + (x >> 3))
+            if PHASED:
+                chunk = int32((y >> 3) * (shape.width >> 3) + (x >> 3))
+                chunk += int32(b * epilogue.chunks + epilogue.first_chunk)
             # buffers.at, from what it is made of: with few registers better computed again than
             # kept
             at = int32(tiling.b_stages * B_BYTES + consumer * OUT_BYTES + sub * SLABS * SLAB_BYTES)

@@ -29,6 +29,7 @@ MAX_A, MAX_B = 4, 12  # stages of pixels and of the weight
 BARRIERS = 2 * MAX_A + 2 * MAX_B + 6
 # (BN, SUB) of the kernels
 VARIANTS = tuple((bn, sub) for sub in (1, 2) for bn in (32, 64, 96, 128))
+RESAMPLED_VARIANTS = (64, 1), (128, 2)  # of resampled.py
 
 BN = Constant()  # output channels of a tile
 SUB = Constant()  # sub-blocks of 64 pixels that a consumer multiplies: 1 or 2
@@ -38,6 +39,9 @@ TAPS_PER_STAGE = Constant()
 # whether it is the input gradient, for which the weight's tile is read across: its 64 rows are the
 # inner dimension, and output channels are next to each other
 TRANSPOSED = Constant()
+# of resampled.py. PHASED: one phase of an upsampled result, with 2 × 2 taps; STRIDED: the stride is
+# 2: each block of channels has four boxes, of even and odd rows and columns
+PHASED, STRIDED = Constant(), Constant()
 # channels in a row of an output buffer, of a transposed weight
 COLS = Constant(lambda BN: 64 if BN % 64 == 0 else 32)
 SLABS = Constant(lambda BN, COLS: BN // COLS)
@@ -79,6 +83,19 @@ class Shape(NamedTuple):
     size: int
 
 
+class PhaseShape(NamedTuple):
+    """`Shape` of a phase's pixels, and its rows and columns of padding at the top and the left."""
+
+    images: int
+    height: int
+    width: int
+    N: int
+    channel_blocks: int
+    size: int
+    top: int
+    left: int
+
+
 class Tiling(NamedTuple):
     """How the work is cut, as `Plan` says (plan.py)."""
 
@@ -101,6 +118,19 @@ class Epilogue(NamedTuple):
     has_residual: int
     statistics: object
     has_statistics: int
+
+
+class PhaseEpilogue(NamedTuple):
+    """`Epilogue` of a phase: a sample has `chunks` of statistics, of which the phase's begin at
+    `first_chunk`."""
+
+    has_bias: int
+    has_channel: int
+    has_residual: int
+    statistics: object
+    has_statistics: int
+    chunks: int
+    first_chunk: int
 
 
 # Tiles --------------------------------------------------------------------------------------------
@@ -147,15 +177,18 @@ class Buffers(NamedTuple):
 def boxes_of(shape, tiling):
     """The `Boxes` of a convolution."""
     pad = int32(shape.size >> 1)
+    halo = int32(2 * pad)
+    if PHASED or STRIDED:
+        halo = int32(1)
     columns = divide(shape.N + BN - 1, BN)[0]
     across = divide(shape.width + tiling.tile_w - 1, tiling.tile_w)[0]
     down = divide(shape.height + tiling.tile_h - 1, tiling.tile_h)[0]
     groups = divide(shape.images + tiling.tile_images - 1, tiling.tile_images)[0]
     return Boxes(
         pad,
-        int32(tiling.tile_w + 2 * pad if tiling.whole_halo else tiling.tile_w),
-        int32(tiling.tile_h + 2 * pad),
-        int32(1 if tiling.whole_halo else shape.size),
+        int32(tiling.tile_w + halo if tiling.whole_halo else tiling.tile_w),
+        int32(tiling.tile_h + halo),
+        int32(4 if STRIDED else 1 if tiling.whole_halo else shape.size),
         columns,
         across,
         down,

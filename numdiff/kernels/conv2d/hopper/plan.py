@@ -12,7 +12,7 @@ import itertools
 from typing import NamedTuple
 
 from .boxes import MAX_BOX, ROW, SHARED, SUB_BLOCK, tiles_of, whole_patterns
-from .layout import BK, MAX_B, VARIANTS
+from .layout import BK, MAX_B, RESAMPLED_VARIANTS, VARIANTS
 
 
 class Plan(NamedTuple):
@@ -21,6 +21,7 @@ class Plan(NamedTuple):
 
     resident: the whole weight stays in shared memory for all tiles; ping_pong: the consumers
     multiply by turns
+    boxes: of pixels, for each 64 input channels of a tile
     addends: shared memory has room for them; tiles: how many there are
     """
 
@@ -29,6 +30,7 @@ class Plan(NamedTuple):
     height: int
     images: int
     whole_halo: bool
+    boxes: int
     a_stages: int
     a_bytes: int
     b_stages: int
@@ -65,20 +67,22 @@ def output_bytes(bn, pixels, addends):
     return pixels * bn * 2 + (pixels // SUB_BLOCK * bn * 4 if addends else 0)
 
 
-def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends):
-    """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each."""
-    pad, found = size // 2, []
+def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends, strided=False):
+    """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each.
+    strided: B, H and W are the result's"""
+    halo, found = 1 if strided else size - 1, []
     columns, steps = -(-N // bn), size * size * -(-C // BK)
-    boxes = -(-C // BK) * (1 if whole_halo else size)  # of x for a tile
+    boxes = 4 if strided else 1 if whole_halo else size
+    boxes_of_tile = -(-C // BK) * boxes
     b_bytes = taps_per_stage * bn * ROW
     left = SHARED - output_bytes(bn, 128 * sub, addends)
     for width, height, images in tiles_of(128 * sub):
-        if max(width, height) + 2 * pad > MAX_BOX:
+        if max(width, height) + halo > MAX_BOX:
             continue
-        a_bytes = whole_patterns((width + 2 * pad * whole_halo) * (height + 2 * pad) * images * ROW)
+        a_bytes = whole_patterns((width + halo * whole_halo) * (height + halo) * images * ROW)
         tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
         # a stage is released once the next one has landed
-        for a_stages in (3, 2, 1)[: 3 if boxes == 1 else 2]:
+        for a_stages in (3, 2, 1)[: 3 if boxes_of_tile == 1 else 2]:
             b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MAX_B), False
             if columns == 1 and steps <= b_stages * taps_per_stage:
                 b_stages, resident = steps // taps_per_stage, True
@@ -91,12 +95,13 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends):
                         height,
                         images,
                         whole_halo,
+                        boxes,
                         a_stages,
                         a_bytes,
                         b_stages,
                         taps_per_stage,
                         resident,
-                        resident and boxes <= a_stages,
+                        resident and boxes_of_tile <= a_stages,
                         addends,
                         tiles,
                     )
@@ -110,7 +115,7 @@ def estimate(plan, C, size, sub, multiprocessors):
     little more."""
     blocks, taps = -(-C // BK), size * size
     weight = 0 if plan.resident else taps * plan.bn * ROW
-    moving = blocks * ((1 if plan.whole_halo else size) * plan.a_bytes + weight) / BYTES_A_NS
+    moving = blocks * (plan.boxes * plan.a_bytes + weight) / BYTES_A_NS
     # A, 64 rows, crosses shared memory for each wgmma, and so does B
     tap = 8 * sub * max(plan.bn / 2, 16 + plan.bn / 4) / CYCLES_A_NS
     multiplying = blocks * taps * (tap + max(0.0, ROUND_NS - tap / 4) / plan.taps_per_stage)
@@ -123,19 +128,32 @@ def estimate(plan, C, size, sub, multiprocessors):
 
 @functools.lru_cache(maxsize=4096)
 def choose_plan(
-    B, H, W, C, N, size, whole_halo, multiprocessors, only=None, taps_per_stage=None, addends=True
+    B,
+    H,
+    W,
+    C,
+    N,
+    size,
+    whole_halo,
+    multiprocessors,
+    only=None,
+    taps_per_stage=None,
+    addends=True,
+    strided=False,
 ):
     """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (BN, SUB), to choose from
     these tiles alone.
 
     taps_per_stage: of the weight, 1 or, of a 3 × 3 kernel, 3; None for either; addends: room for a
-    bias's
+    bias's; strided: of stride 2, one tap in a stage
     """
     best = None
-    for (bn, sub), staged in itertools.product(VARIANTS, (1, 3)[: 1 + (size == 3)]):
+    variants = RESAMPLED_VARIANTS if strided or size % 2 == 0 else VARIANTS
+    columns = size == 3 and not strided
+    for (bn, sub), staged in itertools.product(variants, (1, 3)[: 1 + columns]):
         if only not in (None, (bn, sub)) or taps_per_stage not in (None, staged):
             continue
-        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, staged, addends):
+        for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, staged, addends, strided):
             ns = estimate(plan, C, size, sub, multiprocessors)
             if best is None or ns < best[0]:
                 best = ns, plan

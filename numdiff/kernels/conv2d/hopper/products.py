@@ -26,7 +26,7 @@ from ....device.pipeline import advance, consumer_release, consumer_wait, stage_
 from ....device.specialise import Constant
 from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from .boxes import ROW, descriptor, row_of, u64
-from .layout import SUB, TAPS_PER_STAGE
+from .layout import STRIDED, SUB, TAPS_PER_STAGE
 
 wgmma = Constant(lambda BN, TRANSPOSED: make_wgmma(BN, transpose_b=TRANSPOSED))
 wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN))
@@ -45,8 +45,8 @@ class View(NamedTuple):
     """How a consumer sees a box. rows, rows_2: bytes to its sub-blocks; stride: bytes from an image
     row to the next.
 
-    rounds: of a tile; box_taps: taps that read one box; size: of the kernel; elected: whether this
-    thread releases
+    rounds: of a tile; box_taps: taps that read one box, and size: rows of them, of a strided kernel
+    the first; elected: whether this thread releases
     """
 
     rows: int
@@ -69,8 +69,8 @@ def view_of(consumer, boxes, shape, tiling):
         uint32(rows_2) * uint32(ROW),
         uint32(uint32(boxes.pitch) * uint32(ROW)),
         int32(shape.channel_blocks * size * (1 if TAPS_PER_STAGE == 3 else size)),
-        int32(size * size if tiling.whole_halo else size),
-        size,
+        int32(4 if STRIDED else size * size if tiling.whole_halo else size),
+        int32(2) if STRIDED else size,
         (cuda.threadIdx.x & 127) == 0,
     )
 
@@ -153,14 +153,19 @@ def main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, 
     shift = uint32(TAPS_PER_STAGE) * stride
     # taps that have read the stage, and those of the column
     used, row = TAPS_PER_STAGE, TAPS_PER_STAGE
+    size, box_taps, odd = view.size, view.box_taps, int32(0)
     for _ in range(int32(1), view.rounds):
         before_a, before_b = a_stage, b_stage
-        next_box = used == view.box_taps
-        if row == view.size:  # the next column of taps
+        next_box = used == box_taps
+        if row == size:  # the next column of taps
             row = int32(0)
-            shift += uint32(ROW) - uint32(view.size) * stride
+            shift += uint32(ROW) - uint32(size) * stride
         if next_box:
             used, shift = int32(0), uint32(0)
+            if STRIDED:  # 2 × 2 taps see even rows and columns, 2 × 1, 1 × 2 and 1 the others
+                odd = int32((odd + 1) & 3)
+                size = int32(2 - (odd >> 1))
+                box_taps = int32(size * (2 - (odd & 1)))
             a_stage, a_parity = advance(a_ring, a_stage, a_parity)
             consumer_wait(a_ring, a_stage, a_parity)
             a_at = stage_at(a_ring, a_stage)

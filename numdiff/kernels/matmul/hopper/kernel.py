@@ -213,6 +213,11 @@ KERNELS = Variants(
 BATCH_KERNELS = Variants(
     itertools.product(STAGES, BOTH, BOTH), lambda key: kernel_for(*key, "batch", BATCH)
 )
+# A·Bᵀ with a float32 result, such as the scores of attention
+BATCH_FLOAT_KERNELS = Variants(
+    STAGES,
+    lambda width: kernel_for(width, False, False, "batch_float", BATCH, parts=EPILOGUES["float"]),
+)
 ACTIVATION_KERNELS = Variants(
     [(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],
     lambda key: activation_kernel(*key),

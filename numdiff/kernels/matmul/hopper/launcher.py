@@ -17,6 +17,7 @@ import numpy as np
 
 from ....device import empty, launch
 from ....device.half import in_bfloat16
+from ....device.limits import MAX_ELEMENTS
 from ....device.tensor_map import tensor_map
 from ....dtypes import is_half
 from ...reduce.second_pass import Sum, add_parts
@@ -25,6 +26,7 @@ from ..split_half import add_partials, unused
 from .epilogue import has_two_tiles
 from .kernel import (
     ACTIVATION_KERNELS,
+    BATCH_FLOAT_KERNELS,
     BATCH_KERNELS,
     KERNELS,
     PAIR_ACTIVATION_KERNELS,
@@ -63,6 +65,13 @@ def takes_batch(M, K, dtype):
     return M % BM == 0 and K % BK == 0 and is_half(dtype)
 
 
+def takes_operands(a, b, dtype):
+    """`takes_batch` for these `Operand`s; with a result of float32, too, if the product is A·Bᵀ."""
+    (M, K), (_, N) = a.extents, b.extents
+    single = not a.transposed and b.transposed and a.count * M * N < MAX_ELEMENTS
+    return takes_batch(M, K, a.array.dtype if single else dtype)
+
+
 # Tensor maps, kernels and workspaces --------------------------------------------------------------
 
 
@@ -82,6 +91,8 @@ def map_of_halves(x):
 def variant_of(a, b, c, tiling, fused):
     """(kernel, whether pairs of blocks run it)."""
     key = tiling.width, a.transposed, not b.transposed, is_half(c.array.dtype)
+    if a.count > 1 and not key[3]:
+        return BATCH_FLOAT_KERNELS[tiling.width], False
     if fused.symmetric or a.count > 1:
         return (fused.symmetric.kernels if fused.symmetric else BATCH_KERNELS)[key[:3]], False
     alone, pairs = KERNELS, PAIR_KERNELS
