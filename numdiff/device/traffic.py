@@ -19,6 +19,7 @@ like NumPy and the emulator, the same calls copy at once.
 import numpy as np
 
 from .array import copy_into, download, empty_like, is_device
+from .cpu import over_batch
 
 # steps after which figures are read: one more than the host may be ahead, so that nothing waits for
 # them
@@ -129,7 +130,19 @@ class GpuReadback(Readback):
 
     def values(self):
         self.gpu.check(self.gpu._driver.cuEventSynchronize(self._arrived))
-        return [host.copy() for host in self._host]
+        return [copy_of(host) for host in self._host]
+
+
+def copy_of(host):
+    """A copy of an array, in several threads if it is large: the system clears new memory first."""
+    copy = np.empty_like(host)
+    rows = host.reshape(-1)
+
+    def part(chosen):
+        copy.reshape(-1)[chosen] = rows[chosen]
+
+    over_batch(part, rows.size, rows.size)
+    return copy
 
 
 class Pace:

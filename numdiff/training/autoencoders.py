@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import extensions, schema
 from ..data.fingerprint import hash_of
-from ..device import download
 from ..diffusion.sampling import to_uint8
 from ..errors import NumdiffError, UsageError
 from ..files import Refused
@@ -20,6 +19,7 @@ from ..hdf5 import is_hdf5
 from ..nn.autoencoder import Autoencoder
 from ..nn.model import parameter_shapes
 from .checkpoint import INDEX, load_checkpoint
+from .inference import flat_hash, inference_model
 from .kinds.kind import defaults_of
 from .model_files import OPTIONS, ModelFile
 from .precision import set_precision
@@ -37,16 +37,23 @@ LIMITS = {
 RECORD = schema.record({"model_options": schema.options, "index": INDEX}, {}, schema.anything)
 
 
-def load_autoencoder(path, device="auto", precision="auto"):
+def load_autoencoder(path, device="auto", precision="auto", inference=False):
     """The `Autoencoder` in a numdiff file, a folder of diffusers (itself, or a pipeline's), or a
     file of a state dict.
 
-    precision: as of `load`. Raises a `NumdiffError` of one sentence for anything else.
+    precision: as of `load`; inference: hold each weight once, without gradients, and its hash as
+    `weights_hash`. Raises a `NumdiffError` of one sentence for anything else.
     """
     options, arrays = read_autoencoder(path)
-    model = Autoencoder(**options, device=device, seed=None)
-    model.load_arrays(arrays)
+    if inference:
+        model = inference_model(Autoencoder, options, device, arrays)
+        model.weights_hash = flat_hash(model.parameters.index, arrays)
+    else:
+        model = Autoencoder(**options, device=device, seed=None)
+        model.load_arrays(arrays)
     model.precision = set_precision(model, precision)
+    if inference:
+        model.parameters.release()
     return model
 
 
@@ -67,7 +74,7 @@ class LatentDecoder:
         """
         self.path, self.vae = (
             str(path),
-            load_autoencoder(path, device, "fp16" if precision == "fp8" else precision),
+            load_autoencoder(path, device, "fp16" if precision == "fp8" else precision, True),
         )
         height, width, channels = latents
         if channels != self.vae.latent_channels:
@@ -76,7 +83,7 @@ class LatentDecoder:
                 f"makes {channels}: give the autoencoder by which its data were encoded."
             )
         own = {
-            "weights": array_hash(download(self.vae.parameters.data)),
+            "weights": self.vae.weights_hash,
             "scaling_factor": self.vae.scaling_factor,
             "shift_factor": self.vae.shift_factor,
         }

@@ -17,6 +17,7 @@ The noise of picture i is a separate stream, keyed by the seed and i, so that it
 batch nor ranks.
 """
 
+import collections
 import functools
 import json
 import pathlib
@@ -26,12 +27,16 @@ import numpy as np
 
 from ..data.dataset import Dataset
 from ..data.writer import Writer
-from ..device import download
+from ..device import Replayed, copy_into, empty
+from ..device.traffic import make_feed, make_readback
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
 from ..distributed.together import stop_signals
 from ..errors import NumdiffError, UsageError
 from ..files import atomic_file, read_bytes, write_json
+from ..kernels.diffusion.images import images_forward
+from ..nn.autoencoder import LOGVAR
+from ..nn.tensor import Tensor
 from ..outputs import check_apart
 from ..progress_bar import progress_bar
 from ..settings import counted
@@ -39,6 +44,7 @@ from .autoencoders import array_hash, load_autoencoder
 from .options import resolve_device
 
 CHUNK = 64  # pictures of a block
+SLOTS = 2  # batches that are in flight: one computed, one read or written
 DESCRIPTION = "encode.json"
 DESCRIPTION_BYTES = 1 << 16
 DTYPES = {"float16": np.float16, "float32": np.float32}
@@ -72,10 +78,10 @@ def encode_dataset(
         communicator.first(
             functools.partial(check_apart, datasets=False), "the latents", out, source, vae
         )
-        dataset = communicator.build(Dataset, source)
-        model = communicator.build(load_autoencoder, vae, device, precision)
+        dataset = communicator.build(functools.partial(Dataset, in_memory=False), source)
+        model = communicator.build(load_autoencoder, vae, device, precision, True)
         communicator.first(_check, dataset, model, source, vae)
-        weights = array_hash(download(model.parameters.data))
+        weights = model.weights_hash
         about = {
             "source": dataset_key(dataset),
             "vae": weights,
@@ -179,55 +185,119 @@ def _begin(folder, about, out, force):
 def _encode(communicator, dataset, model, folder, count, batch, draw, seed, dtype, bar, request):
     """Write this rank's blocks that are missing; returns the number of a signal that ended it, or
     0."""
-    for block in range(communicator.rank, -(-count // CHUNK), communicator.size):
-        rows, path = (
-            np.arange(block * CHUNK, min(count, (block + 1) * CHUNK)),
-            folder / f"{block:08d}.npy",
-        )
-        if not path.exists():
-            latents = latents_of(dataset, model, rows, batch, draw, seed).astype(dtype)
-            if not np.isfinite(latents).all():
-                raise NumdiffError(
-                    f"the latents of pictures {rows[0]} to {rows[-1]} are not finite: use another "
-                    "autoencoder, or --precision fp32."
-                )
-            with atomic_file(path, "a block of latents") as file:
-                np.save(file, latents)
-        bar.update(len(rows) * (1 if communicator.size == 1 else communicator.size))
-        if request.number:
-            break
+    ranks, batch = communicator.size, min(batch, CHUNK, count)
+
+    def batches():
+        for block in range(communicator.rank, -(-count // CHUNK), ranks):
+            rows = np.arange(block * CHUNK, min(count, (block + 1) * CHUNK))
+            if request.number:
+                return
+            if _block_path(folder, rows).exists():
+                bar.update(len(rows) * ranks)
+                continue
+            dataset.prefetch((block + ranks) * CHUNK % len(dataset) // CHUNK)
+            yield from (rows[start : start + batch] for start in range(0, len(rows), batch))
+
+    parts = []
+    for rows, latents in latents_of(dataset, model, batches(), batch, draw, seed):
+        parts.append((rows, latents.astype(dtype)))
+        if (rows[-1] + 1) % CHUNK and rows[-1] + 1 < count:
+            continue
+        _write_block(folder, *map(np.concatenate, zip(*parts, strict=True)))
+        bar.update(sum(len(rows) for rows, _ in parts) * ranks)
+        parts = []
     return communicator.largest(request.number or 0)
 
 
-def latents_of(dataset, model, rows, batch, draw=False, seed=0):
-    """float32 (len(rows), h, w, C): what a diffusion model sees of these pictures. Rows from
-    len(dataset) on are the mirrored ones."""
-    parts = []
-    for start in range(0, len(rows), batch):
-        chosen = rows[start : start + batch]
-        images = dataset.read(chosen % len(dataset)).astype(np.float32) / np.float32(
-            127.5
-        ) - np.float32(1)
-        mirrored = chosen >= len(dataset)
-        images[mirrored] = images[mirrored, :, ::-1]
-        # batches of one size are recorded once
-        short = batch - len(chosen) if len(rows) > batch else 0
-        mean, logvar = model.encode(
-            np.concatenate([images, images[:1].repeat(short, axis=0)]) if short else images
+def _block_path(folder, rows):
+    """The file of the block that has these rows."""
+    return folder / f"{rows[0] // CHUNK:08d}.npy"
+
+
+def _write_block(folder, rows, latents):
+    if not np.isfinite(latents).all():
+        raise NumdiffError(
+            f"the latents of pictures {rows[0]} to {rows[-1]} are not finite: use another "
+            "autoencoder, or --precision fp32."
         )
-        mean, logvar = mean[: len(chosen)], logvar[: len(chosen)]
+    with atomic_file(_block_path(folder, rows), "a block of latents") as file:
+        np.save(file, latents)
+
+
+class Stream:
+    """Moments of batches of pictures of one shape. On a GPU a batch is read, uploaded and downloaded
+    while others are computed.
+
+    put(dataset, rows): start a batch; returns a function that waits for its moments, float32 (B, h,
+    w, 2 · latent channels), and must be called before the second `put` after it
+    """
+
+    def __init__(self, model, shape):
+        backend, (B, H, W, _) = model.backend, shape
+        result = B, H // model.factor, W // model.factor, 2 * model.latent_channels
+        self.model = model
+        self.images, self.flip = empty(shape, np.uint8, backend), empty(B, np.int32, backend)
+        self.moments = empty(result, np.float32, backend)
+        self.feed = make_feed([self.images, self.flip])
+        # alternately: what is uploaded, and what is downloaded
+        host = getattr(backend, "pinned", np.empty)
+        self.pixels = [host(shape, np.uint8) for _ in range(SLOTS)]
+        self.slots = [empty(result, np.float32, backend) for _ in range(SLOTS)]
+        self.readbacks = [make_readback([slot]) for slot in self.slots]
+        self.puts, self._replayed = 0, Replayed(self._launch, backend)
+
+    def _launch(self):
+        copy_into(
+            self.moments, self.model.moments(Tensor(images_forward(self.images, self.flip))).data
+        )
+
+    def put(self, dataset, rows):
+        slot, count = self.puts % SLOTS, len(rows)
+        pixels, readback = self.pixels[slot], self.readbacks[slot]
+        dataset.read(rows % len(dataset), pixels[:count])
+        pixels[count:] = pixels[0]
+        flip = np.zeros(len(pixels), np.int32)
+        flip[:count] = rows >= len(dataset)
+        with self.model.arithmetic():
+            self.feed.put([pixels, flip])
+            self._replayed()
+        copy_into(self.slots[slot], self.moments)
+        readback.begin()
+        self.puts += 1
+        return lambda: readback.values()[0][:count]
+
+
+def latents_of(dataset, model, batches, batch, draw=False, seed=0):
+    """Yields (rows, float32 (len(rows), h, w, C)), what a diffusion model sees of these pictures, for
+    each array of rows in `batches`, of `batch` rows at most. Rows from len(dataset) on are the
+    mirrored ones."""
+    streams, waiting = {}, collections.deque()
+
+    def finished():
+        rows, moments = waiting.popleft()
+        mean, logvar = np.split(moments(), 2, axis=3)
         if draw:
             noise = np.stack(
                 [
                     np.random.Generator(np.random.Philox(key=[seed, int(row)])).standard_normal(
                         mean.shape[1:], np.float32
                     )
-                    for row in chosen
+                    for row in rows
                 ]
             )
-            mean = mean + np.exp(logvar / 2) * noise
-        parts.append(model.scale(mean))
-    return np.concatenate(parts)
+            mean = mean + np.exp(np.clip(logvar, *LOGVAR) / 2) * noise
+        return rows, model.scale(mean)
+
+    for rows in batches:
+        # a GPU records batches of one size
+        size = batch if hasattr(model.backend, "capture") else len(rows)
+        if size not in streams:
+            streams = {size: Stream(model, (size, *dataset.shape[1:]))}
+        waiting.append((rows, streams[size].put(dataset, rows)))
+        if len(waiting) == SLOTS:
+            yield finished()
+    while waiting:
+        yield finished()
 
 
 def _join(folder, out, dataset, model, weights, count, flip, force):

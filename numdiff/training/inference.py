@@ -44,9 +44,12 @@ def read_in_single(model, dtype):
     parameters = twin.parameters.parameters
     for parameter in parameters.values():
         parameter.read = False
-    x = Tensor(zeros((2, *image_shape(model)), np.float32, device))
-    y = None if model.num_classes is None else zeros(2, np.int32, device)
-    twin(x, zeros(2, np.float32, device), y)
+    if hasattr(twin, "evaluate_both"):  # an autoencoder
+        twin.evaluate_both()
+    else:
+        x = Tensor(zeros((2, *image_shape(model)), np.float32, device))
+        y = None if model.num_classes is None else zeros(2, np.int32, device)
+        twin(x, zeros(2, np.float32, device), y)
     return {name for name in names if parameters[name].read}
 
 

@@ -78,15 +78,15 @@ def test_samples_depend_on_the_seed_and_the_picture_alone(files):
 
 def test_an_interrupted_call_continues(files, monkeypatch):
     whole, _, _ = run("whole.h5")
-    real, blocks = encode.latents_of, []
+    real, blocks = encode._write_block, []
 
-    def fail_once(*arguments, **options):
-        blocks.append(arguments[2][0])
+    def fail_once(folder, rows, latents):
+        blocks.append(rows[0])
         if len(blocks) == 2:
             raise KeyboardInterrupt
-        return real(*arguments, **options)
+        real(folder, rows, latents)
 
-    monkeypatch.setattr(encode, "latents_of", fail_once)
+    monkeypatch.setattr(encode, "_write_block", fail_once)
     with pytest.raises(BaseException):  # noqa: B017, PT011 - however this process reports it
         run()
     assert (run()[0] == whole).all()
