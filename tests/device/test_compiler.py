@@ -1,6 +1,5 @@
 """Kernels become machine code without a GPU: the code that Numba's own dispatcher makes."""
 
-import struct
 import subprocess
 import sys
 
@@ -17,26 +16,12 @@ from numdiff.device.ptx import get_ptx_device
 from numdiff.extras.kernel_check import run as check  # noqa: F401 - loads every kernel
 from numdiff.kernels.elementwise import GELU as CHAIN
 from tests.conftest import quick
+from tests.kernels.ptx_equal import instructions
 
 SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))
 ATTENTION = Key(
     "numdiff.extras.levels.attention.simple", "flash_attention_forward_kernel_v1_32", ()
 )
-
-
-def instructions(cubin):
-    """The machine code of a cubin, an ELF file: its sections .text…, without the names around them."""
-    start, (size, count, names) = (
-        struct.unpack_from("<Q", cubin, 0x28)[0],
-        struct.unpack_from("<3H", cubin, 0x3A),
-    )
-    sections = [struct.unpack_from("<IIQQQQ", cubin, start + n * size) for n in range(count)]
-    at = sections[names][4]
-    return [
-        cubin[offset : offset + length]
-        for name, *_, offset, length in sections
-        if cubin[at + name :].startswith(b".text.")
-    ]
 
 
 def test_same_code_as_numbas_dispatcher(monkeypatch):

@@ -1297,10 +1297,23 @@ class Streams(GpuWithStreams):
         self.note(f"wait for {len(indices)}")
 
 
+@pytest.fixture
+def gpus(monkeypatch):
+    """{a rank's thread: its Streams}, which note each copy."""
+    gpus = {}
+
+    def copied(target, source):
+        np.copyto(target, source)
+        gpus[threading.get_ident()].note("copy")
+
+    monkeypatch.setattr(copies, "copy_into", copied)
+    return gpus
+
+
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 @pytest.mark.parametrize("shared, how", [(False, "kernels"), (True, "kernels"), (True, "copies")])
 def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(
-    kind, shared, how, monkeypatch
+    kind, shared, how, gpus, monkeypatch
 ):
     """For every layer that there is; both ranks pass the same barriers in the same order, none but
     the last group's after the join."""
@@ -1321,16 +1334,9 @@ def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(
 
         return launcher
 
-    gpus = {}  # of the ranks' threads
-
-    def copied(target, source):
-        np.copyto(target, source)
-        gpus[threading.get_ident()].note("copy")
-
     for function in overlap.peer_reduce_pieces, overlap.peer_copy_pieces:
         monkeypatch.setattr(overlap, function.__name__, noted(function))
     monkeypatch.setattr(copies, "peer_reduce_pieces", overlap.peer_reduce_pieces)
-    monkeypatch.setattr(copies, "copy_into", copied)
 
     def body(communicator, gradient):
         communicator.transport, gpu = "peer", Streams()
@@ -1395,19 +1401,12 @@ def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypatch):
+def test_weights_leave_part_by_part_while_the_others_are_updated(count, gpus, monkeypatch):
     """The copies of 16 bits by copies, what is read in float32 by a kernel: after each of two
     updates every rank has what one that updates all has."""
     rng = np.random.default_rng(7)
     gradients = [rng.standard_normal(12 * 64 * 64).astype(np.float32) for _ in range(2)]
     monkeypatch.setattr(overlap, "BLOCKS", 4)
-    gpus = {}
-
-    def copied(target, source):
-        np.copyto(target, source)
-        gpus[threading.get_ident()].note("copy")
-
-    monkeypatch.setattr(copies, "copy_into", copied)
     note = lambda buffers, own, table, half=None: (  # noqa: E731
         gpus[threading.get_ident()].note(f"pieces {len(table)}"),
         peer_copy_pieces_reference(buffers, own, table, half),
@@ -1497,7 +1496,7 @@ def test_where_a_rank_has_no_memory_for_copies_the_sum_follows(monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["muon", "frozen", "fp32", "microbatches"])
-def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, monkeypatch):
+def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, gpus, monkeypatch):
     """Where weights leave all at once (Muon, frozen parameters), where there is no copy of 16 bits,
     and where several microbatches come before the one whose gradients leave; of three steps, as
     signals serve again."""
@@ -1514,13 +1513,6 @@ def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, monkeyp
                 buffers, own, table, half
             ),
         )
-    gpus = {}  # of the ranks' threads
-
-    def copied(target, source):
-        np.copyto(target, source)
-        gpus[threading.get_ident()].note("copy")
-
-    monkeypatch.setattr(copies, "copy_into", copied)
 
     def body(blocks, communicator, _):
         communicator.transport, gpu = "peer", Streams()

@@ -296,6 +296,10 @@ class Counted:
         return upload(np.full(shape, value, np.float32), self.device)
 
 
+def half(u, *shape):
+    return upload(RNG.standard_normal(shape).astype(float16), u.device)
+
+
 def number(u, value, dtype, count=1):
     return upload(np.full(count, value, dtype), u.device)
 
@@ -323,9 +327,6 @@ def test_costs_of_depthwise_products():
     forward pass writes its planes without bank conflicts, the weight gradient takes 15 turns where
     11 would do."""
 
-    def half(u, *shape):
-        return upload(RNG.standard_normal(shape).astype(float16), u.device)
-
     shape, taps = (1, 16, 16, 16), (3, 3, 16)
     forward = Counted(
         lambda u: depthwise.depthwise_forward(half(u, *shape), half(u, *taps), version=3)
@@ -351,9 +352,6 @@ def test_costs_of_depthwise_products_by_tma():
     of taps; a lane's four channels are half of 16 bytes, so every access to shared memory takes
     twice its share of the banks."""
 
-    def half(u, *shape):
-        return upload(RNG.standard_normal(shape).astype(float16), u.device)
-
     shape, taps = (1, 16, 16, 16), (3, 3, 16)
     moved, flops = depthwise.depthwise_forward_cost(*shape, 3, 2)
     forward = Counted(
@@ -375,9 +373,6 @@ def test_costs_of_depthwise_products_by_tma():
 @exhaustive
 def test_costs_of_a_matmul_of_two_arrays():
     rows, N, K = 128, 128, 128
-
-    def half(u, *shape):
-        return upload(RNG.standard_normal(shape).astype(float16), u.device)
 
     def pair(u):
         return Pair(half(u, rows, 64), half(u, rows, K - 64))
@@ -440,9 +435,6 @@ def test_costs_of_gradients_that_come_together():
 
 @exhaustive
 def test_costs_of_e4m3():
-    def halves(u, *shape):
-        return upload(RNG.standard_normal(shape).astype(float16), u.device)
-
     def product(u):
         a, b = (
             upload(bits_of(RNG.standard_normal((rows, 128)).astype(float32)), u.device)
@@ -451,7 +443,7 @@ def test_costs_of_e4m3():
         fp8_matmul.matmul_fp8_forward(a, b, u(1), u(1))
 
     def weights(u):
-        flat = halves(u, 64 * 64)
+        flat = half(u, 64 * 64)
         weights_of_fp8.quantise_weights(
             flat,
             weights_of_fp8.matrices8([(0, 64, 64)], flat),
@@ -466,14 +458,14 @@ def test_costs_of_e4m3():
     n = 8 * 512
     t = Counted(
         lambda u: quantise.quantise_forward(
-            halves(u, 8, 512), u(1), number(u, 0, np.uint32, quantise.PARTIALS)
+            half(u, 8, 512), u(1), number(u, 0, np.uint32, quantise.PARTIALS)
         )
     ).total
     assert t.distinct_bytes == quantise.quantise_forward_cost(n)[0] + 4 + 2 * 4
     assert t.total_flops == 3 * n + 256  # each is also compared with infinity; a thread's quotient
     matrix = 64, 64
     for operation, cost, given in (
-        (both.quantise_both, both.quantise_both_cost, halves),
+        (both.quantise_both, both.quantise_both_cost, half),
         (both.columns_of, both.columns_of_cost, None),
     ):
         t = Counted(

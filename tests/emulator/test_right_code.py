@@ -2,10 +2,11 @@
 before."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from numba import cuda, int32
+from numba import cuda, float32, int32
 from numba.cuda import int8x1
 
 from numdiff import emulator
@@ -35,6 +36,22 @@ def test_range_of_a_float_and_of_unsigned_numbers(checks):
     assert y.tolist() == [3, 2**64, 3]
 
 
+@CHECKS
+def test_zip_reads_no_further_than_the_shortest(checks):
+    def kernel(y):
+        a, b = cuda.local.array(4, float32), cuda.local.array(2, float32)
+        for k in range(2):
+            a[k], b[k] = k, 10 * k
+        for u, v in zip(a, b):  # noqa: B905
+            y[0] += u + v
+        for k, (u, v) in enumerate(zip(b, (1, 2))):  # noqa: B905
+            y[1] += k * u * v
+
+    y = np.zeros(2, np.float32)
+    launch(kernel, 1, y, checks=checks)
+    assert y.tolist() == [11, 20]
+
+
 @pytest.mark.parametrize("order", ["forward", "reversed", "shuffled"])
 def test_the_active_mask(order):
     def kernel(y):
@@ -53,6 +70,29 @@ def test_the_active_mask(order):
     assert y.tolist() == [
         (31 if i < 32 else 63) + odd * (i % 2) + 0x55 * (i < 8) for i in range(64)
     ]
+
+
+@CHECKS
+def test_a_variable_that_some_lanes_have_not_bound_is_shuffled(checks):
+    def kernel(x, y):
+        i = cuda.threadIdx.x
+        if i == 3:
+            value = x[0] * 2
+        y[i] = cuda.shfl_sync(0xFFFFFFFF, value, 3)
+
+    def wrong(x, y):
+        i = cuda.threadIdx.x
+        if i == 3:
+            value = x[0]
+        y[i] = cuda.shfl_sync(0xFFFFFFFF, value, 4)
+
+    x, y = np.array([2.5], np.float32), np.zeros(32, np.float32)
+    launch(kernel, 32, x, y, checks=checks)
+    assert y.tolist() == [5] * 32
+    text = "variable value has no value in the thread from which it is taken"
+    with pytest.raises(emulator.KernelFault, match=text) if checks else nullcontext():
+        launch(wrong, 32, x, y, checks=checks)
+    assert checks or np.isnan(y).all()
 
 
 @CHECKS
@@ -124,6 +164,16 @@ def test_reductions_of_arrays(checks):
         and out[11] == 3 * 250 * 200 * 9
         and out[12:].tolist() == [7, 1]
     )
+
+
+def test_atomics_on_the_parts_of_complex_numbers():
+    def kernel(c):
+        cuda.atomic.add(c.real, 1, 2)
+        cuda.atomic.add(c.imag, 1, -1)
+
+    c = np.zeros(2, np.complex64)
+    launch(kernel, 4, c)
+    assert c.tolist() == [0, 8 - 4j]
 
 
 @CHECKS

@@ -14,7 +14,7 @@ from numdiff.training import Trainer
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve
 from numdiff.training.run import train
-from tests.conftest import needs, relative_error
+from tests.conftest import needs
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -106,36 +106,9 @@ def test_sparse_linear_attention_trains_and_resumes_bitwise():
             np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
 
 
-@pytest.mark.parametrize("block", [{}, LIGHTNING], ids=["dit", "lightning"])
-def test_microbatches_give_the_same_step(device, block):  # noqa: F811
-    """Noise, timesteps and who loses its class are counted over the whole batch."""
-    one, many = make(device, model=block), make(device, microbatch=2, model=block)
-    np.testing.assert_allclose(losses(one, 6), losses(many, 6), rtol=1e-5)
-    assert relative_error(one.state()["parameters"], many.state()["parameters"]) < 1e-4
-
-
 @needs("gpu")
 def test_gpu_and_cpu_engine_give_the_same_ten_losses():
     np.testing.assert_allclose(losses(make("cpu"), 10), losses(make("cuda"), 10), rtol=1e-4)
-
-
-def test_classes_are_learnt_and_so_is_their_absence(device):  # noqa: F811
-    """Black, grey and white images: given the class, the model knows x_0 from pure noise; without
-    one, their mean."""
-    labels = np.arange(24, dtype=np.int32) % 3
-    images = np.broadcast_to(127 * labels[:, None, None, None], (24, 8, 8, 3)).astype(np.uint8)
-    trainer = make(
-        device,
-        images,
-        labels,
-        model={"learn_sigma": False},
-        learning_rate=6e-3,
-        diffusion={"prediction": "x_0"},
-    )
-    losses(trainer, 100)
-    noise = np.random.default_rng(1).standard_normal((1, 8, 8, 3)).repeat(4, axis=0)
-    black, grey, white, unknown = trainer.model.predict(noise, 999, [0, 1, 2, 3]).mean((1, 2, 3))
-    assert black < grey - 0.4 and grey < white - 0.4 and black < unknown < white
 
 
 def test_the_learned_variance_is_trained_and_the_error_falls(device):  # noqa: F811
