@@ -29,27 +29,18 @@ READ NEXT
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...device import cuda, empty, float32, launch, load4, store4
 from ...device.batch_invariance import nominal_extent
 from ..reduce.trees import BLOCK, cut, get4, put4, tree_sum
-from .groups import affine, affine_gradient
+from .groups import Vectors, affine, affine_gradient
 
 BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels
 BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # two sums a thread; two for each of its four channels
 SMALL_BLOCK = 64  # threads that join one group's chunks: (chunks × C/G) is 16 to 256 statistics
-
-
-class Vectors(NamedTuple):
-    """weight, bias (C,); mean, rstd (B · G,)"""
-
-    weight: Any
-    bias: Any
-    mean: Any
-    rstd: Any
 
 
 class Cut(NamedTuple):

@@ -327,14 +327,12 @@ def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
 def groupnorm_backward_kernel_v3(
     dy,
     x,
-    weight,
-    bias,
+    vectors,
     statistics,
     residual,
     dx,
     totals,
-    parameters,
-    counters,
+    gradients,
     shape,
     cut,
     activate,
@@ -342,9 +340,9 @@ def groupnorm_backward_kernel_v3(
 ):
     """dx (B, P, C), and the gradients of weight and bias added to.
 
-    x, residual, dx: `Pair`s; statistics: mean and rstd (B, G); totals: for the sums of g · xhat and
-    g of each sample, (2, B, C); parameters: dweight and dbias (C,); shape: a `Shape`, cut: a
-    `BackwardCut`
+    x, residual, dx: `Pair`s; vectors: weight and bias (C,); statistics: mean and rstd (B, G);
+    totals: for the sums of g · xhat and g of each sample, (2, B, C); gradients: dweight and dbias
+    (C,), and `counters`; shape: a `Shape`, cut: a `BackwardCut`
     """
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
@@ -355,7 +353,8 @@ def groupnorm_backward_kernel_v3(
     shifts = cuda.local.array(VECTOR, float32)
     group = cuda.local.array(VECTOR, int32)
     before = cuda.local.array(WORDS, uint32)
-    (mean, rstd), (dweight, dbias), (P, C, seam, width) = statistics, parameters, shape
+    (weight, bias), (mean, rstd), (P, C, seam, width) = vectors, statistics, shape
+    dweight, dbias, counters = gradients
     me = this_thread()
     in_tile, tile = int32(VECTOR * cuda.threadIdx.x), int32(VECTOR * me.lanes)
     first_channel = int32(cuda.blockIdx.x * tile)

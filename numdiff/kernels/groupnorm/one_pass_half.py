@@ -370,14 +370,12 @@ def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, wa
 
 
 @requires("7.5")
-def backward_half(
-    dy, x, weight, bias, statistics, residual, dx, totals, shape, cut, activate, adds
-):
+def backward_half(dy, x, vectors, statistics, residual, dx, totals, shape, cut, activate, adds):
     """dx (B, P, C), and for each sample the sums of g · xhat and g: totals (B, 2, C) or (2, B, C).
 
-    dy (B, P, C); x, residual, dx: `Pair`s, with `TWO` residual.b is the second of two; weight, bias
-    (C,) and statistics, mean and rstd (B, G): float32; shape: a `Shape`, its P the pixels of a
-    block; cut: a `HalfCut`
+    dy (B, P, C); x, residual, dx: `Pair`s, with `TWO` residual.b is the second of two; vectors:
+    weight and bias (C,), and statistics, mean and rstd (B, G): float32; shape: a `Shape`, its P the
+    pixels of a block; cut: a `HalfCut`
     """
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
@@ -393,7 +391,7 @@ def backward_half(
         cuda.local.array((MAX_NEAR, WORDS), uint32), cuda.local.array((MAX_NEAR, WORDS), uint32)
     )
     before = cuda.local.array((AT_ONCE, WORDS), uint32)
-    (mean, rstd), (P, C, seam, width) = statistics, shape
+    (weight, bias), (mean, rstd), (P, C, seam, width) = vectors, statistics, shape
     me, threads = this_lane(cut), LANES * cut.rows * cut.parts
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
     c, b = int32(first_channel + me.in_part), int32(cuda.blockIdx.y)
