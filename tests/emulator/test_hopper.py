@@ -13,11 +13,12 @@ from numdiff.device.ptx import compile_to_ptx
 from numdiff.device.tensor_map import tensor_map
 from numdiff.device.wgmma import make_setmaxnreg, make_wgmma
 from numdiff.emulator import Emulator, KernelFault, LaunchRefused, Unsupported
-from tests.conftest import exhaustive, exhaustively, needs, relative_error
+from tests.conftest import THREAD_ORDERS, exhaustive, exhaustively, needs, relative_error
 from tests.emulator.probes import hopper_conv, hopper_gemm, inputs, units
 from tests.kernels.compile_logs import assemble
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
+ORDERS = ("forward", "reversed", "shuffled")
 
 
 def launch(kernel, block, *arguments, grid=1, shared=0, **options):
@@ -46,6 +47,23 @@ def test_boxes_are_copied_as_the_isa_says(name, checks):
     )
     assert np.array_equal(got.view(np.uint8), raw)
     assert np.array_equal(y, want)
+
+
+def test_a_view_with_its_own_dimensions_and_strides():
+    x = np.arange(6 * 64, dtype=np.float32).reshape(6, 64)
+    y = np.zeros((3, 16), np.float32)
+    got, at = np.zeros(48, np.uint32), np.zeros(10, np.int32)
+    launch(
+        units.make_copy(2, 192),
+        32,
+        tensor_map(x, (16, 3), 0, dims=(16, 3), strides=(2 * 256,)),
+        tensor_map(y, (16, 3), 0),
+        at,
+        got,
+        shared=192,
+    )
+    assert np.array_equal(got.view(np.float32).reshape(3, 16), x[::2, :16])
+    assert np.array_equal(y, x[::2, :16])
 
 
 REFUSED = {  # what of a tensor map, and why the driver refuses it
@@ -84,6 +102,29 @@ def test_a_tensor_map_beyond_its_array_or_misaligned_is_refused():
         tensor_map(aligned[(8 - aligned.ctypes.data) % 16 :][:32], (16,), 0)
 
 
+@MODES
+@THREAD_ORDERS
+def test_a_pipeline_of_loads_and_stores(rng, checks, order):
+    x, y = rng.standard_normal((7, 32)).astype(np.float32), np.zeros((7, 32), np.float32)
+    launch(
+        units.double_rows,
+        32,
+        tensor_map(x, (32, 1), 0),
+        tensor_map(y, (32, 1), 0),
+        7,
+        checks=checks,
+        order=order,
+    )
+    assert np.array_equal(y, 2 * x)
+
+
+@MODES
+def test_what_threads_store_in_global_memory_is_loaded(checks):
+    x, y = np.zeros(32, np.float32), np.zeros(32, np.float32)
+    launch(units.through_global, 32, x, tensor_map(x, (32,), 0), y, checks=checks)
+    assert np.array_equal(y, np.arange(32)[::-1])
+
+
 # Barriers -----------------------------------------------------------------------------------------
 
 
@@ -92,6 +133,14 @@ def test_phases_of_an_mbarrier(checks):
     x, log = np.arange(1, 17, dtype=np.uint32), np.full(12, -1, np.int32)
     launch(units.phases, 1, tensor_map(x, (16,), 0), log, checks=checks)
     assert tuple(log) == inputs.PHASES
+
+
+@MODES
+@THREAD_ORDERS
+def test_named_barriers(checks, order):
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    launch(units.relay, 128, x, y, checks=checks, order=order)
+    assert np.array_equal(y, 2 * x[::-1])
 
 
 # wgmma --------------------------------------------------------------------------------------------
@@ -132,6 +181,11 @@ def test_descriptors_of_every_layout(rng, swizzle, a_mn, b_mn, far):
     product(rng, 64, swizzle, a_mn, b_mn, far, checks=far and not a_mn)
 
 
+@pytest.mark.parametrize("swizzle, first_k", [(64, 16), (128, 16), (128, 32), (128, 48)])
+def test_a_matrix_that_begins_inside_a_swizzled_row(rng, swizzle, first_k):
+    product(rng, 32, swizzle, first_k=first_k)
+
+
 @pytest.mark.parametrize("swizzle, first_k", [(0, 0), (32, 0), (64, 32), (128, 0), (128, 96)])
 @pytest.mark.parametrize("n", [8, 64])
 def test_products_of_e4m3(rng, n, swizzle, first_k):
@@ -160,6 +214,15 @@ def test_a_from_registers(rng, b_mn, checks):
 @MODES
 def test_products_are_added_where_scale_d_says_so(rng, checks):
     product(rng, 24, 128, checks=checks, twice=1)
+
+
+@MODES
+def test_groups_end_one_after_another(rng, checks):
+    a, b, image, descriptors, _ = inputs.product_case(rng, 8, 32)
+    out = np.zeros((128, 8), np.float32)
+    launch(units.groups, 128, image, descriptors, out, shared=image.nbytes, checks=checks)
+    want = inputs.in_registers(a.astype(float) @ b.astype(float).T)
+    assert np.array_equal(out, np.hstack([want, 2 * want]))
 
 
 def test_hopper_only():

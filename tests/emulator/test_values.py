@@ -231,3 +231,11 @@ def test_against_numba_on_the_cpu(seed):
         want = compiled(a[t], b[t], c[t], x[t], y[t])
         assert got[0][t] == want[0] and got[1][t] == want[1] % 2**64
         assert got[2][t] == pytest.approx(want[2], rel=1e-15) and got[3][t] == np.float32(want[3])
+
+
+@pytest.mark.parametrize("kind", [values.float32, values.float64])
+def test_a_power_of_a_half_is_no_square_root(kind):
+    bases, want = (-np.inf, -0.0, 2.25, np.inf), [np.inf, 0, 1.5, np.inf]
+    for power in arithmetic.power, MATH.pow:
+        got = [power(kind(base), kind(0.5)) for base in bases]
+        assert got == want and not np.signbit(got).any()
