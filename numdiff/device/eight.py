@@ -56,7 +56,7 @@ from .inline_ptx import (
 
 BYTES = 16  # of one instruction
 NUMBERS = 8
-PAIR, QUAD = ir.VectorType(ir.HalfType(), 2), ir.VectorType(I32, 4)
+PAIR = ir.VectorType(ir.HalfType(), 2)
 
 
 # Eight numbers and their words: 4 of 16-bit floats, 8 of float32 ----------------------------------
@@ -69,15 +69,18 @@ UNPACK = (
 PACK = "cvt.rn.f16x2.f32 $0, $2, $1;"
 
 
-def _quad(context, builder, array_type, array, index):
-    """Pointer to four words, from an element of an array."""
-    pointer = element_pointer(context, builder, array_type, array, index)
-    return builder.bitcast(pointer, QUAD.as_pointer(getattr(pointer.type, "addrspace", 0)))
+def _quad(context, builder, array_type, array, index, kind):
+    """Pointer to four words, integers or float32, from an element of an array."""
+    pointer, quad = (
+        element_pointer(context, builder, array_type, array, index),
+        ir.VectorType(kind, 4),
+    )
+    return builder.bitcast(pointer, quad.as_pointer(getattr(pointer.type, "addrspace", 0)))
 
 
-def _load_words(context, builder, array_type, array, index):
+def _load_words(context, builder, array_type, array, index, kind=I32):
     """The words of eight elements of an array in memory."""
-    address, words = _quad(context, builder, array_type, array, index), []
+    address, words = _quad(context, builder, array_type, array, index, kind), []
     for k in range(array_type.dtype.bitwidth // 16):
         quad = builder.load(builder.gep(address, [I32(k)]), align=BYTES)
         words += [builder.extract_element(quad, I32(i)) for i in range(4)]
@@ -85,9 +88,9 @@ def _load_words(context, builder, array_type, array, index):
 
 
 def _store_words(context, builder, array_type, array, index, words):
-    address = _quad(context, builder, array_type, array, index)
+    address = _quad(context, builder, array_type, array, index, words[0].type)
     for k in range(0, len(words), 4):
-        quad = ir.Constant(QUAD, ir.Undefined)
+        quad = ir.Constant(address.type.pointee, ir.Undefined)
         for i in range(4):
             quad = builder.insert_element(quad, words[k + i], I32(i))
         builder.store(quad, builder.gep(address, [I32(k // 4)]), align=BYTES)
@@ -153,11 +156,12 @@ def _numbers_of(array, words):
 
 
 def _load8(context, builder, sig, args):
-    words, kind = _load_words(context, builder, sig.args[0], *args), sig.args[0].dtype
+    kind = sig.args[0].dtype
+    words = _load_words(context, builder, sig.args[0], *args, F32 if kind == f32 else I32)
     if kind == types.float16:
         values = [half for word in words for half in emit(builder, UNPACK, (F32, F32), [word])]
     else:
-        values = _numbers(builder, words, kind)
+        values = words if kind == f32 else _numbers(builder, words, kind)
     return context.make_tuple(builder, sig.return_type, values)
 
 
@@ -169,8 +173,9 @@ def load8(machine, array: contiguous, index: i64) -> many(f32, 8):
 
 
 def _store8(context, builder, sig, args):
-    numbers = [builder.extract_value(args[2], i) for i in range(NUMBERS)]
-    words = _words(builder, numbers, sig.args[0].dtype)
+    words, kind = [builder.extract_value(args[2], i) for i in range(NUMBERS)], sig.args[0].dtype
+    if kind != f32:
+        words = _words(builder, words, kind)
     return _store_words(context, builder, sig.args[0], *args[:2], words)
 
 

@@ -26,7 +26,7 @@ from ..emulator import twin
 i32, u32, i64, u64 = types.int32, types.uint32, types.int64, types.uint64
 f32, boolean = types.float32, types.boolean
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-GENERIC, GLOBAL, SHARED = 0, 1, 3  # LLVM's numbers of PTX's state spaces
+GLOBAL, SHARED = 1, 3  # LLVM's numbers of PTX's state spaces
 # LLVM type -> the kind of register, as a constraint
 LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f"}
 

@@ -3,7 +3,7 @@ shared memory (sm_90).
 
     loads     tma_load_1d … 5d, whose bytes an mbarrier counts (mbarrier.py); tma_load_2d_multicast, into the
               shared memory of several blocks of a cluster; tma_prefetch            PTX ISA, section 9.7.9.27
-    stores    tma_store_1d … 5d, tma_store_commit, tma_store_wait_0, _1, tma_store_wait_read_0, _1, _3
+    stores    tma_store_1d … 5d, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0, _1; make_tma_store_wait
     fences    fence_proxy_async, fence_proxy_async_global: what threads have stored is seen by TMA and wgmma
 
 Addresses in shared memory are 32-bit numbers, `smem_u32(array)` plus bytes. Tensor maps are the
@@ -172,10 +172,8 @@ def make_tma_store_wait(pending, read=False):
     return tma_store_wait
 
 
-tma_store_wait_0, tma_store_wait_1 = (make_tma_store_wait(n) for n in (0, 1))
-tma_store_wait_read_0, tma_store_wait_read_1, tma_store_wait_read_3 = (
-    make_tma_store_wait(n, True) for n in (0, 1, 3)
-)
+tma_store_wait_0 = make_tma_store_wait(0)
+tma_store_wait_read_0, tma_store_wait_read_1 = (make_tma_store_wait(n, True) for n in (0, 1))
 
 
 @instruction("prefetch.tensormap [$0];", ordered=True)

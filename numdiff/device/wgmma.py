@@ -1,9 +1,9 @@
 """wgmma: a warpgroup, 128 threads, multiplies matrices straight from shared memory (sm_90a).
 
-    products        make_wgmma(n), make_wgmma_a_registers(n), wgmma_fence, wgmma_commit, wgmma_wait_0 … _3,
+    products        make_wgmma(n), make_wgmma_a_registers(n), wgmma_fence, wgmma_commit, wgmma_wait_0, _1,
                     make_wgmma_wait(n)                                               PTX ISA, section 9.7.15
     in one word     make_multiply(n): what tiles of 64 along k add, from descriptors to commit
-    registers       setmaxnreg_dec_24, _dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
+    registers       setmaxnreg_dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
 
 Matrix descriptors are 64-bit numbers (emulator/wgmma_layouts.py says how they are composed). How
 tiles reach shared memory and when they may be overwritten: tma.py, mbarrier.py.
@@ -72,7 +72,7 @@ def _make_wait(pending):
     return wgmma_wait
 
 
-wgmma_wait_0, wgmma_wait_1, wgmma_wait_2, wgmma_wait_3 = (_make_wait(n) for n in range(4))
+wgmma_wait_0, wgmma_wait_1 = (_make_wait(n) for n in range(2))
 
 
 def _check_columns(n):
@@ -305,5 +305,5 @@ def make_setmaxnreg(count, more):
     return setmaxnreg
 
 
-setmaxnreg_dec_24, setmaxnreg_dec_40 = (make_setmaxnreg(n, False) for n in (24, 40))
+setmaxnreg_dec_40 = make_setmaxnreg(40, False)
 setmaxnreg_inc_232, setmaxnreg_inc_240 = (make_setmaxnreg(n, True) for n in (232, 240))
