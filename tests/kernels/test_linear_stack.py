@@ -7,7 +7,7 @@ import pytest
 from numdiff.device import get_backend, upload, zeros
 from numdiff.kernels import matmul
 from numdiff.kernels.linear import stack as S
-from numdiff.kernels.matmul import stack
+from numdiff.kernels.matmul.product import Stacked, distance
 from numdiff.kernels.operation.versions import at_most
 from tests.conftest import needs
 
@@ -28,11 +28,7 @@ def test_what_is_a_stack(device):
     weights = laid_out(backend, (0, 8320, 16640), (128, 64), np.float16)
     biases = laid_out(backend, (64, 320, 576), (128,), np.float32)
     assert S.linear_stack_supports(x, weights, biases)
-    assert (
-        stack.distance(weights) == 16640
-        and stack.gap_of(weights) == 128
-        and stack.gap_of(biases) == 128
-    )
+    assert distance(weights) == 16640 and Stacked(weights).gap == 128 and Stacked(biases).gap == 128
     assert not S.linear_stack_supports(x, weights[:1], biases[:1])  # one is a layer
     assert not S.linear_stack_supports(x, [weights[0], weights[2], weights[1]], biases)
     apart = laid_out(backend, (0, 8320, 16768), (128, 64), np.float16)

@@ -7,7 +7,7 @@ from numdiff import kernels as K
 from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.distributed.mpi_exchange import MpiExchange
-from numdiff.kernels.matmul import launcher
+from numdiff.kernels.matmul import products
 from numdiff.kernels.reduce import second_pass
 from numdiff.kernels.reduce.second_pass import (
     Sum,
@@ -171,7 +171,7 @@ def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatc
         # other tests look at these kernels for faults
         engine.backend = EmulatorDevice(checks=False, float64=False)
     monkeypatch.setattr(
-        launcher,
+        products,
         "half_tile",
         lambda backend, version, batch, M, N, K, can_split: (
             (128, 64),

@@ -20,10 +20,11 @@ from ...device.requires import supports
 from ...dtypes import is_half, working_type
 from ...kernels.matmul.choice import HALF_TILES, by_eight
 from ...kernels.matmul.hopper.kernel import KERNELS
-from ...kernels.matmul.hopper.launcher import Tiling, launch_hopper, takes_batch
+from ...kernels.matmul.hopper.launcher import takes_batch
 from ...kernels.matmul.hopper.layout import BK, BM
 from ...kernels.matmul.launcher import matmul_forward
-from ...kernels.matmul.product import Fused, Operand
+from ...kernels.matmul.product import Fused, Operand, Product
+from ...kernels.matmul.products import launch_products
 from ...kernels.matmul.reference import matmul_forward_reference
 from ...kernels.operation import Problem, filled, half, operation, replaced
 from ...kernels.operation.versions import capped
@@ -33,8 +34,10 @@ DIAGONAL_BLOCK = 128
 
 
 class Symmetric(NamedTuple):
-    """What Hopper's launch takes of a symmetric result: its kernels, and tiles_of(n, width)."""
+    """What Hopper's launch takes of a symmetric result: the width of its tiles, its kernels, and
+    tiles_of(n, width)."""
 
+    width: int
     kernels: object = SYMMETRIC_KERNELS
     tiles_of: object = tiles_of
 
@@ -161,11 +164,8 @@ def matmul_symmetric(
             Operand(x.reshape(-1, x.shape[-1]), transposed, batch)
             for x, transposed in ((a, transpose_a), (b, transpose_b), (c, False))
         ]
-        launch_hopper(
-            *operands,
-            Tiling(width),
-            Fused(None, residual, alpha, symmetric=Symmetric(), diagonal=diagonal),
-        )
+        fused = Fused(None, residual, alpha, symmetric=Symmetric(width), diagonal=diagonal)
+        launch_products([Product(*operands, fused)], 6)
         return c
     c = matmul_forward(a, b, transpose_a, transpose_b, alpha=alpha, residual=residual)
     if diagonal:

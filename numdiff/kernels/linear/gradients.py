@@ -12,8 +12,8 @@ SHAPES
     dy_p (R, N_p), x_p (R, K_p), float16 or bfloat16; dweight_p (N_p, K_p) and dbias_p (N_p,)
     float32, dbias_p or None R, N_p and K_p are multiples of 8
 VERSIONS
-    that of matmul/group.py, on Hopper's tensor cores, or of matmul/mma_group.py, on those of sm_80
-    and later. Elsewhere each layer computes its own (`linear_backward`).
+    those of matmul/products.py for several products, on Hopper's tensor cores or those of sm_80 and
+    later. Elsewhere each layer computes its own (`linear_backward`).
 LAUNCH
     one (matmul/group.py); where there are biases another, which adds up their parts
     (reduce/second_pass.py).
@@ -36,16 +36,17 @@ import numpy as np
 from ...device.limits import multiprocessors_of
 from ...device.side_stream import rejoin
 from ..matmul import group, mma_group
-from ..matmul.activations import rung_of
 from ..matmul.choice import by_eight, choose_half
 from ..matmul.hopper import group_schedule
 from ..matmul.hopper.layout import BK
 from ..matmul.mma_layout import TURING_STAGES
+from ..matmul.product import Fused, Operand, Product
+from ..matmul.products import launch_products, rung_of
 from ..operation import Problem, half, operation, single
 from ..operation.versions import at_most
 from .layer import linear_backward_reference
 
-MOST = group.PRODUCTS  # layers of a launch
+MOST = group_schedule.PRODUCTS  # layers of a launch
 # of the estimated time of single launches: if one launch takes more, the layers stay separate
 GAIN = 0.98
 
@@ -241,9 +242,14 @@ def linear_gradients_backward(layers, accumulate=True):
     accumulate: False: every dweight is overwritten; each dbias is added to all the same
     """
     rejoin()  # launches share the counters by which parts are added up
-    if rung_of(layers[0][0]) == 6:
-        group.launch_group([group.Product(*layer) for layer in layers], accumulate)
-        return
-    mma_group.launch_group([(dy, x, dweight) for dy, x, dweight, _ in layers], accumulate)
-    if pairs := [(dy, dbias) for dy, _, _, dbias in layers if dbias is not None]:
-        mma_group.launch_row_sums(pairs)
+    launch_products(
+        [
+            Product(
+                Operand(dy, True),
+                Operand(x),
+                Operand(dweight),
+                Fused(accumulate=accumulate, row_sums=dbias),
+            )
+            for dy, x, dweight, dbias in layers
+        ]
+    )

@@ -52,6 +52,7 @@ from ...device import (
     zeros,
 )
 from ...device.common import load4_or_zeros
+from ...device.eight import array_of
 from ...device.limits import WARP
 from ..operation import Problem, Version, operation, single
 from ..reduce.trees import column_sum
@@ -109,6 +110,18 @@ def table_rows(table, rows, first_n, count, N, t):
         rows[t] = table[first_n * COLUMNS + t] if first_n + t // COLUMNS < N else int32(-1)
 
 
+@cuda.jit(device=True, forceinline=True)
+def keep4(values, i, v):
+    """Vector i of a local array = v."""
+    values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_kept(target, at, values, i):
+    """target[at … at + 3] = vector i of a local array."""
+    store4(target, at, values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3])
+
+
 @cuda.jit(launch_bounds=BLOCK)
 def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
     # SAMPLES rows of x, then OUTPUTS of weights; in the end sums of the warps
@@ -134,16 +147,9 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
             else:
                 begin = rows[(line - SAMPLES) * COLUMNS + WEIGHT]
                 v = load4_or_zeros(parameters, begin + k, begin >= 0 and k < K)
-            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
+            keep4(values, i, v)
         for i in range((SAMPLES + OUTPUTS) // 4):
-            store4(
-                tile,
-                (row + 4 * i) * PITCH + column,
-                values[4 * i],
-                values[4 * i + 1],
-                values[4 * i + 2],
-                values[4 * i + 3],
-            )
+            store_kept(tile, (row + 4 * i) * PITCH + column, values, i)
         cuda.syncthreads()
         for vector in range(DEPTH // 32):  # of the warp's eighth of the tile
             at = int32(warp * (DEPTH // 8) + 4 * vector)
@@ -215,19 +221,12 @@ def linear_group_backward_kernel_v2(
     for i in range(4):
         begin, old = rows[(warp + 8 * i) * COLUMNS + WEIGHT], targets[(line + i) * COLUMNS + WEIGHT]
         v = load4_or_zeros(parameters, begin + first_k + mine, begin >= 0 and first_k + mine < K)
-        values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
+        keep4(values, i, v)
         # zeros where it is not to be read
         v = load4_or_zeros(gradients, old + k, accumulate and old >= 0 and k < K)
-        before[4 * i], before[4 * i + 1], before[4 * i + 2], before[4 * i + 3] = v
+        keep4(before, i, v)
     for i in range(4):
-        store4(
-            weights,
-            (warp + 8 * i) * WIDTH + mine,
-            values[4 * i],
-            values[4 * i + 1],
-            values[4 * i + 2],
-            values[4 * i + 3],
-        )
+        store_kept(weights, (warp + 8 * i) * WIDTH + mine, values, i)
     accumulators = cuda.local.array(16, np.float32)
     part = cuda.local.array(16, np.float32)
     arrived = cuda.local.array(4, np.float32)
@@ -238,20 +237,13 @@ def linear_group_backward_kernel_v2(
         for i in range(4):
             b = int32(first_b + warp + 8 * i)
             v = load4_or_zeros(x, b * K + first_k + mine, b < batch and first_k + mine < K)
-            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
+            keep4(values, i, v)
             arrived[i] = float32(0)
             if b < batch and first_n + lane < N:
                 arrived[i] = dy[rows[lane * COLUMNS + PLACE] + b * rows[lane * COLUMNS + STRIDE]]
         cuda.syncthreads()  # the tiles have been read
         for i in range(4):
-            store4(
-                inputs,
-                (warp + 8 * i) * WIDTH + mine,
-                values[4 * i],
-                values[4 * i + 1],
-                values[4 * i + 2],
-                values[4 * i + 3],
-            )
+            store_kept(inputs, (warp + 8 * i) * WIDTH + mine, values, i)
             by_sample[(warp + 8 * i) * DY_PITCH + lane] = arrived[i]
             by_output[lane * DY_PITCH + warp + 8 * i] = arrived[i]
         cuda.syncthreads()
@@ -262,14 +254,7 @@ def linear_group_backward_kernel_v2(
         for i in range(4):
             b = int32(first_b + line + i)
             if b < batch and k < K:
-                store4(
-                    partial,
-                    (cuda.blockIdx.x * batch + b) * K + k,
-                    part[4 * i],
-                    part[4 * i + 1],
-                    part[4 * i + 2],
-                    part[4 * i + 3],
-                )
+                store_kept(partial, (cuda.blockIdx.x * batch + b) * K + k, part, i)
         if t < LINES:
             for b in range(SAMPLES):
                 bias_sum += by_sample[b * DY_PITCH + t]
@@ -289,67 +274,12 @@ def linear_group_backward_kernel_v2(
 
 
 @cuda.jit
-def gather_kernel(arrays, counts, target, first):
-    """Eight arrays, one after the other, into `target` from element `first` on; a count of -n
-    stands for n zeros."""
-    # named one by one: an index that is not constant would need memory
-    a0, a1, a2, a3, a4, a5, a6, a7 = arrays
-    c0, c1, c2, c3, c4, c5, c6, c7 = counts
-    which = cuda.blockIdx.y
-    count = (
-        c0
-        if which == 0
-        else c1
-        if which == 1
-        else c2
-        if which == 2
-        else c3
-        if which == 3
-        else c4
-        if which == 4
-        else c5
-        if which == 5
-        else c6
-        if which == 6
-        else c7
-    )
-    start = first
-    if which > 0:
-        start += abs(c0)
-    if which > 1:
-        start += abs(c1)
-    if which > 2:
-        start += abs(c2)
-    if which > 3:
-        start += abs(c3)
-    if which > 4:
-        start += abs(c4)
-    if which > 5:
-        start += abs(c5)
-    if which > 6:
-        start += abs(c6)
-    i = cuda.grid(1)
+def gather_kernel(arrays, counts, starts, target):
+    """Eight arrays into `target`, each from its start on; a count of -n stands for n zeros."""
+    which, i = int32(cuda.blockIdx.y), cuda.grid(1)
+    count = counts[which]
     if i < abs(count):
-        value = float32(0)
-        if count > 0:
-            value = (
-                a0[i]
-                if which == 0
-                else a1[i]
-                if which == 1
-                else a2[i]
-                if which == 2
-                else a3[i]
-                if which == 3
-                else a4[i]
-                if which == 4
-                else a5[i]
-                if which == 5
-                else a6[i]
-                if which == 6
-                else a7[i]
-            )
-        target[start + i] = value
+        target[starts[which] + i] = array_of(which, arrays)[i] if count > 0 else float32(0)
 
 
 # Launchers ----------------------------------------------------------------------------------------
@@ -415,24 +345,21 @@ def _lacks_vectors_of_gradients(x, layers, gradients):
 
 def _gather(parts, sizes, target):
     """target = the flat arrays `parts` side by side, zeros for None."""
-    done = 0
+    ends = np.cumsum(sizes).tolist()
     for i in range(0, len(parts), GATHERED):
-        some, counts = parts[i : i + GATHERED], sizes[i : i + GATHERED]
-        missing = GATHERED - len(some)
-        given = [target if part is None else part.reshape(-1) for part in some] + [target] * missing
-        signed = [-n if part is None else n for part, n in zip(some, counts, strict=True)] + [
-            0
-        ] * missing
+        some = parts[i : i + GATHERED]
+        given = [
+            (target, -n, end - n) if part is None else (part.reshape(-1), n, end - n)
+            for part, n, end in zip(some, sizes[i:], ends[i:], strict=False)
+        ]
+        given += [(target, 0, 0)] * (GATHERED - len(some))
         launch(
             gather_kernel,
-            (-(-max(counts) // BLOCK), len(some)),
+            (-(-max(sizes[i : i + GATHERED]) // BLOCK), len(some)),
             BLOCK,
-            tuple(given),
-            tuple(signed),
+            *zip(*given, strict=True),
             target,
-            done,
         )
-        done += sum(counts)
 
 
 def _check(x, layers):

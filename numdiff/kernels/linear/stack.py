@@ -15,7 +15,7 @@ SHAPES
     dbias_g float32. 128 divides N, 64 divides K. Weights, biases and gradients are views at equal
     distances, as a model of equal blocks has them.
 VERSIONS
-    that of matmul/stack.py, on Hopper's tensor cores. Elsewhere each layer is a `linear`
+    that of matmul/products.py, on Hopper's tensor cores. Elsewhere each layer is a `linear`
     (nn/dit.py).
 LAUNCH
     a launch forward; three backward: dx in slices, their sum, and the parameters' gradients.
@@ -34,10 +34,12 @@ import functools
 
 import numpy as np
 
-from ...device import is_device
+from ...device import empty, is_device
 from ...device.requires import supports
 from ...dtypes import is_half
-from ..matmul import stack
+from ..matmul.hopper.kernel import STACK_KERNELS
+from ..matmul.product import Fused, Operand, Product, Stacked, distance
+from ..matmul.products import launch_products, stack_fits
 from ..operation import Problem, half, operation, single
 from ..operation.versions import capped
 from .layer import linear_backward_reference, linear_forward_reference
@@ -51,10 +53,10 @@ def linear_stack_supports(like, weights, biases):
         and is_half(like.dtype)
         and len(weights) > 1
         and weights[0].dtype == like.dtype
-        and stack.fits(*weights[0].shape)
-        and supports(like, stack.STACK_KERNELS)
+        and stack_fits(*weights[0].shape)
+        and supports(like, STACK_KERNELS)
         and capped("matmul", 6) == 6
-        and None not in (stack.distance(weights), stack.distance(biases))
+        and None not in (distance(weights), distance(biases))
     )
 
 
@@ -181,7 +183,10 @@ def _backward_of_a_dit(x, dy, weight, dweight, dbias):
 def linear_stack_forward(x, layers):
     """y (B, G·N) of layers [(weight, bias)] as a new array; on a device those that
     `linear_stack_supports`."""
-    return stack.stack_forward(x, *zip(*layers, strict=True))
+    weights, biases = map(Stacked, zip(*layers, strict=True))
+    y = empty((len(x), len(weights)), x.dtype, like=x)
+    _launch(Operand(x), Operand(weights, True), y, bias=biases)
+    return y
 
 
 @operation(
@@ -208,5 +213,14 @@ def linear_stack_backward(dy, x, weights, gradients=None, accumulate=True, need_
     same
     """
     if gradients is not None:
-        stack.stack_weight_gradient(dy, x, *zip(*gradients, strict=True), accumulate)
-    return stack.stack_input_gradient(dy, weights) if need_dx else None
+        dweights, dbiases = map(Stacked, zip(*gradients, strict=True))
+        _launch(Operand(dy, True), Operand(x), dweights, row_sums=dbiases, accumulate=accumulate)
+    if not need_dx:
+        return None
+    dx = empty(x.shape, np.float32, like=dy)
+    _launch(Operand(dy), Operand(Stacked(weights)), dx)
+    return dx
+
+
+def _launch(a, b, c, **fused):
+    launch_products([Product(a, b, Operand(c), Fused(**fused))])

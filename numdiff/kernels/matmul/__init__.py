@@ -15,8 +15,8 @@
     mma_group.py        the gradients of several weights in one launch of it, from a table of units
     split_half.py       sums of these products in slices: float32 results, and the pass that adds slices up
     hopper/             v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply; its epilogues
-    stack.py                weights at equal distances in memory, as one matrix
-    group.py                the gradients of several weights in one launch
+    group.py                the gradients of several weights in one launch of it
+    products.py         the launch of products of v5 and v6, one or several, and of weights at equal distances
     choice.py           which tile, and how many slices of K, by estimated times
     launcher.py         which rung runs: what everything above calls
     problems.py             small problems of matmul and of the following

@@ -19,25 +19,16 @@ import functools
 
 import numpy as np
 
-from ...device import empty, is_device
-from ...device.batch_invariance import nominal_extent
-from ...device.requires import supports
-from ...dtypes import is_half
+from ...device import empty
 from ..elementwise import gelu_backward, gelu_forward
 from ..operation import operation
-from ..operation.versions import capped
 from ..transformer.gate import gate_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
-from . import mma
-from .choice import by_eight, half_tile
-from .hopper.epilogue import ACTIVATIONS
-from .hopper.kernel import KERNELS
-from .hopper.launcher import Tiling, launch_hopper
+from .choice import by_eight
 from .launcher import matmul_forward
-from .mma_layout import ACTIVATION_TILES
-from .mma_layout import ACTIVATIONS as ACTIVATIONS_5
 from .problems import activation_problems
-from .product import Fused, Operand
+from .product import Fused, Operand, Product
+from .products import launch_products, rung_of
 
 
 def activation_supports(x, *extents):
@@ -54,27 +45,28 @@ def gelu_supports(x, *extents):
     return rung_of(x) > 4 and by_eight((x,), extents)
 
 
-def rung_of(x):
-    """The rung on tensor cores that takes products of x, an array: 6, 5, or 0 where there is none."""
-    if not is_device(x) or not is_half(x.dtype):
-        return 0
-    if supports(x, KERNELS) and capped("matmul", 6) == 6:
-        return 6
-    return 5 if supports(x, mma.KERNELS) and capped("matmul", 5) == 5 else 0
+def _require(a, **wanted):
+    """Raise a `ValueError` unless arrays that go with `a` have these shapes: name=(array or None,
+    shape)."""
+    wrong = [
+        f"{name} {shape}, not {tuple(x.shape)}"
+        for name, (x, shape) in wanted.items()
+        if x is not None and tuple(x.shape) != shape
+    ]
+    if wrong:
+        raise ValueError(f"a {tuple(a.shape)} needs {' and '.join(wrong)}")
+
+
+def _in_one(supports, a, others, *extents):
+    """Whether one kernel takes `a` and arrays like it; extents: as in `supports`."""
+    alike = all(x.dtype == a.dtype for x in others)
+    return supports(a, *extents) and alike and by_eight(others, ())
 
 
 def _launch_activation(a, b, c, transpose_b, **fused):
     """c = A·B or A·Bᵀ with what is fused to it: the keywords of `Fused`."""
-    operands, fused = (Operand(a), Operand(b, transpose_b), Operand(c)), Fused(**fused)
-    (M, K), (_, columns), activation = operands[0].extents, operands[1].extents, fused.activation
-    rung = rung_of(a) if activation in ACTIVATIONS_5 else 6
-    (rows, width), _, paired = half_tile(a.backend, rung, 1, nominal_extent(M), columns, K, False)
-    if rung == 5:
-        tile = (rows, width) if (rows, width) in ACTIVATION_TILES else min(ACTIVATION_TILES)
-        mma.launch_mma(*operands, tile, 1, fused)
-        return
-    width = min(w for w in ACTIVATIONS[activation] if w >= width)
-    launch_hopper(*operands, Tiling(width, paired=paired), fused)
+    product = Product(Operand(a), Operand(b, transpose_b), Operand(c), Fused(**fused))
+    launch_products([product])
 
 
 # GELU ---------------------------------------------------------------------------------------------
@@ -88,16 +80,8 @@ def matmul_gelu_forward(a, b, bias, keeps_u=True):
     keeps_u: False if no backward needs u, which is then None
     """
     (M, K), N = a.shape, b.shape[0]
-    if tuple(b.shape) != (N, K) or tuple(bias.shape) != (N,):
-        raise ValueError(
-            f"a {a.shape} needs b (N, {K}) and bias (N,), not {b.shape} and {bias.shape}"
-        )
-    if (
-        not gelu_supports(a, K, N)
-        or b.dtype != a.dtype
-        or bias.dtype != np.float32
-        or not by_eight((b,), ())
-    ):
+    _require(a, b=(b, (N, K)), bias=(bias, (N,)))
+    if bias.dtype != np.float32 or not _in_one(gelu_supports, a, (b,), K, N):
         u = matmul_forward(a, b, transpose_b=True, bias=bias)
         return u, gelu_forward(u)
     y = empty((M, N), a.dtype, like=a)
@@ -116,16 +100,8 @@ def matmul_gelu_backward(a, b, u, again=False):
     afterwards
     """
     (M, K), N = a.shape, b.shape[1]
-    if tuple(b.shape) != (K, N) or tuple(u.shape) != (M, N):
-        raise ValueError(
-            f"a {a.shape} needs b ({K}, N) and u ({M}, N), not {b.shape} and {u.shape}"
-        )
-    if (
-        not gelu_supports(a, K, N)
-        or b.dtype != a.dtype
-        or u.dtype != a.dtype
-        or not by_eight((b, u), ())
-    ):
+    _require(a, b=(b, (K, N)), u=(u, (M, N)))
+    if not _in_one(gelu_supports, a, (b, u), K, N):
         du = gelu_backward(matmul_forward(a, b), u)
         return (du, gelu_forward(u)) if again else du
     c = empty((M, N), a.dtype, like=a)
@@ -147,12 +123,8 @@ def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
     None
     """
     (M, K), H = a.shape, len(b) // 2
-    if tuple(b.shape) != (2 * H, K) or bias is not None and tuple(bias.shape) != (2 * H,):
-        raise ValueError(
-            f"a {a.shape} needs b (2 · H, {K}) and bias (2 · H,), not {b.shape} and "
-            f"{None if bias is None else bias.shape}"
-        )
-    if not activation_supports(a, K, H) or b.dtype != a.dtype or not by_eight((b,), ()):
+    _require(a, b=(b, (2 * H, K)), bias=(bias, (2 * H,)))
+    if not _in_one(activation_supports, a, (b,), K, H):
         u = matmul_forward(a, b, transpose_b=True, bias=bias)
         return u, swiglu_forward(u)
     h = empty((M, H), a.dtype, like=a)
@@ -169,16 +141,8 @@ def matmul_swiglu_backward(a, b, u):
     its input u like du. One kernel where `activation_supports` has K and H.
     """
     (M, K), H = a.shape, b.shape[1]
-    if tuple(b.shape) != (K, H) or tuple(u.shape) != (M, 2 * H):
-        raise ValueError(
-            f"a {a.shape} needs b ({K}, H) and u ({M}, 2 · H), not {b.shape} and {u.shape}"
-        )
-    if (
-        not activation_supports(a, K, H)
-        or b.dtype != a.dtype
-        or u.dtype != a.dtype
-        or not by_eight((b, u), ())
-    ):
+    _require(a, b=(b, (K, H)), u=(u, (M, 2 * H)))
+    if not _in_one(activation_supports, a, (b, u), K, H):
         return swiglu_backward(matmul_forward(a, b), u)
     du = empty((M, 2 * H), a.dtype, like=a)
     _launch_activation(a, b, du, False, activation="swiglu_gradient", other=u)
@@ -213,20 +177,8 @@ def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
     keeps_z: False if no backward needs z, which is then None
     """
     (M, K), N = a.shape, b.shape[0]
-    if (
-        tuple(b.shape) != (N, K)
-        or any(tuple(v.shape) != (N,) for v in (bias, scale))
-        or residual.shape != (M, N)
-    ):
-        raise ValueError(
-            f"a {a.shape} needs b (N, {K}), bias and scale (N,) and a residual ({M}, N), not {b.shape}, "
-            f"{bias.shape}, {scale.shape} and {residual.shape}"
-        )
-    if not (
-        activation_supports(a, K, N)
-        and a.dtype == b.dtype == residual.dtype
-        and by_eight((b, residual), ())
-    ):
+    _require(a, b=(b, (N, K)), bias=(bias, (N,)), scale=(scale, (N,)), residual=(residual, (M, N)))
+    if not _in_one(activation_supports, a, (b, residual), K, N):
         z = matmul_forward(a, b, transpose_b=True, bias=bias)
         return z, gate_forward(
             residual.reshape(1, M, N), z.reshape(1, M, N), scale.reshape(1, N)

@@ -20,51 +20,34 @@ DETERMINISM
 SOURCE
     as hopper/group_schedule.py and hopper/parts.py.
 READ NEXT
-    linear/gradients.py, which launches it.
+    mma_group.py
 """
 
 import functools
 import itertools
-from typing import NamedTuple
 
 import numpy as np
 
 from ...device import empty, lasting, launch, upload
 from ...device.half import in_bfloat16
 from ...device.limits import MULTIPROCESSORS
-from ...device.specialise import Variants
 from ...device.threads import kept
 from ..reduce.second_pass import Sum, add_parts
 from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
 from .hopper.group_schedule import NEVER, PRODUCTS, Group, count_parts, cut, longest
-from .hopper.kernel import kernel_for
+from .hopper.kernel import GROUP_KERNELS
 from .hopper.launcher import map_of
 from .hopper.layout import BK, BM, THREADS, Epilogue, GroupArrays, Maps, shared_bytes
-from .hopper.producer import GROUP
 from .hopper.row_sums import WRITE_ROW_SUMS
-from .hopper.work import GROUPED
 from .split_half import unused
 
-WIDTHS = 256, 192, 128  # of tiles
-GROUP_KERNELS = Variants(
-    WIDTHS, lambda BN: kernel_for(BN, True, True, "float_group", GROUP, GROUPED, module=__name__)
-)
+WIDTHS = tuple(GROUP_KERNELS)  # of tiles
 SHORTEST = 8  # steps of a slice, of BK = 64 each
 OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # measured over estimated time: docs/log/kernels.md
 # of the tiles: where more are cut, launches took up to half as long again as estimated
 MOST_CUT = 1 / 8
 # at least: two for each tile that is cut, of which there are fewer than multiprocessors
 COUNTERS = 4 * MULTIPROCESSORS
-
-
-class Product(NamedTuple):
-    """c (M, N) float32 = or += aᵀ · b for a (K, M), b (K, N); row_sums (M,) float32 += a summed
-    over K, or None."""
-
-    a: object
-    b: object
-    c: object
-    row_sums: object
 
 
 # Launcher -----------------------------------------------------------------------------------------
@@ -139,40 +122,40 @@ def counters(backend):
         return upload(np.zeros(max(COUNTERS, 2 * backend.multiprocessors), np.uint32), backend)
 
 
-def launch_group(products, accumulate):
-    """Launch up to four `Product`s of matrices of one dtype and one K; accumulate: whether to add
-    to c."""
-    first, sizes = products[0].a, tuple(tuple(p.c.shape) for p in products)
+def launch_group(products):
+    """Launch up to four `Product`s Aᵀ·B of matrices of one dtype and one K, all or none of which
+    accumulate."""
+    first = products[0].a.array
+    sizes = tuple(tuple(p.c.array.shape) for p in products)
     width, made, _ = choose(sizes, len(first), first.backend.multiprocessors)
     group, size = group_of(sizes, len(first), width, made)
-    nothing, summed = unused(first), any(p.row_sums is not None for p in products)
-    rest = group.tiles - group.whole
+    nothing, row_sums = unused(first), [p.fused.row_sums for p in products]
+    summed, rest = any(s is not None for s in row_sums), group.tiles - group.whole
     parts = empty((rest * group.parts * BM * width,), np.float32, like=first) if rest else nothing
     sums = empty((size,), np.float32, like=first) if summed else nothing
     a, b = (
-        [map_of(x, False, width) for x in xs]
+        [map_of(x.array, False, width) for x in xs]
         for xs in zip(*((p.a, p.b) for p in products), strict=True)
     )
+    results = four([p.c.array.reshape(-1) for p in products], nothing)
     launch(
         in_bfloat16(GROUP_KERNELS[width], first.dtype),
         made.blocks,
         THREADS,
         Maps(four(a, a[0]), four(b, a[0]), a[0], a[0], a[0]),
-        GroupArrays(
-            four([p.c.reshape(-1) for p in products], nothing), parts, counters(first.backend), sums
-        ),
+        GroupArrays(results, parts, counters(first.backend), sums),
         group,
-        Epilogue(1.0, 0, 0, int(accumulate), WRITE_ROW_SUMS * summed, 0.0),
+        Epilogue(1.0, 0, 0, int(products[0].fused.accumulate), WRITE_ROW_SUMS * summed, 0.0),
         shared=shared_bytes(width),
     )
     if summed:
-        given = zip(products, group.sums, group.tiles_n, group.M, strict=False)
+        counts = [group.parts * columns for columns in group.tiles_n]
+        given = zip(row_sums, group.sums, counts, group.M, strict=False)
         add_parts(
             [
-                Sum(sums[start : start + count * M], count, p.row_sums, True)
-                for p, start, columns, M in given
-                for count in [group.parts * columns]
-                if p.row_sums is not None
+                Sum(sums[start : start + count * M], count, target, True)
+                for target, start, count, M in given
+                if target is not None
             ],
             waits=True,
         )

@@ -31,14 +31,15 @@ from ..elementwise import cast_forward
 from ..operation import Version, operation
 from ..operation.versions import capped, label
 from ..reduce.trees import column_sum
-from . import mma, mma_group, naive, register_tiles, split_k, tiled, vectorised
-from .choice import as_nominal, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
+from . import mma, naive, register_tiles, split_k, tiled, vectorised
+from .choice import as_nominal, by_eight, by_four, choose_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS
-from .hopper.launcher import Tiling, launch_hopper, takes_operands
+from .hopper.launcher import takes_operands
 from .hopper.layout import BK, BM
 from .operands import Epilogue, Matrices, Shape, Strides
 from .problems import backward_problems, matmul_problems, strided_problems
-from .product import Fused, Operand
+from .product import Fused, Operand, Product
+from .products import launch_products
 from .reference import matmul_forward_cost, matmul_forward_reference
 
 SINGLE, HALF = ("float32",), ("float16", "bfloat16")
@@ -247,31 +248,8 @@ def _half(a, b, c, fused, version):
     if sums is not None and (version != 6 or result != np.float32 or sums.offset % 16):
         column_sum(a.array, sums)
         fused = fused._replace(row_sums=None)
-    if (
-        version == 5
-        and a.transposed
-        and not b.transposed
-        and batch == 1
-        and fused.bias is None
-        and fused.alpha == 1
-        and result == np.float32
-        and mma_group.pays(M, N, K, multiprocessors_of(a.array))
-    ):
-        mma_group.launch_group([(a.array, b.array, c.array)], fused.accumulate)
-        return
     if version > 2:
-        tile, slices, paired = half_tile(
-            a.array.backend,
-            version,
-            *as_nominal(batch, M),
-            N,
-            K,
-            batch == 1 and (version == 5 or result == np.float32),
-        )
-        if version == 6:
-            launch_hopper(a, b, c, Tiling(tile[1], slices, paired), fused)
-        else:
-            mma.launch_mma(a, b, c, tile, slices, fused)
+        launch_products([Product(a, b, c, fused)], version)
         return
     if residual is not None and residual is not c.array:
         copy_into(c.array, residual if residual.dtype == result else cast_forward(residual, result))

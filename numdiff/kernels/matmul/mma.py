@@ -287,30 +287,40 @@ def advance(ahead, work, t):
     return ahead_at(int32(ahead.unit + int32(cuda.gridDim.x)), work, t)
 
 
+class Side(NamedTuple):
+    """How threads copy an operand's tile. across, spread: as in tiles.py; row_bytes: of the tile;
+    rows: that they copy at once; copies: of a thread."""
+
+    across: bool
+    spread: bool
+    row_bytes: int
+    rows: int
+    copies: int
+
+
 @cuda.jit(device=True, forceinline=True)
-def fetch_operand(
-    x, tile, at, first, k, k_end, extent, K, across, spread, row_bytes, rows, copies, t
-):
-    """Start this thread's copies of an operand's tile, `rows` rows from one to the next; zeros
+def fetch_operand(x, tile, at, first, ahead, extent, K, side, t):
+    """Start this thread's copies of an operand's tile, `side.rows` rows from one to the next; zeros
     beyond the ends."""
-    chunks = row_bytes // 16
+    chunks = side.row_bytes // 16
     row, chunk = int32(t // chunks), int32(t % chunks)
-    for i in range(copies):
-        if across:
-            inside = int32(k + row + i * rows) < first
-            place, index = (
-                place_across(row, chunk, row_bytes) + i * rows * row_bytes,
-                at + int64(i * rows) * extent,
-            )
+    for i in range(side.copies):
+        if side.across:
+            inside = int32(ahead.k + row + i * side.rows) < first
+            place = place_across(row, chunk, side.row_bytes) + i * side.rows * side.row_bytes
+            index = at + int64(i * side.rows) * extent
         else:
-            inside = int32(first + i * rows) < extent and int32(k + 8 * chunk) < k_end
-            near = int32(row + i * rows % 32)  # 32 rows further the swizzle is the same
-            place = (
-                place_spread(near, chunk, row_bytes)
-                if spread
-                else place_along_k(near, chunk, row_bytes)
+            inside = (
+                int32(first + i * side.rows) < extent and int32(ahead.k + 8 * chunk) < ahead.k_end
             )
-            place, index = place + i * rows // 32 * 32 * row_bytes, at + int64(i * rows) * K
+            near = int32(row + i * side.rows % 32)  # 32 rows further the swizzle is the same
+            place = (
+                place_spread(near, chunk, side.row_bytes)
+                if side.spread
+                else place_along_k(near, chunk, side.row_bytes)
+            )
+            place += i * side.rows // 32 * 32 * side.row_bytes
+            index = at + int64(i * side.rows) * K
         cp_async_16_zfill(uint32(tile + place), x, index, uint32(16) if inside else uint32(0))
 
 
@@ -320,38 +330,11 @@ def fetch(a, b, stage, ahead, work, t):
     left, right = a, b
     if GROUPED:
         left, right = array_of(ahead.matrix, a), array_of(ahead.matrix, b)
-    fetch_operand(
-        left,
-        stage,
-        ahead.a_at,
-        ahead.a_first,
-        ahead.k,
-        ahead.k_end,
-        ahead.M,
-        work.K,
-        A_ACROSS,
-        False,
-        A_ROW,
-        A_PASS,
-        A_COPIES,
-        t,
-    )
-    fetch_operand(
-        right,
-        int32(stage + A_BYTES),
-        ahead.b_at,
-        ahead.b_first,
-        ahead.k,
-        ahead.k_end,
-        ahead.N,
-        work.K,
-        B_ACROSS,
-        True,
-        B_ROW,
-        B_PASS,
-        B_COPIES,
-        t,
-    )
+    side_a = Side(A_ACROSS, False, int32(A_ROW), int32(A_PASS), int32(A_COPIES))
+    side_b = Side(B_ACROSS, True, int32(B_ROW), int32(B_PASS), int32(B_COPIES))
+    fetch_operand(left, stage, ahead.a_at, ahead.a_first, ahead, ahead.M, work.K, side_a, t)
+    tile_b = int32(stage + A_BYTES)
+    fetch_operand(right, tile_b, ahead.b_at, ahead.b_first, ahead, ahead.N, work.K, side_b, t)
     cp_async_commit()
 
 

@@ -160,14 +160,19 @@ def four(items):
     return *items, *[items[0]] * (PRODUCTS - len(items))
 
 
-def launch_group(products, accumulate):
-    """C = or += Aᵀ·B for up to PRODUCTS products (a, b, c): matrices of one dtype and one K."""
-    first, sizes = products[0][0], tuple(tuple(c.shape) for *_, c in products)
+def launch_group(products):
+    """C = or += Aᵀ·B for up to PRODUCTS `Product`s: matrices of one dtype and one K, all or none of
+    which accumulate."""
+    first, accumulate = products[0].a.array, products[0].fused.accumulate
+    sizes = tuple(tuple(p.c.array.shape) for p in products)
     K, blocks = len(first), first.backend.multiprocessors
     key = sizes, K, blocks, SHORTEST
     made, (units, tiles) = schedule(*key), tables(first.backend, *key)
     parts = empty((made.parts * SIZE,), np.float32, like=first) if made.parts else unused(first)
-    a, b, c = (four([x.reshape(-1) for x in xs]) for xs in zip(*products, strict=True))
+    a, b, c = (
+        four([x.array.reshape(-1) for x in xs])
+        for xs in zip(*(product[:3] for product in products), strict=True)
+    )
     stages = stages_of(TILE, shared_limit(first))
     kernel = in_bfloat16(GROUP_KERNELS[stages, ADDING if accumulate else PLAIN], first.dtype)
     launch(
@@ -191,6 +196,9 @@ def launch_group(products, accumulate):
             c,
             int(accumulate),
         )
+    pairs = [(p.a.array, p.fused.row_sums) for p in products if p.fused.row_sums is not None]
+    if pairs:
+        launch_row_sums(pairs)
 
 
 @cuda.jit

@@ -14,19 +14,18 @@ READ NEXT
 import functools
 
 from ...device import empty, empty_like, is_device
-from ...device.batch_invariance import nominal_extent
 from ...device.requires import supports
 from ...dtypes import is_half
 from ..concat import Pair
 from ..operation import Problem, half, operation, single
 from ..operation.versions import capped
 from ..reduce.trees import column_sum
-from .choice import by_eight, half_tile
+from .choice import by_eight
 from .hopper.kernel import KERNELS
-from .hopper.launcher import Tiling, launch_hopper
 from .hopper.layout import BOX
 from .problems import with_tile
-from .product import Fused, Operand
+from .product import Fused, Operand, Product
+from .products import launch_products
 from .reference import matmul_forward_cost, matmul_forward_reference
 
 
@@ -56,19 +55,9 @@ def _operand(x, transposed=False):
     )
 
 
-def _launch_pair(a, b, c, bias=None, row_sums=None):
-    """a, b, c: `Operand`, one of which is a pair; a float32 c is added to."""
-    (M, K), (_, N), is_gradient = a.extents, b.extents, a.transposed
-    (_, width), slices, paired = half_tile(
-        a.array.backend, 6, 1, nominal_extent(M), N, K, is_gradient
-    )
-    launch_hopper(
-        a,
-        b,
-        c,
-        Tiling(width, slices, paired),
-        Fused(bias, accumulate=is_gradient, row_sums=row_sums),
-    )
+def _launch_pair(a, b, c, **fused):
+    """a, b, c: `Operand`, one of which is a pair; fused: the keywords of `Fused`."""
+    launch_products([Product(a, b, c, Fused(**fused))], 6)
 
 
 def matmul_pair_forward_reference(x, weight, bias=None):
@@ -114,7 +103,7 @@ def matmul_pair_forward(x, weight, bias=None):
     """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_supports`, weight
     (N, K)."""
     y = empty((*x.shape[:-1], len(weight)), weight.dtype, like=weight)
-    _launch_pair(_operand(x), _operand(weight, True), _operand(y), bias)
+    _launch_pair(_operand(x), _operand(weight, True), _operand(y), bias=bias)
     return y
 
 
@@ -141,4 +130,5 @@ def matmul_pair_gradient(dy, x, dweight, dbias=None):
     if dbias is not None and dbias.offset % 16:
         column_sum(dy, dbias)
         dbias = None
-    _launch_pair(_operand(dy, True), _operand(x), _operand(dweight), row_sums=dbias)
+    operands = _operand(dy, True), _operand(x), _operand(dweight)
+    _launch_pair(*operands, accumulate=True, row_sums=dbias)

@@ -9,11 +9,14 @@ READ NEXT
 
 from typing import NamedTuple
 
+from ...device import DeviceArray
+
 
 class Operand(NamedTuple):
     """A, B or C of a product: a matrix, a batch of them, or a pair that is one matrix.
 
-    array: (rows, columns) in its stored layout; those of a batch one below the other
+    array: (rows, columns) in its stored layout; those of a batch one below the other; or a
+    `Stacked`
     transposed: the product reads its transpose
     count: matrices of a batch
     second: None, or of a pair the columns that follow those of `array` (TWO MATRICES AS ONE in
@@ -73,3 +76,47 @@ class Fused(NamedTuple):
         """How many columns of C, side by side, one of A·B becomes: 2 if B has the rows of two
         halves."""
         return 2 if self.activation == "swiglu" else 1
+
+
+class Product(NamedTuple):
+    """C = A·B, with what is fused to it."""
+
+    a: Operand
+    b: Operand
+    c: Operand
+    fused: Fused = Fused()  # noqa: B008 - never changed
+
+
+class Stacked:
+    """Arrays of one shape at equal distances in memory, as one: one below the other.
+
+    flat: the memory from the first to the last as one array; gap: elements between the end of one
+    and the start of the next
+    """
+
+    def __init__(self, arrays):
+        first, last = arrays[0], arrays[-1]
+        self.arrays, self.dtype, self.backend = arrays, first.dtype, first.backend
+        self.shape = len(arrays) * first.shape[0], *first.shape[1:]
+        length = (last.offset + last.nbytes - first.offset) // first.dtype.itemsize
+        self.flat = DeviceArray(self.backend, (length,), self.dtype, first.memory, first.offset)
+        self.gap = (distance(arrays) - first.nbytes) // first.dtype.itemsize
+
+    def __len__(self):
+        return self.shape[0]
+
+
+def distance(arrays):
+    """Bytes from each of the arrays to the next; None if they are not at equal distances, of 16
+    bytes each."""
+    first = arrays[0]
+    if any(
+        a.memory is not first.memory or a.shape != first.shape or a.dtype != first.dtype
+        for a in arrays
+    ):
+        return None
+    steps = {b.offset - a.offset for a, b in zip(arrays, arrays[1:], strict=False)} or {
+        first.nbytes
+    }
+    step = steps.pop()
+    return None if steps or step < first.nbytes or step % 16 or first.offset % 16 else step

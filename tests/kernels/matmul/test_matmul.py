@@ -67,3 +67,12 @@ def test_errors_say_what_to_do(engine, rng):
             P.matmul_forward(a, b, transpose_a=True, version=4)
         with pytest.raises(ValueError, match="no version 9"):
             P.matmul_forward(a, b, transpose_a=True, version=9)
+
+
+def test_what_goes_with_an_activation_has_its_shape():
+    a, b, bias = np.zeros((4, 8)), np.zeros((6, 8)), np.zeros(6)
+    with pytest.raises(ValueError, match=r"a \(4, 8\) needs b \(8, 8\), not \(6, 8\) and u"):
+        P.matmul_gelu_backward(a, b, np.zeros((4, 6)))
+    with pytest.raises(ValueError, match=r"bias \(6,\), not \(5,\)"):
+        P.matmul_swiglu_forward(a, b, bias[:5])
+    P.matmul_swiglu_forward(a, b)  # without a bias

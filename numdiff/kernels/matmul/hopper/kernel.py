@@ -36,7 +36,7 @@ WHAT ONE TEXT SERVES: `kernel_for` gives it a main loop, the operands of the pro
     sums that are long, in slices            work.py
     transposes, two matrices as one, pairs of blocks, batches    producer.py
     results that are symmetric               extras/muon/symmetric_epilogue.py
-    weights at equal distances in memory     ../stack.py
+    weights at equal distances in memory     ../products.py
     several products in one launch           group_schedule.py, ../group.py
     operands of 8 bits                       extras/fp8/matmul.py
 LAUNCH
@@ -81,9 +81,9 @@ from .layout import (
     Target,
 )
 from .main_loop import main_loop, promoted_loop
-from .producer import BATCH, HALVES, MATRICES, produce
+from .producer import BATCH, GROUP, HALVES, MATRICES, STACK, produce
 from .staging import make_staging
-from .work import PAIRED, PLAIN
+from .work import GROUPED, PAIRED, PLAIN
 
 PAIR_WIDTHS, PAIR_ACTIVATIONS = (256, 192), ("gelu", "gelu_gradient", "gelu_again_gradient")
 give_40, give_56 = make_setmaxnreg(40, False), make_setmaxnreg(56, False)
@@ -231,4 +231,16 @@ PAIR_KERNELS = Variants(
 PAIR_ACTIVATION_KERNELS = Variants(
     itertools.product(PAIR_WIDTHS, PAIR_ACTIVATIONS),
     lambda key: activation_kernel(*key, scheduler=PAIRED),
+)
+# weights at equal distances: forward, input gradient, weight gradient
+STACK_KERNELS = Variants(
+    [
+        *itertools.product((256, 128), (False,), (False,), (True,)),
+        *itertools.product((192, 128, 64), BOTH, (True,), (False,)),
+    ],
+    lambda key: kernel_for(*key[:3], "half_stack" if key[3] else "float_stack", STACK),
+)
+# the weight gradients of several products, split where they do not fill a round
+GROUP_KERNELS = Variants(
+    (256, 192, 128), lambda BN: kernel_for(BN, True, True, "float_group", GROUP, GROUPED)
 )

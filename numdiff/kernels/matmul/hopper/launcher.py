@@ -1,9 +1,8 @@
 """Launching Hopper's matmul: tensor maps, the variant that fits, and the second pass of a sum in
 slices.
 
-The width of a tile and the number of slices are given: ../choice.py chooses them. Kernels for
-weights at equal distances, several products and E4M3 are launched elsewhere: ../stack.py,
-../group.py, extras/fp8/matmul.py.
+The width of a tile and the number of slices are given: ../products.py chooses them. Kernels for
+several products and E4M3 are launched elsewhere: ../group.py, extras/fp8/matmul.py.
 
 SOURCE
     kernel.py; PTX ISA, section 5.5.3, on tensor maps.
@@ -21,7 +20,7 @@ from ....device.limits import MAX_ELEMENTS
 from ....device.tensor_map import tensor_map
 from ....dtypes import is_half
 from ...reduce.second_pass import Sum, add_parts
-from ..product import Fused
+from ..product import Fused, Stacked, distance
 from ..split_half import add_partials, unused
 from .epilogue import has_two_tiles
 from .kernel import (
@@ -31,6 +30,7 @@ from .kernel import (
     KERNELS,
     PAIR_ACTIVATION_KERNELS,
     PAIR_KERNELS,
+    STACK_KERNELS,
 )
 from .layout import (
     BK,
@@ -40,11 +40,14 @@ from .layout import (
     Arrays,
     Batch,
     Epilogue,
+    Gaps,
     Gated,
     GatedArrays,
     Maps,
     Pair,
     ScaledArrays,
+    Stack,
+    StackArrays,
     Work,
     shared_bytes,
 )
@@ -81,6 +84,14 @@ def map_of(x, along_k, rows):
     return tensor_map(x, (BK, rows) if along_k else (BOX, BK))
 
 
+def map_of_stack(stack, box):
+    """The tensor map of weights (N, K) at equal distances: (G, N, K), boxes of `box` columns and
+    rows of one weight."""
+    N, K = stack.arrays[0].shape
+    dims, strides = (K, N, len(stack.arrays)), (2 * K, distance(stack.arrays))
+    return tensor_map(stack.flat, (*box, 1), dims=dims, strides=strides)
+
+
 def map_of_halves(x):
     """The tensor map of rows of two halves of H columns: (M, 2, H), boxes of 64 rows and 64 columns
     of one half."""
@@ -88,9 +99,16 @@ def map_of_halves(x):
     return tensor_map(x, (BOX, 1, BOX), dims=(H, 2, M), strides=(2 * H, 4 * H))
 
 
+def stack_of(b, c):
+    """The `Stacked` that B or C is, or None."""
+    return next((x.array for x in (b, c) if isinstance(x.array, Stacked)), None)
+
+
 def variant_of(a, b, c, tiling, fused):
     """(kernel, whether pairs of blocks run it)."""
     key = tiling.width, a.transposed, not b.transposed, is_half(c.array.dtype)
+    if stack_of(b, c):
+        return STACK_KERNELS[key], False
     if a.count > 1 and not key[3]:
         return BATCH_FLOAT_KERNELS[tiling.width], False
     if fused.symmetric or a.count > 1:
@@ -108,7 +126,11 @@ def variant_of(a, b, c, tiling, fused):
 
 def maps_of(a, b, c, fused, width, columns):
     """The tensor maps of a launch. width: of a tile; columns: of a box of B"""
-    map_a, map_b = map_of(a.array, not a.transposed, BM), map_of(b.array, b.transposed, columns)
+    map_a = map_of(a.array, not a.transposed, BM)
+    if isinstance(b.array, Stacked):
+        map_b = map_of_stack(b.array, (BK, columns) if b.transposed else (BOX, BK))
+    else:
+        map_b = map_of(b.array, b.transposed, columns)
     map_c = tensor_map(c.array, (BOX, BOX)) if is_half(c.array.dtype) else map_a
     map_d = map_a if fused.other is None else tensor_map(fused.other, (BOX, BOX))
     if fused.activation == "swiglu_gradient":
@@ -128,7 +150,10 @@ def maps_of(a, b, c, fused, width, columns):
 
 
 def matrices_of(operands, fused, otherwise):
-    """The `Batch` of the operands, or their `Pair`, whose seam is this column of one matrix."""
+    """The `Stack` or `Batch` of the operands, or their `Pair`, whose seam is this column of one
+    matrix."""
+    if stack := stack_of(*operands[1:]):
+        return Stack(len(stack.arrays[0]))
     pair = next((operand for operand in operands if operand.second is not None), None)
     if pair is not None:
         return Pair(pair.array.shape[1])
@@ -137,19 +162,24 @@ def matrices_of(operands, fused, otherwise):
     return Pair(otherwise)
 
 
+def flat_of(x):
+    """All elements of an array, or the memory of a `Stacked`, as one axis."""
+    return x.flat if isinstance(x, Stacked) else x.reshape(-1)
+
+
 def places_of_sums(a, c, row_sums, M, N, slices, tiles_n):
     """(where a launch writes its sums in float32, where those of rows, what it does with these);
     with several slices, or several tiles in a row, these are parts that a second pass adds up."""
     nothing = unused(a)
-    target = nothing if is_half(c.dtype) else c.reshape(-1)
+    target = nothing if is_half(c.dtype) else flat_of(c)
     if slices > 1:
         target = empty(
             (slices * (M * N + (0 if row_sums is None else tiles_n * M)),), np.float32, like=a
         )
     if row_sums is None:
         return target, nothing, 0
-    if slices * tiles_n == 1:
-        return target, row_sums, ADD_ROW_SUMS
+    if slices * tiles_n == 1 or isinstance(row_sums, Stacked):
+        return target, flat_of(row_sums), ADD_ROW_SUMS
     return (
         target,
         (target[slices * M * N :] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)),
@@ -182,8 +212,13 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, tiling.slices, k_tiles, workers)
     units = slices * tiles_m * tiles_n
     target, sums, summing = places_of_sums(a.array, c.array, fused.row_sums, M, N, slices, tiles_n)
-    biases, residual = unused(a.array) if fused.bias is None else fused.bias, fused.residual
-    if isinstance(residual, Gated):
+    biases = unused(a.array) if fused.bias is None else flat_of(fused.bias)
+    residual, stack = fused.residual, stack_of(b, c)
+    if stack:
+        of_bias = fused.bias or fused.row_sums
+        gaps = Gaps(stack.gap, of_bias.gap if of_bias else 0)
+        arrays = StackArrays(target, biases, gaps, sums)
+    elif isinstance(residual, Gated):
         arrays = GatedArrays(target, biases, residual, sums)
     else:
         added = a.array if residual is None else residual.reshape(M, N)

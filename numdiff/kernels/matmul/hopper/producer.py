@@ -24,7 +24,7 @@ BATCHES
     no tile has rows of two of them, and only the producer must know which matrix a tile belongs to,
     to fetch the right rows of A and B.
 STACKS
-    of weights at equal distances (../stack.py): the tensor map of B knows the distance, and a box
+    of weights at equal distances (../products.py): the tensor map of B knows the distance, and a box
     has the weight's number as its third coordinate.
 
 SOURCE
