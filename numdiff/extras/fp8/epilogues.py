@@ -27,24 +27,28 @@ READ NEXT
 from ...device import cuda, float32, int32, uint32
 from ...device.float8 import larger_halves, pack_e4m3x4
 from ...device.limits import FULL_MASK
-from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from ...device.pipeline import barrier_at
 from ...device.rounded8 import MAGNITUDES, keep_largest, scaled
 from ...device.tensor_core import (
     float_of,
     high_halves,
-    load_word,
     low_halves,
-    pack_half2,
     store_word,
     unpack_half2,
     word_of,
 )
-from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
+from ...device.tma import tma_store_2d
 from ...kernels.matmul.hopper.epilogue import EpilogueParts, exchanging, prefetch_all_maps
-from ...kernels.matmul.hopper.fast_gelu import fast_gelu, fast_gelu_gradient
+from ...kernels.matmul.hopper.gelu_epilogues import gelu_gradient_words, gelu_words
 from ...kernels.matmul.hopper.layout import BOX_BYTES, WARP_BYTES
-from ...kernels.matmul.hopper.staging import finish_stores, word_place
+from ...kernels.matmul.hopper.staging import (
+    await_tiles,
+    finish_stores,
+    load_words,
+    loaded_tile,
+    return_tile,
+    send_both,
+    store_words,
+)
 
 BYTES_OF_WARP = 1024  # 16 rows of 64
 
@@ -86,77 +90,33 @@ def store_bytes(tiles, tile, pitch, words, place):
 @cuda.jit(device=True, forceinline=True)
 def write_gelu_eight(block, turn, amax, acc, gates, place, staging, target):
     """As `write_gelu`, with GELU(u) as bytes."""
-    maps, work, keeps_u = target.maps, target.work, target.epilogue.has_residual
-    scale = target.arrays.scale_c
-    first_row, first_column, thread_row, lane = place
-    tiles, base = staging.tiles, staging.base
-    column = int32(first_column + 64 * block)
-    if column < work.N and first_row < work.M:
-        warpgroup = cuda.threadIdx.x // 128
-        elected = cuda.threadIdx.x % 128 == 0
+    work, keeps_u = target.work, target.epilogue.has_residual
+    column = int32(place.first_column + 64 * block)
+    if column < work.N and place.first_row < work.M:
         words, activated = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
-        for j in range(8):
-            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
-            b0, b1 = staging.biases[n], staging.biases[n + 1]
-            for half in range(2):
-                i = 32 * block + 4 * j + 2 * half
-                u0, u1 = acc[i] + b0, acc[i + 1] + b1
-                words[2 * j + half] = pack_half2(u0, u1)
-                activated[2 * j + half] = pack_half2(fast_gelu(u0), fast_gelu(u1))
-        amax = bytes_of_words(activated, amax, float32(1) / scale[0], place, work.M)
-        if elected:
-            tma_store_wait_read_0()
-        bar_sync(uint32(warpgroup), uint32(128))
+        gelu_words(block, words, activated, acc, place, staging)
+        amax = bytes_of_words(activated, amax, float32(1) / target.arrays.scale_c[0], place, work.M)
+        await_tiles()
         if keeps_u:
-            for j in range(8):
-                for half in range(2):
-                    store_word(
-                        tiles,
-                        word_place(staging.at, thread_row, lane, j, half),
-                        words[2 * j + half],
-                    )
-        store_bytes(tiles, int32(staging.at + BOX_BYTES), BYTES_OF_WARP, activated, place)
-        fence_proxy_async()
-        bar_sync(uint32(warpgroup), uint32(128))
-        if elected:
-            if keeps_u:
-                tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
-            tma_store_2d(
-                base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
-            )
-            tma_store_commit()
+            store_words(words, staging.at, place, staging)
+        store_bytes(staging.tiles, int32(staging.at + BOX_BYTES), BYTES_OF_WARP, activated, place)
+        send_both(keeps_u, column, place, staging, target.maps)
     return turn, amax
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_gelu_gradient_eight(block, turn, amax, acc, gates, place, staging, target):
     """As `write_gelu_gradient`, with bytes in the tile that held u."""
-    work, scale = target.work, target.arrays.scale_c
-    first_row, first_column, thread_row, lane = place
-    tiles = staging.tiles
-    if int32(first_column + 64 * block) < work.N and first_row < work.M:
-        buffer = int32(turn & 1)
-        tile = int32(staging.at + buffer * BOX_BYTES)
-        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+    work = target.work
+    if int32(place.first_column + 64 * block) < work.N and place.first_row < work.M:
+        tile = loaded_tile(turn, 1, staging)
         words = cuda.local.array(16, "uint32")
-        for j in range(8):
-            for half in range(2):
-                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
-        for j in range(8):
-            for half in range(2):
-                i = 32 * block + 4 * j + 2 * half
-                u0, u1 = unpack_half2(words[2 * j + half])
-                words[2 * j + half] = pack_half2(
-                    acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1)
-                )
-        amax = bytes_of_words(words, amax, float32(1) / scale[0], place, work.M)
+        load_words(words, tile, place, staging)
+        gelu_gradient_words(block, words, acc)
+        amax = bytes_of_words(words, amax, float32(1) / target.arrays.scale_c[0], place, work.M)
         cuda.syncwarp()  # all lanes have read what is overwritten
-        store_bytes(tiles, tile, WARP_BYTES, words, place)
-        fence_proxy_async()
-        cuda.syncwarp()
-        if lane == 0:
-            mbarrier_arrive(barrier_at(staging.ready, buffer))
-        turn = int32(turn + 1)
+        store_bytes(staging.tiles, tile, WARP_BYTES, words, place)
+        turn = return_tile(turn, place, staging)
     return turn, amax
 
 

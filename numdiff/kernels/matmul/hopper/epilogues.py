@@ -26,19 +26,26 @@ READ NEXT
 """
 
 from ....device import cuda, int32, uint32
-from ....device.mbarrier import bar_sync, mbarrier_wait
-from ....device.pipeline import barrier_at
-from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ....device.tma import (
-    fence_proxy_async,
-    tma_store_2d,
-    tma_store_commit,
-    tma_store_wait_read_0,
-    tma_store_wait_read_1,
-)
+from ....device.mbarrier import bar_sync
+from ....device.tensor_core import load_word, pack_half2, unpack_half2
+from ....device.tma import tma_store_2d, tma_store_commit
 from ..split_half import write_fragment
 from .layout import A_ALONG_M, B_ALONG_N, BN, BOX_BYTES
-from .staging import bias_elements, prefetch_bias, return_words, stage_bias, word_place
+from .staging import (
+    await_tile,
+    await_tiles,
+    bias_elements,
+    bias_of,
+    load_words,
+    loaded_tile,
+    offer_tiles,
+    prefetch_bias,
+    return_words,
+    send_both,
+    stage_bias,
+    store_two,
+    store_words,
+)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -50,11 +57,9 @@ def half_block(block, turn, acc, place, staging, seam, residual, target):
     """
     first_row, first_column, thread_row, lane = place
     maps, work, epilogue = target.maps, target.work, target.epilogue
-    M, N, tiles, base = work.M, work.N, staging.tiles, staging.base
+    M, N = work.M, work.N
     column = int32(first_column + 64 * block)
     if column < N and first_row < M:  # the same for the whole warpgroup
-        warpgroup = cuda.threadIdx.x // 128
-        elected = cuda.threadIdx.x % 128 == 0
         words = cuda.local.array(16, "uint32")
         if epilogue.has_residual:
             for j in range(8):
@@ -63,8 +68,7 @@ def half_block(block, turn, acc, place, staging, seam, residual, target):
                     row = min(int32(first_row + thread_row + 8 * half), int32(M - 1))
                     words[2 * j + half] = load_word(residual, row * N + n)
         for j in range(8):
-            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
-            b0, b1 = staging.biases[n], staging.biases[n + 1]
+            b0, b1 = bias_of(block, j, place, staging)
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 v0, v1 = epilogue.alpha * acc[i] + b0, epilogue.alpha * acc[i + 1] + b1
@@ -72,22 +76,16 @@ def half_block(block, turn, acc, place, staging, seam, residual, target):
                     r0, r1 = unpack_half2(words[2 * j + half])
                     v0, v1 = v0 + r0, v1 + r1
                 words[2 * j + half] = pack_half2(v0, v1)
-        if elected:
-            tma_store_wait_read_1()  # the tile that this buffer held two blocks ago has been read
-        bar_sync(uint32(warpgroup), uint32(128))
+        await_tile()
         tile = int32(staging.at + (turn & 1) * BOX_BYTES)
-        for j in range(8):
-            for half in range(2):
-                store_word(tiles, word_place(tile, thread_row, lane, j, half), words[2 * j + half])
-        fence_proxy_async()
-        bar_sync(uint32(warpgroup), uint32(128))
-        if elected:
+        store_words(words, tile, place, staging)
+        offer_tiles()
+        if cuda.threadIdx.x % 128 == 0:
+            source = staging.base + uint32(tile)
             if column < seam:
-                tma_store_2d(base + uint32(tile), maps.c, uint32(column), uint32(first_row))
+                tma_store_2d(source, maps.c, uint32(column), uint32(first_row))
             else:
-                tma_store_2d(
-                    base + uint32(tile), maps.second, uint32(column - seam), uint32(first_row)
-                )
+                tma_store_2d(source, maps.second, uint32(column - seam), uint32(first_row))
             tma_store_commit()
         turn = int32(turn + 1)
     return turn
@@ -217,19 +215,12 @@ def write_gate(block, turn, amax, acc, gates, place, staging, target):
     same bits.
     """
     work = target.work
-    first_row, first_column, thread_row, lane = place
-    tiles = staging.tiles
-    if int32(first_column + 64 * block) < work.N and first_row < work.M:
-        buffer = int32(turn & 1)
-        tile = int32(staging.at + buffer * BOX_BYTES)
-        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+    if int32(place.first_column + 64 * block) < work.N and place.first_row < work.M:
+        tile = loaded_tile(turn, 1, staging)
         words = cuda.local.array(16, "uint32")
+        load_words(words, tile, place, staging)
         for j in range(8):
-            for half in range(2):
-                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
-        for j in range(8):
-            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
-            b0, b1 = staging.biases[n], staging.biases[n + 1]
+            b0, b1 = bias_of(block, j, place, staging)
             g0, g1 = unpack_half2(gates[8 * block + j])
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
@@ -247,47 +238,27 @@ def write_gate(block, turn, amax, acc, gates, place, staging, target):
 def write_layer_scale(block, turn, amax, acc, gates, place, staging, target):
     """z = accumulator + bias, if it is kept, and residual + scale · z, by way of a tile in shared
     memory for each."""
-    maps, work, arrays = target.maps, target.work, target.arrays
-    residual, scale, keeps_z = arrays.residual, arrays.scale, target.epilogue.has_residual
+    work, arrays, keeps_z = target.work, target.arrays, target.epilogue.has_residual
     first_row, first_column, thread_row, lane = place
-    tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)
     if column < work.N and first_row < work.M:
-        warpgroup = cuda.threadIdx.x // 128
-        elected = cuda.threadIdx.x % 128 == 0
         words, scaled = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
         for j in range(8):
             n = min(int32(column + 8 * j + lane % 4 * 2), int32(work.N - 2))
             for half in range(2):
                 row = min(int32(first_row + thread_row + 8 * half), int32(work.M - 1))
-                scaled[2 * j + half] = load_word(residual, row * work.N + n)
+                scaled[2 * j + half] = load_word(arrays.residual, row * work.N + n)
         for j in range(8):
-            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
-            b0, b1 = staging.biases[n], staging.biases[n + 1]
+            b0, b1 = bias_of(block, j, place, staging)
             n = min(int32(column + 8 * j + lane % 4 * 2), int32(work.N - 2))
-            s0, s1 = scale[uint32(n)], scale[uint32(n + 1)]
+            s0, s1 = arrays.scale[uint32(n)], arrays.scale[uint32(n + 1)]
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 z0, z1 = acc[i] + b0, acc[i + 1] + b1
                 r0, r1 = unpack_half2(scaled[2 * j + half])
                 words[2 * j + half] = pack_half2(z0, z1)
                 scaled[2 * j + half] = pack_half2(r0 + s0 * z0, r1 + s1 * z1)
-        if elected:
-            tma_store_wait_read_0()
-        bar_sync(uint32(warpgroup), uint32(128))
-        for j in range(8):
-            for half in range(2):
-                at = word_place(staging.at, thread_row, lane, j, half)
-                if keeps_z:
-                    store_word(tiles, at, words[2 * j + half])
-                store_word(tiles, at + BOX_BYTES, scaled[2 * j + half])
-        fence_proxy_async()
-        bar_sync(uint32(warpgroup), uint32(128))
-        if elected:
-            if keeps_z:
-                tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
-            tma_store_2d(
-                base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
-            )
-            tma_store_commit()
+        await_tiles()
+        store_two(words, scaled, keeps_z, staging.at, place, staging)
+        send_both(keeps_z, column, place, staging, target.maps)
     return turn, amax

@@ -15,16 +15,33 @@ READ NEXT
     swiglu_epilogues.py
 """
 
-from ....device import cuda, int32, uint32
-from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from ....device.pipeline import barrier_at
-from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
+from ....device import cuda, int32
+from ....device.tensor_core import pack_half2, unpack_half2
 from .fast_gelu import fast_gelu, fast_gelu_gradient, gelu_and_gradient
-from .layout import BOX_BYTES
-from .staging import word_place
+from .staging import (
+    await_tiles,
+    bias_of,
+    load_words,
+    loaded_tile,
+    return_tile,
+    return_words,
+    send_both,
+    store_two,
+)
 
 # Forward ------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True, forceinline=True)
+def gelu_words(block, words, activated, acc, place, staging):
+    """A thread's words of u = accumulator + bias, and of GELU(u)."""
+    for j in range(8):
+        b0, b1 = bias_of(block, j, place, staging)
+        for half in range(2):
+            i = 32 * block + 4 * j + 2 * half
+            u0, u1 = acc[i] + b0, acc[i + 1] + b1
+            words[2 * j + half] = pack_half2(u0, u1)
+            activated[2 * j + half] = pack_half2(fast_gelu(u0), fast_gelu(u1))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -34,40 +51,14 @@ def write_gelu(block, turn, amax, acc, gates, place, staging, target):
 
     The arithmetic comes before the wait: meanwhile TMA reads the tiles of the block before.
     """
-    maps, work, keeps_u = target.maps, target.work, target.epilogue.has_residual
-    first_row, first_column, thread_row, lane = place
-    tiles, base = staging.tiles, staging.base
-    column = int32(first_column + 64 * block)
-    if column < work.N and first_row < work.M:
-        warpgroup = cuda.threadIdx.x // 128
-        elected = cuda.threadIdx.x % 128 == 0
+    work, keeps_u = target.work, target.epilogue.has_residual
+    column = int32(place.first_column + 64 * block)
+    if column < work.N and place.first_row < work.M:
         words, activated = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
-        for j in range(8):
-            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
-            b0, b1 = staging.biases[n], staging.biases[n + 1]
-            for half in range(2):
-                i = 32 * block + 4 * j + 2 * half
-                u0, u1 = acc[i] + b0, acc[i + 1] + b1
-                words[2 * j + half] = pack_half2(u0, u1)
-                activated[2 * j + half] = pack_half2(fast_gelu(u0), fast_gelu(u1))
-        if elected:
-            tma_store_wait_read_0()
-        bar_sync(uint32(warpgroup), uint32(128))
-        for j in range(8):
-            for half in range(2):
-                at = word_place(staging.at, thread_row, lane, j, half)
-                if keeps_u:
-                    store_word(tiles, at, words[2 * j + half])
-                store_word(tiles, at + BOX_BYTES, activated[2 * j + half])
-        fence_proxy_async()
-        bar_sync(uint32(warpgroup), uint32(128))
-        if elected:
-            if keeps_u:
-                tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
-            tma_store_2d(
-                base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row)
-            )
-            tma_store_commit()
+        gelu_words(block, words, activated, acc, place, staging)
+        await_tiles()
+        store_two(words, activated, keeps_u, staging.at, place, staging)
+        send_both(keeps_u, column, place, staging, target.maps)
     return turn, amax
 
 
@@ -75,34 +66,27 @@ def write_gelu(block, turn, amax, acc, gates, place, staging, target):
 
 
 @cuda.jit(device=True, forceinline=True)
+def gelu_gradient_words(block, words, acc):
+    """accumulator · GELU'(u) in place of a thread's words of u."""
+    for j in range(8):
+        for half in range(2):
+            i = 32 * block + 4 * j + 2 * half
+            u0, u1 = unpack_half2(words[2 * j + half])
+            words[2 * j + half] = pack_half2(
+                acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1)
+            )
+
+
+@cuda.jit(device=True, forceinline=True)
 def write_gelu_gradient(block, turn, amax, acc, gates, place, staging, target):
     """accumulator · GELU'(u), in the tile that holds u."""
     work = target.work
-    first_row, first_column, thread_row, lane = place
-    tiles = staging.tiles
-    if int32(first_column + 64 * block) < work.N and first_row < work.M:
-        buffer = int32(turn & 1)
-        tile = int32(staging.at + buffer * BOX_BYTES)
-        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+    if int32(place.first_column + 64 * block) < work.N and place.first_row < work.M:
+        tile = loaded_tile(turn, 1, staging)
         words = cuda.local.array(16, "uint32")
-        for j in range(8):
-            for half in range(2):
-                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
-        for j in range(8):
-            for half in range(2):
-                i = 32 * block + 4 * j + 2 * half
-                u0, u1 = unpack_half2(words[2 * j + half])
-                words[2 * j + half] = pack_half2(
-                    acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1)
-                )
-        for j in range(8):
-            for half in range(2):
-                store_word(tiles, word_place(tile, thread_row, lane, j, half), words[2 * j + half])
-        fence_proxy_async()
-        cuda.syncwarp()
-        if lane == 0:
-            mbarrier_arrive(barrier_at(staging.ready, buffer))
-        turn = int32(turn + 1)
+        load_words(words, tile, place, staging)
+        gelu_gradient_words(block, words, acc)
+        turn = return_words(words, turn, tile, place, staging)
     return turn, amax
 
 
@@ -110,34 +94,18 @@ def write_gelu_gradient(block, turn, amax, acc, gates, place, staging, target):
 def write_gelu_again_gradient(block, turn, amax, acc, gates, place, staging, target):
     """As `write_gelu_gradient`, and GELU(u) in the next tile."""
     work = target.work
-    first_row, first_column, thread_row, lane = place
-    tiles = staging.tiles
-    if int32(first_column + 64 * block) < work.N and first_row < work.M:
-        buffer = int32(turn & 1)
-        tile = int32(staging.at + buffer * (2 * BOX_BYTES))
-        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+    if int32(place.first_column + 64 * block) < work.N and place.first_row < work.M:
+        tile = loaded_tile(turn, 2, staging)
         words, activated = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
-        for j in range(8):
-            for half in range(2):
-                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
+        load_words(words, tile, place, staging)
         for j in range(8):
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
                 u0, u1 = unpack_half2(words[2 * j + half])
                 y0, slope0 = gelu_and_gradient(u0)
                 y1, slope1 = gelu_and_gradient(u1)
-                words[2 * j + half], activated[2 * j + half] = (
-                    pack_half2(acc[i] * slope0, acc[i + 1] * slope1),
-                    pack_half2(y0, y1),
-                )
-        for j in range(8):
-            for half in range(2):
-                at = word_place(tile, thread_row, lane, j, half)
-                store_word(tiles, at, words[2 * j + half])
-                store_word(tiles, at + BOX_BYTES, activated[2 * j + half])
-        fence_proxy_async()
-        cuda.syncwarp()
-        if lane == 0:
-            mbarrier_arrive(barrier_at(staging.ready, buffer))
-        turn = int32(turn + 1)
+                words[2 * j + half] = pack_half2(acc[i] * slope0, acc[i + 1] * slope1)
+                activated[2 * j + half] = pack_half2(y0, y1)
+        store_two(words, activated, True, tile, place, staging)
+        turn = return_tile(turn, place, staging)
     return turn, amax

@@ -22,11 +22,18 @@ READ NEXT
 from typing import NamedTuple
 
 from ....device import cuda, float32, int32, uint32
-from ....device.mbarrier import bar_sync, mbarrier_arrive
+from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from ....device.pipeline import barrier_at
 from ....device.specialise import Field
-from ....device.tensor_core import store_word
-from ....device.tma import fence_proxy_async, tma_store_wait_0
+from ....device.tensor_core import load_word, store_word
+from ....device.tma import (
+    fence_proxy_async,
+    tma_store_2d,
+    tma_store_commit,
+    tma_store_wait_0,
+    tma_store_wait_read_0,
+    tma_store_wait_read_1,
+)
 from .layout import BN, BOX_BYTES, STAGE_COUNT
 
 tiles_of_block = Field("EPILOGUE", "tiles")
@@ -78,20 +85,102 @@ def word_place(tile, thread_row, lane, j, half):
 
 
 @cuda.jit(device=True, forceinline=True)
-def return_words(words, turn, tile, place, staging):
-    """A thread's words, back in the tile that `exchange` brought and will store; the next turn."""
+def load_words(words, tile, place, staging):
+    """A thread's 16 words of a tile: 64 × 64 numbers of a warpgroup, two in a word."""
     for j in range(8):
         for half in range(2):
-            store_word(
-                staging.tiles,
-                word_place(tile, place.thread_row, place.lane, j, half),
-                words[2 * j + half],
-            )
+            at = word_place(tile, place.thread_row, place.lane, j, half)
+            words[2 * j + half] = load_word(staging.tiles, at)
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_words(words, tile, place, staging):
+    """The same words into a tile."""
+    for j in range(8):
+        for half in range(2):
+            at = word_place(tile, place.thread_row, place.lane, j, half)
+            store_word(staging.tiles, at, words[2 * j + half])
+
+
+@cuda.jit(device=True, forceinline=True)
+def store_two(first, second, keeps_first, tile, place, staging):
+    """A thread's words into two tiles, one after the other in memory; the first, if it is kept."""
+    for j in range(8):
+        for half in range(2):
+            at = word_place(tile, place.thread_row, place.lane, j, half)
+            if keeps_first:
+                store_word(staging.tiles, at, first[2 * j + half])
+            store_word(staging.tiles, at + BOX_BYTES, second[2 * j + half])
+
+
+# Tiles that the warpgroup hands to TMA: await_tiles(), store_words(), offer_tiles(), and a store by
+# one thread
+
+
+@cuda.jit(device=True, forceinline=True)
+def await_tiles():
+    """A warpgroup's tiles may be written: TMA has read what they held."""
+    if cuda.threadIdx.x % 128 == 0:
+        tma_store_wait_read_0()
+    bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
+
+
+@cuda.jit(device=True, forceinline=True)
+def await_tile():
+    """As `await_tiles`, of the one of two whose turn it is."""
+    if cuda.threadIdx.x % 128 == 0:
+        tma_store_wait_read_1()  # the tile that this buffer held two turns ago has been read
+    bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
+
+
+@cuda.jit(device=True, forceinline=True)
+def offer_tiles():
+    """What the warpgroup has written is there for TMA."""
+    fence_proxy_async()
+    bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
+
+
+@cuda.jit(device=True, forceinline=True)
+def send_both(keeps_first, column, place, staging, maps):
+    """Store a warpgroup's two tiles: the first, if it is kept, to maps.c, the second to maps.d."""
+    offer_tiles()
+    if cuda.threadIdx.x % 128 == 0:
+        first, second = uint32(staging.at), uint32(staging.at + BOX_BYTES)
+        row = uint32(place.first_row)
+        if keeps_first:
+            tma_store_2d(staging.base + first, maps.c, uint32(column), row)
+        tma_store_2d(staging.base + second, maps.d, uint32(column), row)
+        tma_store_commit()
+
+
+# Tiles that `exchange` brings and stores
+
+
+@cuda.jit(device=True, forceinline=True)
+def loaded_tile(turn, tiles, staging):
+    """The first byte of the tile, or of the `tiles` tiles, whose turn it is; once `exchange` has
+    brought them."""
+    buffer = int32(turn & 1)
+    tile = int32(staging.at + buffer * (tiles * BOX_BYTES))
+    mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+    return tile
+
+
+@cuda.jit(device=True, forceinline=True)
+def return_tile(turn, place, staging):
+    """A warp has written its part of the tile; the next turn."""
     fence_proxy_async()
     cuda.syncwarp()
     if place.lane == 0:
         mbarrier_arrive(barrier_at(staging.ready, turn & 1))
     return int32(turn + 1)
+
+
+@cuda.jit(device=True, forceinline=True)
+def return_words(words, turn, tile, place, staging):
+    """A thread's words, back in the tile that `exchange` brought and will store; the next turn."""
+    store_words(words, tile, place, staging)
+    return return_tile(turn, place, staging)
 
 
 # The bias -----------------------------------------------------------------------------------------
@@ -134,6 +223,13 @@ def stage_bias(staging, b0, b1):
     if thread + 128 < BN:
         staging.biases[staging.biases_at + thread + 128] = b1
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
+
+
+@cuda.jit(device=True, forceinline=True)
+def bias_of(block, j, place, staging):
+    """The bias of a thread's two neighbours in columns 8 · j … of a block."""
+    n = int32(staging.biases_at + 64 * block + 8 * j + place.lane % 4 * 2)
+    return staging.biases[n], staging.biases[n + 1]
 
 
 @cuda.jit(device=True, forceinline=True)

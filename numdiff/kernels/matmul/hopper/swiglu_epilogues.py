@@ -35,18 +35,19 @@ import math
 
 from ....device import cuda, float32, int32, uint32
 from ....device.approximate import power_of_two, reciprocal, tanh_approximate
-from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from ....device.pipeline import barrier_at
-from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ....device.tma import (
-    fence_proxy_async,
-    tma_store_2d,
-    tma_store_3d,
-    tma_store_commit,
-    tma_store_wait_read_1,
-)
+from ....device.tensor_core import load_word, pack_half2, unpack_half2
+from ....device.tma import tma_store_2d, tma_store_3d, tma_store_commit
 from .layout import BLOCKS, BN, BOX_BYTES
-from .staging import word_place
+from .staging import (
+    await_tile,
+    bias_of,
+    loaded_tile,
+    offer_tiles,
+    return_tile,
+    store_two,
+    store_words,
+    word_place,
+)
 
 LOG2_E = float32(math.log2(math.e))
 
@@ -89,29 +90,19 @@ def prefetch_biases(gates, place, target):
 def biased(block, j, half, acc, place, staging):
     """Two neighbours of a block with their bias: columns 8 · j … of the thread's row, or of the one
     8 below."""
-    n = int32(staging.biases_at + 64 * block + 8 * j + place.lane % 4 * 2)
+    b0, b1 = bias_of(block, j, place, staging)
     i = 32 * block + 4 * j + 2 * half
-    return acc[i] + staging.biases[n], acc[i + 1] + staging.biases[n + 1]
+    return acc[i] + b0, acc[i + 1] + b1
 
 
 @cuda.jit(device=True, forceinline=True)
 def stage_words(words, turn, place, staging):
     """A warpgroup's 64 × 64 results in the buffer whose turn it is, ready for TMA; returns the
     buffer's first byte."""
-    warpgroup = uint32(cuda.threadIdx.x // 128)
     tile = int32(staging.at + (turn & 1) * BOX_BYTES)
-    if cuda.threadIdx.x % 128 == 0:
-        tma_store_wait_read_1()  # the tile that this buffer held two turns ago has been read
-    bar_sync(warpgroup, uint32(128))
-    for j in range(8):
-        for half in range(2):
-            store_word(
-                staging.tiles,
-                word_place(tile, place.thread_row, place.lane, j, half),
-                words[2 * j + half],
-            )
-    fence_proxy_async()
-    bar_sync(warpgroup, uint32(128))
+    await_tile()
+    store_words(words, tile, place, staging)
+    offer_tiles()
     return tile
 
 
@@ -171,18 +162,14 @@ def write_swiglu_gradient(block, turn, amax, acc, gates, place, staging, target)
     """(du1, du2) of 64 columns from dh, the accumulators, in the two tiles that hold u1 and u2; the
     next turn."""
     work = target.work
-    first_row, first_column, thread_row, lane = place
-    tiles = staging.tiles
-    if int32(first_column + 64 * block) < work.N and first_row < work.M:
-        buffer = int32(turn & 1)
-        tile = int32(staging.at + buffer * (2 * BOX_BYTES))
-        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+    if int32(place.first_column + 64 * block) < work.N and place.first_row < work.M:
+        tile = loaded_tile(turn, 2, staging)
         first, second = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
         for j in range(8):
             for half in range(2):
-                at = word_place(tile, thread_row, lane, j, half)
-                first[2 * j + half] = load_word(tiles, at)
-                second[2 * j + half] = load_word(tiles, at + BOX_BYTES)
+                at = word_place(tile, place.thread_row, place.lane, j, half)
+                first[2 * j + half] = load_word(staging.tiles, at)
+                second[2 * j + half] = load_word(staging.tiles, at + BOX_BYTES)
         for j in range(8):
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
@@ -190,18 +177,8 @@ def write_swiglu_gradient(block, turn, amax, acc, gates, place, staging, target)
                 b0, b1 = unpack_half2(second[2 * j + half])
                 da0, db0 = gate_gradients(acc[i], a0, b0)
                 da1, db1 = gate_gradients(acc[i + 1], a1, b1)
-                first[2 * j + half], second[2 * j + half] = (
-                    pack_half2(da0, da1),
-                    pack_half2(db0, db1),
-                )
-        for j in range(8):
-            for half in range(2):
-                at = word_place(tile, thread_row, lane, j, half)
-                store_word(tiles, at, first[2 * j + half])
-                store_word(tiles, at + BOX_BYTES, second[2 * j + half])
-        fence_proxy_async()
-        cuda.syncwarp()
-        if lane == 0:
-            mbarrier_arrive(barrier_at(staging.ready, buffer))
-        turn = int32(turn + 1)
+                first[2 * j + half] = pack_half2(da0, da1)
+                second[2 * j + half] = pack_half2(db0, db1)
+        store_two(first, second, True, tile, place, staging)
+        turn = return_tile(turn, place, staging)
     return turn, amax
