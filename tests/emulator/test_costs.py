@@ -206,12 +206,13 @@ LONG = set(
     adaln adaln_backward attention attention_backward bias_gelu_backward columns_of conv2d
     conv2d_backward conv2d_input_gradient conv2d_level conv2d_weight_gradient
     depthwise_layernorm flash_attention flash_attention_backward gate_adaln
-    gate_adaln_backward groupnorm groupnorm_backward layernorm layernorm_backward linear
-    linear_backward matmul matmul_fp8 matmul_fp8_gelu matmul_fp8_gelu_backward
-    matmul_fp8_gradient matmul_fp8_swiglu matmul_fp8_swiglu_backward matmul_level
-    matmul_mma_level matmul_pair matmul_pair_backward matmul_pair_gradient muon_momentum
-    newton_schulz qk_norm_rope qk_norm_rope_backward quantise_both quantise_weights rmsnorm
-    rmsnorm_backward scale_shift_backward sla sla_backward squares_of_pieces
+    gate_adaln_backward gate_backward groupnorm groupnorm_backward halved_conv2d layernorm
+    layernorm_backward linear linear_backward matmul matmul_fp8 matmul_fp8_gelu
+    matmul_fp8_gelu_backward matmul_fp8_gradient matmul_fp8_swiglu matmul_fp8_swiglu_backward
+    matmul_level matmul_mma_level matmul_pair matmul_pair_backward matmul_pair_gradient
+    muon_momentum newton_schulz qk_norm_rope qk_norm_rope_backward quantise_both
+    quantise_weights rmsnorm rmsnorm_backward scale_shift_backward single_head_attention sla
+    sla_backward squares_of_pieces upsampled_conv2d
     """.split()
 )  # of the exhaustive part
 ELSEWHERE = {"add_parts", "fused", "levels"}  # several sums at once; a part of other costs
