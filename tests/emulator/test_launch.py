@@ -8,7 +8,7 @@ import pytest
 
 from numdiff import emulator
 from numdiff.device import cuda, float32, int32, load4, store4
-from numdiff.emulator import Float64Warning, KernelFault, LaunchRefused, Unsupported
+from numdiff.emulator import Emulator, Float64Warning, KernelFault, LaunchRefused, Unsupported
 from tests.conftest import THREAD_ORDERS
 from tests.emulator.planting import fault_at, faults_of, marked, run
 
@@ -95,6 +95,31 @@ def test_static_shared_memory_is_limited(checks):
         run(large, 1, 1, np.zeros(1), checks=checks, shared=64 << 10, cc=(8, 6))
 
 
+@THREAD_ORDERS
+def test_indices_and_sizes(order):
+    @cuda.jit
+    def kernel(out):
+        x, y, z = cuda.grid(3)
+        i = (z * out.shape[1] + y) * out.shape[2] + x
+        t = (
+            cuda.threadIdx.z * cuda.blockDim.y + cuda.threadIdx.y
+        ) * cuda.blockDim.x + cuda.threadIdx.x
+        out[z, y, x] = i
+        if (
+            t == 0
+            and cuda.gridsize(1) == 6
+            and cuda.gridsize(3) == (6, 4, 4)
+            and cuda.gridsize(2) == (6, 4)
+        ):
+            out[z, y, x] += cuda.gridDim.x * 100 + cuda.gridDim.y * 10 + cuda.gridDim.z
+
+    out = np.zeros((4, 4, 6), np.int64)
+    run(kernel, (2, 1, 2), (3, 4, 2), out, order=order)
+    want = np.arange(96).reshape(4, 4, 6)
+    want[::2, 0, ::3] += 212
+    assert np.array_equal(out, want)
+
+
 # exceptions and breakpoints -----------------------------------------------------------------------
 
 
@@ -121,6 +146,42 @@ def test_a_fault_in_a_device_function_is_reported_there(order):
     assert len(faults) == 1 and (fault.block, fault.thread) == ((1, 0, 0), (3, 0, 0))
     assert fault.place.function == "inner" and fault.kernel == "nested" and "x[8]" in fault.message
     assert f"{__file__}:{fault.line} in inner, block (1, 0, 0), thread (3, 0, 0)" in str(fault)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize(
+    "case, kind, text, mark",
+    [
+        (0, "error", "ValueError: not this one", "raise"),
+        (1, "division", "ZeroDivisionError", "divide"),
+        (2, "error", "AttributeError", "attribute"),
+        (3, "error", "TypeError", "call"),
+        (4, "error", "AssertionError", "assert"),
+    ],
+)
+def test_exceptions_keep_their_line(case, kind, text, mark, checks):
+    @cuda.jit
+    def kernel(x, case):
+        t = cuda.threadIdx.x
+        if t == 2:
+            if case == 0:
+                raise ValueError("not this one")  # raise
+            elif case == 1:
+                x[0] = t // (t - 2)  # divide
+            elif case == 2:
+                x[0] = x.length  # attribute
+            elif case == 3:
+                x[0] = inner(x)  # call
+            elif case == 4:
+                assert t < 2  # assert
+
+    fault = fault_at(
+        faults_of(kernel, 1, 4, np.zeros(4, np.int32), case, checks=checks),
+        kind,
+        __file__,
+        marked(__file__, mark),
+    )
+    assert text in fault.message and fault.thread == (2, 0, 0)
 
 
 @THREAD_ORDERS
@@ -302,6 +363,16 @@ def test_one_index_is_one_fault(kernel, mark):
     assert [(fault.kind, fault.line) for fault in faults] == [("bounds", marked(__file__, mark))]
 
 
+def test_a_float_argument_is_no_float64_array():
+    @cuda.jit
+    def scale(x, a):
+        x[0] = x[0] * a
+
+    with pytest.warns(Float64Warning, match="float32 mult float64"):
+        run(scale, 1, 1, np.ones(1, np.float32), 0.5)
+    run(scale, 1, 1, np.ones(1), 0.5)
+
+
 def test_float64_arithmetic_warns_or_is_a_fault_or_is_meant():
     @cuda.jit
     def kernel(x):
@@ -316,6 +387,29 @@ def test_float64_arithmetic_warns_or_is_a_fault_or_is_meant():
     run(kernel, 1, 1, x, float64=True)
     run(kernel, 1, 1, np.ones(1))  # a float64 array
     assert x[0] == 0.125
+
+
+def test_one_kernel_on_two_machines():
+    """Kernels are rewritten once, and then run with checks and without, in any number of emulators."""
+
+    @cuda.jit
+    def kernel(x, n):
+        if cuda.grid(1) <= n:
+            x[cuda.grid(1)] += float32(1)  # twice
+
+    x = np.zeros(8, np.float32)
+    machines = (
+        Emulator(),
+        Emulator(checks=False),
+        Emulator(checks="race"),
+        Emulator(order="shuffled"),
+    )
+    for machine in machines:
+        machine.launch(kernel, 1, 8, x, 8)
+    for machine in machines:
+        machine.launch(kernel, 1, 8, x, 8)
+    assert (x == 8).all()
+    fault_at(faults_of(kernel, 1, 9, x, 8), "bounds", __file__, marked(__file__, "twice"))
 
 
 @pytest.mark.parametrize(
