@@ -19,8 +19,7 @@ ADVICE = {
 KERNEL_CODE = "A kernel may use numbers, elements of arrays, loops and branches, and no other objects of Python."
 OUTSIDE = (
     "There are more threads than elements, or the index is computed wrongly: a thread without an element must "
-    "not access the array. Guard the access by a comparison with {bound}; where a tile is filled, store a zero "
-    "instead."
+    "not access the array. Guard the access by a comparison with {bound}."
 )
 OUTSIDE_SHARED = "{name} is shorter than that: is the index off by one, or does the array lack elements for the halo?"
 NEGATIVE = "This thread would use another element than you mean: guard the access, so that it does nothing."

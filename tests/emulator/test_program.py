@@ -67,7 +67,7 @@ bounds: reads x[8]: index 8 is outside of 0 … 7
     launched at program.py:23 in <module>: shift[1, 8](x, np.zeros(8, np.float32))
     3 times
     There are more threads than elements, or the index is computed wrongly: a thread without an element must not \
-access the array. Guard the access by a comparison with x.size; where a tile is filled, store a zero instead.
+access the array. Guard the access by a comparison with x.size.
 
 1 finding in 3 launches.
 """)
