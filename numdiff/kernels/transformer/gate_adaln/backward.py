@@ -244,10 +244,10 @@ def look_at_token(totals, floats, kept, at, c, lane, average, r, cut):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_token(dx, dhs, i, totals, floats, kept, at, c, lane, norm, averages, cut, factor, most):
+def write_token(dx, dhs, i, totals, floats, kept, place, norm, averages, cut, factor, most):
     """The second sweep: dx and dh of a token, which starts at dx[i] for this lane; adds to the sums
     of dgate. The next `most`."""
-    (average, r), (a, k) = norm, averages
+    (average, r), (a, k), (at, c, lane) = norm, averages, place
     for s in range(SWEEPS):
         if c + s * SWEEP < cut.C:
             here = int32(at + s * SWEEP)
@@ -349,18 +349,18 @@ def bring_sums(floats, place, totals, first, c, C):
 
 
 @requires("7.5")
-def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut, factors, places):
+def adaln_backward_v2(arrays, scales, gate, mean, rstd, dx, dhs, sums, cut, factors, places):
     """dx and dh (B, T, C), and a block's sums for dshift, dscale and dgate, three arrays, where
     `places` says.
 
-    z: or x, where cut.of_x
+    arrays: dy, z, dz and h; z: or x, where cut.of_x
     scales: (scale,), or with a weight (scale, weight), and then `sums` has a fourth array (B ·
     chunks, C), for dweight;
     dhs: (dh,), or (bytes, their scale, amax); cut: `Chunks`; factors: `Factors`
     """
     floats = cuda.shared.array(0, float32, alignment=128)
-    kept = cuda.shared.array(0, z.dtype.type, alignment=128)
-    T, C, arrays = cut.T, cut.C, (dy, z, dz, h)
+    kept = cuda.shared.array(0, arrays[1].dtype.type, alignment=128)
+    T, C = cut.T, cut.C
     t, threads = int32(cuda.threadIdx.x), int32(cuda.blockDim.x)
     lane, warp, warps = int32(t % WARP), int32(t // WARP), int32(threads // WARP)
     c = int32(lane * 8)
@@ -416,9 +416,7 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut
             totals,
             floats,
             kept,
-            at,
-            c,
-            lane,
+            (at, c, lane),
             (average, r),
             averages,
             cut,
