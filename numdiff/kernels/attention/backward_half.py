@@ -10,7 +10,7 @@ WHAT IS NEW, AND WHY IT PAYS
     a barrier each warp sums dS·k over all keys of the block, for 16 queries and its part of the
     columns.
     If the block has all keys of the image (T ≤ 256), that is dq, and it is written once, as
-    float16. Otherwise each chunk of keys has a float32 dq of its own, and backward.py's second
+    float16. Otherwise each chunk of keys has a float32 dq of its own, and heads.py's
     kernel adds the chunks in order. The other way to avoid atomics, one kernel for dq and one for
     dk and dv, computes S and dP twice: 7 products instead of 5. A chunk's dq costs 8 bytes for each
     5·256·2 FLOPs: less than a third of the time of two more products, and nothing for the lengths

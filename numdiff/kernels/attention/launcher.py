@@ -14,7 +14,7 @@ LAYOUT
 SOURCE
     the project's own; comments next to the choices give their costs.
 READ NEXT
-    ../transformer/adaln.py, what stands around attention in a DiT's block.
+    backward_hopper/
 """
 
 import functools

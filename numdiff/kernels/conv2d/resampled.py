@@ -10,7 +10,7 @@ SHAPES, VERSIONS, LAUNCH, DETERMINISM, COST
 SOURCE
     the padding of halved: Rombach et al. 2022, arXiv:2112.10752.
 READ NEXT
-    ../groupnorm/, which reads the statistics.
+    hopper/resampled.py, the kernels
 """
 
 import functools

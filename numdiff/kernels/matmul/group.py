@@ -20,7 +20,7 @@ DETERMINISM
 SOURCE
     as hopper/group_schedule.py and hopper/parts.py.
 READ NEXT
-    mma_group.py
+    linear/gradients.py
 """
 
 import functools

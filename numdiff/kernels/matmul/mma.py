@@ -288,7 +288,8 @@ def advance(ahead, work, t):
 
 
 class Side(NamedTuple):
-    """How threads copy an operand's tile. across, spread: as in tiles.py; row_bytes: of the tile;
+    """How threads copy an operand's tile. across, spread: as in
+    ../../device/tiles.py; row_bytes: of the tile;
     rows: that they copy at once; copies: of a thread."""
 
     across: bool

@@ -17,7 +17,7 @@ STACKS are weights of one shape at equal distances in memory, taken as one matri
 SOURCE
     choice.py, for tiles and slices.
 READ NEXT
-    group.py, mma_group.py; launcher.py, activations.py, pair.py and linear/, the callers.
+    launcher.py
 """
 
 import numpy as np

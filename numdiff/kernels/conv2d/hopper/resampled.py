@@ -32,7 +32,7 @@ SOURCE
     the project's own; the fold: Shi et al. 2016, "Is the deconvolution layer the same as a
     convolutional layer?", arXiv:1609.07009.
 READ NEXT
-    ../resampled.py, which chooses.
+    weight_gradient.py
 """
 
 import itertools

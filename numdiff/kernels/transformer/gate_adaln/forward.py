@@ -164,6 +164,19 @@ def fetch_token(words, array, first, c, C):
             fetch8(array, first + s * SPAN, words[s])
 
 
+@cuda.jit(device=True, forceinline=True)
+def factors(scales, c, words, f, g):
+    """f: 1 + scale of eight channels, whose words have been fetched, times the weight of channels
+    c … c + 7, for which g is free."""
+    numbers8(scales[0], words, f)
+    for i in range(8):
+        f[i] = float32(1) + f[i]
+    if WEIGHTED:
+        load8_into(scales[1], c, g)
+        for i in range(8):
+            f[i] *= g[i]
+
+
 def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places, eps):
     """z and y (B, T, C), mean and rstd (B · T,) float32, from x and h (B, T, C).
 
@@ -229,13 +242,7 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
                     if SHIFTED:
                         fetch8(shift, of_shift + s * SPAN, b[s])
                 numbers8(z, kept[s], v)
-                numbers8(scales[0], a[s], f)
-                for i in range(8):
-                    f[i] = float32(1) + f[i]
-                if WEIGHTED:
-                    load8_into(scales[1], c + s * SPAN, g)
-                    for i in range(8):
-                        f[i] *= g[i]
+                factors(scales, c + s * SPAN, a[s], f, g)
                 for i in range(8):
                     g[i] = float32(0)
                 if SHIFTED:
