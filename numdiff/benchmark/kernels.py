@@ -26,7 +26,7 @@ from ..errors import NumdiffError, UsageError, near_miss
 from ..kernels.conv2d import conv2d_backward
 from ..kernels.operation import Array
 from ..kernels.operation.versions import label, name_of, numbers_of
-from ..kernels.transformer.columns import Columns
+from ..kernels.transformer.columns import RowColumns
 from .costs import arrays_in, cost_of, roof_of
 from .replays import MAX_CALLS, REPLAY_S, repeated
 from .torch_kernels import torch_call
@@ -185,7 +185,7 @@ def _keep(value, places, positive=False):
     """An argument without its memory."""
     if isinstance(value, (list, tuple)):
         return for_each(lambda item: _keep(item, places), value)
-    if isinstance(value, Columns):  # a separate array does as well
+    if isinstance(value, RowColumns):  # a separate array does as well
         return Array(value.shape, value.dtype, None, places.setdefault(id(value), len(places)))
     if not isinstance(value, (np.ndarray, DeviceArray)):
         return value

@@ -16,7 +16,7 @@ from ..configs import AdamWConfig
 from ..configuration import configured_by
 from ..device import AnyArray, copy_into, download, upload, zeros
 from ..errors import UsageError, shown
-from ..kernels.optimizer.adamw import Copies, Rule, State, adamw_update
+from ..kernels.optimizer.adamw import AdamWCopies, Rule, State, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
 from ..kernels.optimizer.step_state import (
@@ -211,7 +211,7 @@ class AdamW:
             v,
             self._state(),
             Rule(s.beta1, s.beta2, s.eps, s.weight_decay, s.clip_norm),
-            Copies(ema, s.ema_decay, half, s.ema_warmup),
+            AdamWCopies(ema, s.ema_decay, half, s.ema_warmup),
             ranges,
         )
 

@@ -17,7 +17,7 @@ from ..progress import doing
 from ..settings import arguments, config_class
 from ..sizes import sides
 from . import kinds
-from .forecast import Plan, peak_memory
+from .forecast import ForecastPlan, peak_memory
 from .initial import check_dataset, start_of, take
 from .precision import IN_TRAINING, SCALES_LOSS
 from .run_extension import extensions_of
@@ -360,7 +360,7 @@ def describe_without_training(options, price=None, rehearse=None):
     def foresee():
         return price.foreseen_step(options, sizes, gpu, base) if price else (None, 0)
 
-    plan = Plan(options, sizes, flops, parameters, gpu, foresee)
+    plan = ForecastPlan(options, sizes, flops, parameters, gpu, foresee)
     line, measured = plan.forecast()
     if rehearse and opened and not measured:
         line = rehearse(options, plan) or line

@@ -292,7 +292,7 @@ def disk_bytes(options, checkpoint):
     return (min(options.keep + 1, saves) + bool(getattr(options, "evaluate_every", 0))) * checkpoint
 
 
-class Plan:
+class ForecastPlan:
     """A run that is to be foreseen.
 
     sizes: the options of the model's constructor; flops: of a step of all ranks; parameters: their

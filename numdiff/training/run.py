@@ -42,7 +42,7 @@ from .build import (
     open_data,
 )
 from .compiling import compiling
-from .forecast import Clock, Plan, peak_memory
+from .forecast import Clock, ForecastPlan, peak_memory
 from .initial import check_dataset, forget, start_of
 from .kinds.kind import imported
 from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
@@ -165,7 +165,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
         flops, backend = trainer.flops_per_step, trainer.model.backend
         ranks = communicator.size
         foresee = functools.partial(foreseen_step, options, sizes, backend, base, ranks)
-        plan = Plan(options, sizes, flops, parameters, backend, foresee, ranks)
+        plan = ForecastPlan(options, sizes, flops, parameters, backend, foresee, ranks)
         clock.measure(plan.key, backend)
         line, measured = plan.forecast(step, None if dry_run else clock.elapsed)
         if not measured:

@@ -16,7 +16,7 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.device.requires import requires
 from numdiff.extras.kernel_check.records import H200, cases_of
 from numdiff.extras.kernel_check.records import _run as run_problem
-from numdiff.extras.kernel_check.run import Arrays, relative_error
+from numdiff.extras.kernel_check.run import CaseArrays, relative_error
 from numdiff.kernels import bias, concat, elementwise, softmax
 from numdiff.kernels.operation import (
     OPERATIONS,
@@ -47,10 +47,10 @@ CASES = [
 @where(lambda engine, version: engine == "cuda" or engine == "cpu" and version is None)
 def test_problem(engine, case, version):
     made = case.inputs(np.random.default_rng(0))
-    results = case.run(Arrays({name: engine(array) for name, array in made.items()}), version)
-    again = case.run(Arrays({name: engine(array) for name, array in made.items()}), version)
+    results = case.run(CaseArrays({name: engine(array) for name, array in made.items()}), version)
+    again = case.run(CaseArrays({name: engine(array) for name, array in made.items()}), version)
     wanted = case.run(
-        Arrays(
+        CaseArrays(
             {
                 name: array.astype(np.float64)
                 if array.dtype.kind == "f" or array.dtype.name == "bfloat16"
@@ -88,7 +88,7 @@ def test_launchers_at_a_models_size(record, problem):
         names = [version.name for version in record.fitting(first_on_device(made.values()), values)]
     for version in [record.version(name).number for name in names or ()] or [None]:
         device.kernels.clear()
-        run_problem(record, problem, Arrays(made), version)
+        run_problem(record, problem, CaseArrays(made), version)
         assert device.kernels
 
 
@@ -202,9 +202,9 @@ def test_a_call_in_place_of_the_operation():
 
     try:
         views, run = cases_of(made_up_forward.operation)
-        (result,) = views.run(Arrays({"x": np.arange(4)}), None)
+        (result,) = views.run(CaseArrays({"x": np.arange(4)}), None)
         assert (result == [0, 2, 4]).all() and seen == ["before", "after"]
-        run.run(Arrays({"x": np.arange(4)}), None)
+        run.run(CaseArrays({"x": np.arange(4)}), None)
         assert seen[2:] == ["before", "run", "after"]
     finally:
         del OPERATIONS["made_up"]

@@ -22,7 +22,7 @@ from numdiff.training.forecast import (
     PER_EVENT,
     PIXELS_A_SECOND,
     Clock,
-    Plan,
+    ForecastPlan,
     events,
     key_of,
     read_measured,
@@ -72,7 +72,7 @@ def test_a_measurement_adds_up():
     options = options_of(
         sample_every=300, checkpoint_every=500, evaluate_every=250, batch=8, keep=1
     )
-    plan = Plan(options, SIZES, 1e9, 1000)
+    plan = ForecastPlan(options, SIZES, 1e9, 1000)
     store(plan, {**RECORD, "start": 4.0, "memory": 300 << 20, "checkpoint": 5_000_000})
     line, measured = plan.forecast()
     best = PER_EVENT + 5_000_000 / BYTES_A_SECOND  # which is not measured
@@ -85,14 +85,14 @@ def test_a_measurement_adds_up():
     assert plan.forecast(900, 67)[0].startswith(
         "3.0 minutes from the command to the last picture, 1.9 minutes from here, at 500 ms a step"
     )
-    without = Plan(options.changed(sample_count=0), SIZES, 1e9, 1000)
+    without = ForecastPlan(options.changed(sample_count=0), SIZES, 1e9, 1000)
     assert without.key != plan.key
 
 
 def test_an_estimate_is_called_one(monkeypatch):
     monkeypatch.setattr(forecast, "cpu_flops", lambda: 1e10)
     options = options_of(batch=4, sample_every=0, sample_steps=10, sample_count=12, cfg_scale=None)
-    plan = Plan(options, SIZES, 4e9, 1000)
+    plan = ForecastPlan(options, SIZES, 4e9, 1000)
     line, measured = plan.forecast(elapsed=5)
     # a step takes 1 s; each of 12 images 10 forward passes of 0.23/4 s; a grid, a checkpoint of 16 kB
     seconds = 1000 + 12 * (10 * 0.23 / 4 + 32 * 32 / PIXELS_A_SECOND) + 2 * PER_EVENT
@@ -126,7 +126,7 @@ def test_what_changes_the_key():
     "text", ["", "{", "[]", '{"step": 0}', '{"step": -1, "first": 0, "save": 0}']
 )
 def test_a_damaged_measurement_is_none(text):
-    plan = Plan(options_of(), SIZES, 1e9, 1000)
+    plan = ForecastPlan(options_of(), SIZES, 1e9, 1000)
     store(plan, RECORD).write_text(text)
     assert read_measured(plan.key) is None and not plan.forecast()[1]
 
@@ -196,7 +196,7 @@ def test_all_that_happens_between_steps_counts():
 
 def test_first_steps_that_are_done_take_no_more_time():
     options = options_of(sample_every=0, checkpoint_every=0)
-    plan = Plan(options, SIZES, 1e9, 1000, foresee=lambda: (200 << 20, 0))
+    plan = ForecastPlan(options, SIZES, 1e9, 1000, foresee=lambda: (200 << 20, 0))
     line = plan.after_first_steps({**RECORD, "memory": 300 << 20}, 900, 8)
     assert line.startswith("80 seconds from the command") and "72 seconds from here" in line
     assert "300 MiB" in line
@@ -300,5 +300,5 @@ def test_a_dry_run_that_does_not_fit_is_estimated(monkeypatch):
         raise OutOfMemoryError("no room")
 
     monkeypatch.setattr(rehearsal, "time_first_steps", full)
-    plan = Plan(options_of(), SIZES, 1.0, 1000)
+    plan = ForecastPlan(options_of(), SIZES, 1.0, 1000)
     assert plan.is_measured_soon() and rehearsal.rehearse(plan.options, plan) is None

@@ -37,8 +37,8 @@ from numdiff.kernels.matmul import (
 )
 from numdiff.kernels.matmul.hopper import epilogue, layout
 from numdiff.kernels.matmul.hopper import kernel as hopper
-from numdiff.kernels.matmul.hopper.launcher import Tiling, launch_hopper
-from numdiff.kernels.matmul.product import Operand
+from numdiff.kernels.matmul.hopper.launcher import GemmTiling, launch_hopper
+from numdiff.kernels.matmul.product import ProductOperand
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 
 ROWS = 64 * 256  # tokens of DiT-B/2 at batch 64
@@ -153,9 +153,9 @@ def compile_kernel(version, key, paired):
         return tuple(float(np.round(f(result))) for f in (np.min, np.max))
     tile, transpose_a, across, half = key
     c = zeros((64, 64), np.float16 if half else np.float32, gpu)
-    operands = Operand(a, transpose_a), Operand(b, not across), Operand(c)
+    operands = ProductOperand(a, transpose_a), ProductOperand(b, not across), ProductOperand(c)
     if version == 6:
-        launch_hopper(*operands, Tiling(tile, paired=paired))
+        launch_hopper(*operands, GemmTiling(tile, paired=paired))
     else:
         mma.launch_mma(*operands, tile)
     return float(download(c).min()), float(download(c).max())

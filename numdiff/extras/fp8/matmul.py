@@ -68,15 +68,15 @@ from ...kernels.matmul.hopper.layout import (
     BM,
     BOX,
     THREADS,
-    Epilogue,
-    Maps,
-    Pair,
-    Work,
+    GemmEpilogue,
+    GemmMaps,
+    GemmPair,
+    GemmWork,
     shared_bytes,
 )
 from ...kernels.matmul.hopper.producer import HALVES, MATRICES
 from ...kernels.matmul.hopper.work import schedule
-from ...kernels.matmul.product import Fused
+from ...kernels.matmul.product import ProductFused
 from ...kernels.matmul.reference import matmul_forward_cost
 from ...kernels.matmul.split_half import add_partials, unused
 from ...kernels.operation import half, operation, single
@@ -303,7 +303,7 @@ def _check_gradient(a, b, out):
         raise ValueError(f"out is {out.dtype} {out.shape}, the product float32 {(len(a), len(b))}")
 
 
-def _launch(a, b, c, scales, promoted, fused=Fused(), into=None):  # noqa: B008 - never changed
+def _launch(a, b, c, scales, promoted, fused=ProductFused(), into=None):  # noqa: B008 - never changed
     """As `launch_hopper`, of one product and without slices.
 
     into: (scale, amax) of what GELU or its derivative gives, where that is bytes
@@ -337,10 +337,12 @@ def _launch(a, b, c, scales, promoted, fused=Fused(), into=None):  # noqa: B008 
         kernels[width, promoted, activation],
         min(tiles_m * tiles_n, multiprocessors),
         THREADS,
-        Maps(map_a, map_b, map_c, map_d, map_a),
+        GemmMaps(map_a, map_b, map_c, map_d, map_a),
         arrays,
-        Work(M, N, Pair(max(N, K) + width), steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0),
-        Epilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
+        GemmWork(
+            M, N, GemmPair(max(N, K) + width), steps, steps, tiles_m, tiles_n, tiles_m * tiles_n, 0
+        ),
+        GemmEpilogue(1.0, int(bias is not None), written, 0, 0, 0.0),
         shared=shared_bytes(width, activation == "swiglu_gradient"),
     )
 
@@ -366,7 +368,7 @@ def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promote
     """
     M, N = len(a), len(b)
     c = empty((M, N), np.float16, like=a)
-    _launch(a, b, c, (scale_a, scale_b), promoted, Fused(bias, residual))
+    _launch(a, b, c, (scale_a, scale_b), promoted, ProductFused(bias, residual))
     return c
 
 
@@ -390,7 +392,7 @@ def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted
     M, N = len(a), len(b)
     y = empty((M, N), np.float16 if into is None else np.uint8, like=a)
     u = empty((M, N), np.float16, like=a) if keeps_u else None
-    fused = Fused(bias, activation="gelu", other=y, keeps_u=keeps_u)
+    fused = ProductFused(bias, activation="gelu", other=y, keeps_u=keeps_u)
     _launch(a, b, y if u is None else u, (scale_a, scale_b), promoted, fused, into)
     return u, y
 
@@ -409,7 +411,7 @@ def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None
     """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array; into as above."""
     M, N = len(a), len(b)
     c = empty((M, N), np.float16 if into is None else np.uint8, like=a)
-    fused = Fused(activation="gelu_gradient", other=u)
+    fused = ProductFused(activation="gelu_gradient", other=u)
     _launch(a, b, c, (scale_a, scale_b), promoted, fused, into)
     return c
 
@@ -428,7 +430,7 @@ def matmul_fp8_swiglu_forward(a, b, scale_a, scale_b, bias=None, keeps_u=True, p
         empty((M, H), np.float16, like=a),
         empty((M, 2 * H), np.float16, like=a) if keeps_u else None,
     )
-    fused = Fused(bias, activation="swiglu", other=h, keeps_u=keeps_u)
+    fused = ProductFused(bias, activation="swiglu", other=h, keeps_u=keeps_u)
     _launch(a, b, h if u is None else u, (scale_a, scale_b), promoted, fused)
     return u, h
 
@@ -444,7 +446,7 @@ def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
     H) at u."""
     M, H = len(a), len(b)
     du = empty((M, 2 * H), np.float16, like=a)
-    fused = Fused(activation="swiglu_gradient", other=u)
+    fused = ProductFused(activation="swiglu_gradient", other=u)
     _launch(a, b, du, (scale_a, scale_b), promoted, fused)
     return du
 
@@ -474,10 +476,10 @@ def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
         FP8_GRADIENT_KERNELS[width],
         min(units, multiprocessors),
         THREADS,
-        Maps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
+        GemmMaps(map_a, tensor_map(b, (STEP, width)), map_a, map_a, map_a),
         Fp8Arrays(target, nothing, nothing, nothing, scale_a, scale_b),
-        Work(M, N, Pair(max(N, K) + width), steps, length, tiles_m, tiles_n, units, alone),
-        Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0),
+        GemmWork(M, N, GemmPair(max(N, K) + width), steps, length, tiles_m, tiles_n, units, alone),
+        GemmEpilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0),
         shared=shared_bytes(width),
     )
     if slices > 1:

@@ -38,7 +38,7 @@ class Case:
         return self.fast if isinstance(self.fast, bool) else version in self.fast
 
 
-class Arrays:
+class CaseArrays:
     def __init__(self, arrays):
         self.__dict__.update(arrays)
 

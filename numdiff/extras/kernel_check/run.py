@@ -18,7 +18,7 @@ from ...errors import NumdiffError, UsageError, near_miss
 from ...kernels.operation import Unfit, all_operations, kernel_modules
 from ...kernels.operation.versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
-from .case import Arrays, Case
+from .case import Case, CaseArrays
 from .records import cases_of
 
 # in which the emulator's threads take turns; the first two always
@@ -126,7 +126,7 @@ def _is_wanted(case, each, version):
 
 def _on_device(arrays, backend):
     """The inputs on a device: float64 becomes float32."""
-    return Arrays(
+    return CaseArrays(
         {
             name: upload(a.astype(np.float32) if a.dtype == np.float64 else a, backend)
             for name, a in arrays.items()
@@ -150,7 +150,7 @@ def reference(case):
     for name, a in arrays.items():
         if is_half(a.dtype) or a.dtype == np.float32:
             arrays[name] = a.astype(np.float64)
-    return case.run(Arrays(arrays), None)
+    return case.run(CaseArrays(arrays), None)
 
 
 def relative_error(got, want):

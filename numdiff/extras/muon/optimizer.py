@@ -16,14 +16,14 @@ from ...device import AnyArray, is_device, side_by_side, upload
 from ...device.limits import multiprocessors_of
 from ...device.side_stream import at_once
 from ...errors import UsageError, shown
-from ...kernels.optimizer.adamw import Copies, Ranges
+from ...kernels.optimizer.adamw import AdamWCopies, Ranges
 from ...kernels.optimizer.zero_ranges import pieces
 from ...nn.module import ALIGNMENT, FlatParameters, frozen_by
 from ...nn.optimizer import AdamW, LossScale, within
 from ...nn.partition import Partition
 from ...settings import COMMON, check_value, config_class
 from .newton_schulz import newton_schulz_cost
-from .update import Stack, alike, muon_update
+from .update import MuonStack, alike, muon_update
 
 # numbers of all of Muon's stacks up to which they share the GPU; larger ones fill it, one by one
 AT_ONCE = 64 << 20
@@ -38,7 +38,8 @@ class Muon(AdamW):
     Learning rate, weight decay, clipping and average are the same for all; beta1, beta2 and eps are
     AdamW's. The momentum is stored in `m`, under the name "momentum" in the state, so that AdamW
     cannot continue from it. Muon's part of `v` exists and stays zero.
-    Attributes stacks: [`Stack`], the matrices by their shape; rest: `Ranges`, where AdamW updates.
+    Attributes stacks: [`MuonStack`], the matrices by their shape; rest: `Ranges`, where AdamW
+    updates.
     """
 
     reader = "muon"
@@ -95,7 +96,7 @@ class Muon(AdamW):
                 s.momentum,
                 s.weight_decay,
                 s.clip_norm,
-                Copies(self.ema, s.ema_decay, self._own(weights.half), s.ema_warmup),
+                AdamWCopies(self.ema, s.ema_decay, self._own(weights.half), s.ema_warmup),
             )
 
         def rest():
@@ -147,7 +148,7 @@ def matrices_in(parameters, matrices):
 
 
 def _stacks(parameters, matrices, low, high):
-    """([`Stack`] of the matrices of each shape, `Ranges` of all else) of what is trained in
+    """([`MuonStack`] of the matrices of each shape, `Ranges` of all else) of what is trained in
     elements low … high-1 of the buffers, counted from `low`."""
     starts, rest = {}, list(parameters.trained_ranges)
     for count, rows, columns, first, end in matrices_in(parameters, matrices):
@@ -168,7 +169,8 @@ def _stacks(parameters, matrices, low, high):
 
 
 def _stacked(starts, like, share, low=0, high=math.inf):
-    """The `Stack`s of {shape: where its matrices begin}: one for each shape, or, with `share`, one
+    """The `MuonStack`s of {shape: where its matrices begin}: one for each shape, or, with `share`,
+    one
     for several where that takes less time; of the matrices that begin in low … high-1. Which shapes
     share one all matrices decide."""
     shapes = {shape: len(found) for shape, found in starts.items()}
@@ -192,7 +194,7 @@ def _stacked(starts, like, share, low=0, high=math.inf):
                 ),
                 like,
             )
-        yield Stack(upload(np.array(found, np.int64), like), *common, extents)
+        yield MuonStack(upload(np.array(found, np.int64), like), *common, extents)
 
 
 def make(model, config, **more):

@@ -23,7 +23,7 @@ from ...kernels.matmul.hopper.kernel import KERNELS
 from ...kernels.matmul.hopper.launcher import takes_batch
 from ...kernels.matmul.hopper.layout import BK, BM
 from ...kernels.matmul.launcher import matmul_forward
-from ...kernels.matmul.product import Fused, Operand, Product
+from ...kernels.matmul.product import Product, ProductFused, ProductOperand
 from ...kernels.matmul.products import launch_products
 from ...kernels.matmul.reference import matmul_forward_reference
 from ...kernels.operation import Problem, filled, half, operation, replaced
@@ -161,10 +161,10 @@ def matmul_symmetric(
         c = empty((batch, N, N), a.dtype, like=a)
         width = choose_symmetric(nominal_extent(batch), N, K, a.backend.multiprocessors)
         operands = [
-            Operand(x.reshape(-1, x.shape[-1]), transposed, batch)
+            ProductOperand(x.reshape(-1, x.shape[-1]), transposed, batch)
             for x, transposed in ((a, transpose_a), (b, transpose_b), (c, False))
         ]
-        fused = Fused(None, residual, alpha, symmetric=Symmetric(width), diagonal=diagonal)
+        fused = ProductFused(None, residual, alpha, symmetric=Symmetric(width), diagonal=diagonal)
         launch_products([Product(*operands, fused)], 6)
         return c
     c = matmul_forward(a, b, transpose_a, transpose_b, alpha=alpha, residual=residual)

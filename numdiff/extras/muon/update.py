@@ -16,7 +16,7 @@ MATHEMATICS                                        for each matrix W (rows, colu
     Nothing changes where gradient_norm is not finite. ema and half follow the new weight as in
     adamw.py.
 SHAPES
-    weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `Stack`s: `count`
+    weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `MuonStack`s: `count`
     matrices, wherever they begin; X (count, rows, columns) in float16 where there is a half, else
     in float32
 STACKS OF SEVERAL SHAPES
@@ -62,7 +62,7 @@ from ...kernels.operation import (
     single,
 )
 from ...kernels.optimizer.adamw import (
-    Copies,
+    AdamWCopies,
     State,
     check_flat,
     clip_of,
@@ -82,7 +82,7 @@ PASSES = 42 / 3000  # ns an element in the passes in addition to the products, a
 ROOT_MEAN_SQUARE = 0.2  # of an update; AdamW's is between 0.2 and 0.4
 
 
-class Stack(NamedTuple):
+class MuonStack(NamedTuple):
     """Matrices in a flat buffer, each row by row. starts: (count,) int64 on the engine, multiples
     of 4.
 
@@ -96,8 +96,8 @@ class Stack(NamedTuple):
     extents: Any = None
 
 
-class Places(NamedTuple):
-    """A `Stack` as kernels see it. padded: 0, or 1 where extents are to be read."""
+class MuonPlaces(NamedTuple):
+    """A `MuonStack` as kernels see it. padded: 0, or 1 where extents are to be read."""
 
     starts: Any
     extents: Any
@@ -157,7 +157,7 @@ def muon_momentum_reference(
 
 
 def muon_apply_reference(weight, x, stack, state, weight_decay, copies=None):
-    copies, rate = copies or Copies(), float(state.learning_rate[0])
+    copies, rate = copies or AdamWCopies(), float(state.learning_rate[0])
     if math.isfinite(state.gradient_norm[0]):
         for start, (rows, columns), update in zip(stack.starts, shapes_of(stack), x, strict=True):
             w = weight[start : start + rows * columns].reshape(rows, columns)
@@ -410,7 +410,7 @@ def muon_apply_cost(n, itemsize=4, ema=False, half=False):
 
 def _places(stack):
     padded = stack.extents is not None
-    return Places(
+    return MuonPlaces(
         stack.starts,
         stack.extents if padded else stack.starts,
         stack.rows,
@@ -435,7 +435,7 @@ def _check_momentum(gradient, m, momentum):
 
 
 def _check_apply(weight, x, stack, copies):
-    copies = copies or Copies()
+    copies = copies or AdamWCopies()
     check_flat(weight=weight, ema=copies.ema, half=copies.half)
     if tuple(x.shape) != (*stack.starts.shape, stack.rows, stack.columns):
         raise ValueError(
@@ -450,7 +450,7 @@ def _problems(make):
     found = []
     for rows, columns, extents in ((3, 5, None), (24, 16, None), (24, 16, (20, 12, 24, 16))):
         n = -(-rows * columns // 8) * 8
-        stack = Stack(
+        stack = MuonStack(
             integers([0, 2 * n], np.int64), rows, columns, extents and integers(extents, np.int64)
         )
         found.append(
@@ -461,7 +461,7 @@ def _problems(make):
 
 # of a DiT-B: the weights of fc1, and those of q, k, v and the projection
 MANY = single(12 * 4 * 768 * 768)
-STACK = Stack(integers(np.arange(12) * (4 * 768 * 768), np.int64), 4 * 768, 768)
+STACK = MuonStack(integers(np.arange(12) * (4 * 768 * 768), np.int64), 4 * 768, 768)
 
 
 @operation(
@@ -548,7 +548,7 @@ def muon_momentum(
                 stack=stack,
                 state=State(integers([3], np.uint32), numbers([1e-2]), numbers([4.0])),
                 weight_decay=0.1,
-                copies=Copies(single(n), 0.99, numbers(np.zeros(n), np.float16)),
+                copies=AdamWCopies(single(n), 0.99, numbers(np.zeros(n), np.float16)),
                 tolerance=1e-3,
             )
         ),
@@ -558,7 +558,7 @@ def muon_momentum(
             stack=STACK,
             state=State(integers([7], np.uint32), single(1), single(1)),
             weight_decay=0.0,
-            copies=Copies(MANY, 0.998, half(*MANY.shape)),
+            copies=AdamWCopies(MANY, 0.998, half(*MANY.shape)),
             measured=True,
         ),
     ],
@@ -580,7 +580,7 @@ def muon_apply(weight, x, stack, state, weight_decay, copies=None, version=None)
         _places(stack),
         state._replace(unscale=state.gradient_norm),  # is not read
         Move(float32(weight_decay), float32(scale_of(stack.rows, stack.columns))),
-        followers_of(weight, copies or Copies()),
+        followers_of(weight, copies or AdamWCopies()),
     )
 
 

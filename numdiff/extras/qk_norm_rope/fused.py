@@ -47,7 +47,7 @@ PITCH = THREADS + 8
 PLANES = 8 * PITCH
 
 
-class Walk(NamedTuple):
+class QkNormWalk(NamedTuple):
     """T tokens of B images, of `heads` heads of HS channels, D together; a warp takes its token in
     `chunk` images.
 

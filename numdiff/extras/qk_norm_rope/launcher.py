@@ -33,7 +33,7 @@ from .fused import (
     LANES,
     THREADS,
     WARPS,
-    Walk,
+    QkNormWalk,
     key_of,
 )
 from .naive import (
@@ -256,7 +256,7 @@ def qk_norm_rope_forward(
             grid,
             THREADS,
             *arrays,
-            Walk(B, T, heads, HS, D, chunk, 2 * D, int(copies), HS // 8, 1 / HS),
+            QkNormWalk(B, T, heads, HS, D, chunk, 2 * D, int(copies), HS // 8, 1 / HS),
             float(eps),
         )
     return y, kept if norms and keeps else None
@@ -320,7 +320,7 @@ def qk_norm_rope_backward(
             rotation,
             out,
             sums.reshape(-1),
-            Walk(B, T, heads, HS, D, chunk, pitch, 0, HS // 8, 1 / HS),
+            QkNormWalk(B, T, heads, HS, D, chunk, pitch, 0, HS // 8, 1 / HS),
             float(eps),
         )
     else:

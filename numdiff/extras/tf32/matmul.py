@@ -61,8 +61,8 @@ from ...device.requires import requires, supports
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ...kernels.matmul.operands import (
-    Epilogue,
-    Shape,
+    ProductEpilogue,
+    ProductShape,
     Strides,
     first_output,
     length_of,
@@ -365,7 +365,7 @@ def write_outputs(c, start, c_row, accumulators, row, column, shape, bias, added
 # The kernel ---------------------------------------------------------------------------------------
 
 
-class Copies(NamedTuple):
+class Tf32Copies(NamedTuple):
     """Of an operand's tiles, what a thread copies: the address in the first stage, the distance in
     memory from copy to copy, what is left of the extent and of K from the first copy on, and how
     far it is in memory from step to step."""
@@ -428,14 +428,14 @@ def gemm_tf32(a, b, c, bias, added, shape, strides, epilogue):
     b_at, b_to, b_left, b_k = my_copies(
         t, b_start, first_column, shape.N, b_distance, TILE_N, B_ACROSS
     )
-    of_a = Copies(
+    of_a = Tf32Copies(
         a_to + base,
         a_distance,
         a_left,
         int32(k_end - a_k),
         int32(BK * a_distance if A_ACROSS else BK),
     )
-    of_b = Copies(
+    of_b = Tf32Copies(
         b_to + base + B_FIRST,
         b_distance,
         b_left,
@@ -563,7 +563,7 @@ def multiply(a, b, c, M, N, K, outer, inner, fused):
             flat_c,
             biases,
             added,
-            Shape(M, N, K, K),
+            ProductShape(M, N, K, K),
             Strides(
                 a.row,
                 a.column,
@@ -577,7 +577,9 @@ def multiply(a, b, c, M, N, K, outer, inner, fused):
                 c.outer,
                 c.inner,
             ),
-            Epilogue(float(alpha), int(bias is not None), int(accumulate or residual is not None)),
+            ProductEpilogue(
+                float(alpha), int(bias is not None), int(accumulate or residual is not None)
+            ),
             shared=shared_bytes(tile),
         )
         return
@@ -592,11 +594,11 @@ def multiply(a, b, c, M, N, K, outer, inner, fused):
         partial,
         biases,
         partial,
-        Shape(M, N, length, K - (slices - 1) * length),
+        ProductShape(M, N, length, K - (slices - 1) * length),
         Strides(
             a.row, a.column, b.row, b.column, N, 0, length * a.column, 0, length * b.row, 0, M * N
         ),
-        Epilogue(1.0, 0, 0),
+        ProductEpilogue(1.0, 0, 0),
         shared=shared_bytes(tile),
     )
     if residual is not None:

@@ -326,7 +326,7 @@ DQ = Constant(lambda PAIRS, NINTH: PAIRS * 8 + (4 if NINTH else 0))
 LANES = Constant(lambda HS: {32: 4, 128: 16}.get(HS, 8))
 
 
-class Registers(NamedTuple):
+class HalfBackwardRegisters(NamedTuple):
     """A lane's: fragments of k and v; S, then P, and dP, then dS, of 16 queries; either packed; dk,
     dv; a tile's dq."""
 
@@ -340,7 +340,7 @@ class Registers(NamedTuple):
     dq: object
 
 
-class Lane(NamedTuple):
+class HalfBackwardLane(NamedTuple):
     """A lane's places in shared memory: of the warp's keys, of its dS, in 16 queries (two), of
     their L and D."""
 
@@ -458,7 +458,7 @@ def add_keys(r, shared, lane):
 @cuda.jit(device=True, forceinline=True)
 def next_round(lane):
     """The lane's places 16 queries further on."""
-    return Lane(
+    return HalfBackwardLane(
         lane.k_rows,
         int32(lane.ds_words + 32),
         uint32(lane.by_row + uint32(16 * PITCH)),
@@ -477,7 +477,7 @@ def add_queries(r, shared, k_tile, stage, first, exist, c, t):
     number, warp = int32(t % WARP), int32(t // WARP)
     q_rows = k_tile + stage
     row_place, chunk_place = by_row(number, PITCH), by_chunk(number, PITCH)
-    lane = Lane(
+    lane = HalfBackwardLane(
         uint32(k_tile + int32(warp * ROWS * PITCH + row_place)),
         int32(DS + (warp * ROWS + number // 4) * DS_PITCH + number % 4 * 4),
         uint32(q_rows + row_place),
@@ -637,7 +637,7 @@ def flash_attention_backward_kernel_v3(
     k_tile = shared_address(shared)
     t = int32(cuda.threadIdx.x)
     T, width, part = problem.T, problem.width, problem.part
-    r = Registers(
+    r = HalfBackwardRegisters(
         cuda.local.array(LEFT, "uint32"),
         cuda.local.array(LEFT, "uint32"),
         cuda.local.array(WORDS, "uint32"),

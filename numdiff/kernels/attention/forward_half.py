@@ -158,7 +158,7 @@ STAGE = Constant(lambda KEYS, PITCH: 2 * KEYS * PITCH)  # bytes of k, then v
 STAGES = Constant(lambda QUERIES, PITCH: QUERIES * PITCH)  # where they begin: after q
 
 
-class Registers(NamedTuple):
+class HalfForwardRegisters(NamedTuple):
     """A lane's: fragments of q; S; the outputs; packed probabilities; maxima and sums of its
     queries, and factors."""
 
@@ -286,7 +286,7 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
     )
     fetch_keys(q_tile + STAGES, qkv, start, part, width, int32(0), T, t)
 
-    r = Registers(
+    r = HalfForwardRegisters(
         cuda.local.array(LEFT, "uint32"),
         cuda.local.array(SCORES, "float32"),
         cuda.local.array(OUTPUTS, "float32"),

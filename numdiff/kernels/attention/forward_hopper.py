@@ -202,7 +202,7 @@ def shared_bytes(HS):
     )
 
 
-class Problem(NamedTuple):
+class AttentionForwardProblem(NamedTuple):
     """T: tokens; head_step: columns from a head to the next; part: from q's to k's, and on to v's;
     tiles: of queries; units: of all heads and images."""
 
@@ -215,7 +215,7 @@ class Problem(NamedTuple):
     scale: float
 
 
-class Registers(NamedTuple):
+class AttentionForwardRegisters(NamedTuple):
     """A consumer thread's registers: scores, outputs, those of a ninth part, P packed; of two
     queries the largest score, l."""
 
@@ -443,7 +443,7 @@ def consume(shared, base, r, maps, logsumexp, keys, queries, p):
 @requires("9.0a")
 def forward(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, p):
     """y, and logsumexp (B, heads, T), of qkv; map_q: of qkv, map_y: of y, as `maps_of` makes them;
-    p: a `Problem`."""
+    p: a `AttentionForwardProblem`."""
     shared = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
     base, first_barrier = smem_u32(shared), smem_u32(barriers)
@@ -458,7 +458,7 @@ def forward(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, p):
             produce(map_q, map_q_ninth, keys, queries, p)
     else:
         consumer_registers()
-        r = Registers(
+        r = AttentionForwardRegisters(
             cuda.local.array(SCORES, "float32"),
             cuda.local.array(OUTPUTS, "float32"),
             cuda.local.array(4, "float32"),
@@ -493,6 +493,6 @@ def launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessor
         *maps_of(qkv, HS, QUERIES),
         *maps_of(y, HS, ROWS),
         logsumexp.reshape(-1),
-        Problem(T, heads, head_step, part, tiles, units, 1 / math.sqrt(HS)),
+        AttentionForwardProblem(T, heads, head_step, part, tiles, units, 1 / math.sqrt(HS)),
         shared=shared_bytes(HS),
     )

@@ -27,7 +27,7 @@ SUM_LANES = 8  # threads that share a row in row_sums_kernel_v2
 SUM_ROWS = THREADS // SUM_LANES
 
 
-class Problem(NamedTuple):
+class AttentionProblem(NamedTuple):
     """qkv is (images, T, width); k of a head is `part` after its q, and its v as far after that. dq
     of (chunk of keys, image, token, head) has the stride `dq_row` by tokens and `dq_head` by heads;
     a chunk is `chunk_tiles` tiles."""

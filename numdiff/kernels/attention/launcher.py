@@ -36,7 +36,7 @@ from ..operation.versions import capped
 from . import backward_half, forward_half, forward_hopper
 from . import heads as parts
 from .backward_hopper import kernel as backward_hopper
-from .backward_hopper.layout import Problem as BackwardProblem
+from .backward_hopper.layout import AttentionBackwardProblem as BackwardProblem
 from .problems import problems
 from .reference import (
     flash_attention_backward_cost,
@@ -397,7 +397,7 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         )
     apart = chunks > 1 or mma and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
     dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
-    problem = parts.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
+    problem = parts.AttentionProblem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
     launch(
         in_bfloat16(kernel, qkv.dtype),
         (chunks, heads, B),

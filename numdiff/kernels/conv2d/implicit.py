@@ -90,7 +90,7 @@ def sees(seen, r, s):
     return ((seen >> r) & (seen >> (s + 16)) & 1) != 0
 
 
-class Step(NamedTuple):
+class ImplicitGemmStep(NamedTuple):
     """The position of all threads: at tap (r, s), channels c … c + 7, and so far into a window of
     x, and into a weight."""
 
@@ -112,14 +112,14 @@ class Seen(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def first_step(g, part_steps):
-    """(steps of this block's part, its first `Step`)."""
+    """(steps of this block's part, its first `ImplicitGemmStep`)."""
     steps_a_tap = int32((g.C + STEP - 1) // STEP)
     first = int32(cuda.blockIdx.z * part_steps)
     steps = int32(min(part_steps, g.size * g.size * steps_a_tap - first))
     tap, chunk = divide(first, steps_a_tap)
     r, s = divide(tap, g.size)
     c = int32(chunk * STEP)
-    return steps, Step(r, s, c, int32((r * g.W + s) * g.C + c), int32(tap * g.C + c))
+    return steps, ImplicitGemmStep(r, s, c, int32((r * g.W + s) * g.C + c), int32(tap * g.C + c))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -147,7 +147,7 @@ def next_step(at, mine, mine_2, g):
         if TWO_ROUNDS:
             inside_2 = sees(mine_2.taps, r, s)
     return (
-        Step(r, s, c, x_at, weight_at),
+        ImplicitGemmStep(r, s, c, x_at, weight_at),
         Seen(mine.start, mine.taps, inside),
         Seen(mine_2.start, mine_2.taps, inside_2),
     )

@@ -102,7 +102,7 @@ A_WORDS = Constant(lambda FRAGS: 4 * (FRAGS + 2))
 ACCUMULATORS = Constant(lambda FRAGS: 32 * FRAGS)
 
 
-class Image(NamedTuple):
+class HaloImage(NamedTuple):
     """x (·, H, W, C), y (·, H, W, N); segments of an image down and across, and of all images;
     tiles."""
 
@@ -528,7 +528,7 @@ def halo_forward(x, weight, bias, y, channel=None, residual=None, flipped=False,
             x.reshape(-1) if residual is None else residual.reshape(-1),
         ),
         y.reshape(-1),
-        Image(h, w, c, n, bands, across, segments, tiles),
+        HaloImage(h, w, c, n, bands, across, segments, tiles),
         Added(int(bias is not None), int(channel is not None), int(residual is not None)),
         shared=shared_bytes(seg, frags),
     )

@@ -80,7 +80,7 @@ PENDING = Constant(lambda STAGES: STAGES - 2)
 ROW_BYTES = Constant(lambda PITCH: PITCH * TILE * 2)
 
 
-class Parts(NamedTuple):
+class HaloGradientParts(NamedTuple):
     """x (·, H, W, C), dy (·, H, W, N); segments of an image down and across, and of all images;
     tiles of a part."""
 
@@ -353,7 +353,7 @@ def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None)
         x.reshape(-1),
         partial,
         partial_sums,
-        Parts(h, w, c, n, bands, across, b * bands * across, part_tiles),
+        HaloGradientParts(h, w, c, n, bands, across, b * bands * across, part_tiles),
         shared=stages * stage_bytes(seg),
     )
     sums = [Sum(partial, parts, dweight.reshape(-1), accumulate)]

@@ -20,7 +20,7 @@ from ...device.specialise import Variants, known_names, with_names
 from ...dtypes import HALVES, is_half, working_type
 from ..operation import Version, lacks_multiple
 from ..reduce.trees import BLOCK, column_sum, cut, sample_sum
-from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
+from .kernel_text import RESERVED, SCOPE, FusePlan, kernel_text
 from .operations import (
     EACH,
     PER_CHANNEL,
@@ -146,7 +146,7 @@ class Fused(Variants):
                 f"fuse: {wrong[0]} is a word of the kernel itself: call that argument something else."
             )
         steps = [self._call(*call) for call in calls]
-        self.plans = {"forward": Plan(self.arguments, steps, {"y": (write, "y")}, {})}
+        self.plans = {"forward": FusePlan(self.arguments, steps, {"y": (write, "y")}, {})}
         self._reverse(calls)
         places = {*self.arguments.values(), write}
         for place in places:
@@ -226,7 +226,7 @@ class Fused(Variants):
             for a in self.gradients
             if self.arguments[a] is place
         }
-        self.plans["backward"] = Plan(
+        self.plans["backward"] = FusePlan(
             {"dy": EACH, **self.kept},
             again + steps,
             {

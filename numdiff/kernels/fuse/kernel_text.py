@@ -70,7 +70,7 @@ RESERVED = {
 }
 
 
-class Plan:
+class FusePlan:
     """One direction of a chain. inputs: {name: place}; steps: [(results, device function's name,
     its arguments)]; outputs: {array: (place, result)}; sums: {argument: (place, result)}, which are
     added up over rows.

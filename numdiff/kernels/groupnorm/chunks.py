@@ -36,14 +36,14 @@ import numpy as np
 from ...device import cuda, empty, float32, launch, load4, store4
 from ...device.batch_invariance import nominal_extent
 from ..reduce.trees import BLOCK, cut, get4, put4, tree_sum
-from .groups import Vectors, affine, affine_gradient
+from .groups import NormVectors, affine, affine_gradient
 
 BLOCK4 = 4 * BLOCK  # shared elements where a thread brings one sum for each of its four channels
 BLOCK2, BLOCK8 = 2 * BLOCK, 8 * BLOCK  # two sums a thread; two for each of its four channels
 SMALL_BLOCK = 64  # threads that join one group's chunks: (chunks × C/G) is 16 to 256 statistics
 
 
-class Cut(NamedTuple):
+class NormCut(NamedTuple):
     """P pixels, C channels, `width` a group; a block has `chunk` pixels, `lanes` times four
     channels side by side."""
 
@@ -305,9 +305,9 @@ def chunks_forward(x, weight, bias, y, mean, rstd, P, groups, eps, activate):
     """y, mean (B, G) and rstd of x (B, ..., C), P pixels, for arrays that launcher.py has checked."""
     B, C = x.shape[0], x.shape[-1]
     lanes, tiles, chunk, chunks = cut(nominal_extent(B), P, C, 4)
-    parts, grid = Cut(P, C, C // groups, lanes, chunk), (chunks, tiles, B)
+    parts, grid = NormCut(P, C, C // groups, lanes, chunk), (chunks, tiles, B)
     means, squares = (empty(B * chunks * C, np.float32, like=x) for _ in range(2))
-    x, vectors = x.reshape(-1), Vectors(weight, bias, mean.reshape(-1), rstd.reshape(-1))
+    x, vectors = x.reshape(-1), NormVectors(weight, bias, mean.reshape(-1), rstd.reshape(-1))
     launch(groupnorm_chunk_kernel_v2, grid, BLOCK, x, means, squares, P, C, lanes, chunk)
     launch(
         groupnorm_join_kernel_v2,
@@ -341,10 +341,10 @@ def chunks_backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, grou
     common = (
         dy.reshape(-1),
         x.reshape(-1),
-        Vectors(weight, bias, mean.reshape(-1), rstd.reshape(-1)),
+        NormVectors(weight, bias, mean.reshape(-1), rstd.reshape(-1)),
     )
     lanes, tiles, chunk, chunks = cut(B, P, C, 4)
-    parts = Cut(P, C, width, lanes, chunk)
+    parts = NormCut(P, C, width, lanes, chunk)
     partial, averages = (empty(2 * B * n, np.float32, like=x) for n in (chunks * C, groups))
     launch(
         groupnorm_gradient_sums_kernel_v2,

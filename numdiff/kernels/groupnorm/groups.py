@@ -29,7 +29,7 @@ from ..reduce.trees import BLOCK, tree_sum
 BLOCK2 = 2 * BLOCK  # shared elements where a thread brings two sums
 
 
-class Vectors(NamedTuple):
+class NormVectors(NamedTuple):
     """weight, bias (C,); mean, rstd (B · G,)"""
 
     weight: Any
@@ -87,7 +87,7 @@ def groupnorm_forward_kernel_v1(x, weight, bias, y, mean, rstd, P, C, width, eps
 
 @cuda.jit
 def groupnorm_backward_kernel_v1(dy, x, vectors, residual, dx, sums, P, C, width, activate, adds):
-    """dx, and the channel sums (2, B, C) of g · xhat and g; vectors: `Vectors`."""
+    """dx, and the channel sums (2, B, C) of g · xhat and g; vectors: `NormVectors`."""
     weight, bias, mean, rstd = vectors
     tile = cuda.shared.array(BLOCK2, float32)
     t = cuda.threadIdx.x
@@ -152,7 +152,7 @@ def groups_backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, grou
         BLOCK,
         dy.reshape(-1),
         x.reshape(-1),
-        Vectors(weight, bias, mean.reshape(-1), rstd.reshape(-1)),
+        NormVectors(weight, bias, mean.reshape(-1), rstd.reshape(-1)),
         (x if residual is None else residual).reshape(-1),  # not read without
         dx.reshape(-1),
         sums.reshape(-1),

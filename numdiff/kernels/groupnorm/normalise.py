@@ -49,7 +49,7 @@ from ...device.common import divide
 from ...device.eight import fetch8, load8_into, numbers8, one_of, store8_from
 from ...dtypes import is_half
 from ..concat import Pair, parts_of
-from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, silu8
+from .vectors import VECTOR, WARP, WARP_BITS, WORDS, NormVectorShape, lanes_sum, locate, silu8
 
 THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
@@ -90,7 +90,7 @@ class StreamCut(NamedTuple):
     team: int
 
 
-class Places(NamedTuple):
+class NormPlaces(NamedTuple):
     """The places in `sums` (registers are short) of weight and bias, and of the groups' means and
     rstd: behind two numbers of each thread."""
 
@@ -261,7 +261,7 @@ def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cu
     t = int32(row * lanes + cuda.threadIdx.x)
     lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
     c, groups = int32(VECTOR * cuda.threadIdx.x), divide(C, width)[0]
-    places = Places(
+    places = NormPlaces(
         int32(2 * threads),
         int32(2 * threads + C),
         int32(2 * threads + C + C),
@@ -392,7 +392,7 @@ def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
         y.reshape(-1),
         mean.reshape(-1),
         rstd.reshape(-1),
-        Shape(P, C, seam, C // groups),
+        NormVectorShape(P, C, seam, C // groups),
         StreamCut(known.shape[1], known_2.shape[1], rows * turns, team),
         float(eps),
         int(silu),

@@ -62,7 +62,7 @@ from .vectors import (
     WARP,
     WARP_BITS,
     Affine,
-    Walk,
+    NormVectorWalk,
     clear,
     find_groups,
     lanes_sum,
@@ -71,7 +71,7 @@ from .vectors import (
 )
 
 
-class Cut(NamedTuple):
+class OnePassCut(NamedTuple):
     """How a block's memory is cut: see `Plan`. groups: of its channels"""
 
     groups: int
@@ -80,7 +80,7 @@ class Cut(NamedTuple):
     share: int
 
 
-class Thread(NamedTuple):
+class OnePassThread(NamedTuple):
     """A thread's place: number t of its block's `threads`, in a row of `lanes` of its `rows`; row:
     its first pixel."""
 
@@ -95,7 +95,7 @@ class Thread(NamedTuple):
 def this_thread():
     lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
     row, threads = int32(cuda.threadIdx.y), int32(lanes * rows)
-    return Thread(int32(row * lanes + cuda.threadIdx.x), row, lanes, rows, threads)
+    return OnePassThread(int32(row * lanes + cuda.threadIdx.x), row, lanes, rows, threads)
 
 
 # A block's sums -----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, rest, 
 @cuda.jit(launch_bounds=THREADS)
 def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
     """y (B, P, C), mean and rstd (B, G) of x, a `Pair`, as one array (B, P, C); shape: a `Shape`,
-    cut: a `Cut`."""
+    cut: a `OnePassCut`."""
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total = cuda.local.array(VECTOR, float32)
@@ -272,7 +272,9 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     # of this thread, in its part of x
     beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)
     part_x = one_of(beyond, x.a, x.b)
-    walk = Walk(P, first, step, int32(cut.ring + VECTOR * me.t), int32(VECTOR * me.threads))
+    walk = NormVectorWalk(
+        P, first, step, int32(cut.ring + VECTOR * me.t), int32(VECTOR * me.threads)
+    )
     averages = int32(VECTOR * me.threads)  # of the groups: what follows the threads' sums
 
     rest, rest_at = copy_ahead(kept, part_x, cut, me, walk)

@@ -51,8 +51,8 @@ from .vectors import (
     WARP,
     WORDS,
     Affine,
-    Arrays,
     BackwardWalk,
+    NormVectorArrays,
     accumulate,
     clear,
     find_groups,
@@ -83,7 +83,7 @@ class Left(NamedTuple):
     i_dy: int
 
 
-class Sums(NamedTuple):
+class OnePassBackwardSums(NamedTuple):
     """What follows the threads' sums in `sums`: those of channels, the groups' averages, whether
     the block is last."""
 
@@ -362,7 +362,7 @@ def groupnorm_backward_kernel_v3(
     # of this thread, in its parts of x and dx
     beyond, first, step = locate(c, me.row, b, P, C, seam, me.rows)
     _, first_dy, step_dy = locate(c, me.row, b, P, C, C, me.rows)
-    arrays = Arrays(
+    arrays = NormVectorArrays(
         one_of(beyond, x.a, x.b),
         dy,
         one_of(beyond, residual.a, residual.b),
@@ -372,7 +372,7 @@ def groupnorm_backward_kernel_v3(
     walk = BackwardWalk(
         P, first, step, first_dy, step_dy, int32(cut.ring + VECTOR * me.t), int32(2 * half), half
     )
-    places = Sums(
+    places = OnePassBackwardSums(
         int32(2 * half), int32(2 * half + 2 * tile), int32(2 * half + 2 * tile + 2 * cut.groups)
     )
 

@@ -116,7 +116,7 @@ class HalfCut(NamedTuple):
     bias: int
 
 
-class Ahead(NamedTuple):
+class OnePassHalfAhead(NamedTuple):
     """A thread's next pixel to be copied: its number, its place in shared memory, its elements of x
     and dy."""
 
@@ -126,7 +126,7 @@ class Ahead(NamedTuple):
     i_dy: int
 
 
-class Pixel(NamedTuple):
+class OnePassHalfPixel(NamedTuple):
     """A thread's next pixel to be written: its number, its place in shared memory, its element of
     dx."""
 
@@ -229,7 +229,7 @@ def copy_next(kept, x, dy, ahead, cut, walk):
         copy8(kept, ahead.at, x, ahead.i)
         copy8(kept, ahead.at + walk.half, dy, ahead.i_dy)
     cp_async_commit()
-    return Ahead(
+    return OnePassHalfAhead(
         int32(ahead.p + cut.rows),
         int32(ahead.at + walk.turn),
         int64(ahead.i + walk.step),
@@ -245,7 +245,7 @@ def begin_loads(kept, near, x, dy, cut, me, walk):
         if cut.near > k:
             fetch8(x, walk.first + k * walk.step, near.x[k])
             fetch8(dy, walk.first_dy + k * walk.step_dy, near.dy[k])
-    ahead = Ahead(
+    ahead = OnePassHalfAhead(
         int32(me.row + cut.near * cut.rows),
         walk.own,
         int64(walk.first + cut.near * walk.step),
@@ -330,7 +330,9 @@ def finish_next(dx, kept, pixel, before, factors, cut, walk, adds):
         load8_into(kept, pixel.at, value)
         load8_into(kept, pixel.at + walk.half, d)
         write_dx(dx, pixel.i, value, d, factors, before, adds)
-    return Pixel(int32(pixel.p + cut.rows), int32(pixel.at + walk.turn), int64(pixel.i + walk.step))
+    return OnePassHalfPixel(
+        int32(pixel.p + cut.rows), int32(pixel.at + walk.turn), int64(pixel.i + walk.step)
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -351,7 +353,7 @@ def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, wa
     before: the residual of the first four, which the caller has loaded; factors: scales, slopes,
     offsets of `finish8`
     """
-    pixel = Pixel(
+    pixel = OnePassHalfPixel(
         int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step)
     )
     while pixel.p < walk.P:

@@ -41,7 +41,7 @@ from ...device.limits import FULL_MASK
 from ...device.requires import requires
 from ...device.specialise import Variants, specialise
 from .one_pass import add_away, normalise
-from .vectors import VECTOR, Affine, Walk, clear, lanes_sum, locate
+from .vectors import VECTOR, Affine, NormVectorWalk, clear, lanes_sum, locate
 from .warp_sums import (
     CHANNELS,
     CLUSTERS,
@@ -75,7 +75,7 @@ class ForwardCut(NamedTuple):
     groups: int
 
 
-class Ahead(NamedTuple):
+class OnePassForwardAhead(NamedTuple):
     """A thread's next pixel to be copied: its number, its place in shared memory, its element of x."""
 
     p: int
@@ -89,12 +89,14 @@ def copy_next(kept, x, ahead, cut, walk):
     if ahead.p < walk.P:
         copy8(kept, ahead.at, x, ahead.i)
     cp_async_commit()
-    return Ahead(int32(ahead.p + cut.rows), int32(ahead.at + walk.turn), int64(ahead.i + walk.step))
+    return OnePassForwardAhead(
+        int32(ahead.p + cut.rows), int32(ahead.at + walk.turn), int64(ahead.i + walk.step)
+    )
 
 
 @cuda.jit(device=True, forceinline=True)
 def begin_copies(kept, x, cut, me, walk):
-    ahead = Ahead(me.row, walk.own, walk.first)
+    ahead = OnePassForwardAhead(me.row, walk.own, walk.first)
     for _ in range(opaque(AHEAD)):  # a loop, past which ptxas moves no load
         ahead = copy_next(kept, x, ahead, cut, walk)
     return ahead
@@ -183,7 +185,7 @@ def forward_half(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
     c, b = int32(first_channel + me.in_part), int32(cuda.blockIdx.y)
     beyond, first, step = locate_pixels(c, me.row, b, P, C, seam, cut.rows)
-    walk = Walk(
+    walk = NormVectorWalk(
         P, first, step, int32(cut.ring + VECTOR * int32(cuda.threadIdx.x)), int32(VECTOR * threads)
     )
     x_ = one_of(beyond, x.a, x.b)

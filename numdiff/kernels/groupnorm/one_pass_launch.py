@@ -13,11 +13,11 @@ from ...device import empty, empty_like, launch
 from ..concat import Pair, parts_of
 from ..reduce.second_pass import Sum, add_parts, joined
 from .clusters import BACKWARD_CLUSTERS, FORWARD_CLUSTERS
-from .one_pass import Cut, groupnorm_forward_kernel_v3
+from .one_pass import OnePassCut, groupnorm_forward_kernel_v3
 from .one_pass_backward import BackwardCut, counters, groupnorm_backward_kernel_v3
 from .one_pass_half import BACKWARD_HALF, HalfCut
 from .one_pass_half_forward import FORWARD_HALF, ForwardCut
-from .vectors import VECTOR, Shape
+from .vectors import VECTOR, NormVectorShape
 
 
 def threads_of(plan):
@@ -48,7 +48,7 @@ def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
         mean.reshape(-1),
         rstd.reshape(-1),
     )
-    shape = Shape(x.size // (B * C * plan.blocks), C, seam, C // groups)
+    shape = NormVectorShape(x.size // (B * C * plan.blocks), C, seam, C // groups)
     if plan.part:
         kernel = (FORWARD_HALF if plan.blocks == 1 else FORWARD_CLUSTERS)[plan.part]
         cut = ForwardCut(
@@ -56,7 +56,7 @@ def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
         )
     else:
         kernel = groupnorm_forward_kernel_v3
-        cut = Cut(plan.tile * groups // C, plan.ring, plan.held, plan.share)
+        cut = OnePassCut(plan.tile * groups // C, plan.ring, plan.held, plan.share)
     launch(
         kernel,
         (C // plan.tile, B, plan.blocks),
@@ -99,7 +99,7 @@ def one_pass_backward(
         dx_,
         totals.reshape(-1),
     )
-    shape = Shape(x.size // (B * C * plan.blocks), C, seam, C // groups)
+    shape = NormVectorShape(x.size // (B * C * plan.blocks), C, seam, C // groups)
     last = int(silu), int(residual is not None)
     if plan.part:
         both = joined(dweight, dbias)

@@ -102,7 +102,7 @@ OF_CLUSTER = 570
 
 
 @dataclass(frozen=True)
-class Plan:
+class NormPlan:
     """How the blocks of version 3 are cut: tile: channels of a block; rows: pixels that its threads
     take at once.
 
@@ -134,7 +134,7 @@ def pixel_sectors(tile, itemsize):
 
 
 def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors):
-    """The `Plan` of one tile, or None if it does not fit."""
+    """The `NormPlan` of one tile, or None if it does not fit."""
     arrays, sweeps = 1 + backward, 2
     lanes = tile // VECTOR
     # rows of threads that make whole warps, and words of four
@@ -169,7 +169,7 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
         limit,
         multiprocessors,
     )
-    return Plan(
+    return NormPlan(
         ns,
         tile,
         rows,
@@ -182,7 +182,8 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
 
 
 def make_plan_half(B, P, C, width, backward, part, team, limit, multiprocessors, cluster=1):
-    """The `Plan` of 16 bits with `team` warps for each `part` channels, or None if it does not fit.
+    """The `NormPlan` of 16 bits with `team` warps for each `part` channels, or None if it does not
+    fit.
 
     cluster: how many blocks share a sample's pixels
     """
@@ -219,7 +220,7 @@ def make_plan_half(B, P, C, width, backward, part, team, limit, multiprocessors,
         multiprocessors,
         cluster,
     )
-    return Plan(
+    return NormPlan(
         ns, tile, rows, ring // HALF_SIZE, P, 0, 0, shared, near, cluster, part, folded, origins
     )
 
@@ -304,8 +305,8 @@ def choose_plan(
     multiprocessors=MULTIPROCESSORS,
     clusters=True,
 ):
-    """The `Plan` with the shortest forecast (among equals the one with more blocks), or None if no
-    tile fits.
+    """The `NormPlan` with the shortest forecast (among equals the one with more blocks), or None if
+    no tile fits.
 
     clusters: whether the device has them
     """

@@ -29,7 +29,7 @@ LOG2_E = float32(math.log2(math.e))
 # What kernels are given, and pass on --------------------------------------------------------------
 
 
-class Shape(NamedTuple):
+class NormVectorShape(NamedTuple):
     """Of an array (B, P, C) that is read from two, of which the first has `seam` channels. width:
     channels a group"""
 
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     width: int
 
 
-class Walk(NamedTuple):
+class NormVectorWalk(NamedTuple):
     """How a thread walks over its pixels, P in all: in x from element `first` on, `step` elements
     at a time; in shared memory from element `own` on, `turn` at a time."""
 
@@ -51,7 +51,7 @@ class Walk(NamedTuple):
 
 
 class BackwardWalk(NamedTuple):
-    """As `Walk`, over dy, too, which is `half` elements after x in shared memory."""
+    """As `NormVectorWalk`, over dy, too, which is `half` elements after x in shared memory."""
 
     P: int
     first: int
@@ -63,7 +63,7 @@ class BackwardWalk(NamedTuple):
     half: int
 
 
-class Arrays(NamedTuple):
+class NormVectorArrays(NamedTuple):
     """In global memory; x, residual and dx: the one of the two arrays that has the thread's
     channels."""
 

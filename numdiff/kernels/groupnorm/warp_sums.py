@@ -43,7 +43,7 @@ CHANNELS = 16, 32  # what PART may be
 MAX_THREADS = 512  # with 128 registers each a multiprocessor has room for 16 warps
 
 
-class Lane(NamedTuple):
+class NormLane(NamedTuple):
     """A thread's place: its lane, its warp of the block's `warps`, which part of the tile that has,
     its first pixel, the first of its eight channels in the part, and the channel of the part whose
     sums it gets."""
@@ -66,7 +66,9 @@ def this_lane(cut):
         int32((of_team << PIXEL_BITS) + (lane >> LANE_BITS)),
         int32(VECTOR * (lane & (LANES - 1))),
     )
-    return Lane(lane, warp, int32(team * cut.parts), part, row, in_part, int32(lane & (PART - 1)))
+    return NormLane(
+        lane, warp, int32(team * cut.parts), part, row, in_part, int32(lane & (PART - 1))
+    )
 
 
 @cuda.jit(device=True, forceinline=True)

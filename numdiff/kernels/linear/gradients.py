@@ -40,7 +40,7 @@ from ..matmul.choice import by_eight, choose_half
 from ..matmul.hopper import group_schedule
 from ..matmul.hopper.layout import BK
 from ..matmul.mma_layout import TURING_STAGES
-from ..matmul.product import Fused, Operand, Product
+from ..matmul.product import Product, ProductFused, ProductOperand
 from ..matmul.products import launch_products, rung_of
 from ..operation import Problem, half, operation, single
 from ..operation.versions import at_most
@@ -245,10 +245,10 @@ def linear_gradients_backward(layers, accumulate=True):
     launch_products(
         [
             Product(
-                Operand(dy, True),
-                Operand(x),
-                Operand(dweight),
-                Fused(accumulate=accumulate, row_sums=dbias),
+                ProductOperand(dy, True),
+                ProductOperand(x),
+                ProductOperand(dweight),
+                ProductFused(accumulate=accumulate, row_sums=dbias),
             )
             for dy, x, dweight, dbias in layers
         ]

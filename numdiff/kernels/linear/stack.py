@@ -38,7 +38,7 @@ from ...device import empty, is_device
 from ...device.requires import supports
 from ...dtypes import is_half
 from ..matmul.hopper.kernel import STACK_KERNELS
-from ..matmul.product import Fused, Operand, Product, Stacked, distance
+from ..matmul.product import Product, ProductFused, ProductOperand, Stacked, distance
 from ..matmul.products import launch_products, stack_fits
 from ..operation import Problem, half, operation, single
 from ..operation.versions import capped
@@ -185,7 +185,7 @@ def linear_stack_forward(x, layers):
     `linear_stack_supports`."""
     weights, biases = map(Stacked, zip(*layers, strict=True))
     y = empty((len(x), len(weights)), x.dtype, like=x)
-    _launch(Operand(x), Operand(weights, True), y, bias=biases)
+    _launch(ProductOperand(x), ProductOperand(weights, True), y, bias=biases)
     return y
 
 
@@ -214,13 +214,19 @@ def linear_stack_backward(dy, x, weights, gradients=None, accumulate=True, need_
     """
     if gradients is not None:
         dweights, dbiases = map(Stacked, zip(*gradients, strict=True))
-        _launch(Operand(dy, True), Operand(x), dweights, row_sums=dbiases, accumulate=accumulate)
+        _launch(
+            ProductOperand(dy, True),
+            ProductOperand(x),
+            dweights,
+            row_sums=dbiases,
+            accumulate=accumulate,
+        )
     if not need_dx:
         return None
     dx = empty(x.shape, np.float32, like=dy)
-    _launch(Operand(dy), Operand(Stacked(weights)), dx)
+    _launch(ProductOperand(dy), ProductOperand(Stacked(weights)), dx)
     return dx
 
 
 def _launch(a, b, c, **fused):
-    launch_products([Product(a, b, Operand(c), Fused(**fused))])
+    launch_products([Product(a, b, ProductOperand(c), ProductFused(**fused))])

@@ -27,7 +27,7 @@ from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from .choice import by_eight
 from .launcher import matmul_forward
 from .problems import activation_problems
-from .product import Fused, Operand, Product
+from .product import Product, ProductFused, ProductOperand
 from .products import launch_products, rung_of
 
 
@@ -64,8 +64,10 @@ def _in_one(supports, a, others, *extents):
 
 
 def _launch_activation(a, b, c, transpose_b, **fused):
-    """c = A·B or A·Bᵀ with what is fused to it: the keywords of `Fused`."""
-    product = Product(Operand(a), Operand(b, transpose_b), Operand(c), Fused(**fused))
+    """c = A·B or A·Bᵀ with what is fused to it: the keywords of `ProductFused`."""
+    product = Product(
+        ProductOperand(a), ProductOperand(b, transpose_b), ProductOperand(c), ProductFused(**fused)
+    )
     launch_products([product])
 
 

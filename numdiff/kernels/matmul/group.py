@@ -34,10 +34,10 @@ from ...device.limits import MULTIPROCESSORS
 from ...device.threads import kept
 from ..reduce.second_pass import Sum, add_parts
 from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
-from .hopper.group_schedule import NEVER, PRODUCTS, Group, count_parts, cut, longest
+from .hopper.group_schedule import NEVER, PRODUCTS, GemmGroup, count_parts, cut, longest
 from .hopper.kernel import GROUP_KERNELS
 from .hopper.launcher import map_of
-from .hopper.layout import BK, BM, THREADS, Epilogue, GroupArrays, Maps, shared_bytes
+from .hopper.layout import BK, BM, THREADS, GemmEpilogue, GemmMaps, GroupArrays, shared_bytes
 from .hopper.row_sums import WRITE_ROW_SUMS
 from .split_half import unused
 
@@ -91,7 +91,7 @@ def four(numbers, filler):
 
 
 def group_of(sizes, K, width, made):
-    """(`Group`, how many float32 the row sums take)."""
+    """(`GemmGroup`, how many float32 the row sums take)."""
     tiles = tiles_of(sizes, width)
     starts = [0, *itertools.accumulate(rows * columns for rows, columns in tiles)]
     sums = [
@@ -101,7 +101,7 @@ def group_of(sizes, K, width, made):
         ),
     ]
     count = len(sizes)
-    return Group(
+    return GemmGroup(
         four([M for M, _ in sizes], 0),
         four([N for _, N in sizes], 0),
         four([m for m, _ in tiles], 0),
@@ -142,10 +142,10 @@ def launch_group(products):
         in_bfloat16(GROUP_KERNELS[width], first.dtype),
         made.blocks,
         THREADS,
-        Maps(four(a, a[0]), four(b, a[0]), a[0], a[0], a[0]),
+        GemmMaps(four(a, a[0]), four(b, a[0]), a[0], a[0], a[0]),
         GroupArrays(results, parts, counters(first.backend), sums),
         group,
-        Epilogue(1.0, 0, 0, int(products[0].fused.accumulate), WRITE_ROW_SUMS * summed, 0.0),
+        GemmEpilogue(1.0, 0, 0, int(products[0].fused.accumulate), WRITE_ROW_SUMS * summed, 0.0),
         shared=shared_bytes(width),
     )
     if summed:

@@ -36,9 +36,9 @@ from .choice import as_nominal, by_eight, by_four, choose_tile, operand_by_four,
 from .hopper.kernel import KERNELS
 from .hopper.launcher import takes_operands
 from .hopper.layout import BK, BM
-from .operands import Epilogue, Matrices, Shape, Strides
+from .operands import Matrices, ProductEpilogue, ProductShape, Strides
 from .problems import backward_problems, matmul_problems, strided_problems
-from .product import Fused, Operand, Product
+from .product import Product, ProductFused, ProductOperand
 from .products import launch_products
 from .reference import matmul_forward_cost, matmul_forward_reference
 
@@ -99,7 +99,7 @@ def _check(a, b, transpose_a, transpose_b, bias, out, accumulate, residual, out_
         )
 
 
-def matmul_strided_reference(a, b, c, M, N, K, outer=1, inner=1, fused=Fused()):  # noqa: B008
+def matmul_strided_reference(a, b, c, M, N, K, outer=1, inner=1, fused=ProductFused()):  # noqa: B008
     def view(x, rows, columns):
         flat = x.array.reshape(-1)[x.start :]
         strides = [flat.itemsize * step for step in (x.outer, x.inner, x.row, x.column)]
@@ -176,12 +176,12 @@ def matmul_forward(
     batch = math.prod(a.shape[:-2])
     if half:
         operands = [
-            Operand(x.reshape(-1, x.shape[-1]), transposed, batch)
+            ProductOperand(x.reshape(-1, x.shape[-1]), transposed, batch)
             for x, transposed in ((a, transpose_a), (b, transpose_b), (c, False))
         ]
         if residual is not None:
             residual = operands[2].array if residual is c else residual.reshape(-1, N)
-        _half(*operands, Fused(bias, residual, alpha, accumulate, row_sums), version)
+        _half(*operands, ProductFused(bias, residual, alpha, accumulate, row_sums), version)
         return c
     if row_sums is not None:
         column_sum(a, row_sums)
@@ -193,7 +193,7 @@ def matmul_forward(
         N,
         K,
         inner=batch,
-        fused=Fused(bias, residual, alpha, accumulate),
+        fused=ProductFused(bias, residual, alpha, accumulate),
         version=version,
     )
     return c
@@ -218,7 +218,7 @@ def matmul_backward(dc, a, b, transpose_a=False, transpose_b=False, alpha=1.0, v
 
 def _half(a, b, c, fused, version):
     """matmul_forward for operands of 16 bits on a device; c like them, or float32. a, b, c:
-    `Operand`."""
+    `ProductOperand`."""
     (M, K), (_, N), batch, result = a.extents, b.extents, a.count, c.array.dtype
     if is_half(result) and fused.accumulate:
         # each output is read by the thread that writes it, before it does
@@ -265,7 +265,7 @@ def _half(a, b, c, fused, version):
         left,
         right,
         target,
-        Shape(M, N, K, K),
+        ProductShape(M, N, K, K),
         1,
         batch,
         fused.bias,
@@ -299,7 +299,7 @@ def matmul_strided(
     K,
     outer=1,
     inner=1,
-    fused=Fused(),  # noqa: B008 - never changed
+    fused=ProductFused(),  # noqa: B008 - never changed
     version=None,
 ):
     """c = alpha · a·b + bias for outer · inner matrices with any strides; a, b, c: `Matrices`, c
@@ -348,7 +348,7 @@ def matmul_strided(
         tile, slices = choose_tile(batch, rows, N, K, multiprocessors, tiles)
     epilogue = _epilogue(bias, alpha, accumulate)
     if slices == 1:
-        _launch(version, tile, a, b, c, Shape(M, N, K, K), outer, inner, bias, epilogue)
+        _launch(version, tile, a, b, c, ProductShape(M, N, K, K), outer, inner, bias, epilogue)
         return
     length = slice_of(K, slices)
     partial = empty((slices, M, N), np.float32, like=c.array)
@@ -358,7 +358,7 @@ def matmul_strided(
         a._replace(inner=length * a.column),
         b._replace(inner=length * b.row),
         Matrices(partial, N, 1, inner=M * N),
-        Shape(M, N, length, K - (slices - 1) * length),
+        ProductShape(M, N, length, K - (slices - 1) * length),
         1,
         slices,
         None,
@@ -381,11 +381,12 @@ def matmul_strided(
 
 
 def _epilogue(bias=None, alpha=1.0, accumulate=False):
-    return Epilogue(float(alpha), int(bias is not None), int(accumulate))
+    return ProductEpilogue(float(alpha), int(bias is not None), int(accumulate))
 
 
 def _launch(version, tile, a, b, c, shape, outer, inner, bias, epilogue):
-    """Launch a kernel of rungs 1 to 4 for outer · inner matrices, `Matrices` of this `Shape`."""
+    """Launch a kernel of rungs 1 to 4 for outer · inner matrices, `Matrices` of this
+    `ProductShape`."""
     flat_a, flat_b, flat_c = (m.array.reshape(-1)[m.start :] for m in (a, b, c))
     if version == 1:
         kernel, block = naive.matmul_forward_kernel_v1, tile

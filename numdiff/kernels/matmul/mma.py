@@ -101,15 +101,15 @@ from .mma_layout import (
     TILES,
     TURING_STAGES,
     WARPS_N,
-    Arrays,
-    Epilogue,
-    Place,
+    MmaArrays,
+    MmaEpilogue,
+    MmaPlace,
     stage_bytes,
     stages_of,
     threads_of,
     work_of,
 )
-from .product import Fused
+from .product import ProductFused
 from .split_half import add_partials, unused
 
 
@@ -129,7 +129,7 @@ class Unit(NamedTuple):
     N: int
 
 
-class Ahead(NamedTuple):
+class MmaAhead(NamedTuple):
     """The position of a thread's copies: the unit and its k; the elements of A and B that are
     copied next; its first row of A and of B (of an operand across, the k where its column ends: 0
     beyond the last column); extents."""
@@ -230,7 +230,7 @@ def unit_in_table(number, work):
 
 @cuda.jit(device=True, forceinline=True)
 def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
-    """(element of a thread's first chunk at k, what `Ahead` has as a_first) of an operand with
+    """(element of a thread's first chunk at k, what `MmaAhead` has as a_first) of an operand with
     `extent` rows in the tile's direction."""
     chunks = row_bytes // 16
     row, chunk = int32(t // chunks), int32(t % chunks)
@@ -245,7 +245,7 @@ def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
 
 @cuda.jit(device=True, forceinline=True)
 def ahead_at(number, work, t):
-    """A thread's `Ahead` at the start of a unit."""
+    """A thread's `MmaAhead` at the start of a unit."""
     unit = unit_of(number, work)
     a_at, a_first = start_of(
         unit.matrix, unit.row, unit.k, unit.k_end, unit.M, work.K, A_ACROSS, A_ROW, t
@@ -253,7 +253,7 @@ def ahead_at(number, work, t):
     b_at, b_first = start_of(
         unit.matrix, unit.column, unit.k, unit.k_end, unit.N, work.K, B_ACROSS, B_ROW, t
     )
-    return Ahead(
+    return MmaAhead(
         int32(number),
         unit.matrix,
         unit.k,
@@ -272,7 +272,7 @@ def advance(ahead, work, t):
     """One step along K, or to the next unit."""
     k = int32(ahead.k + BK)
     if k < ahead.k_end:
-        return Ahead(
+        return MmaAhead(
             ahead.unit,
             ahead.matrix,
             k,
@@ -447,14 +447,16 @@ def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
     if GROUPED:
         partial = unit.part >= 0
         c = array_of(int32(PRODUCTS) if partial else unit.matrix, arrays.c)
-        place = Place(int64(0), int32(unit.row + row), int32(unit.column + column), unit.M, unit.N)
+        place = MmaPlace(
+            int64(0), int32(unit.row + row), int32(unit.column + column), unit.M, unit.N
+        )
         if partial:  # whole tiles of their own
-            place = Place(
+            place = MmaPlace(
                 int64(unit.part) * (TILE_M * TILE_N), row, column, int32(TILE_M), int32(TILE_N)
             )
-        given, adds = Arrays(c, arrays.bias, c), not partial
+        given, adds = MmaArrays(c, arrays.bias, c), not partial
     else:
-        place = Place(
+        place = MmaPlace(
             int64(int32(unit.matrix + unit.part)) * unit.M * unit.N,
             int32(unit.row + row),
             int32(unit.column + column),
@@ -558,7 +560,7 @@ ACTIVATION_KERNELS = Variants(
 )
 
 
-def launch_mma(a, b, c, tile, slices=1, fused=Fused()):  # noqa: B008 - never changed
+def launch_mma(a, b, c, tile, slices=1, fused=ProductFused()):  # noqa: B008 - never changed
     """As `launch_hopper`; several slices of K only for one matrix, also of 16 bits. tile: of TILES"""
     (rows, K), (_, N) = a.extents, b.extents
     work, residual, accumulate = (
@@ -591,9 +593,9 @@ def launch_mma(a, b, c, tile, slices=1, fused=Fused()):  # noqa: B008 - never ch
         threads_of(tile),
         a.array.reshape(-1),
         b.array.reshape(-1),
-        Arrays(target, biases, target if other is None else other.reshape(-1)),
+        MmaArrays(target, biases, target if other is None else other.reshape(-1)),
         work,
-        Epilogue(*(end if slices == 1 else (1.0, 0)), int(fused.keeps_u)),
+        MmaEpilogue(*(end if slices == 1 else (1.0, 0)), int(fused.keeps_u)),
         shared=stages * stage_bytes(tile),
     )
     if slices > 1:

@@ -51,9 +51,9 @@ from .mma_layout import (
     PLAIN,
     PRODUCTS,
     TILES,
-    Arrays,
-    Epilogue,
-    Group,
+    MmaArrays,
+    MmaEpilogue,
+    MmaGroup,
     stage_bytes,
     stages_of,
     threads_of,
@@ -181,9 +181,9 @@ def launch_group(products):
         threads_of(TILE),
         a,
         b,
-        Arrays((*c, parts), parts, parts),
-        Group(units, K, len(made.units) // FIELDS),
-        Epilogue(1.0, 0, 0),
+        MmaArrays((*c, parts), parts, parts),
+        MmaGroup(units, K, len(made.units) // FIELDS),
+        MmaEpilogue(1.0, 0, 0),
         shared=stages * stage_bytes(TILE),
     )
     if made.parts:
@@ -237,7 +237,7 @@ def launch_row_sums(pairs):
         four([a.reshape(-1) for a, _ in pairs]),
         parts,
         K,
-        Columns(
+        MmaGroupColumns(
             (*widths, *[0] * missing),
             (*tiles[:-1], *[tiles[-1]] * missing),
             (*starts[:-1], *[0] * missing),
@@ -252,7 +252,7 @@ def launch_row_sums(pairs):
     )
 
 
-class Columns(NamedTuple):
+class MmaGroupColumns(NamedTuple):
     """Of each product: how many columns, its first tile of columns, where its parts begin."""
 
     M: tuple

@@ -68,7 +68,7 @@ LAST_STAGE = Constant(lambda STAGE_BYTES, STAGES: STAGE_BYTES * (STAGES - 1))
 PENDING = Constant(lambda STAGES: STAGES - 2)  # groups in flight while a tile is multiplied
 
 
-class Work(NamedTuple):
+class MmaWork(NamedTuple):
     """The product and its units: tiles of C, for each slice of K and each matrix of a batch.
 
     parts: slices of all matrices; tiles: of one matrix; group: tiles of GROUP rows; inverse_…: 2³²
@@ -89,7 +89,7 @@ class Work(NamedTuple):
     inverse_group: int
 
 
-class Group(NamedTuple):
+class MmaGroup(NamedTuple):
     """Units in a table, `FIELDS` int32 each: those of a `Unit` (mma.py). K: of all products."""
 
     table: object
@@ -97,7 +97,7 @@ class Group(NamedTuple):
     units: int
 
 
-class Arrays(NamedTuple):
+class MmaArrays(NamedTuple):
     """c: the result, or partial sums of slices; bias (N,) float32; other, like c: what is added (a
     residual, or c itself), GELU(c), or the u of GELU'(u). With GROUPED c are the products' results
     and the parts of tiles."""
@@ -107,7 +107,7 @@ class Arrays(NamedTuple):
     other: object
 
 
-class Epilogue(NamedTuple):
+class MmaEpilogue(NamedTuple):
     """alpha · sum + bias, if there is one. keeps_u: whether GELU's argument is written."""
 
     alpha: float
@@ -115,7 +115,7 @@ class Epilogue(NamedTuple):
     keeps_u: int
 
 
-class Place(NamedTuple):
+class MmaPlace(NamedTuple):
     """The place of a lane's outputs: the start of C, the lane's first row and column in it; C's
     extents."""
 
@@ -127,13 +127,13 @@ class Place(NamedTuple):
 
 
 def work_of(batch, M, N, K, tile, slices):
-    """The `Work` of `batch` products in up to `slices` slices of K."""
+    """The `MmaWork` of `batch` products in up to `slices` slices of K."""
     step = TILES[tile].k
     length = -(-K // (slices * step)) * step
     slices = -(-K // length)
     tiles_m, tiles_n = -(-M // tile[0]), -(-N // tile[1])
     tiles, group = tiles_m * tiles_n, GROUP * tiles_n
-    return Work(
+    return MmaWork(
         M,
         N,
         K,

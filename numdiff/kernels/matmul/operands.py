@@ -8,9 +8,9 @@ batch adds two strides: from one image to the next (outer) and, within it, from 
 ARGUMENTS OF EVERY KERNEL
     a, b, c    flat float32 arrays that start at the first matrix
     bias       (N,), read only if has_bias
-    shape      `Shape`: how large the matrices are
+    shape      `ProductShape`: how large the matrices are
     strides    `Strides`: where their elements are
-    epilogue   `Epilogue`: what happens to a sum before it is written, see write_output
+    epilogue   `ProductEpilogue`: what happens to a sum before it is written, see write_output
 
 GRID OF EVERY KERNEL
     x the tiles of C, row by row (see first_output); y the inner batch, z the outer one. Only x may
@@ -40,7 +40,7 @@ class Matrices(NamedTuple):
         return self._replace(row=self.column, column=self.row)
 
 
-class Shape(NamedTuple):
+class ProductShape(NamedTuple):
     """c is (M, N), and K is summed over; in the batch's last matrix over K_last ≤ K (see
     split_k.py)."""
 
@@ -70,7 +70,7 @@ class Strides(NamedTuple):
     c_inner: int
 
 
-class Epilogue(NamedTuple):
+class ProductEpilogue(NamedTuple):
     """c = alpha · sum, plus the bias if has_bias, plus what c held if accumulate."""
 
     alpha: float

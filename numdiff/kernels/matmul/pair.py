@@ -24,7 +24,7 @@ from .choice import by_eight
 from .hopper.kernel import KERNELS
 from .hopper.layout import BOX
 from .problems import with_tile
-from .product import Fused, Operand, Product
+from .product import Product, ProductFused, ProductOperand
 from .products import launch_products
 from .reference import matmul_forward_cost, matmul_forward_reference
 
@@ -48,7 +48,7 @@ def pair_supports(x, weight=None):
 def _operand(x, transposed=False):
     """An array, or a `Pair`, as an operand."""
     first, second = x if isinstance(x, Pair) else (x, None)
-    return Operand(
+    return ProductOperand(
         first.reshape(-1, first.shape[-1]),
         transposed,
         second=None if second is None else second.reshape(-1, second.shape[-1]),
@@ -56,8 +56,8 @@ def _operand(x, transposed=False):
 
 
 def _launch_pair(a, b, c, **fused):
-    """a, b, c: `Operand`, one of which is a pair; fused: the keywords of `Fused`."""
-    launch_products([Product(a, b, c, Fused(**fused))], 6)
+    """a, b, c: `ProductOperand`, one of which is a pair; fused: the keywords of `ProductFused`."""
+    launch_products([Product(a, b, c, ProductFused(**fused))], 6)
 
 
 def matmul_pair_forward_reference(x, weight, bias=None):

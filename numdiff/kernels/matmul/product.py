@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...device import DeviceArray
 
 
-class Operand(NamedTuple):
+class ProductOperand(NamedTuple):
     """A, B or C of a product: a matrix, a batch of them, or a pair that is one matrix.
 
     array: (rows, columns) in its stored layout; those of a batch one below the other; or a
@@ -36,7 +36,7 @@ class Operand(NamedTuple):
         return (columns, rows) if self.transposed else (rows, columns)
 
 
-class Fused(NamedTuple):
+class ProductFused(NamedTuple):
     """What a launch makes of a product: C = alpha · A·B + bias + residual, or more. Rung 5 has no
     more than GELU.
 
@@ -81,10 +81,10 @@ class Fused(NamedTuple):
 class Product(NamedTuple):
     """C = A·B, with what is fused to it."""
 
-    a: Operand
-    b: Operand
-    c: Operand
-    fused: Fused = Fused()  # noqa: B008 - never changed
+    a: ProductOperand
+    b: ProductOperand
+    c: ProductOperand
+    fused: ProductFused = ProductFused()  # noqa: B008 - never changed
 
 
 class Stacked:

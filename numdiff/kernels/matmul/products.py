@@ -31,7 +31,7 @@ from . import group, mma, mma_group
 from .choice import as_nominal, half_tile
 from .hopper.epilogue import ACTIVATIONS
 from .hopper.kernel import KERNELS
-from .hopper.launcher import Tiling, launch_hopper
+from .hopper.launcher import GemmTiling, launch_hopper
 from .hopper.layout import BK, BM
 from .mma_layout import ACTIVATION_TILES
 from .mma_layout import ACTIVATIONS as ACTIVATIONS_5
@@ -65,14 +65,14 @@ def launch_products(products, rung=None):
             tile = min(ACTIVATION_TILES)
         mma.launch_mma(a, b, c, tile, slices, fused)
     elif fused.symmetric:
-        launch_hopper(a, b, c, Tiling(fused.symmetric.width), fused)
+        launch_hopper(a, b, c, GemmTiling(fused.symmetric.width), fused)
     elif isinstance(b.array, Stacked) or isinstance(c.array, Stacked):
         launch_hopper(a, b, c, _stack_tiling(a, b, c), fused)
     else:
         (_, width), slices, paired = _estimated(a, b, c, fused, rung)
         if fused.activation:
             width = min(w for w in ACTIVATIONS[fused.activation] if w >= width)
-        launch_hopper(a, b, c, Tiling(width, slices, paired), fused)
+        launch_hopper(a, b, c, GemmTiling(width, slices, paired), fused)
 
 
 def _goes_alone_to_group(a, b, c, fused, rung):
@@ -107,9 +107,9 @@ def _stack_tiling(a, b, c):
     (rows, inner), (_, columns) = a.extents, b.extents
     if b.transposed:  # forward: no tile reaches over a weight's end
         rows_of_one = len(b.array.arrays[0])
-        return Tiling(next(width for width in STACK_WIDTHS if rows_of_one % width == 0))
+        return GemmTiling(next(width for width in STACK_WIDTHS if rows_of_one % width == 0))
     width = next(width for width in STACK_GRADIENT_WIDTHS if columns % width == 0)
     if a.transposed:
-        return Tiling(width)
+        return GemmTiling(width)
     tiles = -(-rows // BM) * (columns // width)
-    return Tiling(width, max(1, min(multiprocessors_of(a.array) // tiles, inner // BK)))
+    return GemmTiling(width, max(1, min(multiprocessors_of(a.array) // tiles, inner // BK)))

@@ -15,7 +15,7 @@ from ...device import DeviceArray, cuda, float32, int32, launch, load4
 from ...device.limits import FULL_MASK
 from ...dtypes import is_half
 from ..reduce.second_pass import Sum, add_parts
-from .operands import Epilogue
+from .operands import ProductEpilogue
 from .vectorised import write_four
 
 PARTIALS_BLOCK = 256
@@ -109,7 +109,7 @@ def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums
             slices,
             c.size,
             c.shape[-1],
-            Epilogue(alpha, has_bias, int(accumulate)),
+            ProductEpilogue(alpha, has_bias, int(accumulate)),
         )
     if row_sums is not None:
         sums.append(Sum(partial[slices * c.size :], row_parts, row_sums, True))

@@ -76,7 +76,7 @@ def threads_of(tile_m, tile_n):
     return tile_m * tile_n // 64
 
 
-class Operand(NamedTuple):
+class RegisterTileOperand(NamedTuple):
     """A block's part of A or B: where it starts, from row to row (of A; B: columns) and from k to
     k, how many rows there are, and whether its neighbours in memory run along k."""
 
@@ -87,7 +87,7 @@ class Operand(NamedTuple):
     along_k: bool
 
 
-class Group(NamedTuple):
+class RegisterTileGroup(NamedTuple):
     """Four neighbours of a tile: their offset in memory and in shared memory, and the k0 that they
     are below.
 
@@ -103,10 +103,10 @@ class Group(NamedTuple):
 class Groups(NamedTuple):
     """What a thread fetches of each pair of tiles; a2 and b2 only where TWO_A and TWO_B."""
 
-    a: Group
-    b: Group
-    a2: Group
-    b2: Group
+    a: RegisterTileGroup
+    b: RegisterTileGroup
+    a2: RegisterTileGroup
+    b2: RegisterTileGroup
 
 
 # From memory to shared memory ---------------------------------------------------------------------
@@ -121,7 +121,7 @@ def locate(group, x, extent, length, tile_row):
     else:
         row, k = group % (extent // 4) * 4, group // (extent // 4)
     limit = length - k if row < x.rows else 0
-    return Group(
+    return RegisterTileGroup(
         int32(row * x.distance + k * x.k_distance), int32(k * tile_row + row), int32(limit)
     )
 
@@ -326,14 +326,14 @@ def matmul_forward_kernel_v4(a, b, c, bias, shape, strides, epilogue):
     first_row, first_column = first_output(shape.N, TILE_M, TILE_N)
     a_start, b_start = starts_of(strides)
     length = int32(length_of(shape))
-    of_a = Operand(
+    of_a = RegisterTileOperand(
         a_start + first_row * strides.a_row,
         strides.a_row,
         strides.a_k,
         int32(shape.M - first_row),
         strides.a_k == 1,
     )
-    of_b = Operand(
+    of_b = RegisterTileOperand(
         b_start + first_column * strides.b_column,
         strides.b_column,
         strides.b_k,

@@ -94,7 +94,7 @@ class Rule(NamedTuple):
     clip_norm: float = 0.0
 
 
-class Copies(NamedTuple):
+class AdamWCopies(NamedTuple):
     """What is written with each new weight, flat arrays like it or None.
 
     ema: its average of this decay, with warm-up unless not `warmup` (ema.py); half: its 16-bit copy
@@ -114,7 +114,7 @@ def clip_reference(norm, clip_norm, unscale):
 
 
 def adamw_update_reference(weight, gradient, m, v, state, rule, copies=None, ranges=None):
-    copies = copies or Copies()
+    copies = copies or AdamWCopies()
     for start, stop in [(0, weight.size)] if ranges is None else ranges.pieces:
         w, g, m_, v_, average, half = (
             a if a is None else a[start:stop]
@@ -157,7 +157,7 @@ def _update_in_place(weight, gradient, m, v, state, rule):
 # What a kernel is given ---------------------------------------------------------------------------
 
 
-class Arrays(NamedTuple):
+class AdamWArrays(NamedTuple):
     """Flat (n,): what an update reads, and all but the gradient what it writes."""
 
     weight: Any
@@ -201,7 +201,7 @@ class Ranges(NamedTuple):
     elements: int
 
 
-class Shared(NamedTuple):
+class AdamWShared(NamedTuple):
     """What all elements of a step share: clip is c · u, keep 1 - lr · decay, root2 √(1 - β₂ᵗ)."""
 
     clip: float
@@ -227,7 +227,7 @@ def shared_of(state, settings):
     t = float32(state.step[0]) + float32(1)
     rate = state.learning_rate[0]
     root2 = math.sqrt(-math.expm1(t * settings.log_beta2))
-    return Shared(
+    return AdamWShared(
         clip_of(state, settings.clip_norm),
         float32(1) - rate * settings.decay,
         rate * root2 / -math.expm1(t * settings.log_beta1),
@@ -401,7 +401,7 @@ def _followed(n):
     """The average, the copy and the scale that a step in float16 has."""
     return {
         "state": State(integers([3], np.uint32), numbers([1e-3]), numbers([4.0]), numbers([0.5])),
-        "copies": Copies(single(n), 0.99, numbers(np.zeros(n), np.float16)),
+        "copies": AdamWCopies(single(n), 0.99, numbers(np.zeros(n), np.float16)),
         "tolerance": 1e-3,
         "bfloat16": True,
     }
@@ -452,7 +452,7 @@ def _measured(**more):
         _measured(),
         _measured(
             note="with average and copy",
-            copies=Copies(single(20_494_272), 0.998, half(20_494_272)),
+            copies=AdamWCopies(single(20_494_272), 0.998, half(20_494_272)),
         ),
     ],
     writes=("weight", "m", "v", "copies"),
@@ -460,10 +460,10 @@ def _measured(**more):
 def adamw_update(weight, gradient, m, v, state, rule, copies=None, ranges=None, version=None):
     """One AdamW update of flat arrays (n,), in place.
 
-    state: `State`; rule: `Rule`; copies: `Copies`, None for none; ranges: `Ranges`, if only these
-    are updated
+    state: `State`; rule: `Rule`; copies: `AdamWCopies`, None for none; ranges: `Ranges`, if only
+    these are updated
     """
-    copies = copies or Copies()
+    copies = copies or AdamWCopies()
     if state.unscale is None:
         state = state._replace(unscale=upload(np.ones(1, np.float32), weight))
     scalars = (
@@ -477,7 +477,7 @@ def adamw_update(weight, gradient, m, v, state, rule, copies=None, ranges=None, 
         rule.weight_decay,
         rule.clip_norm,
     )
-    arguments = Arrays(weight, gradient, m, v), state, Settings._make(map(float32, scalars))
+    arguments = AdamWArrays(weight, gradient, m, v), state, Settings._make(map(float32, scalars))
     blocks = -(-weight.size // (version.width * BLOCK))
     if version.name == "fused":
         followers = followers_of(weight, copies)

@@ -62,7 +62,7 @@ class Sum(NamedTuple):
     adds: bool
 
 
-class Cut(NamedTuple):
+class SecondPassCut(NamedTuple):
     """Eight numbers each, one a sum: its first block; vectors of four; parts; log2 of the threads
     that share a vector; vectors that a thread takes one after the other, several only where it
     shares none; whether it is added."""
@@ -145,7 +145,7 @@ def add_share(source, vector, vectors, share, shares, count):
 
 @cuda.jit
 def add_parts_kernel(parts, targets, cut):
-    """parts, targets: eight arrays each; cut: a `Cut`."""
+    """parts, targets: eight arrays each; cut: a `SecondPassCut`."""
     tile = cuda.shared.array(FLOATS, float32)
     p0, p1, p2, p3, p4, p5, p6, p7 = parts
     t0, t1, t2, t3, t4, t5, t6, t7 = targets
@@ -310,7 +310,7 @@ def _launch(sums):
         for n, b, several in zip(vectors, bits, turns, strict=True):
             starts.append(starts[-1] + -(-n // ((THREADS >> b) * several)))
         blocks, missing = starts.pop(), SUMS - len(some)
-        cut = Cut(
+        cut = SecondPassCut(
             *(
                 (*numbers, *[filler] * missing)
                 for numbers, filler in (

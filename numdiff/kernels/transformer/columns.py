@@ -35,11 +35,11 @@ BLOCK = 256  # threads
 MASK = 63  # parts whose gradients a kernel can select by the bits of an int64
 
 
-class Columns:
+class RowColumns:
     """Columns `first` to `first` + C of a device array (B, pitch). As an array it has a shape and a
     type.
 
-    sums: the `Sums` in which the gradients of the columns of one array meet
+    sums: the `RowColumnSums` in which the gradients of the columns of one array meet
     """
 
     __slots__ = ("array", "first", "shape", "sums")
@@ -61,7 +61,7 @@ class Columns:
         )
 
 
-class Sums:
+class RowColumnSums:
     """The gradients of the columns of one array (B, N), as several blocks' shares of each:
     `partial` (B, blocks, N)."""
 
@@ -92,7 +92,7 @@ class Sums:
 
 
 class ColumnSums:
-    """The gradient of some columns: their place in a `Sums`."""
+    """The gradient of some columns: their place in a `RowColumnSums`."""
 
     __slots__ = ("sums", "first", "width")
 
@@ -135,7 +135,8 @@ def columns_backward_kernel_v1(partial, dx, blocks, first, width, N, C, used):
 
 
 def columns_forward(x, count):
-    """The `count` parts of x (B, count · C): views of a NumPy array, `Columns` of a device array."""
+    """The `count` parts of x (B, count · C): views of a NumPy array, `RowColumns` of a device
+    array."""
     if x.ndim != 2 or count < 1 or x.shape[1] % count:
         raise ValueError(
             f"columns are equal parts of (B, n·C), and {tuple(x.shape)} has not {count}"
@@ -147,8 +148,8 @@ def columns_forward(x, count):
         raise ValueError(
             f"columns are read four at a time, and {C} is not a multiple of 4; use chunk"
         )
-    sums = Sums(x.shape)
-    return [Columns(x, k * C, C, sums) for k in range(count)]
+    sums = RowColumnSums(x.shape)
+    return [RowColumns(x, k * C, C, sums) for k in range(count)]
 
 
 def join_columns(parts, dtype=np.float32):
@@ -179,7 +180,7 @@ def join_columns(parts, dtype=np.float32):
 def as_columns(vector):
     """A whole array (B, C) as columns of itself; columns as they are."""
     return (
-        Columns(vector, 0, vector.shape[1], Sums(vector.shape))
+        RowColumns(vector, 0, vector.shape[1], RowColumnSums(vector.shape))
         if isinstance(vector, DeviceArray)
         else vector
     )

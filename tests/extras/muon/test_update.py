@@ -8,7 +8,7 @@ from numdiff.device import download
 from numdiff.extras.muon import newton_schulz as N
 from numdiff.extras.muon import update as M
 from numdiff.kernels.operation.versions import at_most
-from numdiff.kernels.optimizer.adamw import Copies, State
+from numdiff.kernels.optimizer.adamw import AdamWCopies, State
 from tests.conftest import on, quick, versions, where
 
 SHAPES = {
@@ -158,7 +158,7 @@ def check_update(engine, version, arrays, stack, starts, extents, monkeypatch):
     for _ in range(engine.repeats):
         W, G, V, E = map(engine, arrays)
         half = engine.zeros(w.size, np.float16) if engine.name in ("cpu", "cuda") else None
-        copies = Copies(E, 0.9, half)
+        copies = AdamWCopies(E, 0.9, half)
         update(version, W, G, V, stack, state(engine, norm, scale), *SETTINGS, copies)
         engine.check_equal(G, g.astype(np.float32))
         results.append((W, V, E))
@@ -195,7 +195,7 @@ def check_update(engine, version, arrays, stack, starts, extents, monkeypatch):
 @quick(lambda engine, shape: engine != "emulator" or shape[0] != 40)
 def test_update(engine, rng, shape, version, monkeypatch):
     arrays, starts = laid_out(rng, shape)
-    stack = M.Stack(engine(starts), *shape)
+    stack = M.MuonStack(engine(starts), *shape)
     check_update(engine, version, arrays, stack, starts, [shape] * 2, monkeypatch)
 
 
@@ -205,7 +205,7 @@ def test_matrices_of_several_shapes_in_one_stack(engine, rng, version, monkeypat
     not."""
     extents, starts = np.array([[6, 12], [8, 16], [8, 4]]), np.array([212, 4, 140])
     w, g, m, e = arrays = rng.standard_normal((4, 288))
-    stack = M.Stack(engine(starts), 8, 16, engine(extents.ravel()))
+    stack = M.MuonStack(engine(starts), 8, 16, engine(extents.ravel()))
     x = M.muon_momentum(engine(g), engine(m), stack, engine(np.ones(1)), 0.95, version=version)
     if engine.computes:
         for matrix, (rows, columns) in zip(download(x), extents, strict=True):
@@ -231,7 +231,7 @@ def test_which_shapes_share_a_stack():
 def test_four_steps_of_torchs_muon(number):
     """Of torch.optim.Muon, in float64: see tests/reference/make_muon.py."""
     weight, gradients = STORED[f"weight_{number}"].ravel(), STORED[f"gradient_{number}"]
-    stack, m = M.Stack(np.array([0]), *gradients.shape[1:]), np.zeros(weight.size)
+    stack, m = M.MuonStack(np.array([0]), *gradients.shape[1:]), np.zeros(weight.size)
     for step, gradient in enumerate(gradients):
         M.muon_update(
             weight,
@@ -258,10 +258,10 @@ def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm,
         arrays[0],
         engine(g),
         arrays[1],
-        M.Stack(engine(starts), 4, 8),
+        M.MuonStack(engine(starts), 4, 8),
         state(engine, norm),
         *SETTINGS,
-        Copies(arrays[2], 0.9, half),
+        AdamWCopies(arrays[2], 0.9, half),
     )
     for array, old in zip(arrays, (w, m, e), strict=True):
         engine.check_equal(array, old.astype(np.float32))
@@ -272,13 +272,17 @@ def test_a_gradient_of_zeros_moves_nothing(engine):
     """As that of a block's first layers is, whose gate begins at zero: no division by its norm."""
     arrays = [engine(np.zeros(64)) for _ in range(3)]
     x = M.muon_momentum(
-        arrays[1], arrays[2], M.Stack(engine(np.array([0])), 8, 8), engine(np.ones(1)), 0.95
+        arrays[1], arrays[2], M.MuonStack(engine(np.array([0])), 8, 8), engine(np.ones(1)), 0.95
     )
     engine.check_equal(x, np.zeros((1, 8, 8), np.float32))
 
 
 def test_bad_input_says_so(engine):
-    x, norm, stack = engine(np.zeros(15)), engine(np.ones(1)), M.Stack(engine(np.array([0])), 3, 5)
+    x, norm, stack = (
+        engine(np.zeros(15)),
+        engine(np.ones(1)),
+        M.MuonStack(engine(np.array([0])), 3, 5),
+    )
     with pytest.raises(ValueError, match="one length"):
         M.muon_momentum(x, engine(np.zeros(16)), stack, norm, 0.95)
     with pytest.raises(ValueError, match="momentum < 1"):

@@ -8,7 +8,7 @@ from numdiff.extras.sla.kernels.choice import (
     BLOCK,
     ROWS,
     THREADS,
-    Problem,
+    SlaProblem,
     bits_left,
     sla_choose_kernel,
     sla_totals_kernel,
@@ -56,7 +56,7 @@ def check_choice(engine, rng, count, N, HS):
         total.reshape(-1),
         critical.reshape(-1),
         left.reshape(-1),
-        Problem(N * BLOCK, 0, 0, 0, N, count, 1.0),
+        SlaProblem(N * BLOCK, 0, 0, 0, N, count, 1.0),
         HS,
         shared=4 * ROWS * N,
     )

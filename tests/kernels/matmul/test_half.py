@@ -18,7 +18,7 @@ from numdiff.kernels.matmul import choice, launcher, mma
 from numdiff.kernels.matmul.hopper import launcher as hopper_launcher
 from numdiff.kernels.matmul.hopper import layout
 from numdiff.kernels.matmul.hopper.work import schedule
-from numdiff.kernels.transformer.columns import Columns, Sums
+from numdiff.kernels.transformer.columns import RowColumns, RowColumnSums
 from numdiff.kernels.transformer.gate import gate_forward
 from tests.conftest import large, on, quick, relative_error, where
 
@@ -67,7 +67,7 @@ def test_gate(engine, rng, monkeypatch, width, blocks):
     gate = (
         gates[:, N : 2 * N]
         if engine.name == "cpu"
-        else Columns(engine(gates), N, N, Sums((B, 3 * N)))
+        else RowColumns(engine(gates), N, N, RowColumnSums((B, 3 * N)))
     )
     runs = [
         linear_gate_forward(*map(engine, (x, weight, bias, residual)), gate)

@@ -111,7 +111,7 @@ def test_average_copy_and_unscaling_in_one_pass(engine, rng, count, ema_warmup):
     w, g, m, v, ema = (engine(a) for a in start)
     half = upload(np.zeros(count, np.float16), engine.backend)
     rule = HYPER._replace(clip_norm=1.0)
-    copies = A.Copies(ema, 0.9, half, ema_warmup)
+    copies = A.AdamWCopies(ema, 0.9, half, ema_warmup)
     A.adamw_update(w, g, m, v, state(engine, 3, 1e-2, 5.0, 1 / 1024), rule, copies)
     W, G, M, V, E = (a.copy() for a in start)
     now = A.State(np.array([3]), np.array([1e-2]), np.array([5.0]))

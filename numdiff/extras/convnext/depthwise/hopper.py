@@ -80,7 +80,7 @@ from ....device.tma import (
     tma_store_wait_read_0,
 )
 from ....device.wgmma import make_setmaxnreg
-from .mma import KERNELS, ROWS, Image, K, add_words, place_of
+from .mma import KERNELS, ROWS, DepthwiseMmaImage, K, add_words, place_of
 
 CHANNELS, WIDTH, STRIPS = 32, 32, 4  # of a tile: channels, columns, strips below each other
 PITCH = WIDTH + 8  # pixels of a row with its halo: the last two have no taps
@@ -102,14 +102,14 @@ TAPS = Constant(lambda K: 8 * K)  # words of a lane: two for each row of taps an
 producer_registers, consumer_registers = make_setmaxnreg(24, False), make_setmaxnreg(240, True)
 
 
-class Work(NamedTuple):
+class DepthwiseWork(NamedTuple):
     """How many slices of channels there are, and how many tiles of all of them."""
 
     slices: int
     tiles: int
 
 
-class Lane(NamedTuple):
+class DepthwiseLane(NamedTuple):
     """The places of a lane's elements, from the start of a tile.
 
     first, second: of the two pixels that it reads, of outputs that it writes; low, high: how to
@@ -179,8 +179,8 @@ def carry_tiles(map_x, map_y, base, full, written, work, image):
 
 @cuda.jit(device=True, forceinline=True)
 def lane_at(quad, lane):
-    """The `Lane` of the warp with channels 4 · quad …: rows g and g + 8 of A are two runs of strip
-    g % 4, the first or the last two."""
+    """The `DepthwiseLane` of the warp with channels 4 · quad …: rows g and g + 8 of A are two runs
+    of strip g % 4, the first or the last two."""
     l, strip, pair = int32(lane & 3), int32(lane >> 2 & 3), int32(lane >> 4)
     odd = int32(strip & 1)
     p, q = int32(l + 4 * odd), int32(l + 4 - 4 * odd)
@@ -188,7 +188,7 @@ def lane_at(quad, lane):
     second = int32(q * CHANNELS + ((quad >> 1 ^ q >> 1) & 3) * 8 + 4 * (quad & 1))
     at = int32(strip * STRIP * ROW + 2 * pair * BLOCK_OF_8)
     out = int32(strip * STRIP * OUT_ROW + 2 * pair * BLOCK_OF_8)
-    return Lane(
+    return DepthwiseLane(
         int32(at + first),
         int32(at + second),
         int32(out + first),
@@ -384,7 +384,7 @@ def multiply_tiles(memory, full, written, weight, bias, channel, residual, work,
 
 @requires("9.0a")
 def depthwise_forward_kernel_v4(map_x, map_y, weight, bias, channel, residual, work, image):
-    """work: `Work`, image: mma.py's `Image`."""
+    """work: `DepthwiseWork`, image: mma.py's `DepthwiseMmaImage`."""
     memory = cuda.shared.array(0, weight.dtype.type, alignment=1024)
     barriers = cuda.shared.array(4, np.uint64)
     full = smem_u32(barriers)
@@ -445,7 +445,7 @@ def convolve(x, weight, bias, channel, residual, y, flip):
     (B, H, W, C), nothing, kernel = x.shape, no_numbers(x.backend), len(weight)
     height = height_of(H, kernel, residual is not None)
     rows, slices = STRIPS * height, -(-C // CHANNELS)
-    work = Work(slices, B * -(-H // rows) * -(-W // WIDTH) * slices)
+    work = DepthwiseWork(slices, B * -(-H // rows) * -(-W // WIDTH) * slices)
     variant = in_bfloat16(FORWARD[kernel, height, residual is not None], x.dtype)
     launch(
         variant,
@@ -457,6 +457,6 @@ def convolve(x, weight, bias, channel, residual, y, flip):
         *(nothing if a is None else a.reshape(-1) for a in (bias, channel)),
         (x if residual is None else residual).reshape(-1),
         work,
-        Image(H, W, C, flip, *(int(a is not None) for a in (bias, channel, residual))),
+        DepthwiseMmaImage(H, W, C, flip, *(int(a is not None) for a in (bias, channel, residual))),
         shared=2 * 2 * (rows + kernel - 1) * ROW,
     )

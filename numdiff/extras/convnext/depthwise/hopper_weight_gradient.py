@@ -70,12 +70,12 @@ from .hopper import (
     STRIPS,
     THREADS,
     WIDTH,
-    Work,
+    DepthwiseWork,
     blocks_of,
     consumer_registers,
     producer_registers,
 )
-from .mma import KERNELS, SHARE, Image, K, place_of, store_diagonals
+from .mma import KERNELS, SHARE, DepthwiseMmaImage, K, place_of, store_diagonals
 
 HEIGHTS = 7, 4  # of a strip
 PITCHES, DY_PITCHES = {7: 38, 4: 39}, {7: 34, 4: 33}  # pixels from row to row
@@ -91,7 +91,7 @@ SUMS = Constant(lambda K: 16 * K)  # of a lane: four of each row of taps and cha
 GRADIENTS = Constant(lambda STRIP: 8 * STRIP)  # words of dy of a lane
 
 
-class Lane(NamedTuple):
+class DepthwiseGradientLane(NamedTuple):
     """What a lane reads: its pixel in row 0 of its strip, in x's first block of eight, in x's last,
     in dy's first; and which eighth of a pixel."""
 
@@ -239,7 +239,7 @@ def multiply_tiles(memory, x_ring, dy_ring, partial, work, image):
     column, strip = int32(lane >> 2), int32(lane & 3)
     first = int32(strip * STRIP * PITCH)
     # of the last block columns 6 and 7 are taps' that there are not, and are outside
-    where = Lane(
+    where = DepthwiseGradientLane(
         int32(first + column),
         int32(first + 32 + min(column, 5)),
         int32(strip * STRIP * DY_PITCH + column),
@@ -271,7 +271,7 @@ def multiply_tiles(memory, x_ring, dy_ring, partial, work, image):
 @requires("9.0a")
 def depthwise_weight_gradient_kernel_v4(map_dy, map_x, like, partial, work, image):
     """partial (blocks of a slice, K, K, C): the sums over each block's tiles. like: an array of x's
-    type; work: `Work`, image: mma.py's `Image`."""
+    type; work: `DepthwiseWork`, image: mma.py's `DepthwiseMmaImage`."""
     memory = cuda.shared.array(0, like.dtype.type, alignment=1024)
     barriers = cuda.shared.array(6, np.uint64)
     base, full = smem_u32(memory), smem_u32(barriers)
@@ -317,7 +317,7 @@ def add_weight_gradient(dy, x, dweight):
     (B, H, W, C), kernel = x.shape, len(dweight)
     height = min(HEIGHTS, key=lambda each: -(-H // (STRIPS * each)) * each)
     rows, slices = STRIPS * height, -(-C // CHANNELS)
-    work = Work(slices, B * -(-H // rows) * -(-W // WIDTH) * slices)
+    work = DepthwiseWork(slices, B * -(-H // rows) * -(-W // WIDTH) * slices)
     blocks = blocks_of(work, x.backend.multiprocessors)
     partial = empty((blocks // slices, dweight.size), np.float32, like=x)
     stage = -(-(rows + kernel - 1) * PITCHES[height] * CHANNELS // ALIGNED) * ALIGNED
@@ -330,7 +330,7 @@ def add_weight_gradient(dy, x, dweight):
         x.reshape(-1),
         partial.reshape(-1),
         work,
-        Image(H, W, C, 0, 0, 0, 0),
+        DepthwiseMmaImage(H, W, C, 0, 0, 0, 0),
         shared=2 * (2 * stage + rows * DY_PITCHES[height] * CHANNELS),
     )
     add_rows(partial, dweight.reshape(-1))

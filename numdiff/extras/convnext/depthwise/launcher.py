@@ -30,7 +30,12 @@ from ....kernels.operation.versions import capped, label
 from ....kernels.reduce.second_pass import add_rows
 from ....kernels.reduce.trees import column_sum
 from . import hopper, hopper_weight_gradient, mma
-from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
+from .naive import (
+    BLOCK,
+    NaiveDepthwiseImage,
+    depthwise_forward_kernel_v1,
+    depthwise_weight_gradient_kernel_v1,
+)
 from .reference import (
     depthwise_forward_cost,
     depthwise_forward_reference,
@@ -128,7 +133,7 @@ def _convolve(x, weight, bias, channel, flip, version, residual=None):
         return y
     if residual is not None:
         return add_forward(_convolve(x, weight, bias, channel, flip, version), residual)
-    image = Image(H, W, C, flip, int(bias is not None), int(channel is not None))
+    image = NaiveDepthwiseImage(H, W, C, flip, int(bias is not None), int(channel is not None))
     arrays = (
         x.reshape(-1),
         weight.reshape(-1),
@@ -369,7 +374,7 @@ def depthwise_weight_gradient(dy, x, dweight, version=None):
         tiles,
         chunk,
         slices,
-        Image(H, W, C, 0, 0, 0),
+        NaiveDepthwiseImage(H, W, C, 0, 0, 0),
     )
     add_rows(partial, dweight.reshape(-1))
 

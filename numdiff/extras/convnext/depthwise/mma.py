@@ -116,7 +116,7 @@ SHARE = Constant(lambda K: ROW_OF_TAPS * K)  # words of a warp
 PLANES = Constant(lambda TILE, DY_OCTET, SHARE: max(TILE + 2 * DY_OCTET, CHANNELS * SHARE))
 
 
-class Image(NamedTuple):
+class DepthwiseMmaImage(NamedTuple):
     """Of x and y (·, H, W, C); flip: 1 to count the taps from the other end; bias, channel,
     residual: whether there is one."""
 
@@ -516,7 +516,9 @@ def convolve(x, weight, bias, channel, residual, y, flip):
     end."""
     (_, H, W, C), nothing, (columns, tiles) = x.shape, no_numbers(x.backend), tiles_of(x)
     slices = -(-C // CHANNELS)
-    image = Image(H, W, C, flip, *(int(a is not None) for a in (bias, channel, residual)))
+    image = DepthwiseMmaImage(
+        H, W, C, flip, *(int(a is not None) for a in (bias, channel, residual))
+    )
     launch(
         in_bfloat16(FORWARD[len(weight), columns], x.dtype),
         tiles * slices,
@@ -548,6 +550,6 @@ def add_weight_gradient(dy, x, dweight):
         tiles,
         chunk,
         slices,
-        Image(H, W, C, 0, 0, 0, 0),
+        DepthwiseMmaImage(H, W, C, 0, 0, 0, 0),
     )
     add_rows(partial, dweight.reshape(-1))

@@ -26,7 +26,7 @@ from ....device.common import divide
 BLOCK = 256  # threads
 
 
-class Image(NamedTuple):
+class NaiveDepthwiseImage(NamedTuple):
     """Of x and y (·, H, W, C); flip: 1 to count the taps from the other end; bias, channel: whether
     there is one."""
 

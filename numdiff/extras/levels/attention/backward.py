@@ -179,7 +179,7 @@ RIGHT = Constant(lambda HS: HS >= 64)  # a thread owns columns 32 + 4x … too
 NINTH = Constant(lambda HS: HS == 72)  # and column 64 + x
 
 
-class Place(NamedTuple):
+class LevelBackwardPlace(NamedTuple):
     """A thread's: its first query in the tile, which is also its first position of a key; the key
     at that position (the next are 8 further on); its x; and where in shared memory are its first
     query, its first key, its rows of P and dS.
@@ -199,7 +199,7 @@ def place_of(t):
     lane_y, lane_x = lane_place(t % WARP)
     row = int32(t // WARP * 16 + 4 * lane_y)
     key = int32(t // 64 * 32 + t // WARP % 2 * 4 + lane_y)
-    return Place(
+    return LevelBackwardPlace(
         row,
         key,
         lane_x,

@@ -240,7 +240,7 @@ NINTH = Constant(lambda HS: HS == 72)  # and column 64 + x
 EARLY = Constant(lambda WARPS: WARPS == 4)
 
 
-class Place(NamedTuple):
+class LevelForwardPlace(NamedTuple):
     """A thread's: its first query in the tile (the fifth: row + 16), its x, and where in shared
     memory are its first query, its first key, its first columns of v, and its row of scores."""
 
@@ -256,7 +256,7 @@ class Place(NamedTuple):
 def place_of(t):
     lane_y, lane_x = lane_place(t % WARP)
     row = int32(t // WARP * WARP_QUERIES + 4 * lane_y)
-    return Place(
+    return LevelForwardPlace(
         row,
         lane_x,
         int32(row * ROW),

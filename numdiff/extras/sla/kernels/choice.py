@@ -59,7 +59,7 @@ TILE_BYTES = 4 * (THREADS * PITCH + (ROWS + 1) * MAX_HEAD)
 HELD = 8  # numbers of a row in a lane's registers
 
 
-class Problem(NamedTuple):
+class SlaProblem(NamedTuple):
     """qkv is (images, T, width); heads of q are `head_step` apart, k of a head `part` after its q,
     v as far after that. N blocks, `count` of them critical; scale: of scores; rest: 1 where the
     linear part leaves the critical blocks out, 0 where it takes all keys."""

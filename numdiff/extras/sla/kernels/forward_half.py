@@ -104,7 +104,7 @@ def shared_bytes(HS, given=False):
     return tile_bytes(HS) + 2 * stage_bytes(HS, given)
 
 
-class Registers(NamedTuple):
+class SlaRegisters(NamedTuple):
     """A lane's: fragments of q; scores; outputs; packed probabilities; maxima and sums of two
     queries, their factors; what is left of H's total."""
 
@@ -235,7 +235,7 @@ def sla_forward_kernel_v2(
     )
     j, ahead = lists[listed], lists[listed + min(1, count - 1)]
     fetch_block(tiles + TILE, qkv, sums, start, problem, j, t)
-    r = Registers(
+    r = SlaRegisters(
         cuda.local.array(WORDS, "uint32"),
         cuda.local.array(SCRATCH, "float32"),
         cuda.local.array(NUMBERS, "float32"),

@@ -29,8 +29,8 @@ from ....kernels.attention.unfused import check
 from ....kernels.operation import Version, operation
 from ....kernels.reduce.second_pass import add_rows
 from . import choice, forward_half, lists_half, prepare_half, queries_half, rest_half, simple
-from .choice import BLOCK, Problem, blocks_of, count_of
-from .lists_half import Gradients
+from .choice import BLOCK, SlaProblem, blocks_of, count_of
+from .lists_half import SlaListGradients
 from .problems import problems
 from .reference import (
     Kept,
@@ -73,7 +73,7 @@ def problem_of(qkv, heads, order, count, all_keys=False):
     return (
         HS,
         (N, heads, B),
-        Problem(T, width, head_step, part, N, count, 1 / math.sqrt(HS), int(not all_keys)),
+        SlaProblem(T, width, head_step, part, N, count, 1 / math.sqrt(HS), int(not all_keys)),
     )
 
 
@@ -433,7 +433,7 @@ def sla_backward(
         problem.count,
     )
     totals = tuple(x.reshape(-1) for x in add_up(A, a, grid, qkv))
-    given = Gradients(logsumexp, flat_sums, flat_A, flat_a)
+    given = SlaListGradients(logsumexp, flat_sums, flat_A, flat_a)
     of_keys = flat_dy, flat, flat_lists, flat_counts, given, totals, to, problem
     if naive:
         launch(kernels_v1[HS, "dkv"], grid, BLOCK, *of_keys)

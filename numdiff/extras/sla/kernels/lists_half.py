@@ -112,7 +112,7 @@ def multiply_sixteen(s, kept, rows, lane):
 # dq -----------------------------------------------------------------------------------------------
 
 
-class Queries(NamedTuple):
+class SlaListQueries(NamedTuple):
     """A lane's: fragments of q and dy; scores and their gradients of 16 keys, either packed; dq."""
 
     q: object
@@ -198,7 +198,7 @@ def sla_dq_kernel_v2(dy, qkv, lists, logsumexp, sums, dqkv, problem):
         number_of_row(sums, head * T, row, row < T, lane),
         number_of_row(sums, head * T, row + 8, row + 8 < T, lane),
     )
-    r = Queries(
+    r = SlaListQueries(
         cuda.local.array(WORDS, "uint32"),
         cuda.local.array(WORDS, "uint32"),
         cuda.local.array(PAIR, "float32"),
@@ -264,7 +264,7 @@ class Keys(NamedTuple):
     left: object
 
 
-class Gradients(NamedTuple):
+class SlaListGradients(NamedTuple):
     """Arrays that a key block reads of its queries: logsumexp, the row sums D, A and a."""
 
     logsumexp: object

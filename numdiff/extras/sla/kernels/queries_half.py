@@ -84,7 +84,7 @@ def shared_bytes(HS):
     return 4 * tile_bytes(HS) + 2 * square_bytes(HS)
 
 
-class Registers(NamedTuple):
+class SlaQueryRegisters(NamedTuple):
     """A lane's: packed fragments of two tiles; φ(q), dO, o_l, dφ(q) or dq, and dW of its warp's
     rows; of dW's tail."""
 
@@ -247,7 +247,7 @@ def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, ou
     means = cuda.shared.array(BLOCK, float32)
     tiles, t_start = shared_address(shared), int32(cuda.threadIdx.x)
     start, head = start_of_head(problem), head_number()
-    r = Registers(
+    r = SlaQueryRegisters(
         cuda.local.array(WORDS, "uint32"),
         cuda.local.array(WORDS, "uint32"),
         cuda.local.array(NUMBERS, "float32"),

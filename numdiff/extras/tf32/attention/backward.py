@@ -98,7 +98,7 @@ NINTH = Constant(lambda HS: HS == 72)  # the last warps have one more
 DQ = Constant(lambda COLUMNS, NINTH: COLUMNS * 4 + (4 if NINTH else 0))
 
 
-class Registers(NamedTuple):
+class Tf32AttentionRegisters(NamedTuple):
     """A lane's: S, then P, and dP, then dS, of a tile of queries; dk, dv; what a tile adds to dv,
     dk, and then dq; and the dq that it is added to."""
 
@@ -305,7 +305,7 @@ def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem)
     ) * T * problem.dq_row + cuda.blockIdx.y * problem.dq_head
     c = float32(problem.scale * LOG2_E)
     place = int64(lane_place(int32(t % WARP), PITCH))
-    r = Registers(
+    r = Tf32AttentionRegisters(
         cuda.local.array(SCORES, "float32"),
         cuda.local.array(SCORES, "float32"),
         cuda.local.array(TOTALS, "float32"),

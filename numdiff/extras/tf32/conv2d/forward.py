@@ -166,7 +166,7 @@ def window(pixel, pixels, H, W, C, Ho, Wo, size, stride, rows):
     return int32(((image * H + top) * W + left) * C), seen if pixel < pixels else int32(0)
 
 
-class Copies(NamedTuple):
+class Tf32ConvCopies(NamedTuple):
     """What a thread copies of each step: the channels from `four` on of PIXELS pixels, to address
     a_to; of WEIGHTS rows of the weight, of channel n, what begins with b_k of the step's channels,
     to address b_to. (Of the gradient's, the channels from n on, and b_k is the row.)"""
@@ -178,7 +178,7 @@ class Copies(NamedTuple):
     b_k: int
 
 
-class Step(NamedTuple):
+class Tf32ConvStep(NamedTuple):
     """Of the inner dimension: a tap, its row and column in the window, and the first channel."""
 
     tap: int
@@ -197,7 +197,7 @@ def copies_of(base, first_n, t):
     else:
         b_k, n = four, int32(first_n + row_at(place))
         b_to = base + B_FIRST + place_along_k(place, int32(t % 4))
-    return Copies(four, a_to, b_to, n, b_k)
+    return Tf32ConvCopies(four, a_to, b_to, n, b_k)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -245,7 +245,7 @@ def next_step(at, geometry):
         c, tap, s = int32(0), int32(tap + 1), int32(s + 1)
         if s == geometry.size:
             s, r = int32(0), int32(r + 1)
-    return Step(tap, r, s, c)
+    return Tf32ConvStep(tap, r, s, c)
 
 
 # The kernel ---------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def conv2d_tf32(x, weight, addends, y, geometry, pixels, part_steps, added):
     mine = copies_of(base, first_n, t)
     tap, chunk = divide(first_step, chunks)
     r, s = divide(tap, size)
-    at = Step(tap, r, s, int32(chunk * BK))  # the step that is fetched
+    at = Tf32ConvStep(tap, r, s, int32(chunk * BK))  # the step that is fetched
     accumulators = cuda.local.array(ACCUMULATORS, "float32")
     clear(accumulators, ACCUMULATORS)
     stage, ahead = int32(0), int32(0)

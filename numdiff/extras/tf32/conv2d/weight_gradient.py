@@ -55,7 +55,7 @@ OF_DY, OF_X = (
 # The producer: copies of a step -------------------------------------------------------------------
 
 
-class Columns(NamedTuple):
+class Tf32GradientColumns(NamedTuple):
     """What a thread copies of each step's pixel: channels n, n + 32 … of dy, to address a_to; of x,
     to address b_to, OF_X columns of col, whose taps are dr rows and ds columns away, `offset`
     elements further on."""
@@ -68,7 +68,7 @@ class Columns(NamedTuple):
     offset: object
 
 
-class Pixel(NamedTuple):
+class Tf32GradientPixel(NamedTuple):
     """A pixel of dy: its number in all, its image, its row and its column there."""
 
     number: int
@@ -129,14 +129,14 @@ def next_pixel(at, on, geometry):
         i, j = int32(i + 1), int32(j - geometry.Wo)
     if i >= geometry.Ho:
         image, i = int32(image + 1), int32(i - geometry.Ho)
-    return Pixel(number, image, i, j)
+    return Tf32GradientPixel(number, image, i, j)
 
 
 @cuda.jit(device=True, forceinline=True)
 def pixel_at(number, geometry):
     image, rest = divide(number, int32(geometry.Ho * geometry.Wo))
     i, j = divide(rest, geometry.Wo)
-    return Pixel(number, image, i, j)
+    return Tf32GradientPixel(number, image, i, j)
 
 
 # The kernel ---------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def conv2d_tf32_weight_gradient(dy, x, partial, geometry, pixels, part_pixels):
     ds = cuda.local.array(OF_X, "int32")
     offset = cuda.local.array(OF_X, "int32")
     find_columns(dr, ds, offset, first_k, chunk, geometry)
-    mine = Columns(
+    mine = Tf32GradientColumns(
         int32(first_n + 4 * chunk),
         base + place_across(row, chunk, TILE_M * 4),
         base + B_FIRST + place_across(row, chunk, TILE_N * 4),

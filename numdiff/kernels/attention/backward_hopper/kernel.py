@@ -86,7 +86,7 @@ from .layout import (
     STAGES_AT,
     STATISTICS,
     TILE,
-    Maps,
+    AttentionBackwardMaps,
     make_rings,
     set_up,
     shared_bytes,
@@ -94,7 +94,14 @@ from .layout import (
     work_tile,
 )
 from .products import multiply_keys, multiply_ninth, wait_8, wait_for_accumulators, wait_for_dq
-from .round import CONSUMERS, DS_FREE, Gradients, Queries, Registers, add_keys
+from .round import (
+    CONSUMERS,
+    DS_FREE,
+    AttentionRoundGradients,
+    AttentionRoundQueries,
+    AttentionRoundRegisters,
+    add_keys,
+)
 from .row_sums import make_statistics
 
 THREADS = 384  # a producer and two consumer warpgroups
@@ -326,7 +333,7 @@ def consume(shared, base, r, gradients_0, gradients_1, rings, maps, dq_out, p):
             while first < p.T:
                 at = int32(STAGES_AT + stage * STAGE)
                 q = int32(me.base_place + at // CHUNK)
-                tile = Queries(
+                tile = AttentionRoundQueries(
                     q,
                     int32(q + QUERIES * ROW // CHUNK),
                     barrier_at(rings.statistics, stage),
@@ -389,7 +396,8 @@ def consume(shared, base, r, gradients_0, gradients_1, rings, maps, dq_out, p):
 
 @requires("9.0a")
 def backward(maps, logsumexp, dq_out, p):
-    """dk and dv of dqkv, and dq in dq_out: dqkv itself, or float32. maps: `Maps`, p: a `Problem`."""
+    """dk and dv of dqkv, and dq in dq_out: dqkv itself, or float32. maps: `AttentionBackwardMaps`,
+    p: a `Problem`."""
     shared = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
     base = smem_u32(shared)
@@ -404,7 +412,7 @@ def backward(maps, logsumexp, dq_out, p):
             make_statistics(shared, logsumexp, rings, p)
     else:
         consumer_registers()
-        r = Registers(
+        r = AttentionRoundRegisters(
             cuda.local.array(SCORES, "float32"),
             cuda.local.array(SCORES, "float32"),
             cuda.local.array(WORDS, "uint32"),
@@ -412,13 +420,13 @@ def backward(maps, logsumexp, dq_out, p):
             cuda.local.array(DQ, "float32"),
             cuda.local.array(4, "float32"),
         )
-        gradients_0 = Gradients(
+        gradients_0 = AttentionRoundGradients(
             cuda.local.array(ACCUMULATORS, "float32"),
             cuda.local.array(4, "float32"),
             cuda.local.array(ACCUMULATORS, "float32"),
             cuda.local.array(4, "float32"),
         )
-        gradients_1 = Gradients(
+        gradients_1 = AttentionRoundGradients(
             cuda.local.array(ACCUMULATORS, "float32"),
             cuda.local.array(4, "float32"),
             cuda.local.array(ACCUMULATORS, "float32"),
@@ -451,7 +459,7 @@ def launch_backward(dy, qkv, y, logsumexp, dqkv, dq, HS, problem, multiprocessor
         kernel,
         min(problem.units, multiprocessors),
         THREADS,
-        Maps(
+        AttentionBackwardMaps(
             *maps_of(qkv, HS, QUERIES),
             *maps_of(qkv, HS, KEYS),
             *maps_of(dy, HS, QUERIES),

@@ -89,7 +89,7 @@ ZERO_WORDS = CHUNK * ROWS // 4
 # Arguments and work -------------------------------------------------------------------------------
 
 
-class Maps(NamedTuple):
+class AttentionBackwardMaps(NamedTuple):
     """q, k: of qkv, in boxes of 64 and 256 tokens; dy, y: of 64; out: of dqkv, of 128; with those
     of ninth parts."""
 
@@ -105,7 +105,7 @@ class Maps(NamedTuple):
     out_ninth: object
 
 
-class Problem(NamedTuple):
+class AttentionBackwardProblem(NamedTuple):
     """dq of (image, token, head) is at image · T · dq_row + token · dq_row + head · dq_head, and
     each further chunk's behind all images. head_step: columns of qkv from a head to the next; part:
     from q's to k's and v's."""

@@ -34,7 +34,7 @@ DS_FREE = 2  # a named barrier of both consumers: dS is no longer read
 V, DY = Constant(lambda TILE: TILE // CHUNK), Constant(lambda Q_TILE: Q_TILE // CHUNK)
 
 
-class Registers(NamedTuple):
+class AttentionRoundRegisters(NamedTuple):
     """A consumer thread's registers: S, then P, and dP, then dS, of 64 keys; P and dS packed; its
     columns of dq."""
 
@@ -46,7 +46,7 @@ class Registers(NamedTuple):
     dq_ninth: object
 
 
-class Gradients(NamedTuple):
+class AttentionRoundGradients(NamedTuple):
     """dk and dv of 64 keys, and of their ninth parts: accumulators that a thread keeps while the
     queries pass by."""
 
@@ -56,7 +56,7 @@ class Gradients(NamedTuple):
     dv_ninth: object
 
 
-class Queries(NamedTuple):
+class AttentionRoundQueries(NamedTuple):
     """A tile's places of q and of its ninth part, which dy follows; the barrier of L and D, its
     parity, and where in shared memory this thread's are."""
 
@@ -168,7 +168,7 @@ def add_keys(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, first):
     else:
         query = opaque(int32(0))
         while query < QUERIES:
-            part = Queries(
+            part = AttentionRoundQueries(
                 int32(tile.q + query * (ROW // CHUNK)),
                 int32(tile.q_ninth + query),
                 tile.barrier,

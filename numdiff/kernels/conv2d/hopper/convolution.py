@@ -101,13 +101,13 @@ from .layout import (
     TRANSPOSED,
     VARIANTS,
     Buffers,
-    Epilogue,
-    Maps,
+    ConvEpilogue,
+    ConvMaps,
+    ConvShape,
+    ConvTiling,
+    ConvVectors,
     PhaseEpilogue,
     PhaseShape,
-    Shape,
-    Tiling,
-    Vectors,
     boxes_of,
     place_of,
 )
@@ -285,7 +285,8 @@ def set_up(a_ring, b_ring, buffers):
 
 @requires("9.0a")
 def convolve(maps, vectors, shape, tiling, epilogue):
-    """maps: `Maps`, vectors: `Vectors`, shape: `Shape`, tiling: `Tiling`, epilogue: `Epilogue`."""
+    """maps: `ConvMaps`, vectors: `ConvVectors`, shape: `ConvShape`, tiling: `ConvTiling`, epilogue:
+    `ConvEpilogue`."""
     tiles = cuda.shared.array(0, np.uint8, alignment=1024)
     addends = cuda.shared.array(0, np.float32, alignment=1024)  # sees the same memory
     barriers = cuda.shared.array(BARRIERS, np.uint64)
@@ -442,13 +443,14 @@ def map_of_results(plan, y, **view):
 
 
 def maps_for(plan, x, weight, y, residual, gradient):
-    """The `Maps` of a convolution: boxes of pixels with their halo, of taps, and of output buffers."""
+    """The `ConvMaps` of a convolution: boxes of pixels with their halo, of taps, and of output
+    buffers."""
     halo = weight.shape[1] - 1
     map_x = tensor_map(
         x, (BK, plan.width + halo * plan.whole_halo, plan.height + halo, plan.images)
     )
     map_y = map_of_results(plan, y)
-    return Maps(
+    return ConvMaps(
         map_x,
         map_of_weight(plan, weight, gradient),
         map_y,
@@ -456,7 +458,7 @@ def maps_for(plan, x, weight, y, residual, gradient):
     )
 
 
-class Statistics(NamedTuple):
+class ConvStatistics(NamedTuple):
     """Where a convolution leaves those of its result: `array` of `chunks` for each sample, from
     `first` on."""
 
@@ -468,12 +470,12 @@ class Statistics(NamedTuple):
 def launch_tiles(
     kernels, plan, maps, x, shape, bias=None, channel=None, has_residual=False, statistics=None
 ):
-    """Launch a convolution's kernel. kernels: by (BN, SUB, taps in a stage), shape: its `Shape`;
-    statistics: `Statistics`, or None"""
+    """Launch a convolution's kernel. kernels: by (BN, SUB, taps in a stage), shape: its
+    `ConvShape`; statistics: `ConvStatistics`, or None"""
     backend = x.backend
     nothing = no_numbers(backend)
     array, chunks, first = (nothing, 0, 0) if statistics is None else statistics
-    epilogue = Epilogue(
+    epilogue = ConvEpilogue(
         int(bias is not None),
         int(channel is not None),
         int(has_residual),
@@ -487,11 +489,11 @@ def launch_tiles(
         min(plan.tiles, backend.multiprocessors),
         THREADS,
         maps,
-        Vectors(
+        ConvVectors(
             nothing if bias is None else bias, nothing if channel is None else channel.reshape(-1)
         ),
         shape,
-        Tiling(
+        ConvTiling(
             int(plan.whole_halo),
             plan.width,
             plan.height,
@@ -534,11 +536,11 @@ def hopper_convolution(
         plan,
         maps_for(plan, x, weight, y, residual, gradient),
         x,
-        Shape(b, h, w, y.shape[3], -(-c // BK), size),
+        ConvShape(b, h, w, y.shape[3], -(-c // BK), size),
         bias,
         channel,
         residual is not None,
-        None if statistics is None else Statistics(statistics, statistics.shape[1]),
+        None if statistics is None else ConvStatistics(statistics, statistics.shape[1]),
     )
     return y
 

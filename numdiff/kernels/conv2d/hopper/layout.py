@@ -55,7 +55,7 @@ OUT_BYTES = Constant(lambda SUB, SLABS, SLAB_BYTES: SUB * SLABS * SLAB_BYTES)
 # Arguments ----------------------------------------------------------------------------------------
 
 
-class Maps(NamedTuple):
+class ConvMaps(NamedTuple):
     """Tensor maps of x (or dy), of the weight, of y and of the residual."""
 
     x: object
@@ -64,14 +64,14 @@ class Maps(NamedTuple):
     residual: object
 
 
-class Vectors(NamedTuple):
+class ConvVectors(NamedTuple):
     """The addends of each channel: bias (N,), channel (B · N,) of each image."""
 
     bias: object
     channel: object
 
 
-class Shape(NamedTuple):
+class ConvShape(NamedTuple):
     """The shape of y: images, height, width, N channels; channel_blocks: of 64 input channels;
     size: of the kernel."""
 
@@ -84,7 +84,8 @@ class Shape(NamedTuple):
 
 
 class PhaseShape(NamedTuple):
-    """`Shape` of a phase's pixels, and its rows and columns of padding at the top and the left."""
+    """`ConvShape` of a phase's pixels, and its rows and columns of padding at the top and the
+    left."""
 
     images: int
     height: int
@@ -96,7 +97,7 @@ class PhaseShape(NamedTuple):
     left: int
 
 
-class Tiling(NamedTuple):
+class ConvTiling(NamedTuple):
     """How the work is cut, as `Plan` says (plan.py)."""
 
     whole_halo: int
@@ -110,7 +111,7 @@ class Tiling(NamedTuple):
     ping_pong: int
 
 
-class Epilogue(NamedTuple):
+class ConvEpilogue(NamedTuple):
     """The epilogue of the accumulators; statistics: flat."""
 
     has_bias: int
@@ -121,7 +122,7 @@ class Epilogue(NamedTuple):
 
 
 class PhaseEpilogue(NamedTuple):
-    """`Epilogue` of a phase: a sample has `chunks` of statistics, of which the phase's begin at
+    """`ConvEpilogue` of a phase: a sample has `chunks` of statistics, of which the phase's begin at
     `first_chunk`."""
 
     has_bias: int
@@ -136,7 +137,7 @@ class PhaseEpilogue(NamedTuple):
 # Tiles --------------------------------------------------------------------------------------------
 
 
-class Boxes(NamedTuple):
+class ConvBoxes(NamedTuple):
     """A box of pixels: its padding, pixels in a row (pitch), rows (height); loads: boxes for a
     block of channels.
 
@@ -175,7 +176,7 @@ class Buffers(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def boxes_of(shape, tiling):
-    """The `Boxes` of a convolution."""
+    """The `ConvBoxes` of a convolution."""
     pad = int32(shape.size >> 1)
     halo = int32(2 * pad)
     if PHASED or STRIDED:
@@ -184,7 +185,7 @@ def boxes_of(shape, tiling):
     across = divide(shape.width + tiling.tile_w - 1, tiling.tile_w)[0]
     down = divide(shape.height + tiling.tile_h - 1, tiling.tile_h)[0]
     groups = divide(shape.images + tiling.tile_images - 1, tiling.tile_images)[0]
-    return Boxes(
+    return ConvBoxes(
         pad,
         int32(tiling.tile_w + halo if tiling.whole_halo else tiling.tile_w),
         int32(tiling.tile_h + halo),

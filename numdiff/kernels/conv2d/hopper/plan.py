@@ -15,7 +15,7 @@ from .boxes import MAX_BOX, ROW, SHARED, SUB_BLOCK, tiles_of, whole_patterns
 from .layout import BK, MAX_B, RESAMPLED_VARIANTS, VARIANTS
 
 
-class Plan(NamedTuple):
+class ConvPlan(NamedTuple):
     """How one convolution is cut: tiles of width × height pixels of `images` images, by `bn`
     channels; its pipeline.
 
@@ -68,8 +68,8 @@ def output_bytes(bn, pixels, addends):
 
 
 def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends, strided=False):
-    """Every `Plan` with these tiles that fits into shared memory; the deepest pipeline for each.
-    strided: B, H and W are the result's"""
+    """Every `ConvPlan` with these tiles that fits into shared memory; the deepest pipeline for
+    each. strided: B, H and W are the result's"""
     halo, found = 1 if strided else size - 1, []
     columns, steps = -(-N // bn), size * size * -(-C // BK)
     boxes = 4 if strided else 1 if whole_halo else size
@@ -89,7 +89,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends, str
             enough = 4 if taps_per_stage == 1 else 3
             if resident or b_stages >= enough or b_stages >= 2 and a_stages == taps_per_stage == 1:
                 found.append(
-                    Plan(
+                    ConvPlan(
                         bn,
                         width,
                         height,
@@ -141,8 +141,8 @@ def choose_plan(
     addends=True,
     strided=False,
 ):
-    """(estimate of nanoseconds, `Plan`) with the lowest estimate; only: (BN, SUB), to choose from
-    these tiles alone.
+    """(estimate of nanoseconds, `ConvPlan`) with the lowest estimate; only: (BN, SUB), to choose
+    from these tiles alone.
 
     taps_per_stage: of the weight, 1 or, of a 3 × 3 kernel, 3; None for either; addends: room for a
     bias's; strided: of stride 2, one tap in a stage

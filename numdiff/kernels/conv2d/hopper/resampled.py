@@ -45,7 +45,7 @@ from ....device.half import in_bfloat16
 from ....device.specialise import Variants
 from ....device.tensor_map import tensor_map
 from .convolution import (
-    Statistics,
+    ConvStatistics,
     launch_tiles,
     make_kernel,
     map_of_results,
@@ -53,7 +53,7 @@ from .convolution import (
     maps_for,
     plan_for,
 )
-from .layout import BK, RESAMPLED_VARIANTS, Maps, PhaseShape, Shape
+from .layout import BK, RESAMPLED_VARIANTS, ConvMaps, ConvShape, PhaseShape
 
 BLOCK = 256  # threads of the fold
 KEYS = [(*tile, 1) for tile in RESAMPLED_VARIANTS]
@@ -119,7 +119,7 @@ def upsampled_forward(x, weight, bias, y, statistics=None, only=None):
         plan = plan_for(x, y, 2, bias is not None, False, only=only)
         maps = maps_for(plan, x, taps, y, None, False)
         map_y = map_of_results(plan, flat[(a * 2 * W + b) * N :], **view)
-        left = statistics and Statistics(
+        left = statistics and ConvStatistics(
             statistics, statistics.shape[1], phase * (H // 8) * (W // 8)
         )
         launch_tiles(
@@ -149,10 +149,10 @@ def halved_forward(x, weight, bias, y, statistics=None, only=None):
     launch_tiles(
         conv2d_halved_kernels,
         plan,
-        Maps(map_x, map_of_weight(plan, weight, False), map_y, map_y),
+        ConvMaps(map_x, map_of_weight(plan, weight, False), map_y, map_y),
         x,
-        Shape(B, h, w, N, C // BK, 3),
+        ConvShape(B, h, w, N, C // BK, 3),
         bias,
-        statistics=statistics and Statistics(statistics, statistics.shape[1]),
+        statistics=statistics and ConvStatistics(statistics, statistics.shape[1]),
     )
     return y

@@ -98,14 +98,14 @@ def write_tap(partial, at, acc):
         store4(partial, at + k * 512, acc[4 * k], acc[4 * k + 1], acc[4 * k + 2], acc[4 * k + 3])
 
 
-class Maps(NamedTuple):
+class ConvGradientMaps(NamedTuple):
     """Tensor maps of dy and x."""
 
     dy: object
     x: object
 
 
-class Shape(NamedTuple):
+class ConvGradientShape(NamedTuple):
     """The shape of dy; C: channels of x, size: of the kernel."""
 
     images: int
@@ -116,7 +116,7 @@ class Shape(NamedTuple):
     size: int
 
 
-class Tiling(NamedTuple):
+class ConvGradientTiling(NamedTuple):
     """How the pixels are cut, as in `Plan`."""
 
     whole_halo: int
@@ -129,7 +129,7 @@ class Tiling(NamedTuple):
     part_chunks: int
 
 
-class Boxes(NamedTuple):
+class ConvGradientBoxes(NamedTuple):
     """The layout of a stage. pad: of the kernel; pitch: pixels in a row of x's box, height: its
     rows; copies: boxes of x, copy_rows: pixels of each; pixels: of dy's box, dy_bytes: its bytes.
     """
@@ -143,7 +143,7 @@ class Boxes(NamedTuple):
     dy_bytes: int
 
 
-class Own(NamedTuple):
+class ConvGradientOwn(NamedTuple):
     """A block's work: the column, row and group of nine taps of its tile; its chunks; whether it
     sums dy's pixels."""
 
@@ -157,12 +157,12 @@ class Own(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def boxes_of(shape, tiling):
-    """The `Boxes` of a stage."""
+    """The `ConvGradientBoxes` of a stage."""
     pad = int32(shape.size >> 1)
     pitch = int32(tiling.tile_w + 2 * pad if tiling.whole_halo else tiling.tile_w)
     height = int32(tiling.tile_h + 2 * pad)
     pixels = int32(tiling.tile_w * tiling.tile_h * tiling.tile_images)
-    return Boxes(
+    return ConvGradientBoxes(
         pad,
         pitch,
         height,
@@ -175,11 +175,11 @@ def boxes_of(shape, tiling):
 
 @cuda.jit(device=True, forceinline=True)
 def own_work(shape, tiling, has_bias):
-    """The block's `Own`."""
+    """The block's `ConvGradientOwn`."""
     rest, column = divide(cuda.blockIdx.x, divide(shape.C + TILE - 1, TILE)[0])
     group, row = divide(rest, divide(shape.N + TILE - 1, TILE)[0])
     first_chunk = int32(cuda.blockIdx.y * tiling.part_chunks)
-    return Own(
+    return ConvGradientOwn(
         column,
         row,
         group,
@@ -357,7 +357,7 @@ def consume(ring, warpgroup, partial, boxes, own, shape, tiling):
 @requires("9.0a")
 @cuda.jit(launch_bounds=(THREADS, 1))
 def conv2d_weight_gradient_kernel_v6(maps, partial, bias_partial, shape, tiling, has_bias):
-    """maps: `Maps`, shape: `Shape`, tiling: `Tiling`."""
+    """maps: `ConvGradientMaps`, shape: `ConvGradientShape`, tiling: `ConvGradientTiling`."""
     tiles = cuda.shared.array(0, np.uint8, alignment=1024)
     barriers = cuda.shared.array(BARRIERS, np.uint64)
     first = smem_u32(barriers)
@@ -466,11 +466,11 @@ def hopper_weight_gradient(
         kernel,
         (tiles, plan.parts),
         THREADS,
-        Maps(map_dy, map_x),
+        ConvGradientMaps(map_dy, map_x),
         partial.reshape(-1),
         bias_partial.reshape(-1),
-        Shape(b, h, w, c, n, size),
-        Tiling(
+        ConvGradientShape(b, h, w, c, n, size),
+        ConvGradientTiling(
             int(whole_halo),
             plan.width,
             plan.height,

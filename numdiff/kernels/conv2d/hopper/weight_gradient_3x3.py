@@ -98,11 +98,11 @@ from .cluster_sums import (
 )
 from .column_sums import add_columns, column_of
 from .weight_gradient_3x3_layout import (
-    Arrays,
-    Maps,
-    Parts,
-    Shape,
-    Tiling,
+    Gradient3x3Arrays,
+    Gradient3x3Maps,
+    Gradient3x3Parts,
+    Gradient3x3Shape,
+    Gradient3x3Tiling,
     boxes_of,
     own_work,
     place_of,
@@ -332,7 +332,9 @@ def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
 
 @requires("9.0a")
 def weight_gradient(maps, arrays, shape, tiling, parts, has_bias, has_channel):
-    """maps: `Maps`, arrays: `Arrays`, shape: `Shape`, tiling: `Tiling`, parts: `Parts`."""
+    """Arguments: a `Gradient3x3Maps`, `Gradient3x3Arrays`, `Gradient3x3Shape`, `Gradient3x3Tiling`
+    and
+    `Gradient3x3Parts`."""
     tiles = cuda.shared.array(0, np.uint8, alignment=1024)
     # in the same place, once all is multiplied
     sums = cuda.shared.array(0, float32, alignment=1024)
@@ -441,11 +443,15 @@ def hopper_weight_gradient_3x3(
         in_bfloat16(kernel, x.dtype),
         (-(-c // plan.channels), -(-n // TILE), plan.parts),
         THREADS,
-        Maps(map_dy, map_x),
-        Arrays(targets[0], targets[1], out, bias_out, channel_out),
-        Shape(b, across, down, c, n),
-        Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),
-        Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share, int(accumulate)),
+        Gradient3x3Maps(map_dy, map_x),
+        Gradient3x3Arrays(targets[0], targets[1], out, bias_out, channel_out),
+        Gradient3x3Shape(b, across, down, c, n),
+        Gradient3x3Tiling(
+            int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes
+        ),
+        Gradient3x3Parts(
+            *divmod(plan.chunks, plan.parts), plan.blocks, plan.share, int(accumulate)
+        ),
         int(dbias is not None),
         int(dchannel is not None),
         shared=plan.shared,

@@ -23,14 +23,14 @@ from .cluster_sums import SIZE
 # Arguments ----------------------------------------------------------------------------------------
 
 
-class Maps(NamedTuple):
+class Gradient3x3Maps(NamedTuple):
     """Tensor maps of dy and x."""
 
     dy: object
     x: object
 
 
-class Arrays(NamedTuple):
+class Gradient3x3Arrays(NamedTuple):
     """All flat. out (clusters, N, taps, C), bias_out (clusters, N): the clusters' sums, or dweight
     and dbias themselves; channel_out (places of a chunk in an image, B, N)."""
 
@@ -41,7 +41,7 @@ class Arrays(NamedTuple):
     channel_out: object
 
 
-class Shape(NamedTuple):
+class Gradient3x3Shape(NamedTuple):
     """across, down: tiles of pixels in an image."""
 
     images: int
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
     N: int
 
 
-class Tiling(NamedTuple):
+class Gradient3x3Tiling(NamedTuple):
     """How a chunk is cut, as in `Plan`; x_bytes: of x's boxes in a stage."""
 
     whole_halo: int
@@ -62,7 +62,7 @@ class Tiling(NamedTuple):
     x_bytes: int
 
 
-class Parts(NamedTuple):
+class Gradient3x3Parts(NamedTuple):
     """How the chunks are shared. part_chunks: of a part, one more of the first `more`; blocks: of a
     cluster; share: vectors of four sums that one of them adds up in each thread; adds: whether to
     what dweight holds."""
@@ -77,7 +77,7 @@ class Parts(NamedTuple):
 # Layout -------------------------------------------------------------------------------------------
 
 
-class Boxes(NamedTuple):
+class Gradient3x3Boxes(NamedTuple):
     """The layout of a stage. pitch: pixels in a row of x's box, height: its rows; copies: boxes of
     x, copy_rows: pixels of each; dy_bytes: of dy's box, which is the first."""
 
@@ -88,7 +88,7 @@ class Boxes(NamedTuple):
     dy_bytes: int
 
 
-class Own(NamedTuple):
+class Gradient3x3Own(NamedTuple):
     """A block's work: column and line of its tile, its part of the pixels; group: its cluster of
     those of the tile, and its rank there; its chunks; sums_dy: whether it sums dy's pixels, too."""
 
@@ -104,11 +104,11 @@ class Own(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def boxes_of(tiling):
-    """The `Boxes` of a stage."""
+    """The `Gradient3x3Boxes` of a stage."""
     pitch = int32(tiling.tile_w + 2 if tiling.whole_halo else tiling.tile_w)
     height = int32(tiling.tile_h + 2)
     pixels = int32(tiling.tile_w * tiling.tile_h * tiling.tile_images)
-    return Boxes(
+    return Gradient3x3Boxes(
         pitch,
         height,
         int32(1 if tiling.whole_halo else SIZE),
@@ -119,11 +119,11 @@ def boxes_of(tiling):
 
 @cuda.jit(device=True, forceinline=True)
 def own_work(parts, has_bias, has_channel):
-    """The block's `Own`."""
+    """The block's `Gradient3x3Own`."""
     column, line, part = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
     first_chunk = int32(part * parts.part_chunks + min(part, parts.more))
     group, rank = divide(part, parts.blocks)
-    return Own(
+    return Gradient3x3Own(
         column,
         line,
         part,

@@ -19,7 +19,7 @@ PIXELS = 64, 128, 256  # of a chunk
 MAX_STAGES = 16
 
 
-class Plan(NamedTuple):
+class Gradient3x3Plan(NamedTuple):
     """How the work is cut: tiles of `channels` channels of x, chunks of width × height pixels of
     `images` images.
 
@@ -65,7 +65,7 @@ CLUSTER_NS, KEPT_A_NS, FETCHED_A_NS = 500.0, 200.0, 25.0
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 
-class Cut(NamedTuple):
+class Gradient3x3Cut(NamedTuple):
     """A chunk's pixels, in tiles of `channels` channels of x, and what one chunk costs in
     nanoseconds."""
 
@@ -81,7 +81,7 @@ class Cut(NamedTuple):
 
 
 def cuts(B, H, W, channels, whole_halo, only_pixels):
-    """Every `Cut` that fits into shared memory twice or more."""
+    """Every `Gradient3x3Cut` that fits into shared memory twice or more."""
     # 128 bytes a cycle: a matrix of dy and three of x for each product, and what arrives
     reading = 16 + 0.75 * channels + (128 + 2.8 * channels) / 24
     slow = max(1.0, reading / (1.5 * channels))
@@ -93,7 +93,7 @@ def cuts(B, H, W, channels, whole_halo, only_pixels):
         if stages >= 2:
             moved = (pixels * ROW + rows * 2 * channels) / BYTES_A_NS
             multiplied = 2 * pixels * TILE * channels * TAPS / PRODUCTS_A_NS * slow
-            yield Cut(
+            yield Gradient3x3Cut(
                 channels,
                 width,
                 height,
@@ -137,7 +137,7 @@ def estimate(plan, cut, C, N, tiles, at_once):
 
 @functools.lru_cache(maxsize=4096)
 def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
-    """(estimate of nanoseconds, `Plan`) with the lowest estimate.
+    """(estimate of nanoseconds, `Gradient3x3Plan`) with the lowest estimate.
 
     only: (CW, parts, pixels, blocks of a cluster), None for any, or the first of them
     """
@@ -152,7 +152,7 @@ def choose_plan(B, H, W, C, N, whole_halo, multiprocessors, only=None):
         for cut in cuts(B, H, W, channels, whole_halo, only_pixels):
             for blocks, groups in shares(tiles, at_once, only_parts, only_blocks):
                 if 1 <= blocks * groups <= cut.chunks:
-                    plan = Plan(*cut[:7], blocks, groups)
+                    plan = Gradient3x3Plan(*cut[:7], blocks, groups)
                     ns = estimate(plan, cut, C, N, tiles, at_once[blocks])
                     if best is None or ns < best[0]:
                         best = ns, plan

@@ -18,7 +18,7 @@ SUMS = TAPS * TILE * TILE  # of a block
 MAX_STAGES = 6
 
 
-class Plan(NamedTuple):
+class ConvGradientPlan(NamedTuple):
     """How the pixels are cut: chunks of width × height pixels of `images` images, `part_chunks` of
     them to a part."""
 
@@ -41,7 +41,7 @@ PART_BYTES_A_NS = 3500.0  # of partial sums, written and read, through the L2 ca
 
 @functools.lru_cache(maxsize=4096)
 def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
-    """(estimate of nanoseconds, `Plan`) with the lowest estimate."""
+    """(estimate of nanoseconds, `ConvGradientPlan`) with the lowest estimate."""
     pad, best = size // 2, None
     tiles = -(-C // TILE) * -(-N // TILE) * -(-size * size // TAPS)
     wanted = {turns * multiprocessors // tiles for turns in (1, 2, 3, 4)} | {
@@ -83,7 +83,9 @@ def choose_plan(B, H, W, C, N, size, whole_halo, multiprocessors):
             if best is None or estimate < best[0]:
                 best = (
                     estimate,
-                    Plan(width, height, images, stages, x_bytes, chunks, part_chunks, parts),
+                    ConvGradientPlan(
+                        width, height, images, stages, x_bytes, chunks, part_chunks, parts
+                    ),
                 )
     if best is None:
         raise ValueError(

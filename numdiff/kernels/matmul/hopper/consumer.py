@@ -17,7 +17,7 @@ from ....device.limits import WARP, WARPGROUP
 from ....device.pipeline import consumer_start
 from ....device.specialise import Field
 from .layout import ACCUMULATORS, BLOCKS, BM, BOX_BYTES, FP8, MAIN_LOOP
-from .staging import Place
+from .staging import GemmPlace
 from .work import next_unit, tile_at
 
 prefetch, stage_bias, write, finish = (
@@ -44,7 +44,7 @@ def consume(ring, staging, unit, walk, target):
     stage, parity = consumer_start()
     while unit < walk.last:
         tile = tile_at(unit, walk, work)
-        place = Place(
+        place = GemmPlace(
             int32(tile.row * BM + consumer * 64),
             int32(tile.column * (BLOCKS * 64)),
             thread_row,

@@ -42,7 +42,7 @@ PRODUCTS = 4  # of one launch
 NEVER = 2**31 - 1  # the first tile of a product that does not exist
 
 
-class Group(NamedTuple):
+class GemmGroup(NamedTuple):
     """The products of a launch, and how their tiles are shared among the blocks; in place of
     `Work`.
 
@@ -73,7 +73,7 @@ class Group(NamedTuple):
     parts: int
 
 
-class Walk(NamedTuple):
+class GemmGroupWalk(NamedTuple):
     """A block's way through its units. A unit below `whole` is a tile's number; one from there on
     is `whole` plus the number of a step of the tiles that are cut, at which a part begins. The
     steps of slices with a block of their own are numbered first, then those of the last slices.
@@ -115,7 +115,7 @@ def product_of(tile, first):
 
 @cuda.jit(device=True, forceinline=True)
 def walk_of(block, blocks, group):
-    """(first unit, `Walk`) of a block."""
+    """(first unit, `GemmGroupWalk`) of a block."""
     steps = int32(group.alone * group.slice_tiles)
     if block < group.alone:
         begin = int32(block * group.slice_tiles)
@@ -127,12 +127,12 @@ def walk_of(block, blocks, group):
         )
     begin = int32(group.whole + begin)
     last = int32(max(int32(group.whole + last), group.whole))
-    return int32(block if block < group.whole else begin), Walk(blocks, begin, last)
+    return int32(block if block < group.whole else begin), GemmGroupWalk(blocks, begin, last)
 
 
 @cuda.jit(device=True, forceinline=True)
 def group_start(group):
-    """(first unit, `Walk`), for all threads of a block."""
+    """(first unit, `GemmGroupWalk`), for all threads of a block."""
     cuda.syncthreads()
     return walk_of(int32(cuda.blockIdx.x), int32(cuda.gridDim.x), group)
 
@@ -189,9 +189,9 @@ def parts_of(number, group):
 # On the host --------------------------------------------------------------------------------------
 
 
-class Cut(NamedTuple):
-    """How tiles are shared among blocks: as the fields of `Group` of these names; blocks: of the
-    launch."""
+class GemmGroupCut(NamedTuple):
+    """How tiles are shared among blocks: as the fields of `GemmGroup` of these names; blocks: of
+    the launch."""
 
     whole: int
     slice_tiles: int
@@ -204,17 +204,17 @@ class Cut(NamedTuple):
 
 
 def cut(tiles, k_tiles, blocks, shortest=1, splits=True):
-    """The `Cut` of `tiles` tiles of k_tiles steps for `blocks` blocks; shortest: the fewest steps
-    of a slice (a tile's last one may have fewer); splits: whether tiles may be cut."""
+    """The `GemmGroupCut` of `tiles` tiles of k_tiles steps for `blocks` blocks; shortest: the
+    fewest steps of a slice (a tile's last one may have fewer); splits: whether tiles may be cut."""
     whole = tiles // blocks * blocks
     rest = tiles - whole
     steps = min(k_tiles, max(shortest, -(-rest * k_tiles // blocks)))
     if not rest or not splits or steps == k_tiles:
-        return Cut(tiles, 1, 0, 0, 1, 1, 1, min(tiles, blocks))
+        return GemmGroupCut(tiles, 1, 0, 0, 1, 1, 1, min(tiles, blocks))
     slices = -(-k_tiles // steps) - 1
     left, others = k_tiles - slices * steps, blocks - rest * slices
     share = max(left, -(-rest * left // others))
-    return Cut(
+    return GemmGroupCut(
         whole,
         steps,
         slices,

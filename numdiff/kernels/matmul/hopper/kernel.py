@@ -77,7 +77,7 @@ from .layout import (
     STAGE_COUNT,
     STAGES,
     THREADS,
-    Shared,
+    GemmShared,
     Target,
 )
 from .main_loop import main_loop, promoted_loop
@@ -141,7 +141,7 @@ def gemm(maps, arrays, work, epilogue):
         barrier_at(ring.full, 2 * STAGE_COUNT),
         barrier_at(ring.full, 2 * STAGE_COUNT + 4),
     )
-    shared = Shared(ring, tiles, base, biases, loaded, ready)
+    shared = GemmShared(ring, tiles, base, biases, loaded, ready)
     target = Target(int32(0), maps, arrays, work, epilogue)
     t = int32(cuda.threadIdx.x)
     if t == 0:

@@ -20,7 +20,7 @@ from ....device.limits import MAX_ELEMENTS
 from ....device.tensor_map import tensor_map
 from ....dtypes import is_half
 from ...reduce.second_pass import Sum, add_parts
-from ..product import Fused, Stacked, distance
+from ..product import ProductFused, Stacked, distance
 from ..split_half import add_partials, unused
 from .epilogue import has_two_tiles
 from .kernel import (
@@ -37,25 +37,25 @@ from .layout import (
     BM,
     BOX,
     THREADS,
-    Arrays,
     Batch,
-    Epilogue,
     Gaps,
     Gated,
     GatedArrays,
-    Maps,
-    Pair,
+    GemmArrays,
+    GemmEpilogue,
+    GemmMaps,
+    GemmPair,
+    GemmStack,
+    GemmWork,
     ScaledArrays,
-    Stack,
     StackArrays,
-    Work,
     shared_bytes,
 )
 from .row_sums import ADD_ROW_SUMS, WRITE_ROW_SUMS
 from .work import schedule, workers_of
 
 
-class Tiling(NamedTuple):
+class GemmTiling(NamedTuple):
     """width: of a tile; slices: of K; paired: by pairs of blocks, where there is such a kernel."""
 
     width: int
@@ -146,20 +146,20 @@ def maps_of(a, b, c, fused, width, columns):
         if c.second is None
         else tensor_map(c.second, (BOX, BOX))
     )
-    return Maps(map_a, map_b, map_c, map_d, map_2)
+    return GemmMaps(map_a, map_b, map_c, map_d, map_2)
 
 
 def matrices_of(operands, fused, otherwise):
-    """The `Stack` or `Batch` of the operands, or their `Pair`, whose seam is this column of one
-    matrix."""
+    """The `GemmStack` or `Batch` of the operands, or their `GemmPair`, whose seam is this column of
+    one matrix."""
     if stack := stack_of(*operands[1:]):
-        return Stack(len(stack.arrays[0]))
+        return GemmStack(len(stack.arrays[0]))
     pair = next((operand for operand in operands if operand.second is not None), None)
     if pair is not None:
-        return Pair(pair.array.shape[1])
+        return GemmPair(pair.array.shape[1])
     if operands[0].count > 1 or fused.symmetric:
         return Batch(operands[0].extents[0])
-    return Pair(otherwise)
+    return GemmPair(otherwise)
 
 
 def flat_of(x):
@@ -190,11 +190,11 @@ def places_of_sums(a, c, row_sums, M, N, slices, tiles_n):
 # The launch ---------------------------------------------------------------------------------------
 
 
-def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
+def launch_hopper(a, b, c, tiling, fused=ProductFused()):  # noqa: B008 - never changed
     """C = A·B of float16 or bfloat16, with what is fused to it; C is like them, or float32 and then
     without a residual.
 
-    a, b, c: `Operand`; tiling: `Tiling`; fused: `Fused`
+    a, b, c: `Operand`; tiling: `GemmTiling`; fused: `ProductFused`
     """
     (rows, K), (_, N), width = a.extents, b.extents, tiling.width
     # of a tile, or of each half in it
@@ -223,7 +223,7 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
     else:
         added = a.array if residual is None else residual.reshape(M, N)
         arrays = (
-            Arrays(target, biases, added, sums)
+            GemmArrays(target, biases, added, sums)
             if fused.scale is None
             else ScaledArrays(target, biases, added, fused.scale)
         )
@@ -239,8 +239,8 @@ def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
         THREADS,
         maps,
         arrays,
-        Work(M, N, matrices, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
-        Epilogue(
+        GemmWork(M, N, matrices, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
+        GemmEpilogue(
             *(end if slices == 1 else (1.0, 0)),
             int(written),
             int(fused.accumulate and slices == 1),

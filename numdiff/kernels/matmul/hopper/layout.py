@@ -75,7 +75,7 @@ ROW_SUMS = Constant(lambda A_ALONG_M, EPILOGUE: A_ALONG_M and EPILOGUE.sums_rows
 # Arguments ----------------------------------------------------------------------------------------
 
 
-class Maps(NamedTuple):
+class GemmMaps(NamedTuple):
     """Tensor maps: of the operands; of a float16 result; of the activation's, or of the matrix
     whose derivative is a factor, or of a gated product's residual; of the second part of the matrix
     that comes in two."""
@@ -87,7 +87,7 @@ class Maps(NamedTuple):
     second: object
 
 
-class Arrays(NamedTuple):
+class GemmArrays(NamedTuple):
     """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16; row_sums
     (M,) float32."""
 
@@ -98,7 +98,7 @@ class Arrays(NamedTuple):
 
 
 class GatedArrays(NamedTuple):
-    """`Arrays` of the gate's epilogue; gated: a `Gated`, whose residual has a tensor map."""
+    """`GemmArrays` of the gate's epilogue; gated: a `Gated`, whose residual has a tensor map."""
 
     c: object
     bias: object
@@ -107,7 +107,7 @@ class GatedArrays(NamedTuple):
 
 
 class ScaledArrays(NamedTuple):
-    """`Arrays` of the layer scale's epilogue; scale (N,) float32."""
+    """`GemmArrays` of the layer scale's epilogue; scale (N,) float32."""
 
     c: object
     bias: object
@@ -116,7 +116,7 @@ class ScaledArrays(NamedTuple):
 
 
 class StackArrays(NamedTuple):
-    """`Arrays` of a stack; gaps: `Gaps`."""
+    """`GemmArrays` of a stack; gaps: `Gaps`."""
 
     c: object
     bias: object
@@ -125,8 +125,8 @@ class StackArrays(NamedTuple):
 
 
 class GroupArrays(NamedTuple):
-    """`Arrays` of a group. c: its products' results; partials, counters: of tiles that are split;
-    row_sums: of all products."""
+    """`GemmArrays` of a group. c: its products' results; partials, counters: of tiles that are
+    split; row_sums: of all products."""
 
     c: object
     partials: object
@@ -160,7 +160,7 @@ class Gaps(NamedTuple):
     bias_gap: int
 
 
-class Pair(NamedTuple):
+class GemmPair(NamedTuple):
     """An operand or result in two parts; seam: the first column of the second part (of one matrix:
     beyond its last)."""
 
@@ -173,18 +173,19 @@ class Batch(NamedTuple):
     rows: int
 
 
-class Stack(NamedTuple):
+class GemmStack(NamedTuple):
     """Weights at equal distances in memory; rows: of one."""
 
     rows: int
 
 
-class Work(NamedTuple):
+class GemmWork(NamedTuple):
     """The product's size, and how it is cut into units: the tiles of C, for each slice of K.
 
     tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices; of a
         paired kernel tiles_m and units count pairs of tiles
-    M: of all matrices of a batch; matrices: a `Pair` (also of one matrix), `Batch` or `Stack`
+    M: of all matrices of a batch; matrices: a `GemmPair` (also of one matrix), `Batch` or
+    `GemmStack`
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own
     (`schedule`, work.py)
     """
@@ -200,7 +201,7 @@ class Work(NamedTuple):
     alone: int
 
 
-class Epilogue(NamedTuple):
+class GemmEpilogue(NamedTuple):
     """What becomes of the accumulators. has_residual: with an activation, whether u is written,
     too;
     has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS of row_sums.py; diagonal: what is added to a
@@ -225,7 +226,7 @@ class Target(NamedTuple):
     epilogue: object
 
 
-class Shared(NamedTuple):
+class GemmShared(NamedTuple):
     """A block's shared memory: its ring of stages; all bytes, from the address `base` on; its
     biases; the barriers of an epilogue's tiles, see exchange.py."""
 

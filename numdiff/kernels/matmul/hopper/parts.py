@@ -18,7 +18,7 @@ from ....device.eight import array_of, fence
 from ....device.limits import WARPGROUP
 from ....device.mbarrier import bar_sync
 from .group_schedule import of_product, parts_of
-from .layout import ACCUMULATORS, BM, BN, Arrays, Extent, Target
+from .layout import ACCUMULATORS, BM, BN, Extent, GemmArrays, Target
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -87,4 +87,4 @@ def target_of_product(tile, target):
     """The `Target` of a tile's product."""
     c, group = array_of(tile.product, target.arrays.c), target.work
     size = Extent(of_product(tile.product, group.M), of_product(tile.product, group.N))
-    return Target(int32(0), target.maps, Arrays(c, c, c, c), size, target.epilogue)
+    return Target(int32(0), target.maps, GemmArrays(c, c, c, c), size, target.epilogue)

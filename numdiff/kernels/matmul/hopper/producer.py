@@ -42,7 +42,7 @@ from ....device.mbarrier import mbarrier_wait
 from ....device.pipeline import advance, barrier_at, producer_acquire, producer_start, stage_at
 from ....device.specialise import Field
 from ....device.tma import tma_load_2d, tma_load_2d_multicast, tma_load_3d
-from .layout import A_ALONG_M, A_BYTES, B_ALONG_N, BK, BLOCKS, BM, BN, BOX, BOX_BYTES, FP8, Maps
+from .layout import A_ALONG_M, A_BYTES, B_ALONG_N, BK, BLOCKS, BM, BN, BOX, BOX_BYTES, FP8, GemmMaps
 from .work import next_unit, tile_at
 
 paired = Field("SCHEDULER", "paired")
@@ -197,7 +197,7 @@ def same_maps(tile, maps):
 def maps_of_product(tile, maps):
     """The maps of a tile's product."""
     map_a, map_b = array_of(tile.product, maps.a), array_of(tile.product, maps.b)
-    return Maps(map_a, map_b, map_a, map_a, map_a)
+    return GemmMaps(map_a, map_b, map_a, map_a, map_a)
 
 
 class Operands(NamedTuple):

@@ -39,7 +39,7 @@ from .layout import BN, BOX_BYTES, STAGE_COUNT
 tiles_of_block = Field("EPILOGUE", "tiles")
 
 
-class Place(NamedTuple):
+class GemmPlace(NamedTuple):
     """The place of a thread's outputs: its warpgroup's first row and column, its own first row
     within those 64, its lane."""
 

@@ -7,7 +7,8 @@ A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of
 
         while unit < walk.last:  tile = tile_at(unit, …);  …;  unit = next_unit(unit, tile, …)
 
-    How it goes is the choice of a `Scheduler`: PLAIN, PAIRED, GROUPED (group_schedule.py), or one of another module.
+    How it goes is the choice of a `GemmScheduler`: PLAIN, PAIRED, GROUPED (group_schedule.py), or
+    one of another module.
 
 SPLIT K
     A weight's gradient has few tiles and a long sum. K is cut into `slices`, each slice of a tile is a work tile of its
@@ -30,7 +31,7 @@ from ....device import cuda, int32, uint32
 from ....device.cluster import cluster_sync
 from ....device.limits import MULTIPROCESSORS
 from ....device.specialise import Field
-from .group_schedule import Walk, group_start, group_tile, unit_after
+from .group_schedule import GemmGroupWalk, group_start, group_tile, unit_after
 from .layout import Target, row_of_pair, tile_place
 from .parts import complete_tile, target_of_product
 
@@ -48,10 +49,11 @@ class WorkTile(NamedTuple):
     end_k: int
 
 
-class Scheduler(NamedTuple):
+class GemmScheduler(NamedTuple):
     """A tile scheduler: the device functions by which a block walks over its work tiles.
 
-    start(work)                     all threads, before the first tile: (first unit, `Walk`)
+    start(work)                     all threads, before the first tile: (first unit,
+    `GemmGroupWalk`)
     tile_at(unit, walk, work)       the `WorkTile`, or `GroupTile`, of a unit below walk.last
     next_unit(unit, tile, walk, work)
     place_of(tile, work)            (row, column) of a tile of C, in tiles
@@ -81,9 +83,9 @@ tile_at, next_unit, place_of = (
 
 @cuda.jit(device=True, forceinline=True)
 def plain_walk(unit, blocks, work):
-    """The `Walk` of a block, or pair, by its number."""
+    """The `GemmGroupWalk` of a block, or pair, by its number."""
     stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
-    return Walk(stride, int32(0), work.units)
+    return GemmGroupWalk(stride, int32(0), work.units)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -129,7 +131,9 @@ def same_target(tile, target):
     return Target(tile.part, target.maps, target.arrays, target.work, target.epilogue)
 
 
-PLAIN = Scheduler(plain_start, plain_tile, plain_next, plain_place, always_complete, same_target)
+PLAIN = GemmScheduler(
+    plain_start, plain_tile, plain_next, plain_place, always_complete, same_target
+)
 
 
 # Paired: a cluster of two blocks takes two tiles, one below the other -----------------------------
@@ -153,7 +157,7 @@ PAIRED = PLAIN._replace(start=paired_start, place_of=paired_place, paired=True)
 
 # Grouped: the tiles of several products, of which the last are split (stream-K) -------------------
 
-GROUPED = Scheduler(group_start, group_tile, unit_after, None, complete_tile, target_of_product)
+GROUPED = GemmScheduler(group_start, group_tile, unit_after, None, complete_tile, target_of_product)
 
 
 # On the host --------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Factors(NamedTuple):
     gate_pitch: int
 
 
-class Places(NamedTuple):
+class RowBackwardPlaces(NamedTuple):
     """The starts of dshift, dscale and dgate in the arrays of sums, and the lengths of their rows."""
 
     shift: int

@@ -93,7 +93,7 @@ def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False, **con
     return requires("9.0")(kernel) if eight else kernel
 
 
-class Shape(NamedTuple):
+class RowForwardShape(NamedTuple):
     """`rows` tokens of C channels, T of them an image."""
 
     rows: int
@@ -181,7 +181,7 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
     """z and y (B, T, C), mean and rstd (B · T,) float32, from x and h (B, T, C).
 
     scales: (scale,), or with a weight (scale, weight); ys: (y,), or (bytes, their scale, amax);
-    shape: a `Shape`;
+    shape: a `RowForwardShape`;
     places: `ForwardPlaces`, of gate, shift and scale
     """
     c, C = int32(cuda.threadIdx.x % LANES * 8), shape.C

@@ -27,9 +27,9 @@ from ...operation import Version, operation
 from ...operation.versions import capped
 from ...reduce.second_pass import add_rows
 from ..adaln import adaln_backward, adaln_forward
-from ..columns import Columns, as_columns
+from ..columns import RowColumns, as_columns
 from ..gate import gate_backward, gate_forward
-from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, Places, choose_plan
+from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, RowBackwardPlaces, choose_plan
 from .forward import (
     BLOCK,
     EIGHT_FORWARD,
@@ -38,7 +38,7 @@ from .forward import (
     SWEEP,
     WARP,
     ForwardPlaces,
-    Shape,
+    RowForwardShape,
     forward_key_of,
     key_of,
     lanes_of,
@@ -93,7 +93,7 @@ def gate_adaln_supports(like, C):
 
 
 def _lacks_arrays(gate, shift, scale):
-    if any(isinstance(vector, Columns) for vector in (gate, shift, scale)):
+    if any(isinstance(vector, RowColumns) for vector in (gate, shift, scale)):
         return "takes whole arrays, not columns: use chunk"
     return None
 
@@ -147,7 +147,7 @@ def gate_adaln_forward(
     """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times weight · (1 + scale),
     plus shift.
 
-    x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `Columns`;
+    x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `RowColumns`;
     weight: (C,) float32.
     shift, weight: None if there is none; norm: "layer", or "rms", which has no mean: None
     into: a `Scale8` (extras/fp8/quantise.py), by which y, float16, then is rounded: bytes, C a
@@ -190,7 +190,7 @@ def gate_adaln_forward(
         (y.reshape(-1), *(into or ())),
         rstd if which.rms else mean,
         rstd,
-        Shape(B * T, T, C),
+        RowForwardShape(B * T, T, C),
         ForwardPlaces(gate.first, gate.pitch, shift.first, scale.first, scale.pitch),
         float(eps),
     )
@@ -316,13 +316,13 @@ def gate_adaln_backward(
         sums,
         Chunks(T, C, chunk, before // z.dtype.itemsize, int(dz is not None), int(of_x)),
         Factors(scale_.first, scale_.pitch, gate_.first, gate_.pitch),
-        Places(*(n for v in vectors for n in (v.first, v.pitch))),
+        RowBackwardPlaces(*(n for v in vectors for n in (v.first, v.pitch))),
         shared=nbytes,
     )
     if dweight is not None and shares is not None:
         add_rows(shares, dweight)
     dshift, dscale, dgate = (
-        g if g is None or isinstance(v, Columns) else g.whole()
+        g if g is None or isinstance(v, RowColumns) else g.whole()
         for v, g in zip(given, gradients, strict=True)
     )
     return dx, dh, dgate, dshift, dscale
