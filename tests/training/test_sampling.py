@@ -219,7 +219,11 @@ def test_every_sampler_draws_a_grid(model_file, tmp_path, sampler):
 def test_the_command_offers_what_there_is():
     choices = {p.name: list(getattr(p.type, "choices", ())) for p in sample_options.params}
     assert choices["sampler"] == list(SAMPLERS) and choices["spacing"] == [*SPACINGS, "time"]
-    assert choices["variance"] == list(VARIANCES) and choices["precision"] == ["auto", *MEANING]
+    assert choices["variance"] == list(VARIANCES) and choices["precision"] == [
+        "auto",
+        *MEANING,
+        "fp8",
+    ]
 
 
 def test_npz_for_evaluators(model_file, tmp_path):

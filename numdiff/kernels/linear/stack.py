@@ -229,4 +229,4 @@ def linear_stack_backward(dy, x, weights, gradients=None, accumulate=True, need_
 
 
 def _launch(a, b, c, **fused):
-    launch_products([Product(a, b, ProductOperand(c), ProductFused(**fused))])
+    launch_products([Product(a, b, ProductOperand(c), ProductFused(**fused))], rung=6)

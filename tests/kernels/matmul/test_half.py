@@ -290,8 +290,8 @@ def test_errors_say_what_to_do(engine, rng):
             P.matmul_forward(a, b, False, True, version=version)
     with pytest.raises(
         ValueError,
-        match="takes a batch for float16 results, M a multiple of 128 and K of 64, not "
-        "M 24, K 64 and float16; use version=5",
+        match="takes a batch for float16 results, or float32 ones of A·Bᵀ, M a multiple of 128 and "
+        "K of 64, not M 24, K 64 and float16; use version=5",
     ):
         batches = engine(halves(rng, 2, 24, 64)), engine(halves(rng, 2, 64, 8))
         P.matmul_forward(*batches, version=6)

@@ -92,6 +92,7 @@ from .layout import (
     MAX_B,
     OUT_BYTES,
     PHASED,
+    RESAMPLED_VARIANTS,
     SLAB_BYTES,
     SLABS,
     STRIDED,
@@ -359,6 +360,9 @@ KEYS = [
 ]  # of these, no three stages fit with the pixels
 conv2d_forward_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key))
 conv2d_input_gradient_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, "input_gradient"))
+RESAMPLED_KEYS = [(*tile, 1) for tile in RESAMPLED_VARIANTS]
+conv2d_upsampled_kernels = Variants(RESAMPLED_KEYS, lambda key: make_kernel(*key, "upsampled"))
+conv2d_halved_kernels = Variants(RESAMPLED_KEYS, lambda key: make_kernel(*key, "halved"))
 
 
 # Launchers ----------------------------------------------------------------------------------------

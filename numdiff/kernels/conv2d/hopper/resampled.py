@@ -42,23 +42,20 @@ import numpy as np
 from ....device import cuda, empty, float32, launch
 from ....device.common import divide
 from ....device.half import in_bfloat16
-from ....device.specialise import Variants
 from ....device.tensor_map import tensor_map
 from .convolution import (
     ConvStatistics,
+    conv2d_halved_kernels,
+    conv2d_upsampled_kernels,
     launch_tiles,
-    make_kernel,
     map_of_results,
     map_of_weight,
     maps_for,
     plan_for,
 )
-from .layout import BK, RESAMPLED_VARIANTS, ConvMaps, ConvShape, PhaseShape
+from .layout import BK, ConvMaps, ConvShape, PhaseShape
 
 BLOCK = 256  # threads of the fold
-KEYS = [(*tile, 1) for tile in RESAMPLED_VARIANTS]
-conv2d_upsampled_kernels = Variants(KEYS, lambda key: make_kernel(*key, "upsampled"))
-conv2d_halved_kernels = Variants(KEYS, lambda key: make_kernel(*key, "halved"))
 
 
 def folded_reference(weight):
