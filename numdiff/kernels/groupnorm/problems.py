@@ -266,16 +266,20 @@ def of_two_arrays():
 
 
 def of_known_statistics():
-    """Of one array; of two, the first an image of which each pixel was taken four times."""
+    """Of one array, small and so large that chunks are joined; of two, the first an image of which
+    each pixel was taken four times."""
 
-    def inputs(rng, two):
-        image, x_2 = (
-            rng.standard_normal(shape).astype(np.float16)
-            for shape in ((2, 8, 8, 16), (2, 16, 16, 8))
-        )
-        known, known_2 = (channel_statistics_reference(a.astype(np.float32)) for a in (image, x_2))
-        if not two:
-            return {"x": image, "statistics": known}
+    def images(rng, *shapes):
+        """Images, and their statistics."""
+        images = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
+        return images, [channel_statistics_reference(a.astype(np.float32)) for a in images]
+
+    def one(shape, rng):
+        (image,), (known,) = images(rng, shape)
+        return {"x": image, "statistics": known}
+
+    def two(rng):
+        (image, x_2), (known, known_2) = images(rng, (2, 8, 8, 16), (2, 16, 16, 8))
         return {
             "x.0": image.repeat(2, axis=1).repeat(2, axis=2),
             "x.1": x_2,
@@ -283,22 +287,24 @@ def of_known_statistics():
             "statistics.1": known_2,
         }
 
-    def known(H, W, C):
-        return single(*channel_statistics_reference(np.zeros((2, H, W, C), np.float32)).shape)
+    def known(*shape):
+        return single(*channel_statistics_reference(np.zeros(shape, np.float32)).shape)
 
-    more = {"groups": 4, "versions": ("known-statistics",), "bfloat16": True}
-    yield (
-        False,
-        Problem(
-            "known statistics, float16",
-            x=half(2, 8, 8, 16),
-            weight=single(16),
-            bias=single(16),
-            statistics=known(8, 8, 16),
-            inputs=functools.partial(inputs, two=False),
-            **more,
-        ),
-    )
+    more = {"groups": 4, "versions": ("known-statistics",)}
+    for label, shape in (("", (2, 8, 8, 16)), (", 80 chunks", (1, 8, 640, 8))):
+        yield (
+            False,
+            Problem(
+                f"known statistics, float16{label}",
+                x=half(*shape),
+                weight=single(shape[3]),
+                bias=single(shape[3]),
+                statistics=known(*shape),
+                inputs=functools.partial(one, shape),
+                bfloat16=not label,
+                **more,
+            ),
+        )
     yield (
         False,
         Problem(
@@ -307,8 +313,9 @@ def of_known_statistics():
             weight=single(24),
             bias=single(24),
             silu=True,
-            statistics=(known(8, 8, 16), known(16, 16, 8)),
-            inputs=functools.partial(inputs, two=True),
+            statistics=(known(2, 8, 8, 16), known(2, 16, 16, 8)),
+            inputs=two,
+            bfloat16=True,
             **more,
         ),
     )
