@@ -529,7 +529,7 @@ class OutputSettings:
     )
     evaluate_count: int = setting(
         256,
-        "Images sampled for such a measurement; 256 every 2,000 steps take about 2 % of a default run on a GPU.",
+        "Images sampled for such a measurement.",
         unit="IMAGES",
         low=1,
         high=100_000,

@@ -16,8 +16,8 @@ STATISTICS
         variance        = average of (a chunk's variance + (its mean - mean)²)
     The first chunk's mean is subtracted before numbers are summed, so that one sweep is enough and
     little cancels (as in rung 2). Each block reads all of its sample's statistics, so those of a
-    large image are first joined to KEPT chunks. An upsampled image, each pixel four times, has the statistics of
-    the small one. Each part of a `Pair` has statistics of its own.
+    large image are first joined to KEPT chunks. An upsampled image, each pixel four times, has the
+    statistics of the small one. Each part of a `Pair` has statistics of its own.
 LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight
     channels, as in rung 3. Dynamic shared memory: two floats for each thread, channel and group.
