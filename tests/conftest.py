@@ -36,7 +36,6 @@ from numdiff.training import forecast
 from tests import advice, kept
 from tests.distributed.hosts import can_make_hosts
 from tests.emulator.browser import find_chromium
-from tests.kernels import covered
 
 MPIEXEC = shutil.which(
     "mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
@@ -123,10 +122,10 @@ def pytest_generate_tests(metafunc):
     calls, part = metafunc._calls, metafunc.config.option.markexpr
 
     def is_here(call):
-        marks, name = [*common, *call.marks], f"{metafunc.definition.nodeid}[{call.id}]"
+        marks = [*common, *call.marks]
         return (
             runs(call.params, marks)
-            and part != f"{'not ' * is_exhaustive(name, call.params, marks)}exhaustive"
+            and part != f"{'not ' * is_exhaustive(call.params, marks)}exhaustive"
         )
 
     if len(calls) > 1:
@@ -151,7 +150,7 @@ def pytest_collection_modifyitems(items):
         missing.update(lacking[:1])
         if not lacking:
             kept_items.append(item)
-        if is_exhaustive(item.nodeid, given, marks):
+        if is_exhaustive(given, marks):
             item.add_marker(exhaustive)
     items[:] = sorted(kept_items, key=lambda item: not item.get_closest_marker("slow"))
 
@@ -172,12 +171,8 @@ def runs(given, marks):
     return holds(given, marks, "where")
 
 
-def is_exhaustive(name, given, marks):
-    return (
-        name in covered.listed()
-        or any(mark.name == "exhaustive" for mark in marks)
-        or not holds(given, marks, "quick")
-    )
+def is_exhaustive(given, marks):
+    return any(mark.name == "exhaustive" for mark in marks) or not holds(given, marks, "quick")
 
 
 def holds(given, marks, name):
@@ -406,8 +401,7 @@ def exhaustively(*values):
 THREAD_ORDERS = pytest.mark.parametrize("order", ["shuffled", *exhaustively("forward", "reversed")])
 large = pytest.mark.large  # for tests and parameters that are too large for the emulator
 # of the first command, for its results alone: the emulator looks for no faults, which takes half of
-# its time, as others show all that this runs (covered.py says what that is), but for signs of
-# integers, such as a second row of tiles
+# its time, as the check's cases show all that this runs
 unchecked = pytest.mark.unchecked
 # folders whose tests all do so: the check's cases look for faults in every kernel's text
 RESULTS = "kernels", "nn"

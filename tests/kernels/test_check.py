@@ -23,7 +23,6 @@ from numdiff_cli.main import main
 from tests import kept
 from tests.conftest import exhaustive, exhaustively, where
 from tests.kernels.compile_logs import covering
-from tests.kernels.covered import is_covered
 
 
 class Names(EmulatorDevice):
@@ -48,7 +47,7 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 
 def repeats(case, version):
-    return not case.is_fast(version) or is_covered(checking.Outcome(case, version).name)
+    return not case.is_fast(version)
 
 
 def runs(case, version, order):

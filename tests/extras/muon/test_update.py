@@ -192,7 +192,7 @@ def check_update(engine, version, arrays, stack, starts, extents, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @versions(1, 2)
 @where(lambda version, shape: version != 2 or shape[0] * shape[1] % 4 == 0)
-@quick(lambda engine, shape: engine != "emulator" or shape[0] != 40)
+@quick(lambda engine, shape, version: engine != "emulator" or version and shape == SHAPES["odd"])
 def test_update(engine, rng, shape, version, monkeypatch):
     arrays, starts = laid_out(rng, shape)
     stack = M.MuonStack(engine(starts), *shape)
@@ -247,6 +247,7 @@ def test_four_steps_of_torchs_muon(number):
 
 @versions(1, 2)
 @pytest.mark.parametrize("norm", [np.nan, np.inf])
+@quick(lambda engine, version, norm: engine != "emulator" or version == 1 and np.isnan(norm))
 def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm, monkeypatch):
     monkeypatch.setattr(M, "newton_schulz", lambda x: x)
     (w, g, m, e), starts = laid_out(rng, (4, 8))

@@ -6,7 +6,7 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels import random as R
 from numdiff.kernels.diffusion import levels as L
-from tests.conftest import where
+from tests.conftest import quick, where
 
 SEED = 0x123456789ABCDEF0
 DRAWS = {
@@ -47,6 +47,7 @@ def counters(engine, count, step=7):
 
 @pytest.mark.parametrize("count", [1, 5, 301])
 @pytest.mark.parametrize("name", DRAWS)
+@quick(lambda engine, count: engine != "emulator" or count < 301)
 def test_engine_is_the_reference(engine, count, name):
     step, samples = counters(engine, count)
     got, rows = L.levels_forward(SEED, R.PURPOSE_TIMESTEP, step, samples, **DRAWS[name])
