@@ -4,6 +4,7 @@ library."""
 import io
 import itertools
 import struct
+import tarfile
 import zipfile
 import zlib
 
@@ -29,12 +30,17 @@ def colours(count, size=8, channels=3):
 
 def png(array):
     """PNG bytes of an array (H, W), (H, W, 3) or (H, W, 4), uint8 or uint16, put together by hand."""
-    colour_type = {1: 0, 2: 4, 3: 2, 4: 6}[array.shape[2] if array.ndim == 3 else 1]
-    rows = b"".join(b"\0" + row.astype(array.dtype.newbyteorder(">")).tobytes() for row in array)
-    header = struct.pack(
-        ">IIBBBBB", array.shape[1], array.shape[0], 8 * array.itemsize, colour_type, 0, 0, 0
-    )
-    return png_of_chunks((b"IHDR", header), (b"IDAT", zlib.compress(rows)))
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[array.shape[2] if array.ndim == 3 else 1]
+    rows = [row.astype(array.dtype.newbyteorder(">")).tobytes() for row in array]
+    return png_of_rows(rows, array.shape[1], 8 * array.itemsize, kind)
+
+
+def png_of_rows(rows, width, depth=8, kind=0, **chunks):
+    """PNG bytes of packed rows. kind: the colour type; chunks: those before the pixels, by name."""
+    header = struct.pack(">IIBBBBB", width, len(rows), depth, kind, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+    more = [(name.encode(), data) for name, data in chunks.items()]
+    return png_of_chunks((b"IHDR", header), *more, (b"IDAT", pixels))
 
 
 def png_of_chunks(*chunks):
@@ -65,6 +71,30 @@ def zipped(path, files):
         for name, data in files.items():
             archive.writestr(name, data if isinstance(data, bytes) else png(data))
     return path
+
+
+def tarred(files, mode="w", form=tarfile.GNU_FORMAT):
+    """The bytes of a tar. files: {name: bytes, array, or a tarfile.TarInfo without contents}."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode, format=form) as archive:
+        for name, data in files.items():
+            if isinstance(data, tarfile.TarInfo):
+                archive.addfile(data)
+                continue
+            data = data if isinstance(data, bytes) else png(data)
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def idx(array):
+    """An array of bytes as MNIST's files have it."""
+    return (
+        struct.pack(">HBB", 0, 8, array.ndim)
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def tiff(pixels, order="<", compressed=False, extra=None):

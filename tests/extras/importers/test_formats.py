@@ -2,21 +2,19 @@
 by byte."""
 
 import gzip
-import io
 import os
 import pickle
 import struct
-import tarfile
 
 import h5py
 import numpy as np
 import pytest
 
-from numdiff.errors import NumdiffError, UsageError
+from numdiff.errors import NumdiffError
 from numdiff.extras.convert.unpickle import RefusedError
 from numdiff.extras.importers.cifar import read_pickle
 from numdiff.extras.importers.importing import import_dataset
-from tests.extras.importers.sources import colours, contents, fill, png
+from tests.extras.importers.sources import colours, contents, fill, idx, png, tarred
 
 # CIFAR-10 -----------------------------------------------------------------------------------------
 
@@ -75,20 +73,12 @@ def python2_pickle(batch):
     return b"\x80\x02}(" + b"".join(text(k) + write(v) for k, v in batch.items()) + b"u."
 
 
+CIFAR = "airplane automobile bird cat deer dog frog horse ship truck".split()
+
+
 def cifar_batches(rng, pack):
     """(images, labels, files of the archive) with three images a batch."""
-    names = [
-        b"airplane",
-        b"automobile",
-        b"bird",
-        b"cat",
-        b"deer",
-        b"dog",
-        b"frog",
-        b"horse",
-        b"ship",
-        b"truck",
-    ]
+    names = [name.encode() for name in CIFAR]
     images = rng.integers(0, 256, (15, 32, 32, 3), dtype=np.uint8)
     labels = rng.integers(0, 10, 15).tolist()
     files = {
@@ -109,12 +99,9 @@ def cifar_batches(rng, pack):
     return images, labels, files
 
 
-def tar(path, files, mode="w:gz"):
-    with tarfile.open(path, mode) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+def cifar_tar(path, files, mode="w:gz"):
+    files = {f"cifar-10-batches-py/{name}": data for name, data in files.items()}
+    path.write_bytes(tarred(files, mode))
     return path
 
 
@@ -124,23 +111,18 @@ def tar(path, files, mode="w:gz"):
     ids=["Python 2", "protocol 2", "protocol 4", "protocol 5"],
 )
 @pytest.mark.parametrize("form", ["w:gz", "w", "folder"])
-def test_cifar(tmp_path, out, rng, pack, form):
+def test_cifar(imported, tmp_path, rng, pack, form):
     images, labels, files = cifar_batches(rng, pack)
     if form == "folder":
         source = fill(tmp_path / "cifar-10-batches-py", files)
     else:
-        source = tar(tmp_path / "some.file", files, form)
-    report = import_dataset(source, out)
-    written, written_labels, classes = contents(out)
-    assert np.array_equal(written, images) and written_labels.tolist() == labels
-    assert (
-        classes[0] == "airplane"
-        and classes[9] == "truck"
-        and "CIFAR-10" in report.source
-        and not report.notes
-    )
-    import_dataset(source, out, labels="none", size=16, force=True)
-    assert contents(out)[1] is None and contents(out)[0].shape == (15, 16, 16, 3)
+        source = cifar_tar(tmp_path / "some.file", files, form)
+    found = imported(source)
+    assert np.array_equal(found.images, images) and found.labels.tolist() == labels
+    assert found.classes == CIFAR
+    assert "CIFAR-10" in found.report.source and not found.report.notes
+    small = imported(source, labels="none", size=16)
+    assert small.labels is None and small.images.shape == (15, 16, 16, 3)
 
 
 class Attack:
@@ -148,36 +130,29 @@ class Attack:
         return os.system, ("touch /tmp/numdiff-was-attacked",)
 
 
-@pytest.mark.parametrize(
-    "evil, name",
-    [
-        (pickle.dumps(Attack()), "system"),
-        (pickle.dumps({"data": Attack()}, 2), "system"),
-        (b"cbuiltins\neval\n(S'1'\ntR.", "builtins.eval"),
-        (b"cnumpy.testing._private.utils\nrunstring\n.", "runstring"),
-        (b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.", "ndarray.tofile"),
-        (b"\x80\x04\x8c\x07_codecs\x8c\x06decode\x93.", "_codecs.decode"),
-        (pickle.dumps(np.array([{}], object)), "array of O8|O"),
-        (b"Pname\n.", "persistent"),
-    ],
-    ids=[
-        "os.system",
-        "within a dictionary",
-        "eval",
-        "numpy's own",
-        "attribute",
-        "codec",
-        "objects",
-        "persistent",
-    ],
-)
-def test_cifar_executes_nothing(tmp_path, out, rng, evil, name):
-    with pytest.raises(RefusedError, match=name.replace("|", "?|")):
+EVIL = {  # {what it is: (a pickle, what the refusal names)}
+    "os.system": (pickle.dumps(Attack()), "system"),
+    "within a dictionary": (pickle.dumps({"data": Attack()}, 2), "system"),
+    "eval": (b"cbuiltins\neval\n(S'1'\ntR.", "builtins.eval"),
+    "numpy's own": (b"cnumpy.testing._private.utils\nrunstring\n.", "runstring"),
+    "attribute": (b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.", "ndarray.tofile"),
+    "codec": (b"\x80\x04\x8c\x07_codecs\x8c\x06decode\x93.", "_codecs.decode"),
+    "objects": (pickle.dumps(np.array([{}], object)), "array of O"),
+    "persistent": (b"Pname\n.", "persistent"),
+}
+
+
+@pytest.mark.parametrize("evil, name", EVIL.values(), ids=EVIL)
+def test_cifar_executes_nothing(refused, tmp_path, out, rng, evil, name):
+    with pytest.raises(RefusedError, match=name):
         read_pickle(evil)
     _, _, files = cifar_batches(rng, python2_pickle)
     files["data_batch_3"] = evil
-    with pytest.raises(NumdiffError, match="data_batch_3 in .* asks for .*refused"):
-        import_dataset(tar(tmp_path / "a.tar.gz", files), out)
+    refused(
+        cifar_tar(tmp_path / "a.tar.gz", files),
+        "data_batch_3 in .* asks for .*refused",
+        NumdiffError,
+    )
     assert not os.path.exists("/tmp/numdiff-was-attacked") and not out.exists()
 
 
@@ -193,17 +168,18 @@ def test_pickle_cannot_change_the_reader():
     assert np.array_equal(read_pickle(python2_pickle({b"data": array}))["data"].value, array)
 
 
-def test_wrong_cifar(tmp_path, out, rng):
+def test_wrong_cifar(imported, refused, tmp_path, rng):
     images, _, files = cifar_batches(rng, python2_pickle)
-    whole = tar(tmp_path / "a.tar.gz", files).read_bytes()
+    whole = cifar_tar(tmp_path / "a.tar.gz", files).read_bytes()
+    short = tmp_path / "short.tar.gz"
     for length in (len(whole) // 2, len(whole) - 20, 40, 5):
-        (tmp_path / "short.tar.gz").write_bytes(whole[:length])
-        with pytest.raises(
-            NumdiffError, match="short.tar.gz' is (truncated or damaged|nothing that numdiff)"
-        ):
-            import_dataset(tmp_path / "short.tar.gz", out)
-    with pytest.raises(NumdiffError, match="the tar .*b.tar.gz' holds no images .1 other files"):
-        import_dataset(tar(tmp_path / "b.tar.gz", {"a.txt": b"a"}), out)
+        short.write_bytes(whole[:length])
+        refused(short, "short.tar.gz' is (truncated or damaged|nothing that numdiff)", NumdiffError)
+    refused(
+        cifar_tar(tmp_path / "b.tar.gz", {"a.txt": b"a"}),
+        "the tar .*b.tar.gz' holds no images .1 other files",
+        NumdiffError,
+    )
     for broken in (
         files["data_batch_2"][:100],
         b"",
@@ -213,22 +189,17 @@ def test_wrong_cifar(tmp_path, out, rng):
         python2_pickle({b"data": images.reshape(15, 3072), b"labels": [1]}),
         python2_pickle({b"data": images[:1].reshape(1, 3072), b"labels": [10]}),
     ):
-        with pytest.raises(NumdiffError, match="truncated or damaged .*data_batch_2"):
-            import_dataset(tar(tmp_path / "c.tar.gz", files | {"data_batch_2": broken}), out)
+        refused(
+            cifar_tar(tmp_path / "c.tar.gz", files | {"data_batch_2": broken}),
+            "truncated or damaged .*data_batch_2",
+            NumdiffError,
+        )
     del files["data_batch_5"]
-    report = import_dataset(tar(tmp_path / "d.tar.gz", files), out)
+    report = imported(cifar_tar(tmp_path / "d.tar.gz", files)).report
     assert report.shape[0] == 12 and report.notes == ["It has no data_batch_5."]
 
 
 # MNIST --------------------------------------------------------------------------------------------
-
-
-def idx(array):
-    return (
-        struct.pack(">HBB", 0, 8, array.ndim)
-        + struct.pack(f">{array.ndim}I", *array.shape)
-        + array.tobytes()
-    )
 
 
 @pytest.fixture
@@ -247,26 +218,24 @@ def mnist(rng):
         ("emnist-letters-train-images-idx3-ubyte.gz", "emnist-letters-train-labels-idx1-ubyte"),
     ],
 )
-def test_mnist(tmp_path, out, mnist, images_name, labels_name):
+def test_mnist(imported, tmp_path, mnist, images_name, labels_name):
     images, labels = mnist
     for name, array in ((images_name, images), (labels_name, labels)):
-        (tmp_path / name).write_bytes(
-            gzip.compress(idx(array)) if name.endswith(".gz") else idx(array)
-        )
-    report = import_dataset(tmp_path / images_name, out)
-    written, written_labels, classes = contents(out)
-    assert np.array_equal(written[..., 0], images) and np.array_equal(written_labels, labels)
-    assert classes == [str(i) for i in range(10)] and report.shape == (100, 28, 28, 1)
-    assert import_dataset(tmp_path, out, size=32, channels=3, force=True).shape == (100, 32, 32, 3)
+        packed = gzip.compress if name.endswith(".gz") else bytes
+        (tmp_path / name).write_bytes(packed(idx(array)))
+    found = imported(tmp_path / images_name)
+    assert np.array_equal(found.images, images[..., None])
+    assert np.array_equal(found.labels, labels) and found.classes == list("0123456789")
+    assert imported(tmp_path, size=32, channels=3).images.shape == (100, 32, 32, 3)
 
 
-def test_mnist_without_labels(tmp_path, out, mnist):
+def test_mnist_without_labels(imported, tmp_path, mnist):
     (tmp_path / "x.gz").write_bytes(gzip.compress(idx(mnist[0])))
-    report = import_dataset(tmp_path / "x.gz", out)
-    assert contents(out)[1] is None and "No labels file was found" in report.notes[0]
+    found = imported(tmp_path / "x.gz")
+    assert found.labels is None and "No labels file was found" in found.report.notes[0]
 
 
-def test_wrong_mnist(tmp_path, out, mnist):
+def test_wrong_mnist(imported, refused, tmp_path, out, mnist):
     images, labels = mnist
     path, neighbour = (
         tmp_path / "train-images-idx3-ubyte.gz",
@@ -274,8 +243,7 @@ def test_wrong_mnist(tmp_path, out, mnist):
     )
     for few in (labels[:5], labels):
         neighbour.write_bytes(gzip.compress(idx(few)))
-        with pytest.raises(UsageError, match="holds labels: give the images file"):
-            import_dataset(neighbour, out)
+        refused(neighbour, "holds labels: give the images file")
     whole = gzip.compress(idx(images))
     for data in (
         whole[: len(whole) // 2],
@@ -287,13 +255,9 @@ def test_wrong_mnist(tmp_path, out, mnist):
         whole[:-8] + bytes(8),
     ):
         path.write_bytes(data)
-        with pytest.raises(
-            NumdiffError, match="train-images-idx3-ubyte.gz' is truncated or damaged"
-        ):
-            import_dataset(path, out)
+        refused(path, "train-images-idx3-ubyte.gz' is truncated or damaged", NumdiffError)
     path.write_bytes(gzip.compress(b"\0\0\x09\x03" + idx(images)[4:]))
-    with pytest.raises(NumdiffError, match="nothing that numdiff can import: give a folder"):
-        import_dataset(path, out)
+    refused(path, "nothing that numdiff can import: give a folder", NumdiffError)
     path.write_bytes(whole)
     for data, message in (
         (idx(labels[:50]), "50 labels and .* has 100 images"),
@@ -301,11 +265,9 @@ def test_wrong_mnist(tmp_path, out, mnist):
         (b"\0\0\x09\x01" + idx(labels)[4:], "its magic number is 2305"),
     ):
         neighbour.write_bytes(gzip.compress(data))
-        with pytest.raises(NumdiffError, match=message):
-            import_dataset(path, out)
+        refused(path, message, NumdiffError)
     assert not out.exists()
-    import_dataset(path, out, labels="none")
-    assert contents(out)[1] is None
+    assert imported(path, labels="none").labels is None
 
 
 # NumPy --------------------------------------------------------------------------------------------
@@ -313,63 +275,49 @@ def test_wrong_mnist(tmp_path, out, mnist):
 
 @pytest.mark.parametrize("keys", [("arr_0", "arr_1"), ("images", "labels"), ("x_train", "y_train")])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz(tmp_path, out, keys, save):
+def test_npz(imported, tmp_path, keys, save):
     images = colours(70)
     save(tmp_path / "a.npz", **dict(zip(keys, (images, np.arange(70) % 4), strict=True)))
-    import_dataset(tmp_path / "a.npz", out)
-    written, labels, classes = contents(out)
-    assert (
-        np.array_equal(written, images)
-        and labels.tolist() == [i % 4 for i in range(70)]
-        and classes == list("0123")
-    )
+    found = imported(tmp_path / "a.npz")
+    assert np.array_equal(found.images, images) and found.names == [str(i % 4) for i in range(70)]
+    assert found.classes == list("0123")
 
 
-@pytest.mark.parametrize(
-    "change, expected",
-    [
-        (lambda a: a.transpose(0, 3, 1, 2), lambda a: a),
-        (lambda a: np.asfortranarray(a), lambda a: a),
-        (lambda a: a.astype(np.int64), lambda a: a),
-        (lambda a: a.astype(np.float32) / 255, lambda a: a),
-        (lambda a: a / 127.5 - 1, lambda a: a),
-        (lambda a: a.astype(np.float64), lambda a: a),
-        (lambda a: a.astype(">u2") * 257, lambda a: a),
-        (lambda a: a > 100, lambda a: 255 * (a > 100)),
-        (lambda a: a[..., 0], lambda a: a[..., :1]),
-    ],
-    ids=[
-        "NCHW",
-        "Fortran",
-        "int64",
-        "0…1",
-        "-1…1",
-        "float 0…255",
-        "uint16 big-endian",
-        "bool",
-        "NHW",
-    ],
-)
-def test_npz_forms(tmp_path, out, change, expected):
+FORMS = {  # of images of bytes, that are read as these again
+    "NCHW": lambda a: a.transpose(0, 3, 1, 2),
+    "Fortran": np.asfortranarray,
+    "int64": lambda a: a.astype(np.int64),
+    "0…1": lambda a: a.astype(np.float32) / 255,
+    "-1…1": lambda a: a / 127.5 - 1,
+    "float 0…255": lambda a: a.astype(np.float64),
+    "uint16 big-endian": lambda a: a.astype(">u2") * 257,
+    "bool": lambda a: a > 100,
+    "NHW": lambda a: a[..., 0],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_npz_forms(imported, tmp_path, form):
     images = colours(20)
     images[0, 0, 0], images[1, 0, 0] = 0, 255
-    np.savez(tmp_path / "a.npz", change(images))
-    import_dataset(tmp_path / "a.npz", out)
-    assert np.array_equal(contents(out)[0], expected(images))
-    np.save(tmp_path / "b.npy", change(images))
-    import_dataset(tmp_path / "b.npy", out, force=True)
-    assert np.array_equal(contents(out)[0], expected(images)) and contents(out)[1] is None
+    changed = FORMS[form](images)
+    expected = {"bool": 255 * (images > 100), "NHW": images[..., :1]}.get(form, images)
+    np.savez(tmp_path / "a.npz", changed)
+    np.save(tmp_path / "b.npy", changed)
+    for name in ("a.npz", "b.npy"):
+        found = imported(tmp_path / name)
+        assert np.array_equal(found.images, expected) and found.labels is None
 
 
-def test_npz_labels_forms(tmp_path, out):
+def test_npz_labels_forms(imported, tmp_path):
     images = colours(6)
     for labels, expected, classes in (
         (np.eye(3)[[2, 1, 0, 0, 1, 2]], [2, 1, 0, 0, 1, 2], ["0", "1", "2"]),
         (np.array([[5], [5], [7], [7], [5], [7]]), [0, 0, 1, 1, 0, 1], ["5", "7"]),
     ):
         np.savez(tmp_path / "a.npz", images=images, labels=labels)
-        import_dataset(tmp_path / "a.npz", out, force=True)
-        assert contents(out)[1].tolist() == expected and contents(out)[2] == classes
+        found = imported(tmp_path / "a.npz")
+        assert found.labels.tolist() == expected and found.classes == classes
 
 
 def latents(rng, channels=4, dtype=np.float32):
@@ -380,7 +328,7 @@ def latents(rng, channels=4, dtype=np.float32):
     "dtype, channels", [(np.float32, 4), (np.float64, 4), (np.float16, 4), (np.float32, 16)]
 )
 @pytest.mark.parametrize("form", ["npz", "npy", "h5", "NCHW"])
-def test_latents(tmp_path, out, rng, dtype, channels, form):
+def test_latents(imported, refused, tmp_path, rng, dtype, channels, form):
     """They arrive as they left; the report says what they were taken for."""
     images = latents(rng, channels, dtype)
     path = tmp_path / "latents"
@@ -389,26 +337,20 @@ def test_latents(tmp_path, out, rng, dtype, channels, form):
         np.save(path, images)
     elif form == "h5":
         with h5py.File(path, "w") as file:
-            file["images"], file["labels"], file.attrs["classes"] = (
-                images,
-                np.arange(70) % 2,
-                ["a", "b"],
-            )
+            file["images"], file["labels"] = images, np.arange(70) % 2
+            file.attrs["classes"] = ["a", "b"]
     else:
         path = path.with_suffix(".npz")
         moved = images.transpose(0, 3, 1, 2) if form == "NCHW" else images
         np.savez(path, images=moved, labels=np.arange(70) % 2, classes=["a", "b"])
-    report = import_dataset(path, out)
-    written, labels, classes = contents(out)
-    assert written.dtype == np.float32 and np.array_equal(written, images.astype(np.float32))
+    found = imported(path)
+    assert found.images.dtype == np.float32
+    assert np.array_equal(found.images, images.astype(np.float32))
     if form != "npy":
-        assert labels.tolist() == [i % 2 for i in range(70)] and classes == ["a", "b"]
-    assert (
-        f"70 latents of 8×8×{channels}" in report.sentences()[0]
-        and "neither scaled nor resized" in report.notes[-1]
-    )
-    import_dataset(path, out, labels="none", size=8, force=True)
-    assert contents(out)[1] is None
+        assert found.names == ["a", "b"] * 35
+    assert f"70 latents of 8×8×{channels}" in found.report.sentences()[0]
+    assert "neither scaled nor resized" in found.report.notes[-1]
+    assert imported(path, labels="none", size=8).labels is None
     for options, message in (
         ({"size": 16}, "leave --size out"),
         ({"channels": 3}, "leave --rgb and --grey out"),
@@ -416,57 +358,34 @@ def test_latents(tmp_path, out, rng, dtype, channels, form):
         ({"background": "red"}, "leave --background out"),
         ({"latents": False}, "bring it to 0 … 255|of 1 to 4 channels"),
     ):
-        with pytest.raises(NumdiffError, match=message):
-            import_dataset(path, out, force=True, **options)
+        refused(path, message, NumdiffError, **options)
 
 
-def test_floats_that_may_be_either(tmp_path, out, rng):
+def test_floats_that_may_be_either(imported, refused, tmp_path, rng):
     """Three channels beyond the range of pixels, and alpha below 0, are requested."""
-    np.savez(tmp_path / "a.npz", latents(rng, 3))
-    with pytest.raises(
-        UsageError, match="bring it to 0 … 255, 0 … 1 or -1 … 1 first, or add --latents"
+    path = tmp_path / "a.npz"
+    np.savez(path, latents(rng, 3))
+    refused(path, "bring it to 0 … 255, 0 … 1 or -1 … 1 first, or add --latents")
+    assert imported(path, latents=True).report.noun == "latents"
+    for values, channels in (
+        (np.tanh(latents(rng, 4)), 3),
+        (rng.random((70, 8, 8, 2)), 1),  # grey and alpha, or two of anything
+        (255 * rng.random((70, 8, 8, 2)), 1),
     ):
-        import_dataset(tmp_path / "a.npz", out)
-    assert import_dataset(tmp_path / "a.npz", out, latents=True).noun == "latents"
-    np.savez(tmp_path / "b.npz", np.tanh(latents(rng, 4)))
-    with pytest.raises(UsageError, match="pixels with alpha or latents: add --pixels or --latents"):
-        import_dataset(tmp_path / "b.npz", out, force=True)
-    assert import_dataset(tmp_path / "b.npz", out, force=True, latents=False).shape == (70, 8, 8, 3)
-    report = import_dataset(tmp_path / "b.npz", out, force=True, latents=True)
-    assert report.shape == (70, 8, 8, 4) and contents(out)[0].dtype == np.float32
-    for scale in (1, 255):  # grey and alpha, or two of anything
-        np.save(tmp_path / "two.npy", scale * rng.random((70, 8, 8, 2)))
-        with pytest.raises(
-            UsageError, match="2 channels, which may be pixels with alpha or latents: add --pixels"
-        ):
-            import_dataset(tmp_path / "two.npy", out, force=True)
-        assert import_dataset(tmp_path / "two.npy", out, force=True, latents=False).shape == (
-            70,
-            8,
-            8,
-            1,
-        )
-        assert import_dataset(tmp_path / "two.npy", out, force=True, latents=True).shape == (
-            70,
-            8,
-            8,
-            2,
-        )
-    np.savez(tmp_path / "c.npz", colours(4))
-    with pytest.raises(UsageError, match="is uint8, and latents are floats: leave --latents out"):
-        import_dataset(tmp_path / "c.npz", out, force=True, latents=True)
-    np.savez(tmp_path / "d.npz", images=latents(rng), labels=np.arange(70) % 3, classes=["a", "b"])
-    with pytest.raises(NumdiffError, match="`classes` in .*one name for each label from 0 to 2"):
-        import_dataset(tmp_path / "d.npz", out, force=True)
-    np.savez(
-        tmp_path / "e.npz",
-        np.where(np.arange(4) == 2, np.float64(1e300), -2 * np.ones((2, 4, 4, 4))),
-    )
-    with pytest.raises(NumdiffError, match="not finite"):  # as float32
-        import_dataset(tmp_path / "e.npz", out, force=True)
+        np.savez(path, values)
+        refused(path, "pixels with alpha or latents: add --pixels or --latents")
+        assert imported(path, latents=False).images.shape == (70, 8, 8, channels)
+        found = imported(path, latents=True).images
+        assert found.shape == values.shape and found.dtype == np.float32
+    np.savez(path, colours(4))
+    refused(path, "is uint8, and latents are floats: leave --latents out", latents=True)
+    np.savez(path, images=latents(rng), labels=np.arange(70) % 3, classes=["a", "b"])
+    refused(path, "`classes` in .*one name for each label from 0 to 2", NumdiffError)
+    np.savez(path, np.where(np.arange(4) == 2, 1e300, -2 * np.ones((2, 4, 4, 4))))
+    refused(path, "not finite", NumdiffError)  # as float32
 
 
-def test_wrong_npz(tmp_path, out):
+def test_wrong_npz(refused, tmp_path, out):
     images = colours(6)
     path = tmp_path / "a.npz"
     for arrays, message in (
@@ -489,24 +408,21 @@ def test_wrong_npz(tmp_path, out):
         ({"u": images, "v": images}, r"no array `images` or `arr_0` \(it has u, v\)"),
     ):
         np.savez(path, **arrays)
-        with pytest.raises(NumdiffError, match=message):
-            import_dataset(path, out)
+        refused(path, message, NumdiffError)
     np.savez(path, images)
     data = path.read_bytes()
     path.write_bytes(data[:-100])
-    with pytest.raises(NumdiffError, match="a.npz' is truncated or damaged"):
-        import_dataset(path, out)
+    refused(path, "a.npz' is truncated or damaged", NumdiffError)
     damaged = bytearray(data)
     damaged[500:520] = b"x" * 20
     path.write_bytes(damaged)
-    with pytest.raises(NumdiffError, match="a.npz' is truncated or damaged .*CRC"):
-        import_dataset(path, out)
-    np.save(tmp_path / "b.npy", images)
-    data = (tmp_path / "b.npy").read_bytes()
+    refused(path, "a.npz' is truncated or damaged .*CRC", NumdiffError)
+    path = tmp_path / "b.npy"
+    np.save(path, images)
+    data = path.read_bytes()
     for length in (8, 60, len(data) - 1):
-        (tmp_path / "b.npy").write_bytes(data[:length])
-        with pytest.raises(NumdiffError, match="b.npy' is truncated or damaged"):
-            import_dataset(tmp_path / "b.npy", out)
+        path.write_bytes(data[:length])
+        refused(path, "b.npy' is truncated or damaged", NumdiffError)
     assert not os.path.exists("/tmp/numdiff-was-attacked") and not out.exists()
 
 
@@ -519,16 +435,15 @@ def unet_cu(images, count=None, magic=20240620):
     return header + (images.transpose(0, 3, 1, 2) / np.float32(127.5) - 1).astype("<f4").tobytes()
 
 
-def test_unet_cu(tmp_path, out, rng):
+def test_unet_cu(imported, tmp_path, rng):
     images = rng.integers(0, 256, (70, 16, 16, 3), dtype=np.uint8)
     (tmp_path / "a.bin").write_bytes(unet_cu(images))
     (tmp_path / "a.bin.gz").write_bytes(gzip.compress(unet_cu(images)))
     for name in ("a.bin", "a.bin.gz"):
-        report = import_dataset(tmp_path / name, out, force=True)
-        assert np.array_equal(contents(out)[0], images) and report.shape == (70, 16, 16, 3)
+        assert np.array_equal(imported(tmp_path / name).images, images)
 
 
-def test_wrong_unet_cu(tmp_path, out):
+def test_wrong_unet_cu(refused, tmp_path):
     path, images = tmp_path / "a.bin", colours(3)
     for data, message in (
         (unet_cu(images)[:-4], "a.bin' is truncated or damaged"),
@@ -547,27 +462,16 @@ def test_wrong_unet_cu(tmp_path, out):
         (png(images[0]), "is a single image"),
     ):
         path.write_bytes(data)
-        with pytest.raises(NumdiffError, match=message):
-            import_dataset(path, out)
-    with pytest.raises(UsageError, match="--labels folders is for folders"):
-        path.write_bytes(unet_cu(images))
-        import_dataset(path, out, labels="folders")
+        refused(path, message, NumdiffError)
+    path.write_bytes(unet_cu(images))
+    refused(path, "--labels folders is for folders", labels="folders")
 
 
-def test_dataset_of_another_size(tmp_path, out):
-    import_dataset(
-        fill(tmp_path / "s", {f"{i % 2}/{i}.png": image for i, image in enumerate(colours(6, 32))}),
-        out,
-    )
+def test_dataset_of_another_size(imported, tmp_path, out):
+    imported({f"{i % 2}/{i}.png": image for i, image in enumerate(colours(6, 32))})
     small = tmp_path / "small.h5"
     import_dataset(out, small, size=8, channels=1)
-    assert contents(small)[0].shape == (6, 8, 8, 1) and contents(small)[1].tolist() == [
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]
+    images, labels, _ = contents(small)
+    assert images.shape == (6, 8, 8, 1) and labels.tolist() == [0, 0, 0, 1, 1, 1]
     import_dataset(small, small, force=True, channels=3)
     assert contents(small)[0].shape == (6, 8, 8, 3)

@@ -11,73 +11,76 @@ import pytest
 from PIL import Image, ImageCms
 
 from cli.values import Size
-from numdiff.errors import NumdiffError, UsageError
+from numdiff.errors import NumdiffError
 from numdiff.extras.evaluate.sources import open_source
-from numdiff.extras.importers.importing import import_dataset
 from numdiff.extras.importers.pictures import decoded
 from numdiff.training.sample_files import read_mask, read_picture
 from tests.extras.importers.sources import (
     ADOBE,
     SRGB,
     colours,
-    contents,
     fill,
     icc,
     png,
-    png_of_chunks,
+    png_of_rows,
     saved,
     tiff,
 )
 
 
-def imported(tmp_path, out, data, **options):
-    """The one image of a folder that holds one file of these bytes."""
-    import_dataset(fill(tmp_path / "one", {"a.png": data}), out, force=True, **options)
-    return contents(out)[0][0]
+@pytest.fixture
+def pixels_of(imported):
+    """pixels_of(data, **options): the one image of a folder that holds one file of these bytes."""
+    return lambda data, **options: imported({"a.png": data}, **options).images[0]
 
 
-def test_16_bit_pixels(tmp_path, out):
+def difference(found, expected):
+    """The largest one."""
+    return np.abs(found.astype(float) - expected).max()
+
+
+def blocks(rng, channels):
+    """16 × 16 random pixels, of one colour in each quarter."""
+    quarters = rng.integers(0, 256, (2, 2, channels), np.uint8)
+    return quarters.repeat(8, 0).repeat(8, 1)
+
+
+def test_16_bit_pixels(pixels_of):
     values = np.array([[0, 128, 257, 65535], [32768, 65278, 300, 1]] * 2, np.uint16)
     expected = np.rint(values / 257).astype(np.uint8)
-    assert np.array_equal(imported(tmp_path, out, values)[..., 0], expected)
+    assert np.array_equal(pixels_of(values)[..., 0], expected)
     tiff = saved(Image.fromarray(values), "TIFF")
-    assert np.array_equal(imported(tmp_path, out, tiff)[..., 0], expected)
+    assert np.array_equal(pixels_of(tiff)[..., 0], expected)
     rgb = np.stack([values] * 3, -1)
-    assert np.array_equal(imported(tmp_path, out, rgb), np.stack([expected] * 3, -1))
+    assert np.array_equal(pixels_of(rgb), np.stack([expected] * 3, -1))
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
-def test_16_bit_colour_is_rounded(tmp_path, out, rng, channels):
+def test_16_bit_colour_is_rounded(pixels_of, rng, channels):
     """Pillow truncates it. What is transparent is so to the last bit."""
     square = rng.integers(0, 65536, (5, 5, channels), np.uint16)
     square[0, :3, 0] = 127, 128, 129
     if channels != 3:
         square[..., -1] = 65535  # opaque
     shown = np.rint(square / 257).astype(np.uint8)[..., : channels - (channels != 3)]
-    assert np.array_equal(imported(tmp_path, out, png(square)), shown)
+    assert np.array_equal(pixels_of(png(square)), shown)
     if channels == 2:
         return
     for order in "<>":
         for compressed in (False, True):
-            found = imported(
-                tmp_path, out, tiff(square, order, compressed, 2 if channels == 4 else None)
-            )
+            found = pixels_of(tiff(square, order, compressed, 2 if channels == 4 else None))
             assert np.array_equal(found, shown), (order, compressed)
 
 
-def test_16_bit_colour_that_is_transparent(tmp_path, out):
+def test_16_bit_colour_that_is_transparent(pixels_of):
     """The transparent colour of a PNG is compared in 16 bits: its neighbour of the same 8 bits is
     opaque."""
     row = struct.pack(">6H", 514, 771, 1028, 515, 771, 1028)
-    data = png_of_chunks(
-        (b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)),
-        (b"tRNS", struct.pack(">HHH", 514, 771, 1028)),
-        (b"IDAT", zlib.compress((b"\0" + row) * 2)),
-    )
-    assert imported(tmp_path, out, data).tolist() == [[[255, 255, 255], [2, 3, 4]]] * 2
+    data = png_of_rows([row] * 2, 2, 16, 2, tRNS=row[:6])
+    assert pixels_of(data).tolist() == [[[255, 255, 255], [2, 3, 4]]] * 2
     alpha = np.zeros((2, 2, 4), np.uint16)
     alpha[..., 0], alpha[..., 3] = 65535, 32896
-    assert imported(tmp_path, out, png(alpha), background="black")[0, 0].tolist() == [128, 0, 0]
+    assert pixels_of(png(alpha), background="black")[0, 0].tolist() == [128, 0, 0]
 
 
 # Large JPEGs --------------------------------------------------------------------------------------
@@ -102,7 +105,7 @@ SIZES = [(600, 377, 32), (401, 223, 48), (279, 500, 16), (425, 213, 13)]
     ],
 )
 def test_a_reduced_jpeg_is_cut_where_the_whole_one_is(
-    tmp_path, out, width, height, size, fit, orientation
+    pixels_of, width, height, size, fit, orientation
 ):
     """Decoded at 1/2 to 1/8, also where that gives no whole number of pixels, and whichever side is
     up."""
@@ -112,21 +115,16 @@ def test_a_reduced_jpeg_is_cut_where_the_whole_one_is(
     jpeg = saved(Image.fromarray(pixels), "JPEG", quality=100, subsampling=0, exif=exif)
     with decoded(len(jpeg), lambda: jpeg, size) as image:
         assert max(image.size) <= 300
-    found = imported(tmp_path, out, jpeg, size=size, fit=fit, background="black").astype(float)
-    whole = imported(
-        tmp_path,
-        out,
-        saved(Image.fromarray(pixels), "PNG", exif=exif),
-        size=size,
-        fit=fit,
-        background="black",
-    )
+    png = saved(Image.fromarray(pixels), "PNG", exif=exif)
+    options = {"size": size, "fit": fit, "background": "black"}
+    found, whole = (pixels_of(data, **options).astype(float) for data in (jpeg, png))
     off = (found - whole).mean((0, 1)) / (255 / size)  # in pixels of the result, about
-    assert np.abs(off[:2]).max() < 0.05 and np.abs(found - whole)[1:-1, 1:-1].max() <= 2
+    assert np.abs(off[:2]).max() < 0.05
+    assert difference(found[1:-1, 1:-1], whole[1:-1, 1:-1]) <= 2
 
 
 @pytest.mark.parametrize("size, scale", [(64, 4), (128, 2), (32, 8)])
-def test_a_reduced_jpeg_is_near_the_whole_one(tmp_path, out, rng, size, scale):
+def test_a_reduced_jpeg_is_near_the_whole_one(pixels_of, rng, size, scale):
     """On noise with the spectrum of photos, 1/f: 48 dB here, up to 57 in larger pictures."""
     frequencies = np.hypot(np.fft.fftfreq(523)[:, None], np.fft.fftfreq(700)[None])
     frequencies[0, 0] = 1
@@ -135,22 +133,20 @@ def test_a_reduced_jpeg_is_near_the_whole_one(tmp_path, out, rng, size, scale):
     jpeg = saved(Image.fromarray(noise), "JPEG", quality=92)
     with decoded(len(jpeg), lambda: jpeg, size) as image:
         assert image.width == -(-700 // scale)
-    found = imported(tmp_path, out, jpeg, size=size).astype(float)
-    whole = imported(tmp_path, out, saved(Image.open(io.BytesIO(jpeg)), "PNG"), size=size)
-    assert 10 * np.log10(255**2 / ((found - whole) ** 2).mean()) > 46
+    whole = saved(Image.open(io.BytesIO(jpeg)), "PNG")
+    found, wanted = (pixels_of(data, size=size).astype(float) for data in (jpeg, whole))
+    assert 10 * np.log10(255**2 / ((found - wanted) ** 2).mean()) > 46
 
 
-def test_only_the_crop_is_seen(tmp_path, out):
+def test_only_the_crop_is_seen(pixels_of):
     """The picture has another colour outside the middle square, which reaches half a reduced pixel
     inwards at most."""
     image = np.zeros((512, 1030, 3), np.uint8)
     image[:, 259:771] = 200
-    whole = imported(tmp_path, out, image, size=32)
-    assert (whole == 200).all()
-    jpeg = imported(
-        tmp_path, out, saved(Image.fromarray(image), "JPEG", quality=100, subsampling=0), size=32
-    )
-    assert np.abs(jpeg[:, 2:-2].astype(int) - 200).max() <= 2 and jpeg.min() > 150
+    assert (pixels_of(image, size=32) == 200).all()
+    jpeg = saved(Image.fromarray(image), "JPEG", quality=100, subsampling=0)
+    found = pixels_of(jpeg, size=32)
+    assert difference(found[:, 2:-2], 200) <= 2 and found.min() > 150
 
 
 # Colour profiles ----------------------------------------------------------------------------------
@@ -162,8 +158,12 @@ def in_srgb(pixels, matrix, gamma=2.2):
     return 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
 
 
-def notes_of(tmp_path, out, data, **options):
-    return import_dataset(fill(tmp_path / "one", {"a.png": data}), out, force=True, **options).notes
+def check_other_readers(folder, pixels):
+    """Sampling and evaluation read the one picture of a folder alike."""
+    picture = read_picture(folder / "a.png", pixels.shape)
+    assert np.allclose((picture + 1) * 127.5, pixels, atol=1e-3)
+    found = next(iter(open_source(folder).batches(1)))[0]
+    assert np.array_equal(found, np.broadcast_to(pixels, found.shape))
 
 
 @pytest.mark.parametrize(
@@ -175,97 +175,81 @@ def notes_of(tmp_path, out, data, **options):
         ("JPEG", {"quality": 100, "subsampling": 0}),
     ],
 )
-def test_colour_profiles(tmp_path, out, rng, form, options):
-    pixels = np.repeat(np.repeat(rng.integers(0, 256, (2, 2, 3), np.uint8), 8, 0), 8, 1)
-    data = saved(Image.fromarray(pixels), form, icc_profile=icc(ADOBE), **options)
-    found, expected = imported(tmp_path, out, data).astype(float), in_srgb(pixels, ADOBE)
-    assert np.abs(found - expected).max() < (6 if form == "JPEG" else 1.5)
-    assert notes_of(tmp_path, out, data) == [
-        "1 image was converted to sRGB from the colour profile in the file (a.png)."
-    ]
-    path = tmp_path / "one" / "a.png"
-    assert np.allclose((read_picture(path, (16, 16, 3)) + 1) * 127.5, found, atol=1e-3)
-    assert np.array_equal(next(iter(open_source(tmp_path / "one").batches(1)))[0], found)
-    plain = saved(Image.fromarray(pixels), form, **options)
+def test_colour_profiles(imported, tmp_path, rng, form, options):
+    pixels = blocks(rng, 3)
+
+    def of_profile(profile):
+        data = saved(Image.fromarray(pixels), form, icc_profile=profile, **options)
+        found = imported({"a.png": data})
+        return found.images[0], found.report.notes
+
+    plain, _ = of_profile(None)
     for profile in (None, ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()):
-        same = saved(Image.fromarray(pixels), form, icc_profile=profile, **options)
-        assert np.array_equal(imported(tmp_path, out, same), imported(tmp_path, out, plain))
-        assert notes_of(tmp_path, out, same) == []
+        same, notes = of_profile(profile)
+        assert np.array_equal(same, plain) and notes == []
+    found, notes = of_profile(icc(ADOBE))
+    assert difference(found, in_srgb(pixels, ADOBE)) < (6 if form == "JPEG" else 1.5)
+    assert notes == ["1 image was converted to sRGB from the colour profile in the file (a.png)."]
+    check_other_readers(tmp_path / "folder", found)
 
 
-def test_profiles_of_other_pixels(tmp_path, out, rng):
+def test_profiles_of_other_pixels(pixels_of, rng):
     """Transparent, grey, of a palette, of 16 bits, on its side."""
-    pixels = np.repeat(np.repeat(rng.integers(0, 256, (2, 2, 4), np.uint8), 8, 0), 8, 1)
-    pixels[..., 3] = [[255] * 8 + [0] * 8] * 16
-    found = imported(
-        tmp_path,
-        out,
-        saved(Image.fromarray(pixels), "PNG", icc_profile=icc(ADOBE)),
-        background="red",
-    )
-    assert np.abs(found[:, :8] - in_srgb(pixels[..., :3], ADOBE)[:, :8]).max() < 1.5
-    assert (found[:, 8:] == [255, 0, 0]).all()
+    pixels = blocks(rng, 4)
+    pixels[:, 8:, 3], pixels[:, :8, 3] = 0, 255
+    adobe = icc(ADOBE)
+    found = pixels_of(saved(Image.fromarray(pixels), "PNG", icc_profile=adobe), background="red")
+    colour = pixels[..., :3]
+    expected = in_srgb(colour, ADOBE)
+    assert difference(found[:, :8], expected[:, :8]) < 1.5 and (found[:, 8:] == [255, 0, 0]).all()
+    palette = Image.fromarray(colour).quantize(4)
+    found = pixels_of(saved(palette, "PNG", icc_profile=adobe))
+    assert difference(found, in_srgb(np.asarray(palette.convert("RGB")), ADOBE)) < 1.5
+    rows = [row.tobytes() for row in colour.astype(">u2") * 257]
+    deep = png_of_rows(rows, 16, 16, 2, iCCP=b"a\0\0" + zlib.compress(adobe))
+    assert difference(pixels_of(deep), expected) < 1.5
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = saved(Image.fromarray(colour), "PNG", icc_profile=adobe, exif=exif)
+    assert difference(pixels_of(turned), np.rot90(expected, -1)) < 1.5
     grey = np.tile(np.arange(0, 256, 16, dtype=np.uint8), (16, 1))
     expected = in_srgb(np.stack([grey] * 3, -1), SRGB, 1.0)[..., :1]
     for profile in (icc(gamma=1.0, space=b"GRAY"), icc(SRGB, gamma=1.0)):
-        found = imported(tmp_path, out, saved(Image.fromarray(grey), "PNG", icc_profile=profile))
-        assert found.shape == (16, 16, 1) and np.abs(found - expected).max() < 1.5
-        deep = saved(Image.fromarray(grey.astype(np.uint16) * 257), "PNG", icc_profile=profile)
-        assert np.abs(imported(tmp_path, out, deep) - expected).max() < 1.5
-    palette = Image.fromarray(pixels[..., :3]).quantize(4)
-    found = imported(tmp_path, out, saved(palette, "PNG", icc_profile=icc(ADOBE)))
-    assert np.abs(found - in_srgb(np.asarray(palette.convert("RGB")), ADOBE)).max() < 1.5
-    chunk = b"a\0\0" + zlib.compress(icc(ADOBE))
-    deep = png(pixels[..., :3].astype(np.uint16) * 257)
-    found = imported(tmp_path, out, deep[:33] + png_of_chunks((b"iCCP", chunk))[8:-12] + deep[33:])
-    assert np.abs(found - in_srgb(pixels[..., :3], ADOBE)).max() < 1.5
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = saved(Image.fromarray(pixels[..., :3]), "PNG", icc_profile=icc(ADOBE), exif=exif)
-    assert (
-        np.abs(
-            imported(tmp_path, out, turned) - np.rot90(in_srgb(pixels[..., :3], ADOBE), -1)
-        ).max()
-        < 1.5
-    )
+        for values in (grey, grey.astype(np.uint16) * 257):
+            found = pixels_of(saved(Image.fromarray(values), "PNG", icc_profile=profile))
+            assert found.shape == (16, 16, 1) and difference(found, expected) < 1.5
 
 
-def test_a_profile_of_inks(tmp_path, out):
+def test_a_profile_of_inks(pixels_of):
     """CMYK by its profile, here L* = 100 (1 - c)(1 - m)(1 - y)(1 - k); without one by Pillow's
     formula."""
     inks = np.zeros((8, 8, 4), np.uint8)
     inks[4:, :, 3], inks[:, 4:, 0] = 128, 255
     image = Image.fromarray(inks, "CMYK")
-    found = imported(
-        tmp_path, out, saved(image, "TIFF", icc_profile=icc(space=b"CMYK", kind=b"prtr"))
-    )
+    profile = icc(space=b"CMYK", kind=b"prtr")
+    found = pixels_of(saved(image, "TIFF", icc_profile=profile))
     lightness = 100 * (1 - 128 / 255)
     luminance = ((lightness + 16) / 116) ** 3
     grey = 255 * (1.055 * luminance ** (1 / 2.4) - 0.055)
-    assert (
-        (found[0, 0] >= 254).all()
-        and found[0, 7].max() <= 1
-        and np.abs(found[7, 0] - grey).max() < 2
-    )
-    assert imported(tmp_path, out, saved(image, "TIFF"))[0, 7].tolist() == [0, 255, 255]
+    assert found[0, 0].min() >= 254 and found[0, 7].max() <= 1
+    assert difference(found[7, 0], grey) < 2
+    assert pixels_of(saved(image, "TIFF"))[0, 7].tolist() == [0, 255, 255]
 
 
-def test_profiles_in_threads(tmp_path, out, rng):
+def test_profiles_in_threads(imported, rng):
     """One transform serves all threads, and each picture is converted by its own."""
     pixels = rng.integers(0, 256, (60, 4, 4, 3), np.uint8)
     profiles = [icc(ADOBE), icc(SRGB, gamma=1.0), None]
-    source = fill(
-        tmp_path / "s",
+    found = imported(
         {
             f"{i:02d}.png": saved(Image.fromarray(image), "PNG", icc_profile=profiles[i % 3])
             for i, image in enumerate(pixels)
-        },
+        }
     )
-    report = import_dataset(source, out)
-    for i, image in enumerate(contents(out)[0]):
-        expected = (in_srgb(pixels[i], ADOBE), in_srgb(pixels[i], SRGB, 1.0), pixels[i])[i % 3]
-        assert np.abs(image - expected).max() < 1.5
-    assert report.notes == [
+    assert difference(found.images[::3], in_srgb(pixels[::3], ADOBE)) < 1.5
+    assert difference(found.images[1::3], in_srgb(pixels[1::3], SRGB, 1.0)) < 1.5
+    assert np.array_equal(found.images[2::3], pixels[2::3])
+    assert found.report.notes == [
         "40 images were converted to sRGB from the colour profile in the file (00.png, 01.png, "
         "03.png, …)."
     ]
@@ -288,88 +272,71 @@ def test_profiles_in_threads(tmp_path, out, rng):
     ],
     ids=["short", "zeros", "cut off", "of CMYK", "of grey", "of Lab", "link", "large", "elements"],
 )
-def test_profiles_that_cannot_be_used(tmp_path, out, profile):
+def test_profiles_that_cannot_be_used(imported, profile):
     """The picture is as without it, and the report says so."""
     pixels = colours(1, 16)[0]
-    data = saved(Image.fromarray(pixels), "TIFF", icc_profile=profile)
-    assert np.array_equal(imported(tmp_path, out, data), pixels)
-    assert notes_of(tmp_path, out, data) == [
+    found = imported({"a.png": saved(Image.fromarray(pixels), "TIFF", icc_profile=profile)})
+    assert np.array_equal(found.images[0], pixels)
+    assert found.report.notes == [
         "1 image was taken for sRGB, as the colour profile cannot be used (a.png)."
     ]
 
 
-def test_palette_with_transparency(tmp_path, out):
-    palette = bytes([255, 0, 0, 0, 255, 0, 0, 0, 255])
-    rows = b"".join(b"\0" + bytes(row) for row in ([0, 1], [2, 0]))
-    header = struct.pack(">IIBBBBB", 2, 2, 8, 3, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"PLTE", palette), (b"IDAT", zlib.compress(rows))]
-    expected = [[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 0, 0]]]
-    assert imported(tmp_path, out, png_of_chunks(*chunks)).tolist() == expected
-    chunks.insert(2, (b"tRNS", bytes([255, 0, 255])))  # the second colour is transparent
-    expected[0][1] = [255, 255, 255]
-    assert imported(tmp_path, out, png_of_chunks(*chunks)).tolist() == expected
-    expected[0][1] = [0, 0, 128]
-    assert imported(tmp_path, out, png_of_chunks(*chunks), background="navy").tolist() == expected
+def test_palette_with_transparency(pixels_of):
+    colours = {"PLTE": bytes([255, 0, 0, 0, 255, 0, 0, 0, 255])}
+    clear = {**colours, "tRNS": bytes([255, 0, 255])}  # the second colour
+    for chunks, options, second in (
+        (colours, {}, [0, 255, 0]),
+        (clear, {}, [255, 255, 255]),
+        (clear, {"background": "navy"}, [0, 0, 128]),
+    ):
+        found = pixels_of(png_of_rows([b"\0\1", b"\2\0"], 2, kind=3, **chunks), **options)
+        assert found.tolist() == [[[255, 0, 0], second], [[0, 0, 255], [255, 0, 0]]]
 
 
-def test_alpha_over_a_colour(tmp_path, out):
+def test_alpha_over_a_colour(pixels_of, refused):
     image = np.zeros((2, 2, 4), np.uint8)
     image[..., 0], image[..., 3] = 200, [[255, 128], [0, 0]]
-    over_white = imported(tmp_path, out, image)
-    assert over_white[0, 0].tolist() == [200, 0, 0] and over_white[1, 1].tolist() == [255, 255, 255]
-    assert np.abs(over_white[0, 1].astype(int) - [228, 127, 127]).max() <= 1
-    assert imported(tmp_path, out, image, background="#102030")[1, 0].tolist() == [16, 32, 48]
+    opaque, half, clear, _ = pixels_of(image).reshape(4, 3)
+    assert opaque.tolist() == [200, 0, 0] and clear.tolist() == [255, 255, 255]
+    assert difference(half, [228, 127, 127]) <= 1
+    assert pixels_of(image, background="#102030")[1, 0].tolist() == [16, 32, 48]
     grey = image[..., [0, 3]]
-    assert imported(tmp_path, out, grey)[..., 0].tolist()[1] == [255, 255]
-    assert imported(tmp_path, out, grey, background="red")[1, 0].tolist() == [255, 0, 0]
-    with pytest.raises(UsageError, match="--background 'whitish' is not a colour"):
-        imported(tmp_path, out, image, background="whitish")
+    assert pixels_of(grey)[..., 0].tolist()[1] == [255, 255]
+    assert pixels_of(grey, background="red")[1, 0].tolist() == [255, 0, 0]
+    refused({"a.png": image}, "--background 'whitish' is not a colour", background="whitish")
 
 
-def test_transparent_grey(tmp_path, out):
+def test_transparent_grey(pixels_of):
     """Of 16 bits, and of fewer than 8: one channel over grey, three over a colour; opaque pixels as
     without alpha."""
     values = np.array([[0, 514], [32896, 65535]], np.uint16)
+    deep = [row.astype(">u2").tobytes() for row in values]
 
-    def chunks(depth, rows, transparent):
-        header = (b"IHDR", struct.pack(">IIBBBBB", 2, 2, depth, 0, 0, 0, 0))
-        return png_of_chunks(
-            header, (b"tRNS", struct.pack(">H", transparent)), (b"IDAT", zlib.compress(rows))
-        )
+    def clear(value, rows=deep, depth=16):
+        return png_of_rows(rows, 2, depth, tRNS=struct.pack(">H", value))
 
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    assert imported(tmp_path, out, chunks(16, rows, 514))[..., 0].tolist() == [[0, 255], [128, 255]]
-    assert imported(tmp_path, out, chunks(16, rows, 514), background="black").tolist() == [
-        [[0], [0]],
-        [[128], [255]],
-    ]
-    assert imported(tmp_path, out, chunks(16, rows, 515))[..., 0].tolist() == [[0, 2], [128, 255]]
-    assert imported(tmp_path, out, chunks(16, rows, 514), background="red").tolist() == [
+    for data, options, expected in (
+        (clear(514), {}, [[0, 255], [128, 255]]),
+        (clear(514), {"background": "black"}, [[0, 0], [128, 255]]),
+        (clear(515), {}, [[0, 2], [128, 255]]),
+        (clear(1, [b"\x10", b"\xb0"], 2), {}, [[0, 255], [170, 255]]),
+        (clear(10, [b"\x0a", b"\x0f"], 4), {}, [[0, 255], [0, 255]]),
+        (clear(1, [b"\x40", b"\x80"], 1), {}, [[0, 255], [255, 0]]),
+    ):
+        found = pixels_of(data, **options)
+        assert found.shape == (2, 2, 1) and found[..., 0].tolist() == expected
+    assert pixels_of(clear(514), background="red").tolist() == [
         [[0, 0, 0], [255, 0, 0]],
         [[128, 128, 128], [255, 255, 255]],
     ]
-    for depth, rows, expected in (
-        (2, b"\0\x10\0\xb0", [[0, 255], [170, 255]]),
-        (4, b"\0\x0a\0\x0f", [[0, 255], [0, 255]]),
-        (1, b"\0\x40\0\x80", [[0, 255], [255, 0]]),
-    ):
-        transparent = {1: 1, 2: 1, 4: 10}[depth]  # the upper right pixel
-        assert (
-            imported(tmp_path, out, chunks(depth, rows, transparent))[..., 0].tolist() == expected
-        )
-    alpha = np.stack([values, [[65535, 65535], [65535, 0]]], -1).astype(np.uint16)
-    assert imported(tmp_path, out, png(alpha))[..., 0].tolist() == [[0, 2], [128, 255]]
-    assert imported(tmp_path, out, png(alpha), background="black").shape == (2, 2, 1)
-    assert imported(tmp_path, out, png(alpha), background="red")[1, 1].tolist() == [255, 0, 0]
-    rgb = png_of_chunks(
-        (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)),
-        (b"tRNS", struct.pack(">HHH", 514, 771, 1028)),
-        (b"IDAT", zlib.compress(b"\0" + struct.pack(">HHH", 514, 771, 1028))),
-    )
-    assert imported(tmp_path, out, rgb).tolist() == [[[255, 255, 255]]]
+    alpha = png(np.stack([values, [[65535, 65535], [65535, 0]]], -1).astype(np.uint16))
+    assert pixels_of(alpha)[..., 0].tolist() == [[0, 2], [128, 255]]
+    assert pixels_of(alpha, background="black").shape == (2, 2, 1)
+    assert pixels_of(alpha, background="red")[1, 1].tolist() == [255, 0, 0]
 
 
-def test_postscript_under_another_name(tmp_path, out, monkeypatch):
+def test_postscript_under_another_name(imported, tmp_path, monkeypatch):
     """No reader of the picture starts Ghostscript."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
@@ -378,7 +345,7 @@ def test_postscript_under_another_name(tmp_path, out, monkeypatch):
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
     path = fill(tmp_path / "s", {"a.png": eps}) / "a.png"
     for read in (
-        lambda: import_dataset(tmp_path / "s", out),
+        lambda: imported(tmp_path / "s"),
         lambda: read_picture(path, (8, 8, 3)),
         lambda: read_mask(str(path), 8),
         lambda: open_source(tmp_path / "s"),
@@ -388,35 +355,26 @@ def test_postscript_under_another_name(tmp_path, out, monkeypatch):
     assert not (tmp_path / "started").exists()
 
 
-def test_picture_is_read_alike_everywhere(tmp_path, out):
+def test_picture_is_read_alike_everywhere(pixels_of, tmp_path):
     values = np.tile(np.linspace(0, 65535, 16).astype(np.uint16), (16, 1))
-    path = fill(tmp_path / "s", {"a.png": values}) / "a.png"
-    import_dataset(tmp_path / "s", out)
-    expected = contents(out)[0][0]
-    assert len(np.unique(expected)) == 16
-    assert np.allclose((read_picture(path, (16, 16, 1)) + 1) * 127.5, expected, atol=1e-3)
-    assert np.array_equal(
-        next(iter(open_source(tmp_path / "s").batches(1)))[0], np.repeat(expected, 3, -1)
-    )
+    found = pixels_of(values)
+    assert len(np.unique(found)) == 16
+    check_other_readers(tmp_path / "folder", found)
 
 
-def test_cmyk_one_bit_and_gif(tmp_path, out):
+def test_cmyk_one_bit_and_gif(pixels_of):
     cmyk = saved(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=95)
-    assert np.abs(imported(tmp_path, out, cmyk).astype(int) - [255, 0, 0]).max() <= 6
+    assert difference(pixels_of(cmyk), [255, 0, 0]) <= 6
     bits = saved(Image.fromarray(np.eye(8, dtype=bool)), "PNG")
-    assert np.array_equal(imported(tmp_path, out, bits)[..., 0], 255 * np.eye(8, dtype=np.uint8))
-    gif = saved(
-        Image.new("RGB", (8, 8), (0, 0, 255)),
-        "GIF",
-        save_all=True,
-        append_images=[Image.new("RGB", (8, 8), (255, 0, 0))],
-    )
-    assert imported(tmp_path, out, gif)[0, 0].tolist() == [0, 0, 255]
+    assert np.array_equal(pixels_of(bits)[..., 0], 255 * np.eye(8, dtype=np.uint8))
+    blue, red = (Image.new("RGB", (8, 8), colour) for colour in ("blue", "red"))
+    gif = saved(blue, "GIF", save_all=True, append_images=[red])
+    assert pixels_of(gif)[0, 0].tolist() == [0, 0, 255]
 
 
-def test_float_pixels_are_refused_by_name(tmp_path, out):
-    with pytest.raises(NumdiffError, match="a.png: floating-point pixels"):
-        imported(tmp_path, out, saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"))
+def test_float_pixels_are_refused_by_name(refused):
+    data = saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
+    refused({"a.png": data}, "a.png: floating-point pixels", NumdiffError)
 
 
 @pytest.mark.parametrize(
@@ -431,95 +389,95 @@ def test_float_pixels_are_refused_by_name(tmp_path, out):
         (8, lambda a: np.rot90(a)),
     ],
 )
-def test_exif_orientation(tmp_path, out, orientation, turned):
+def test_exif_orientation(pixels_of, orientation, turned):
     image = np.zeros((16, 16, 3), np.uint8)
     image[:8, :8], image[:8, 8:] = 255, (255, 0, 0)
     exif = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0)
-    data = saved(
-        Image.fromarray(image), "JPEG", quality=100, subsampling=0, exif=b"Exif\0\0" + exif
-    )
-    assert np.abs(imported(tmp_path, out, data).astype(int) - turned(image)).max() < 8
+    options = {"quality": 100, "subsampling": 0, "exif": b"Exif\0\0" + exif}
+    found = pixels_of(saved(Image.fromarray(image), "JPEG", **options))
+    assert difference(found, turned(image)) < 8
 
 
-def test_crop_pad_and_stretch(tmp_path, out):
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"size": (48, 48)}, lambda a: a[:, 24:72]),
+        ({"size": (48, 64)}, lambda a: a[:, 16:80]),
+        ({"size": (24, 96)}, lambda a: a[12:36]),
+        ({"size": (96, 96), "fit": "pad"}, lambda a: np.pad(a, ((24, 24), (0, 0), (0, 0)))),
+        ({"size": (64, 96), "fit": "pad"}, lambda a: np.pad(a, ((8, 8), (0, 0), (0, 0)))),
+        ({"size": (48, 100), "fit": "pad"}, lambda a: np.pad(a, ((0, 0), (2, 2), (0, 0)))),
+    ],
+)
+def test_crop_and_pad(pixels_of, rng, options, expected):
+    """Crop cuts the longer sides, pad adds bars at them; likewise where the picture is tall."""
+    picture = rng.integers(0, 256, (48, 96, 3), np.uint8)
+    for turned in (lambda a: a, lambda a: a.swapaxes(0, 1)):
+        size = options["size"] if turned(picture).shape == picture.shape else options["size"][::-1]
+        found = pixels_of(turned(picture), **{**options, "size": size}, background="black")
+        assert np.array_equal(found, turned(expected(picture)))
+
+
+def test_stretch_and_square_sizes(pixels_of):
     image = np.zeros((16, 48, 3), np.uint8)
-    image[:, :16], image[:, 16:32], image[:, 32:] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
-    assert np.array_equal(imported(tmp_path, out, image, size=16), image[:, 16:32])
-    assert np.array_equal(imported(tmp_path, out, image, size=8), image[:8, 16:24])
-    padded = imported(tmp_path, out, image, size=48, fit="pad", background="black")
-    assert np.array_equal(padded[16:32], image) and not padded[:16].any() and not padded[32:].any()
-    stretched = imported(tmp_path, out, image, size=24, fit="stretch")
-    assert (
-        stretched[:, 4].tolist() == [[255, 0, 0]] * 24
-        and stretched[:, 20].tolist() == [[0, 0, 255]] * 24
-    )
-    tall = imported(tmp_path, out, image.transpose(1, 0, 2), size=48, fit="pad")
-    assert np.array_equal(tall[:, 16:32], image.transpose(1, 0, 2)) and (tall[:, :16] == 255).all()
+    image[:, :16, 0] = image[:, 16:32, 1] = image[:, 32:, 2] = 255
+    stretched = pixels_of(image, size=24, fit="stretch")
+    assert (stretched[:, 4] == [255, 0, 0]).all() and (stretched[:, 20] == [0, 0, 255]).all()
+    assert pixels_of(image, size=(12, 50), fit="stretch").shape == (12, 50, 3)
+    assert np.array_equal(pixels_of(image, size=8), pixels_of(image, size=(8, 8)))
+    assert (pixels_of(image, size=48, fit="pad")[:16] == 255).all()  # white without --background
 
 
-def test_large_jpeg_is_reduced_without_aliasing(tmp_path, out):
+def test_large_jpeg_is_reduced_without_aliasing(pixels_of):
     stripes = np.zeros((1024, 1024), np.uint8)
     stripes[:, ::2] = 255
-    reduced = imported(tmp_path, out, saved(Image.fromarray(stripes), "JPEG", quality=95), size=32)
-    assert np.abs(reduced.astype(int) - 127).max() <= 3
+    reduced = pixels_of(saved(Image.fromarray(stripes), "JPEG", quality=95), size=32)
+    assert difference(reduced, 127) <= 3
 
 
-def test_grey_and_colour(packed, out):
+def test_grey_and_colour(imported, refused, packed):
     grey, colour = np.full((8, 8), 100, np.uint8), colours(1)[0]
     mixed = packed({"a.png": grey, "b.png": colour})
-    with pytest.raises(
-        UsageError, match="b.png is in colour, but .*a.png is grey: add --rgb or --grey"
-    ):
-        import_dataset(mixed, out)
-    assert import_dataset(mixed, out, channels=3).shape == (2, 8, 8, 3)
-    assert contents(out)[0][0, 0, 0].tolist() == [100, 100, 100]
-    assert import_dataset(mixed, out, channels=1, force=True).shape == (2, 8, 8, 1)
-    red, green, blue = colour[0, 0]
-    assert (
-        abs(int(contents(out)[0][1, 0, 0, 0]) - (0.299 * red + 0.587 * green + 0.114 * blue)) <= 1
-    )
+    refused(mixed, "b.png is in colour, but .*a.png is grey: add --rgb or --grey")
+    found = imported(mixed, channels=3).images
+    assert found.shape == (2, 8, 8, 3) and (found[0] == 100).all()
+    found = imported(mixed, channels=1).images
+    assert found.shape == (2, 8, 8, 1)
+    assert difference(found[1], colour[0, 0] @ [0.299, 0.587, 0.114]) <= 1
 
 
-def test_colour_first_then_grey_needs_no_option(packed, out):
-    assert (
-        import_dataset(
-            packed({"a.png": colours(1)[0], "b.png": np.full((8, 8), 9, np.uint8)}), out
-        ).shape[3]
-        == 3
-    )
+def test_colour_first_then_grey_needs_no_option(imported, packed):
+    files = {"a.png": colours(1)[0], "b.png": np.full((8, 8), 9, np.uint8)}
+    assert imported(packed(files)).images.shape == (2, 8, 8, 3)
 
 
-def test_sizes_that_differ(packed, out):
+def test_sizes_that_differ(imported, refused, packed):
     source = packed({"a.png": colours(1)[0], "b.png": colours(1, 60)[0]})
-    with pytest.raises(UsageError, match=r"b.png is 60×60 pixels, but .*a.png is 8×8: add --size"):
-        import_dataset(source, out)
-    assert import_dataset(source, out, size=16).shape == (2, 16, 16, 3)
+    refused(source, r"b.png is 60×60 pixels, but .*a.png is 8×8: add --size")
+    assert imported(source, size=16).images.shape == (2, 16, 16, 3)
 
 
-def test_too_large(tmp_path, out):
-    source = fill(tmp_path / "s", {"a.png": np.zeros((1100, 1100), np.uint8)})
-    with pytest.raises(UsageError, match="1100×1100 pixels: add --size"):
-        import_dataset(source, out)
-    with pytest.raises(UsageError, match="--size 2000 is out of range"):
-        import_dataset(source, out, size=2000)
+def test_too_large(refused):
+    source = {"a.png": np.zeros((1100, 1100), np.uint8)}
+    refused(source, "1100×1100 pixels: add --size")
+    refused(source, "--size 2000 is out of range", size=2000)
 
 
-def test_not_square(packed, out):
+def test_not_square(imported, refused, packed):
     """Pictures of one size keep it; of several proportions one must be given."""
     wide = {"a.png": np.zeros((16, 48, 3), np.uint8), "b.png": np.ones((16, 48, 3), np.uint8)}
-    assert import_dataset(packed(wide), out).shape == (2, 16, 48, 3)
-    with pytest.raises(
-        UsageError,
-        match="c.png is 16×16 pixels, but .*a.png is 48×16: add --size .* --size 16x64, and --fit",
-    ):
-        import_dataset(packed({**wide, "c.png": np.zeros((16, 16, 3), np.uint8)}), out, force=True)
+    assert imported(packed(wide)).images.shape == (2, 16, 48, 3)
+    refused(
+        packed({**wide, "c.png": np.zeros((16, 16, 3), np.uint8)}),
+        "c.png is 16×16 pixels, but .*a.png is 48×16: add --size .* --size 16x64, and --fit",
+    )
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 @pytest.mark.parametrize(
     "height, width, size", [(70, 133, 16), (90, 31, 8), (20, 30, 24), (33, 64, 16)]
 )
-def test_adm_crop_halves_and_then_resizes(tmp_path, out, rng, height, width, size, form):
+def test_adm_crop_halves_and_then_resizes(pixels_of, rng, height, width, size, form):
     """With the bits of guided-diffusion's crop: a JPEG is decoded at its whole size for it."""
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     data = saved(Image.fromarray(pixels), form)
@@ -527,32 +485,14 @@ def test_adm_crop_halves_and_then_resizes(tmp_path, out, rng, height, width, siz
     for _ in range(int(np.log2(min(height, width) / size))):
         wanted = wanted.resize([n // 2 for n in wanted.size], Image.Resampling.BOX)
     ratio = size / min(wanted.size)
-    wanted = np.asarray(
-        wanted.resize([round(n * ratio) for n in wanted.size], Image.Resampling.BICUBIC)
-    )
+    sides = [round(n * ratio) for n in wanted.size]
+    wanted = np.asarray(wanted.resize(sides, Image.Resampling.BICUBIC))
     top, left = ((n - size) // 2 for n in wanted.shape[:2])
-    found = imported(tmp_path, out, data, size=size, crop="adm")
+    found = pixels_of(data, size=size, crop="adm")
     assert np.array_equal(found, wanted[top : top + size, left : left + size])
 
 
-def test_a_height_and_a_width(tmp_path, out):
-    """Crop cuts the longer sides, pad adds bars at them; a square size keeps its bits."""
-    columns = np.arange(96, dtype=np.uint8)
-    picture = np.repeat(np.broadcast_to(columns, (48, 96))[..., None], 3, axis=2)
-    cropped = imported(tmp_path, out, picture, size=(48, 64))
-    assert np.array_equal(cropped, picture[:, 16:80])
-    cropped = imported(tmp_path, out, picture, size=(24, 96))
-    assert np.array_equal(cropped, picture[12:36])
-    padded = imported(tmp_path, out, picture, size=(64, 96), fit="pad", background="black")
-    assert np.array_equal(padded[8:56], picture) and not padded[:8].any() and not padded[56:].any()
-    padded = imported(tmp_path, out, picture, size=(48, 100), fit="pad", background="black")
-    assert np.array_equal(padded[:, 2:98], picture) and not padded[:, :2].any()
-    assert imported(tmp_path, out, picture, size=(12, 50), fit="stretch").shape == (12, 50, 3)
-    same = [imported(tmp_path, out, picture, size=size) for size in (20, (20, 20))]
-    assert np.array_equal(*same)
-
-
-def test_sizes_and_crops_that_cannot_be(tmp_path, out):
+def test_sizes_and_crops_that_cannot_be(refused):
     picture = np.zeros((8, 8), np.uint8)
     for options, sentence in (
         ({"size": (0, 4)}, "--size 0x4 is out of range"),
@@ -561,8 +501,7 @@ def test_sizes_and_crops_that_cannot_be(tmp_path, out):
         ({"size": 4, "crop": "adm", "fit": "pad"}, "--crop adm and --fit pad exclude each other"),
         ({"size": 4, "crop": "box"}, "--crop box is unknown: use one of lanczos, adm"),
     ):
-        with pytest.raises(UsageError, match=sentence):
-            imported(tmp_path, out, picture, **options)
+        refused({"a.png": picture}, sentence, **options)
 
 
 @pytest.mark.parametrize("text, size", [("64", 64), ("48x64", (48, 64)), ("32×32", 32)])

@@ -13,7 +13,7 @@ from numdiff.data.dataset import open_dataset
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.importers.importing import import_dataset
 from tests.conftest import needs
-from tests.extras.importers.sources import colours, contents, fill
+from tests.extras.importers.sources import colours, fill
 from tests.forked import forked
 
 
@@ -22,16 +22,14 @@ def source(tmp_path):
     return fill(tmp_path / "source", {f"{i:02d}.png": image for i, image in enumerate(colours(20))})
 
 
-def test_never_overwrites(source, out, tmp_path):
+def test_never_overwrites(imported, refused, source, out, tmp_path):
     out.write_text("precious")
     with pytest.raises(UsageError, match="already exists.*--force"):
         import_dataset(source, out)
     # an import that fails leaves the old file alone, even with force
-    with pytest.raises(UsageError):
-        import_dataset(source, out, force=True, labels="folders")
+    refused(source, "--labels folders", labels="folders")
     assert out.read_text() == "precious"
-    import_dataset(source, out, force=True)
-    assert contents(out)[0].shape == (20, 8, 8, 3)
+    assert imported(source).images.shape == (20, 8, 8, 3)
     with pytest.raises(UsageError, match="is a folder"):
         import_dataset(source, tmp_path)
     with pytest.raises(UsageError, match="there is no folder"):
@@ -100,11 +98,10 @@ def test_interrupted(source, out):
     assert not out.exists() and threading.active_count() == before
 
 
-def test_very_many_classes(tmp_path, out):
+def test_very_many_classes(imported, tmp_path, out):
     """Their names outgrow the 64 kB that old HDF5 files allow an attribute."""
     np.savez(tmp_path / "a.npz", images=np.zeros((5000, 1, 1, 1), np.uint8), labels=np.arange(5000))
-    import_dataset(tmp_path / "a.npz", out)
-    assert len(contents(out)[2]) == 5000
+    assert len(imported(tmp_path / "a.npz").classes) == 5000
     with h5py.File(out) as file:
         assert file["labels"].dtype == np.uint16
 
