@@ -36,6 +36,7 @@ PLACES
                       read_autoencoder(path) (training/autoencoders.py)
     features          by the ending of a file: a function (name, backend, precision) that returns an extractor
                       of features (evaluation/features.py)
+    transport         a module that sums the gradients of ranks on GPUs (distributed/exchange.py says what it has)
     torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
     precision         {precision: what keeps a model's weights in it} (nn/module.py, `keep_float8`)
     problems          {operation: a function that returns [Problem], in addition to its own}

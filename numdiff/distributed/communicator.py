@@ -39,8 +39,9 @@ import numpy as np
 from ..data.fingerprint import difference
 from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
 from ..errors import NumdiffError, UsageError, why_no_process
+from ..extensions import entries
 from ..progress import progress
-from .exchange import make_exchange
+from .exchange import gpu_transport, make_exchange
 from .exchange_base import NoExchange, wait
 from .failures import (
     AgreedError,
@@ -53,13 +54,11 @@ from .failures import (
 )
 from .launcher import import_mpi, launched
 from .monitor import monitor
-from .nccl_exchange import import_nccl
 from .same_code import check_code
 from .shared_memory import remove_stray_memory
 from .together import one_interrupt
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
 
-TRANSPORTS = ("auto", "mpi", "peer", "nccl")
 TYPES = {4: "FLOAT", 8: "DOUBLE"}  # MPI's, by bytes
 # seconds for the other ranks to meet the same error, before it counts as this rank's own
 GRACE = 5.0
@@ -163,7 +162,7 @@ def current():
 def connect(transport="auto", device="cpu", timeout=None):
     """The communicator of this process; the same one if it has connected before. Collective.
 
-    transport: how gradients travel, one of TRANSPORTS; device: "cpu" or "cuda": each rank of a host
+    transport: how gradients travel, auto, mpi or one of an extension; device: "cpu" or "cuda": each rank of a host
         then gets the GPU with its local number; timeout: seconds after which a rank that is stopped
         or stuck ends the job (120), 0 for never.
     Raises `UsageError` for what cannot work; `SystemExit` on ranks above 0, as rank 0 prints the
@@ -236,14 +235,11 @@ def job():
 
 
 def check_transport(transport, device):
-    if transport not in TRANSPORTS:
-        raise UsageError(f"--transport {transport} does not exist; use {' or '.join(TRANSPORTS)}.")
-    if transport in ("peer", "nccl") and device == "cpu":
-        raise UsageError(
-            f"--transport {transport} joins GPUs, and these ranks run on the CPU; use --transport mpi."
-        )
-    if transport == "nccl":
-        import_nccl()
+    known = ["auto", "mpi", *entries("transport")]
+    if transport not in known:
+        raise UsageError(f"--transport {transport} does not exist; use {' or '.join(known)}.")
+    if transport in entries("transport"):
+        gpu_transport(transport, device != "cpu").check()
 
 
 class Communicator(Alone):

@@ -22,6 +22,7 @@ class NoExchange:
     """For a single process: the sum over one rank is already there."""
 
     name, why, largest, weight_parts = "none", "", None, None
+    trial_rounds = 1  # sums in its trial
 
     def watch(self):
         return contextlib.nullcontext()
@@ -45,6 +46,10 @@ class NoExchange:
 
     def _gather_packed(self, mixed):
         pass
+
+    def suffices(self, seconds):
+        """Whether no other transport can be faster than a sum in this time."""
+        return False
 
     def abandon(self):
         """Its trial has failed: from now on nothing is asked of it."""
@@ -85,14 +90,13 @@ def shared_part(partition):
 
 
 def try_sums(exchange, communicator, gradient, partition):
-    """Add up numbers whose sum is known, by the same launches as in a step (twice by `peer`, whose
-    barriers count). Gather known partials and largest magnitudes, too; a `NumdiffError` if another
-    result arrives. partition: where the update is shared."""
+    """Add up numbers whose sum is known, by the same launches as in a step. Gather known partials
+    and largest magnitudes, too; a `NumdiffError` if another result arrives. partition: where the update is shared."""
     size, rank = communicator.size, communicator.rank
     pattern = np.resize(np.arange(251, dtype=np.float32), gradient.size)  # whose sums are exact
     own = slice(*partition.bounds[rank : rank + 2]) if partition else slice(None)
     loss = zeros(1, np.float32, gradient.backend)
-    for round in range(2 if exchange.name == "peer" else 1):
+    for round in range(exchange.trial_rounds):
         copy_into(gradient, pattern + np.float32(rank + round))
         copy_into(loss, np.array([rank], np.float32))
         if float8 := exchange.mail.float8:

@@ -1,15 +1,20 @@
 """Handling of an error in a job of several ranks: its message, and the exit code of each process.
 
 An error on all ranks is an `AgreedError`: all end in order, and rank 0 reports it. Any other is one
-rank's own, which reports it and ends the others. Errors of MPI and NCCL are reported by their
-modules.
+rank's own, which reports it and ends the others. Errors of MPI and NCCL are known by their modules.
 """
 
 import os
 
 from ..errors import NumdiffError, why_no_process
 from ..progress import progress
-from .nccl_exchange import NcclFault
+
+
+class LibraryFault(Exception):
+    """An error of a library between the ranks in work that it had already accepted, in its own
+    words. Attribute library: its name."""
+
+    library = ""
 
 
 class AgreedError(NumdiffError):
@@ -35,8 +40,11 @@ def is_clean(error):
 def failed_library(error):
     """Which of the libraries between the ranks an error is from, and what it says: the network has
     failed, say; or None. Of MPICH's stack of calls the last line has the reason."""
-    module = "nccl" if isinstance(error, NcclFault) else type(error).__module__
-    library = {"mpi4py": "MPI", "nccl": "NCCL"}.get(module.partition(".")[0])
+    library = (
+        error.library
+        if isinstance(error, LibraryFault)
+        else {"mpi4py": "MPI", "nccl": "NCCL"}.get(type(error).__module__.partition(".")[0])
+    )
     first, _, rest = str(error).partition(", error stack:")
     reason = (
         f"{first}: {rest.strip().splitlines()[-1].rpartition('): ')[2]}" if rest.strip() else first

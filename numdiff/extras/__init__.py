@@ -252,3 +252,9 @@ register(
     kernels={"rmsnorm": "rmsnorm"},
     kernel_names={name: f"rmsnorm:{name}" for name in ("rmsnorm_backward", "rmsnorm_forward")},
 )
+
+register(
+    "numdiff.extras.transports",
+    transport={"peer": "peer", "nccl": "nccl_exchange"},
+    kernels={"peer reduce": "reduce", "peer pieces": "pieces"},
+)

@@ -493,7 +493,7 @@ class DiT(Model):
 
     def _columns_by_runs(self, each, t, y, randomness):
         """Those of 2, 2, 4, 8, … blocks at a time: their layers' gradients leave for other ranks
-        when the block before them has been played back (distributed/overlap.py), so that in the end
+        when the block before them has been played back (extras/transports/overlap.py), so that in the end
         those of two blocks are left."""
         c = self._conditioned(t, y, randomness)
         for layers in self._stacks():

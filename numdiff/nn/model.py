@@ -61,7 +61,7 @@ class Model(Module):
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
     # {name: classes of the modules within a block that it may recompute alone}
     part_kinds: typing.ClassVar[dict] = {}
-    # how the `peer` all-reduce overlaps the backward pass (overlap.py)
+    # how the `peer` all-reduce overlaps the backward pass (extras/transports/overlap.py)
     exchange_beside: str | None = None
     lends_gradients = True  # whether activations may alias the blocks' gradients (aliasing.py)
     # linear layers within them that `compute_in_float8` is for, by their names there

@@ -37,7 +37,7 @@ from ..device.array import as_words
 from ..errors import UsageError
 from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.grad_norm import root_of_sum, squares_of_pieces
-from ..kernels.peers.pieces import peer_copy_pieces, pieces_of
+from ..kernels.peer_pieces import peer_copy_pieces, pieces_of
 from .module import ALIGNMENT
 
 PIECE = 16384  # elements whose squares one block adds up, at most

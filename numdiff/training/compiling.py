@@ -24,9 +24,8 @@ from ..device.planned import card_of, collect
 from ..diffusion import Sampling
 from ..distributed.communicator import Alone, current
 from ..distributed.exchange_base import Mail, NoExchange
-from ..distributed.peer_exchange import PeerExchange
 from ..errors import TooManyElementsError, UsageError
-from ..kernels.peers.reduce import MAX_RANKS
+from ..extensions import available
 from ..progress_bar import progress_bar
 from .memory import say_what_fits
 
@@ -66,16 +65,15 @@ def plan_trainer(trainer, communicator):
         trainer.step_function.run()
     except TooManyElementsError:
         raise UsageError(say_what_fits(trainer, trainer.communicator)) from None
-    parameters, on_host = trainer.model.parameters, communicator.size // communicator.hosts
     if communicator.size > 1:
+        parameters = trainer.model.parameters
         Mail(parameters, 0, communicator.size, parameters.grad).write(
             zeros(1, np.float32, parameters.grad)
         )
-    possible = communicator.hosts == 1 or not (trainer.shares_update or parameters.float8)
-    if possible and 1 < on_host <= MAX_RANKS and communicator.transport in ("auto", "peer"):
-        PeerExchange.planned(
-            parameters, on_host, trainer.partition if trainer.shares_update else None
-        )
+        partition = trainer.partition if trainer.shares_update else None
+        for name, transport in available("transport").items():
+            if communicator.transport in ("auto", name):
+                transport.plan(communicator, parameters, partition)
 
 
 def plan_sampling(model, config):

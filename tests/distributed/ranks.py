@@ -210,8 +210,9 @@ def nccl_steps(folder):
 def over_hosts(folder):
     """Sums of two hosts' sums, by MPI between them, whose order is that of the hosts. What `peer`
     does within a host is done by MPI here, as there is no GPU."""
-    from numdiff.distributed import hosts_exchange, mpi_exchange
-    from numdiff.kernels.peers.reduce import slice_of
+    from numdiff.distributed import mpi_exchange
+    from numdiff.extras.transports import hosts_exchange
+    from numdiff.extras.transports.reduce import slice_of
 
     communicator = connect("auto", "cpu")
     size = communicator.size // 2
@@ -261,8 +262,8 @@ def over_hosts(folder):
         for _ in range(2):
             gradient[:], loss[0] = rows[communicator.rank], communicator.rank
             through.finish(loss)
-            hosts = [sum(part[1:], part[0]) for part in (rows[:size], rows[size:])]
-            np.testing.assert_array_equal(gradient, hosts[0] + hosts[1])
+            sums = [sum(part[1:], part[0]) for part in (rows[:size], rows[size:])]
+            np.testing.assert_array_equal(gradient, sums[0] + sums[1])
             assert loss[0] == sum(range(communicator.size))
         through.check()
         through.close()

@@ -7,12 +7,13 @@ import types
 
 import pytest
 
-from numdiff.distributed import communicator, exchange, failures, nccl_exchange, watchdog
+from numdiff.distributed import communicator, failures, watchdog
 from numdiff.errors import NumdiffError
+from numdiff.extras.transports import nccl_exchange
 from numdiff.progress import progress
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from tests.conftest import exhaustively, needs
-from tests.distributed.test_distributed import nccl_stands_in, on_threads, run, task
+from tests.distributed.test_distributed import run, task
 from tests.distributed.watched import watched
 
 GO_ON = "so the job ends; start it again."
@@ -52,39 +53,6 @@ def test_errors_of_nccl_are_said_like_those_of_mpi():
     )
     assert failures.sentence(error) == f"NCCL failed (unhandled system error), {GO_ON}"
     assert failures.failed_library(ValueError("nccl")) is None
-
-
-def test_nccl_is_asked_for_errors_of_what_it_had_accepted(monkeypatch):
-    nccl = nccl_stands_in(monkeypatch, 2)
-
-    def body(ranks, gradient):
-        ranks.transport = "nccl"
-        through = exchange.make_exchange(ranks, types.SimpleNamespace(grad=gradient))
-        said = []
-        for nccl.result in (0, 7, 2):  # success, in progress, an error
-            said += [fault() for fault in ranks.polled]
-            ranks.gather(None)
-        with pytest.raises(nccl_exchange.NcclFault):
-            through.check()
-        (fault,) = ranks.polled
-        through.close()
-        return said, ranks.polled, fault()
-
-    for said, polled, after in on_threads(2, monkeypatch, body):
-        assert said[:2] == [None, None] and polled == [] and after is None
-        assert failures.sentence(said[2]) == f"NCCL failed (error 2: NET: closed), {GO_ON}"
-
-
-def test_what_fails_its_trial_is_not_asked_any_longer(monkeypatch):
-    nccl_stands_in(monkeypatch, 2).result = 2
-
-    def body(ranks, gradient):
-        ranks.transport = "nccl"
-        with pytest.raises(NumdiffError, match="error 2: NET: closed"):
-            exchange.make_exchange(ranks, types.SimpleNamespace(grad=gradient))
-        return ranks.polled
-
-    assert on_threads(2, monkeypatch, body) == [[], []]
 
 
 def test_the_watchdog_words_a_fault_as_the_job_does(monkeypatch):
@@ -132,23 +100,6 @@ def test_of_a_stack_of_calls_the_reason_is_said():
     assert failures.failed_library(error) == "MPI failed (Other MPI error: Connection reset)"
 
 
-def test_a_gpu_that_waited_in_vain_is_named_at_the_next_report(monkeypatch):
-    def body(ranks, gradient):
-        peer = exchange.PeerExchange(ranks, types.SimpleNamespace(grad=gradient))
-        peer.check()
-        peer.status[0] = 2  # what the barrier's kernel leaves where rank 1 has not come
-        try:
-            peer.check()
-        except NumdiffError as error:
-            return str(error)
-
-    for rank, text in enumerate(on_threads(2, monkeypatch, body)):
-        assert text == (
-            f"the GPU of rank {rank} waited 600 s for that of rank 1 in vain; if it repeats, use "
-            "--transport mpi."
-        )
-
-
 def test_a_rank_that_was_stopped_says_so_of_itself():
     said = [watchdog.sentence("silent", [1], rank, 2, 20) for rank in range(2)]
     assert "waits for rank 1, of which nothing has been heard for 20 s" in said[0]
@@ -174,24 +125,3 @@ def test_who_fails_in_what_others_wait_for_leaves_word_with_the_watchdog():
 
 def raise_(error):
     raise error
-
-
-@pytest.mark.parametrize(
-    "answer, wanted",
-    [
-        ({}, None),
-        ({"get_async_error": lambda: None}, None),
-        ({"get_async_error": lambda: 7}, None),
-        (
-            {"get_async_error": lambda: 6, "get_last_error": lambda: "NET: closed\nby peer"},
-            "6: NET: closed",
-        ),
-    ],
-)
-def test_what_nccl_is_asked(answer, wanted):
-    """A version of nccl4py that knows no such question, or answers it otherwise, ends no run."""
-    ask = nccl_exchange.Faults(
-        types.SimpleNamespace(get_error_string=str), types.SimpleNamespace(**answer)
-    )
-    found = [ask(), ask()]
-    assert [error if error is None else str(error) for error in found] == [wanted, wanted]

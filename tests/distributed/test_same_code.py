@@ -10,7 +10,8 @@ import pytest
 from numdiff.distributed import same_code
 from numdiff.distributed.failures import AgreedError
 from tests.conftest import MPIEXEC, exhaustive, needs
-from tests.distributed.test_distributed import ENVIRONMENT, ROOT, on_threads, run
+from tests.distributed.test_distributed import ENVIRONMENT, ROOT, run
+from tests.distributed.threads import on_threads
 
 
 def test_all_sources_are_compared():

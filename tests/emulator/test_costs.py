@@ -24,6 +24,7 @@ from numdiff.extras.fp8 import weights as weights_of_fp8
 from numdiff.extras.kernel_check import records
 from numdiff.extras.kernel_check import run as checking
 from numdiff.extras.sla import kernels as sla
+from numdiff.extras.transports import reduce as peer_reduce
 from numdiff.float8 import bits_of
 from numdiff.kernels import bias, conv2d
 from numdiff.kernels.concat import Pair
@@ -47,7 +48,6 @@ from numdiff.kernels.matmul import (
 )
 from numdiff.kernels.matmul.pair import matmul_pair_forward_cost, matmul_pair_gradient_cost
 from numdiff.kernels.operation import OPERATIONS
-from numdiff.kernels.peers import reduce as peer_reduce
 from numdiff.kernels.reduce.second_pass import Sum, add_parts, add_parts_cost
 from numdiff.kernels.reduce.trees import column_sum
 from tests.conftest import exhaustive, exhaustively

@@ -6,7 +6,7 @@ import pytest
 from numdiff.device import download
 from numdiff.device.array import as_words
 from numdiff.dtypes import HALVES
-from numdiff.kernels.peers import pieces as P
+from numdiff.kernels import peer_pieces as P
 
 
 def test_ranges_are_cut():
@@ -28,22 +28,6 @@ def test_each_piece_comes_from_its_buffer(engine, rng, ranks):
         want[to : to + count] = x[rank, first : first + count]
     engine.check_equal(y, engine(want))
     P.peer_copy_pieces([y], y, engine(P.pieces_of([])))  # of nothing
-
-
-@pytest.mark.parametrize("blocks", [None, 2])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_sums_are_those_of_the_whole_buffer(engine, rng, ranks, blocks):
-    """The same bits as where each rank adds up one slice."""
-    x = rng.standard_normal((ranks, P.PIECE + 256)).astype(np.float32)
-    ranges, y = (
-        [(0, 4, 4, 36), (1, 64, 64, P.PIECE + 4), (0, P.PIECE + 128, 0, 4)],
-        engine(np.zeros(P.PIECE + 256)),
-    )
-    P.peer_reduce_pieces([engine(row) for row in x], y, engine(P.pieces_of(ranges)), blocks)
-    want, total = np.zeros(P.PIECE + 256, np.float32), sum(x[1:], x[0])  # in rank order, in float32
-    for _, first, to, count in ranges:
-        want[to : to + count] = total[first : first + count]
-    engine.check_equal(y, engine(want))
 
 
 @pytest.mark.parametrize("kind", sorted(HALVES))

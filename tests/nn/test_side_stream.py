@@ -79,7 +79,7 @@ def test_a_gradient_that_is_read_is_waited_for(device):
 def test_a_group_of_gradients_waits_for_the_second_stream_and_the_first_goes_on(
     device, monkeypatch
 ):
-    """What leaves for other ranks (distributed/overlap.py) in a third one, sums of parts among it."""
+    """What leaves for other ranks (extras/transports/overlap.py) in a third one, sums of parts among it."""
     target, summed, parts, sent = (
         array(device),
         array(device),

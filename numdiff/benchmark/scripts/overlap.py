@@ -1,4 +1,4 @@
-"""The gradients' all-reduce during the backward pass (numdiff/distributed/overlap.py) and after it:
+"""The gradients' all-reduce during the backward pass (numdiff/extras/transports/overlap.py) and after it:
 bits, times.
 
     mpiexec -n 2 python -m numdiff.benchmark.scripts.overlap         two GPUs, the UNet of unet.cu and the DiT small64
@@ -26,12 +26,13 @@ from numdiff.benchmark.scripts.scaling import (
     timed,
 )
 from numdiff.distributed import communicator as distributed
-from numdiff.distributed import overlap
 from numdiff.errors import UsageError
+from numdiff.extensions import find
 from numdiff.nn.dit import DiT
 from numdiff.nn.unet import UNet
 from numdiff.training.options import resolve
 
+overlap = find("transport", "peer", "--by").overlap
 # model, preset, images a rank, architecture
 RUNS = (("unet", "unet64", 32, None), ("dit", "small64", 64, None))
 TURNS = 6  # in which each way is timed

@@ -164,7 +164,7 @@ def stack_columns(
 
     runs: how many layers each has. In the backward pass the gradients of a run's parameters are
     computed as soon as those of its columns are complete, before the passes of earlier runs'
-    columns. They may then be sent to other ranks (distributed/overlap.py). The bits are those of
+    columns. They may then be sent to other ranks (extras/transports/overlap.py). The bits are those of
     all at once. Frozen layers, and columns that `gate_adaln` does not take, come all at once.
     """
     if len(runs) == 1 or not (

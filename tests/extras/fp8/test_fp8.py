@@ -14,7 +14,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.fp8 import linear as linear_fp8
 from numdiff.extras.fp8.layers import Float8
 from numdiff.extras.fp8.quantise import PARTIALS
-from numdiff.kernels.peers.reduce import peer_sum
+from numdiff.extras.transports.reduce import peer_sum
 from numdiff.nn import DiT, UNet
 from numdiff.nn.tensor import Tape, Tensor
 from numdiff.training import Trainer

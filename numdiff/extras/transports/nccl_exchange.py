@@ -2,13 +2,18 @@
 
 A sum that NCCL has accepted may still fail, as where the network breaks; the GPU then waits for
 ever. So the watchdog asks NCCL for such errors at every beat, and a report does.
+
+`check`, `ways` and `plan` are what distributed/exchange.py asks of a transport.
 """
 
+import importlib.util
 import threading
 
-from ..device import copy_into
-from ..errors import UsageError
-from .exchange_base import Mail, NoExchange, shared_part, try_sums
+from ...device import copy_into
+from ...distributed.exchange_base import Mail, NoExchange, shared_part, try_sums
+from ...distributed.failures import LibraryFault
+from ...errors import UsageError
+from ...kernels.peer_pieces import MAX_RANKS
 
 
 class NcclView:
@@ -25,8 +30,8 @@ class NcclView:
         }
 
 
-class NcclFault(Exception):
-    """An error of NCCL in work that it had already accepted, in its own words."""
+class NcclFault(LibraryFault):
+    library = "NCCL"
 
 
 class Faults:
@@ -159,3 +164,24 @@ def import_nccl():
             f"--transport nccl: nccl4py {reason}; pip install 'nccl4py[cu13]', or use --transport "
             "auto."
         ) from error
+
+
+def is_everywhere(communicator):
+    """Whether every rank has nccl4py. Collective."""
+    return all(communicator.gather(importlib.util.find_spec("nccl") is not None))
+
+
+def check():
+    import_nccl()
+
+
+def ways(communicator, parameters, partition, requested):
+    """Not where a rank lacks NCCL and the GPUs of one host can do without."""
+    one_host = communicator.hosts == 1 and communicator.size <= MAX_RANKS
+    if not requested and not is_everywhere(communicator) and one_host:
+        return {}
+    return {"nccl": lambda: NcclExchange(communicator, parameters, partition)}
+
+
+def plan(communicator, parameters, partition):
+    """NCCL has its own kernels."""

@@ -30,7 +30,7 @@ WHY IT CANNOT DEADLOCK. All ranks have the same groups, wait for their signals i
 and each rank sets its own signal before it waits for the others'. The first stream waits for the
 second only at the two joins, each after the last fork before it.
 
-WITHOUT A SIGNAL a stream waits for ever: it has no limit as a barrier has (kernels/peers/reduce.py). The
+WITHOUT A SIGNAL a stream waits for ever: it has no limit as a barrier has (reduce.py). The
 watchdog ends the job if a rank ends or is stuck (watchdog.py).
 
 SOURCE
@@ -42,10 +42,11 @@ import itertools
 
 import numpy as np
 
-from ..device import copy_into, download, forked, join, lasting, synchronize, upload, zeros
-from ..errors import NumdiffError
-from ..kernels.peers.pieces import peer_reduce_pieces, pieces_of
+from ...device import copy_into, download, forked, join, lasting, synchronize, upload, zeros
+from ...errors import NumdiffError
+from ...kernels.peer_pieces import pieces_of
 from . import overlap
+from .pieces import peer_reduce_pieces
 
 PARTS = 4  # of a rank's weights
 EDGE = 64  # elements: parts but the last have a multiple

@@ -1,10 +1,11 @@
 """Several hosts: `peer` within each, and another transport between them."""
 
-from ..errors import NumdiffError
-from ..kernels.peers.reduce import slice_of
-from .buckets import BUCKET
-from .exchange_base import NoExchange, try_sums
+from ...distributed.buckets import BUCKET
+from ...distributed.exchange_base import NoExchange, shared_part, try_sums
+from ...errors import NumdiffError
+from ...kernels.peer_pieces import MAX_RANKS
 from .peer_exchange import PeerExchange
+from .reduce import slice_of
 
 
 class Slice:
@@ -62,3 +63,13 @@ class HostsExchange(NoExchange):
     def close(self):
         self.inside.close()
         self.across.close()
+
+
+def why_not_hosts(communicator, parameters, partition):
+    """Why `HostsExchange` does not suit these ranks, or None. Collective."""
+    counts = communicator.gather(communicator.local_size) if communicator.hosts > 1 else [1]
+    if not 1 < min(counts) == max(counts) <= MAX_RANKS:
+        return f"takes 2 to {MAX_RANKS} ranks on each of several hosts, as many on all"
+    if shared_part(partition) or getattr(parameters, "float8", None) is not None:
+        return "shares neither the update nor the scales of fp8 over several hosts"
+    return None

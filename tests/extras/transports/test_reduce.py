@@ -6,7 +6,7 @@ import pytest
 
 from numdiff.device import download, with_dtype
 from numdiff.extras.fp8 import quantise as Q
-from numdiff.kernels.peers import reduce as P
+from numdiff.extras.transports import reduce as P
 from tests.conftest import on, shapes, where
 
 SHAPES = shapes(

@@ -6,34 +6,38 @@ import contextlib
 
 import numpy as np
 
-from ..device import copy_into, download, zeros
-from ..device.array import as_words
-from ..errors import NumdiffError
-from ..kernels.peers.reduce import (
-    MAX_RANKS,
+from ...device import copy_into, download, zeros
+from ...device.array import as_words
+from ...distributed.buckets import WatchBackward
+from ...distributed.exchange_base import Mail, NoExchange, shared_part, try_sums
+from ...errors import NumdiffError
+from ...kernels.peer_pieces import MAX_RANKS
+from . import copies, overlap
+from .reduce import (
     STRIDE,
     peer_all_gather,
     peer_barrier,
     peer_reduce_scatter,
     peer_sum,
 )
-from . import copies, overlap
-from .buckets import WatchBackward
-from .exchange_base import Mail, NoExchange, shared_part, try_sums
 
 # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
 TEST_LIMIT = 60_000
 STEP_LIMIT = 600_000  # and in a step
+# Seconds of six launches, and bytes a second: a sum that takes no longer goes over NVLink (150 to
+# 310 GB/s between H200s; PCIe gives 40), where no other transport was faster. Starting NCCL and
+# testing MPI then takes eight seconds for nothing.
+LAUNCHES, NVLINK = 5e-5, 1e11
 
 
 class PeerExchange(NoExchange):
-    """The GPUs of one host read each other's memory: kernels/peers/reduce.py, between barriers on
-    the device. During the backward pass overlap.py or copies.py does it.
+    """The GPUs of one host read each other's memory: reduce.py, between barriers on the
+    device. During the backward pass overlap.py or copies.py does it.
 
     Collective; raises `NumdiffError` on every rank where one of them cannot.
     """
 
-    name = "peer"
+    name, trial_rounds = "peer", 2  # as its barriers count
 
     def __init__(self, communicator, parameters, partition=None):
         self.communicator, self.rank = communicator, communicator.rank
@@ -108,6 +112,9 @@ class PeerExchange(NoExchange):
     def _map(self, shared):
         self.mapped.append(self.gpu.open_shared(shared))
         return self.mapped[-1]
+
+    def suffices(self, seconds):
+        return seconds <= LAUNCHES + self.gradient.nbytes / NVLINK
 
     def watch(self):
         return WatchBackward(self.overlap) if self.overlap else super().watch()

@@ -33,12 +33,13 @@ join precedes the next writer of gradients.
 
 import numpy as np
 
-from ..device import forked, join, lasting, upload
-from ..device.side_stream import follow
-from ..kernels.peers.pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
-from ..kernels.reduce.second_pass import flush_on_side_stream
-from ..nn.partition import joined
-from .buckets import NEVER, last_records, touched_by
+from ...device import forked, join, lasting, upload
+from ...device.side_stream import follow
+from ...distributed.buckets import NEVER, last_records, touched_by
+from ...kernels.peer_pieces import peer_copy_pieces, pieces_of
+from ...kernels.reduce.second_pass import flush_on_side_stream
+from ...nn.partition import joined
+from .pieces import peer_reduce_pieces
 
 BLOCKS = 64  # of 256 threads, that add up during the backward pass; 0: the sum follows it
 # about, of nearly the same size: little more than one of them is left for after the backward pass
@@ -50,7 +51,7 @@ class GradientGroup:
     """Parameters whose gradients are all complete after record number `ready`.
 
     own, others: tables of the pieces that this rank adds up, and of those that it gets from the
-    others, as kernels/peers/pieces.py takes them; runs: {rank: [(start, stop)]} of what each adds
+    others, as kernels/peer_pieces.py takes them; runs: {rank: [(start, stop)]} of what each adds
     up, where the update is shared
     """
 

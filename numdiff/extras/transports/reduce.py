@@ -37,7 +37,7 @@ SOURCE
     Journal of Parallel and Distributed Computing 69(2). Flags: PTX ISA, "Memory Consistency Model",
     and device/system_scope.py.
 READ NEXT
-    numdiff/distributed/peer_exchange.py, which puts the six launches together.
+    peer_exchange.py, which puts the six launches together.
 """
 
 from typing import NamedTuple
@@ -56,9 +56,9 @@ from ...device import (
     store4,
     store_release,
 )
-from ..operation import Problem, Version, lacks_multiple, numbers, operation, single
+from ...kernels.operation import Problem, Version, lacks_multiple, numbers, operation, single
+from ...kernels.peer_pieces import MAX_RANKS, eight
 
-MAX_RANKS = 8  # GPUs of a host: each is an argument of the kernels
 BLOCK = 256  # threads
 # of 256: all the threads that a multiprocessor holds, so that many loads are under way
 BLOCKS_PER_MULTIPROCESSOR = 8
@@ -349,12 +349,6 @@ def _check(buffers, rank, bounds):
         raise ValueError(
             f"bounds {bounds} must rise from 0 to {n}, and be one more than the {len(buffers)} ranks"
         )
-
-
-def eight(arrays):
-    """The kernels take eight arrays: the last one stands in for absent ranks, and is never read as
-    theirs."""
-    return [*arrays, *[arrays[-1]] * (MAX_RANKS - len(arrays))]
 
 
 def _blocks(array, elements, width):
