@@ -3,12 +3,13 @@ results differ.
 
     python -m tests.emulator.compare_hopper [PART OF A NAME …]
 
-Copies, barriers and products of small integers must agree in every bit. The GEMM and the
-convolution need not: the hardware cuts off bits of sums that the emulator keeps. Exit code 1 if
+Copies, barriers and products of small integers must agree in every bit. The GEMM need not: the
+hardware cuts off bits of sums that the emulator keeps. Exit code 1 if
 something differs by more than it may. Without a GPU the emulator with its checks is compared with
 the emulator without.
 """
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -17,11 +18,12 @@ from numdiff.device import cuda, download, get_backend, launch, synchronize, upl
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.tensor_map import tensor_map
 from numdiff.errors import NumdiffError
-from tests.emulator.probes import hopper_conv, hopper_gemm, inputs, units
+from tests.emulator.probes import hopper_gemm, inputs, units
 
 TOLERANCE = 2e-3  # of float16 results, relative to the largest
 
 
+@dataclasses.dataclass
 class ComparedKernel:
     """One launch. maps: [(index of the array, box, swizzle)]; results: indices of the arrays to
     compare, by dtype.
@@ -29,23 +31,16 @@ class ComparedKernel:
     order: what the kernel takes, "m0" for a map, "a0" for an array, anything else as it is
     """
 
-    def __init__(
-        self, name, kernel, arrays, maps, order, results, grid=1, block=32, shared=0, exact=True
-    ):
-        self.name, self.kernel, self.arrays, self.maps, self.order = (
-            name,
-            kernel,
-            arrays,
-            maps,
-            order,
-        )
-        self.results, self.grid, self.block, self.shared, self.exact = (
-            results,
-            grid,
-            block,
-            shared,
-            exact,
-        )
+    name: str
+    kernel: object
+    arrays: list
+    maps: list
+    order: list
+    results: list
+    grid: int = 1
+    block: int = 32
+    shared: int = 0
+    exact: bool = True
 
     def run(self, backend):
         arrays = [upload(a, backend) for a in self.arrays]
@@ -159,20 +154,6 @@ def cases():
             shared,
             exact=False,
         )
-    x, w, y = inputs.conv_arrays(2, 16, 64, 64)
-    kernel, shared = hopper_conv.make_conv3x3(64, 4)
-    yield ComparedKernel(
-        "convolution of the first experiment",
-        jit(kernel),
-        [x, w.reshape(64, -1), y],
-        [(0, (64, 16, 8, 1), 128), (1, (64, 64), 128)],
-        ["m0", "m1", "a2", 16, 16, 64],
-        [(2, np.float16)],
-        (1, 4),
-        hopper_gemm.THREADS,
-        shared,
-        exact=False,
-    )
 
 
 def jit(kernel):

@@ -1,6 +1,7 @@
 """Draws the pictures of numdiff/emulator/README.md, from runs of the probes' kernels: python -m
 tests.emulator.draw"""
 
+import math
 import pathlib
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from numdiff import emulator
 from numdiff.device.tensor_map import tensor_map
 from numdiff.emulator import pictures
-from tests.emulator.probes import hopper_conv, hopper_gemm
+from tests.emulator.probes import hopper_gemm, units
 
 FOLDER = pathlib.Path(emulator.__file__).parent / "images"
 
@@ -23,19 +24,17 @@ def trace_gemm(n=64, k=192, stages=2):
     )
 
 
-def trace_convolution(size=16, channels=64, stages=4):
-    """A 3 × 3 convolution of one 16 × 16 image: the top half of it in one block, the bottom half in
-    another."""
-    x, weight = (
-        pictures.numbered((1, size, size, channels)),
-        pictures.numbered((channels, 9 * channels)),
-    )
-    kernel, shared = hopper_conv.make_conv3x3(channels, stages)
-    maps = tensor_map(x, (channels, size, 8, 1)), tensor_map(weight, (channels, channels))
-    y = np.zeros((size * size, channels // 2), np.uint32)
-    return emulator.trace(
-        kernel, (1, 2), hopper_gemm.THREADS, *maps, y, size, size, channels, shared=shared
-    )
+def trace_boxes(size=16, channels=64):
+    """The boxes of three taps of a 3 × 3 convolution: the first and the middle one for the top half
+    of an image, the last one for its bottom half."""
+    x, box = pictures.numbered((1, size, size, channels)), (channels, size, 8, 1)
+    kernel, nbytes = units.make_copy(4, 2 * math.prod(box)), 2 * math.prod(box)
+    with emulator.trace() as film:
+        for corner in ((0, -1, -1, 0), (0, 0, 0, 0), (0, 1, 9, 0)):
+            at = np.array([*corner, 0, *[0] * 5], np.int32)
+            maps = tensor_map(x, box), tensor_map(np.zeros_like(x), box)
+            kernel[1, 32, 0, nbytes](*maps, at, np.zeros(nbytes // 4, np.uint32))
+    return film.copies[::2]  # without the stores
 
 
 def small_png(picture, path):
@@ -47,8 +46,7 @@ def main():
     FOLDER.mkdir(exist_ok=True)
     gemm = trace_gemm()
     small_png(pictures.swizzled_tile(gemm.copies[-1], rows=10), FOLDER / "tile.png")
-    boxes = [c for c in trace_convolution().copies if c.tensor.rank == 4]
-    small_png(pictures.tma_box([boxes[0], boxes[4], boxes[-1]]), FOLDER / "box.png")
+    small_png(pictures.tma_box(trace_boxes()), FOLDER / "box.png")
     small_png(pictures.mma("m16n8k16", lane=5), FOLDER / "fragments.png")
 
 

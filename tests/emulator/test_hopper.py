@@ -1,4 +1,4 @@
-"""Hopper's intrinsics: their twins against the PTX ISA, the first experiment's kernels, faults
+"""Hopper's intrinsics: their twins against the PTX ISA, the first experiment's GEMM, faults
 planted in them, and PTX."""
 
 import importlib.util
@@ -14,7 +14,7 @@ from numdiff.device.tensor_map import tensor_map
 from numdiff.device.wgmma import make_setmaxnreg, make_wgmma
 from numdiff.emulator import Emulator, KernelFault, LaunchRefused, Unsupported
 from tests.conftest import THREAD_ORDERS, exhaustive, exhaustively, needs, relative_error
-from tests.emulator.probes import hopper_conv, hopper_gemm, inputs, units
+from tests.emulator.probes import hopper_gemm, inputs, units
 from tests.kernels.compile_logs import assemble
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
@@ -238,7 +238,7 @@ def test_hopper_only():
         make_setmaxnreg(20, False)
 
 
-# The first experiment's kernels -------------------------------------------------------------------
+# The first experiment's GEMM ----------------------------------------------------------------------
 
 
 def run_gemm(make, m, n, k, bn, stages, maps=tensor_map, **options):
@@ -258,47 +258,10 @@ def run_gemm(make, m, n, k, bn, stages, maps=tensor_map, **options):
     return c, a.astype(float) @ b.astype(float).T
 
 
-def run_conv(order, checks):
-    batch, size, c_in, c_out, bn = 2, 16, 64, 64, 64
-    x, w, y = inputs.conv_arrays(batch, size, c_in, c_out)
-    kernel, shared = hopper_conv.make_conv3x3(bn, 4)
-    rows = min(size, hopper_gemm.BM // size)
-    box = (hopper_gemm.BK, size, rows, hopper_gemm.BM // (size * rows))
-    map_w = tensor_map(w.reshape(c_out, -1), (hopper_gemm.BK, bn))
-    launch(
-        kernel,
-        hopper_gemm.THREADS,
-        tensor_map(x, box),
-        map_w,
-        y,
-        size,
-        size,
-        c_in,
-        shared=shared,
-        order=order,
-        checks=checks,
-        grid=(c_out // bn, len(y) // hopper_gemm.BM),
-    )
-    return y.view(np.float16).reshape(batch, size, size, c_out), hopper_conv.reference(
-        x.astype(float), w.astype(float)
-    )
-
-
 def test_the_gemm_gives_the_same_right_bits_in_each_order():
     (first, want), *others = [
         run_gemm(hopper_gemm.make_gemm, 256, 256, 256, 256, 4, order=order, checks=checks)
         for order, checks in (("reversed", False), ("shuffled", True))
-    ]
-    assert relative_error(first, want) < 2e-3
-    for other, _ in others:
-        assert np.array_equal(other, first)
-
-
-@exhaustive  # as the product
-def test_the_convolution_gives_the_same_right_bits_in_each_order():
-    (first, want), *others = [
-        run_conv(order, checks)
-        for order, checks in (("forward", False), ("reversed", True), ("shuffled", False))
     ]
     assert relative_error(first, want) < 2e-3
     for other, _ in others:
@@ -1047,20 +1010,11 @@ HOPPER = 9, 0, "a"
 
 
 @exhaustive
-@pytest.mark.parametrize(
-    "make, columns",
-    [
-        (hopper_gemm.make_gemm, 64),
-        (hopper_gemm.make_gemm, 128),
-        (hopper_gemm.make_gemm, 256),
-        (hopper_conv.make_conv3x3, 64),
-    ],
-)
+@pytest.mark.parametrize("columns", [64, 128, 256])
 @needs("ptxas")
-def test_the_first_kernels_compile_without_advice_from_ptxas(make, columns):
-    signature = (hopper_gemm if make is hopper_gemm.make_gemm else hopper_conv).SIGNATURE
-    kernel = cuda.jit(launch_bounds=(hopper_gemm.THREADS, 1))(make(columns, 4)[0])
-    text = compile_to_ptx(kernel, signature, HOPPER)
+def test_the_gemm_compiles_without_advice_from_ptxas(columns):
+    kernel = cuda.jit(launch_bounds=(hopper_gemm.THREADS, 1))(hopper_gemm.make_gemm(columns, 4)[0])
+    text = compile_to_ptx(kernel, hopper_gemm.SIGNATURE, HOPPER)
     assert (
         f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16" in text and ".f64" not in text
     )

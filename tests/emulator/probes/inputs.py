@@ -1,4 +1,4 @@
-"""Inputs of the kernels in units.py and in the two probes, and what they must give, as the PTX ISA
+"""Inputs of the kernels in units.py and in the GEMM, and what they must give, as the PTX ISA
 and NumPy say it."""
 
 import numpy as np
@@ -209,7 +209,7 @@ def in_registers(d):
 PHASES = (1, 0, 0, 1, 0, 0, 1, 0, 16, 1, 1, 0)  # what `units.phases` must log for x = 1, 2, …
 
 
-# The probes ---------------------------------------------------------------------------------------
+# The GEMM -----------------------------------------------------------------------------------------
 
 
 def gemm_arrays(m, n, k):
@@ -219,12 +219,3 @@ def gemm_arrays(m, n, k):
         rng.standard_normal((n, k), dtype=np.float32).astype(np.float16),
         np.full((m, n), np.nan, np.float16),
     )
-
-
-def conv_arrays(batch, size, c_in, c_out):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch, size, size, c_in), dtype=np.float32).astype(np.float16)
-    w = (rng.standard_normal((c_out, 3, 3, c_in), dtype=np.float32) / (3 * c_in**0.5)).astype(
-        np.float16
-    )
-    return x, w, np.zeros((batch * size * size, c_out // 2), np.uint32)
