@@ -3,11 +3,13 @@ kernels with a change."""
 
 import importlib
 import importlib.util
+import inspect
 import pathlib
 import sys
 
 import pytest
 
+from numdiff.device.specialise import Variants
 from numdiff.emulator import Emulator, KernelFault
 from numdiff.kernels.operation import OPERATIONS
 
@@ -34,6 +36,27 @@ def marked(file, mark):
     return found[0] + lines[found[0] - 1].lstrip().startswith("#")
 
 
+def line_with(path, text):
+    """Number of the one line of a file that contains `text`."""
+    lines = pathlib.Path(path).read_text().splitlines()
+    (found,) = (n for n, line in enumerate(lines, 1) if text in line)
+    return found
+
+
+def changed_copy(folder, module, changes):
+    """(a copy of a module with changes [(before, after)], the path of its file)."""
+    source = inspect.getsource(module)
+    for before, after in changes:
+        assert source.count(before) == 1, (before, source.count(before))
+        source = source.replace(before, after)
+    path = folder / f"planted_{module.__name__.rpartition('.')[2]}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(f"{module.__package__}.{path.stem}", path)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy, path
+
+
 def listed(faults):
     return "\n".join(str(f) for f in faults)
 
@@ -58,8 +81,8 @@ def race_between(faults, file, *lines):
 
 
 class PlantedCopies:
-    """PlantedCopies of the project's modules with a change in them; their kernels take the places of the
-    originals."""
+    """Copies of the project's modules with a change in them; their kernels take the places of the
+    originals. copy: the last module."""
 
     def __init__(self, folder):
         self.folder, self.undo = folder, []
@@ -83,12 +106,9 @@ class PlantedCopies:
         finally:
             OPERATIONS.clear()
             OPERATIONS.update(known)
+        self.copy = copy
         self._replace(
-            {
-                id(old): new
-                for old, new in self._kernels(original, copy)
-                if old.py_func.__module__ == name
-            }
+            {id(old): new for old, new in self._kernels(original, copy) if old is not new}
         )
         return str(path), source.splitlines()
 
@@ -96,21 +116,21 @@ class PlantedCopies:
     def _kernels(original, copy):
         for name, value in vars(original).items():
             other = vars(copy).get(name)
-            if isinstance(value, dict) and isinstance(other, dict):
-                yield from ((v, other[k]) for k, v in value.items() if hasattr(v, "py_func"))
-            elif hasattr(value, "py_func"):
+            if hasattr(value, "py_func") or isinstance(value, Variants):
                 yield value, other
+            elif isinstance(value, dict) and isinstance(other, dict):
+                yield from ((v, other[k]) for k, v in value.items() if hasattr(v, "py_func"))
 
     def _replace(self, news):
         versions = [vars(version) for record in OPERATIONS.values() for version in record.versions]
         for names in versions:
             self._replace_in(names, news)
         for module in [m for name, m in sys.modules.items() if name.startswith("numdiff.")]:
-            for names in [
-                vars(module),
-                *(v for k, v in vars(module).items() if isinstance(v, dict) and k[:2] != "__"),
-            ]:
-                self._replace_in(names, news)
+            self._replace_in(vars(module), news)
+            for name, value in vars(module).items():
+                # not of Variants, whose values are made when they are looked at
+                if type(value) is dict and name[:2] != "__":
+                    self._replace_in(value, news)
 
     def _replace_in(self, names, news):
         for name, value in list(names.items()):

@@ -1,30 +1,57 @@
 """Hopper's intrinsics: their twins against the PTX ISA, the first experiment's GEMM, faults
-planted in them, and PTX."""
+planted in them, and PTX. What they give is the same on a GPU, where there is one (sm_90)."""
 
-import importlib.util
 import inspect
 import re
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from numdiff.device import cuda
+from numdiff.device import cuda, download, get_gpu, upload
+from numdiff.device import launch as launch_on_device
 from numdiff.device.ptx import compile_to_ptx
 from numdiff.device.tensor_map import tensor_map
 from numdiff.device.wgmma import make_setmaxnreg, make_wgmma
-from numdiff.emulator import Emulator, KernelFault, LaunchRefused, Unsupported
+from numdiff.emulator import KernelFault, LaunchRefused, Unsupported
 from tests.conftest import THREAD_ORDERS, exhaustive, exhaustively, needs, relative_error
+from tests.emulator.planting import changed_copy, fault_at, line_with, run
 from tests.emulator.probes import hopper_gemm, inputs, units
 from tests.kernels.compile_logs import assemble
 
-MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
-ORDERS = ("forward", "reversed", "shuffled")
+GPU = "gpu"
+ON_A_GPU = pytest.param(GPU, marks=needs("gpu"))
+MODES = pytest.mark.parametrize("mode", ["checked", "unchecked", ON_A_GPU])
+MACHINES = pytest.mark.parametrize("mode", ["checked", ON_A_GPU])
 
 
-def launch(kernel, block, *arguments, grid=1, shared=0, **options):
-    machine = Emulator(**options)
-    machine.launch(kernel, grid, block, *arguments, shared=shared)
-    return machine
+class Mapped(NamedTuple):
+    """An array whose tensor map a kernel takes: the arguments of `tensor_map`."""
+
+    array: np.ndarray
+    box: tuple
+    swizzle: int = 128
+    dims: tuple = None
+    strides: tuple = None
+
+
+def launch(kernel, block, *arguments, grid=1, shared=0, mode="checked", **options):
+    """Launch a kernel in the emulator or on a GPU; NumPy's arrays have the results afterwards."""
+    arrays = [a.array if isinstance(a, Mapped) else a for a in arguments]
+    there = {id(a): a for a in arrays}
+    if mode == GPU:
+        there = {k: upload(a, get_gpu()) if np.ndim(a) else a for k, a in there.items()}
+    given = [
+        tensor_map(there[id(array)], *a[1:]) if isinstance(a, Mapped) else there[id(array)]
+        for a, array in zip(arguments, arrays, strict=True)
+    ]
+    if mode != GPU:
+        run(kernel, grid, block, *given, shared=shared, checks=mode == "checked", **options)
+        return
+    launch_on_device(kernel, grid, block, *given, shared=shared)
+    for array in arrays:
+        if np.ndim(array):
+            array[...] = download(there[id(array)])
 
 
 # TMA ----------------------------------------------------------------------------------------------
@@ -32,18 +59,18 @@ def launch(kernel, block, *arguments, grid=1, shared=0, **options):
 
 @MODES
 @pytest.mark.parametrize("name", inputs.COPIES)
-def test_boxes_are_copied_as_the_isa_says(name, checks):
+def test_boxes_are_copied_as_the_isa_says(name, mode):
     x, y, box, swizzle, at, raw, want = inputs.copy_case(name)
     got = np.zeros(len(raw) // 4, np.uint32)
     launch(
         units.make_copy(x.ndim, x.itemsize * int(np.prod(box))),
         32,
-        tensor_map(x, box, swizzle),
-        tensor_map(y, box, swizzle),
+        Mapped(x, box, swizzle),
+        Mapped(y, box, swizzle),
         at,
         got,
         shared=len(raw),
-        checks=checks,
+        mode=mode,
     )
     assert np.array_equal(got.view(np.uint8), raw)
     assert np.array_equal(y, want)
@@ -56,8 +83,8 @@ def test_a_view_with_its_own_dimensions_and_strides():
     launch(
         units.make_copy(2, 192),
         32,
-        tensor_map(x, (16, 3), 0, dims=(16, 3), strides=(2 * 256,)),
-        tensor_map(y, (16, 3), 0),
+        Mapped(x, (16, 3), 0, dims=(16, 3), strides=(2 * 256,)),
+        Mapped(y, (16, 3), 0),
         at,
         got,
         shared=192,
@@ -104,24 +131,24 @@ def test_a_tensor_map_beyond_its_array_or_misaligned_is_refused():
 
 @MODES
 @THREAD_ORDERS
-def test_a_pipeline_of_loads_and_stores(rng, checks, order):
+def test_a_pipeline_of_loads_and_stores(rng, mode, order):
     x, y = rng.standard_normal((7, 32)).astype(np.float32), np.zeros((7, 32), np.float32)
     launch(
         units.double_rows,
         32,
-        tensor_map(x, (32, 1), 0),
-        tensor_map(y, (32, 1), 0),
+        Mapped(x, (32, 1), 0),
+        Mapped(y, (32, 1), 0),
         7,
-        checks=checks,
+        mode=mode,
         order=order,
     )
     assert np.array_equal(y, 2 * x)
 
 
 @MODES
-def test_what_threads_store_in_global_memory_is_loaded(checks):
+def test_what_threads_store_in_global_memory_is_loaded(mode):
     x, y = np.zeros(32, np.float32), np.zeros(32, np.float32)
-    launch(units.through_global, 32, x, tensor_map(x, (32,), 0), y, checks=checks)
+    launch(units.through_global, 32, x, Mapped(x, (32,), 0), y, mode=mode)
     assert np.array_equal(y, np.arange(32)[::-1])
 
 
@@ -129,17 +156,17 @@ def test_what_threads_store_in_global_memory_is_loaded(checks):
 
 
 @MODES
-def test_phases_of_an_mbarrier(checks):
+def test_phases_of_an_mbarrier(mode):
     x, log = np.arange(1, 17, dtype=np.uint32), np.full(12, -1, np.int32)
-    launch(units.phases, 1, tensor_map(x, (16,), 0), log, checks=checks)
+    launch(units.phases, 1, Mapped(x, (16,), 0), log, mode=mode)
     assert tuple(log) == inputs.PHASES
 
 
 @MODES
 @THREAD_ORDERS
-def test_named_barriers(checks, order):
+def test_named_barriers(mode, order):
     x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
-    launch(units.relay, 128, x, y, checks=checks, order=order)
+    launch(units.relay, 128, x, y, mode=mode, order=order)
     assert np.array_equal(y, 2 * x[::-1])
 
 
@@ -155,7 +182,7 @@ def product(
     far=False,
     first_k=0,
     registers=False,
-    checks=True,
+    mode="checked",
     twice=0,
 ):
     a, b, *arguments = inputs.product_case(rng, n, swizzle, a_mn, b_mn, far, first_k)
@@ -167,39 +194,46 @@ def product(
         twice,
         out,
         shared=arguments[0].nbytes,
-        checks=checks,
+        mode=mode,
     )
     assert np.array_equal(
         out, (1 + twice) * inputs.in_registers(a.astype(float) @ b.astype(float).T)
     )
 
 
+@MACHINES
 @pytest.mark.parametrize("far", [False, True], ids=["dense", "far"])
 @pytest.mark.parametrize("a_mn, b_mn", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
-def test_descriptors_of_every_layout(rng, swizzle, a_mn, b_mn, far):
-    product(rng, 64, swizzle, a_mn, b_mn, far, checks=far and not a_mn)
+def test_descriptors_of_every_layout(rng, swizzle, a_mn, b_mn, far, mode):
+    if mode != GPU and (a_mn or not far):
+        mode = "unchecked"  # which is quicker
+    product(rng, 64, swizzle, a_mn, b_mn, far, mode=mode)
 
 
+@MACHINES
 @pytest.mark.parametrize("swizzle, first_k", [(64, 16), (128, 16), (128, 32), (128, 48)])
-def test_a_matrix_that_begins_inside_a_swizzled_row(rng, swizzle, first_k):
-    product(rng, 32, swizzle, first_k=first_k)
+def test_a_matrix_that_begins_inside_a_swizzled_row(rng, swizzle, first_k, mode):
+    product(rng, 32, swizzle, first_k=first_k, mode=mode)
 
 
+@MACHINES
 @pytest.mark.parametrize("swizzle, first_k", [(0, 0), (32, 0), (64, 32), (128, 0), (128, 96)])
 @pytest.mark.parametrize("n", [8, 64])
-def test_products_of_e4m3(rng, n, swizzle, first_k):
+def test_products_of_e4m3(rng, n, swizzle, first_k, mode):
     a, b, *arguments = inputs.product_case_e4m3(rng, n, swizzle, first_k)
     out = np.full((128, n // 2), np.nan, np.float32)
-    launch(units.make_product(n, kind="e4m3"), 128, *arguments, 1, out, shared=arguments[0].nbytes)
+    kernel, shared = units.make_product(n, kind="e4m3"), arguments[0].nbytes
+    launch(kernel, 128, *arguments, 1, out, shared=shared, mode=mode)
     assert np.array_equal(out, 2 * inputs.in_registers(a @ b.T))
     with pytest.raises(ValueError, match="reads both matrices along k"):
         make_wgmma(n, transpose_b=True, kind="e4m3")
 
 
-def test_numbers_of_columns(rng):
+@MACHINES
+def test_numbers_of_columns(rng, mode):
     for n in (8, 16, 24, 40, 64, 104, 176, 256):
-        product(rng, n, 32, checks=n in (8, 40))
+        product(rng, n, 32, mode=mode if mode == GPU or n in (8, 40) else "unchecked")
     for n in (0, 4, 12, 264):
         with pytest.raises(ValueError, match="columns"):
             make_wgmma(n)
@@ -207,20 +241,20 @@ def test_numbers_of_columns(rng):
 
 @MODES
 @pytest.mark.parametrize("b_mn", [False, True])
-def test_a_from_registers(rng, b_mn, checks):
-    product(rng, 48, 32, False, b_mn, registers=True, checks=checks, twice=1)
+def test_a_from_registers(rng, b_mn, mode):
+    product(rng, 48, 32, False, b_mn, registers=True, mode=mode, twice=1)
 
 
 @MODES
-def test_products_are_added_where_scale_d_says_so(rng, checks):
-    product(rng, 24, 128, checks=checks, twice=1)
+def test_products_are_added_where_scale_d_says_so(rng, mode):
+    product(rng, 24, 128, mode=mode, twice=1)
 
 
 @MODES
-def test_groups_end_one_after_another(rng, checks):
+def test_groups_end_one_after_another(rng, mode):
     a, b, image, descriptors, _ = inputs.product_case(rng, 8, 32)
     out = np.zeros((128, 8), np.float32)
-    launch(units.groups, 128, image, descriptors, out, shared=image.nbytes, checks=checks)
+    launch(units.groups, 128, image, descriptors, out, shared=image.nbytes, mode=mode)
     want = inputs.in_registers(a.astype(float) @ b.astype(float).T)
     assert np.array_equal(out, np.hstack([want, 2 * want]))
 
@@ -241,14 +275,15 @@ def test_hopper_only():
 # The first experiment's GEMM ----------------------------------------------------------------------
 
 
-def run_gemm(make, m, n, k, bn, stages, maps=tensor_map, **options):
+def run_gemm(make, m, n, k, bn, stages, **options):
     a, b, c = inputs.gemm_arrays(m, n, k)
     kernel, shared = make(bn, stages)
+    kernel = cuda.jit(launch_bounds=(hopper_gemm.THREADS, 1))(kernel)
     launch(
         kernel,
         hopper_gemm.THREADS,
-        maps(a, (hopper_gemm.BK, hopper_gemm.BM)),
-        maps(b, (hopper_gemm.BK, bn)),
+        Mapped(a, (hopper_gemm.BK, hopper_gemm.BM)),
+        Mapped(b, (hopper_gemm.BK, bn)),
         c,
         k,
         grid=m // hopper_gemm.BM * (n // bn),
@@ -260,40 +295,23 @@ def run_gemm(make, m, n, k, bn, stages, maps=tensor_map, **options):
 
 def test_the_gemm_gives_the_same_right_bits_in_each_order():
     (first, want), *others = [
-        run_gemm(hopper_gemm.make_gemm, 256, 256, 256, 256, 4, order=order, checks=checks)
-        for order, checks in (("reversed", False), ("shuffled", True))
+        run_gemm(hopper_gemm.make_gemm, 256, 256, 256, 256, 4, order=order, mode=mode)
+        for order, mode in (("reversed", "unchecked"), ("shuffled", "checked"))
     ]
     assert relative_error(first, want) < 2e-3
     for other, _ in others:
         assert np.array_equal(other, first)
 
 
+@needs("gpu")
+@pytest.mark.parametrize("n", [64, 128, 256])
+def test_the_gemm_on_a_gpu(n):
+    """The hardware cuts off bits of sums that the emulator keeps."""
+    got, want = run_gemm(hopper_gemm.make_gemm, 256, n, 256, n, 4, mode=GPU)
+    assert relative_error(got, want) < 2e-3
+
+
 # Faults -------------------------------------------------------------------------------------------
-
-
-def planted(tmp_path, module, changes):
-    """A copy of a module with changes [(before, after)], and the path of its file."""
-    source = inspect.getsource(module)
-    for before, after in changes:
-        assert source.count(before) == 1, (before, source.count(before))
-        source = source.replace(before, after)
-    path = tmp_path / f"planted_{module.__name__.split('.')[-1]}.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(f"tests.emulator.probes.{path.stem}", path)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    return copy, path
-
-
-def fault_at(faults, kind, path, mark):
-    """The fault of this kind at the line that contains `mark` (there is one such line, or all but
-    one are no code)."""
-    assert {f.file for f in faults} == {str(path)}, [str(f) for f in faults]
-    lines = [n for n, line in enumerate(path.read_text().splitlines(), 1) if mark in line]
-    found = [f for f in faults if f.kind == kind and f.line in lines]
-    assert found, f"no {kind} at lines {lines} among:\n" + "\n".join(str(f) for f in faults)
-    assert len(lines) == 1, (mark, lines)
-    return found[0]
 
 
 LOOP = (
@@ -649,10 +667,10 @@ def test_a_fault_planted_in_the_gemm_is_found(tmp_path, name):
             changes[touched[0]] = (LOOP_FENCE, changes[touched[0]][1] + "  # loop")
         else:
             changes.append((LOOP_FENCE, LOOP_FENCE + "  # loop"))
-    copy, path = planted(tmp_path, hopper_gemm, changes)
+    copy, path = changed_copy(tmp_path, hopper_gemm, changes)
     with pytest.raises(KernelFault) as caught:
         run_gemm(copy.make_gemm, 128, 8, 64 * tiles, 8, 2)
-    fault = fault_at(caught.value.faults, kind, path, mark)
+    fault = fault_at(caught.value.faults, kind, path, line_with(path, mark))
     assert re.search(message, fault.message), fault
     assert "\n" not in fault.message and not fault.message.endswith(".")
 
@@ -997,10 +1015,10 @@ UNIT_FAULTS = {
 @pytest.mark.parametrize("name", UNIT_FAULTS)
 def test_a_fault_planted_in_a_small_kernel_is_found(tmp_path, name):
     run, changes, kind, mark, message = UNIT_FAULTS[name]
-    copy, path = planted(tmp_path, units, changes)
+    copy, path = changed_copy(tmp_path, units, changes)
     with pytest.raises(KernelFault) as caught:
         run(copy)
-    fault = fault_at(caught.value.faults, kind, path, mark)
+    fault = fault_at(caught.value.faults, kind, path, line_with(path, mark))
     assert re.search(message, fault.message), fault
 
 

@@ -1,9 +1,7 @@
 """Tensor-core and asynchronous-copy intrinsics: twins against NumPy, a whole GEMM, faults planted
-in it, and PTX."""
+in it, PTX, and a GPU."""
 
-import importlib.util
-import inspect
-import pathlib
+import functools
 
 import numpy as np
 import pytest
@@ -45,46 +43,28 @@ from numdiff.device.tensor_core import (
     unpack_half2,
     word_of,
 )
-from numdiff.emulator import Emulator, KernelFault, fragments
+from numdiff.emulator import KernelFault, fragments
 from numdiff.emulator.counts import Recorder
 from tests.conftest import exhaustive, exhaustively, needs, relative_error
 from tests.emulator import kernels_mma
-from tests.emulator.planting import race_between
+from tests.emulator.planting import (
+    changed_copy,
+    fault_at,
+    faults_of,
+    line_with,
+    marked,
+    race_between,
+    run,
+)
 from tests.kernels.compile_logs import architecture, assemble
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
 float16 = np.float16
 
 
-def launch(kernel, block, *arguments, grid=1, **options):
-    machine = Emulator(**options)
-    machine.launch(kernel, grid, block, *arguments)
-    return machine
-
-
-def faults_of(kernel, block, *arguments, grid=1, **options):
-    """The faults of a launch, which must have some."""
-    with pytest.raises(KernelFault) as caught:
-        launch(kernel, block, *arguments, grid=grid, **options)
-    return caught.value.faults
-
-
-def line_with(text, file=__file__):
-    """Number of the one line of a file that contains `text`; in this file, of the one with that
-    comment, or below it."""
-    text = f"  # {text}" if file == __file__ else text
-    lines = pathlib.Path(file).read_text().splitlines()
-    (found,) = (n for n, line in enumerate(lines, 1) if text in line)
-    return found + lines[found - 1].lstrip().startswith("# ")
-
-
-def fault_at(faults, kind, mark, file=__file__):
-    """The fault of this kind at the line with this mark; all the faults must be in this file."""
-    line = line_with(mark, file)
-    assert all(f.file == str(file) for f in faults), [str(f) for f in faults]
-    found = [f for f in faults if f.kind == kind and f.line == line]
-    assert found, f"no {kind} at line {line} among:\n" + "\n".join(str(f) for f in faults)
-    return found[0]
+def fault_here(faults, kind, mark):
+    """The fault of this kind at the line of this file that has this mark."""
+    return fault_at(faults, kind, __file__, marked(__file__, f"mark: {mark}"))
 
 
 # fragments ----------------------------------------------------------------------------------------
@@ -164,7 +144,7 @@ def test_conversions_round_as_ptx_says(rng, checks):
     x[12:14] = 1 + 2**-11 - 2**-23, 1 + 2**-11 + 2**-23
     packed, unpacked = np.zeros(128, np.uint32), np.zeros(256, np.float32)
     rounded, back = np.zeros(256, np.uint32), np.zeros(256, np.float32)
-    launch(convert_kernel, 128, x, packed, unpacked, rounded, back, checks=checks)
+    run(convert_kernel, 1, 128, x, packed, unpacked, rounded, back, checks=checks)
     with np.errstate(over="ignore"):
         half = x.astype(np.float16)
     assert np.array_equal(packed.view(np.uint16), half.view(np.uint16))
@@ -176,7 +156,7 @@ def test_conversions_round_as_ptx_says(rng, checks):
 def test_nan_and_infinity_stay_what_they_are():
     x = np.array([np.nan, np.inf, -np.inf, np.nan], np.float32)
     packed, rounded = np.zeros(2, np.uint32), np.zeros(4, np.uint32)
-    launch(convert_kernel, 2, x, packed, np.zeros(4, np.float32), rounded, np.zeros(4, np.float32))
+    run(convert_kernel, 1, 2, x, packed, np.zeros(4, np.float32), rounded, np.zeros(4, np.float32))
     assert list(packed.view(np.uint16)) == [0x7FFF, 0x7C00, 0xFC00, 0x7FFF]
     assert list(rounded) == [0x7FC00000, 0x7F800000, 0xFF800000, 0x7FC00000]
 
@@ -193,16 +173,16 @@ def words_kernel(x, y, z, shift):
 def test_words_move_bytes_of_float16(rng, checks):
     x = rng.standard_normal(64).astype(np.float16)
     y, z = np.zeros(64, np.float16), np.zeros(16, np.float16)
-    launch(words_kernel, 8, x, y, z, 0, checks=checks)
+    run(words_kernel, 1, 8, x, y, z, 0, checks=checks)
     assert np.array_equal(y.reshape(8, 4, 2), x.reshape(8, 4, 2)[:, ::-1])
     assert np.array_equal(z.reshape(8, 2), x.reshape(8, 8)[:, 2:4])
 
 
 def test_words_must_be_aligned_and_inside(rng):
     x, z = np.zeros(64, np.float16), np.zeros(16, np.float16)
-    faults = faults_of(words_kernel, 8, x, np.zeros(64, np.float16), z, 2)
-    assert fault_at(faults, "alignment", "mark: words in").thread == (0, 0, 0)
-    assert fault_at(faults, "bounds", "mark: words in").thread == (7, 0, 0)
+    faults = faults_of(words_kernel, 1, 8, x, np.zeros(64, np.float16), z, 2)
+    assert fault_here(faults, "alignment", "words in").thread == (0, 0, 0)
+    assert fault_here(faults, "bounds", "words in").thread == (7, 0, 0)
 
 
 # ldmatrix and mma ---------------------------------------------------------------------------------
@@ -246,7 +226,7 @@ def check_ldmatrix(x, one, two, four):
 @MODES
 def test_ldmatrix_spreads_matrices_over_a_warp(rng, checks):
     arguments = ldmatrix_arguments(rng)
-    launch(ldmatrix_kernel, 32, *arguments, checks=checks)
+    run(ldmatrix_kernel, 1, 32, *arguments, checks=checks)
     check_ldmatrix(*arguments)
 
 
@@ -271,9 +251,10 @@ def test_ldmatrix_needs_the_stores_of_all_rows_before_it(rng, order, transposed)
         return kernel
 
     x, y = rng.standard_normal((32, 8)).astype(np.float16), np.zeros(32, np.uint32)
-    launch(kernel_with(True), 32, x, y, order=order)
-    faults = faults_of(kernel_with(False), 32, x, y, order=order)
-    race_between(faults, __file__, *map(line_with, ("mark: store of a row", "mark: load of rows")))
+    run(kernel_with(True), 1, 32, x, y, order=order)
+    faults = faults_of(kernel_with(False), 1, 32, x, y, order=order)
+    lines = (marked(__file__, f"mark: {mark}") for mark in ("store of a row", "load of rows"))
+    race_between(faults, __file__, *lines)
 
 
 @cuda.jit(device=True)
@@ -353,7 +334,7 @@ def cut_off(x, shape):
 @pytest.mark.parametrize("shape", [16, 8, 0], ids=["m16n8k16", "m16n8k8", "m16n8k8_tf32"])
 def test_mma_adds_products_in_the_order_of_k(rng, checks, shape):
     arguments = mma_arguments(rng, shape)
-    launch(mma_kernel, 32, *arguments, checks=checks)
+    run(mma_kernel, 1, 32, *arguments, checks=checks)
     _, a, b, c, d, e = arguments
     a, b = cut_off(a, shape), cut_off(b, shape)
     want = c.copy()
@@ -388,10 +369,10 @@ def absent_kernel(out, last, late):
     ],
 )
 def test_a_lane_absent_from_an_mma_is_a_fault(block, last, late, why):
-    fault = fault_at(
-        faults_of(absent_kernel, block, np.zeros(32, np.float32), last, late),
+    fault = fault_here(
+        faults_of(absent_kernel, 1, block, np.zeros(32, np.float32), last, late),
         "divergence",
-        "mark: not the whole warp",
+        "not the whole warp",
     )
     assert why in fault.message
 
@@ -404,10 +385,10 @@ def unwritten_sums_kernel(out):
 
 
 def test_uninitialised_accumulators_are_a_fault():
-    fault_at(
-        faults_of(unwritten_sums_kernel, 32, np.zeros(32, np.float32)),
+    fault_here(
+        faults_of(unwritten_sums_kernel, 1, 32, np.zeros(32, np.float32)),
         "uninitialised",
-        "mark: the sums are unwritten",
+        "the sums are unwritten",
     )
 
 
@@ -439,7 +420,7 @@ def copy_kernel(x, y, count):
 @pytest.mark.parametrize("count", [-1, 0, 4, 16])
 def test_copies_of_every_size_arrive_filled_with_zeros(rng, checks, count):
     x, y = rng.standard_normal(256).astype(np.float32), np.full(256, np.nan, np.float32)
-    launch(copy_kernel, 32, x, y, count, checks=checks)
+    run(copy_kernel, 1, 32, x, y, count, checks=checks)
     want = x.reshape(32, 8).copy()
     if count >= 0:
         want[:, count // 4 : 4] = 0
@@ -479,17 +460,17 @@ def groups_kernel(x, y, case):
 )
 def test_a_copy_read_before_its_groups_wait_is_a_fault(case, hint):
     x, y = np.ones((96, 8), np.float16), np.zeros((32, 8), np.float16)
-    fault = fault_at(
-        faults_of(groups_kernel, 32, x, y, case), "cp.async", "mark: the second group is read"
+    fault = fault_here(
+        faults_of(groups_kernel, 1, 32, x, y, case), "cp.async", "the second group is read"
     )
     assert "tile[1, 0, 0]" in fault.message and hint in fault.message
     ((what, place),) = fault.others
     assert (what, place.line, place.thread) == (
         "started at",
-        line_with("mark: copied here"),
+        marked(__file__, "mark: copied here"),
         (0, 0, 0),
     )
-    launch(groups_kernel, 32, x, y, case, checks=False)
+    run(groups_kernel, 1, 32, x, y, case, checks=False)
     assert (y == -1).all()  # as late as the rules allow
 
 
@@ -497,7 +478,7 @@ def test_a_copy_read_before_its_groups_wait_is_a_fault(case, hint):
 @pytest.mark.parametrize("case", [0, 4], ids=["wait", "wait_all"])
 def test_the_right_wait_is_no_fault(checks, case):
     x, y = np.arange(768).reshape(96, 8).astype(np.float16), np.zeros((32, 8), np.float16)
-    launch(groups_kernel, 32, x, y, case, checks=checks)
+    run(groups_kernel, 1, 32, x, y, case, checks=checks)
     assert np.array_equal(y, x[32:64])
 
 
@@ -543,7 +524,7 @@ def wrong_copy_kernel(x, case):
     ],
 )
 def test_wrong_copies_are_faults(case, kind, mark):
-    fault_at(faults_of(wrong_copy_kernel, 1, np.zeros(64, np.float32), case), kind, f"mark: {mark}")
+    fault_here(faults_of(wrong_copy_kernel, 1, 1, np.zeros(64, np.float32), case), kind, mark)
 
 
 # a whole GEMM -------------------------------------------------------------------------------------
@@ -557,17 +538,7 @@ def gemm_arguments(rng, M, N, K):
 def run_gemm(kernel, arguments, grid, **options):
     a, b, c = arguments
     c[:] = np.nan
-    launch(
-        kernel,
-        128,
-        a.reshape(-1),
-        b.reshape(-1),
-        c.reshape(-1),
-        *c.shape,
-        a.shape[1],
-        grid=grid,
-        **options,
-    )
+    run(kernel, grid, 128, *(x.reshape(-1) for x in arguments), *c.shape, a.shape[1], **options)
     return c.copy()
 
 
@@ -641,20 +612,14 @@ ONE_TILE = set(PLANTED) - {"no commit", "refilled before the barrier"}
 )
 def test_faults_planted_in_the_gemm_are_found(rng, tmp_path, name):
     before, after, kind, mark = PLANTED[name]
-    source = inspect.getsource(kernels_mma)
-    assert before in source
-    path = tmp_path / "planted_mma.py"
-    path.write_text(source.replace(before, after))
-    spec = importlib.util.spec_from_file_location("planted_mma", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module, path = changed_copy(tmp_path, kernels_mma, [(before, after)])
     (a, b, c), grid = gemm_arguments(rng, 48, 64, 64 if name in ONE_TILE else 128)
     with pytest.raises(KernelFault) as caught:
         run_gemm(module.matmul_mma_kernel, (a, b, c), grid)
-    assert fault_at(caught.value.faults, kind, mark, path).kernel == "matmul_mma_kernel"
-
-
-# float16, element by element ----------------------------------------------------------------------
+    assert (
+        fault_at(caught.value.faults, kind, path, line_with(path, mark)).kernel
+        == "matmul_mma_kernel"
+    )
 
 
 # compiled -----------------------------------------------------------------------------------------
@@ -716,76 +681,58 @@ def test_a_wait_for_a_number_that_is_not_known_is_refused():
 # on a GPU, where there is one ---------------------------------------------------------------------
 
 
+def conversion_arguments(rng):
+    special = np.nan, np.inf, 65519.9, 65520, 1 + 2**-11, 2**-25
+    x = np.append(rng.standard_normal(250) * 10.0 ** rng.integers(-9, 6, 250), special)
+    words, floats = (lambda n: np.zeros(n, np.uint32)), (lambda n: np.zeros(n, np.float32))
+    return x.astype(np.float32), words(128), floats(256), words(256), floats(256)
+
+
+def copy_arguments(rng, count):
+    x = rng.standard_normal(256).astype(np.float32)
+    return x, np.zeros(256, np.float32), count
+
+
+def flat_gemm_arguments(rng, *shape):
+    (a, b, c), _ = gemm_arguments(rng, *shape)
+    return a.reshape(-1), b.reshape(-1), c.reshape(-1), *shape
+
+
+ON_HARDWARE = {  # (kernel, grid, block, arguments, relative error of float32)
+    "words": (convert_kernel, 1, 128, conversion_arguments, 0),
+    "ldmatrix": (ldmatrix_kernel, 1, 32, ldmatrix_arguments, 0),
+    **{
+        f"mma {shape}": (mma_kernel, 1, 32, functools.partial(mma_arguments, shape=shape), 2e-6)
+        for shape in (16, 8, 0)
+    },
+    **{
+        f"copy {count}": (copy_kernel, 1, 32, functools.partial(copy_arguments, count=count), 0)
+        for count in (-1, 0, 4, 16)
+    },
+    "gemm, edges": (
+        kernels_mma.matmul_mma_kernel,
+        (3, 2),
+        128,
+        lambda rng: flat_gemm_arguments(rng, 72, 136, 200),
+        1e-5,
+    ),
+}
+
+
 @needs("gpu")
-class TestHardware:
-    """The hardware gives what the twins give: the same bits, but for the order in which an mma
-    sums."""
-
-    @staticmethod
-    def run(kernel, grid, block, *arguments):
-        on_device = [cuda.to_device(a) if isinstance(a, np.ndarray) else a for a in arguments]
-        kernel[grid, block](*on_device)
-        for a, d in zip(arguments, on_device, strict=True):
-            if isinstance(a, np.ndarray):
-                a[...] = d.copy_to_host()
-
-    def test_words_and_ldmatrix(self, rng):
-        arguments = ldmatrix_arguments(rng)
-        self.run(ldmatrix_kernel, 1, 32, *arguments)
-        check_ldmatrix(*arguments)
-        x = np.concatenate(
-            [
-                rng.standard_normal(250) * 10.0 ** rng.integers(-9, 6, 250),
-                [np.nan, np.inf, 65519.9, 65520, 1 + 2**-11, 2**-25],
-            ]
-        ).astype(np.float32)
-        sides = []
-        for run in (
-            self.run,
-            lambda kernel, grid, block, *arguments: launch(kernel, block, *arguments),
-        ):
-            results = (
-                np.zeros(128, np.uint32),
-                np.zeros(256, np.float32),
-                np.zeros(256, np.uint32),
-                np.zeros(256, np.float32),
-            )
-            run(convert_kernel, 1, 128, x, *results)
-            sides.append(results)
-        for hardware, twin in zip(*sides, strict=True):
-            assert np.array_equal(hardware, twin, equal_nan=hardware.dtype == np.float32)
-
-    @pytest.mark.parametrize("shape", [16, 8, 0], ids=["m16n8k16", "m16n8k8", "m16n8k8_tf32"])
-    def test_mma(self, rng, shape):
-        arguments = mma_arguments(rng, shape)
-        self.run(mma_kernel, 1, 32, *arguments)
-        _, a, b, c, d, e = arguments
-        assert np.array_equal(d, e)
-        want = c + cut_off(a, shape).astype(float) @ cut_off(b, shape)
-        assert relative_error(d, want) < 1e-6
-
-    @pytest.mark.parametrize("count", [-1, 0, 4, 16])
-    def test_copies(self, rng, count):
-        x = rng.standard_normal(256).astype(np.float32)
-        y, z = np.zeros(256, np.float32), np.zeros(256, np.float32)
-        self.run(copy_kernel, 1, 32, x, y, count)
-        launch(copy_kernel, 32, x, z, count)
-        assert np.array_equal(y, z)
-
-    @pytest.mark.parametrize(
-        "shape", [(64, 64, 256), (200, 136, 1000)], ids=["whole tiles", "edges"]
-    )
-    def test_gemm(self, rng, shape):
-        (a, b, c), grid = gemm_arguments(rng, *shape)
-        flat = c.reshape(-1)
-        self.run(
-            kernels_mma.matmul_mma_kernel,
-            grid,
-            128,
-            a.reshape(-1),
-            b.reshape(-1),
-            flat,
-            *c.shape,
-            a.shape[1],
-        )
-        assert relative_error(c, a.astype(float) @ b.astype(float).T) < 1e-5
+@pytest.mark.parametrize("name", ON_HARDWARE)
+def test_the_hardware_gives_what_the_twins_give(rng, name):
+    """The same bits, but for the order in which an mma sums."""
+    kernel, grid, block, make, tolerance = ON_HARDWARE[name]
+    given = make(rng)
+    on_device = [cuda.to_device(a) if isinstance(a, np.ndarray) else a for a in given]
+    kernel[grid, block](*on_device)
+    run(kernel, grid, block, *given)
+    for twins, hardware in zip(given, on_device, strict=True):
+        if not isinstance(twins, np.ndarray):
+            continue
+        got = hardware.copy_to_host()
+        if tolerance:
+            assert relative_error(got, twins) < tolerance
+        else:
+            assert np.array_equal(got, twins, equal_nan=got.dtype == np.float32)

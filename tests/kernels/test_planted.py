@@ -6,24 +6,18 @@ A copy of the kernel's file has the change; its kernels take the places of the o
 of each file is in the first command, the others are in the exhaustive part.
 """
 
-import importlib
-import importlib.util
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 
 from numdiff.device import empty_like, launch, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.device.specialise import Variants
 from numdiff.emulator import KernelFault
 from numdiff.extras.convnext import depthwise
 from numdiff.extras.convnext.depthwise import launcher as depthwise_launcher
 from numdiff.extras.convnext.depthwise import mma
 from numdiff.extras.sla.kernels import choice, launcher
-from numdiff.kernels.operation import OPERATIONS
 from tests.conftest import exhaustive
+from tests.emulator.planting import copies  # noqa: F401
 
 PASS = "pass  # "
 DEPTHWISE, SLA = "numdiff.extras.convnext.depthwise", "numdiff.extras.sla.kernels"
@@ -301,42 +295,6 @@ PLANTED = [  # (file, what is changed, into what, the case, the kind of fault)
 FIRST = {name: n for n, (name, *_) in reversed(list(enumerate(PLANTED)))}
 
 
-def plant(monkeypatch, tmp_path, name, before, after):
-    """Kernels of a copy of this module, with the change, in the places of the originals."""
-    original = importlib.import_module(name)
-    source = pathlib.Path(original.__file__).read_text()
-    assert source.count(before) == 1, source.count(before)
-    path = tmp_path / f"{name.rpartition('.')[2]}.py"
-    path.write_text(source.replace(before, after))
-    for operation in [each for each, record in OPERATIONS.items() if record.module == name]:
-        monkeypatch.delitem(OPERATIONS, operation)  # the copy declares them again
-    spec = importlib.util.spec_from_file_location(f"{name.rpartition('.')[0]}.planted", path)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    news = {
-        id(value): getattr(copy, key)
-        for key, value in vars(original).items()
-        if isinstance(value, Variants)
-        or hasattr(value, "py_func")
-        and value.py_func.__module__ == name
-    }
-    for module in [
-        m
-        for key, m in sys.modules.items()
-        if key.startswith(("numdiff.kernels.", "numdiff.extras."))
-    ]:
-        for key, value in list(vars(module).items()):
-            if id(value) in news:
-                monkeypatch.setattr(module, key, news[id(value)])
-    for version in [version for record in OPERATIONS.values() for version in record.versions]:
-        if id(version.kernel) in news:
-            monkeypatch.setattr(version, "kernel", news[id(version.kernel)])
-    if name == f"{SLA}.rest_half":
-        monkeypatch.setattr(launcher, "rest_kernel_v3", copy.make_rest())
-    if name == f"{SLA}.prepare_half":
-        monkeypatch.setitem(launcher.prepare_kernels_v2, 32, copy.make_prepare(32))
-
-
 @pytest.fixture
 def gpu(monkeypatch):
     """An emulator of a Hopper with one multiprocessor, so that a block has many tiles."""
@@ -358,8 +316,13 @@ def file_of(name):
         for n, row in enumerate(PLANTED)
     ],
 )
-def test_a_planted_fault_is_found(gpu, monkeypatch, tmp_path, name, before, after, case, kind):
-    plant(monkeypatch, tmp_path, file_of(name), before, after)
+def test_a_planted_fault_is_found(gpu, monkeypatch, copies, name, before, after, case, kind):  # noqa: F811
+    copies.plant(file_of(name), before, after)
+    # kernels that functions of these files make for the launcher
+    if name == "rest_half":
+        monkeypatch.setattr(launcher, "rest_kernel_v3", copies.copy.make_rest())
+    if name == "prepare_half":
+        monkeypatch.setitem(launcher.prepare_kernels_v2, 32, copies.copy.make_prepare(32))
     with pytest.raises(KernelFault) as caught:
         case(gpu)
     assert kind in {fault.kind for fault in caught.value.faults}, caught.value
