@@ -16,8 +16,8 @@ exchanges the 16-byte chunks inside each such range of bytes, by address bits of
 
 so that a column of chunks, the same chunk of eight neighbouring rows, is in eight different groups
 of four banks. Rows shorter than the swizzle begin that many bytes apart; the bytes between them are
-left alone. (The last is not in the PTX ISA: it was observed on an H100, and `python -m
-tests.emulator.compare_hopper` checks it again.)
+left alone. (The last is not in the PTX ISA: it was observed on an H100;
+tests/emulator/test_hopper.py checks it again on a GPU.)
 
 A `TensorMap` is the host's side; `tensor_map` makes one for arrays of the emulator. Its 128 bytes
 begin with a number by which the emulator recognises it, in any memory. The copies are in tma.py.

@@ -5,8 +5,8 @@
 
 WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a load may begin before
 the tensor's first element, a store may not. Otherwise a GPU ends with an illegal instruction. (This
-is not in the PTX ISA: it was observed on an H100, and `python -m tests.emulator.compare_hopper`
-checks it again.)
+is not in the PTX ISA: it was observed on an H100; tests/emulator/test_hopper.py checks it
+again on a GPU.)
 
 WHEN. A load arrives when no thread can continue without it; its mbarrier then counts its bytes. A
 store reads its tile and writes its box when its thread waits for its group, or when its block ends.

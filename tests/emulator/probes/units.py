@@ -3,7 +3,7 @@ alike.
 
 Numbers in them are small integers, so that sums of products are exact in whatever order and
 precision they are added: the emulator and a GPU must give the same bits
-(tests/emulator/compare_hopper.py compares them).
+(tests/emulator/test_hopper.py runs them on both).
 """
 
 import functools
