@@ -12,9 +12,11 @@ hundred, and all bombs.
 """
 
 import argparse
+import bz2
 import functools
 import gzip
 import io
+import itertools
 import json
 import os
 import pickle
@@ -33,7 +35,17 @@ import zlib
 import numpy as np
 from PIL import Image, features
 
-from tests.extras.importers.sources import ADOBE, icc, png, tiff
+from tests.extras.importers.sources import (
+    ADOBE,
+    icc,
+    idx,
+    png,
+    png_of_rows,
+    saved,
+    tarred,
+    tiff,
+    zip_of,
+)
 from tests.forked import forked
 
 SECONDS, MEGABYTES = 20, 300  # of a slow core: what is not refused in time takes minutes
@@ -56,84 +68,60 @@ EXTREME = (
 # Whole files --------------------------------------------------------------------------------------
 
 
-def _saved(image, form, **options):
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
-
-
 @functools.cache
 def pictures():
     """{name: bytes} of small pictures of every format."""
     rng = np.random.default_rng(1)
     rgb = Image.fromarray(rng.integers(0, 256, (24, 24, 3), np.uint8))
     clear = Image.fromarray(rng.integers(0, 256, (24, 24, 4), np.uint8))
-    grey, palette = rgb.convert("L"), rgb.convert("P")
+    grey, palette, inks = rgb.convert("L"), rgb.convert("P"), rgb.convert("CMYK")
     deep = Image.fromarray(rng.integers(0, 65536, (24, 24), np.uint16))
     exif = Image.Exif()
     exif[0x0112], exif[0x010E], exif[0x011A] = 6, "a picture" * 4, 72.0
     found = {
-        "rgb.png": _saved(rgb, "PNG", exif=exif),
-        "clear.png": _saved(clear, "PNG"),
-        "deep.png": _saved(deep, "PNG"),
-        "palette.png": _saved(palette, "PNG", transparency=3),
-        "grey.png": _saved(grey, "PNG", transparency=9),
-        "one.jpg": _saved(rgb, "JPEG", exif=exif),
-        "progressive.jpg": _saved(rgb, "JPEG", progressive=True),
-        "cmyk.jpg": _saved(rgb.convert("CMYK"), "JPEG"),
-        "a.bmp": _saved(palette, "BMP"),
-        "b.bmp": _saved(rgb, "BMP"),
-        "a.gif": _saved(
-            palette, "GIF", save_all=True, append_images=[palette.rotate(90)], transparency=3
-        ),
-        "raw.tif": _saved(rgb, "TIFF", exif=exif),
-        "deep.tif": _saved(deep, "TIFF"),
-        "a.ppm": _saved(rgb, "PPM"),
-        "lzw.tif": _saved(rgb, "TIFF", compression="tiff_lzw"),
-        "jpeg.tif": _saved(rgb, "TIFF", compression="jpeg"),
-        "bits.tif": _saved(rgb.convert("1"), "TIFF", compression="group4"),
-        "a.ico": _saved(clear, "ICO"),
-        "icc.tif": _saved(rgb, "TIFF", icc_profile=icc(ADOBE)),
-        "icc.jpg": _saved(rgb, "JPEG", icc_profile=icc(ADOBE)),
-        "icc.png": _saved(grey, "PNG", icc_profile=icc(space=b"GRAY")),
-        "inks.tif": _saved(
-            rgb.convert("CMYK"), "TIFF", icc_profile=icc(space=b"CMYK", kind=b"prtr")
-        ),
         "colour16.tif": tiff(rng.integers(0, 65536, (24, 24, 3), np.uint16)),
         "colour16.png": png(rng.integers(0, 65536, (24, 24, 4), np.uint16)),
-        "bmp.ico": _saved(clear, "ICO", bitmap_format="bmp"),
         "a.pgm": b"P2 4 4 255\n" + b"1 2 3 4\n" * 4,
     }
-    for module, name, form in (
-        ("webp", "a.webp", "WEBP"),
-        ("jpg_2000", "a.jp2", "JPEG2000"),
-        ("avif", "a.avif", "AVIF"),
-    ):
+    Image.init()
+    forms = Image.registered_extensions()
+
+    def save(name, image, **options):
+        found[name] = saved(image, forms[os.path.splitext(name)[1]], **options)
+
+    save("rgb.png", rgb, exif=exif)
+    save("clear.png", clear)
+    save("deep.png", deep)
+    save("palette.png", palette, transparency=3)
+    save("grey.png", grey, transparency=9)
+    save("one.jpg", rgb, exif=exif)
+    save("progressive.jpg", rgb, progressive=True)
+    save("cmyk.jpg", inks)
+    save("a.bmp", palette)
+    save("b.bmp", rgb)
+    save("a.gif", palette, save_all=True, append_images=[palette.rotate(90)], transparency=3)
+    save("raw.tif", rgb, exif=exif)
+    save("deep.tif", deep)
+    save("a.ppm", rgb)
+    save("lzw.tif", rgb, compression="tiff_lzw")
+    save("jpeg.tif", rgb, compression="jpeg")
+    save("bits.tif", rgb.convert("1"), compression="group4")
+    save("a.ico", clear)
+    save("bmp.ico", clear, bitmap_format="bmp")
+    save("icc.tif", rgb, icc_profile=icc(ADOBE))
+    save("icc.jpg", rgb, icc_profile=icc(ADOBE))
+    save("icc.png", grey, icc_profile=icc(space=b"GRAY"))
+    save("inks.tif", inks, icc_profile=icc(space=b"CMYK", kind=b"prtr"))
+    for module, name in (("webp", "a.webp"), ("jpg_2000", "a.jp2"), ("avif", "a.avif")):
         if module in features.get_supported():
-            found[name] = _saved(clear if form == "WEBP" else rgb, form)
+            save(name, clear if module == "webp" else rgb)
     return found
-
-
-def _zip(files, method=zipfile.ZIP_DEFLATED):
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
 
 
 def _npy(array):
     stream = io.BytesIO()
     np.save(stream, array)
     return stream.getvalue()
-
-
-def _idx(array):
-    return (
-        struct.pack(">HBB", 0, 8, array.ndim)
-        + struct.pack(f">{array.ndim}I", *array.shape)
-        + array.tobytes()
-    )
 
 
 @functools.cache
@@ -217,90 +205,76 @@ def _choice(rng, table):
     return names[rng.integers(len(names))]
 
 
-# Cases: each writes into `folder` and gives what is to be done ------------------------------------
+# Cases: each yields (who reads it, files, options of an import) ------------------------------------
+#
+# The readers are words of `read`. They get the first of the files, or the folder that it is in.
+
+METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA
 
 
-def picture_case(rng, folder):
+def picture_case(rng):
     name = _choice(rng, pictures())
     data = mutated(pictures()[name], rng, list(pictures().values()))
     if name.endswith("png") and rng.random() < 0.7:
         data = png_again(data)
-    path = _write(folder, "source/" + name, data)
-    return [
-        ("import", folder + "/source", {"size": 16}),
-        ("picture", path, {}),
-        ("mask", path, {}),
-        ("evaluate", folder + "/source", {}),
-    ]
+    yield "picture mask", {name: data}
+    yield "import evaluate", {f"source/{name}": data}, {"size": 16}
 
 
-def zip_case(rng, folder):
+def mutated_zip(rng, files, method):
+    """A zip that is damaged, or one of a damaged file."""
+    if rng.random() < 0.5:
+        return mutated(zip_of(files, method), rng)
+    key = _choice(rng, files)
+    return zip_of({**files, key: mutated(files[key], rng)}, method)
+
+
+def zip_case(rng):
     names = [_choice(rng, pictures()) for _ in range(3)]
     files = {
         f"{'cat' if i else 'dog'}/{i}_{name}": pictures()[name] for i, name in enumerate(names)
     }
     if rng.random() < 0.5:
         files["labels.csv"] = labels_csv(files)
-    method = int(
-        rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-    )
-    if rng.random() < 0.5:
-        data = mutated(_zip(files, method), rng)
-    else:
-        key = _choice(rng, files)
-        data = _zip({**files, key: mutated(files[key], rng)}, method)
     options = {"size": 16, "labels": str(rng.choice(["auto", "folders", "prefix", "none"]))}
-    return [("import", _write(folder, "a.zip", data), options)]
+    yield "import", {"a.zip": mutated_zip(rng, files, METHODS[rng.integers(4)])}, options
 
 
-def labels_case(rng, folder):
+def labels_case(rng):
     names = [f"{i}.png" for i in range(4)]
-    for name in names:
-        _write(folder, "source/" + name, pictures()["grey.png"])
     pairs = {"labels": [[name, i] for i, name in enumerate(names)], "classes": list("abcd")}
+    lines = [json.dumps({"file_name": name, "label": 1.0}) for name in names]
     texts = {
         "labels.csv": labels_csv(names),
         "labels.tsv": labels_csv(names).replace(b",", b"\t"),
         "labels.json": json.dumps(pairs).encode(),
         "dataset.json": json.dumps([{"file": n, "label": "x"} for n in names]).encode(),
         "metadata.csv": b"file_name,label\n" + labels_csv(names),
-        "metadata.jsonl": b"".join(
-            json.dumps({"file_name": n, "label": 1.0}).encode() + b"\n" for n in names
-        ),
+        "metadata.jsonl": "\n".join(lines).encode(),
     }
     name = _choice(rng, texts)
-    _write(folder, "source/" + name, mutated(texts[name], rng, list(texts.values())))
-    return [("import", folder + "/source", {})]
+    files = {name: mutated(texts[name], rng, list(texts.values()))}
+    files |= dict.fromkeys(names, pictures()["grey.png"])
+    yield "import", {f"source/{name}": data for name, data in files.items()}
 
 
-def array_case(rng, folder):
+def array_case(rng):
     found = arrays()
-    kind = rng.integers(3)
-    name = str(rng.choice(["images", "latents", "columns"]))
-    if kind == 0:
-        return [("import", _write(folder, "a.npy", mutated(found[name], rng)), {})]
+    images = found[str(rng.choice(["images", "latents", "columns"]))]
+    yield "import", {"a.npy": mutated(images, rng)}
     files = {
-        "images.npy": found[name],
+        "images.npy": images,
         "labels.npy": found[str(rng.choice(["labels", "table"]))],
         "classes.npy": found["classes"],
     }
-    method = int(rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
-    if kind == 1:
-        data = mutated(_zip(files, method), rng)
-    else:
-        key = _choice(rng, files)
-        data = _zip({**files, key: mutated(files[key], rng)}, method)
-    path = _write(folder, "a.npz", data)
-    return [
-        ("import", path, {"latents": [None, True, False][rng.integers(3)]}),
-        ("weights", path, {}),
-        ("evaluate", path, {}),
-    ]
+    data = mutated_zip(rng, files, METHODS[rng.integers(2)])
+    options = {"latents": [None, True, False][rng.integers(3)]}
+    yield "import weights evaluate", {"a.npz": data}, options
 
 
-def idx_case(rng, folder):
-    images = _idx(np.random.default_rng(4).integers(0, 256, (9, 8, 8), np.uint8))
-    labels = _idx(np.arange(9, dtype=np.uint8))
+def idx_case(rng):
+    images = idx(np.random.default_rng(4).integers(0, 256, (9, 8, 8), np.uint8))
+    labels = idx(np.arange(9, dtype=np.uint8))
     header = struct.pack("<256i", 20240620, 4, 3, 8, 8, *[0] * 251)
     kind = rng.integers(3)
     if kind == 2:
@@ -309,56 +283,44 @@ def idx_case(rng, folder):
         images, labels = (mutated(images, rng), labels) if kind else (images, mutated(labels, rng))
     packed = gzip.compress if rng.random() < 0.5 else bytes
     images = packed(images)
-    path = _write(
-        folder, "train-images-idx3-ubyte", mutated(images, rng) if rng.random() < 0.2 else images
+    images = mutated(images, rng) if rng.random() < 0.2 else images
+    yield (
+        "import",
+        {"train-images-idx3-ubyte": images, "train-labels-idx1-ubyte": packed(labels)},
     )
-    _write(folder, "train-labels-idx1-ubyte", packed(labels))
-    return [("import", path, {})]
 
 
-def tar_case(rng, folder):
+def tar_case(rng):
     protocol = int(rng.choice([2, 4, 5]))
     files = {f"data_batch_{i}": cifar_batch(protocol) for i in range(1, 6)}
     files["batches.meta"] = pickle.dumps({"label_names": list("abcdefghij")}, 2)
     if rng.random() < 0.6:
         key = _choice(rng, files)
         files[key] = mutated(files[key], rng, [weights()[0]])
-    stream = io.BytesIO()
     form = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT][rng.integers(3)]
-    with tarfile.open(fileobj=stream, mode="w", format=form) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(("x" * 120 if rng.random() < 0.1 else "cifar") + "/" + name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    data = stream.getvalue()
+    folders = ["x" * 120 if rng.random() < 0.1 else "cifar" for _ in files]
+    data = tarred(
+        {f"{folder}/{name}": files[name] for folder, name in zip(folders, files, strict=True)},
+        form=form,
+    )
     data = mutated(data, rng) if rng.random() < 0.5 else data
-    data = gzip.compress(data, 1) if rng.random() < 0.5 else data
-    return [("import", _write(folder, "a.tar", data), {})]
+    yield "import", {"a.tar": gzip.compress(data, 1) if rng.random() < 0.5 else data}
 
 
-def weights_case(rng, folder):
+def weights_case(rng):
     program, storages = weights()
     kind = rng.integers(3)
     if kind == 0:  # the legacy format, cut off behind its pickles
-        data = (
-            b"".join(
-                pickle.dumps(v, 2) for v in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})
-            )
-            + program
-        )
-        return [
-            (
-                "weights",
-                _write(folder, "a.pt", mutated(data + pickle.dumps(["0", "1", "2"], 2), rng)),
-                {},
-            )
-        ]
-    files = {
-        "a/data.pkl": mutated(program, rng, [cifar_batch(2)]) if kind == 1 else program,
-        **{f"a/data/{key}": data for key, data in storages.items()},
-    }
-    data = _zip(files, zipfile.ZIP_STORED)
-    return [("weights", _write(folder, "a.pt", mutated(data, rng) if kind == 2 else data), {})]
+        head = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})
+        pickles = [*(pickle.dumps(value, 2) for value in head), program]
+        pickles.append(pickle.dumps(["0", "1", "2"], 2))
+        yield "weights", {"a.pt": mutated(b"".join(pickles), rng)}
+        return
+    if kind == 1:
+        program = mutated(program, rng, [cifar_batch(2)])
+    files = {"a/data.pkl": program, **{f"a/data/{key}": data for key, data in storages.items()}}
+    data = zip_of(files, zipfile.ZIP_STORED)
+    yield "weights", {"a.pt": mutated(data, rng) if kind == 2 else data}
 
 
 # Bombs: small files that ask for much -------------------------------------------------------------
@@ -380,188 +342,128 @@ def _zip_by_hand(name, packed, size, method=8):
     facts = struct.pack("<HHHHHLLLHH", 20, 0, method, 0, 33, 0, len(packed), size, len(name), 0)
     directory = b"PK\1\2\x14\0" + facts + bytes(14) + name
     body = b"PK\3\4" + facts + name + packed
-    return (
-        body
-        + directory
-        + b"PK\5\6"
-        + struct.pack("<HHHHLLH", 0, 0, 1, 1, len(directory), len(body), 0)
-    )
+    end = struct.pack("<HHHHLLH", 0, 0, 1, 1, len(directory), len(body), 0)
+    return body + directory + b"PK\5\6" + end
 
 
-def _more_than_announced(rng, folder):
+def _more_than_announced(rng):
     """Zip members that unpack to a gigabyte and announce a hundred bytes, packed by deflate and
     bzip2."""
-    import bz2
-
-    bomb = bz2.compress(bytes(4 * ZEROS), 1)
-    yield "import", _write(folder, "a.zip", _zip_by_hand(b"a.png", _deflated_zeros(64), 100)), {}
-    yield "import", _write(folder, "b.zip", _zip_by_hand(b"a.png", bomb, 100, 12)), {}
-    yield (
-        "weights",
-        _write(folder, "a.npz", _zip_by_hand(b"images.npy", _deflated_zeros(64), 100)),
-        {},
-    )
+    zeros, bomb = _deflated_zeros(64), bz2.compress(bytes(4 * ZEROS), 1)
+    yield "import", {"a.zip": _zip_by_hand(b"a.png", zeros, 100)}
+    yield "import", {"b.zip": _zip_by_hand(b"a.png", bomb, 100, 12)}
+    yield "weights", {"a.npz": _zip_by_hand(b"images.npy", zeros, 100)}
 
 
-def _labels_bomb(rng, folder):
-    with zipfile.ZipFile(folder + "/a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.png", pictures()["rgb.png"])
-        archive.writestr("labels.csv", bytes(5 * ZEROS))
-    yield "import", folder + "/a.zip", {}
-    for end in (b"ab,", b"a,1\n", b'a,"\n",'):
-        with zipfile.ZipFile(
-            folder + "/b.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1
-        ) as archive:
-            archive.writestr("a.png", pictures()["rgb.png"])
-            archive.writestr("labels.csv", end * (4_000_000 // len(end)))
-        yield "import", folder + "/b.zip", {}
+def _labels_bomb(rng):
+    lines = [line * (4_000_000 // len(line)) for line in (b"ab,", b"a,1\n", b'a,"\n",')]
+    for text in (bytes(5 * ZEROS), *lines):
+        yield "import", {"a.zip": zip_of({"a.png": pictures()["rgb.png"], "labels.csv": text})}
 
 
-def _png(width, height, kind=0, depth=8, rows=b""):
-    header = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    return png_again(
-        b"\x89PNG\r\n\x1a\n"
-        + b"".join(struct.pack(">I", len(d)) + n + d + bytes(4) for n, d in chunks)
-    )
+def _png(width, height, kind=0):
+    """The header of a PNG of this size, and no pixels."""
+    data = bytearray(png_of_rows([], width, kind=kind))
+    data[20:24] = struct.pack(">I", height)
+    return png_again(bytes(data))
 
 
-def _pixels(rng, folder):
+def _pixels(rng):
     """Pictures that announce more pixels than are decoded, in each format that a header of ours can
     be written for."""
+    side = 13000
     jpeg = bytearray(pictures()["one.jpg"])
     frame = jpeg.index(b"\xff\xc0") + 5
-    jpeg[frame : frame + 4] = struct.pack(">HH", 13000, 13000)
-    icon = struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, 100, 22) + _png(
-        13000, 13000, 6
-    )
-    bmp = struct.pack(
-        "<2sIIIIiiHHIIiiII", b"BM", 54, 0, 54, 40, 13000, 13000, 1, 24, 0, 0, 0, 0, 0, 0
-    )
-    gif = (
-        b"GIF89a"
-        + struct.pack("<HHBBB", 13000, 13000, 0, 0, 0)
-        + b","
-        + struct.pack("<HHHHB", 0, 0, 13000, 13000, 0)
-    )
-    files = {
-        "a.png": _png(13000, 13000),
+    jpeg[frame : frame + 4] = struct.pack(">HH", side, side)
+    icon = struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, 100, 22)
+    bmp = (b"BM", 54, 0, 54, 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+    gif = struct.pack("<HHBBB", side, side, 0, 0, 0) + b","
+    for name, data in {
+        "a.png": _png(side, side),
         "b.png": _png(70000, 100),
         "a.jpg": bytes(jpeg),
-        "a.ico": icon,
-        "a.bmp": bmp,
-        "a.gif": gif + b"\x02\x01\0\0;",
+        "a.ico": icon + _png(side, side, 6),
+        "a.bmp": struct.pack("<2sIIIIiiHHIIiiII", *bmp),
+        "a.gif": b"GIF89a" + gif + struct.pack("<HHHHB", 0, 0, side, side, 0) + b"\x02\x01\0\0;",
         "a.ppm": b"P6 13000 13000 255\n",
-        "a.qoi": b"qoif" + struct.pack(">IIBB", 13000, 13000, 3, 0) + bytes(9),
-    }
-    for name, data in files.items():
-        path = _write(folder, f"{name}/{name}", data)
-        yield "picture", path, {}
-        yield "import", os.path.dirname(path), {}
+        "a.qoi": b"qoif" + struct.pack(">IIBB", side, side, 3, 0) + bytes(9),
+    }.items():
+        yield "picture", {name: data}
+        yield "import", {f"of {name}/{name}": data}
 
 
-def _tags(rng, folder):
+def _tags(rng):
     """Tags of a TIFF, and of a JPEG's EXIF, that are over one another; scans of a JPEG without end."""
     count, size = 4000, 60_000
     entries = b"".join(struct.pack("<HHLL", 1000 + i, 7, size - 100, 8) for i in range(count))
-    tiff = struct.pack("<2sHL", b"II", 42, 8) + struct.pack("<H", count) + entries + bytes(4 + size)
-    yield "picture", _write(folder, "a.tif", tiff), {}
-    exif = (
-        b"Exif\0\0"
-        + struct.pack("<2sHL", b"II", 42, 8)
-        + struct.pack("<H", count)
-        + entries
-        + bytes(12_000)
-    )
+    tags = struct.pack("<2sHLH", b"II", 42, 8, count) + entries
+    yield "picture", {"a.tif": tags + bytes(4 + size)}
+    exif = b"Exif\0\0" + tags + bytes(12_000)
     jpeg = pictures()["one.jpg"]
     exif = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
-    yield "picture", _write(folder, "a.jpg", jpeg[:2] + exif + jpeg[2:]), {}
+    yield "picture", {"a.jpg": jpeg[:2] + exif + jpeg[2:]}
     jpeg = bytearray(pictures()["progressive.jpg"])
     frame = jpeg.index(b"\xff\xc2") + 5
     jpeg[frame : frame + 4] = struct.pack(">HH", 8000, 8000)
     scan = jpeg.index(b"\xff\xda")
     scan = bytes(jpeg[scan : jpeg.index(b"\xff", scan + 2)])
-    yield "picture", _write(folder, "b.jpg", bytes(jpeg[:-2]) + scan * 20_000 + b"\xff\xd9"), {}
+    yield "picture", {"b.jpg": bytes(jpeg[:-2]) + scan * 20_000 + b"\xff\xd9"}
 
 
-def _npy_headers(rng, folder):
+def _npy_headers(rng):
     header = b"\x93NUMPY\2\0" + struct.pack("<I", 0xFFFFFFFF)
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     packed = packer.compress(header) + packer.flush(zlib.Z_FULL_FLUSH) + _deflated_zeros(64)
     data = _zip_by_hand(b"images.npy", packed, len(header) + 64 * ZEROS)
-    for what in ("import", "weights", "evaluate"):
-        yield what, _write(folder, "a.npz", data), {}
+    yield "import weights evaluate", {"a.npz": data}
     text = "{'descr': '|u1', 'fortran_order': %s, 'shape': (%d, 9999, 9999, 3)}"
-    for shape in (1, 1 << 20, 1 << 60):
-        for order in (True, False):
-            words = (text % (order, shape)).encode().ljust(117) + b"\n"
-            data = b"\x93NUMPY\1\0v\0" + words + bytes(1000)
-            yield "import", _write(folder, "a.npy", data), {}
-            packed = zlib.compress(data, 9)[2:-4]
-            yield (
-                "import",
-                _write(folder, "b.npz", _zip_by_hand(b"images.npy", packed, 1 << 31)),
-                {},
-            )
-    yield (
-        "import",
-        _write(
-            folder, "a-images", gzip.compress(struct.pack(">4I", 2051, 1 << 31, 1, 1) + bytes(9))
-        ),
-        {},
-    )
+    for count, order in itertools.product((1, 1 << 20, 1 << 60), (True, False)):
+        words = (text % (order, count)).encode().ljust(117) + b"\n"
+        data = b"\x93NUMPY\1\0v\0" + words + bytes(1000)
+        yield "import", {"a.npy": data}
+        packed = zlib.compress(data, 9)[2:-4]
+        yield "import", {"b.npz": _zip_by_hand(b"images.npy", packed, 1 << 31)}
+    header = struct.pack(">4I", 2051, 1 << 31, 1, 1)
+    yield "import", {"a-images": gzip.compress(header + bytes(9))}
 
 
-def _programs(rng, folder):
+def _programs(rng):
     """Pickles that ask for gigabytes, or for a time without end."""
     from tests.extras.convert.test_state_dicts import pickled, tensor
 
-    mega = b"X" + struct.pack("<I", 1 << 20) + b"a" * (1 << 20)
-    nested = b"\x80\x02}(" + b")" + b"2\x86" * 200 + b"K\x01u."
+    mega = 1 << 20
+    encode = b"(X" + struct.pack("<I", mega) + b"a" * mega + b"q\0X\6\0\0\0latin1q\1\x86q\2"
+    same_hash = [(i * ((1 << 61) - 1)).to_bytes(10, "little") for i in range(1, 99_999)]
+    large = {str(i): tensor("FloatStorage", "0", 4, (mega, 1 << 10), (0, 0)) for i in range(9)}
+    huge = {"a": tensor("FloatStorage", "0", 4, ((1 << 2000),) * 20, (0,) * 20)}
     programs = {
-        "encode": b"\x80\x02("
-        + mega
-        + b"q\0X\6\0\0\0latin1q\1\x86q\2"
-        + b"c_codecs\nencode\nh\2R" * 4000
-        + b"t.",
-        "long": b"\x80\x02\x8b" + struct.pack("<i", 1 << 20) + b"\x7f" * (1 << 20) + b".",
-        "huge": pickled({"a": tensor("FloatStorage", "0", 4, ((1 << 2000),) * 20, (0,) * 20)}),
-        "large": pickled(
-            {str(i): tensor("FloatStorage", "0", 4, (1 << 20, 1 << 10), (0, 0)) for i in range(9)}
-        ),
-        "nested": nested,
-        "memo": b"\x80\x02}r\xff\xff\xff\x0f.",
-        "lists": b"\x80\x02(" + b"]q\0" * 600_000 + b"t.",
-        "same hash": b"\x80\x02}("
-        + b"".join(
-            b"\x8a\x0a" + (i * ((1 << 61) - 1)).to_bytes(10, "little") + b"N"
-            for i in range(1, 99_999)
-        )
-        + b"u.",
+        "encode": encode + b"c_codecs\nencode\nh\2R" * 4000 + b"t.",
+        "long": b"\x8b" + struct.pack("<i", mega) + b"\x7f" * mega + b".",
+        "huge": pickled(huge)[2:],
+        "large": pickled(large)[2:],
+        "nested": b"}(" + b")" + b"2\x86" * 200 + b"K\x01u.",
+        "memo": b"}r\xff\xff\xff\x0f.",
+        "lists": b"(" + b"]q\0" * 600_000 + b"t.",
+        "same hash": b"}(" + b"".join(b"\x8a\x0a" + key + b"N" for key in same_hash) + b"u.",
     }
     for name, program in programs.items():
-        data = _zip({"a/data.pkl": program, "a/data/0": bytes(16)}, zipfile.ZIP_STORED)
-        yield "weights", _write(folder, "a.pt", data), {}
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w") as archive:
-            member = tarfile.TarInfo("cifar/data_batch_1")
-            member.size = len(program)
-            archive.addfile(member, io.BytesIO(program))
-        yield "import", _write(folder, f"{name}.tar", stream.getvalue()), {}
+        program = b"\x80\x02" + program
+        files = {"a/data.pkl": program, "a/data/0": bytes(16)}
+        yield "weights", {"a.pt": zip_of(files, zipfile.ZIP_STORED)}
+        yield "import", {f"{name}.tar": tarred({"cifar/data_batch_1": program})}
 
 
-def _tar_headers(rng, folder):
+def _tar_headers(rng):
     """A PAX header of 600 MB, and a tar of 100,000 members, in a gzip of some hundred kilobytes."""
     zeros = gzip.compress(bytes(ZEROS))
     for kind in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
         member = tarfile.TarInfo("data_batch_1")
         member.type, member.size = kind, 40 * ZEROS
-        yield "import", _write(folder, "a.tar.gz", gzip.compress(member.tobuf()) + zeros * 40), {}
-    member = gzip.compress(tarfile.TarInfo("a").tobuf() * 100_000)
-    yield "import", _write(folder, "b.tar.gz", member), {}
+        yield "import", {"a.tar.gz": gzip.compress(member.tobuf()) + zeros * 40}
+    yield "import", {"b.tar.gz": gzip.compress(tarfile.TarInfo("a").tobuf() * 100_000)}
 
 
-def _parts(rng, folder):
+def _parts(rng):
     """Headers and parts of a hundred megabytes, which are some kilobytes in a zip."""
     jpeg, size = pictures()["one.jpg"], 6 * ZEROS
     for name, start, part, end in (
@@ -573,8 +475,8 @@ def _parts(rng, folder):
         ("a.gif", b"GIF89a" + struct.pack("<HHBBB", 2, 2, 0, 0, 0), b"!\xfe\1a\0", b""),
     ):
         data = start + part * (size // len(part)) + end
-        yield "picture", _write(folder, name, data), {}
-        yield "import", _write(folder, name + ".zip", _zip({name: data})), {}
+        yield "picture", {name: data}
+        yield "import", {f"{name}.zip": zip_of({name: data})}
 
 
 BOMBS = (
@@ -588,25 +490,9 @@ BOMBS = (
     _parts,
 )
 CASES = (
-    picture_case,
-    picture_case,
-    picture_case,
-    zip_case,
-    labels_case,
-    array_case,
-    idx_case,
-    tar_case,
-    weights_case,
-    weights_case,
+    *(picture_case, picture_case, picture_case, zip_case, labels_case),
+    *(array_case, idx_case, tar_case, weights_case, weights_case),
 )
-
-
-def _write(folder, name, data):
-    path = os.path.join(folder, name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(data)
-    return path
 
 
 # One case, in a separate process ------------------------------------------------------------------
@@ -636,6 +522,19 @@ def read(what, path, options, folder):
         next(iter(opened.batches(4)))
 
 
+def readings(case, folder):
+    """Write a case's files; yields (reader, path, options)."""
+    for readers, files, *options in case:
+        for name, data in files.items():
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(data)
+        first = next(iter(files)).partition("/")[0]
+        for reader in readers.split():
+            yield reader, os.path.join(folder, first), options[0] if options else {}
+
+
 def peak_megabytes(reset=False):
     """The most memory that this process has had, since the last reset."""
     if reset:
@@ -654,7 +553,7 @@ def run_case(seed, number, keep=None):
     folder = tempfile.mkdtemp(prefix="fuzz")
     report = {"case": number, "kind": make.__name__, "fault": None, "done": 0, "refused": 0}
     try:
-        for what, path, options in make(rng, folder):
+        for what, path, options in readings(make(rng), folder):
             before, start = peak_megabytes(reset=True), time.process_time()
             try:
                 read(what, path, options, folder)

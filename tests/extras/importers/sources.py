@@ -66,10 +66,17 @@ def fill(folder, files):
     return folder
 
 
-def zipped(path, files):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+def zip_of(files, method=zipfile.ZIP_DEFLATED):
+    """The bytes of a zip. files: {name: bytes or an array}."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
         for name, data in files.items():
             archive.writestr(name, data if isinstance(data, bytes) else png(data))
+    return stream.getvalue()
+
+
+def zipped(path, files):
+    path.write_bytes(zip_of(files))
     return path
 
 
