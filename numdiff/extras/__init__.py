@@ -58,6 +58,8 @@ register(
     pictures={"files": "pictures", "folders": "folders"},
 )
 
+register("numdiff.extras.encode", data={"encode": "command:encode_command"})
+
 register(
     "numdiff.extras.learn",
     command={"learn": ("command:learn", "Learn GPU programming by puzzles, without a GPU.")},

@@ -13,9 +13,9 @@ from numdiff.data.dataset import Dataset
 from numdiff.diffusion.sampling import to_uint8
 from numdiff.errors import UsageError
 from numdiff.extras.convert.autoencoders import write_autoencoder
+from numdiff.extras.encode.latents import encode_dataset
 from numdiff.nn.autoencoder import Autoencoder
 from numdiff.training.autoencoders import load_autoencoder
-from numdiff.training.encode import encode_dataset
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 from numdiff.training.sampling import sample_command

@@ -29,8 +29,8 @@ from numdiff.device import get_gpu, synchronize
 from numdiff.device.roof import Roof
 from numdiff.extras.convert.autoencoder_names import diffusers_names, public_arrays
 from numdiff.extras.convert.autoencoders import write_autoencoder
+from numdiff.extras.encode import latents
 from numdiff.nn.autoencoder import Autoencoder, _Recorded
-from numdiff.training import encode
 from numdiff.training.inference import inference_model
 
 PARTS = "encode", "decode"
@@ -211,7 +211,7 @@ def encode_rates(model, count, size, batch, top):
     """[(images/s of the whole call, images/s between the first block of latents and the last)] of
     two calls of `numdiff data encode` on `count` random pictures in a file, and a profile of the
     host's time in a third one, as text."""
-    rates, times, write = [], [], encode._write_block
+    rates, times, write = [], [], latents._write_block
 
     def timed(*arguments):
         write(*arguments)
@@ -227,7 +227,7 @@ def encode_rates(model, count, size, batch, top):
             writer.finish(["picture"])
 
         def run(turn):
-            encode.encode_dataset(
+            latents.encode_dataset(
                 folder / "photos.h5",
                 folder / f"latents{turn}.h5",
                 folder / "vae.h5",
@@ -237,14 +237,14 @@ def encode_rates(model, count, size, batch, top):
                 echo=lambda text: None,
             )
 
-        encode._write_block = timed
+        latents._write_block = timed
         for turn in range(2):
             times.clear()
             start = time.perf_counter()
             run(turn)
             taken = time.perf_counter() - start
-            rates.append((count / taken, (len(times) - 1) * encode.CHUNK / (times[-1] - times[0])))
-        encode._write_block = write
+            rates.append((count / taken, (len(times) - 1) * latents.CHUNK / (times[-1] - times[0])))
+        latents._write_block = write
         if not top:
             return rates, ""
         profiler = cProfile.Profile()

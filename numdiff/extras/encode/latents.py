@@ -25,23 +25,23 @@ import shutil
 
 import numpy as np
 
-from ..data.dataset import Dataset
-from ..data.writer import Writer
-from ..device import Replayed, copy_into, empty
-from ..device.traffic import make_feed, make_readback
-from ..distributed.communicator import connect
-from ..distributed.failures import AgreedError
-from ..distributed.together import stop_signals
-from ..errors import NumdiffError, UsageError
-from ..files import atomic_file, read_bytes, write_json
-from ..kernels.diffusion.images import images_forward
-from ..nn.autoencoder import LOGVAR
-from ..nn.tensor import Tensor
-from ..outputs import check_apart
-from ..progress_bar import progress_bar
-from ..settings import counted
-from .autoencoders import array_hash, load_autoencoder
-from .options import resolve_device
+from ...data.dataset import Dataset
+from ...data.writer import Writer
+from ...device import Replayed, copy_into, empty
+from ...device.traffic import make_feed, make_readback
+from ...distributed.communicator import connect
+from ...distributed.failures import AgreedError
+from ...distributed.together import stop_signals
+from ...errors import NumdiffError, UsageError
+from ...files import atomic_file, read_bytes, write_json
+from ...kernels.diffusion.images import images_forward
+from ...nn.autoencoder import LOGVAR
+from ...nn.tensor import Tensor
+from ...outputs import check_apart
+from ...progress_bar import progress_bar
+from ...settings import counted
+from ...training.autoencoders import array_hash, load_autoencoder
+from ...training.options import resolve_device
 
 CHUNK = 64  # pictures of a block
 SLOTS = 2  # batches that are in flight: one computed, one read or written

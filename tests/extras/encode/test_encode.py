@@ -10,9 +10,9 @@ import pytest
 from numdiff.data.dataset import Dataset
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.convert.autoencoders import write_autoencoder
+from numdiff.extras.encode import latents as encode
+from numdiff.extras.encode.latents import encode_dataset
 from numdiff.nn.autoencoder import Autoencoder
-from numdiff.training import encode
-from numdiff.training.encode import encode_dataset
 
 COUNT = 70  # two blocks
 
