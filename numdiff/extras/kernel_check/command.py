@@ -1,5 +1,6 @@
 """`numdiff kernels`: check the kernels against their references, and inspect them."""
 
+import contextlib
 import os
 
 import click
@@ -69,6 +70,12 @@ def show(operation, version, ptx):
     "--seed", metavar="N", type=click.IntRange(0), help="Seed of the shuffled order.  [default: 0]"
 )
 @click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Processes in which the emulator runs.  [default: one a core]",
+)
+@click.option(
     "--against",
     type=Choice(["emulator", "cuda"]),
     default=None,
@@ -96,7 +103,7 @@ def show(operation, version, ptx):
 @click.option(
     "--list", "only_list", is_flag=True, help="Show the names of the operations and exit."
 )
-def check(operations, device, orders, seed, against, version, counts, trace_file, only_list):
+def check(operations, device, orders, seed, jobs, against, version, counts, trace_file, only_list):
     """Run every version of the operations (default: all) on small problems.
 
     A version passes if it agrees with the float64 reference (to within 1e-5 in float32), gives the
@@ -104,6 +111,7 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     fails.
     """
     from numdiff.device import get_backend
+    from numdiff.device.compile_ahead import worker_count
     from numdiff.errors import NumdiffError
 
     from . import run as checking
@@ -117,37 +125,41 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     shown = set()
     width = max(len(checking.Outcome(case, v).name) for case in cases for v in case.versions)
     failed = lacking = count = 0
-    for outcome in checking.check(operations, device, orders, seed, version, against):
-        count += 1
-        if count == 1 and device == "cuda":
-            click.echo(f"on {get_backend(device).device_name}")
-        said = f"error {outcome.error:.1e}" if device != "ptx" else "compiles"
-        if against and outcome.passed:
-            same, difference = checking.compare_devices(
-                outcome.case, outcome.version, device, against
-            )
-            fused = checking.fused_kernels(outcome.case, outcome.version)
-            said += f", the bits of {against}" if same else f", {difference:.1e} from {against}"
-            said += " (fused multiply-adds)" if fused else ""
-        if outcome.passed:
-            click.echo(f"{outcome.name:{width}}  ok    {said}, {outcome.seconds:.1f} s")
-        elif outcome.lacking:
-            lacking += 1
-            click.echo(f"{outcome.name:{width}}  –     {outcome.fault}")
-        else:
-            failed += 1
-            click.echo(
-                f"{outcome.name:{width}}  FAILED  "
-                + (outcome.fault or (said if outcome.same else "two runs differ in their bits"))
-            )
-        if counts:
-            recorder = checking.counts_of(outcome.case, outcome.version)
-            for kernel in [k for k in recorder.kernels if k not in shown]:
-                shown.add(kernel)
-                click.echo(f"\n{recorder.table(kernel, 46, brief=True)}\n")
-        if trace_file and count == 1:
-            checking.trace_of(outcome.case, outcome.version).save(trace_file)
-            click.echo(f"{outcome.name}: {film_written(trace_file)}")
+    if jobs is None and device == "emulator":
+        jobs = worker_count(sum(len(case.versions) for case in cases))
+    found = checking.check(operations, device, orders, seed, version, against, jobs)
+    with contextlib.closing(found) as outcomes:
+        for outcome in outcomes:
+            count += 1
+            if count == 1 and device == "cuda":
+                click.echo(f"on {get_backend(device).device_name}")
+            said = f"error {outcome.error:.1e}" if device != "ptx" else "compiles"
+            if against and outcome.passed:
+                same, difference = checking.compare_devices(
+                    outcome.case, outcome.version, device, against
+                )
+                fused = checking.fused_kernels(outcome.case, outcome.version)
+                said += f", the bits of {against}" if same else f", {difference:.1e} from {against}"
+                said += " (fused multiply-adds)" if fused else ""
+            if outcome.passed:
+                click.echo(f"{outcome.name:{width}}  ok    {said}, {outcome.seconds:.1f} s")
+            elif outcome.lacking:
+                lacking += 1
+                click.echo(f"{outcome.name:{width}}  –     {outcome.fault}")
+            else:
+                failed += 1
+                click.echo(
+                    f"{outcome.name:{width}}  FAILED  "
+                    + (outcome.fault or (said if outcome.same else "two runs differ in their bits"))
+                )
+            if counts:
+                recorder = checking.counts_of(outcome.case, outcome.version)
+                for kernel in [k for k in recorder.kernels if k not in shown]:
+                    shown.add(kernel)
+                    click.echo(f"\n{recorder.table(kernel, 46, brief=True)}\n")
+            if trace_file and count == 1:
+                checking.trace_of(outcome.case, outcome.version).save(trace_file)
+                click.echo(f"{outcome.name}: {film_written(trace_file)}")
     click.echo(
         f"{count - failed - lacking} of {count} passed on {device}"
         + (f", in {orders or 2} thread orders" if device == "emulator" else "")

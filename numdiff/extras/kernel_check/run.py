@@ -1,15 +1,21 @@
 """Running cases on a device, and judging what comes out."""
 
+import contextlib
+import dataclasses
 import functools
 import re
+import sys
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...children import WorkerLost, map_in_processes
 from ...device import PtxError, download, get_backend, synchronize, upload, why_no_gpu
 from ...device.compiler import kernels_by_name
+from ...device.cpu import as_worker
 from ...device.emulator import EmulatorDevice
+from ...device.forks import can_fork
 from ...device.planned import Planned, cards_with
 from ...device.requires import supports
 from ...dtypes import is_half
@@ -25,6 +31,8 @@ from .records import cases_of
 ORDERS = ("forward", "shuffled", "reversed")
 # of a version, after which the check continues
 FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError
+# seconds of checking after which new processes, which import all kernels first, save time
+SPAWN_PAYS = 3.0
 # in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas
 # may join to one; an approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(
@@ -208,24 +216,67 @@ def lacks(backend, case, version, error):
     return not supports(backend, *(known[key[:2]] for key in hopper.kernels if key[:2] in known))
 
 
-def check(names=(), device="emulator", orders=None, seed=None, version=None, against=None):
+def check(
+    names=(), device="emulator", orders=None, seed=None, version=None, against=None, jobs=None
+):
     """Check the operations of these names (all for none), one `Outcome` after the other.
 
     orders: how many of `ORDERS` the emulator tries (2); seed: of the shuffled one (0); version:
     only cases of this one, a number or a name; against: the device that results will be compared
-    with. A `UsageError` where none of the operations has the version, and for what the device does
-    not have
+    with; jobs: processes in which the emulator runs (1). A `UsageError` where none of the
+    operations has the version, and for what the device does not have
     """
     cases = cases_named(names)
-    _check_device(device, orders, seed, version, against)
+    _check_device(device, orders, seed, version, against, jobs)
     _check_version(cases, version)
-    for case in cases:
-        for each in case.versions if device != "cpu" else (None,):
-            if _is_wanted(case, each, version):
-                yield check_case(case, each, device, ORDERS[: orders or 2], seed or 0)
+    runs = [
+        (case, each, device, ORDERS[: orders or 2], seed or 0)
+        for case in cases
+        for each in (case.versions if device != "cpu" else (None,))
+        if _is_wanted(case, each, version)
+    ]
+    method = start_method() if against != "cuda" and min(jobs or 1, len(runs)) > 1 else None
+    start, done = time.perf_counter(), 0
+    while done < len(runs) and method != "fork":
+        if method == "spawn" and time.perf_counter() - start > SPAWN_PAYS:
+            break
+        yield check_case(*runs[done])
+        done += 1
+    if done < len(runs):
+        yield from _check_in_processes(runs[done:], jobs, method)
 
 
-def _check_device(device, orders, seed, version, against):
+def start_method():
+    """How processes that check cases start, "fork" or "spawn"; None where neither is safe."""
+    if sys.platform == "linux":
+        return "fork" if can_fork() else None
+    return "spawn" if sys.version_info >= (3, 11) else None
+
+
+def _check_in_processes(runs, jobs, method):
+    """Yield the `Outcome` of each run, a tuple of arguments of `check_case`, from `jobs` processes."""
+    places = {id(case): place for place, case in enumerate(CASES)}
+    arguments = [(places[id(case)], *rest) for case, *rest in runs]
+    found = map_in_processes(_check_place, arguments, min(jobs, len(runs)), method)
+    with contextlib.closing(found) as outcomes:
+        for case, each, *_ in runs:
+            try:
+                yield dataclasses.replace(next(outcomes), case=case)
+            except WorkerLost:
+                raise NumdiffError(
+                    f"a worker process was killed, or out of memory, in {Outcome(case, each).name} or in "
+                    "a case after it: --jobs 1 checks one after the other."
+                ) from None
+
+
+def _check_place(place, *rest):
+    """`check_case` in a worker process, of the case at this place of `CASES`: a case itself is made
+    of functions that other processes do not have."""
+    with as_worker():  # the other cores have other cases
+        return dataclasses.replace(check_case(CASES[place], *rest), case=None)
+
+
+def _check_device(device, orders, seed, version, against, jobs):
     """Raise a `UsageError` for an option that says nothing on this device."""
     for option, value, fits, why in (
         (
@@ -235,6 +286,7 @@ def _check_device(device, orders, seed, version, against):
             f"is of the emulator, and not of --device {device}",
         ),
         ("--seed", seed, device == "emulator", f"is of the emulator, and not of --device {device}"),
+        ("--jobs", jobs, device == "emulator", f"is of the emulator, and not of --device {device}"),
         ("--seed", seed, orders != 1, "is of the shuffled order, which --orders 1 leaves out"),
         (
             "--version",
