@@ -92,7 +92,7 @@ FIRST = list(
             version,
             dtype_of(case) if "mma or" in str(name_of(case.name, version)) else None,
         ): (case, version)
-        for case in checking.CASES
+        for case in reversed(checking.CASES)
         for version in case.versions
         if version
     }.values()

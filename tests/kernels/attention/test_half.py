@@ -6,7 +6,7 @@ import pytest
 
 from numdiff.kernels import attention as F
 from numdiff.kernels.attention import launcher
-from tests.conftest import on, quick, shapes, versions, where
+from tests.conftest import on, shapes
 from tests.kernels.attention.test_flash_attention import make
 
 TOLERANCE = 2e-3
@@ -42,37 +42,6 @@ def check_both(engine, given, heads, order, wanted, version, count=None):
         engine.check_equal(first, again)
 
 
-# (B, T, heads, HS) and the order of the channels
-@shapes(
-    odd=(1, 3, 2, 32, "new"),
-    one_token=(1, 1, 2, 32, "legacy"),
-    one_group=(2, 64, 1, 64, "legacy"),
-    not_aligned=(1, 67, 3, 72, "new"),
-    unet=(2, 256, 6, 32, "legacy"),
-    dit=(2, 256, 3, 64, "new"),
-    dit_xl=(1, 256, 4, 72, "new"),
-    large=(1, 300, 2, 64, "legacy"),
-    large_72=(1, 1000, 1, 72, "new"),
-)
-@versions(1, 3)  # None is version 5 for more than 64 tokens, else 3
-@on()  # NumPy's float16 is no engine
-@where(lambda engine, shape: engine != "launch" or shape[2] != 6)  # the reference takes its time
-@where(
-    lambda engine, shape, version: (
-        engine != "ptx"
-        or shape[1] == 3
-        or (shape[1] == 67 and version != 1)
-        or shape[1] == 64
-        and version is None
-    )
-)
-@quick(lambda engine, version: engine != "emulator" or version is not None)
-def test_float16(engine, rng, shape, version):
-    *shape, order = shape
-    given, heads, wanted = problem(rng, shape, order)
-    check_both(engine, given, heads, order, wanted, version)
-
-
 @pytest.mark.parametrize("HS", [32, 64, 72])
 @pytest.mark.parametrize(
     "T, heads, chunks",
@@ -85,14 +54,15 @@ def test_float16(engine, rng, shape, version):
         (700, 3, (2, 2)),
     ],
 )
-@on("cuda")  # likewise
-def test_version_5(engine, rng, monkeypatch, HS, T, heads, chunks):
+@pytest.mark.parametrize("version", [3, 5])
+@on("cuda")  # too long elsewhere; `numdiff kernels check` has small shapes
+def test_float16(engine, rng, monkeypatch, version, HS, T, heads, chunks):
     """One tile and several, more heads than multiprocessors, keys in one chunk and in two."""
-    if tuple(engine.backend.capability)[:2] != (9, 0):
+    if version == 5 and tuple(engine.backend.capability)[:2] != (9, 0):
         pytest.skip("for sm_90a")
     monkeypatch.setattr(launcher, "choose_chunks", lambda *_: chunks)
     given, heads, wanted = problem(rng, (1, T, heads, HS), "legacy")
-    check_both(engine, given, heads, "legacy", wanted, 5)
+    check_both(engine, given, heads, "legacy", wanted, version)
 
 
 @pytest.mark.parametrize("HS", [64, 72])

@@ -5,9 +5,8 @@ import pytest
 
 from numdiff.device import download, upload
 from numdiff.kernels.optimizer import adamw as A
-from tests.conftest import quick, shapes, versions
+from tests.conftest import relative_error, versions
 
-SHAPES = shapes(minimal=(4,), odd=(37,), not_aligned=(1021,), large=(100_000,))
 HYPER = A.Rule(0.9, 0.999, 1e-8, 0.05)
 
 
@@ -45,26 +44,18 @@ def state(engine, step, rate, norm, unscale=None):
     )
 
 
-@SHAPES
 @pytest.mark.parametrize(
     "step, clip", [(0, 0.0), (3, 1.0), (250_000, 100.0)], ids=["first", "clipped", "late"]
 )
-@quick(lambda engine, shape, step: engine != "cpu" or shape[0] < 10_000 or step == 3)
-def test_update(engine, rng, shape, step, clip):
-    w, g, m, v = (a.astype(np.float32) for a in start(rng, shape[0]))
-    wanted = (
-        by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER[:4], clip) if engine.computes else (w, m, v)
-    )
-    results = []
-    for _ in range(engine.repeats):
-        arrays = [engine(a) for a in (w, g, m, v)]
-        A.adamw_update(*arrays, state(engine, step, 1e-2, 5.0), HYPER._replace(clip_norm=clip))
-        for got, want in zip((arrays[0], *arrays[2:]), wanted, strict=True):
-            engine.check(got, want, 1e-6)
-        engine.check_equal(arrays[1], g)  # the gradient is only read
-        results.append(arrays)
-    for first, second in zip(results[0], results[-1], strict=True):
-        engine.check_equal(first, second)
+def test_reference_by_hand(rng, step, clip):
+    w, g, m, v = start(rng, 37)
+    wanted = by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER[:4], clip)
+    before = g.copy()
+    now = A.State(np.array([step], np.uint32), np.array([1e-2]), np.array([5.0]))
+    A.adamw_update(w, g, m, v, now, HYPER._replace(clip_norm=clip))
+    for got, want in zip((w, m, v), wanted, strict=True):
+        assert relative_error(got, want) < 1e-12
+    np.testing.assert_array_equal(g, before)  # the gradient is only read
 
 
 @versions(1, 2)
