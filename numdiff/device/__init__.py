@@ -30,7 +30,7 @@ from .cpu import (
     side_by_side,
     workers,
 )
-from .gpu import choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
+from .gpu import choose_gpu, cuda, device_inline, get_gpu, gpu_count, why_no_gpu
 from .gpu_graphs import EXCHANGE, GRADIENTS
 from .host_twin import HostTwin
 from .intrinsics import float32, int32, int64, load4, opaque, product, store4, uint32
@@ -53,6 +53,7 @@ __all__ = [
     "copy_into",
     "cores",
     "cuda",
+    "device_inline",
     "download",
     "empty",
     "empty_like",

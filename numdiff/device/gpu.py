@@ -33,6 +33,10 @@ if is_simulator(cuda):  # at once: what follows cannot even be imported with it
     )
 
 
+# the decorator of a kernel's device functions that are always inlined into their caller
+device_inline = cuda.jit(device=True, forceinline=True)
+
+
 class Turn:
     """Context: only this thread talks to the GPU, whose CUDA context is current in it. Re-entrant.
 

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, int32, launch, load4, over_batch, store4
+from ..device import cuda, device_inline, empty, int32, launch, load4, over_batch, store4
 from ..device.common import divide
 from ..device.tensor_core import load_words4, store_words4
 from ..errors import TooManyElementsError
@@ -132,7 +132,7 @@ def concat_backward_kernel_v2(dy, da, db, Ca, Cb):
 # much here.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def part_load(a, b, n, Ca, Cb):
     pixel, c = divide(n, Ca + Cb)
     if c < Ca:
@@ -140,7 +140,7 @@ def part_load(a, b, n, Ca, Cb):
     return load_words4(b, pixel * Cb + c - Ca)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def part_store(a, b, n, Ca, Cb, words):
     pixel, c = divide(n, Ca + Cb)
     if c < Ca:

@@ -27,7 +27,7 @@ READ NEXT
 
 import numpy as np
 
-from ..device import cuda, empty, launch, load4, store4
+from ..device import cuda, device_inline, empty, launch, load4, store4
 from ..device.common import divide
 from ..errors import TooManyElementsError
 from .operation import Problem, Version, half, operation, single
@@ -53,7 +53,7 @@ def window_forward_reference(x, row, column, height, width):
 # v1: one thread an element ------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def source(n, row, column, height, width, H, W, C):
     """Where element n of y is in x; -1: outside."""
     rest, c = divide(n, C)

@@ -13,8 +13,8 @@ HARDWARE = ("threadIdx", "blockIdx", "shared", "local", "grid", "syncthreads")
 
 
 def gpu_functions(tree):
-    """[function] of a file that a GPU runs: decorated by cuda.jit, given to it or to `specialise`,
-    or one that asks for its thread, where a factory's own helper compiles it."""
+    """[function] of a file that a GPU runs: decorated by cuda.jit or device_inline, given to one or
+    to `specialise`, or one that asks for its thread, where a factory's own helper compiles it."""
     nodes = list(ast.walk(tree))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     given = {
@@ -43,7 +43,7 @@ def gpu_functions(tree):
         if node.name in given
         or asks(node)
         or any(
-            is_of_cuda(each, ("jit",))
+            is_of_cuda(each, ("jit",)) or isinstance(each, ast.Name) and each.id == "device_inline"
             for decorator in node.decorator_list
             for each in ast.walk(decorator)
         )
@@ -138,10 +138,14 @@ def make():
         return cuda.threadIdx.x
     return cuda.jit(c, launch_bounds=1), compiled(d)
 B = specialise(b, N=1)
+@device_inline
+def e():
+    pass
 """)
     assert sorted(function.name for function in gpu_functions(tree_of(path))) == [
         "a",
         "b",
         "c",
         "d",
+        "e",
     ]

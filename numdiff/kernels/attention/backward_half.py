@@ -44,7 +44,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, int64, load4, opaque, store4, uint32
+from ...device import cuda, device_inline, float32, int32, int64, load4, opaque, store4, uint32
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.common import divide
@@ -83,7 +83,7 @@ from .heads import LOG2_E, Head
 NUMBERS = 8  # bytes a query: L and D
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_numbers(tile, logsumexp, D, start, exist, t):
     """Start the copies of L and D of a tile's queries; zeros for those that do not exist.
 
@@ -98,7 +98,7 @@ def fetch_numbers(tile, logsumexp, D, start, exist, t):
             cp_async_4_zfill(tile + t * 4, logsumexp, start + query, size)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def row_product(dy, y, row, c, HS):
     """One lane's part of dy · y of a row: the product of eight columns, and of the last eight of
     72."""
@@ -114,7 +114,7 @@ def row_product(dy, y, row, c, HS):
     return total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_row_sum(D, to, total, exists, lane, LANES):
     """D[to] = the sum over the `LANES` lanes that share a row; all lanes of a warp call it."""
     if LANES == 16:
@@ -127,7 +127,7 @@ def write_row_sum(D, to, total, exists, lane, LANES):
         D[to] = total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_row_sums(D, dy, y, start, step, to, T, HS, LANES, t, THREADS):
     """D of all queries of a head, LANES lanes a row; start, step, to: of the rows of dy and y, and
     in D.
@@ -152,14 +152,14 @@ def write_row_sums(D, dy, y, start, step, to, T, HS, LANES, t, THREADS):
         first = int32(first + 4 * turn)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def probability(s, c, L):
     """2^(c·s − L). It is at most 1, but for rounding, and for keys that do not exist, which have to
     stay finite."""
     return power_of_two(min(c * s - L, float32(0)))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def probabilities(s, first, c, numbers):
     """A fragment of scores, two queries across, becomes probabilities; numbers: L and D of the two,
     as words."""
@@ -168,7 +168,7 @@ def probabilities(s, first, c, numbers):
     s[first + 2], s[first + 3] = probability(s[first + 2], c, L0), probability(s[first + 3], c, L1)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def score_gradients(dp, first, p, numbers):
     """A fragment of dP becomes dS = P (dP − D)."""
     D0, D1 = float_of(numbers[1]), float_of(numbers[3])
@@ -179,7 +179,7 @@ def score_gradients(dp, first, p, numbers):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_sixteen(accumulators, ds, row, pairs, ninth):
     """accumulators += dS·k over 16 keys: ds, row: addresses of their dS and k."""
     a = ldmatrix_x4_trans(ds)
@@ -193,7 +193,7 @@ def add_sixteen(accumulators, ds, row, pairs, ninth):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_dq(accumulators, ds, k, exist, KEYS, PITCH, pairs, ninth):
     """accumulators += dS·k for 16 queries, `pairs` of fragments of 8 columns, one more if the last
     of 72 are the warp's.
@@ -216,7 +216,7 @@ def add_dq(accumulators, ds, k, exist, KEYS, PITCH, pairs, ninth):
             key = int32(key + 16)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_partial(dq, at, exists, accumulators, first, f, fresh):
     """Two numbers each of two neighbouring fragments, of one row, as four neighbours: written, or
     added.
@@ -255,7 +255,7 @@ def add_partials_kernel(partial, dqkv, count, chunks, width, head_step, heads, H
             store4(dqkv, at, a, b, c, d)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_dq(dq, at, exist, accumulators, first, f, fresh, lane):
     """A fragment of dq, or its share, written or added: four numbers a lane."""
     v = four_neighbours(accumulators, first, lane)
@@ -351,7 +351,7 @@ class HalfBackwardLane(NamedTuple):
     numbers: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def head_again(problem):
     """`head_of` once more: between two uses it would take seven registers."""
     head, image, heads = (
@@ -367,7 +367,7 @@ def head_again(problem):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_queries(tile, qkv, dy, head, problem, first, exist, t):
     """Start the copies of q and dy of a tile of queries, from query `first` on."""
     fetch_rows(
@@ -396,7 +396,7 @@ def fetch_queries(tile, qkv, dy, head, problem, first, exist, t):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_keys(s, keep, kept, k_rows, by_chunk, by_row):
     """s = the warp's keys · (16 queries)ᵀ, or v and dy; the left fragments are `kept`, or loaded as
     they are needed.
@@ -410,7 +410,7 @@ def multiply_keys(s, keep, kept, k_rows, by_chunk, by_row):
         multiply_tiles(s, 2, k_rows, by_chunk, by_row, M, PITCH, HS)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_ds(shared, to, words, m):
     """Fragment m of dSᵀ, 16 keys by 16 queries, into shared memory."""
     store_word(shared, to, words[4 * m])
@@ -419,7 +419,7 @@ def store_ds(shared, to, words, m):
     store_word(shared, to + 8 * DS_PITCH + CHUNK, words[4 * m + 3])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_scores(r, shared, lane, c):
     """dv += Pᵀ·dy for 16 queries, and their dS in registers."""
     multiply_keys(r.s, KEEP_K, r.k, lane.k_rows, lane.by_chunk, lane.by_row)
@@ -447,7 +447,7 @@ def multiply_scores(r, shared, lane, c):
         pack(r.words, m, r.ds, 8 * m)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_keys(r, shared, lane):
     """dk += dSᵀ·q for 16 queries; their dS goes to shared memory."""
     for m in range(M):
@@ -455,7 +455,7 @@ def add_keys(r, shared, lane):
     add_products(r.dk, r.words, lane.by_row, M, HS)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def next_round(lane):
     """The lane's places 16 queries further on."""
     return HalfBackwardLane(
@@ -467,7 +467,7 @@ def next_round(lane):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_queries(r, shared, k_tile, stage, first, exist, c, t):
     """dk and dv of the warp's keys, if any exist, from a tile of queries; dSᵀ of both in shared
     memory.
@@ -501,7 +501,7 @@ def add_queries(r, shared, k_tile, stage, first, exist, c, t):
         add_keys(r, shared, lane)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_part_of_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, turn, t):
     """dq of a tile of queries, summed over the block's keys: the warp's 16 queries, and its part of
     the columns."""
@@ -567,7 +567,7 @@ def sum_part_of_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_pa
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, t):
     """dq of a tile of queries, summed over the block's keys: the warp's 16 queries, and its parts
     of the columns."""
@@ -578,7 +578,7 @@ def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, t
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_keys(r, shared, dqkv, start, problem, first_key, t):
     """The epilogue: a warp's dk and dv, by way of its rows of k and v in shared memory, which are
     free by now."""

@@ -27,7 +27,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, opaque
+from ...device import cuda, device_inline, float32, int32, opaque
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import FULL_MASK, WARP
@@ -52,7 +52,7 @@ WARPS = 4
 THREADS = WARP * WARPS
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def hide_keys(s, M, N, exist, lane):
     """Scores of keys that do not exist become so low that nothing is left of them."""
     for n in range(N):
@@ -65,7 +65,7 @@ def hide_keys(s, M, N, exist, lane):
                 s[i + 1], s[i + 3] = LOWEST, LOWEST
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def largest_of_row(s, N, first, m):
     """The largest of m and a row's scores in all four lanes that share the row: s[first], s[first +
     1], and so on every 4."""
@@ -75,7 +75,7 @@ def largest_of_row(s, N, first, m):
     return max(m, cuda.shfl_xor_sync(FULL_MASK, m, 2))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def exponentials(s, N, first, c, m):
     """The row's scores become 2^(c·s − c·m); the sum of this lane's."""
     total = float32(0)
@@ -86,13 +86,13 @@ def exponentials(s, N, first, c, m):
     return total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_of_row(l):
     l += cuda.shfl_xor_sync(FULL_MASK, l, 1)
     return l + cuda.shfl_xor_sync(FULL_MASK, l, 2)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def online_softmax(s, o, largest, l, shrink, M, N, C, c):
     """The scores of M · 16 queries and a tile of keys become probabilities, and what was summed is
     corrected.
@@ -171,7 +171,7 @@ class HalfForwardRegisters(NamedTuple):
     shrink: object
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_keys(stage, qkv, start, part, width, first, T, t):
     """Start the copies of a tile of keys, from `first` on, to an address: k and v, which begin
     `part` and twice that after `start`."""
@@ -193,7 +193,7 @@ def fetch_keys(stage, qkv, start, part, width, first, T, t):
     cp_async_commit()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_queries(r, q_rows, k_tile, row_place, chunk_place):
     """S = q·kᵀ of the warp's queries and a tile of keys."""
     clear(r.s, SCORES)
@@ -217,7 +217,7 @@ def multiply_queries(r, q_rows, k_tile, row_place, chunk_place):
                 )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_values(r, v_tile):
     """o += P·v; P is packed on the way. v_tile: address, and the lane's `by_row`."""
     for n in range(0, N, 2):
@@ -226,7 +226,7 @@ def add_values(r, v_tile):
         add_products(r.o, r.p, v_tile + n * 8 * PITCH, M, HS)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_outputs(r, shared, y, logsumexp, first_query, T, scale, t):
     """The epilogue: q's rows in shared memory, which no other warp reads, hold the warp's outputs
     before the store."""

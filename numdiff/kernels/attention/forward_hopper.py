@@ -35,7 +35,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, launch, uint32
+from ...device import cuda, device_inline, float32, int32, launch, uint32
 from ...device.approximate import power_of_two
 from ...device.common import divide
 from ...device.half import in_bfloat16
@@ -111,7 +111,7 @@ producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmax
 # Products -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_rows(HS, s, q, q_ninth, k, k_ninth, zeros):
     """s = q · kᵀ for 64 queries and 128 keys; shared addresses of the first and the ninth parts."""
     a, b = matrix_at(HS, q), matrix_at(HS, k)
@@ -124,7 +124,7 @@ def multiply_rows(HS, s, q, q_ninth, k, k_ninth, zeros):
         wgmma_scores(s, ninth_along(q_ninth, zeros), ninth_along(k_ninth, zeros), int32(1))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_values(HS, o, o_ninth, words, v, v_ninth):
     """o += P · v for 128 keys; words: P, as the left side of a product."""
     b = matrix_at(HS, v)
@@ -141,7 +141,7 @@ def add_values(HS, o, o_ninth, words, v, v_ninth):
             wgmma_values_8(o_ninth, p, b + u64(16 * i), int32(1))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def wait_for_outputs(HS, o, o_ninth):
     if HS == 32:
         wait_32(o)
@@ -154,7 +154,7 @@ def wait_for_outputs(HS, o, o_ninth):
 # Softmax ------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def probabilities(s, largest, l, c):
     """A thread's scores of two queries become 2^(c·(s − m)); returns what rescales the outputs so
     far, of each."""
@@ -169,13 +169,13 @@ def probabilities(s, largest, l, c):
     return rescale_0, rescale_1
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def pack_all(words, s):
     for i in range(KEYS // 16):
         pack(words, i, s, 8 * i)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def scale_rows(o, columns, f_0, f_1):
     for j in range(columns // 8):
         o[4 * j], o[4 * j + 1] = o[4 * j] * f_0, o[4 * j + 1] * f_0
@@ -185,7 +185,7 @@ def scale_rows(o, columns, f_0, f_1):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of(unit, tiles, heads):
     """(image, head, tile of queries) of a unit: neighbours share their keys."""
     rest, tile = divide(unit, tiles)
@@ -245,7 +245,7 @@ NINTH, Q_NINTH = Constant(lambda ROW: KEYS * ROW), Constant(lambda ROW: QUERIES 
 ZERO_WORDS = CHUNK * KEYS // 4
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def set_up(shared, keys, queries, map_q, map_y):
     """All threads: barriers, and the zeros behind ninth parts. A stage is filled by one, and read
     by two consumers."""
@@ -264,7 +264,7 @@ def set_up(shared, keys, queries, map_q, map_y):
     cuda.syncthreads()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def produce(map_q, map_q_ninth, keys, queries, p):
     """The producer, one thread: loads the queries of each unit and all tiles of keys and values by
     TMA.
@@ -311,7 +311,7 @@ def produce(map_q, map_q_ninth, keys, queries, p):
         unit = int32(unit + cuda.gridDim.x)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def first_scores(r, q, q_ninth, k, zeros, T, c):
     """P of the unit's first tile of keys, packed; the maxima and l of the thread's two queries."""
     wgmma_fence()
@@ -324,7 +324,7 @@ def first_scores(r, q, q_ninth, k, zeros, T, c):
     pack_all(r.words, r.s)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
     """One round of the main loop. It computes the scores of a tile at k, of whose keys `left`
     exist, and meanwhile the outputs of the tile before, whose P is packed and whose values are at
@@ -347,7 +347,7 @@ def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
     return rescale_0, rescale_1
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def last_outputs(r, k, logsumexp, query, rows_at, p):
     """The outputs of the unit's last tile, at k, and log l of the thread's queries; returns the
     sums of their rows."""
@@ -364,7 +364,7 @@ def last_outputs(r, k, logsumexp, query, rows_at, p):
     return above, below
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_outputs(shared, base, r, maps, q_at, q_ninth_at, above, below, column, row, image, T):
     """The epilogue: y of a consumer's 64 queries, by way of their rows of q, which are free by now.
 
@@ -382,7 +382,7 @@ def write_outputs(shared, base, r, maps, q_at, q_ninth_at, above, below, column,
         tma_store_wait_read_0()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def consume(shared, base, r, maps, logsumexp, keys, queries, p):
     """A consumer, 128 threads: 64 queries of each unit. It waits for q and for tiles, and releases
     them when read."""

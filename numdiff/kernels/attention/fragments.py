@@ -20,7 +20,7 @@ READ NEXT
     forward_half.py
 """
 
-from ...device import cuda, float32, int32, int64, store4, uint32
+from ...device import cuda, device_inline, float32, int32, int64, store4, uint32
 from ...device.async_copy import cp_async_16, cp_async_16_zfill
 from ...device.limits import FULL_MASK, WARP
 from ...device.tensor_core import (
@@ -48,7 +48,7 @@ def pitch_of(HS):
 # Into shared memory -------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
     """Start this thread's copies of `rows` rows from x[start], `step` apart; zeros for rows from
     `exist` on.
@@ -83,12 +83,12 @@ def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
                 )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def by_row(lane, pitch):
     return int32(lane % 16 * pitch + lane // 16 * CHUNK)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def by_chunk(lane, pitch):
     return int32((lane % 8 + lane // 16 * 8) * pitch + lane // 8 % 2 * CHUNK)
 
@@ -98,7 +98,7 @@ def by_chunk(lane, pitch):
 # is a constant once the loops are unrolled, so they stay in registers.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_left(fragments, tile, M, pitch, HS):
     """The left side of a product along HS: M fragments of every 16 columns, then two words for the
     last 8 of 72.
@@ -121,7 +121,7 @@ def load_left(fragments, tile, M, pitch, HS):
             fragments[M * STEPS * 4 + 2 * m], fragments[M * STEPS * 4 + 2 * m + 1] = a2[0], a2[1]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_rows(accumulators, n, N, fragments, rows_chunk, rows_row, M, HS):
     """accumulators[m, n … n + 1] += left · (16 rows of a tile)ᵀ, summed over HS; each m has N
     fragments.
@@ -145,7 +145,7 @@ def multiply_rows(accumulators, n, N, fragments, rows_chunk, rows_row, M, HS):
             mma_m16n8k8_into(accumulators, (m * N + n + 1) * 4, a2, b2[1])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_tiles(accumulators, N, tile, rows_chunk, rows_row, M, pitch, HS):
     """`multiply_rows` with a left side that is loaded as it is needed; tile: as `load_left` takes
     it."""
@@ -164,7 +164,7 @@ def multiply_tiles(accumulators, N, tile, rows_chunk, rows_row, M, pitch, HS):
             mma_m16n8k8_into(accumulators, (m * N + 1) * 4, a2, b2[1])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_products(accumulators, words, rows_row, M, HS):
     """accumulators[m] += words[4·m …] · (16 rows of a tile): HS columns, the rows are what is
     summed over.
@@ -185,7 +185,7 @@ def add_products(accumulators, words, rows_row, M, HS):
             mma_m16n8k16_into(accumulators, (m * N + N - 1) * 4, a, b2)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def pack(words, m, accumulators, first):
     """Two neighbouring fragments of accumulators, from accumulators[first], as the left side of the
     next product."""
@@ -195,7 +195,7 @@ def pack(words, m, accumulators, first):
     words[4 * m + 3] = pack_half2(accumulators[first + 6], accumulators[first + 7])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def clear(accumulators, count):
     for i in range(count):
         accumulators[i] = float32(0)
@@ -204,7 +204,7 @@ def clear(accumulators, count):
 # Out of registers ---------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stash(shared, patch, pitch, accumulators, m, N, f, f_below, lane):
     """A warp's 16 rows of N fragments, times f (f_below: the eight rows below), as float16 into
     shared memory."""
@@ -219,7 +219,7 @@ def stash(shared, patch, pitch, accumulators, m, N, f, f_below, lane):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
     """Copy the warp's stash, 16 bytes a lane, into rows from out[at], `step` apart, as far as they
     exist."""
@@ -232,7 +232,7 @@ def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
             store_words4(out, at + int32(row * step + chunk * HALVES), w[0], w[1], w[2], w[3])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def four_neighbours(accumulators, first, lane):
     """A fragment's accumulators, exchanged by pairs of lanes: even lanes get columns 4·(l % 4 / 2)
     … of row l / 4, odd ones those of the row 8 below."""
@@ -250,7 +250,7 @@ def four_neighbours(accumulators, first, lane):
     return got0, got1, s2, s3
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_four(out, at, v, f, exists):
     """out[at …] = f · v, rounded to what `out` holds."""
     if exists:

@@ -16,7 +16,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, load4, store4
+from ...device import cuda, device_inline, float32, int32, load4, store4
 from ...device.limits import FULL_MASK, WARP
 
 LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf − inf = NaN
@@ -51,7 +51,7 @@ class Head(NamedTuple):
     numbers_start: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def head_of(problem, HS):
     head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
     return Head(

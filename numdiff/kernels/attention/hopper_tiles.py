@@ -19,7 +19,7 @@ READ NEXT
 
 import numpy as np
 
-from ...device import cuda, int32, opaque, uint32
+from ...device import cuda, device_inline, int32, opaque, uint32
 from ...device.tensor_core import pack_half2, store_word
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_3d, tma_store_3d
@@ -48,7 +48,7 @@ def maps_of(x, HS, rows):
     return first, tensor_map(x, (CHUNK // 2, rows, 1), swizzle=0) if HS == 72 else first
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_tile(HS, rows, tile, map_x, map_ninth, barrier, column, token, image):
     """Load the rows from `token` on, and the columns from `column` on, of an image; they count
     `tile_bytes`."""
@@ -64,7 +64,7 @@ def fetch_tile(HS, rows, tile, map_x, map_ninth, barrier, column, token, image):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_tile(HS, tile, ninth, map_y, map_ninth, column, token, image):
     """Start the TMA stores of a tile: of the part at `tile`, and of the one at `ninth`."""
     tma_store_3d(tile, map_y, uint32(column), uint32(token), uint32(image))
@@ -72,7 +72,7 @@ def write_tile(HS, tile, ninth, map_y, map_ninth, column, token, image):
         tma_store_3d(ninth, map_ninth, uint32(column + NINTH_AT), uint32(token), uint32(image))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_in_tile(HS, tile, row, chunk):
     """Byte of a chunk of a row in a tile's first part; tile: a multiple of 1024, row: from there
     on."""
@@ -81,7 +81,7 @@ def place_in_tile(HS, tile, row, chunk):
     return int32(tile + row * 128 + ((chunk ^ (row & 7)) << 4))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stash(HS, shared, tile, ninth, accumulators, accumulators_ninth, f_0, f_1):
     """A warpgroup's 64 rows as float16 into a tile: a thread's first row times f_0, the one eight
     below times f_1."""
@@ -113,7 +113,7 @@ def stash(HS, shared, tile, ninth, accumulators, accumulators_ninth, f_0, f_1):
 # Descriptors --------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def matrix_at(HS, tile):
     """The matrix descriptor of the first part of a tile at a shared address."""
     if HS == 32:
@@ -121,7 +121,7 @@ def matrix_at(HS, tile):
     return WIDE | u64((tile & ADDRESS) >> UNIT)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def ninth_along(ninth, zeros):
     """The descriptor of 16 columns to sum over: the ninth chunk, and the one of zeros behind it."""
     return (
@@ -129,7 +129,7 @@ def ninth_along(ninth, zeros):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def ninth_across(ninth):
     """The descriptor of a ninth part whose rows are summed over: eight columns across."""
     return u64((ninth & ADDRESS) >> UNIT) | GROUP << u64(16)

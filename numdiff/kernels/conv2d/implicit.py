@@ -36,7 +36,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ...device import cuda, empty, float32, int32, launch
+from ...device import cuda, device_inline, empty, float32, int32, launch
 from ...device.batch_invariance import nominal_extent
 from ...device.common import divide
 from ...device.specialise import specialise
@@ -110,7 +110,7 @@ class Seen(NamedTuple):
     inside: bool
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def first_step(g, part_steps):
     """(steps of this block's part, its first `ImplicitGemmStep`)."""
     steps_a_tap = int32((g.C + STEP - 1) // STEP)
@@ -122,14 +122,14 @@ def first_step(g, part_steps):
     return steps, ImplicitGemmStep(r, s, c, int32((r * g.W + s) * g.C + c), int32(tap * g.C + c))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def look(pixel, pixels, k, at, g):
     """The data of a pixel for a thread that fetches its channels k … k + 3."""
     start, taps = window(pixel, pixels, g.H, g.W, g.C, g.Ho, g.Wo, g.size, g.stride)
     return Seen(int32(start + k), taps, sees(taps, at.r, at.s))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def next_step(at, mine, mine_2, g):
     """The step after `at`, with this thread's two pixels as they are then."""
     r, s, c = at.r, at.s, int32(at.c + STEP)

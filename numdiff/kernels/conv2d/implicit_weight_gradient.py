@@ -18,7 +18,7 @@ READ NEXT
     be nearly empty.
 """
 
-from ...device import cuda, empty, float32, int32, launch, store4
+from ...device import cuda, device_inline, empty, float32, int32, launch, store4
 from ...device.common import divide
 from ...device.specialise import specialise
 from ..matmul.vectorised import STEP, multiply, no_products
@@ -53,7 +53,7 @@ def column_source(column, W, C, C4, kernel):
     return dr, ds, int32((dr * W + ds) * C + c), int32(C - c if tap < kernel * kernel else 0)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_gradient(partial, column, channel, C, C4, N, kernel, rows):
     """The epilogue of a thread's 8 × 8 outputs, from `column` and `channel` on, into its part's
     partial results."""

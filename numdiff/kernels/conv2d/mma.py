@@ -33,7 +33,7 @@ READ NEXT
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, launch, uint32
+from ...device import cuda, device_inline, empty, float32, int32, launch, uint32
 from ...device.async_copy import (
     cp_async_16_zfill,
     cp_async_commit,
@@ -81,14 +81,14 @@ THREADS_WANTED = 132 * 4 * THREADS  # in the gradient's grid
 # Forward ------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_in(row, chunk):
     """Byte of a 16-byte chunk of a row of 64 bytes: swizzled, so that eight rows' chunks are in
     different banks."""
     return uint32(row * 64 + (chunk ^ ((row >> 1) & 3)) * 16)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def window(pixel, pixels, Ho, Wo, stride, pad):
     """(image, row, column) of the window's first pixel; a pixel beyond the last looks far outside."""
     image, rest = divide(min(pixel, int32(pixels - 1)), int32(Ho * Wo))
@@ -96,7 +96,7 @@ def window(pixel, pixels, Ho, Wo, stride, pad):
     return image, int32(i * stride - pad if pixel < pixels else -(1 << 20)), int32(j * stride - pad)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_pixel(to, x, at, r, s, H, W, C, c, spread):
     """Start the copy of eight channels of the pixel that tap (r, s) of a window sees."""
     h, w = int32(at[1] + r), int32(at[2] + s)
@@ -109,13 +109,13 @@ def fetch_pixel(to, x, at, r, s, H, W, C, c, spread):
     cp_async_16_zfill(to, x, index, uint32(16 if inside else 0))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_weight(to, weight, n, N, K, k, inside):
     inside = inside and n < N
     cp_async_16_zfill(to, weight, n * K + k if inside else 0, uint32(16 if inside else 0))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stash_pair(results, row, column, low, high, pixel, n, pixels, N, per_image, addends, added):
     """Two neighbouring channels of a pixel, with all that is added to them, into the block's
     results."""
@@ -253,13 +253,13 @@ def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, ad
 # to registers.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of_pixel(pixel, chunk):
     """Byte of a chunk of a row of 128 bytes, swizzled."""
     return uint32(pixel * 128 + (chunk ^ (pixel & 7)) * 16)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_both(to, dy, x, pixel, last, n, r, s, c, pad, geometry):
     """Start the copies of eight channels of dy at a pixel, and of those of x that it sees through a
     tap."""

@@ -47,7 +47,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, int64, launch, opaque, uint32
+from ...device import cuda, device_inline, float32, int32, int64, launch, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.batch_invariance import nominal_extent
 from ...device.common import divide, no_numbers
@@ -125,7 +125,7 @@ def shared_bytes(seg, frags):
 # Into shared memory -------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def origin(tile, which, image):
     """(image, row, column) of the first pixel of a tile's segment; one that does not exist begins
     below its image."""
@@ -135,7 +135,7 @@ def origin(tile, which, image):
     return number, int32(band * ROWS if segment < image.segments else 1 << 20), int32(column * SEG)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_table(tiles, table, tile, image, t):
     """For each pixel of a halo tile a word: where it is in x, in eights of channels, plus 1 (0:
     outside the image); in the two low bits its swizzle."""
@@ -153,7 +153,7 @@ def write_table(tiles, table, tile, image, t):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_halo(tiles, table, halo, x, part, c0, C, t):
     """Start the copies of 32 channels, from c0 on, of half of a halo tile: part 0 or 1."""
     chunk = t & 3
@@ -172,7 +172,7 @@ def fetch_halo(tiles, table, halo, x, part, c0, C, t):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_weights(stage, weight, image, first_n, c0, s, t):
     """Start the copies of the weights of taps (0 … 2, s), from input channel c0 on.
 
@@ -208,7 +208,7 @@ def fetch_weights(stage, weight, image, first_n, c0, s, t):
 # Products -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of_pixels(warp, lane, s):
     """Byte in the halo tile of a lane's row of the warp's first fragment, seen through taps (0, s)."""
     first = int32(warp * FRAGS)
@@ -219,7 +219,7 @@ def place_of_pixels(warp, lane, s):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of_weights(lane):
     """Byte of a lane's row in a tap's weights."""
     if FLIPPED:
@@ -228,7 +228,7 @@ def place_of_weights(lane):
     return uint32(row * 64 + ((lane >> 3 & 1 ^ row >> 1 & 3) << 4))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_weights(at, half, r, j):
     """Fragments of output channels 16·j …, tap (r, s), 16 channels of the chunk's two halves."""
     if FLIPPED:
@@ -236,7 +236,7 @@ def load_weights(at, half, r, j):
     return ldmatrix_x4((at ^ uint32(32 * half)) + uint32(r * TAP + 1024 * j))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_tap(accumulators, a, weights, half, r):
     """accumulators += rows r … r + FRAGS - 1 of the loaded pixels · the weights of tap (r, s)."""
     for j in range(4):
@@ -248,7 +248,7 @@ def multiply_tap(accumulators, a, weights, half, r):
             mma_m16n8k16_into(accumulators, 32 * m + 8 * j + 4, pixels, (b[2], b[3]))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_column(accumulators, a, pixels, weights, half):
     """accumulators += the products of taps (0 … 2, s) with 16 channels."""
     for i in range(FRAGS + 2):
@@ -262,7 +262,7 @@ def multiply_column(accumulators, a, pixels, weights, half):
 # Epilogue -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_to_channels(accumulators, j, vectors, added, images, N, n):
     """Add bias and channel vectors to eight channels; one that is absent is read as the zeros of
     `no_numbers`.
@@ -286,7 +286,7 @@ def add_to_channels(accumulators, j, vectors, added, images, N, n):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_vectors(accumulators, vectors, added, image, tile, first_n, t):
     """Add bias and channel vectors to all of the warp's results."""
     lane, N = t & 31, image.N
@@ -308,7 +308,7 @@ def add_vectors(accumulators, vectors, added, image, tile, first_n, t):
     add_to_channels(accumulators, 7, vectors, added, images, N, n)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stash_pair(tiles, at, low, high, residual):
     """Two neighbouring channels of a pixel into the block's results; `residual`: where theirs is."""
     if residual:
@@ -318,7 +318,7 @@ def stash_pair(tiles, at, low, high, residual):
     store_word(tiles, at, pack_half2(low, high))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stash(tiles, patch, accumulators, first, residual, lane):
     """PATCH fragments of the warp's results, from `first` on, into its patch, as float16."""
     at = int64(int32(patch + (lane >> 2) * OUT_PITCH + (lane & 3) * 4))
@@ -331,7 +331,7 @@ def stash(tiles, patch, accumulators, first, residual, lane):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def move_results(tiles, patch, array, first, image, tile, first_n, t, loads):
     """Copy PATCH fragments of the warp between its patch and y, or an array like it, 16 bytes a
     lane.
@@ -360,7 +360,7 @@ def move_results(tiles, patch, array, first, image, tile, first_n, t, loads):
                 store_words4(array, index, v[0], v[1], v[2], v[3])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_results(tiles, region, accumulators, first, residual, added, y, image, tile, first_n, t):
     """PATCH fragments of the warp's results into y, by way of its patch; region: where the warps'
     patches begin."""

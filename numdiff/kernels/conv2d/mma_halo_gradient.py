@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, int64, launch, opaque, uint32
+from ...device import cuda, device_inline, empty, float32, int32, int64, launch, opaque, uint32
 from ...device.async_copy import (
     cp_async_16_zfill,
     cp_async_commit,
@@ -101,7 +101,7 @@ def stage_bytes(seg):
 # Into shared memory -------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def origin(segment, image):
     """(image, row, column) of a segment's first pixel; one that does not exist begins far below its
     image."""
@@ -110,14 +110,14 @@ def origin(segment, image):
     return number, int32(band * ROWS if segment < image.segments else 1 << 20), int32(column * SEG)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def origins(tile, image):
     """`origin` of a tile's one or two segments."""
     first = origin(int32(tile * SEGMENTS), image)
     return first, origin(int32(tile * SEGMENTS + 1), image) if SEGMENTS > 1 else first
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_pixels(stage, x, at, image, first_c, t):
     """Start the copies of a tile's x, with its border: chunk c of a pixel is stored at c ^ (column
     % 8)."""
@@ -143,7 +143,7 @@ def fetch_pixels(stage, x, at, image, first_c, t):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_gradients(stage, dy, at, image, first_n, t):
     """Start the copies of a tile's dy."""
     chunk, first = t & 7, t >> 3
@@ -171,14 +171,14 @@ def fetch_gradients(stage, dy, at, image, first_n, t):
 # Products -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_row(b, k, x_at, h):
     """Four words of b, from b[k] on: row h of x's tile, 16 pixels × 16 channels."""
     w = ldmatrix_x4_trans(x_at + uint32(h * ROW_BYTES))
     b[k], b[k + 1], b[k + 2], b[k + 3] = w[0], w[1], w[2], w[3]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_row(accumulators, b, x_at, dy_at, mine, h):
     """accumulators += row h of dy times rows h, h + 1 and h + 2 of x's tile, the last of which is
     loaded here.
@@ -197,7 +197,7 @@ def multiply_row(accumulators, b, x_at, dy_at, mine, h):
         mma_m16n8k16_into(accumulators, 96, a, (ones_half2(), ones_half2()))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_tile(accumulators, b, x_at, dy_at, mine):
     """All rows of a tile, one by one: indices of registers have to be constants."""
     load_row(b, 0, x_at, 0)
@@ -212,7 +212,7 @@ def multiply_tile(accumulators, b, x_at, dy_at, mine):
     multiply_row(accumulators, b, x_at, dy_at, mine, 7)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def places(t):
     """Bytes in a stage of a lane's rows in x's tile, seen through taps (0, s), and in dy's."""
     lane, warp = t & 31, t >> 5
@@ -225,7 +225,7 @@ def places(t):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_tap(partial, accumulators, r, tap, image, first_n, first_c, part, lane):
     """The warp's sums for one tap: 64 channels of dy, 16 of x."""
     n, c = int32(first_n + (lane >> 2)), int32(first_c + (lane & 3) * 2)

@@ -18,7 +18,7 @@ READ NEXT
     flip.py, then implicit.py.
 """
 
-from ...device import cuda, float32, int32, launch, load4, store4, uint32
+from ...device import cuda, device_inline, float32, int32, launch, load4, store4, uint32
 from ...device.specialise import Constant
 from ..matmul.vectorised import PAD, STEP, WARP_COLUMNS, WARP_ROWS
 
@@ -105,7 +105,7 @@ def within(h, w, H, W):
 # A thread's 8 × 8 outputs -------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def first_output(t):
     """(row, column) of a thread's first output in the tile. Its 8 × 8 outputs are in four rows from
     `row` on and four from row + 16, in four columns from `column` on and four from column + 32."""
@@ -142,7 +142,7 @@ def write_pixel(y, at, exists, left, v, bias_0, bias_32, by_four):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_outputs(y, bias, pixel, channel, pixels, N, rows, has_bias):
     """The epilogue of a thread's 8 × 8 outputs, from `pixel` and `channel` on."""
     left = int32(N - channel)

@@ -29,7 +29,18 @@ READ NEXT
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
+from ...device import (
+    cuda,
+    device_inline,
+    empty,
+    empty_like,
+    float32,
+    launch,
+    load4,
+    store4,
+    uint32,
+    upload,
+)
 from ..operation import Problem, Version, operation, single
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
 
@@ -56,7 +67,7 @@ def mse_backward_reference(prediction, target, scale=1.0, dloss=None):
 # What losses share --------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def leave_block_sum(partials, total):
     """The block's partial sum, from the sums of its threads."""
     total = block_sum(total)

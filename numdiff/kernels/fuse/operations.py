@@ -9,7 +9,7 @@ READ NEXT
 
 import inspect
 
-from ...device import cuda
+from ...device import cuda, device_inline
 from ..reduce.trees import column_sum_reference, sample_sum_reference
 
 UNCHANGED = "dy"  # the derivative that hands dy on as it is
@@ -103,11 +103,7 @@ class Operation:
 
 
 def on_device(function):
-    return (
-        function
-        if hasattr(function, "py_func")
-        else cuda.jit(device=True, forceinline=True)(function)
-    )
+    return function if hasattr(function, "py_func") else device_inline(function)
 
 
 def parameters(derivative):

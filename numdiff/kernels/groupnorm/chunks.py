@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, launch, load4, store4
+from ...device import cuda, device_inline, empty, float32, launch, load4, store4
 from ...device.batch_invariance import nominal_extent
 from ..reduce.trees import BLOCK, cut, get4, put4, tree_sum
 from .groups import NormVectors, affine, affine_gradient
@@ -54,7 +54,7 @@ class NormCut(NamedTuple):
     chunk: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of(t, lanes):
     """(rows of threads, the thread's row, the first of its four channels)"""
     return BLOCK // lanes, t // lanes, (cuda.blockIdx.y * lanes + t % lanes) * 4
@@ -72,7 +72,7 @@ def load_groups(values, first, c, width):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_affine(vectors, b, c, C, width):
     """mean, rstd, weight and bias of sample b's channels c to c + 3."""
     return (
@@ -83,7 +83,7 @@ def load_affine(vectors, b, c, C, width):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_xhat(x, i, means, roots):
     x0, x1, x2, x3 = load4(x, i)
     return (
@@ -94,7 +94,7 @@ def load_xhat(x, i, means, roots):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_gradient(dy, x, i, of_channels, activate):
     """xhat of four channels, and the gradient of z = xhat · weight + bias."""
     means, roots, w, v = of_channels

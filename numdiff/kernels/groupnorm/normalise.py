@@ -43,7 +43,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, launch, opaque, uint32
+from ...device import cuda, device_inline, empty, float32, int32, launch, opaque, uint32
 from ...device.batch_invariance import nominal_extent
 from ...device.common import divide
 from ...device.eight import fetch8, load8_into, numbers8, one_of, store8_from
@@ -71,7 +71,7 @@ def channel_statistics_reference(y):
     return np.stack((chunks.mean(-1), chunks.var(-1)), axis=2)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def normalise8(y, at, value, scales, shifts, activate):
     for k in range(VECTOR):
         value[k] = value[k] * scales[k] + shifts[k]
@@ -100,7 +100,7 @@ class NormPlaces(NamedTuple):
     roots: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def known_mean(known, b, pair, seam, pairs, chunks, chunks_2):
     """The mean of a pair of channels over the first chunk of sample b; the first array has `seam`
     of all pairs."""
@@ -112,7 +112,7 @@ def known_mean(known, b, pair, seam, pairs, chunks, chunks_2):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_chunks(part, at, turn, columns, n, slices, chunks, origin):
     """The sums of d, and of d² + variance, of one pair of channels in every `slices`-th chunk from
     the n-th on; d: a chunk's mean minus `origin`.
@@ -166,7 +166,7 @@ def join_chunks(known):
     return joined
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def join_groups(sums, places, t, lane, warp, threads, groups, count, team, eps):
     """The groups' means and rstd, to `places`, from what the `count` threads of each brought:
     `team` lanes add it."""
@@ -190,7 +190,7 @@ def join_groups(sums, places, t, lane, warp, threads, groups, count, team, eps):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_affine(sums, places, c, width, scales, shifts):
     """z = x · scale + shift for the eight channels from c on, the mean in the shift."""
     load8_into(sums, places.weights + c, scales)
@@ -205,7 +205,7 @@ def load_affine(sums, places, c, width, scales, shifts):
             group, left = int32(group + 1), int32(width)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_four(x, p, P, rows, i, step, words):
     """Load a thread's next four pixels, all at once, so that ptxas waits once for
     all four."""
@@ -220,7 +220,7 @@ def fetch_four(x, p, P, rows, i, step, words):
         fetch8(x, i + 3 * step, words_3)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stream(x, y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate):
     """The epilogue: write y of this thread's next four pixels, already loading; load the next,
     advance."""

@@ -50,7 +50,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, load4
+from ...device import cuda, device_inline, float32, int32, load4
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.common import divide
 from ...device.eight import copy8, load8_into, one_of, store8_from
@@ -91,7 +91,7 @@ class OnePassThread(NamedTuple):
     threads: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def this_thread():
     lanes, rows = int32(cuda.blockDim.x), int32(cuda.blockDim.y)
     row, threads = int32(cuda.threadIdx.y), int32(lanes * rows)
@@ -101,13 +101,13 @@ def this_thread():
 # A block's sums -----------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def pick(values, first, groups, into):
     for k in range(VECTOR):
         into[k] = values[first + groups[k]]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of(me):
     """The place of a thread's sums among the `rows` of a channel: threads of a warp then use
     different banks."""
@@ -115,7 +115,7 @@ def place_of(me):
     return divide(int32(me.row + int32(cuda.threadIdx.x) * max(int32(1), apart)), me.rows)[1]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def put(sums, first, rows, place, values):
     """A thread's sums of its channels; a channel has `rows` places, one for each thread that shares
     it."""
@@ -123,7 +123,7 @@ def put(sums, first, rows, place, values):
         sums[first + k * rows + place] = values[k]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def group_averages(sums, me, averages, groups, width, m, eps, roots):
     """averages[group] from the threads' sums; with `roots` 1 / √(average + eps). All threads call
     it."""
@@ -153,7 +153,7 @@ def group_averages(sums, me, averages, groups, width, m, eps, roots):
 # other, `held` pixels.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def copy_ahead(kept, part_x, cut, me, walk):
     """The producer: load this thread's pixels that shared memory keeps, in PARTS groups of copies.
 
@@ -169,7 +169,7 @@ def copy_ahead(kept, part_x, cut, me, walk):
     return p, i
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_away(total, squares, origin, value):
     for k in range(VECTOR):
         d = value[k] - origin[k]
@@ -177,7 +177,7 @@ def add_away(total, squares, origin, value):
         squares[k] += d * d
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_channels(total, squares, origin, kept, part_x, cut, me, walk, p, i):
     """This thread's sums of x - origin and of its square, channel by channel, first over the pixels
     from p on that have no room, then over those in shared memory, as they come. It waits for its
@@ -200,7 +200,7 @@ def add_channels(total, squares, origin, kept, part_x, cut, me, walk, p, i):
             p, at = int32(p + me.rows), int32(at + walk.turn)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def about_own_mean(away, squares, origin, whole, n):
     """From a thread's sums over n pixels: whole = Σx, squares = Σ(x - its mean)², away = its mean -
     origin."""
@@ -212,7 +212,7 @@ def about_own_mean(away, squares, origin, whole, n):
         whole[k] = n * origin[k] + total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def about_group_mean(squares, means, origin, away, n):
     """squares = Σ(x - the group's mean)², from those about the thread's own mean, origin + away."""
     if n > 0:
@@ -221,7 +221,7 @@ def about_group_mean(squares, means, origin, away, n):
             squares[k] += n * (d * d)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def normalise(y, i, value, affine, activate):
     means, scales, shifts = affine
     for k in range(VECTOR):
@@ -231,7 +231,7 @@ def normalise(y, i, value, affine, activate):
     store8_from(y, i, value)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, rest, rest_at, activate):
     """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's
     pixels."""

@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, float32, int32, lasting, load4, uint32, upload
+from ...device import cuda, device_inline, float32, int32, lasting, load4, uint32, upload
 from ...device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
 from ...device.common import divide
 from ...device.eight import add8, copy8, fence, fetch8, load8_into, one_of, prefetch_l2, store8_from
@@ -96,7 +96,7 @@ class OnePassBackwardSums(NamedTuple):
 # In `kept` a turn of x is followed by the same turn of dy, which makes way for g.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def copy_both_ahead(kept, arrays, cut, me, walk):
     """As `copy_ahead`, for x and dy. Returns what is `Left`, and the place behind this thread's
     last pixel."""
@@ -116,7 +116,7 @@ def copy_both_ahead(kept, arrays, cut, me, walk):
     return Left(p, i, i_dy), at
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_to_l2(arrays, me, walk, left, adds):
     """Prefetch into the L2 cache what will be loaded late: pixels that shared memory has no room
     for, the residual."""
@@ -132,7 +132,7 @@ def prefetch_to_l2(arrays, me, walk, left, adds):
             p, i = int32(p + me.rows), i + walk.step
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, activate):
     """This thread's sums of g · (x - mean) and g, channel by channel. In shared memory g takes dy's
     place."""
@@ -166,7 +166,7 @@ def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, 
 # Sums of channels, averages of groups -------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_channels(sums, places, totals, weight, rstd, me, team_bits, tile, statistics, width, C):
     """The threads' sums become those of channels: to totals[b], and times the weight to
     sums[places.channels …].
@@ -205,7 +205,7 @@ def sum_channels(sums, places, totals, weight, rstd, me, team_bits, tile, statis
     cuda.syncthreads()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def average_groups(sums, places, rstd, me, groups, statistics, width, per_element):
     """The groups' averages of h · xhat, then those of h, times rstd: their channels follow each
     other, too."""
@@ -223,7 +223,7 @@ def average_groups(sums, places, rstd, me, groups, statistics, width, per_elemen
 # The last sweep: dx -------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_gradients(
     arrays, before, kept, affine, averages, cut, me, walk, own_end, left, activate, adds
 ):
@@ -269,7 +269,7 @@ def write_gradients(
 # The last block: dweight and dbias ----------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def count_block(sums, last, counters, B):
     """One thread's: count this block among the B of its tile; sums[last] says whether it is the
     last of them."""
@@ -279,7 +279,7 @@ def count_block(sums, last, counters, B):
     sums[last] = float32(1) if int32(before_me) == B - 1 else float32(0)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_samples(totals, sums, dweight, dbias, first, tile, C, B, t, threads):
     """The gradients of `tile` channels: dweight and dbias += the sums over the samples of `totals`
     (2, B, C)."""

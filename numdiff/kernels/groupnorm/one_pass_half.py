@@ -47,7 +47,7 @@ READ NEXT
 from itertools import product
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, int64, opaque, uint32
+from ...device import cuda, device_inline, float32, int32, int64, opaque, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_sync_relaxed
@@ -146,7 +146,7 @@ class InRegisters(NamedTuple):
 # Residuals ----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_words(array, words, more, number):
     """words += more, both as `fetch8` brings them, rounded; number: eight float32 to work with."""
     numbers8(array, words, number)
@@ -154,7 +154,7 @@ def add_words(array, words, more, number):
     words8(array, number, words)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_residuals(residual, pair, p, P, rows, i, step, words):
     """`fetch_pixels`; where there are two residuals, the sum with the second, pair.b, for which
     the thread has to wait.
@@ -173,7 +173,7 @@ def fetch_residuals(residual, pair, p, P, rows, i, step, words):
                     add_words(residual, words[first + k], more[k], number)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_to_l2(residual, cut, me, walk):
     """Prefetch the residual of this thread's pixels into the L2 cache, from which the epilogue will
     load it."""
@@ -186,7 +186,7 @@ def prefetch_to_l2(residual, cut, me, walk):
 # The parameters of a thread's channels ------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def locate_in_pair(c, row, b, P, C, seam, rows):
     """`locate_pixels`; with two residuals x is one array."""
     if TWO:
@@ -195,7 +195,7 @@ def locate_in_pair(c, row, b, P, C, seam, rows):
     return locate_pixels(c, row, b, P, C, seam, rows)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width):
     """Load weight (to scales), bias (to shifts), mean and rstd for the eight channels from c on."""
     load8_into(weight, c, affine.scales)
@@ -210,7 +210,7 @@ def load_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width):
             at, left = uint32(at + 1), int32(width)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fold_mean(affine, rstds):
     """z = x · scale + shift, the mean in the shift."""
     for k in range(VECTOR):
@@ -221,7 +221,7 @@ def fold_mean(affine, rstds):
 # The kernel's parts -------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def copy_next(kept, x, dy, ahead, cut, walk):
     """Start the copies of x and dy of this thread's next pixel, if there is one, as a cp.async
     group of their own."""
@@ -237,7 +237,7 @@ def copy_next(kept, x, dy, ahead, cut, walk):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def begin_loads(kept, near, x, dy, cut, me, walk):
     """Load x and dy of the `cut.near` turns in registers, and start the copies of the first AHEAD
     turns in `kept`."""
@@ -256,7 +256,7 @@ def begin_loads(kept, near, x, dy, cut, me, walk):
     return ahead
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_near(total_gx, total_g, kept, x_words, d_words, affine, activate):
     """`add_gradients` for a pixel in registers: g takes dy's place."""
     value = cuda.local.array(VECTOR, float32)
@@ -268,7 +268,7 @@ def add_near(total_gx, total_g, kept, x_words, d_words, affine, activate):
     words8(kept, d, d_words)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, walk, activate):
     """This thread's sums of g · (x - mean) and g, channel by channel, over its pixels as they come.
     g takes dy's place.
@@ -297,7 +297,7 @@ def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, 
         total_gx[k] -= affine.means[k] * total_g[k]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def averages_of_group(sums, gx, g, weight, rstd, cut, me, width, count):
     """(the average of h · xhat, times rstd², that of h, times rstd) over the group of a lane's
     channel.
@@ -310,7 +310,7 @@ def averages_of_group(sums, gx, g, weight, rstd, cut, me, width, count):
     return gx * each * rstd, g * each
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_dx(dx, i, value, d, factors, before, adds):
     """dx of one pixel: x and g become g · scale + (x · slope + offset), plus the residual."""
     scales, slopes, offsets = factors
@@ -321,7 +321,7 @@ def write_dx(dx, i, value, d, factors, before, adds):
     store8_from(dx, i, d)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def finish_next(dx, kept, pixel, before, factors, cut, walk, adds):
     """dx of this thread's next pixel, if there is one."""
     value = cuda.local.array(VECTOR, float32)
@@ -335,7 +335,7 @@ def finish_next(dx, kept, pixel, before, factors, cut, walk, adds):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def finish_near(dx, kept, i, x_words, d_words, before, factors, adds):
     """dx of a pixel in registers."""
     value = cuda.local.array(VECTOR, float32)
@@ -345,7 +345,7 @@ def finish_near(dx, kept, i, x_words, d_words, before, factors, adds):
     write_dx(dx, i, value, d, factors, before, adds)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, walk, adds):
     """The epilogue: dx of this thread's pixels, four at a time; the residual of each four is loaded
     before their turn.

@@ -32,7 +32,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, int64, opaque
+from ...device import cuda, device_inline, float32, int32, int64, opaque
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_sync_relaxed
 from ...device.common import divide
@@ -83,7 +83,7 @@ class OnePassForwardAhead(NamedTuple):
     i: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def copy_next(kept, x, ahead, cut, walk):
     """Start the copy of this thread's next pixel, if there is one, as a cp.async group of its own."""
     if ahead.p < walk.P:
@@ -94,7 +94,7 @@ def copy_next(kept, x, ahead, cut, walk):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def begin_copies(kept, x, cut, me, walk):
     ahead = OnePassForwardAhead(me.row, walk.own, walk.first)
     for _ in range(opaque(AHEAD)):  # a loop, past which ptxas moves no load
@@ -102,7 +102,7 @@ def begin_copies(kept, x, cut, me, walk):
     return ahead
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_pixels(squares, total, origin, kept, x, ahead, cut, me, walk):
     """This thread's sums of (x - origin)² and x - origin, channel by channel, over its pixels as
     they come."""
@@ -118,7 +118,7 @@ def add_pixels(squares, total, origin, kept, x, ahead, cut, me, walk):
         p, at = int32(p + cut.rows), int32(at + walk.turn)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def leave_origin(sums, origin, cut, me):
     """Leave the first pixel where the lane that gets a channel's sums will read it."""
     if me.warp < cut.parts and me.lane < LANES:
@@ -127,7 +127,7 @@ def leave_origin(sums, origin, cut, me):
             sums[at + k] = origin[k]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def statistics_of_group(sums, squares, total, cut, me, width, n, eps):
     """(mean, 1 / √(variance + eps)) of the group of a lane's channel.
 
@@ -152,7 +152,7 @@ def statistics_of_group(sums, squares, total, cut, me, width, n, eps):
     return mean, float32(1) / math.sqrt(rest * share / n + eps)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_pixels(y, kept, i, step, affine, cut, me, walk, activate):
     """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's
     pixels."""

@@ -10,7 +10,7 @@ SOURCE
 import math
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, int64
+from ...device import cuda, device_inline, float32, int32, int64
 from ...device.approximate import power_of_two, reciprocal, tanh_approximate
 from ...device.common import divide
 from ...device.eight import fetch8, has_16_bits
@@ -84,12 +84,12 @@ class Affine(NamedTuple):
 # Device functions ---------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sigmoid(z):
     return reciprocal(float32(1) + power_of_two(-LOG2_E * z))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def silu8(like, z):
     """z becomes SiLU(z), which will be stored in an array like this one: for 16 bits by tanh, see
     `through_silu8`."""
@@ -102,13 +102,13 @@ def silu8(like, z):
             z[k] *= sigmoid(z[k])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def clear(values):
     for k in range(VECTOR):
         values[k] = float32(0)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def locate(c, pixel, b, P, C, seam, rows):
     """Channel c of a pixel of sample b in two arrays that are read as one, of which the first has
     `seam` of C channels: (negative if it is in the first one, for `one_of`; its element there; how
@@ -122,7 +122,7 @@ def locate(c, pixel, b, P, C, seam, rows):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_pixels(array, p, end, rows, i, step, words):
     """Load a thread's next pixels, p, p + rows …, below `end`, all at once, so that ptxas waits
     once for all.
@@ -135,7 +135,7 @@ def fetch_pixels(array, p, end, rows, i, step, words):
         p, i = int32(p + rows), i + step
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def find_groups(first, width, groups):
     """groups[k]: the group of channel first + k."""
     group, before = divide(first, width)
@@ -147,7 +147,7 @@ def find_groups(first, width, groups):
             group, left = int32(group + 1), int32(width)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def lanes_sum(total, lanes):
     """The sum over `lanes` neighbouring lanes, a power of two, in all of them."""
     step = int32(lanes >> 1)
@@ -157,14 +157,14 @@ def lanes_sum(total, lanes):
     return total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def accumulate(value, d, total_gx, total_g):
     for k in range(VECTOR):
         total_gx[k] += d[k] * value[k]
         total_g[k] += d[k]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def through_silu8(like, x, d, scales, shifts, activate):
     """d becomes the gradient of z = x · scale + shift. All eight take each step together: none
     waits for the others.
@@ -190,7 +190,7 @@ def through_silu8(like, x, d, scales, shifts, activate):
             d[k] *= s[k] * z[k] + s[k]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gradient8(like, x, d, means, scales, bias, activate):
     """x -= mean; d becomes the gradient of z = x · scale + bias; like: as `through_silu8`."""
     for k in range(VECTOR):

@@ -25,7 +25,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, opaque, uint32
+from ...device import cuda, device_inline, float32, int32, opaque, uint32
 from ...device.cluster import cluster_address, cluster_sync, load_cluster_4
 from ...device.common import divide
 from ...device.eight import by_sign
@@ -57,7 +57,7 @@ class NormLane(NamedTuple):
     channel: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def this_lane(cut):
     t, team = int32(cuda.threadIdx.x), int32(cut.rows >> PIXEL_BITS)  # warps of a part
     lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
@@ -71,7 +71,7 @@ def this_lane(cut):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def locate_pixels(c, row, b, P, C, seam, rows):
     """`locate` for a row of the pixels that this block of a cluster has."""
     if not CLUSTERS:
@@ -82,7 +82,7 @@ def locate_pixels(c, row, b, P, C, seam, rows):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def halve(values, count, bit, lane):
     """values[0 … count/2 - 1] = the half of `values` that this lane keeps (by its `bit`), plus its
     partner's."""
@@ -93,7 +93,7 @@ def halve(values, count, bit, lane):
         values[k] = mine + cuda.shfl_xor_sync(FULL_MASK, other, bit)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def warp_sum(values, lane):
     """The warp's sum of channel `summed_channel`, from each thread's eight."""
     halve(values, 8, 4 * LANES, lane)
@@ -104,33 +104,33 @@ def warp_sum(values, lane):
     return values[0]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def has_own_channel(me):
     """Whether no lane before this one has the same channel."""
     return PART == WARP or me.lane < PART
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def put_pair(sums, at, pair, me):
     """Leave two numbers of each channel of a part in shared memory."""
     if has_own_channel(me):
         sums[at], sums[at + 1] = pair
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def places_of(cut, me):
     """How many warps have a place for their sums: all, or half of them, if memory is short
     (`cut.folded`)."""
     return int32(me.warps >> cut.folded)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def columns_of(cut, me):
     """The start in `sums` of the tile's channels, two places each, if it has several parts."""
     return int32(2 * PART * places_of(cut, me))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sums_of_warps(sums, first, second, cut, me):
     """Both sums of channel `me.channel` of this warp's part over all its warps, from each thread's
     eight.
@@ -169,7 +169,7 @@ def sums_of_warps(sums, first, second, cut, me):
     return a, b
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sums_of_cluster(sums, pair, cut, me):
     """As `sums_of_warps`, over all blocks of the cluster, in the order of their rank: each part's
     first warp leaves its block's sums for all to read. No block may end before all have read:
@@ -189,7 +189,7 @@ def sums_of_cluster(sums, pair, cut, me):
     return a, b
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sums_of_group(sums, pair, cut, me, width):
     """The sums of two numbers of channel `me.channel` over the channels of its group.
 
@@ -205,7 +205,7 @@ def sums_of_group(sums, pair, cut, me, width):
     return a, b
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def leave_columns(sums, pair, cut, me, width):
     """Leave two numbers of each channel of the tile in shared memory: where those of the group of
     `me.channel` are."""

@@ -40,6 +40,7 @@ import numpy as np
 from ...device import (
     DeviceArray,
     cuda,
+    device_inline,
     empty,
     fill_zero,
     float32,
@@ -103,20 +104,20 @@ def linear_group_backward_reference(dys, x, layers, gradients, accumulate=True):
 # v2 -----------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def table_rows(table, rows, first_n, count, N, t):
     """The rows of `count` outputs; weights that do not exist are at -1."""
     if t < count * COLUMNS:
         rows[t] = table[first_n * COLUMNS + t] if first_n + t // COLUMNS < N else int32(-1)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def keep4(values, i, v):
     """Vector i of a local array = v."""
     values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = v
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_kept(target, at, values, i):
     """target[at … at + 3] = vector i of a local array."""
     store4(target, at, values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3])
@@ -178,7 +179,7 @@ def linear_group_forward_kernel_v2(x, parameters, table, y, batch, K, N):
             y[rows[n * COLUMNS + PLACE] + (first_b + b) * rows[n * COLUMNS + STRIDE]] = total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_outer(accumulators, left, left_at, left_pitch, right, right_at, right_pitch):
     """accumulators[4 · i + k] += Σ over a tile's rows of left[row][i] · right[row][k], for four by
     four of them."""

@@ -45,7 +45,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import copy_into, cuda, empty, float32, int32, int64, launch, opaque, uint32
+from ...device import (
+    copy_into,
+    cuda,
+    device_inline,
+    empty,
+    float32,
+    int32,
+    int64,
+    launch,
+    opaque,
+    uint32,
+)
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.eight import array_of, prefetch_l2
 from ...device.half import in_bfloat16
@@ -163,7 +174,7 @@ class Fragments(NamedTuple):
 # Units --------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def quotient(a, b, inverse):
     """(a // b, a % b) of numbers that are not negative; inverse: 2³² / b, rounded down."""
     q = int32(int64(a) * int64(inverse) >> 32)  # or one less
@@ -173,7 +184,7 @@ def quotient(a, b, inverse):
     return q, rest
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def unit_of(number, work):
     """The `Unit` with this number; one beyond the last has no k."""
     if GROUPED:
@@ -207,7 +218,7 @@ def unit_of(number, work):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def unit_in_table(number, work):
     matrix = row = column = k = k_end = part = M = N = uint32(0)
     if number < work.units:
@@ -228,7 +239,7 @@ def unit_in_table(number, work):
 # From global to shared memory ---------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
     """(element of a thread's first chunk at k, what `MmaAhead` has as a_first) of an operand with
     `extent` rows in the tile's direction."""
@@ -243,7 +254,7 @@ def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
     return start + int64(int32(first + row)) * K + int32(k + 8 * chunk), int32(first + row)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def ahead_at(number, work, t):
     """A thread's `MmaAhead` at the start of a unit."""
     unit = unit_of(number, work)
@@ -267,7 +278,7 @@ def ahead_at(number, work, t):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def advance(ahead, work, t):
     """One step along K, or to the next unit."""
     k = int32(ahead.k + BK)
@@ -299,7 +310,7 @@ class Side(NamedTuple):
     copies: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_operand(x, tile, at, first, ahead, extent, K, side, t):
     """Start this thread's copies of an operand's tile, `side.rows` rows from one to the next; zeros
     beyond the ends."""
@@ -325,7 +336,7 @@ def fetch_operand(x, tile, at, first, ahead, extent, K, side, t):
         cp_async_16_zfill(uint32(tile + place), x, index, uint32(16) if inside else uint32(0))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch(a, b, stage, ahead, work, t):
     """Start this thread's copies of both tiles, and make them a group."""
     left, right = a, b
@@ -342,7 +353,7 @@ def fetch(a, b, stage, ahead, work, t):
 # From shared memory to registers ------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_a(stage, step, i, warp_row, lane):
     """The fragment of A's rows 16 · i …"""
     if A_ACROSS:
@@ -359,7 +370,7 @@ def load_a(stage, step, i, warp_row, lane):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_b(stage, step, j, warp_column, lane):
     """Two fragments of B: columns 16 · j …, or of the spread 32 columns 16."""
     tile = int32(stage + A_BYTES)
@@ -380,7 +391,7 @@ def load_b(stage, step, j, warp_column, lane):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_fragments(stage, step, warp_row, warp_column, lane):
     """The warp's `Fragments` of 16 of k in a stage."""
     b0 = load_b(stage, step, 0, warp_column, lane)
@@ -401,7 +412,7 @@ def load_fragments(stage, step, warp_row, warp_column, lane):
 # Products -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_rows(sums, first, a, f):
     """The sums of 16 rows += a · the warp's columns of B."""
     mma_m16n8k16_into(sums, first, a, (f.b0[0], f.b0[1]))
@@ -415,7 +426,7 @@ def multiply_rows(sums, first, a, f):
         mma_m16n8k16_into(sums, first + 28, a, (f.b3[2], f.b3[3]))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply(sums, f):
     """sums += the warp's part of 16 of k."""
     multiply_rows(sums, 0, f.a0, f)
@@ -425,7 +436,7 @@ def multiply(sums, f):
         multiply_rows(sums, 3 * ROW_SUMS, f.a3, f)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_other(other, unit, t):
     """Have what the epilogue reads brought into the L2 cache while the tile is multiplied: 64
     elements each time."""
@@ -440,7 +451,7 @@ def prefetch_other(other, unit, t):
                 prefetch_l2(other, (int64(unit.matrix) * unit.M + row) * unit.N + column)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
     """The epilogue of a warp's outputs."""
     row, column = int32(warp_row + lane // 4), int32(warp_column + lane % 4 * 8)

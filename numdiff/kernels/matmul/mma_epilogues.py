@@ -13,14 +13,14 @@ READ NEXT
     mma_group.py
 """
 
-from ...device import cuda, float32, int32, int64, uint32
+from ...device import device_inline, float32, int32, int64, uint32
 from ...device.eight import load8, store8
 from ...device.tiles import eight_of_four
 from .hopper.fast_gelu import fast_gelu, fast_gelu_gradient, gelu_and_gradient
 from .mma_layout import ADDING, B_ACROSS, COLUMNS, END, GELU, GELU_AGAIN_GRADIENT, PLAIN, ROW_SUMS
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def eight_of(x, n):
     """Eight neighbours of an array that need not be aligned."""
     n = uint32(n)  # of an index that may be negative Numba makes two
@@ -36,7 +36,7 @@ def eight_of(x, n):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_biases(bias, place, epilogue):
     """The biases of a lane's columns: two times eight."""
     z = float32(0)
@@ -49,7 +49,7 @@ def load_biases(bias, place, epilogue):
     return first, second
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add(v, w):
     """The sums of eight and eight numbers."""
     return (
@@ -64,7 +64,7 @@ def add(v, w):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def scale_and_add(alpha, v, w):
     return (
         alpha * v[0] + w[0],
@@ -78,7 +78,7 @@ def scale_and_add(alpha, v, w):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply(v, w):
     return (
         v[0] * w[0],
@@ -92,7 +92,7 @@ def multiply(v, w):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gelu_of_eight(v):
     return (
         fast_gelu(v[0]),
@@ -106,7 +106,7 @@ def gelu_of_eight(v):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gelu_gradients(u):
     return (
         fast_gelu_gradient(u[0]),
@@ -120,7 +120,7 @@ def gelu_gradients(u):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gelus_and_gradients(u):
     """(GELU, GELU') of eight numbers."""
     y0, s0 = gelu_and_gradient(u[0])
@@ -134,7 +134,7 @@ def gelus_and_gradients(u):
     return (y0, y1, y2, y3, y4, y5, y6, y7), (s0, s1, s2, s3, s4, s5, s6, s7)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_where(x, at, inside):
     """Eight numbers of an array, zeros where not inside."""
     z = float32(0)
@@ -144,7 +144,7 @@ def load_where(x, at, inside):
     return values
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def finish_eight(sums, s, at, inside, added, bias, arrays, epilogue, lane):
     """Eight outputs; added: a residual, what c held, or the u of GELU'(u)."""
     v = eight_of_four(sums, s, lane, not B_ACROSS)
@@ -169,7 +169,7 @@ def finish_eight(sums, s, at, inside, added, bias, arrays, epilogue, lane):
             store8(arrays.c, at, multiply(v, gelu_gradients(added)))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def finish_rows(sums, i, place, arrays, biases, epilogue, adds, lane):
     """A warp's rows 16 · i …: of each lane two, eight apart. First all loads, then all stores.
 

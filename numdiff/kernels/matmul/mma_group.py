@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, int64, lasting, launch, upload
+from ...device import cuda, device_inline, empty, float32, int32, int64, lasting, launch, upload
 from ...device.eight import array_of, load8, store8
 from ...device.half import in_bfloat16
 from ...device.limits import shared_limit
@@ -260,7 +260,7 @@ class MmaGroupColumns(NamedTuple):
     start: tuple
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def of_product(product, numbers):
     """numbers[product]: without an array in local memory."""
     a, b, c, d = numbers

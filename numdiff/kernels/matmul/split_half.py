@@ -11,7 +11,7 @@ READ NEXT
 
 import numpy as np
 
-from ...device import DeviceArray, cuda, float32, int32, launch, load4
+from ...device import DeviceArray, cuda, device_inline, float32, int32, launch, load4
 from ...device.limits import FULL_MASK
 from ...dtypes import is_half
 from ..reduce.second_pass import Sum, add_parts
@@ -29,7 +29,7 @@ def unused(x):
     return DeviceArray(x.backend, (x.nbytes // 4,), np.float32, x.memory, x.offset)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_fragment(c, start, a0, a1, a2, a3, row, column, lane, shape, bias, epilogue):
     """A fragment's four accumulators as float32. A lane has two elements of `row` and two of the
     row 8 below. It exchanges one pair with its neighbour, so that even lanes write 16 bytes of

@@ -48,7 +48,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, load4, store4, uint32
+from ...device import cuda, device_inline, float32, int32, load4, store4, uint32
 from ...device.specialise import Constant, specialise
 from .operands import first_output, length_of, start_of_c, starts_of
 
@@ -150,7 +150,7 @@ def stash(tile, i, tile_row, along_k, values):
         store4(tile, i, values[0], values[1], values[2], values[3])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_first_tiles(a, b, of_a, of_b, length, tile_a, tile_b, t):
     """The tiles at k = 0 into the first buffers; returns this thread's `Groups` of all tiles."""
     a_1, b_1 = locate(t, of_a, TILE_M, length, ROW_A), locate(t, of_b, TILE_N, length, ROW_B)
@@ -178,13 +178,13 @@ def load_first_tiles(a, b, of_a, of_b, length, tile_a, tile_b, t):
     return Groups(a_1, b_1, a_2, b_2)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_at(x, operand, group, k0):
     """A group of the tile at k0."""
     return fetch(x, operand.start + int32(group.source + k0 * operand.k_distance), k0 < group.limit)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_tiles(a, b, of_a, of_b, groups, k0):
     """This thread's groups of the tiles at k0: in flight into registers, as (a, b, a2, b2)."""
     a_1, b_1 = fetch_at(a, of_a, groups.a, k0), fetch_at(b, of_b, groups.b, k0)
@@ -196,7 +196,7 @@ def fetch_tiles(a, b, of_a, of_b, groups, k0):
     return a_1, b_1, a_2, b_2
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stash_tiles(tile_a, tile_b, of_a, of_b, groups, buffer, fetched):
     """What `fetch_tiles` has brought goes into a buffer."""
     stash(tile_a, buffer * BUFFER_A + groups.a.target, ROW_A, of_a.along_k, fetched[0])
@@ -245,7 +245,7 @@ def add_outer_product(rows, tile_a, i, tile_b, j):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def no_products():
     """8 × 8 accumulators before the first product."""
     zero = float32(0)
@@ -253,7 +253,7 @@ def no_products():
     return row, row, row, row, row, row, row, row
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply(accumulators, tile_a, i, tile_b, j, row_a, row_b):
     """accumulators plus the STEP outer products of two tiles, written out so that the compiler
     overlaps their loads.
@@ -300,7 +300,7 @@ def write_row(c, start, row, column, shape, v, bias, epilogue):
         write_four(c, start + column, v[4], v[5], v[6], v[7], column, shape.N, bias, epilogue)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_outputs(c, start, c_row, row, column, shape, rows, bias, epilogue):
     """The thread's 8 × 8 outputs: rows row … row + 3, and four half a warp's rows further; start:
     of the first."""

@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, launch, load4, store4, zeros
+from ...device import cuda, device_inline, empty, float32, launch, load4, store4, zeros
 from ...device.common import warp_sum
 from ...device.limits import WARP
 from ...device.specialise import Constant, Variants, specialise
@@ -121,7 +121,7 @@ def check_norm(name, C, weight, norm="layer"):
 # factors: (scale,), (scale, weight) or (weight,); without any, an array that is not read.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def average_of(mean, row):
     """What is subtracted from a row. RMSNorm subtracts nothing, and there is no `mean`."""
     if RMS:
@@ -129,7 +129,7 @@ def average_of(mean, row):
     return mean[row]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def image_start(row, T, C):
     """Where the scale and shift of a row's image begin, of T rows each; one shift for all begins at
     0."""
@@ -138,7 +138,7 @@ def image_start(row, T, C):
     return 0
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def factor(factors, k, c):
     """What xhat is multiplied by: weight[c] · (1 + scale[k])."""
     if MODULATED:
@@ -150,7 +150,7 @@ def factor(factors, k, c):
     return float32(1)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def scale4(factors, k):
     """scale[k …] of four columns. Zeros and ones that stand for what is absent leave no instruction
     behind."""
@@ -158,26 +158,26 @@ def scale4(factors, k):
     return load4(factors[0], k) if MODULATED else (zero, zero, zero, zero)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def weight4(factors, c):
     """weight[c …] of four columns, or ones."""
     one = float32(1)
     return load4(factors[-1], c) if WEIGHTED else (one, one, one, one)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def shift4(shift, k):
     """shift[k …] of four columns, or zeros."""
     zero = float32(0)
     return load4(shift, k) if SHIFTED else (zero, zero, zero, zero)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def factor_of(weight, scale):
     return weight * (float32(1) + scale) if MODULATED else weight
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def shifted(value, shift):
     return value + shift if SHIFTED else value
 
@@ -387,7 +387,7 @@ PLANES = Constant(lambda SHIFTED: 8 if SHIFTED else 4)
 TILE = Constant(lambda PLANES: PLANES * BLOCK)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_scale_sums(scale_sums, i, k, c, S):
     """What comes of S = Σ dy · xhat of four columns from c on, of the chunk whose sums are at i;
     k: of the image's scale. scale_sums: as in `norm_sums_v1`."""

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...device import cuda, float32, int32, launch, load4, store4, upload
+from ...device import cuda, device_inline, float32, int32, launch, load4, store4, upload
 from ..elementwise import cast_into
 from ..operation import (
     Problem,
@@ -213,7 +213,7 @@ class AdamWShared(NamedTuple):
 # Device functions ---------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def clip_of(state, clip_norm):
     """c · u"""
     clip = float32(1)
@@ -222,7 +222,7 @@ def clip_of(state, clip_norm):
     return clip * state.unscale[0]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def shared_of(state, settings):
     t = float32(state.step[0]) + float32(1)
     rate = state.learning_rate[0]
@@ -235,7 +235,7 @@ def shared_of(state, settings):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def updated(w, g, m, v, shared, settings):
     """New (weight, m, v) of one element."""
     g *= shared.clip
@@ -244,7 +244,7 @@ def updated(w, g, m, v, shared, settings):
     return shared.keep * w - shared.step_size * (m / (math.sqrt(v) + shared.eps_root2)), m, v
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def update4(arrays, i, shared, settings):
     """Update elements i to i + 3; their new weights."""
     w0, w1, w2, w3 = load4(arrays.weight, i)
@@ -261,7 +261,7 @@ def update4(arrays, i, shared, settings):
     return w0, w1, w2, w3
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def follow4(followers, state, i, w0, w1, w2, w3):
     """Move the average towards the new weights i to i + 3, and copy them."""
     if followers.averages:

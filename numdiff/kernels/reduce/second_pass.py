@@ -32,7 +32,7 @@ READ NEXT
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ...device import DeviceArray, cuda, float32, int32, int64, launch, load4, store4
+from ...device import DeviceArray, cuda, device_inline, float32, int32, int64, launch, load4, store4
 from ...device.common import load4_or_zeros
 from ...device.eight import one_of
 from ...device.side_stream import backward_pass, on_side_stream, overlaps, rejoin, wait_for_gradient
@@ -87,7 +87,7 @@ def add_parts_reference(sums, waits=False):
 # Kernel -------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_of(block, first):
     """Number of the sum that a block works on."""
     _, f1, f2, f3, f4, f5, f6, f7 = first
@@ -102,7 +102,7 @@ def sum_of(block, first):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def of_sum(which, numbers):
     # named one by one: an index that is not constant would need memory
     n0, n1, n2, n3, n4, n5, n6, n7 = numbers
@@ -125,7 +125,7 @@ def of_sum(which, numbers):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_share(source, vector, vectors, share, shares, count):
     """A vector's sum over parts `share`, `share` + `shares`, …, with four loads in flight at a
     time."""

@@ -33,7 +33,7 @@ READ NEXT
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, int64, launch, load4
+from ...device import cuda, device_inline, empty, float32, int32, int64, launch, load4
 from ...device.common import divide, load4_or_zeros
 from ...dtypes import in_single
 from ..operation import Problem, Version, lacks_multiple, operation, single
@@ -92,13 +92,13 @@ def tree_sum(tile, planes, t, lanes, rows):
     cuda.syncthreads()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def put4(tile, at, s0, s1, s2, s3):
     """A thread's sums of four columns, in four planes: a warp's threads touch neighbouring words."""
     tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at] = s0, s1, s2, s3
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def get4(tile, at):
     return tile[at], tile[BLOCK + at], tile[2 * BLOCK + at], tile[3 * BLOCK + at]
 

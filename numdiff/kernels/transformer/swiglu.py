@@ -26,7 +26,7 @@ READ NEXT
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, int64, on_host, over_batch, uint32
+from ...device import device_inline, empty, empty_like, int64, on_host, over_batch, uint32
 from ...device.common import divide
 from ...dtypes import in_single
 from ..cpu.exp import sigmoid as sigmoid_on_host
@@ -111,19 +111,19 @@ def swiglu_backward_cpu(dy, x):
 # way.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gate_at(i, H, width):
     """The gate's channel in x for the i-th element of y; i and H are multiples of the width."""
     row, c = divide(np.uint64(i) // np.uint64(width), uint32(H) // uint32(width))
     return int64(row) * 2 * H + c * width
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gated(a, b):
     return a * sigmoid(a) * b
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gate_gradients(dy, a, b):
     """(da, db)."""
     s = sigmoid(a)

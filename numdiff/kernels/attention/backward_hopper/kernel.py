@@ -43,7 +43,7 @@ READ NEXT
     ../../../nn/dit.py, whose blocks call all this.
 """
 
-from ....device import cuda, float32, int32, launch, opaque, uint32
+from ....device import cuda, device_inline, float32, int32, launch, opaque, uint32
 from ....device.half import in_bfloat16
 from ....device.limits import WARP
 from ....device.mbarrier import bar_sync, smem_u32
@@ -120,7 +120,7 @@ producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmax
 # The producer -------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def produce(maps, rings, p):
     """The producer, one thread: loads each tile of k and v by TMA, and with it all tiles of q, dy
     and y.
@@ -196,14 +196,14 @@ def produce(maps, rings, p):
 # Consumers ----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_queries(columns, dq_out, at, exists, dq, scale, fresh, lane):
     """A thread's share of `columns` columns of dq; at: of its first four numbers."""
     for j in range(columns // 8):
         write_dq(dq_out, at + 8 * j, exists, dq, 4 * j, scale, fresh, lane)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_dq_tile(r, me, all_place, queries, stage, dq_out, out_at, first, fresh, p):
     """dq of a tile of queries, of which each consumer has half of the columns; the last eight of 72
     are the second's.
@@ -241,7 +241,7 @@ def write_dq_tile(r, me, all_place, queries, stage, dq_out, out_at, first, fresh
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def clear_accumulators(accumulators):
     clear(accumulators.dk, ACCUMULATORS)
     clear(accumulators.dv, ACCUMULATORS)
@@ -250,7 +250,7 @@ def clear_accumulators(accumulators):
         clear(accumulators.dv_ninth, 4)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stash_keys(shared, base, me, gradients_0, gradients_1, k_at, scale):
     """dk and dv of this consumer's keys, float16, where their k and v were; returns where, for the
     store by TMA.
@@ -301,7 +301,7 @@ def stash_keys(shared, base, me, gradients_0, gradients_1, k_at, scale):
     return base + uint32(tile), base + uint32(ninth)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def consume(shared, base, r, gradients_0, gradients_1, rings, maps, dq_out, p):
     """A consumer, 128 threads: dk and dv of 128 of each tile's 256 keys, and half of the columns of
     dq.

@@ -25,7 +25,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.common import divide
 from ....device.limits import WARP
 from ....device.mbarrier import fence_barrier_init
@@ -123,7 +123,7 @@ class AttentionBackwardProblem(NamedTuple):
     scale: float
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def work_tile(unit, p):
     """(image, head, first key, end of the keys, chunk of keys) of a unit."""
     rest, chunk = divide(unit, p.chunks)
@@ -151,7 +151,7 @@ class Rings(NamedTuple):
     statistics: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def make_rings(base, barriers):
     return Rings(
         make_ring(base, BUFFER, BUFFERS, barrier_at(barriers, 3 * STAGES)),
@@ -161,7 +161,7 @@ def make_rings(base, barriers):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def set_up(shared, rings, maps):
     """All threads: barriers, and the zeros behind ninth parts.
 
@@ -214,7 +214,7 @@ class Consumer(NamedTuple):
     query: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def this_consumer(base, scale):
     t = int32(cuda.threadIdx.x)
     number, thread, lane = int32((t >> 7) - 1), int32(t & 127), int32(t & 31)

@@ -14,7 +14,7 @@ READ NEXT
     round.py, in which order they run.
 """
 
-from ....device import cuda, int32, uint32
+from ....device import device_inline, int32, uint32
 from ....device.wgmma import make_wgmma, make_wgmma_a_registers, make_wgmma_wait
 from ..hopper_tiles import GROUP, NARROW, WIDE, u64
 from .layout import KEYS
@@ -26,7 +26,7 @@ wait_8, wait_16, wait_32, wait_64 = (make_wgmma_wait(n, pin=False) for n in (8, 
 wait_32_1, wait_64_1 = (make_wgmma_wait(n, pending=1, pin=False) for n in (32, 64))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply(N, s, a, b, more):
     """s = a · b for 16 of k, or s += a · b with `more`."""
     if N == 32:
@@ -35,25 +35,25 @@ def multiply(N, s, a, b, more):
         product_64(s, a, b, int32(more))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def descriptor(HS, place):
     """The descriptor of the first part of a tile at a place; its upper half is a constant."""
     return (NARROW if HS == 32 else WIDE) | u64(uint32(place))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def ninth_descriptor_along(place, zeros):
     """The descriptor of a ninth part and the zeros behind it, as `ninth_along`."""
     return GROUP << u64(32) | u64(uint32(place | uint32(zeros - place) << uint32(16)))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def ninth_descriptor_across(place):
     """The descriptor of a ninth part, as `ninth_across`."""
     return GROUP << u64(16) | u64(uint32(place))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_along(HS, N, s, k, k_ninth, q, q_ninth, zeros):
     """s = k · qᵀ for 64 keys and N queries; places of the first and the ninth parts."""
     multiply(N, s, descriptor(HS, k), descriptor(HS, q), 0)
@@ -67,7 +67,7 @@ def multiply_along(HS, N, s, k, k_ninth, q, q_ninth, zeros):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_queries(HS, N, accumulators, accumulators_ninth, words, q, q_ninth):
     """accumulators += left · q for 64 keys, over N queries; words: the left side, of a key and its
     queries."""
@@ -88,7 +88,7 @@ def add_queries(HS, N, accumulators, accumulators_ninth, words, q, q_ninth):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_keys(HS, dq, ds, k):
     """dq = dS · k over all keys of the tile, for half of the columns of the first part, from the
     place k on."""
@@ -112,7 +112,7 @@ def multiply_keys(HS, dq, ds, k):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_ninth(dq_ninth, ds, k_ninth):
     """The last eight of 72 columns of dq, likewise."""
     keys_8(dq_ninth, descriptor(64, ds), ninth_descriptor_across(k_ninth), int32(0))
@@ -125,7 +125,7 @@ def multiply_ninth(dq_ninth, ds, k_ninth):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def wait_for_scores(N, s):
     """Wait for all groups in flight but the last: s may be read."""
     if N == 32:
@@ -134,7 +134,7 @@ def wait_for_scores(N, s):
         wait_64_1(s)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def wait_for_dq(HS, dq):
     if HS == 32:
         wait_16(dq)
@@ -142,7 +142,7 @@ def wait_for_dq(HS, dq):
         wait_32(dq)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def wait_for_accumulators(HS, accumulators, accumulators_ninth):
     if HS == 32:
         wait_32(accumulators)

@@ -18,7 +18,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32, opaque, uint32
+from ....device import device_inline, int32, opaque, uint32
 from ....device.mbarrier import bar_sync, mbarrier_wait
 from ....device.specialise import Constant
 from ....device.tensor_core import float_of, load_words2, store_word
@@ -67,7 +67,7 @@ class AttentionRoundQueries(NamedTuple):
     statistics_at: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def probabilities(N, s, shared, at, c):
     """A thread's scores become probabilities; at: of L of its first query, in shared memory."""
     for j in range(N // 8):
@@ -80,7 +80,7 @@ def probabilities(N, s, shared, at, c):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def score_gradients(N, s, p, shared, at):
     """dP becomes dS = P (dP − D); at: of D of the thread's first query."""
     for j in range(N // 8):
@@ -93,13 +93,13 @@ def score_gradients(N, s, p, shared, at):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def pack_all(N, words, s):
     for i in range(N // 16):
         pack(words, i, s, 8 * i)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_ds(N, shared, at, words, chunk):
     """A thread's dS of N queries into shared memory, from a chunk of its key's row on; at: its word
     in the row's first.
@@ -118,7 +118,7 @@ def store_ds(N, shared, at, words, chunk):
         store_word(shared, int32(next_place + 8 * DS_ROW), words[4 * i + 3])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_block(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, chunk, first):
     """dv += P · dy and dk += dS · q for 64 keys and N queries; dS goes to shared memory, from a
     chunk of a row on.
@@ -160,7 +160,7 @@ def add_block(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, chunk,
         wgmma_wait_0()  # there are no registers for the next products, too
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_keys(r, accumulators, k, k_ninth, tile, zeros, shared, c, ds_at, first):
     """`add_block` for 64 keys and all queries of a tile: at once, or N in a loop."""
     if N == QUERIES:

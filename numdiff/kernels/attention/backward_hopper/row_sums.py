@@ -13,7 +13,7 @@ READ NEXT
     kernel.py
 """
 
-from ....device import cuda, float32, int32, opaque
+from ....device import cuda, device_inline, float32, int32, opaque
 from ....device.limits import FULL_MASK, WARP
 from ....device.mbarrier import mbarrier_arrive
 from ....device.pipeline import advance, barrier_at, consumer_release, consumer_start, consumer_wait
@@ -28,7 +28,7 @@ LANES = Constant(lambda HS: HS // 16 * 2)  # that share a row of dy and y for it
 PASS = Constant(lambda LANES: WARP // LANES)  # rows of a warp at a time
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def product_of_eight(a, b):
     """The sum of the products of eight numbers each, as words."""
     a0, a1 = unpack_half2(a[0])
@@ -41,7 +41,7 @@ def product_of_eight(a, b):
     return total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_row_sum(HS, shared, dy_at, y_at, row, lane, to):
     """D of a row of the tiles of dy and y, HS // 16 · 2 lanes a row; `to`: where the tile's D go, 4
     bytes each."""
@@ -62,7 +62,7 @@ def write_row_sum(HS, shared, dy_at, y_at, row, lane, to):
         store_word(shared, int32(to + row * 4), word_of(total))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def make_statistics(shared, logsumexp, rings, p):
     """Two warps, each for half of a tile's queries: L, in units of ln 2, and D = Σ dy · y, next to
     q and dy.

@@ -26,7 +26,7 @@ import itertools
 
 import numpy as np
 
-from ....device import cuda, int32, uint32
+from ....device import device_inline, int32, uint32
 from ....device.common import divide
 from ....device.limits import HOPPER_SHARED
 
@@ -41,7 +41,7 @@ MAX_BOX = 256  # pixels of a box in each direction
 SHARED = HOPPER_SHARED - 1024
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sub_block_at(sub_block, tile_w, tile_h):
     """(columns, rows, images) from a tile's first pixel to a sub-block's."""
     rest, i = divide(sub_block, tile_w >> 3)
@@ -49,7 +49,7 @@ def sub_block_at(sub_block, tile_w, tile_h):
     return int32(i * 8), int32(j * 8), image
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def row_of(sub_block, tile_w, tile_h, pitch, box_h):
     """The row of a box at which a sub-block begins: pixels before it, in a box `pitch` wide and
     `box_h` high."""
@@ -57,7 +57,7 @@ def row_of(sub_block, tile_w, tile_h, pitch, box_h):
     return int32((image * box_h + j) * pitch + i)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def descriptor(address, leading, stride, swizzle):
     """A wgmma's matrix descriptor (emulator/wgmma_layouts.py); leading, stride: bytes; swizzle: 1:
     128 bytes, 2: 64."""

@@ -18,7 +18,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device import cuda, device_inline, float32, int32, load4, store4, uint32
 from ....device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
 from ....device.limits import FULL_MASK
 from ....device.mbarrier import smem_u32
@@ -52,7 +52,7 @@ class Share(NamedTuple):
 # A thread's sums ----------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def four_neighbours(a0, a1, a2, a3, odd):
     """A thread has two sums of row n and two of row n + 8: in pairs of lanes, four neighbours of
     one row instead.
@@ -64,7 +64,7 @@ def four_neighbours(a0, a1, a2, a3, odd):
     return b0 if odd else a0, b1 if odd else a1, a2 if odd else b0, a3 if odd else b1
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def share_of(thread, tap_column, own, share, C, N):
     """The `Share` of a thread (0 … 127) of the warpgroup that has this column of taps; share:
     vectors of a block."""
@@ -78,7 +78,7 @@ def share_of(thread, tap_column, own, share, C, N):
     return Share(at, tap_row, left, first, int32(min(first + share, VECTORS)), odd)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def read_tap(tap, dweight, at, acc, left, first, last, odd):
     """The initial values of a thread's sums of one of its taps: of vectors first … last - 1,
     dweight.
@@ -95,7 +95,7 @@ def read_tap(tap, dweight, at, acc, left, first, last, odd):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_tap(tap, out, at, acc, left, odd):
     """A thread's sums of one of its taps."""
     for j in range(CW // 8):
@@ -105,7 +105,7 @@ def write_tap(tap, out, at, acc, left, odd):
             store4(out, at + 8 * j, a0, a1, a2, a3)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def read_sums(acc, dweight, mine, left):
     """The initial values of a thread's sums: those that its block will add up from dweight, all
     others from 0."""
@@ -114,7 +114,7 @@ def read_sums(acc, dweight, mine, left):
     read_tap(2, dweight, mine.at + 2 * mine.tap_row, acc, left, mine.first, mine.last, mine.odd)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_sums(out, at, acc, mine):
     """All of a thread's sums, where its block is alone."""
     write_tap(0, out, at, acc, mine.left, mine.odd)
@@ -125,7 +125,7 @@ def write_sums(out, at, acc, mine):
 # In a cluster -------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def four_of(address, exists):
     """Four sums of a block of the cluster, or zeros."""
     a0 = a1 = a2 = a3 = float32(0)
@@ -134,7 +134,7 @@ def four_of(address, exists):
     return a0, a1, a2, a3
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def leave_sums(sums, consumer, acc):
     """All of a thread's sums go to its block's shared memory."""
     for v in range(VECTORS):
@@ -148,7 +148,7 @@ def leave_sums(sums, consumer, acc):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_vector(v, out, at, mine, sums):
     """A thread's vector number v, where there is one."""
     tap = v // (CW // 8)
@@ -157,7 +157,7 @@ def write_vector(v, out, at, mine, sums):
         store4(out, at + int32(tap * mine.tap_row + c), sums[0], sums[1], sums[2], sums[3])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_up(place, rank, blocks, out, at, mine):
     """out = the sums of all blocks of the cluster, of a thread's vectors of the block's share.
 
@@ -181,7 +181,7 @@ def add_up(place, rank, blocks, out, at, mine):
         write_vector(begin + 2, out, at, mine, four_neighbours(u0, u1, u2, u3, mine.odd))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_bias(bias_sums, bias_out, own, N, blocks, has_bias):
     """The producer's warpgroup in a cluster: warp 1 of the first block adds up all blocks' sums of
     dy."""

@@ -12,14 +12,14 @@ READ NEXT
     weight_gradient.py
 """
 
-from ....device import cuda, float32, int32, uint32
+from ....device import device_inline, float32, int32, uint32
 from ....device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16, ones_half2
 from .boxes import ROW
 
 CHANNELS_A_WARP = 32  # of dy, whose sums a warp makes
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_columns(box, sixty_fours, warp, lane):
     """The sum of a channel of dy over 64 pixels or more, whose box starts at a shared address.
 
@@ -60,7 +60,7 @@ def add_columns(box, sixty_fours, warp, lane):
     return second if lane & 1 else first
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def column_of(warp, lane):
     """Which of the tile's 64 columns a lane's sum of `add_columns` is."""
     return int32(CHANNELS_A_WARP * warp + (lane & 3) * 8 + (lane >> 2))

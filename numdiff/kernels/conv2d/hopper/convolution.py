@@ -50,7 +50,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....device import cuda, int32, launch, uint32
+from ....device import cuda, device_inline, int32, launch, uint32
 from ....device.batch_invariance import nominal_extent
 from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
@@ -124,7 +124,7 @@ producer_registers, consumer_registers = make_setmaxnreg(72, False), make_setmax
 # Producers: a thread for the pixels, a thread for the weight --------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_pixels(ring, map_x, boxes, shape, tiling):
     """One thread loads boxes of pixels by TMA, for all tiles of the block."""
     tma_prefetch(map_x)
@@ -166,7 +166,7 @@ def load_pixels(ring, map_x, boxes, shape, tiling):
                 stage, parity = advance(ring, stage, parity)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_tap(address, map_weight, full, first, tap, taps, block):
     """Load a tap of the weight by TMA: BN output channels from `first` on, a block of 64 input
     channels."""
@@ -184,14 +184,14 @@ def load_tap(address, map_weight, full, first, tap, taps, block):
         tma_load_3d(address, map_weight, full, uint32(block * BK), uint32(tap), uint32(first))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def strided_tap(n):
     """The n-th tap of a 3 × 3 kernel of stride 2: those of even rows and columns of pixels, of odd
     columns, of odd rows, of both; in each from the top down, then from left to right."""
     return int32((u64(0x453718260) >> u64(4 * n)) & u64(15))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_weight(ring, map_weight, boxes, shape, tiling):
     """One thread loads the weight by TMA, TAPS_PER_STAGE taps of a column at a time; once, if it is
     resident."""
@@ -218,7 +218,7 @@ def load_weight(ring, map_weight, boxes, shape, tiling):
 # Consumers ----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def consume(consumer, a_ring, b_ring, buffers, boxes, shape, tiling, epilogue):
     """A warpgroup multiplies its sub-blocks of all tiles of the block, and leaves the results in
     its buffer."""
@@ -271,7 +271,7 @@ def consume(consumer, a_ring, b_ring, buffers, boxes, shape, tiling, epilogue):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def set_up(a_ring, b_ring, buffers):
     """Make all barriers; by one thread."""
     init_barriers(a_ring.full, MAX_A, 1)

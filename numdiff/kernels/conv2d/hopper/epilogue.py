@@ -22,7 +22,7 @@ READ NEXT
 
 import numpy as np
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.limits import FULL_MASK
 from ....device.mbarrier import mbarrier_arrive, mbarrier_expect_tx, mbarrier_wait
 from ....device.pipeline import barrier_at
@@ -53,7 +53,7 @@ from .layout import (
 # A consumer ---------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stage_results(tiles, at, acc, addends, addends_at, epilogue):
     """Write a warpgroup's 64 × BN results to its buffer, as rows of COLS channels, swizzled as TMA
     expects them.
@@ -94,7 +94,7 @@ def stage_results(tiles, at, acc, addends, addends_at, epilogue):
 # Its exchange warp --------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stage_addends(addends, at, first, N, vectors, channel_at, epilogue):
     """addends[at … at + BN - 1] = what is added to each channel of a sub-block from `first` on, by
     a warp."""
@@ -109,7 +109,7 @@ def stage_addends(addends, at, first, N, vectors, channel_at, epilogue):
         addends[at + n] = total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_statistics(tiles, at, statistics, to, left, columns):
     """Statistics of a sub-block in its buffer, by a warp; left: pairs of channels that exist.
 
@@ -156,7 +156,7 @@ def write_statistics(tiles, at, statistics, to, left, columns):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_residual(buffer, ready, map_residual, first, w, h, image, consumer, tiling):
     """Load the residual of a consumer's sub-blocks by TMA, to the place of its results."""
     mbarrier_expect_tx(ready, uint32(OUT_BYTES))
@@ -173,7 +173,7 @@ def load_residual(buffer, ready, map_residual, first, w, h, image, consumer, til
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_results(buffer, map_y, first, w, h, image, consumer, tiling):
     """Store a consumer's results by TMA."""
     for slab in range(SUB * SLABS):
@@ -189,7 +189,7 @@ def store_results(buffer, map_y, first, w, h, image, consumer, tiling):
     tma_store_commit()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stage_all_addends(buffers, vectors, consumer, first, image, shape, tiling, epilogue):
     """`stage_addends` of each of a consumer's sub-blocks. One beyond the last image takes that
     image's."""
@@ -207,7 +207,7 @@ def stage_all_addends(buffers, vectors, consumer, first, image, shape, tiling, e
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_all_statistics(buffers, consumer, first, w, h, image, shape, tiling, epilogue):
     """`write_statistics` of each of a consumer's sub-blocks that is in an image."""
     for sub in range(SUB):
@@ -231,7 +231,7 @@ def write_all_statistics(buffers, consumer, first, w, h, image, shape, tiling, e
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def exchange(buffers, consumer, maps, vectors, boxes, shape, tiling, epilogue):
     """A warp brings what a consumer's epilogue needs, for all tiles of the block, and takes away
     what it has written.

@@ -19,7 +19,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32
+from ....device import device_inline, int32
 from ....device.common import divide
 from ....device.specialise import Constant
 from .boxes import ROW
@@ -174,7 +174,7 @@ class Buffers(NamedTuple):
     turn: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def boxes_of(shape, tiling):
     """The `ConvBoxes` of a convolution."""
     pad = int32(shape.size >> 1)
@@ -197,7 +197,7 @@ def boxes_of(shape, tiling):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of(tile, boxes):
     """(column of tiles, tile across, tile down, group of images) of a tile; consecutive tiles share
     pixels."""

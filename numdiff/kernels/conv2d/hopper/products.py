@@ -21,7 +21,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32, uint32
+from ....device import cuda, device_inline, int32, uint32
 from ....device.pipeline import advance, consumer_release, consumer_wait, stage_at
 from ....device.specialise import Constant
 from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
@@ -58,7 +58,7 @@ class View(NamedTuple):
     elected: bool
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def view_of(consumer, boxes, shape, tiling):
     """The `View` of a consumer."""
     rows = row_of(consumer * SUB, tiling.tile_w, tiling.tile_h, boxes.pitch, boxes.height)
@@ -75,7 +75,7 @@ def view_of(consumer, boxes, shape, tiling):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def advance_weight(ring, stage, parity, resident):
     """As `advance`; the stages of a resident weight stay in their first phase."""
     stage = int32(stage + 1)
@@ -86,7 +86,7 @@ def advance_weight(ring, stage, parity, resident):
     return stage, parity
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_rest(acc, a, b):
     """acc += a tap's products, except those of the first 16 of its 64 channels; a, b: descriptors."""
     wgmma(acc, a + u64(2), b + u64(B_STEP), int32(1))
@@ -94,7 +94,7 @@ def multiply_rest(acc, a, b):
     wgmma(acc, a + u64(6), b + u64(3 * B_STEP), int32(1))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_first(acc, a_at, stride, b):
     """acc = a tap's products for 64 channels; a_at: address of the pixels, b: the weight's
     descriptor."""
@@ -103,7 +103,7 @@ def multiply_first(acc, a_at, stride, b):
     multiply_rest(acc, a, b)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_tap(acc, acc_2, a_1, a_2, stride, b):
     """acc += a tap's products for 64 channels, acc_2 likewise where a warpgroup has two sub-blocks."""
     a = descriptor(a_1, uint32(16), stride, 1)
@@ -115,7 +115,7 @@ def multiply_tap(acc, acc_2, a_1, a_2, stride, b):
         multiply_rest(acc_2, a, b)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_column(acc, acc_2, a_1, a_2, stride, b):
     """The products of a stage's other two taps, below the first one, whose pixels are at a_1 and
     a_2."""
@@ -126,13 +126,13 @@ def multiply_column(acc, acc_2, a_1, a_2, stride, b):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def weight_at(ring, stage):
     """The descriptor of a stage's first tap."""
     return descriptor(stage_at(ring, stage), uint32(B_LEADING), uint32(B_STRIDE), B_SWIZZLE)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def main_loop(acc, acc_2, a_ring, b_ring, a_stage, a_parity, b_stage, b_parity, view, resident):
     """acc, acc_2 = a tile's products, once the first stages of pixels and weight are there; returns
     the rings' state.

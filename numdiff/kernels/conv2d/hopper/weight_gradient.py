@@ -38,7 +38,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....device import cuda, empty, fill_zero, float32, int32, launch, load4, store4, uint32
+from ....device import (
+    cuda,
+    device_inline,
+    empty,
+    fill_zero,
+    float32,
+    int32,
+    launch,
+    load4,
+    store4,
+    uint32,
+)
 from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
 from ....device.mbarrier import fence_barrier_init, smem_u32
@@ -84,14 +95,14 @@ wait_64 = make_wgmma_wait(64)
 producer_registers, consumer_registers = make_setmaxnreg(104, False), make_setmaxnreg(136, True)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def tap_rows(tap, size, pitch, whole_halo, copy_rows):
     """Rows from the start of x's boxes to the pixels that a tap sees."""
     row, column = divide(tap, size)
     return int32(row * pitch + column * (1 if whole_halo else copy_rows))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_tap(partial, at, acc):
     """A thread's 32 sums of a tap, four by four, each time next to those of its neighbours."""
     for k in range(8):
@@ -155,7 +166,7 @@ class ConvGradientOwn(NamedTuple):
     sums_bias: bool
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def boxes_of(shape, tiling):
     """The `ConvGradientBoxes` of a stage."""
     pad = int32(shape.size >> 1)
@@ -173,7 +184,7 @@ def boxes_of(shape, tiling):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def own_work(shape, tiling, has_bias):
     """The block's `ConvGradientOwn`."""
     rest, column = divide(cuda.blockIdx.x, divide(shape.C + TILE - 1, TILE)[0])
@@ -189,7 +200,7 @@ def own_work(shape, tiling, has_bias):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_boxes(ring, maps, boxes, own, shape, tiling):
     """One thread loads dy's and x's boxes of all chunks of the block by TMA."""
     tma_prefetch(maps.dy)
@@ -223,7 +234,7 @@ def load_boxes(ring, maps, boxes, own, shape, tiling):
         stage, parity = advance(ring, stage, parity)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_dy(ring, bias_partial, boxes, own, N):
     """Two warps sum 32 of dy's columns each, for dbias."""
     lane, warp = int32(cuda.threadIdx.x & 31), int32((cuda.threadIdx.x >> 5) - 1)
@@ -241,7 +252,7 @@ def sum_dy(ring, bias_partial, boxes, own, N):
         bias_partial[cuda.blockIdx.y * N + n] = total
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_three(acc_0, acc_1, acc_2, a, b_0, b_1, b_2):
     """acc += the products of 16 pixels, for three taps."""
     wgmma_64(acc_0, a, b_0, int32(1))
@@ -249,7 +260,7 @@ def multiply_three(acc_0, acc_1, acc_2, a, b_0, b_1, b_2):
     wgmma_64(acc_2, a, b_2, int32(1))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, chunks, elected):
     """acc = the products of `chunks` chunks, for three taps; shifts: bytes from a stage to the
     pixels that each sees.
@@ -315,7 +326,7 @@ def main_loop(acc_0, acc_1, acc_2, ring, shifts, boxes, tiling, chunks, elected)
         consumer_release(ring, stage)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def consume(ring, warpgroup, partial, boxes, own, shape, tiling):
     """A warpgroup multiplies three taps for all chunks of the block, and writes the results."""
     acc_0 = cuda.local.array(32, np.float32)

@@ -53,7 +53,7 @@ READ NEXT
 
 import numpy as np
 
-from ....device import cuda, empty, float32, int32, launch, uint32
+from ....device import cuda, device_inline, empty, float32, int32, launch, uint32
 from ....device.cluster import cluster_sync, cluster_sync_relaxed
 from ....device.common import divide, no_numbers
 from ....device.half import in_bfloat16
@@ -128,7 +128,7 @@ wgmma_wait = Constant(lambda CW: make_wgmma_wait(3 * CW))
 # The producer's warpgroup -------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_boxes(ring, maps, boxes, own, shape, tiling):
     """One thread loads dy's and x's boxes of all chunks of the block by TMA."""
     stage, parity = producer_start()
@@ -163,7 +163,7 @@ def load_boxes(ring, maps, boxes, own, shape, tiling):
         stage, parity = advance(ring, stage, parity)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_dy(ring, bias_sums, arrays, own, shape, tiling, blocks, has_bias, has_channel):
     """Two warps sum 32 of dy's columns each, for dbias, and image by image for dchannel."""
     lane, warp = int32(cuda.threadIdx.x & 31), int32((cuda.threadIdx.x >> 5) - 1)
@@ -200,7 +200,7 @@ def sum_dy(ring, bias_sums, arrays, own, shape, tiling, blocks, has_bias, has_ch
 # Consumers ----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_sub_block(acc, a, b, dy_step, x_step):
     """acc += the products of 8 × 8 pixels."""
     wgmma(acc, a, b, int32(1))
@@ -209,7 +209,7 @@ def multiply_sub_block(acc, a, b, dy_step, x_step):
     wgmma(acc, a + dy_step + dy_step + dy_step, b + x_step + x_step + x_step, int32(1))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_chunk(acc, dy_at, x_at, dy_stride, x_stride, places):
     """acc += the products of a chunk's SUBS sub-blocks; the strides: bytes from eight pixels to
     those below.
@@ -250,7 +250,7 @@ def multiply_chunk(acc, dy_at, x_at, dy_stride, x_stride, places):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def main_loop(acc, ring, x_shift, dy_stride, x_stride, places, chunks, elected):
     """acc += the products of `chunks` chunks; x_shift: bytes from a stage to the pixels of x that
     the taps see.
@@ -278,7 +278,7 @@ def main_loop(acc, ring, x_shift, dy_stride, x_stride, places, chunks, elected):
         consumer_release(ring, stage)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
     """A warpgroup multiplies a column of three taps for all chunks of the block, and writes, or
     adds up, the results.

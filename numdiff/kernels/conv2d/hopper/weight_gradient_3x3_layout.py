@@ -15,7 +15,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32, uint32
+from ....device import cuda, device_inline, int32, uint32
 from ....device.common import divide
 from .boxes import ROW
 from .cluster_sums import SIZE
@@ -102,7 +102,7 @@ class Gradient3x3Own(NamedTuple):
     sums_dy: bool
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def boxes_of(tiling):
     """The `Gradient3x3Boxes` of a stage."""
     pitch = int32(tiling.tile_w + 2 if tiling.whole_halo else tiling.tile_w)
@@ -117,7 +117,7 @@ def boxes_of(tiling):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def own_work(parts, has_bias, has_channel):
     """The block's `Gradient3x3Own`."""
     column, line, part = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
@@ -135,7 +135,7 @@ def own_work(parts, has_bias, has_channel):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of(sub, tile_w, tile_h, pitch, lines):
     """Pixels from a box's first to those of its sub-block number `sub`; pitch: of a line, lines: of
     an image."""

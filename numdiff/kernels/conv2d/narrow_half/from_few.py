@@ -18,7 +18,7 @@ READ NEXT
 
 import numpy as np
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.common import divide
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
@@ -35,7 +35,7 @@ WORDS = Constant(lambda ROW: SLAB * ROW)  # different banks
 FRAGMENTS, INNER = Constant(lambda STEPS: 16 * STEPS), Constant(lambda STEPS: 4 * STEPS)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_weights(words, weight, first_n, C, N, gradient, t):
     """A slab's weights as float16 pairs into shared memory.
 
@@ -69,7 +69,7 @@ def store_weights(words, weight, first_n, C, N, gradient, t):
         words[place * ROW + pair] = pack_half2(low, high)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_weights(weights, words, row, q):
     """A lane's fragments of a slab's weights into registers."""
     for j in range(8):
@@ -79,7 +79,7 @@ def load_weights(weights, words, row, q):
             weights[2 * (j * STEPS + step) + 1] = words[uint32(at + 4)]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def find_taps(taps, offsets, q, W, C):
     """The inner indices of a lane: k = 16 · step + 2 · q + 0, 1, 8, 9."""
     for k in range(4 * STEPS):
@@ -88,13 +88,13 @@ def find_taps(taps, offsets, q, W, C):
         offsets[k] = tap_offset(tap, W, C) + c
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def number(array, at, mask, tap):
     """The number that a tap sees, or 0 outside of the image."""
     return float32(array[at]) if (mask >> tap) & 1 else float32(0)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def pair_of(x, at, mask, taps, offsets, k):
     """The inputs of a pixel's inner indices k and k + 1, as a word."""
     return pack_half2(
@@ -102,7 +102,7 @@ def pair_of(x, at, mask, taps, offsets, k):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_window(accumulators, weights, x, taps, offsets, at, at_2, mask, mask_2):
     """accumulators += (what two pixels' windows show) · weights; at, at_2: of the pixels in x."""
     for step in range(STEPS):
@@ -118,7 +118,7 @@ def multiply_window(accumulators, weights, x, taps, offsets, at, at_2, mask, mas
             mma_m16n8k16_into(accumulators, 4 * j, a, (weights[b], weights[b + 1]))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_eight(y, at, accumulators, k):
     """Eight neighbouring channels of a pixel, two of each of four products."""
     store_words4(

@@ -17,7 +17,7 @@ READ NEXT
 
 import numpy as np
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.common import divide
 from ....device.requires import requires
 from ....device.tensor_core import load_word, load_words4, mma_m16n8k16_into
@@ -32,7 +32,7 @@ Z_SIZE = HALO * Z_ROW
 BLOCK = TILE_H * TILE_W  # threads
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sixteen(x, pixel, inside, c, C):
     """Sixteen neighbouring channels of a pixel as eight words, zeros outside."""
     zero = uint32(0)

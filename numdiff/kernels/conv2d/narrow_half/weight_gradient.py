@@ -21,7 +21,7 @@ READ NEXT
 
 import numpy as np
 
-from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device import cuda, device_inline, float32, int32, load4, store4, uint32
 from ....device.common import divide
 from ....device.requires import requires
 from ....device.tensor_core import load_words4, mma_m16n8k16_into, pack_half2
@@ -40,7 +40,7 @@ ADD_SHARED = 32 * ADD_ROWS
 # The narrow side: what the taps see ---------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def next_pixel(i, j, H, W):
     j = int32(j + 1)
     if j == W:
@@ -48,7 +48,7 @@ def next_pixel(i, j, H, W):
     return int32(0) if i == H else i, j
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def seen_by_four(pixel, pixels, H, W):
     """`seen` of four neighbouring pixels."""
     line, w = divide(pixel, W)
@@ -64,7 +64,7 @@ def seen_by_four(pixel, pixels, H, W):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def find_places(places, row, first_j, W, J):
     """The taps of a lane's four rows, and 32 times the offsets in the tile from the number of the
     first pixel's first tap: registers are scarce."""
@@ -75,7 +75,7 @@ def find_places(places, row, first_j, W, J):
         places[k] = int32(((r * W + s) * J + first_j + j) << 5 | tap) if exists else int32(OUTSIDE)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fill_tile(tile, values, narrow, start, count, size, t):
     """Numbers start … of the narrow side, which has `size`, into shared memory, zeros where there
     are none.
@@ -95,13 +95,13 @@ def fill_tile(tile, values, narrow, start, count, size, t):
                 tile[at] = values[k]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def seen_number(tile, at, mask, tap):
     """The number that a tap sees, or 0 outside of the image."""
     return tile[uint32(at)] if (mask >> tap) & 1 else float32(0)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gather(a, tile, places, mine, masks, row, J):
     """Two fragments of what the taps see of 16 pixels, of which a lane has four; mine: the first of
     these in the tile.
@@ -124,7 +124,7 @@ def gather(a, tile, places, mine, masks, row, J):
 # The wide side, and the products ------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch(wide, p, pixel, pixels, m, M, exists):
     """Eight channels, from channel m, of four pixels."""
     left = int32(pixels - pixel if exists and m < M else 0)
@@ -136,17 +136,17 @@ def fetch(wide, p, pixel, pixels, m, M, exists):
         p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3] = a, b, c, d
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def low_halves(a, b):
     return (a & uint32(0xFFFF)) | (b << uint32(16))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def high_halves(a, b):
     return (a >> uint32(16)) | (b & uint32(0xFFFF0000))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_group(accumulators, a, p):
     """accumulators += two fragments of taps · eight of wide channels, of 16 pixels; p: what `fetch`
     has brought."""
@@ -163,7 +163,7 @@ def multiply_group(accumulators, a, p):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_sum_of_warps(partial, tile, accumulators, warp, lane, t):
     """The warps' accumulators, added up in shared memory: those of the second half of the warps go
     to the first's."""
@@ -249,7 +249,7 @@ def conv2d_narrow_weight_gradient_kernel_half(wide, narrow, partial, H, W, M, J,
 # The second kernel: adds the blocks' sums ---------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def one_or_zero(array, at, exists):
     return array[at] if exists else float32(0)
 

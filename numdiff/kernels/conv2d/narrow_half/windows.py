@@ -7,7 +7,7 @@ READ NEXT
     from_few.py
 """
 
-from ....device import cuda, int32
+from ....device import device_inline, int32
 from ....device.common import divide
 
 SIZE, TAPS = 3, 9
@@ -19,7 +19,7 @@ COLUMNS = 32
 OUTSIDE = 31  # stands for "no tap": no mask has this bit
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def seen(i, j, H, W, exists):
     """Bit 3 · r + s: whether tap (r, s) of the window around pixel (i, j) is in the image."""
     rows = 0b000111000 | (0b000000111 if i > 0 else 0) | (0b111000000 if i < H - 1 else 0)
@@ -27,7 +27,7 @@ def seen(i, j, H, W, exists):
     return int32(rows & columns if exists else 0)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def tap_offset(tap, W, C):
     """Elements from a pixel's first channel to those of the pixel that a tap sees."""
     r, s = divide(tap, int32(SIZE))

@@ -12,7 +12,7 @@ READ NEXT
     main_loop.py
 """
 
-from ....device import cuda, int32, uint32
+from ....device import cuda, device_inline, int32, uint32
 from ....device.limits import WARP, WARPGROUP
 from ....device.pipeline import consumer_start
 from ....device.specialise import Field
@@ -27,7 +27,7 @@ complete, target_of = Field("SCHEDULER", "complete"), Field("SCHEDULER", "target
 GATES = 32  # of eight columns each, in the widest tile
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def consume(ring, staging, unit, walk, target):
     """A warpgroup multiplies its 64 rows of all work tiles of the block, and writes the results."""
     acc, gates = cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(GATES, "uint32")

@@ -21,7 +21,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32
+from ....device import device_inline, int32
 from ....device.eight import array_of
 from ....device.tma import tma_prefetch
 from .epilogues import (
@@ -71,7 +71,7 @@ from .swiglu_epilogues import prefetch_biases, write_swiglu, write_swiglu_gradie
 # Tensor maps --------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_operand_maps(maps):
     """Of a float32 result, which no TMA writes."""
     tma_prefetch(maps.a)
@@ -79,7 +79,7 @@ def prefetch_operand_maps(maps):
     tma_prefetch(maps.second)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_result_map(maps):
     """Of a result."""
     tma_prefetch(maps.a)
@@ -88,7 +88,7 @@ def prefetch_result_map(maps):
     tma_prefetch(maps.second)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_all_maps(maps):
     """Of a result and of another matrix that the epilogue reads or writes."""
     tma_prefetch(maps.a)
@@ -98,7 +98,7 @@ def prefetch_all_maps(maps):
     tma_prefetch(maps.second)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_maps_of_group(maps):
     """Of the products of a group."""
     for product in range(PRODUCTS):

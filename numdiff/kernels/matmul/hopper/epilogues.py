@@ -25,7 +25,7 @@ READ NEXT
     exchange.py
 """
 
-from ....device import cuda, int32, uint32
+from ....device import cuda, device_inline, int32, uint32
 from ....device.mbarrier import bar_sync
 from ....device.tensor_core import load_word, pack_half2, unpack_half2
 from ....device.tma import tma_store_2d, tma_store_commit
@@ -48,7 +48,7 @@ from .staging import (
 )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def half_block(block, turn, acc, place, staging, seam, residual, target):
     """alpha · accumulator + bias + residual by way of a tile in shared memory; the next turn.
 
@@ -91,7 +91,7 @@ def half_block(block, turn, acc, place, staging, seam, residual, target):
     return turn
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_half(block, turn, amax, acc, gates, place, staging, target):
     """`half_block` of one matrix, or of two side by side."""
     work = target.work
@@ -100,7 +100,7 @@ def write_half(block, turn, amax, acc, gates, place, staging, target):
     return turn, amax
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_half_of_batch(block, turn, amax, acc, gates, place, staging, target):
     """`half_block` of a batch."""
     seam = int32(target.work.N)
@@ -108,7 +108,7 @@ def write_half_of_batch(block, turn, amax, acc, gates, place, staging, target):
     return turn, amax
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_half_of_stack(block, turn, amax, acc, gates, place, staging, target):
     """`half_block` of a stack, which has no residual."""
     seam = int32(target.work.N)
@@ -116,7 +116,7 @@ def write_half_of_stack(block, turn, amax, acc, gates, place, staging, target):
     return turn, amax
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_bias_of_stack(gates, place, target):
     """As `prefetch_bias`, of the bias of the tile's weight."""
     work = target.work
@@ -127,7 +127,7 @@ def prefetch_bias_of_stack(gates, place, target):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def float_block(block, acc, place, start, target):
     """64 × 64 outputs of a warpgroup as float32, 16 bytes a lane; c from `start` on."""
     first_row, first_column, thread_row, lane = place
@@ -152,14 +152,14 @@ def float_block(block, acc, place, start, target):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_float(block, turn, amax, acc, gates, place, staging, target):
     """`float_block` of a slice of K."""
     float_block(block, acc, place, target.part * (target.work.M * target.work.N), target)
     return turn, amax
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_float_of_stack(block, turn, amax, acc, gates, place, staging, target):
     """`float_block` of a slice of K, or of the gradients of a stack's weights."""
     work = target.work
@@ -172,7 +172,7 @@ def write_float_of_stack(block, turn, amax, acc, gates, place, staging, target):
     return turn, amax
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_float_of_group(block, turn, amax, acc, gates, place, staging, target):
     """`float_block` of a product of a group."""
     float_block(block, acc, place, target.part, target)
@@ -182,7 +182,7 @@ def write_float_of_group(block, turn, amax, acc, gates, place, staging, target):
 # A gate -------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_gates(gates, place, target):
     """As `prefetch_bias`, and a thread's gates of a tile: a word for each group of eight columns.
 
@@ -200,14 +200,14 @@ def prefetch_gates(gates, place, target):
     return b0, b1
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stage_gates(staging, b0, b1):
     """As `stage_bias`, which here may come before all have read the last tile's."""
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
     stage_bias(staging, b0, b1)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_gate(block, turn, amax, acc, gates, place, staging, target):
     """residual + gate · (accumulator + bias), in the tile that holds the residual.
 
@@ -234,7 +234,7 @@ def write_gate(block, turn, amax, acc, gates, place, staging, target):
 # A layer's scale ----------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_layer_scale(block, turn, amax, acc, gates, place, staging, target):
     """z = accumulator + bias, if it is kept, and residual + scale · z, by way of a tile in shared
     memory for each."""

@@ -15,7 +15,7 @@ READ NEXT
     fast_gelu.py
 """
 
-from ....device import cuda, int32, uint32
+from ....device import device_inline, int32, uint32
 from ....device.mbarrier import mbarrier_expect_tx, mbarrier_wait
 from ....device.pipeline import barrier_at
 from ....device.specialise import Field
@@ -39,14 +39,14 @@ fetch, give_back = Field("EPILOGUE", "fetch"), Field("EPILOGUE", "give_back")
 # What an epilogue's `fetch` and `give_back` can be ---------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_one(tile, maps, barrier, x, y):
     """Load the tile of `maps.d` at column x and row y."""
     mbarrier_expect_tx(barrier, uint32(BOX_BYTES))
     tma_load_2d(tile, maps.d, barrier, uint32(x), uint32(y))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_halves(tile, maps, barrier, x, y):
     """As `fetch_one`, of both halves of the columns of `maps.d`."""
     mbarrier_expect_tx(barrier, uint32(2 * BOX_BYTES))
@@ -54,13 +54,13 @@ def fetch_halves(tile, maps, barrier, x, y):
     tma_load_3d(tile + uint32(BOX_BYTES), maps.d, barrier, uint32(x), uint32(1), uint32(y))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def return_one(tile, maps, x, y):
     """Store the result in the tile of `fetch_one` to `maps.c`."""
     tma_store_2d(tile, maps.c, uint32(x), uint32(y))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def return_both(tile, maps, x, y):
     """As `return_one`; the next tile, GELU(u), goes to where u came from, which no other block
     reads."""
@@ -68,7 +68,7 @@ def return_both(tile, maps, x, y):
     tma_store_2d(tile + uint32(BOX_BYTES), maps.d, uint32(x), uint32(y))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def return_halves(tile, maps, x, y):
     """As `return_one`, of both halves of the columns of `maps.c`."""
     tma_store_3d(tile, maps.c, uint32(x), uint32(0), uint32(y))
@@ -78,7 +78,7 @@ def return_halves(tile, maps, x, y):
 # The exchange -------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def assist_exchange(t, shared, unit, walk, target):
     """One thread of an idle warp for each consumer."""
     if t == 32:
@@ -87,12 +87,12 @@ def assist_exchange(t, shared, unit, walk, target):
         exchange(1, unit, walk.stride, make_staging(1, shared), target.maps, target.work)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def assist_nothing(t, shared, unit, walk, target):
     """Of an epilogue without exchange and row sums."""
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def exchange(consumer, unit, stride, staging, maps, work):
     """One thread loads the tiles of `maps.d` that a consumer needs in its epilogue (`fetch`), and
     stores its results (`give_back`), for each block of 64 columns.

@@ -25,7 +25,7 @@ import math
 
 import numpy as np
 
-from ....device import cuda, float32
+from ....device import device_inline, float32
 from ....device.approximate import power_of_two, reciprocal, tanh_approximate
 from ...elementwise import GELU_CUBIC, GELU_SLOPE
 
@@ -36,20 +36,20 @@ SLOPE_2, CUBE_6 = np.float32(2 * GELU_SLOPE), np.float32(6 * CUBE)
 LOG_SLOPE, LOG_CUBE = (np.float32(-2 * math.log2(math.e) * float(c)) for c in (GELU_SLOPE, CUBE))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fast_gelu(x):
     h = float32(0.5) * x
     return h + h * tanh_approximate(x * (GELU_SLOPE + CUBE * (x * x)))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fast_gelu_gradient(x):
     square = x * x
     s = reciprocal(float32(1) + power_of_two(x * (LOG_SLOPE + LOG_CUBE * square)))
     return s + s * (float32(1) - s) * (x * (SLOPE_2 + CUBE_6 * square))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gelu_and_gradient(x):
     """(y, y'), both from one s."""
     square = x * x

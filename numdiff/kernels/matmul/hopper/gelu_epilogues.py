@@ -15,7 +15,7 @@ READ NEXT
     swiglu_epilogues.py
 """
 
-from ....device import cuda, int32
+from ....device import cuda, device_inline, int32
 from ....device.tensor_core import pack_half2, unpack_half2
 from .fast_gelu import fast_gelu, fast_gelu_gradient, gelu_and_gradient
 from .staging import (
@@ -32,7 +32,7 @@ from .staging import (
 # Forward ------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gelu_words(block, words, activated, acc, place, staging):
     """A thread's words of u = accumulator + bias, and of GELU(u)."""
     for j in range(8):
@@ -44,7 +44,7 @@ def gelu_words(block, words, activated, acc, place, staging):
             activated[2 * j + half] = pack_half2(fast_gelu(u0), fast_gelu(u1))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_gelu(block, turn, amax, acc, gates, place, staging, target):
     """u = accumulator + bias, if it is kept, and GELU(u), by way of a tile in shared memory for
     each.
@@ -65,7 +65,7 @@ def write_gelu(block, turn, amax, acc, gates, place, staging, target):
 # Backward -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gelu_gradient_words(block, words, acc):
     """accumulator · GELU'(u) in place of a thread's words of u."""
     for j in range(8):
@@ -77,7 +77,7 @@ def gelu_gradient_words(block, words, acc):
             )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_gelu_gradient(block, turn, amax, acc, gates, place, staging, target):
     """accumulator · GELU'(u), in the tile that holds u."""
     work = target.work
@@ -90,7 +90,7 @@ def write_gelu_gradient(block, turn, amax, acc, gates, place, staging, target):
     return turn, amax
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_gelu_again_gradient(block, turn, amax, acc, gates, place, staging, target):
     """As `write_gelu_gradient`, and GELU(u) in the next tile."""
     work = target.work

@@ -35,7 +35,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32, uint32
+from ....device import cuda, device_inline, int32, uint32
 from .layout import tile_place
 
 PRODUCTS = 4  # of one launch
@@ -100,20 +100,20 @@ class GroupTile(NamedTuple):
     number: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def of_product(product, numbers):
     n0, n1, n2, n3 = numbers  # named one by one: an index that is not constant would need memory
     return int32(n0 if product == 0 else n1 if product == 1 else n2 if product == 2 else n3)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def product_of(tile, first):
     """The product that a tile belongs to."""
     _, f1, f2, f3 = first
     return int32(int32(tile >= f1) + int32(tile >= f2) + int32(tile >= f3))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def walk_of(block, blocks, group):
     """(first unit, `GemmGroupWalk`) of a block."""
     steps = int32(group.alone * group.slice_tiles)
@@ -130,14 +130,14 @@ def walk_of(block, blocks, group):
     return int32(block if block < group.whole else begin), GemmGroupWalk(blocks, begin, last)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def group_start(group):
     """(first unit, `GemmGroupWalk`), for all threads of a block."""
     cuda.syncthreads()
     return walk_of(int32(cuda.blockIdx.x), int32(cuda.gridDim.x), group)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def unit_after(unit, tile, walk, group):
     """The block's next unit."""
     if unit >= group.whole:
@@ -146,7 +146,7 @@ def unit_after(unit, tile, walk, group):
     return int32(unit if unit < group.whole else walk.begin)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def group_tile(unit, walk, group):
     """The `GroupTile` that begins at this unit."""
     number, part, first_k, end_k = unit, int32(0), int32(0), group.k_tiles
@@ -176,7 +176,7 @@ def group_tile(unit, walk, group):
     return GroupTile(part, row, column, first_k, end_k, product, number)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def parts_of(number, group):
     """How many parts tile `number` has."""
     if number < group.whole:

@@ -58,7 +58,7 @@ READ NEXT
 
 import itertools
 
-from ....device import cuda, int32, uint32
+from ....device import cuda, device_inline, int32, uint32
 from ....device.limits import WARPGROUP
 from ....device.mbarrier import fence_barrier_init, mbarrier_init, smem_u32
 from ....device.pipeline import barrier_at, init_ring, make_ring
@@ -97,7 +97,7 @@ prefetch_maps, exchanges, assist = (
 # Set-up -------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def set_up(shared, maps, epilogue):
     """Make all barriers, and bring the tensor maps to TMA's cache; by one thread."""
     releases = 4 if paired else 2  # of a stage, by the warpgroups that read it
@@ -110,7 +110,7 @@ def set_up(shared, maps, epilogue):
     prefetch_maps(maps)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def give_registers():
     if ROW_SUMS:
         give_56()
@@ -118,7 +118,7 @@ def give_registers():
         give_40()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def take_registers():
     if ROW_SUMS:
         take_224()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....device import cuda, int32, uint32
+from ....device import device_inline, int32, uint32
 from ....device.cluster import cluster_rank
 from ....device.specialise import Constant
 
@@ -246,13 +246,13 @@ DESCRIPTOR = np.uint64(1 << 62 | 1024 // 16 << 32 | BOX_BYTES // 16 << 16)
 LOW_ADDRESS, ADDRESS_UNIT = uint32(0x3FFFF), uint32(4)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def descriptor(address):
     """wgmma's descriptor of the matrix that starts at a shared address."""
     return DESCRIPTOR | np.uint64((address & LOW_ADDRESS) >> ADDRESS_UNIT)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def tile_place(tile, tiles_m, tiles_n):
     """(row, column) of a tile, in tiles: GROUP rows sweep over the columns together."""
     group = uint32(tile) // uint32(GROUP * tiles_n)
@@ -262,7 +262,7 @@ def tile_place(tile, tiles_m, tiles_n):
     return int32(first + int32(inside % uint32(rows))), int32(inside // uint32(rows))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def row_of_pair(pair):
     """The row of tiles that is this block's of a pair of rows, in a cluster of two."""
     return int32(2 * pair + int32(cluster_rank()))

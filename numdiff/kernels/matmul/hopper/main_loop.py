@@ -16,7 +16,7 @@ READ NEXT
 
 import numpy as np
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.cluster import cluster_address, cluster_rank, mbarrier_arrive_cluster
 from ....device.pipeline import advance, barrier_at, consumer_release, consumer_wait, stage_at
 from ....device.specialise import Constant, Field
@@ -32,7 +32,7 @@ wgmma = Constant(
 wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN, pin=False))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def release(ring, stage):
     """A warpgroup has read a stage: its producer, of a pair both, may fill it again."""
     consumer_release(ring, stage)
@@ -42,7 +42,7 @@ def release(ring, stage):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def multiply_rest(acc, a, b):
     """acc += the products of a stage, except those of its first 16 of k; a, b: descriptors."""
     # to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
@@ -53,7 +53,7 @@ def multiply_rest(acc, a, b):
     wgmma(acc, a + step_a + step_a + step_a, b + step_b + step_b + step_b, int32(1))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
     """acc = the products of `steps` stages; returns the ring's stage and parity after them.
 
@@ -90,7 +90,7 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
     return stage, parity
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
     """As `main_loop`, with each stage's products in accumulators of their own, which float32
     additions then add to `sums`. Meanwhile the tensor cores multiply for the other consumer."""

@@ -13,7 +13,7 @@ READ NEXT
     launcher.py
 """
 
-from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device import cuda, device_inline, float32, int32, load4, store4, uint32
 from ....device.eight import array_of, fence
 from ....device.limits import WARPGROUP
 from ....device.mbarrier import bar_sync
@@ -21,7 +21,7 @@ from .group_schedule import of_product, parts_of
 from .layout import ACCUMULATORS, BM, BN, Extent, GemmArrays, Target
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_part(acc, parts, at):
     """acc += a warpgroup's part of a tile, of which this thread's numbers begin at `at`: all loads
     may be under way."""
@@ -33,7 +33,7 @@ def add_part(acc, parts, at):
         acc[4 * i + 3] += v3
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def join_parts(acc, tile, consumer, parts, counters, staging, group):
     """Write a warpgroup's part of a split tile, and count it. Returns whether it is the
     last-arriving one, which then has the sum of all parts in its accumulators, added up in their
@@ -72,7 +72,7 @@ def join_parts(acc, tile, consumer, parts, counters, staging, group):
     return last
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def complete_tile(acc, tile, consumer, staging, target):
     """Whether a warpgroup has a tile's whole sum, as it was not split or is the last to have joined
     its part."""
@@ -82,7 +82,7 @@ def complete_tile(acc, tile, consumer, staging, target):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def target_of_product(tile, target):
     """The `Target` of a tile's product."""
     c, group = array_of(tile.product, target.arrays.c), target.work

@@ -35,7 +35,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32, uint32
+from ....device import device_inline, int32, uint32
 from ....device.cluster import cluster_rank
 from ....device.eight import array_of
 from ....device.mbarrier import mbarrier_wait
@@ -50,7 +50,7 @@ paired = Field("SCHEDULER", "paired")
 # Boxes --------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_box(i, address, box_map, full, x, y):
     """Load box number i of B at column x and row y; of a pair of blocks each loads every other box,
     and both receive it."""
@@ -61,7 +61,7 @@ def load_box(i, address, box_map, full, x, y):
         tma_load_2d(address, box_map, full, uint32(x), uint32(y))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_box_of_stack(address, box_map, full, x, y, rows):
     """Load a box of B at column x and row y; rows: of one matrix."""
     matrix = uint32(y) // uint32(rows)
@@ -71,7 +71,7 @@ def load_box_of_stack(address, box_map, full, x, y, rows):
 # Tiles of one matrix ------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_a(address, full, m, k, maps):
     """Load a stage's tile of A, from row m and column k on."""
     if A_ALONG_M:
@@ -83,7 +83,7 @@ def load_a(address, full, m, k, maps):
         tma_load_2d(address, maps.a, full, uint32(k), uint32(m))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_b_along_k(address, full, n, k, maps):
     """Load a stage's tile of B, which is contiguous along k, from column n and row k on."""
     if paired:  # boxes of half as many rows
@@ -93,7 +93,7 @@ def load_b_along_k(address, full, n, k, maps):
         load_box(0, address, maps.b, full, k, n)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_b(address, full, n, k, maps):
     """Load a stage's tile of B, from column n and row k on."""
     if B_ALONG_N:
@@ -106,7 +106,7 @@ def load_b(address, full, n, k, maps):
 # Both tiles of a stage: what `Operands` can be ----------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_pair(address, full, m, n, step, maps, work):
     """Of one matrix each, or of two side by side as A or B, of which the second begins at the seam."""
     seam, k = work.matrices.seam, int32(step * (2 * BK if FP8 else BK))
@@ -126,7 +126,7 @@ def load_pair(address, full, m, n, step, maps, work):
         load_b(address, full, n, k, maps)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_halves(address, full, m, n, step, maps, work):
     """B is a weight along k with 2 · H rows: those of u1's columns from n on, then those of u2's."""
     seam, k = work.matrices.seam, int32(step * (2 * BK if FP8 else BK))
@@ -146,7 +146,7 @@ def load_halves(address, full, m, n, step, maps, work):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_batch(address, full, m, n, step, maps, work):
     """Of a batch: an operand along k is one tall matrix, in which A's row m is right already; of
     one along m or n the batch is stacked along k."""
@@ -163,7 +163,7 @@ def load_batch(address, full, m, n, step, maps, work):
         load_b(address + uint32(A_BYTES), full, int32(n + matrix * work.N), k, maps)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_stack(address, full, m, n, step, maps, work):
     """B is a stack, unless C is one, where A is along m."""
     rows, k = work.matrices.rows, int32(step * BK)
@@ -180,20 +180,20 @@ def load_stack(address, full, m, n, step, maps, work):
         load_box_of_stack(address, maps.b, full, k, n, rows)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_product(address, full, m, n, step, maps, work):
     """Of a product of a group, whose maps these are."""
     load_a(address, full, m, int32(step * BK), maps)
     load_b(address + uint32(A_BYTES), full, n, int32(step * BK), maps)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def same_maps(tile, maps):
     """Of all tiles."""
     return maps
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def maps_of_product(tile, maps):
     """The maps of a tile's product."""
     map_a, map_b = array_of(tile.product, maps.a), array_of(tile.product, maps.b)
@@ -216,7 +216,7 @@ load, maps_of = Field("OPERANDS", "load"), Field("OPERANDS", "maps_of")
 # All stages ---------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def produce(ring, unit, walk, maps, work):
     """One thread loads the tiles of A and B by TMA, stage after stage, of all work tiles of the
     block."""

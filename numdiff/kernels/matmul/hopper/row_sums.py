@@ -17,7 +17,7 @@ READ NEXT
     group_schedule.py
 """
 
-from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device import cuda, device_inline, float32, int32, load4, store4, uint32
 from ....device.limits import FULL_MASK, WARP
 from ....device.pipeline import advance, consumer_release, consumer_start, consumer_wait
 from ....device.specialise import Field
@@ -35,7 +35,7 @@ WRITE_ROW_SUMS, ADD_ROW_SUMS = 1, 2
 # A lane's sums ------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_eight(sums, w):
     v0, v1 = unpack_half2(w[0])
     v2, v3 = unpack_half2(w[1])
@@ -45,7 +45,7 @@ def add_eight(sums, w):
     return s0 + v0, s1 + v1, s2 + v2, s3 + v3, s4 + v4, s5 + v5, s6 + v6, s7 + v7
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_rows(tiles, box, lane, sums):
     """Add this lane's 16 rows of k of a box (64 k × 64 rows of A, swizzled) to its sums of eight
     rows of A."""
@@ -61,14 +61,14 @@ def add_rows(tiles, box, lane, sums):
     return sums
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_lanes(value):
     """The sum over the four lanes that have the same chunk; every lane gets it."""
     value += cuda.shfl_xor_sync(FULL_MASK, value, 8)
     return value + cuda.shfl_xor_sync(FULL_MASK, value, 16)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_rows(row_sums, start, row, M, lane, sums, add):
     """A warp's 64 sums, from `row` on, written or added: lanes 0 … 7 have four each, and so do
     lanes 8 … 15."""
@@ -89,7 +89,7 @@ def write_rows(row_sums, start, row, M, lane, sums, add):
 # A warp's way through the stages ------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_rows(shared, unit, walk, target):
     """Two warps add up 64 rows of A each, of every stage that falls to their tile."""
     box, lane = int32(cuda.threadIdx.x // WARP - 1), int32(cuda.threadIdx.x % WARP)
@@ -117,7 +117,7 @@ def sum_rows(shared, unit, walk, target):
         unit = next_unit(unit, tile, walk, work)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def assist_sum_rows(t, shared, unit, walk, target):
     """`sum_rows` by warps 1 and 2."""
     if ROW_SUMS:
@@ -128,13 +128,13 @@ def assist_sum_rows(t, shared, unit, walk, target):
 # What an epilogue's `share_steps` and `write_sums` can be -----------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def share_row(tile, steps, work):
     """(steps before the first that this tile adds up, the distance between such steps)."""
     return int32(tile.column), work.tiles_n
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_sums_of_matrix(row, lane, sums, sharing, tile, target):
     """Of one matrix, written or added."""
     work = target.work
@@ -149,13 +149,13 @@ def write_sums_of_matrix(row, lane, sums, sharing, tile, target):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def share_row_of_stack(tile, steps, work):
     """Of a stack's the first tile of a row adds up all."""
     return int32(steps if tile.column > 0 else tile.column), int32(1)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_sums_of_stack(row, lane, sums, sharing, tile, target):
     """Added to those of the weight that the rows belong to."""
     if tile.column == 0:
@@ -171,7 +171,7 @@ def write_sums_of_stack(row, lane, sums, sharing, tile, target):
         )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def share_row_of_group(tile, steps, group):
     """Of a group: steps by their numbers, as its slices begin anywhere."""
     sharing = of_product(tile.product, group.tiles_n)
@@ -179,7 +179,7 @@ def share_row_of_group(tile, steps, group):
     return due, sharing
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_sums_of_group(row, lane, sums, sharing, tile, target):
     """Of a product of a group: a part's, and zeros in place of the parts that others have."""
     zero, group = float32(0), target.work

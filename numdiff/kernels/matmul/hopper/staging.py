@@ -21,7 +21,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from ....device.pipeline import barrier_at
 from ....device.specialise import Field
@@ -63,7 +63,7 @@ class Staging(NamedTuple):
     ready: int
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def make_staging(consumer, shared):
     """The `Staging` of a consumer."""
     return Staging(
@@ -77,14 +77,14 @@ def make_staging(consumer, shared):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def word_place(tile, thread_row, lane, j, half):
     """Byte in a tile of the columns 8 · j + 2 · (lane % 4) and the next, in the thread's row or the
     one 8 below."""
     return int32(tile + thread_row * 128 + 1024 * half + ((j ^ (lane >> 2)) << 4) + lane % 4 * 4)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def load_words(words, tile, place, staging):
     """A thread's 16 words of a tile: 64 × 64 numbers of a warpgroup, two in a word."""
     for j in range(8):
@@ -93,7 +93,7 @@ def load_words(words, tile, place, staging):
             words[2 * j + half] = load_word(staging.tiles, at)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_words(words, tile, place, staging):
     """The same words into a tile."""
     for j in range(8):
@@ -102,7 +102,7 @@ def store_words(words, tile, place, staging):
             store_word(staging.tiles, at, words[2 * j + half])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def store_two(first, second, keeps_first, tile, place, staging):
     """A thread's words into two tiles, one after the other in memory; the first, if it is kept."""
     for j in range(8):
@@ -117,7 +117,7 @@ def store_two(first, second, keeps_first, tile, place, staging):
 # one thread
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def await_tiles():
     """A warpgroup's tiles may be written: TMA has read what they held."""
     if cuda.threadIdx.x % 128 == 0:
@@ -125,7 +125,7 @@ def await_tiles():
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def await_tile():
     """As `await_tiles`, of the one of two whose turn it is."""
     if cuda.threadIdx.x % 128 == 0:
@@ -133,14 +133,14 @@ def await_tile():
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def offer_tiles():
     """What the warpgroup has written is there for TMA."""
     fence_proxy_async()
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def send_both(keeps_first, column, place, staging, maps):
     """Store a warpgroup's two tiles: the first, if it is kept, to maps.c, the second to maps.d."""
     offer_tiles()
@@ -156,7 +156,7 @@ def send_both(keeps_first, column, place, staging, maps):
 # Tiles that `exchange` brings and stores
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def loaded_tile(turn, tiles, staging):
     """The first byte of the tile, or of the `tiles` tiles, whose turn it is; once `exchange` has
     brought them."""
@@ -166,7 +166,7 @@ def loaded_tile(turn, tiles, staging):
     return tile
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def return_tile(turn, place, staging):
     """A warp has written its part of the tile; the next turn."""
     fence_proxy_async()
@@ -176,7 +176,7 @@ def return_tile(turn, place, staging):
     return int32(turn + 1)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def return_words(words, turn, tile, place, staging):
     """A thread's words, back in the tile that `exchange` brought and will store; the next turn."""
     store_words(words, tile, place, staging)
@@ -186,7 +186,7 @@ def return_words(words, turn, tile, place, staging):
 # The bias -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def bias_elements(bias, first_column, N, has_bias):
     """The two elements of a tile's bias that this thread fetches for its warpgroup; zeros without a
     bias."""
@@ -200,7 +200,7 @@ def bias_elements(bias, first_column, N, has_bias):
     return b0, b1
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_bias(gates, place, target):
     """Before the main loop: this thread's two elements of the tile's bias."""
     return bias_elements(
@@ -208,13 +208,13 @@ def prefetch_bias(gates, place, target):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_nothing(gates, place, target):
     """Of an epilogue without a bias."""
     return float32(0), float32(0)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stage_bias(staging, b0, b1):
     """After the main loop: the tile's bias in shared memory, by a warpgroup, for all of it."""
     thread = int32(cuda.threadIdx.x & 127)
@@ -225,14 +225,14 @@ def stage_bias(staging, b0, b1):
     bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def bias_of(block, j, place, staging):
     """The bias of a thread's two neighbours in columns 8 · j … of a block."""
     n = int32(staging.biases_at + 64 * block + 8 * j + place.lane % 4 * 2)
     return staging.biases[n], staging.biases[n + 1]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stage_nothing(staging, b0, b1):
     """Of an epilogue without a bias."""
 
@@ -240,13 +240,13 @@ def stage_nothing(staging, b0, b1):
 # The end ------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def finish_stores(amax, arrays, lane, elected):
     """After the last tile: wait until TMA has stored all."""
     if elected:
         tma_store_wait_0()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def finish_nothing(amax, arrays, lane, elected):
     """Of an epilogue whose stores another thread makes, or whose threads store by themselves."""

@@ -33,7 +33,7 @@ READ NEXT
 
 import math
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.approximate import power_of_two, reciprocal, tanh_approximate
 from ....device.tensor_core import load_word, pack_half2, unpack_half2
 from ....device.tma import tma_store_2d, tma_store_3d, tma_store_commit
@@ -52,14 +52,14 @@ from .staging import (
 LOG2_E = float32(math.log2(math.e))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gate(a, b):
     """silu(a) · b."""
     h = float32(0.5) * a
     return (h + h * tanh_approximate(h)) * b
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gate_gradients(g, a, b):
     """(da, db) of `gate` from g, its result's gradient."""
     s = reciprocal(float32(1) + power_of_two(-LOG2_E * a))
@@ -70,7 +70,7 @@ def gate_gradients(g, a, b):
 # Forward ------------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def prefetch_biases(gates, place, target):
     """As `prefetch_bias`, for a tile of BN / 2 columns of each half of the bias (2 · H,)."""
     bias, first_column, H = target.arrays.bias, place.first_column, target.work.N
@@ -86,7 +86,7 @@ def prefetch_biases(gates, place, target):
     return b0, b1
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def biased(block, j, half, acc, place, staging):
     """Two neighbours of a block with their bias: columns 8 · j … of the thread's row, or of the one
     8 below."""
@@ -95,7 +95,7 @@ def biased(block, j, half, acc, place, staging):
     return acc[i] + b0, acc[i + 1] + b1
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def stage_words(words, turn, place, staging):
     """A warpgroup's 64 × 64 results in the buffer whose turn it is, ready for TMA; returns the
     buffer's first byte."""
@@ -106,7 +106,7 @@ def stage_words(words, turn, place, staging):
     return tile
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def half_of_pair(part, column, words, turn, acc, place, staging, maps, pair):
     """Columns of u1 (part 0) or u2 (part 1) of a pair of blocks."""
     for j in range(8):
@@ -125,7 +125,7 @@ def half_of_pair(part, column, words, turn, acc, place, staging, maps, pair):
         tma_store_commit()
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_swiglu(block, turn, amax, acc, gates, place, staging, target):
     """u1, u2 = accumulators + bias, if they are kept, and silu(u1) · u2, of 64 columns.
 
@@ -157,7 +157,7 @@ def write_swiglu(block, turn, amax, acc, gates, place, staging, target):
 # Backward -----------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_swiglu_gradient(block, turn, amax, acc, gates, place, staging, target):
     """(du1, du2) of 64 columns from dh, the accumulators, in the two tiles that hold u1 and u2; the
     next turn."""

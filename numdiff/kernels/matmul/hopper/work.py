@@ -27,7 +27,7 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, int32, uint32
+from ....device import cuda, device_inline, int32, uint32
 from ....device.cluster import cluster_sync
 from ....device.limits import MULTIPROCESSORS
 from ....device.specialise import Field
@@ -81,26 +81,26 @@ tile_at, next_unit, place_of = (
 # Plain: one tile after the other, or one slice of a tile ------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def plain_walk(unit, blocks, work):
     """The `GemmGroupWalk` of a block, or pair, by its number."""
     stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
     return GemmGroupWalk(stride, int32(0), work.units)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def plain_start(work):
     cuda.syncthreads()
     unit = int32(cuda.blockIdx.x)
     return unit, plain_walk(unit, int32(cuda.gridDim.x), work)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def plain_place(tile, work):
     return tile_place(tile, work.tiles_m, work.tiles_n)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def plain_tile(unit, walk, work):
     per_slice = int32(work.tiles_m * work.tiles_n)
     part = int32(uint32(unit) // uint32(per_slice))
@@ -108,7 +108,7 @@ def plain_tile(unit, walk, work):
     return slice_of_tile(part, row, column, work)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def slice_of_tile(part, row, column, work):
     """The `WorkTile` of slice number `part` of a tile."""
     first_k = int32(part * work.slice_tiles)
@@ -116,17 +116,17 @@ def slice_of_tile(part, row, column, work):
     return WorkTile(part, row, column, first_k, end_k)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def plain_next(unit, tile, walk, work):
     return int32(unit + walk.stride)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def always_complete(acc, tile, consumer, staging, target):
     return True
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def same_target(tile, target):
     return Target(tile.part, target.maps, target.arrays, target.work, target.epilogue)
 
@@ -139,14 +139,14 @@ PLAIN = GemmScheduler(
 # Paired: a cluster of two blocks takes two tiles, one below the other -----------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def paired_start(work):
     cluster_sync()
     unit = int32(cuda.blockIdx.x // 2)
     return unit, plain_walk(unit, int32(cuda.gridDim.x // 2), work)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def paired_place(tile, work):
     row, column = tile_place(tile, work.tiles_m, work.tiles_n)
     return row_of_pair(row), column

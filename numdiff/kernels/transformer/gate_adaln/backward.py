@@ -27,7 +27,7 @@ READ NEXT
 import functools
 from typing import NamedTuple
 
-from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device import cuda, device_inline, float32, int32, load4, store4, uint32
 from ....device.async_copy import cp_async_commit, cp_async_wait
 from ....device.common import warp_sum
 from ....device.eight import copy8, load8, store8
@@ -104,7 +104,7 @@ class RowBackwardPlaces(NamedTuple):
 # The producer: copies to shared memory ------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def start_token(kept, at, source, i, c, C):
     """Start copies of this lane's channels, c, c + 256 …, of a token that starts at source[i], to
     kept[at …]."""
@@ -113,7 +113,7 @@ def start_token(kept, at, source, i, c, C):
         at, c = int32(at + SWEEP), int32(c + SWEEP)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def start_copies(kept, at, arrays, i, c, cut):
     """The producer: start copies of this lane's channels of a token of dy, z, dz and h, one group."""
     dy, z, dz, h = arrays
@@ -128,14 +128,14 @@ def start_copies(kept, at, arrays, i, c, cut):
 # 1 + scale and gate in shared memory --------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def place_of(c):
     """The place of four channels from c on: of each sweep the lanes' first four, then their other
     four."""
     return c // SWEEP * SWEEP + c % 8 * WARP + c % SWEEP // 8 * 4
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fill_factors(floats, first, vector, start, C, one, t, threads):
     """floats[first …] = one + the channels of a vector, in an order in which 8 lanes that read 16
     bytes each, as one access of shared memory, find them in 32 different banks."""
@@ -147,7 +147,7 @@ def fill_factors(floats, first, vector, start, C, one, t, threads):
         c = int32(c + 4 * threads)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fill_weighted(floats, scales, start, C, t, threads):
     """floats = weight · (1 + scale), in the same order."""
     c, one = int32(4 * t), float32(1)
@@ -165,7 +165,7 @@ def fill_weighted(floats, scales, start, C, t, threads):
         c = int32(c + 4 * threads)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def factors_of(floats, first, lane):
     """What a lane has there for its eight channels."""
     return load4(floats, first + lane * 4), load4(floats, first + SWEEP // 2 + lane * 4)
@@ -176,7 +176,7 @@ def factors_of(floats, first, lane):
 # four channels.
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def look_at_four(totals, shift, scale, dy, x, factor):
     """Adds to Σ dy and Σ dy · xhat; what four channels bring to Σ f and Σ f · xhat."""
     for i in range(4):
@@ -187,7 +187,7 @@ def look_at_four(totals, shift, scale, dy, x, factor):
     return (f0 + f1) + (f2 + f3), (f0 * x[0] + f1 * x[1]) + (f2 * x[2] + f3 * x[3])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def norm_gradient(dy, x, factor, dz, r, a, k):
     """g of four channels, from the averages a of f and k of f · xhat."""
     return (
@@ -198,7 +198,7 @@ def norm_gradient(dy, x, factor, dz, r, a, k):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gate_gradient(totals, first, g, h, gate):
     """dh of four channels; adds to dgate."""
     for i in range(4):
@@ -206,14 +206,14 @@ def gate_gradient(totals, first, g, h, gate):
     return g[0] * gate[0], g[1] * gate[1], g[2] * gate[2], g[3] * gate[3]
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gate_token(floats, kept, at, s, lane, C):
     """z = x + gate · h of a sweep's eight channels, as the forward stored it, in the place of x."""
     low, high = factors_of(floats, (SWEEPS + s) * SWEEP, lane)
     store8(kept, at + C, gated(load8(kept, at + C), load8(kept, at + 3 * C), low + high))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def look_at_token(totals, floats, kept, at, c, lane, average, r, cut):
     """The first sweep over a token: adds to the sums of dshift and dscale; the averages of f and of
     f · xhat."""
@@ -243,7 +243,7 @@ def look_at_token(totals, floats, kept, at, c, lane, average, r, cut):
     return a, warp_sum(sum_fx) / float32(C)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_token(dx, dhs, i, totals, floats, kept, place, norm, averages, cut, factor, most):
     """The second sweep: dx and dh of a token, which starts at dx[i] for this lane; adds to the sums
     of dgate. The next `most`."""
@@ -276,7 +276,7 @@ def write_token(dx, dhs, i, totals, floats, kept, place, norm, averages, cut, fa
 # The block's sums ---------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def bring(floats, at, totals, first):
     store4(floats, at, totals[first], totals[first + 1], totals[first + 2], totals[first + 3])
     store4(
@@ -284,7 +284,7 @@ def bring(floats, at, totals, first):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_of_warps(floats, c, C, warps):
     """The sums of four channels of the warps' rows in shared memory, in order."""
     s0, s1, s2, s3 = load4(floats, c)
@@ -296,7 +296,7 @@ def sum_of_warps(floats, c, C, warps):
     return s0, s1, s2, s3
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_warps(floats, out, start, C, warps, t, threads):
     """out[start …] = the sums of the warps' rows."""
     c = int32(4 * t)
@@ -306,7 +306,7 @@ def add_warps(floats, out, start, C, warps, t, threads):
         c = int32(c + 4 * threads)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_warps_weighted(floats, dscales, places, scales, k, C, warps, t, threads):
     """From S, the sums of the warps' rows: dscale's, weight · S, and dweight's, (1 + scale) · S;
     scale from k on."""
@@ -327,7 +327,7 @@ def add_warps_weighted(floats, dscales, places, scales, k, C, warps, t, threads)
         c = int32(c + 4 * threads)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_sums(out, start, floats, place, totals, first, c, C, warps):
     """out[start …] = the block's sums, of which each lane has 8 · SWEEPS from totals[first] on. All
     threads call it."""
@@ -335,7 +335,7 @@ def write_sums(out, start, floats, place, totals, first, c, C, warps):
     add_warps(floats, out, start, C, warps, int32(cuda.threadIdx.x), int32(cuda.blockDim.x))
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def bring_sums(floats, place, totals, first, c, C):
     """Each warp's sums to its row in shared memory."""
     cuda.syncthreads()  # the previous contents are no longer read

@@ -26,7 +26,7 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-from ....device import cuda, float32, int32, uint32
+from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.common import warp_sum
 from ....device.eight import fetch8, load8_into, numbers8, store8_from, words8
 from ....device.requires import requires
@@ -115,12 +115,12 @@ class ForwardPlaces(NamedTuple):
 # Four or eight channels, as tuples ----------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def normalised(x, average, r):
     return (x[0] - average) * r, (x[1] - average) * r, (x[2] - average) * r, (x[3] - average) * r
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def gated(x, h, gate):
     """x + gate · h of eight channels."""
     return (
@@ -135,7 +135,7 @@ def gated(x, h, gate):
     )
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def squares(x, average):
     x0, x1, x2, x3 = x[0] - average, x[1] - average, x[2] - average, x[3] - average
     return (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
@@ -144,7 +144,7 @@ def squares(x, average):
 # The kernel ---------------------------------------------------------------------------------------
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def sum_of_lanes(value):
     """The sum over the LANES of a token, in each of them."""
     if LANES == WARP:
@@ -155,7 +155,7 @@ def sum_of_lanes(value):
     return value
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def fetch_token(words, array, first, c, C):
     """Load this lane's channels, c … c + 7, c + SPAN …, of a token; the first of them is
     array[first]."""
@@ -164,7 +164,7 @@ def fetch_token(words, array, first, c, C):
             fetch8(array, first + s * SPAN, words[s])
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def factors(scales, c, words, f, g):
     """f: 1 + scale of eight channels, whose words have been fetched, times the weight of channels
     c … c + 7, for which g is free."""
