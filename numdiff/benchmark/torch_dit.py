@@ -13,7 +13,7 @@ from ..nn.dit import EPS, FREQUENCIES, DiTConfig, position_table
 from ..nn.flops import mlp_width
 from ..nn.rotary import rotation_table
 from ..sizes import scaled_down, sides
-from .torch_unet import timestep_embedding
+from .torch_unet import embedded
 
 
 class TorchPatchEmbed(nn.Module):
@@ -33,7 +33,7 @@ class TorchTimestepEmbedder(nn.Module):
         )
 
     def forward(self, t):
-        return self.mlp(timestep_embedding(t, FREQUENCIES).to(self.mlp[0].weight.dtype))
+        return embedded(t, self.mlp, FREQUENCIES)
 
 
 class TorchLabelEmbedder(nn.Module):
@@ -80,7 +80,11 @@ class TorchAttention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotated(q, rotation), rotated(k, rotation)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, D))
+        return self.proj(self.attend(q, k, v).transpose(1, 2).reshape(B, T, D))
+
+    def attend(self, q, k, v):
+        """(B, NH, T, HS) of each."""
+        return F.scaled_dot_product_attention(q, k, v)
 
 
 class TorchMlp(nn.Module):

@@ -16,15 +16,23 @@ from ..nn.unet import UNetConfig
 from ..sizes import level_sides
 
 
-def timestep_embedding(t, dim, max_period=10000.0):
+def timestep_embedding(t, dim, max_period=10000.0, dtype=torch.float32):
     """(B,) -> (B, dim): cosines of t · max_period^(-i / half), then sines; an odd dim ends in a
-    zero."""
+    zero. It is computed in `dtype`."""
     half = dim // 2
     frequency = torch.exp(
-        torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(max_period) / half)
+        torch.arange(half, dtype=dtype, device=t.device) * (-math.log(max_period) / half)
     )
-    angle = t[:, None].float() * frequency
+    angle = t[:, None].to(dtype) * frequency
     return F.pad(torch.cat((angle.cos(), angle.sin()), dim=1), (0, dim % 2))
+
+
+def embedded(t, mlp, dim, max_period=10000.0):
+    """mlp(timestep_embedding(t)), whose angles have the type of the weights, but float32 at
+    least."""
+    dtype = mlp[0].weight.dtype
+    angles = timestep_embedding(t, dim, max_period, torch.promote_types(dtype, torch.float32))
+    return mlp(angles.to(dtype))
 
 
 class TorchDownsample(nn.Module):
@@ -209,8 +217,7 @@ class TorchUNet(nn.Module):
         )
 
     def forward(self, x, t, y=None):
-        emb = timestep_embedding(t, self.model_channels, self.max_period)
-        emb = self.time_embed(emb.to(self.time_embed[0].weight.dtype))
+        emb = embedded(t, self.time_embed, self.model_channels, self.max_period)
         if y is not None:
             if self.training and self.class_dropout > 0:
                 y = torch.where(

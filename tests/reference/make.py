@@ -1,135 +1,55 @@
-"""Write the stored values of `tests/reference/`, in float64, from the PyTorch twin and from
-PyTorch's own operations.
+"""Write the stored values of the UNet and of single operations, from PyTorch.
 
-    python tests/reference/make.py       (needs PyTorch and NumPy; about a minute)
+python -m tests.reference.make       (needs PyTorch and NumPy; about a minute)
 
-Images are stored channels-last, as numdiff has them; weights and their gradients in PyTorch's layout.
-    model_<name>.npz   one forward and backward pass of each model in `stored.MODELS`
-    trajectory.npz     ten training steps
-    operations.npz     single operations, forward and backward
-    shapes.json        parameter names and shapes of full-size models
-    weights_*.pt       small state dicts as `torch.save` writes them, and weights_expected.npz what is in them
+model_<name>.npz   one forward and backward pass of each model in `stored.MODELS`
+trajectory.npz     ten training steps
+operations.npz     single operations, forward and backward
+shapes.json        parameter names and shapes of full-size models
+weights_*.pt       small state dicts as `torch.save` writes them, and weights_expected.npz what is in them
 """
 
 import collections
 import json
 
 import numpy as np
-import stored
 import torch
-import twin
 from torch.nn import functional as F
 
-torch.set_default_dtype(torch.float64)
-
-
-def numpy32(tensor):
-    return tensor.detach().numpy().astype(np.float32)
-
-
-def last(tensor):
-    """(B, C, ...) → (B, ..., C) float32."""
-    return np.ascontiguousarray(np.moveaxis(numpy32(tensor), 1, -1))
-
-
-def noise(name, shape, seed=0):
-    """float32 numbers with variance one, as a float64 tensor."""
-    values = stored.uniform(name, int(np.prod(shape)), seed) * np.float32(12**0.5)
-    return torch.from_numpy(values.reshape(shape).astype(np.float64))
-
-
-def sides(options):
-    """(height, width) of a model's images."""
-    size = options["image_size"]
-    return size if isinstance(size, (list, tuple)) else (size, size)
-
-
-def save(name, **arrays):
-    info = arrays.pop("info", None)
-    if info is not None:
-        arrays["info"] = np.array(json.dumps(info))
-    np.savez_compressed(stored.FOLDER / f"{name}.npz", **arrays)
-
-
-def make_model(name, options):
-    model = twin.draw(twin.TwinUNet(**options).double(), seed=1).eval()
-    x = noise(name + "/x", (3, options.get("in_channels", 3), *sides(options))).requires_grad_()
-    t = torch.tensor([0, 37, 999])
-    y = torch.tensor([2, 0, 2]) if options.get("num_classes") else None
-    output = model(x, t, y)
-    g = noise(name + "/g", output.shape)
-    (output * g).sum().backward()
-    names, samples, norms = [], [], []
-    for parameter_name, parameter in model.named_parameters():
-        flat = parameter.grad.reshape(-1).numpy()
-        names.append(parameter_name)
-        samples.append(flat[stored.positions(parameter_name, flat.size)])
-        norms.append(np.linalg.norm(flat))
-    shapes = {k: list(p.shape) for k, p in model.named_parameters()}
-    arrays = {"y": y.numpy().astype(np.int32)} if y is not None else {}
-    save(
-        f"model_{name}",
-        info={"options": options, "shapes": shapes},
-        x=last(x),
-        t=t.numpy().astype(np.int32),
-        g=last(g),
-        output=last(output),
-        dx=last(x.grad),
-        samples=np.concatenate(samples).astype(np.float32),
-        norms=np.array(norms, np.float32),
-        **arrays,
-    )
+from numdiff.benchmark.torch_unet import TorchUNet, timestep_embedding
+from tests.reference import stored, twin
+from tests.reference.making import (
+    int32,
+    last,
+    noise,
+    numpy32,
+    print_rounding,
+    save,
+    save_passes,
+    shapes_of,
+    spread,
+    train,
+)
 
 
 def make_trajectory(dtype=torch.float64):
     c = stored.TRAJECTORY
-    model = twin.draw(twin.TwinUNet(**c["options"]).to(dtype), c["weight_seed"])
-    ema = {k: p.detach().clone() for k, p in model.named_parameters()}
-    start = {k: p.double().clone() for k, p in ema.items()}
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        c["learning_rate"],
-        (c["beta1"], c["beta2"]),
-        c["eps"],
-        c["weight_decay"],
-    )
-    alpha_bar = torch.cumprod(
-        1 - torch.linspace(0.1 / c["T"], 20 / c["T"], c["T"], dtype=torch.float64), 0
-    )
+    model = twin.unet(c["options"], c["weight_seed"], dtype)
+    beta = torch.linspace(0.1 / c["T"], 20 / c["T"], c["T"], dtype=torch.float64)
+    alpha_bar = torch.cumprod(1 - beta, 0)
     shape = (c["steps"], c["batch"], 3, c["options"]["image_size"], c["options"]["image_size"])
     x_0, eps = noise("trajectory/x_0", shape) / 2, noise("trajectory/eps", shape)
     t = (stored.uniform("trajectory/t", c["steps"] * c["batch"], 0) + 0.5) * c["T"]
     t = torch.from_numpy(t.astype(np.int64)).view(shape[:2])
-    losses, gradient_norms = [], []
-    for step in range(c["steps"]):
-        ab = alpha_bar[t[step]][:, None, None, None]
-        prediction = model((ab.sqrt() * x_0[step] + (1 - ab).sqrt() * eps[step]).to(dtype), t[step])
-        loss = F.mse_loss(prediction, eps[step].to(dtype))
-        optimizer.zero_grad()
-        loss.backward()
-        gradient_norms.append(
-            torch.nn.utils.clip_grad_norm_(model.parameters(), c["clip_norm"]).item()
-        )
-        optimizer.step()
-        decay = min(c["ema_decay"], (1 + step) / (10 + step))
-        for k, p in model.named_parameters():
-            ema[k] += (1 - decay) * (p.detach() - ema[k])
-        losses.append(loss.item())
-    parameters = {k: p.detach() for k, p in model.named_parameters()}
-    return {
-        "x_0": last(x_0.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
-        "eps": last(eps.flatten(0, 1)).reshape(shape[:2] + (shape[3], shape[4], 3)),
-        "t": t.numpy().astype(np.int32),
-        "loss": np.array(losses),
-        "gradient_norm": np.array(gradient_norms),
-        "parameter_norms": np.array([p.norm().item() for p in parameters.values()]),
-        "ema_norms": np.array([p.norm().item() for p in ema.values()]),
-        # how far the parameters came: a wrong learning rate shows here, and hides in a norm
-        "moved_norms": np.array(
-            [(p.double() - start[k]).norm().item() for k, p in parameters.items()]
-        ),
-        "info": {"shapes": {k: list(p.shape) for k, p in parameters.items()}, **c},
-    }
+
+    def loss_of(step):
+        ab = spread(alpha_bar[t[step]])
+        x_t = ab.sqrt() * x_0[step] + (1 - ab).sqrt() * eps[step]
+        return F.mse_loss(model(x_t.to(dtype), t[step]), eps[step].to(dtype))
+
+    values = train(model, c, loss_of)
+    info = {"shapes": shapes_of(model), **c}
+    return {"x_0": last(x_0, 2), "eps": last(eps, 2), "t": int32(t), "info": info, **values}
 
 
 def make_operations():
@@ -239,7 +159,7 @@ def make_operations():
     for period in (1000, 10000):
         for dim in (32, 33):
             arrays[f"timestep_embedding_{period}_{dim}/y"] = numpy32(
-                twin.timestep_embedding(t, dim, float(period))
+                timestep_embedding(t, dim, period, torch.float64)
             )
     arrays["timestep_embedding/t"] = t.numpy().astype(np.int32)
     save("operations", **{key.replace("/", "__"): value for key, value in arrays.items()})
@@ -304,9 +224,7 @@ def make_shapes():
     shapes = {}
     for name, options in stored.SHAPES.items():
         with torch.device("meta"):
-            shapes[name] = {
-                k: list(p.shape) for k, p in twin.TwinUNet(**options).named_parameters()
-            }
+            shapes[name] = shapes_of(TorchUNet(**options))
     text = (
         "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in shapes.items()) + "\n}\n"
     )
@@ -314,16 +232,11 @@ def make_shapes():
 
 
 if __name__ == "__main__":
-    for model_name, model_options in stored.MODELS.items():
-        make_model(model_name, model_options)
-    exact, single = make_trajectory(), make_trajectory(torch.float32)
-    for key in ("loss", "gradient_norm", "parameter_norms", "ema_norms", "moved_norms"):
-        print(
-            f"{key}: float32 differs from float64 by at most {np.max(np.abs(single[key] / exact[key] - 1)):.1e}"
-        )
+    for name, options in stored.MODELS.items():
+        save_passes(f"model_{name}", name, twin.unet(options, seed=1), options)
+    exact = make_trajectory()
+    print_rounding(make_trajectory(torch.float32), exact)
     save("trajectory", **exact)
     make_operations()
     make_weight_files()
     make_shapes()
-    files = [f for f in stored.FOLDER.iterdir() if f.suffix in (".npz", ".json", ".pt")]
-    print(f"{sum(f.stat().st_size for f in files):,} bytes stored")

@@ -1,70 +1,107 @@
-"""Write the stored values of the DiT, in float64, from its PyTorch twin. See make.py for the
-conventions.
+"""Write the stored values of the DiT from PyTorch.
 
-    python tests/reference/make_dit.py       (needs PyTorch and NumPy; seconds)
+    python -m tests.reference.make_dit       (needs PyTorch and NumPy; seconds)
 
     dit_<name>.npz      one forward and backward pass of each model in `stored_dit.MODELS`
     dit_loss.npz        the hybrid loss and its gradient, for each kind of prediction
     dit_trajectory.npz, dit_lightning_trajectory.npz    ten training steps with the hybrid loss
     dit_state.pt, dit_checkpoint.pt     a bare state dict, and a training checkpoint with {model, ema, opt, args}
+
+The loss is written as the papers write it (Ho et al. 2020, arXiv:2006.11239, sections 2 and 3; Nichol
+and Dhariwal 2021, arXiv:2102.09672, section 3), through the posterior's mean and variance, and
+autograd finds the gradient.
 """
 
 import argparse
+import math
 
 import numpy as np
-import stored
-import stored_dit
 import torch
-import twin_dit
-from make import last, noise, save, sides
 
-torch.set_default_dtype(torch.float64)
+from tests.reference import stored, stored_dit, twin
+from tests.reference.making import (
+    int32,
+    last,
+    noise,
+    print_rounding,
+    save,
+    save_passes,
+    shapes_of,
+    spread,
+    train,
+)
 
 
-def make_model(name, options):
-    model = twin_dit.draw(twin_dit.TwinDiT(**options).double(), seed=1)
-    x = noise(f"dit/{name}/x", (3, options["in_channels"], *sides(options))).requires_grad_()
-    t = torch.tensor([0, 37, 999])
-    classes = options["num_classes"]
-    y = (
-        None
-        if classes is None
-        else torch.tensor([2, classes if options["class_dropout"] else 0, 2])
+class Process:
+    """A linear schedule of T steps and everything derived from it, in float64."""
+
+    def __init__(self, T):
+        self.T = T
+        self.beta = torch.linspace(0.1 / T, 20 / T, T, dtype=torch.float64)
+        self.alpha_bar = torch.cumprod(1 - self.beta, 0)
+        self.previous = torch.cat([torch.ones(1, dtype=torch.float64), self.alpha_bar[:-1]])
+        self.posterior = self.beta * (1 - self.previous) / (1 - self.alpha_bar)
+
+    def mean_of_posterior(self, x_0, x_t, t):
+        """Ho et al., eq. 7."""
+        a = self.previous[t].sqrt() * self.beta[t] / (1 - self.alpha_bar[t])
+        b = (1 - self.beta[t]).sqrt() * (1 - self.previous[t]) / (1 - self.alpha_bar[t])
+        return spread(a) * x_0 + spread(b) * x_t
+
+    def x_0_of(self, prediction, x_t, t, kind):
+        ab = spread(self.alpha_bar[t])
+        if kind == "eps":
+            return (x_t - (1 - ab).sqrt() * prediction) / ab.sqrt()
+        return ab.sqrt() * x_t - (1 - ab).sqrt() * prediction if kind == "v" else prediction
+
+
+def approximate_cdf(z):
+    return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
+def hybrid_loss(process, output, x_0, x_t, eps, t, kind="eps"):
+    """Squared error + T/1000 · the bound's term of t in bits a number, whose means get no gradient."""
+    channels = x_0.shape[1]
+    prediction, v = output[:, :channels], output[:, channels:]
+    ab = spread(process.alpha_bar[t])
+    target = {"eps": eps, "x_0": x_0, "v": ab.sqrt() * eps - (1 - ab).sqrt() * x_0}[kind]
+    simple = ((prediction - target) ** 2).flatten(1).mean(1)
+
+    smallest = spread(process.posterior.clamp(min=process.posterior[1])[t].log())
+    largest = spread(process.beta[t].log())
+    share = (v + 1) / 2
+    log_variance = share * largest + (1 - share) * smallest
+    mean = process.mean_of_posterior(process.x_0_of(prediction.detach(), x_t, t, kind), x_t, t)
+    true_mean = process.mean_of_posterior(x_0, x_t, t)
+    divergence = 0.5 * (
+        log_variance
+        - smallest
+        - 1
+        + (smallest - log_variance).exp()
+        + (true_mean - mean) ** 2 * (-log_variance).exp()
     )
-    output = model(x, t, y)
-    g = noise(f"dit/{name}/g", output.shape)
-    (output * g).sum().backward()
-    trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
-    samples = [
-        p.grad.reshape(-1).numpy()[stored.positions(k, p.numel())] for k, p in trained.items()
-    ]
-    arrays = {} if y is None else {"y": y.numpy().astype(np.int32)}
-    save(
-        f"dit_{name}",
-        info={
-            "options": options,
-            "shapes": {k: list(p.shape) for k, p in model.named_parameters()},
-        },
-        x=last(x),
-        t=t.numpy().astype(np.int32),
-        g=last(g),
-        output=last(output),
-        dx=last(x.grad),
-        samples=np.concatenate(samples).astype(np.float32),
-        norms=np.array([p.grad.norm().item() for p in trained.values()], np.float32),
-        pos_embed=model.pos_embed[0].numpy().astype(np.float32),
-        **arrays,
+
+    deviation = (0.5 * log_variance).exp()
+    above, below = (
+        approximate_cdf((x_0 + shift - mean) / deviation) for shift in (1 / 255, -1 / 255)
     )
+    probability = torch.where(
+        x_0 < -0.999, above, torch.where(x_0 > 0.999, 1 - below, above - below)
+    )
+    reconstruction = -probability.clamp(min=1e-12).log()
+
+    bound = torch.where(spread(t) == 0, reconstruction, divergence).flatten(1).mean(1) / math.log(2)
+    return (simple + process.T / 1000 * bound).mean()
 
 
 def make_loss():
     arrays, T = {}, 1000
-    process = twin_dit.Process(T)
+    process = Process(T)
     t = torch.tensor([0, 1, 2, 40, 500, 999, 0, 0])
     shape = (len(t), 3, 4, 4)
     # many pixels at the very edges
     x_0, eps = noise("dit/loss/x_0", shape).clamp(-1, 1), noise("dit/loss/eps", shape)
-    ab = twin_dit.spread(process.alpha_bar[t])
+    ab = spread(process.alpha_bar[t])
     x_t = ab.sqrt() * x_0 + (1 - ab).sqrt() * eps
     for kind in ("eps", "v", "x_0"):
         target = {"eps": eps, "x_0": x_0, "v": ab.sqrt() * eps - (1 - ab).sqrt() * x_0}[kind]
@@ -73,7 +110,7 @@ def make_loss():
         output = torch.cat(
             [target + far * noise("dit/loss/p", shape), noise("dit/loss/v", shape)], 1
         ).requires_grad_()
-        loss = twin_dit.hybrid_loss(process, output, x_0, x_t, eps, t, kind)
+        loss = hybrid_loss(process, output, x_0, x_t, eps, t, kind)
         loss.backward()
         arrays |= {
             f"{kind}_output": last(output),
@@ -84,7 +121,7 @@ def make_loss():
         "dit_loss",
         x_0=last(x_0),
         eps=last(eps),
-        t=t.numpy().astype(np.int32),
+        t=int32(t),
         info={"T": T},
         **arrays,
     )
@@ -92,64 +129,29 @@ def make_loss():
 
 def make_trajectory(c, dtype=torch.float64):
     options = c["options"]
-    model = twin_dit.draw(twin_dit.TwinDiT(**options).to(dtype), c["weight_seed"])
-    trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
-    ema = {k: p.detach().clone() for k, p in trained.items()}
-    start = {k: p.double().clone() for k, p in ema.items()}
-    optimizer = torch.optim.AdamW(
-        trained.values(), c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"], c["weight_decay"]
-    )
-    process = twin_dit.Process(c["T"])
-    size, channels = options["image_size"], options["in_channels"]
+    model, process = twin.dit(options, c["weight_seed"], dtype), Process(c["T"])
+    size, channels, count = options["image_size"], options["in_channels"], c["steps"] * c["batch"]
     shape = (c["steps"], c["batch"], channels, size, size)
-    x_0, eps = (
-        (noise("dit/trajectory/x_0", shape) / 2).clamp(-1, 1),
-        noise("dit/trajectory/eps", shape),
-    )
-    t = torch.from_numpy(
-        stored_dit.timesteps(c["steps"] * c["batch"], c["T"]).astype(np.int64)
-    ).view(shape[:2])
-    y = torch.arange(c["steps"] * c["batch"]).view(shape[:2]) % (options["num_classes"] + 1)
-    losses, gradient_norms = [], []
-    for step in range(c["steps"]):
-        ab = twin_dit.spread(process.alpha_bar[t[step]])
+    x_0 = (noise("dit/trajectory/x_0", shape) / 2).clamp(-1, 1)
+    eps = noise("dit/trajectory/eps", shape)
+    t = torch.from_numpy(stored_dit.timesteps(count, c["T"]).astype(np.int64)).view(shape[:2])
+    y = torch.arange(count).view(shape[:2]) % (options["num_classes"] + 1)
+
+    def loss_of(step):
+        ab = spread(process.alpha_bar[t[step]])
         x_t = ab.sqrt() * x_0[step] + (1 - ab).sqrt() * eps[step]
         output = model(x_t.to(dtype), t[step], y[step])
-        loss = twin_dit.hybrid_loss(process, output.double(), x_0[step], x_t, eps[step], t[step])
-        optimizer.zero_grad()
-        loss.backward()
-        gradient_norms.append(
-            torch.nn.utils.clip_grad_norm_(trained.values(), c["clip_norm"]).item()
-        )
-        optimizer.step()
-        decay = min(c["ema_decay"], (1 + step) / (10 + step))
-        for k, p in trained.items():
-            ema[k] += (1 - decay) * (p.detach() - ema[k])
-        losses.append(loss.item())
+        return hybrid_loss(process, output.double(), x_0[step], x_t, eps[step], t[step])
 
-    def images(tensor):
-        return last(tensor.flatten(0, 1)).reshape(*shape[:2], size, size, channels)
-
-    return {
-        "x_0": images(x_0),
-        "eps": images(eps),
-        "t": t.numpy().astype(np.int32),
-        "y": y.numpy().astype(np.int32),
-        "loss": np.array(losses),
-        "gradient_norm": np.array(gradient_norms),
-        "parameter_norms": np.array([p.norm().item() for p in trained.values()]),
-        "ema_norms": np.array([p.norm().item() for p in ema.values()]),
-        "moved_norms": np.array(
-            [(p.double() - start[k]).norm().item() for k, p in trained.items()]
-        ),
-        "info": {"shapes": {k: list(p.shape) for k, p in model.named_parameters()}, **c},
-    }
+    values = train(model, c, loss_of)
+    inputs = {"x_0": last(x_0, 2), "eps": last(eps, 2), "t": int32(t), "y": int32(y)}
+    return {**inputs, "info": {"shapes": shapes_of(model), **c}, **values}
 
 
 def make_checkpoints():
     """As the public DiT's training script writes them, and as its published weights are."""
     options = {**stored_dit.MODELS["latents"], "hidden_size": 12, "depth": 1}
-    model = twin_dit.draw(twin_dit.TwinDiT(**options).float(), seed=3)
+    model = twin.dit(options, 3, torch.float32)
     torch.save(model.state_dict(), stored.FOLDER / "dit_state.pt")
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=1e-4, weight_decay=0
@@ -158,7 +160,7 @@ def make_checkpoints():
         torch.zeros(1, 4, 8, 8, dtype=torch.float32), torch.tensor([3]), torch.tensor([0])
     ).square().mean().backward()
     optimizer.step()
-    average = twin_dit.draw(twin_dit.TwinDiT(**options).float(), seed=4)
+    average = twin.dit(options, 4, torch.float32)
     arguments = argparse.Namespace(
         model="DiT-XL/2",
         image_size=64,
@@ -172,7 +174,7 @@ def make_checkpoints():
     )
     torch.save(
         {
-            "model": twin_dit.draw(model, seed=3).state_dict(),
+            "model": twin.draw(model, seed=3).state_dict(),
             "ema": average.state_dict(),
             "opt": optimizer.state_dict(),
             "args": arguments,
@@ -182,15 +184,13 @@ def make_checkpoints():
 
 
 if __name__ == "__main__":
-    for model_name, model_options in stored_dit.MODELS.items():
-        make_model(model_name, model_options)
+    for name, options in stored_dit.MODELS.items():
+        model = twin.dit(options, seed=1)
+        table = model.pos_embed[0].numpy().astype(np.float32)
+        save_passes(f"dit_{name}", f"dit/{name}", model, options, pos_embed=table)
     make_loss()
     for file, settings in stored_dit.TRAJECTORIES.items():
-        exact, single = make_trajectory(settings), make_trajectory(settings, torch.float32)
-        for key in ("loss", "gradient_norm", "parameter_norms", "ema_norms", "moved_norms"):
-            print(
-                f"{key}: float32 differs from float64 by at most {np.max(np.abs(single[key] / exact[key] - 1)):.1e}"
-            )
+        exact = make_trajectory(settings)
+        print_rounding(make_trajectory(settings, torch.float32), exact)
         save(f"dit_{file}", **exact)
     make_checkpoints()
-    print(f"{sum(f.stat().st_size for f in stored.FOLDER.glob('dit_*')):,} bytes stored")

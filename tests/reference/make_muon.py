@@ -1,6 +1,6 @@
 """Write `tests/reference/muon.npz`: four steps of PyTorch's own Muon, computed in float64.
 
-    python tests/reference/make_muon.py       (needs PyTorch from 2.9 on, and NumPy; a second)
+    python -m tests.reference.make_muon       (needs PyTorch from 2.9 on, and NumPy; a second)
 
 torch.optim.Muon orthogonalises in bfloat16, whose digits would hide a mistake: here its
     `bfloat16()` is a double. weight_<i>, gradient_<i> (4, …), after_<i>: start, gradients, and

@@ -1,20 +1,20 @@
 """Write objectives.npz: losses of today's objectives and ten training steps under some, from
 PyTorch in float64.
 
-    python tests/reference/make_objectives.py       (needs PyTorch and NumPy; seconds)
+    python -m tests.reference.make_objectives       (needs PyTorch and NumPy; seconds)
 
 Each is written as its paper writes it, in its own direction of time and through the denoised image,
-and autograd finds the gradient; nothing is shared with numdiff, whose one formula for all of them
-this has to confirm.
+and autograd finds the gradient; no objective is taken from numdiff, whose one formula for all of
+them this has to confirm.
 """
 
 import numpy as np
-import stored_objectives as stored
 import torch
-import twin_dit
-from make import save
 
-torch.set_default_dtype(torch.float64)
+from tests.reference import stored_objectives as stored
+from tests.reference import twin
+from tests.reference.make_dit import Process
+from tests.reference.making import save, shapes_of, spread, train
 
 
 def sit(x_0, eps, t, answer, scale=1.0):
@@ -45,7 +45,7 @@ def edm(x_0, eps, sigma, answer, data=0.5):
 def min_snr(kind):
     def objective(x_0, eps, t, answer):
         """Hang et al. 2023 (arXiv:2303.09556), section 3.4: the weights of each prediction."""
-        bar = twin_dit.Process(1000).alpha_bar[t.long()]
+        bar = Process(1000).alpha_bar[t.long()]
         snr = bar / (1 - bar)
         clamped = snr.clamp(max=stored.GAMMA)
         weight = {"eps": clamped / snr, "v": clamped / (snr + 1), "x_0": clamped}[kind]
@@ -95,39 +95,26 @@ def make_loss(name):
 
 def make_trajectory(name):
     c = stored.TRAJECTORY
-    model = twin_dit.draw(twin_dit.TwinDiT(**c["options"]).double(), c["weight_seed"])
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, c["learning_rate"], (c["beta1"], c["beta2"]), c["eps"], c["weight_decay"]
-    )
-    count = c["steps"] * c["batch"]
-    x_0, eps = (
-        torch.from_numpy(part).double().permute(0, 3, 1, 2)
-        for part in stored.images(name, count)[:2]
-    )
-    y, level = (
-        torch.from_numpy(stored.images(name, count)[2]),
-        torch.from_numpy(stored.levels(name, count)),
-    )
-    losses, norms = [], []
-    for step in range(c["steps"]):
+    model, count = twin.dit(c["options"], c["weight_seed"]), c["steps"] * c["batch"]
+    *images, classes = stored.images(name, count)
+    x_0, eps = (torch.from_numpy(part).double().permute(0, 3, 1, 2) for part in images)
+    y, level = torch.from_numpy(classes), torch.from_numpy(stored.levels(name, count))
+
+    def loss_of(step):
         part = slice(step * c["batch"], (step + 1) * c["batch"])
         x_t, level_input, errors = OBJECTIVES[name](
             x_0[part],
             eps[part],
-            twin_dit.spread(level[part]),
-            lambda x: model(x, level_input.reshape(-1), y[part]),  # noqa: B023 (called within the step)
+            spread(level[part]),
+            lambda x: model(x, level_input.reshape(-1), y[part]),
         )
-        loss = errors(x_t).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(trained, c["clip_norm"]).item())
-        optimizer.step()
-        losses.append(loss.item())
+        return errors(x_t).mean()
+
+    values = train(model, c, loss_of)
     return {
-        f"{name}_losses": np.array(losses),
-        f"{name}_norms": np.array(norms),
-        f"{name}_parameters": np.array([p.norm().item() for p in trained]),
+        f"{name}_losses": values["loss"],
+        f"{name}_norms": values["gradient_norm"],
+        f"{name}_parameters": values["parameter_norms"],
     }
 
 
@@ -138,10 +125,10 @@ if __name__ == "__main__":
     for each in stored.TRAJECTORIES:
         arrays |= make_trajectory(each)
         print(each, *(f"{loss:.4f}" for loss in arrays[f"{each}_losses"]))
-    shapes = twin_dit.TwinDiT(**stored.TRAJECTORY["options"]).named_parameters()
+    model = twin.dit(stored.TRAJECTORY["options"], seed=1)
     save(
         "objectives",
-        info={"shapes": {name: list(p.shape) for name, p in shapes}, **stored.TRAJECTORY},
+        info={"shapes": shapes_of(model), **stored.TRAJECTORY},
         **{
             key: np.asarray(value)
             if key.endswith(("loss", "losses", "norms", "parameters", "_told"))

@@ -1,6 +1,6 @@
 """Write samplers.npz: what six steps of every sampler make of the same noise, in float64.
 
-    python tests/reference/make_samplers.py       (needs NumPy; no time)
+    python -m tests.reference.make_samplers       (needs NumPy; no time)
 
 Each is written in the coordinates of its own paper, where numdiff has one for all of them: of
 √ᾱ·x_0 + √(1-ᾱ)·eps, of x_0 + σ·eps, or of τ·x_0 + (1-τ)·eps with time from noise to the image.
@@ -9,7 +9,8 @@ Each is written in the coordinates of its own paper, where numdiff has one for a
 import pathlib
 
 import numpy as np
-from stored_samplers import CASES, SIGMAS, estimate, fraction, noise, start
+
+from tests.reference.stored_samplers import CASES, SIGMAS, estimate, fraction, noise, start
 
 BARS = [1 / (1 + sigma**2) for sigma in SIGMAS]  # ᾱ
 

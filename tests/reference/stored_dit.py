@@ -3,10 +3,7 @@ of stored.py."""
 
 import numpy as np
 
-try:
-    from . import stored
-except ImportError:  # make_dit.py runs in this folder, as a script
-    import stored
+from . import stored
 
 _TINY = {
     "image_size": 8,
@@ -72,20 +69,7 @@ MODELS = {
     },  # all of them
     "not_square": {**_TINY, "image_size": [6, 10], "depth": 1, **_LIGHTNING},
 }
-TRAJECTORY = {
-    "options": _TINY,
-    "steps": 10,
-    "batch": 4,
-    "T": 1000,
-    "learning_rate": 1e-3,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": 1e-5,
-    "weight_decay": 0.01,
-    "clip_norm": 1.0,
-    "ema_decay": 0.9,
-    "weight_seed": 7,
-}
+TRAJECTORY = {**stored.TRAJECTORY, "options": _TINY}
 TRAJECTORIES = {
     "trajectory": TRAJECTORY,
     "lightning_trajectory": {

@@ -3,11 +3,7 @@ stored.py."""
 
 import numpy as np
 
-try:
-    from . import stored, stored_dit
-except ImportError:  # make_objectives.py runs in this folder, as a script
-    import stored
-    import stored_dit
+from . import stored, stored_dit
 
 SHAPE = (7, 4, 4, 3)  # of the images of a single loss, channels last
 GAMMA = 5.0

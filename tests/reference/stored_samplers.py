@@ -3,10 +3,7 @@ stored.py."""
 
 import numpy as np
 
-try:
-    from . import stored_objectives
-except ImportError:  # make_samplers.py runs in this folder, as a script
-    import stored_objectives
+from . import stored_objectives
 
 SHAPE = (2, 2, 2, 3)
 SIGMAS = (30.0, 9.0, 3.5, 1.2, 0.5, 0.11, 0.0)

@@ -1,46 +1,76 @@
-"""The independent PyTorch twin of guided-diffusion's UNet: the oracle that stored test values come
-from.
+"""The PyTorch models that stored test values come from: the benchmark's, with drawn weights.
 
-Written from the papers (Ho et al. 2020, arXiv:2006.11239, appendix B; Nichol and Dhariwal 2021,
-arXiv:2102.09672, sections 3 and 4; Dhariwal and Nichol 2021, arXiv:2105.05233, section 3) and from
-the public names and shapes of the released weights. It shares no line with numdiff and keeps
-PyTorch's own layout (B, C, H, W). It is slow on purpose: everything in the order of the papers, in
-whatever dtype its parameters have, so that float64 gives the oracle itself.
-
-    python tests/reference/twin.py       prints the two parameter counts that the project promises
+numdiff/benchmark/torch_unet.py and torch_dit.py are written in PyTorch's operations and have
+PyTorch's layout (B, C, H, W); of numdiff they use the options alone, and its tables of positions
+and rotations. These tables are written here a second time, from the papers and in float64. Models
+have float64 weights, unless a type is given, and are in evaluation mode.
 """
 
 import math
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-# the model that the project started from; every option not named keeps the default of `TwinUNet`
-SEED_OPTIONS = {
-    "image_size": 64,
-    "in_channels": 3,
-    "model_channels": 64,
-    "channel_mult": (1, 2, 3, 4),
-    "num_res_blocks": 2,
-    "attention_resolutions": (16, 8),
-    "num_head_channels": 32,
-    "conv_resample": False,
-}
-SEED_PARAMETERS = 20_494_211
-CONV_RESAMPLE_PARAMETERS = 22_080_323
+from numdiff.benchmark.torch_dit import TorchAttention, TorchDiT
+from numdiff.benchmark.torch_unet import TorchUNet
+from tests.reference.stored import weight
 
 
-def timestep_embedding(t, dim, max_period=10000.0):
-    """(B,) → (B, dim): the cosines of t·f_i, then the sines, f_i = max_period^(-i/half); an odd dim
-    ends in a zero."""
-    half = dim // 2
-    frequency = torch.exp(
-        torch.arange(half, dtype=torch.float64, device=t.device) * (-math.log(max_period) / half)
-    )
-    angle = t.to(torch.float64)[:, None] * frequency[None, :]
-    return F.pad(torch.cat([angle.cos(), angle.sin()], 1), (0, dim % 2))
+def draw(model, seed):
+    """Fill every trained parameter with the numbers that `stored.weight` gives for its name, and
+    return the model."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.from_numpy(weight(name, tuple(parameter.shape), seed)))
+    return model
+
+
+def unet(options, seed, dtype=torch.float64):
+    return draw(TorchUNet(**options).to(dtype).eval(), seed)
+
+
+def dit(options, seed, dtype=torch.float64):
+    """As `TorchDiT`, and with sparse-linear attention, which that does not have."""
+    model = TorchDiT(**{k: v for k, v in options.items() if k not in ("attention", "sla_topk")})
+    width, heads = options["hidden_size"], options["num_heads"]
+    if options.get("attention") == "sla":
+        for block in model.blocks:
+            block.attn = SparseLinearAttention(width, heads, options["sla_topk"])
+    model.to(dtype).eval()
+    with torch.no_grad():
+        model.pos_embed.copy_(positions(width, model.grid))
+        if model.rotation is not None:
+            model.rotation.copy_(rotations(width // heads, model.grid))
+    return draw(model, seed)
+
+
+def positions(width, grid):
+    """(1, T, width): for each token of a grid (rows, columns), row by row, first its column's
+    numbers, then its row's."""
+    table = torch.zeros(*grid, width, dtype=torch.float64)
+    quarter = width // 4
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            for half, place in enumerate((column, row)):
+                for k in range(quarter):
+                    angle = place / 10000 ** (k / quarter)
+                    table[row, column, half * 2 * quarter + k] = math.sin(angle)
+                    table[row, column, half * 2 * quarter + quarter + k] = math.cos(angle)
+    return table.reshape(1, -1, width)
+
+
+def rotations(width, grid):
+    """(2, T, width): cosines and sines of the angle that turns each channel of a head. The pairs of
+    neighbours of the first half turn with the token's row, those of the second with its column."""
+    pairs = width // 4  # of a half
+    angle = torch.zeros(grid[0] * grid[1], width, dtype=torch.float64)
+    for token in range(len(angle)):
+        for half, place in enumerate(divmod(token, grid[1])):
+            for i in range(pairs):
+                channel = 2 * (half * pairs + i)
+                angle[token, channel : channel + 2] = place * 10000 ** (-i / pairs)
+    return torch.stack((angle.cos(), angle.sin()))
 
 
 def attention(qkv, heads, order):
@@ -56,225 +86,30 @@ def attention(qkv, heads, order):
     return torch.einsum("bhts,bhcs->bhct", weight, v).reshape(batch, width // 3, length)
 
 
-def group_norm(channels):
-    return nn.GroupNorm(32, channels, eps=1e-5)
+def sparse_linear(q, k, v, topk, project):
+    """Zhang et al. 2025, arXiv:2509.24006, with all T × T numbers: q k v (batch, heads, T,
+    channels)."""
+    T, block = q.shape[2], 64
+    starts = range(0, T, block)
 
-
-class TwinDownsample(nn.Module):
-    def __init__(self, channels, convolution):
-        super().__init__()
-        self.op = (
-            nn.Conv2d(channels, channels, 3, stride=2, padding=1)
-            if convolution
-            else nn.AvgPool2d(2)
-        )
-
-    def forward(self, x):
-        return self.op(x)
-
-
-class TwinUpsample(nn.Module):
-    def __init__(self, channels, convolution):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1) if convolution else None
-
-    def forward(self, x):
-        x = x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
-        return x if self.conv is None else self.conv(x)
-
-
-class TwinResBlock(nn.Module):
-    """x → skip(x) + conv(SiLU(norm(conv(SiLU(norm(x))) joined with the embedding))).
-
-    `resample` acts on x, and between the first SiLU and the first convolution.
-    """
-
-    def __init__(self, channels_in, channels_out, embedding, dropout, scale_shift, resample=None):
-        super().__init__()
-        self.scale_shift, self.resample = scale_shift, resample or nn.Identity()
-        self.in_layers = nn.Sequential(
-            group_norm(channels_in), nn.SiLU(), nn.Conv2d(channels_in, channels_out, 3, padding=1)
-        )
-        self.emb_layers = nn.Sequential(
-            nn.SiLU(), nn.Linear(embedding, channels_out * (2 if scale_shift else 1))
-        )
-        self.out_layers = nn.Sequential(
-            group_norm(channels_out),
-            nn.SiLU(),
-            nn.Dropout(dropout),
-            nn.Conv2d(channels_out, channels_out, 3, padding=1),
-        )
-        self.skip_connection = (
-            nn.Identity()
-            if channels_in == channels_out
-            else nn.Conv2d(channels_in, channels_out, 1)
-        )
-
-    def forward(self, x, embedding):
-        norm_in, silu, conv_in = self.in_layers
-        norm_out, _, dropout, conv_out = self.out_layers
-        h = conv_in(self.resample(silu(norm_in(x))))
-        e = self.emb_layers(embedding)[:, :, None, None]
-        if self.scale_shift:
-            scale, shift = e.chunk(2, dim=1)
-            h = norm_out(h) * (1 + scale) + shift
-        else:
-            h = norm_out(h + e)
-        return self.skip_connection(self.resample(x)) + conv_out(dropout(silu(h)))
-
-
-class TwinAttentionBlock(nn.Module):
-    def __init__(self, channels, heads, order):
-        super().__init__()
-        self.heads, self.order = heads, order
-        self.norm = group_norm(channels)
-        self.qkv = nn.Conv1d(channels, 3 * channels, 1)
-        self.proj_out = nn.Conv1d(channels, channels, 1)
-
-    def forward(self, x):
-        flat = x.flatten(2)
-        return (
-            flat + self.proj_out(attention(self.qkv(self.norm(flat)), self.heads, self.order))
-        ).view_as(x)
-
-
-class TwinStage(nn.Sequential):
-    """Layers in a row, of which the ResBlocks also take the embedding."""
-
-    def forward(self, x, embedding):
-        for layer in self:
-            x = layer(x, embedding) if isinstance(layer, TwinResBlock) else layer(x)
-        return x
-
-
-class TwinUNet(nn.Module):
-    """guided-diffusion's UNet; the options are those of `numdiff.nn.UNet`, `attention_resolutions`
-    in pixels."""
-
-    def __init__(
-        self,
-        image_size=64,
-        in_channels=3,
-        model_channels=64,
-        out_channels=None,
-        channel_mult=(1, 2, 3, 4),
-        num_res_blocks=2,
-        attention_resolutions=(16, 8),
-        num_heads=1,
-        num_head_channels=32,
-        num_heads_upsample=-1,
-        use_scale_shift_norm=False,
-        resblock_updown=False,
-        conv_resample=False,
-        num_classes=None,
-        learn_sigma=False,
-        dropout=0.0,
-        use_new_attention_order=False,
-        max_period=10000.0,
-    ):
-        super().__init__()
-        self.model_channels, self.max_period = model_channels, max_period
-        out_channels = out_channels or in_channels * (2 if learn_sigma else 1)
-        embedding = 4 * model_channels
-        widths = [int(mult * model_channels) for mult in channel_mult]
-        order = "new" if use_new_attention_order else "legacy"
-
-        def res_block(channels_in, channels_out, resample=None):
-            return TwinResBlock(
-                channels_in, channels_out, embedding, dropout, use_scale_shift_norm, resample
-            )
-
-        def attention_block(channels, heads):
-            return TwinAttentionBlock(
-                channels, heads if num_head_channels == -1 else channels // num_head_channels, order
-            )
-
-        def resample(channels, kind):
-            if resblock_updown:
-                return res_block(channels, channels, kind(channels, False))
-            return kind(channels, conv_resample)
-
-        self.time_embed = nn.Sequential(
-            nn.Linear(model_channels, embedding), nn.SiLU(), nn.Linear(embedding, embedding)
-        )
-        if num_classes is not None:
-            self.label_emb = nn.Embedding(num_classes, embedding)
-
-        # of images that are no squares the longer side counts
-        width, pixels = widths[0], max([image_size] if isinstance(image_size, int) else image_size)
-        self.input_blocks = nn.ModuleList([TwinStage(nn.Conv2d(in_channels, width, 3, padding=1))])
-        skips = [width]
-        for level, target in enumerate(widths):
-            for _ in range(num_res_blocks):
-                stage = [res_block(width, target)]
-                width = target
-                if pixels in attention_resolutions:
-                    stage.append(attention_block(width, num_heads))
-                self.input_blocks.append(TwinStage(*stage))
-                skips.append(width)
-            if level < len(widths) - 1:
-                self.input_blocks.append(TwinStage(resample(width, TwinDownsample)))
-                skips.append(width)
-                pixels //= 2
-
-        self.middle_block = TwinStage(
-            res_block(width, width), attention_block(width, num_heads), res_block(width, width)
-        )
-
-        self.output_blocks = nn.ModuleList()
-        heads_up = num_heads if num_heads_upsample == -1 else num_heads_upsample
-        for level in reversed(range(len(widths))):
-            for i in range(num_res_blocks + 1):
-                stage = [res_block(width + skips.pop(), widths[level])]
-                width = widths[level]
-                if pixels in attention_resolutions:
-                    stage.append(attention_block(width, heads_up))
-                if level > 0 and i == num_res_blocks:
-                    stage.append(resample(width, TwinUpsample))
-                    pixels *= 2
-                self.output_blocks.append(TwinStage(*stage))
-
-        self.out = nn.Sequential(
-            group_norm(width), nn.SiLU(), nn.Conv2d(width, out_channels, 3, padding=1)
-        )
-
-    def forward(self, x, t, y=None):
-        embedding = self.time_embed(
-            timestep_embedding(t, self.model_channels, self.max_period).to(x.dtype)
-        )
-        if y is not None:
-            embedding = embedding + self.label_emb(y)
-        skips = []
-        for stage in self.input_blocks:
-            x = stage(x, embedding)
-            skips.append(x)
-        x = self.middle_block(x, embedding)
-        for stage in self.output_blocks:
-            x = stage(torch.cat([x, skips.pop()], dim=1), embedding)
-        return self.out(x)
-
-
-def count_parameters(**options):
-    with torch.device("meta"):
-        return sum(p.numel() for p in TwinUNet(**options).parameters())
-
-
-def draw(model, seed):
-    """Fill every parameter with the numbers that `stored.weight` gives for its name, and return the
-    model."""
-    from stored import weight
+    def means(x):
+        return torch.stack([x[:, :, s : s + block].mean(2) for s in starts], 2)
 
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(
-                torch.from_numpy(weight(name, tuple(parameter.shape), seed).astype(np.float64))
-            )
-    return model
+        scores = means(q) @ means(k - k.mean(2, keepdim=True)).transpose(-1, -2)
+        count = max(1, int(topk * len(starts)))
+        chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(count, -1).indices, 1).bool()
+        critical = chosen.repeat_interleave(block, 2).repeat_interleave(block, 3)[:, :, :T, :T]
+    dots = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~critical, -math.inf)
+    share = torch.softmax(q, -1) @ torch.softmax(k, -1).transpose(-1, -2)
+    share = share.masked_fill(critical, 0)
+    return torch.softmax(dots, -1) @ v + project(share / share.sum(-1, keepdim=True) @ v)
 
 
-if __name__ == "__main__":
-    assert count_parameters(**SEED_OPTIONS) == SEED_PARAMETERS
-    assert count_parameters(**{**SEED_OPTIONS, "conv_resample": True}) == CONV_RESAMPLE_PARAMETERS
-    print(
-        f"{SEED_PARAMETERS:,} and, with conv_resample, {CONV_RESAMPLE_PARAMETERS:,} parameters, as promised"
-    )
+class SparseLinearAttention(TorchAttention):
+    def __init__(self, hidden, heads, topk):
+        super().__init__(hidden, heads, qk_norm=False)
+        self.topk, self.proj_l = topk, nn.Linear(hidden // heads, hidden // heads)
+
+    def attend(self, q, k, v):
+        return sparse_linear(q, k, v, self.topk, self.proj_l)
