@@ -91,7 +91,7 @@ register(
     "numdiff.extras.convnext",
     unet_block={"convnext": ("block:ConvNeXtBlock", "ConvNeXt's with a depthwise 7×7 convolution")},
     unet_block_names={"convnext": "names"},
-    torch_unet_block={"convnext": "torch_block:ConvNeXtBlock"},
+    torch_unet_block={"convnext": "torch_block:TorchConvNeXtBlock"},
     bench={"block": "command:block"},
     kernels={"depthwise": "depthwise"},
     kernel_names={

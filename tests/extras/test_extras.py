@@ -50,6 +50,10 @@ def test_everything_that_is_registered_exists():
     # for which PyTorch may be missing
     for place in extensions._places.keys() - {"torch_unet_block"}:
         assert extensions.entries(place).keys() == extensions.available(place).keys()
+    for entry in extensions.entries("torch_unet_block").values():
+        module, _, name = entry.where.partition(":")
+        text = (ROOT.parent / module.replace(".", "/")).with_suffix(".py").read_text("utf-8")
+        assert f"\nclass {name}(" in text
 
 
 def test_each_extra_registers_itself_once_and_imports_nothing_else():
