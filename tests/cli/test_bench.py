@@ -10,7 +10,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
 from numdiff.benchmark.profile import profile_step
 from numdiff.benchmark.rooflines import draw_kernels
@@ -21,12 +20,9 @@ from numdiff.extras.measure.step import price
 from numdiff.extras.measure.versus import torch_pairs
 from numdiff.training import kinds
 from numdiff_cli.main import main
+from tests.command import last_line, run
 
-SMALL = "--preset tiny --device cpu --batch 1 --size 8".split()
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+SMALL = "--preset tiny --device cpu --batch 1 --size 8"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +37,7 @@ def run(*arguments):
     ],
 )
 def test_help(command):
-    result = run(*command.split(), "--help")
+    result = run(command, "--help")
     assert result.exit_code == 0 and max(map(len, result.output.splitlines())) <= 120, result.output
 
 
@@ -69,14 +65,14 @@ def test_bench_step_of_ones_own_model():
     model = (
         "--size 8 --model-channels 64 --channel-mult 1,1 --num-res-blocks 1 --attention-resolutions none "
         "--num-head-channels 16 --class-cond --device cpu --batch 1"
-    ).split()
+    )
     counts = [
-        re.search(
-            r"([\d,]+)(?= parameters)|(?<=parameters   )[\d,]+", run(*command, *model).output
-        )[0]
+        re.search(r"([\d,]+)(?= parameters)|(?<=parameters   )[\d,]+", run(command, model).output)[
+            0
+        ]
         for command in (
-            ["bench", "step", "unet", "--steps", 1, "--warmup", 0],
-            ["train", "unet", "--dry-run", "--preset", "tiny", "--classes", "all"],
+            "bench step unet --steps 1 --warmup 0",
+            "train unet --dry-run --preset tiny --classes all",
         )
     ]
     assert counts[0] == counts[1]
@@ -117,17 +113,7 @@ def test_a_signal_ends_a_measurement_whose_compiler_swallows_it(number):
 
 def test_bench_kernels():
     result = run(
-        "bench",
-        "kernels",
-        "groupnorm",
-        "--device",
-        "cpu",
-        "--batch",
-        1,
-        "--size",
-        16,
-        "--shapes",
-        1,
+        "bench kernels groupnorm --device cpu --batch 1 --size 16 --shapes 1",
     )
     assert result.exit_code == 0, result.output
     assert (
@@ -138,21 +124,8 @@ def test_bench_kernels():
 
 
 def test_bench_kernels_under_the_roof(tmp_path):
-    kernels = [
-        "bench",
-        "kernels",
-        "linear",
-        "groupnorm",
-        "--device",
-        "cpu",
-        "--batch",
-        1,
-        "--size",
-        16,
-        "--shapes",
-        1,
-    ]
-    result = run(*kernels, "--png", tmp_path / "roof.png")
+    kernels = "bench kernels linear groupnorm --device cpu --batch 1 --size 16 --shapes 1"
+    result = run(kernels, "--png", tmp_path / "roof.png")
     assert result.exit_code == 0 and f"roofline     {tmp_path}/roof.png, " in result.output, (
         result.output
     )
@@ -161,7 +134,7 @@ def test_bench_kernels_under_the_roof(tmp_path):
         ("roof.jpg", "must end in .png"),
         ("none/roof.png", "the folder does not exist"),
     ):
-        result = run(*kernels, "--png", tmp_path / path)
+        result = run(kernels, "--png", tmp_path / path)
         assert (
             result.exit_code and why in result.output and "groupnorm_forward" not in result.output
         ), result.output
@@ -207,12 +180,9 @@ def test_profile(tmp_path, monkeypatch):
         functools.partial(profile_step, repeats=1, steps=1, warmup=1),
     )
     result = run(
-        "profile",
-        "unet",
-        *SMALL,
-        "--rows",
-        5,
-        "--out",
+        "profile unet",
+        SMALL,
+        "--rows 5 --out",
         tmp_path / "trace.json",
         "--png",
         tmp_path / "a.png",
@@ -233,25 +203,8 @@ def test_profile(tmp_path, monkeypatch):
 
 def test_bench_sample():
     result = run(
-        "bench",
-        "sample",
-        "dit",
-        "--preset",
-        "tiny",
-        "--device",
-        "cpu",
-        "--size",
-        8,
-        "--batch",
-        3,
-        "--batches",
-        2,
-        "--sample-steps",
-        3,
-        "--sampler",
-        "heun",
-        "--cfg-scale",
-        4,
+        "bench sample dit --preset tiny --device cpu --size 8 --batch 3 --batches 2",
+        "--sample-steps 3 --sampler heun --cfg-scale 4",
     )
     assert result.exit_code == 0, result.output
     lines = dict(line.split(maxsplit=1) for line in result.output.splitlines())
@@ -335,11 +288,9 @@ def test_table_of_samples():
     ],
 )
 def test_bad_input(tmp_path, arguments, exit_code, message):
-    result = run(
-        *arguments.format(tmp=tmp_path).split(), "--device", "cpu", "--batch", 1, "--size", 16
-    )
+    result = run(arguments.format(tmp=tmp_path), "--device cpu --batch 1 --size 16")
     assert result.exit_code == exit_code and "Traceback" not in result.output, result.output
-    last = result.output.splitlines()[-1]
+    last = last_line(result)
     assert last.startswith("Error: ") and message in last
 
 
@@ -375,12 +326,7 @@ def test_presets_of_muon_are_compared_with_pytorch(monkeypatch, measured, model,
         model,
         "--preset",
         preset,
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        "--versus",
-        "torch",
+        "--device cpu --precision fp32 --versus torch",
     )
     assert result.exit_code == 0 and seen == [[("eager", "fp32"), ("compile", "fp32")]], (
         result.output
@@ -388,8 +334,8 @@ def test_presets_of_muon_are_compared_with_pytorch(monkeypatch, measured, model,
 
 
 def test_profile_needs_a_gpu_for_times_from_a_graph():
-    result = run("profile", "unet", *SMALL, "--clock", "graph")
-    assert result.exit_code == 1 and "use --clock events" in result.output.splitlines()[-1]
+    result = run("profile unet", SMALL, "--clock graph")
+    assert result.exit_code == 1 and "use --clock events" in last_line(result)
 
 
 def test_memory_table():
@@ -414,7 +360,7 @@ def test_memory_table():
 
 
 def test_bench_step_recomputed():
-    result = run("bench", "step", "unet", *SMALL, "--recompute", "--steps", 1, "--warmup", 0)
+    result = run("bench step unet", SMALL, "--recompute --steps 1 --warmup 0")
     assert result.exit_code == 0 and "peak memory" in result.output and "fp32" in result.output, (
         result.output
     )

@@ -4,13 +4,11 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
 import zipfile
 
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import numdiff
 from numdiff.data.dataset import default_path, open_dataset
@@ -18,16 +16,20 @@ from numdiff.diffusion import Diffusion
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.convert.files import read_weights, write_state_dict
 from numdiff.extras.convert.models import convert
-from numdiff.nn import DiT, UNet
+from numdiff.nn import UNet
 from numdiff.training import Trainer, initial
 from numdiff.training.build import describe_without_training, diffusion_options
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
-from numdiff.training.model_files import ModelFile, write_model_file
+from numdiff.training.model_files import ModelFile
 from numdiff.training.options import check_given, fill, look_up, resolve
 from numdiff.training.run import train
-from numdiff_cli.main import main
-from tests.conftest import MPIEXEC, exhaustive, needs, relative_error
+from tests.command import output_of
+from tests.command import run as run_command
+from tests.conftest import exhaustive, needs, relative_error
+from tests.distributed.test_distributed import check_done, job, main_of
+from tests.distributed.test_distributed import run as run_job
 from tests.forked import forked
+from tests.models import small_dit, small_unet, write
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -182,10 +184,8 @@ def test_another_image_size(tmp_path, runs):
 
 
 def test_angles_of_another_image_size(tmp_path):
-    write = public_dit(tmp_path, rope=True)
-    options = resolve(
-        {"model": "dit", "init": write(lambda name: False), "device": "cpu", "image_size": 16}
-    )
+    start = public_dit(tmp_path, rope=True)()
+    options = resolve({"model": "dit", "init": start, "device": "cpu", "image_size": 16})
     said = "positions and the angles of the rotary embedding are recomputed for 4×4 tokens, which were 2×2"
     assert any(said in line for line in describe_without_training(options))
 
@@ -265,20 +265,10 @@ def test_a_converted_file_is_a_start_too(tmp_path, runs, kind, target):
 
 def test_a_public_dit_without_settings(tmp_path):
     """Names and shapes alone: what they do not show is given, as for `numdiff convert`."""
-    model = DiT(
-        image_size=8,
-        in_channels=3,
-        patch_size=2,
-        hidden_size=48,
-        depth=2,
-        num_heads=3,
-        num_classes=5,
+    write_public = public_dit(
+        tmp_path, stated=False, patch_size=2, hidden_size=48, depth=2, num_heads=3
     )
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
-    convert(tmp_path / "m.h5", tmp_path / "m.npz")
-    with np.load(tmp_path / "m.npz") as arrays:
-        np.savez(tmp_path / "bare.npz", **arrays)
-    given = {"model": "dit", "init": str(tmp_path / "bare.npz"), "device": "cpu"}
+    given = {"model": "dit", "init": write_public(), "device": "cpu"}
     with pytest.raises(
         UsageError, match="how many attention heads the model has.*: give --heads\\."
     ):
@@ -297,19 +287,10 @@ def test_a_public_dit_without_settings(tmp_path):
 
 def test_a_bare_unet_takes_what_it_does_not_tell_from_the_run(tmp_path, runs):
     convert(runs["unet"], tmp_path / "m.npz")
-    with np.load(tmp_path / "m.npz") as arrays:
-        np.savez(tmp_path / "bare.npz", **arrays)
-    folder, lines = run(
-        tmp_path,
-        1,
-        model="unet",
-        init=str(tmp_path / "bare.npz"),
-        image_size=8,
-        num_head_channels=32,
-        classes=UNET["classes"],
-        learning_rate=1e-30,
-        class_cond=False,
-    )
+    np.savez(tmp_path / "bare.npz", **np.load(tmp_path / "m.npz"))
+    more = {"model": "unet", "image_size": 8, "num_head_channels": 32, "learning_rate": 1e-30}
+    more |= {"classes": UNET["classes"], "class_cond": False}
+    folder, lines = run(tmp_path, 1, init=str(tmp_path / "bare.npz"), **more)
     assert "left out: label_emb.weight" in "\n".join(lines)
     # of guided-diffusion, where a file is silent
     assert numdiff.load(folder, "cpu").diffusion["prediction"] == "eps"
@@ -321,37 +302,17 @@ def test_a_bare_unet_takes_what_it_does_not_tell_from_the_run(tmp_path, runs):
 
 def test_a_silent_file_is_read_on_the_path_of_the_run(tmp_path):
     """SiT's weights have DiT's names, and count time the other way."""
-    model = DiT(
-        image_size=8,
-        in_channels=3,
-        patch_size=4,
-        hidden_size=24,
-        depth=1,
-        num_heads=2,
-        num_classes=None,
-        learn_sigma=False,
-    )
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
-    convert(tmp_path / "m.h5", tmp_path / "m.npz")
-    with np.load(tmp_path / "m.npz") as arrays:
-        np.savez(tmp_path / "bare.npz", **arrays)
-    convert(tmp_path / "bare.npz", tmp_path / "flow.h5", diffusion={"path": "linear"}, num_heads=2)
-    folder, lines = run(
-        tmp_path,
-        1,
-        model="dit",
-        init=str(tmp_path / "bare.npz"),
-        path="linear",
-        heads=2,
-        learning_rate=1e-30,
-    )
+    options = {"depth": 1, "num_classes": None, "learn_sigma": False}
+    bare = public_dit(tmp_path, stated=False, **options)()
+    convert(bare, tmp_path / "flow.h5", diffusion={"path": "linear"}, num_heads=2)
+    more = {"model": "dit", "path": "linear", "heads": 2, "learning_rate": 1e-30}
+    folder, lines = run(tmp_path, 1, init=bare, **more)
     assert "recomputed" not in "\n".join(lines)
     started = weights(folder)
-    for name, array in numdiff.load(tmp_path / "flow.h5", "cpu").arrays().items():
+    for name, array in weights(tmp_path / "flow.h5").items():
         check_same(started[name], array)
-    assert not np.array_equal(
-        started["t_embedder.mlp.0.weight"], model.arrays()["t_embedder.mlp.0.weight"]
-    )
+    name = "t_embedder.mlp.0.weight"
+    assert not np.array_equal(started[name], weights(tmp_path / "m.h5")[name])
 
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
@@ -401,18 +362,7 @@ PATHS = (
 @pytest.mark.parametrize("target", ["m.h5", "m.npz"])
 @pytest.mark.parametrize("diffusion", PATHS, ids=lambda d: "-".join(map(str, d.values())))
 def test_the_files_path_counts_and_none_of_the_presets(tmp_path, diffusion, target):
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        num_head_channels=32,
-        device="cpu",
-    )
-    write_model_file(
-        tmp_path / "m.h5", model.options, model.arrays(), Diffusion(**diffusion).options
-    )
+    write(tmp_path / "m.h5", small_unet(), Diffusion(**diffusion).options)
     if target == "m.npz":
         convert(tmp_path / "m.h5", tmp_path / "m.npz")
     options = resolve({"model": "unet", "init": str(tmp_path / target), "device": "cpu"})
@@ -464,40 +414,13 @@ def test_a_resumed_run_needs_the_file_no_more_and_has_the_same_bits(tmp_path, ru
 @exhaustive  # distributed/test_distributed.py has a DiT
 @needs("mpi")
 def test_two_ranks_start_from_the_same_weights(tmp_path, runs):
-    from tests.distributed.test_distributed import ENVIRONMENT, main_of
-
-    options = [
-        "train",
-        "unet",
-        "--init",
-        str(runs["unet"]),
-        "--steps",
-        "2",
-        "--batch",
-        "4",
-        "--sample-count",
-        "0",
-        "--lr",
-        "1e-3",
-        "--freeze",
-        "input_blocks.*",
-        "--classes",
-        "Flags,Symbols",
-        "--device",
-        "cpu",
-        "--warmup-steps",
-        "0",
-    ]
-    done = subprocess.run(
-        [MPIEXEC, "-n", "2", *main_of(forked()), *options, "--outdir", str(tmp_path / "two")],
-        env=ENVIRONMENT,
-        text=True,
-        capture_output=True,
-        timeout=100,
+    options = (
+        f"train unet --init {runs['unet']} --steps 2 --batch 4 --sample-count 0 --lr 1e-3 "
+        "--freeze input_blocks.* --classes Flags,Symbols --device cpu --warmup-steps 0 --outdir"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("tensors from") == 1 and "frozen " in done.stdout
-    assert CliRunner().invoke(main, [*options, "--outdir", str(tmp_path / "one")]).exit_code == 0
+    out = check_done(run_job(job(2, *main_of(forked()), *options.split(), str(tmp_path / "two"))))
+    assert out.count("tensors from") == 1 and "frozen " in out
+    output_of(options, tmp_path / "one")
     one, two = (
         load_checkpoint(newest_checkpoint(tmp_path / name / "00000-unet-tiny"))[0]
         for name in ("one", "two")
@@ -514,46 +437,20 @@ def test_two_ranks_start_from_the_same_weights(tmp_path, runs):
 
 
 def test_a_dry_run_says_what_would_be_taken(runs):
-    done = CliRunner().invoke(
-        main,
-        [
-            "train",
-            "dit",
-            "--init",
-            str(runs["dit"]),
-            "--classes",
-            "Flags,Symbols",
-            "--dry-run",
-            "--device",
-            "cpu",
-            "--freeze",
-            "blocks.*",
-        ],
-    )
-    assert done.exit_code == 0, done.output
-    assert (
-        "init      30 of 31 tensors from" in done.output
-        and "rows of 1 class: Symbols" in done.output
-    )
-    assert "tensors are frozen by blocks.*" in done.output
+    more = "--classes Flags,Symbols --dry-run --device cpu --freeze blocks.*"
+    output = output_of("train dit --init", runs["dit"], more)
+    assert "init      30 of 31 tensors from" in output and "rows of 1 class: Symbols" in output
+    assert "tensors are frozen by blocks.*" in output
 
 
 def test_dense_weights_start_a_run_with_sparse_attention(tmp_path):
     """…whose new layers are zero; another share of blocks is no contradiction, and back to
     attention to all there is no way."""
-    options = {
-        "image_size": 18,
-        "in_channels": 3,
-        "patch_size": 2,
-        "hidden_size": 32,
-        "depth": 1,
-        "num_heads": 1,
-        "num_classes": None,
-        "device": "cpu",
-    }
-    full, sparse = DiT(**options, seed=1), DiT(**options, attention="sla", seed=2)
-    for name, model in (("full", full), ("sparse", sparse)):
-        write_model_file(tmp_path / f"{name}.h5", model.options, model.arrays(), model="dit")
+    options = {"image_size": 18, "patch_size": 2, "hidden_size": 32, "num_heads": 1}
+    full = small_dit(**options, num_classes=None, seed=1)
+    sparse = small_dit(**full.options | {"attention": "sla"}, seed=2)
+    write(tmp_path / "full.h5", full)
+    write(tmp_path / "sparse.h5", sparse)
     result = initial.start_from(sparse, None, tmp_path / "full.h5")
     assert (
         "new: 2 tensors (blocks.0.attn.proj_l.weight, blocks.0.attn.proj_l.bias)" in result["lines"]
@@ -628,39 +525,16 @@ def test_settings_that_contradict_the_file(runs, kind, given, words):
     ],
 )
 def test_a_learned_variance_has_its_objective(tmp_path, given, words):
-    model = DiT(
-        image_size=8,
-        in_channels=3,
-        patch_size=4,
-        hidden_size=24,
-        depth=1,
-        num_heads=2,
-        num_classes=None,
-    )
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
-    assert resolve({"model": "dit", "init": str(tmp_path / "m.h5"), "device": "cpu"}).learn_sigma
+    start = str(write(tmp_path / "m.h5", small_dit(num_classes=None)))
+    assert resolve({"model": "dit", "init": start, "device": "cpu"}).learn_sigma
     with pytest.raises(UsageError, match=words):
-        resolve({"model": "dit", "init": str(tmp_path / "m.h5"), "device": "cpu", **given})
+        resolve({"model": "dit", "init": start, "device": "cpu", **given})
 
 
 def test_images_of_other_channels(tmp_path):
-    model = DiT(
-        image_size=8,
-        in_channels=4,
-        patch_size=4,
-        hidden_size=24,
-        depth=1,
-        num_heads=2,
-        num_classes=None,
-        learn_sigma=False,
-    )
-    write_model_file(tmp_path / "latents.h5", model.options, model.arrays(), model="dit")
-    given = {
-        "model": "dit",
-        "init": str(tmp_path / "latents.h5"),
-        "device": "cpu",
-        "class_cond": False,
-    }
+    model = small_dit(in_channels=4, num_classes=None, learn_sigma=False)
+    start = str(write(tmp_path / "latents.h5", model))
+    given = {"model": "dit", "init": start, "device": "cpu", "class_cond": False}
     for begin in (
         lambda: run(tmp_path, 1, **given),
         lambda: list(describe_without_training(resolve(given))),
@@ -714,36 +588,22 @@ def test_state_dicts_that_are_not_whole(tmp_path, runs, change, words):
 def public_dit(folder, stated=True, **options):
     """A function that writes a small DiT's public state dict without what `lacks` says of a name.
     stated: with its settings."""
-    model = DiT(
-        **{
-            "image_size": 8,
-            "in_channels": 3,
-            "patch_size": 4,
-            "hidden_size": 24,
-            "depth": 3,
-            "num_heads": 2,
-            "num_classes": 5,
-            "device": "cpu",
-            **options,
-        }
-    )
-    write_model_file(folder / "m.h5", model.options, model.arrays(), model="dit")
-    convert(folder / "m.h5", folder / "m.npz")
+    model = small_dit(**{"depth": 3, "num_classes": 5, **options})
+    convert(write(folder / "m.h5", model), folder / "m.npz")
     with np.load(folder / "m.npz") as file:
         arrays = dict(file)
     with zipfile.ZipFile(folder / "m.npz") as archive:
         comment = archive.comment
 
-    def write(lacks):
-        np.savez(
-            folder / "bad.npz", **{name: array for name, array in arrays.items() if not lacks(name)}
-        )
+    def write_public(lacks=lambda name: False):
+        kept = {name: array for name, array in arrays.items() if not lacks(name)}
+        np.savez(folder / "bad.npz", **kept)
         if stated:
             with zipfile.ZipFile(folder / "bad.npz", "a") as archive:
                 archive.comment = comment
         return str(folder / "bad.npz")
 
-    return write
+    return write_public
 
 
 @pytest.mark.parametrize(
@@ -775,8 +635,9 @@ def test_dits_that_are_not_whole(tmp_path, lacks, words):
 def test_a_dit_whose_last_block_is_missing(tmp_path):
     """Without settings it is a shallower model, unless the run's name or depth says otherwise; the
     log reports it."""
-    write = public_dit(tmp_path, stated=False, hidden_size=384, depth=2, num_heads=6, image_size=4)
-    bad = write(lambda name: name.startswith("blocks.1."))
+    sizes = {"hidden_size": 384, "num_heads": 6}
+    write_public = public_dit(tmp_path, stated=False, **sizes, depth=2, image_size=4)
+    bad = write_public(lambda name: name.startswith("blocks.1."))
     given = {"model": "dit", "init": bad, "device": "cpu"}
     with pytest.raises(
         UsageError,
@@ -800,13 +661,12 @@ def test_a_dit_whose_last_block_is_missing(tmp_path):
     assert [": ".join(note) for note in convert(bad, tmp_path / "out.h5", num_heads=6).notes] == [
         odd
     ]
-    whole = public_dit(tmp_path, hidden_size=384, depth=1, num_heads=6)(lambda name: False)
+    whole = public_dit(tmp_path, **sizes, depth=1)()
     assert not convert(whole, tmp_path / "out.h5").notes  # its settings say the same
 
 
 def test_a_models_name_gives_what_a_file_does_not(tmp_path):
-    write = public_dit(tmp_path, stated=False, hidden_size=192, depth=6, num_heads=6)
-    bare = write(lambda name: False)
+    bare = public_dit(tmp_path, stated=False, hidden_size=192, depth=6, num_heads=6)()
     options = resolve({"model": "dit", "init": bare, "device": "cpu", "architecture": "DiT-Tiny"})
     assert (options.heads, options.depth) == (6, 6)
 
@@ -846,9 +706,7 @@ def test_a_dataset_is_no_start():
 
 
 def test_init_and_resume_exclude_each_other(runs):
-    done = CliRunner().invoke(
-        main, ["train", "unet", "--init", str(runs["unet"]), "--resume", str(runs["unet"])]
-    )
+    done = run_command("train unet --init", runs["unet"], "--resume", runs["unet"])
     assert done.exit_code == 2 and "--init and --resume exclude each other" in done.output
 
 

@@ -5,7 +5,6 @@ import json
 import pathlib
 
 import pytest
-from click.testing import CliRunner
 
 import numdiff
 from numdiff.errors import UsageError
@@ -13,7 +12,7 @@ from numdiff.extras.convert.kinds import weights_of
 from numdiff.extras.convert.models import convert
 from numdiff.training import kinds
 from numdiff.training.options import TrainOptions, resolve
-from numdiff_cli.main import main
+from tests.command import run
 
 from .toy import TOY, Toy
 
@@ -26,40 +25,34 @@ def toy(monkeypatch):
     kinds.register(TOY)
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, [str(a) for a in arguments])
-
-
 @pytest.mark.usefixtures("no_curves")
 def test_a_third_kind_is_one_record(toy, tmp_path, monkeypatch):
     """Trained by the command line, resumed, sampled, converted and loaded; its settings are
     separate from the others'."""
     monkeypatch.chdir(tmp_path)
-    shown = run("train", "toy", "--help").output
+    shown = run("train toy --help").output
     assert (
         "Toy:" in shown
         and "--width N" in shown
         and "Train a Toy." in shown
         and "--hidden-size" not in shown
     )
-    trained = run("train", "toy", "--device", "cpu")
+    trained = run("train toy --device cpu")
     assert trained.exit_code == 0 and "toy, preset small: " in trained.output, trained.output
     folder = tmp_path / "runs" / "00000-toy-small"
     saved = json.loads((folder / "options.json").read_text())
     # of two settings called depth the kind's own counts
     assert (saved["width"], saved["depth"]) == (8, 1)
     assert TrainOptions.load(folder / "options.json") == resolve({"model": "toy", "device": "cpu"})
-    again = run("train", "toy", "--resume", "--steps", 4)
+    again = run("train toy --resume --steps 4")
     assert again.exit_code == 0 and (folder / "checkpoint-00000004.h5").exists(), again.output
     model = numdiff.load(folder, device="cpu")
     assert isinstance(model, Toy) and model.options["width"] == 8
     assert numdiff.sample(model, count=1, steps=1).shape == (1, 16, 16, 3)
-    assert run("sample", 0, "--count", 1, "--steps", 1, "--device", "cpu").exit_code == 0
-    measured = run(
-        "bench", "step", "toy", "--device", "cpu", "--steps", 1, "--warmup", 0, "--width", 4
-    )
+    assert run("sample 0 --count 1 --steps 1 --device cpu").exit_code == 0
+    measured = run("bench step toy --device cpu --steps 1 --warmup 0 --width 4")
     assert measured.exit_code == 0 and "toy, preset small" in measured.output, measured.output
-    assert run("profile", "toy", "--device", "cpu").exit_code == 0
+    assert run("profile toy --device cpu").exit_code == 0
     converted = run("convert", folder, "toy.h5")
     assert (
         converted.exit_code == 0 and "a Toy of 515 parameters for 16×16 images" in converted.output
@@ -69,14 +62,14 @@ def test_a_third_kind_is_one_record(toy, tmp_path, monkeypatch):
 
 def test_what_a_third_kind_cannot_is_said(toy):
     for arguments, sentence in (
-        (["train", "toy", "--width", 2], "2 is not in the range 4<=x<=64"),
-        (["train", "toy", "--preset", "tiny"], "'tiny' is not 'small'"),
+        ("train toy --width 2", "2 is not in the range 4<=x<=64"),
+        ("train toy --preset tiny", "'tiny' is not 'small'"),
         (
-            ["bench", "step", "toy", "--device", "cpu", "--versus", "torch"],
+            "bench step toy --device cpu --versus torch",
             "there is no Toy in PyTorch to",
         ),
     ):
-        result = run(*arguments)
+        result = run(arguments)
         assert result.exit_code and sentence in result.output, result.output
     with pytest.raises(
         UsageError, match="--width belongs to the model toy; leave it out, or train that one"

@@ -5,64 +5,32 @@ import shlex
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from cli.main import main
 from numdiff.errors import NumdiffError
-from numdiff.nn import UNet
-from numdiff.training.model_files import write_model_file
 from numdiff.training.picture_record import read_record
-
-
-def run(*words):
-    result = CliRunner().invoke(main, list(map(str, words)))
-    assert result.exit_code == 0, result.output
-    return result.output
+from tests.command import output_of
+from tests.models import small_unet, write
 
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        num_classes=2,
-        device="cpu",
-    )
-    write_model_file("m.h5", made.options, made.arrays(), classes=["a cat", "dog"])
+    write("m.h5", small_unet(num_classes=2), classes=["a cat", "dog"])
 
 
 def test_the_command_in_a_grid_makes_it_again(model):
-    run(
-        "sample",
-        "m.h5",
-        "--count",
-        3,
-        "--steps",
-        2,
-        "--class",
-        "dog",
-        "--class",
-        "a cat",
-        "--seed",
-        5,
-        "--grid",
-        "one.png",
-        "--device",
-        "cpu",
-        "--no-clip",
+    output_of(
+        "sample m.h5 --count 3 --steps 2 --class dog --class 'a cat' --seed 5 --grid one.png",
+        "--device cpu --no-clip",
     )
-    lines = dict(line.split(maxsplit=1) for line in run("info", "one.png").splitlines())
+    lines = dict(line.split(maxsplit=1) for line in output_of("info one.png").splitlines())
     assert lines["classes"] == "a cat (1), dog (2)" and "seeds 5 to 7" in lines["images"]
     words = shlex.split(lines["command"])
     assert words[:3] == ["numdiff", "sample", "m.h5"] and "--no-clip" in words and "a cat" in words
     before = np.asarray(Image.open("one.png").copy())
-    run(*["two.png" if word == "one.png" else word for word in words[1:]])
+    output_of(lines["command"].removeprefix("numdiff ").replace("one.png", "two.png"))
     assert (np.asarray(Image.open("two.png").copy()) == before).all()
 
 
@@ -102,7 +70,7 @@ def test_what_a_picture_says_is_printed_visibly(tmp_path):
             }
         ),
     )
-    output = run("info", tmp_path / "x.png")
+    output = output_of("info", tmp_path / "x.png")
     assert "\\x1b[2Jm" in output and "'a; rm -rf b'" in output
 
 

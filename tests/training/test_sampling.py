@@ -1,5 +1,6 @@
 """`numdiff sample`, from the command line to the files that it writes."""
 
+import contextlib
 import errno
 import gc
 import io
@@ -14,7 +15,6 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from numdiff.diffusion import SAMPLERS, Diffusion, Sampling
@@ -23,59 +23,41 @@ from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.convert.models import convert
-from numdiff.nn import DiT, UNet
 from numdiff.training import sampling
 from numdiff.training.checkpoint import save_checkpoint
-from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve
 from numdiff.training.picture_record import read_record
 from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
 from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture
 from numdiff.training.sampling import class_indices, find_model, sample_command
-from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
+from tests import command
+from tests.command import last_line
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs
 from tests.distributed.test_distributed import check_done, job, main_of
 from tests.distributed.test_distributed import run as run_job
 from tests.forked import forked
+from tests.models import small_dit, small_unet, with_random_weights, write
 
 CLASSES = ["Cats & Dogs", "birds", "7"]
 
 
 def write_model(path, seed=0, **options):
-    model = UNet(
-        **{
-            "image_size": 16,
-            "model_channels": 32,
-            "channel_mult": (1,),
-            "num_res_blocks": 1,
-            "num_classes": 3,
-            "attention_resolutions": (),
-            "device": "cpu",
-            **options,
-        }
-    )
-    rng = np.random.default_rng(seed)
-    model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
-    write_model_file(path, model.options, model.arrays(), classes=CLASSES, step=12)
-    return path
+    model = small_unet(**{"image_size": 16, "num_classes": 3, **options})
+    return write(path, with_random_weights(model, seed=seed), classes=CLASSES, step=12)
+
+
+def sample(model, **options):
+    """The images and the lines of `sample_command` on the CPU."""
+    lines = []
+    images = sample_command(model, device="cpu", echo=lines.append, **options)
+    return images, lines
 
 
 def test_a_model_of_few_timesteps_takes_them_all(tmp_path):
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        device="cpu",
-    )
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), Diffusion(steps=3).options)
-    said = []
-    sample_command(
-        tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append
-    )
+    model = write(tmp_path / "m.h5", small_unet(), Diffusion(steps=3).options)
+    _, said = sample(model, count=1, grid=str(tmp_path / "a.png"))
     assert ": 1 image of " in said[-1] and "ddim, 3 steps, seed 0, " in said[-1]
 
 
@@ -142,26 +124,10 @@ def test_without_a_run_the_sampler_is_ddim(meta):
 
 
 def test_pictures_are_drawn_as_the_file_tells(tmp_path):
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        device="cpu",
-    )
-    write_model_file(
-        tmp_path / "m.h5",
-        model.options,
-        model.arrays(),
-        pictures={"sampler": "dpm++2m", "steps": 2, "cfg_scale": None, "cfg_interval": None},
-    )
-    said = []
-    sample_command(
-        tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append
-    )
-    assert "dpm++2m, 2 steps" in said[-1]
+    pictures = {"sampler": "dpm++2m", "steps": 2, "cfg_scale": None, "cfg_interval": None}
+    model = write(tmp_path / "m.h5", small_unet(), pictures=pictures)
     for given, text in (
+        ({}, "dpm++2m, 2 steps"),
         ({"eta": 0.5}, "ddim (for --eta, in place of the run's dpm++2m), 50 steps, eta 0.5, seed"),
         (
             {"steps": "ddim2"},
@@ -169,14 +135,7 @@ def test_pictures_are_drawn_as_the_file_tells(tmp_path):
         ),
         ({"sampler": "ddim", "eta": 1}, "weights), ddim, 50 steps, eta 1, seed"),
     ):
-        sample_command(
-            tmp_path / "m.h5",
-            count=1,
-            device="cpu",
-            grid=str(tmp_path / "a.png"),
-            echo=said.append,
-            **given,
-        )
+        _, said = sample(model, count=1, grid=str(tmp_path / "a.png"), **given)
         assert text in said[-1]
 
 
@@ -185,14 +144,8 @@ def model_file(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "model.h5")
 
 
-def run(*arguments):
-    result = CliRunner().invoke(main, ["sample", *map(str, arguments), "--device", "cpu"])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def last_line(result):
-    return result.output.splitlines()[-1]
+def run(*words):
+    return command.run("sample", *words, "--device cpu")
 
 
 def pixels(path):
@@ -205,9 +158,7 @@ def pixels(path):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_draws_a_grid(model_file, tmp_path, sampler):
-    result = run(
-        model_file, "--sampler", sampler, "--count", 3, "--steps", 2, "--grid", tmp_path / "a.png"
-    )
+    result = run(model_file, "--sampler", sampler, "--count 3 --steps 2 --grid", tmp_path / "a.png")
     assert result.exit_code == 0, result.output
     assert f"converted weights), {sampler}, 2 steps" in last_line(
         result
@@ -229,15 +180,7 @@ def test_the_command_offers_what_there_is():
 def test_npz_for_evaluators(model_file, tmp_path):
     result = run(
         model_file,
-        "--count",
-        5,
-        "--steps",
-        2,
-        "--batch",
-        2,
-        "--seed",
-        9,
-        "--npz",
+        "--count 5 --steps 2 --batch 2 --seed 9 --npz",
         tmp_path / "a.npz",
     )
     assert result.exit_code == 0 and [p.name for p in tmp_path.iterdir()] == ["a.npz"], (
@@ -305,18 +248,9 @@ def test_animation(model_file, tmp_path, name):
     path = tmp_path / name
     result = run(
         model_file,
-        "--count",
-        3,
-        "--batch",
-        2,
-        "--steps",
-        6,
-        "--frames",
-        4,
-        "--animation",
+        "--count 3 --batch 2 --steps 6 --frames 4 --animation",
         path,
-        "--columns",
-        3,
+        "--columns 3",
     )
     assert result.exit_code == 0 and list(tmp_path.iterdir()) == [path], result.output
     final = sample_command(
@@ -348,17 +282,7 @@ def test_frames_are_evenly_spread():
 def test_slerp(model_file, tmp_path):
     result = run(
         model_file,
-        "--count",
-        6,
-        "--slerp",
-        3,
-        "--sampler",
-        "heun",
-        "--steps",
-        2,
-        "--class",
-        "birds",
-        "--grid",
+        "--count 6 --slerp 3 --sampler heun --steps 2 --class birds --grid",
         tmp_path / "a.png",
     )
     assert result.exit_code == 0 and pixels(tmp_path / "a.png").shape == (262, 392, 3), (
@@ -375,27 +299,38 @@ def read_npz(path):
         return file["arr_0"], file["arr_1"], json.loads(str(file["numdiff"]))
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, number, code):
-    whole = tmp_path / "whole.npz"
-    sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=whole)
-    evaluations, original = [], Sampling.batches
+@contextlib.contextmanager
+def stopped_in(evaluation, number=signal.SIGINT):
+    """Sampling gets a signal in this evaluation of the model, counted from 1. Gives a list with an
+    entry for each."""
+    seen, original = [], Sampling.batches
 
     def stopping(self, progress, *more):
         def count():
-            evaluations.append(1)
-            if len(evaluations) == 6:  # in the third batch
+            seen.append(1)
+            if len(seen) == evaluation:
                 os.kill(os.getpid(), number)
             progress()
 
         return original(self, count, *more)
 
-    monkeypatch.setattr(Sampling, "batches", stopping)
-    with pytest.raises(
-        NumdiffError,
-        match=r"stopped after 4 of 7 images, which .*b.png, .*a.npz hold; the others are "
-        "made by the same command with --skip 4, and other file names.$",
-    ) as stop:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sampling, "batches", stopping)
+        yield seen
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, number, code):
+    whole = tmp_path / "whole.npz"
+    sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=whole)
+    says = (
+        "stopped after 4 of 7 images, which .*b.png, .*a.npz hold; the others are "
+        "made by the same command with --skip 4, and other file names.$"
+    )
+    with (
+        stopped_in(6, number) as evaluations,  # in the third batch
+        pytest.raises(NumdiffError, match=says) as stop,
+    ):
         sample_command(
             model_file,
             count=7,
@@ -411,7 +346,6 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
     np.testing.assert_array_equal(images, read_npz(whole)[0][:4])
     assert labels.tolist() == [0, 1, 2, 0] and record["count"] == 4
     assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
-    monkeypatch.setattr(Sampling, "batches", original)
     sample_command(
         model_file, count=7, skip=4, steps=2, batch=2, device="cpu", npz=tmp_path / "rest.npz"
     )
@@ -420,17 +354,8 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
             read_npz(tmp_path / "rest.npz")[name], read_npz(whole)[name][4:]
         )
     (tmp_path / "rest.npz").unlink()
-    evaluations.clear()
-    monkeypatch.setattr(
-        Sampling,
-        "batches",
-        lambda self, progress, *more: stopping(
-            self, lambda: (os.kill(os.getpid(), number), progress()), *more
-        ),
-    )
-    with pytest.raises(
-        NumdiffError, match="stopped before the first 2 images were done; nothing was written"
-    ) as stop:
+    says = "stopped before the first 2 images were done; nothing was written"
+    with stopped_in(1, number), pytest.raises(NumdiffError, match=says) as stop:
         sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=tmp_path / "c.npz")
     assert stop.value.exit_code == code and not (tmp_path / "c.npz").exists()
     assert len(list(tmp_path.iterdir())) == 3
@@ -481,26 +406,8 @@ def test_the_rest_of_the_images_is_that_of_all(model_file, tmp_path, more):
     ],
 )
 def test_the_classes_that_are_made_are_said(tmp_path, names, given, want, said):
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        num_classes=4,
-        attention_resolutions=(),
-        device="cpu",
-    )
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), classes=names)
-    lines = []
-    sample_command(
-        tmp_path / "m.h5",
-        count=5,
-        steps=1,
-        class_name=given,
-        device="cpu",
-        npz=tmp_path / "a.npz",
-        echo=lines.append,
-    )
+    model = write(tmp_path / "m.h5", small_unet(num_classes=4), classes=names)
+    _, lines = sample(model, count=5, steps=1, class_name=given, npz=tmp_path / "a.npz")
     assert lines[:-1] == said and read_npz(tmp_path / "a.npz")[1].tolist() == want
 
 
@@ -526,27 +433,9 @@ def test_ranks_that_would_make_different_images_are_refused(tmp_path, first, sec
     for arguments in (first, second):
         folder = tmp_path / arguments[2] if "-wdir" in arguments else tmp_path
         more = arguments[:1] if "-wdir" in arguments else arguments
-        ranks.append(
-            [
-                "-n",
-                "1",
-                "-wdir",
-                str(folder),
-                *main_of(forked()),
-                "sample",
-                *more,
-                "--count",
-                "4",
-                "--batch",
-                "2",
-                "--steps",
-                "2",
-                "--device",
-                "cpu",
-                "--npz",
-                str(tmp_path / "x.npz"),
-            ]
-        )
+        how = "--count 4 --batch 2 --steps 2 --device cpu --npz".split()
+        command = *main_of(forked()), "sample", *more, *how, str(tmp_path / "x.npz")
+        ranks.append(["-n", "1", "-wdir", str(folder), *command])
     result = run_job([MPIEXEC, *ranks[0], ":", *ranks[1]])
     assert result.returncode and re.search("Error: the ranks disagree on " + text, result.stderr), (
         result.stderr
@@ -558,23 +447,11 @@ def test_ranks_that_would_make_different_images_are_refused(tmp_path, first, sec
 @pytest.mark.parametrize("count", [2, *exhaustively(4)])
 def test_ranks_make_the_images_of_one(model_file, tmp_path, count):
     """Several ranks, of which one has nothing to do in the end."""
-    options = [
-        "--count",
-        7,
-        "--steps",
-        2,
-        "--batch",
-        1,
-        "--cfg-scale",
-        1,
-        "--seed",
-        3,
-        "--device",
-        "cpu",
-    ]
-    assert run(model_file, *options[:-2], "--npz", tmp_path / "one.npz").exit_code == 0
-    arguments = model_file, *options, "--npz", tmp_path / "all.npz", "--grid", tmp_path / "all.png"
-    out = check_done(run_job(job(count, *main_of(forked()), "sample", *map(str, arguments))))
+    options = "--count 7 --steps 2 --batch 1 --cfg-scale 1 --seed 3 --device cpu"
+    assert run(model_file, options, "--npz", tmp_path / "one.npz").exit_code == 0
+    files = "--npz", str(tmp_path / "all.npz"), "--grid", str(tmp_path / "all.png")
+    arguments = "sample", str(model_file), *options.split(), *files
+    out = check_done(run_job(job(count, *main_of(forked()), *arguments)))
     assert len(out.splitlines()) == 2 and "all.npz" in out
     for one, four in zip(
         read_npz(tmp_path / "one.npz"), read_npz(tmp_path / "all.npz"), strict=True
@@ -609,13 +486,7 @@ def test_inpainting_keeps_the_picture_where_the_mask_is_black(model_file, tmp_pa
         model_file,
         "--inpaint",
         tmp_path / "p.png",
-        "--mask",
-        "top",
-        "--steps",
-        2,
-        "--count",
-        1,
-        "--grid",
+        "--mask top --steps 2 --count 1 --grid",
         tmp_path / "b.png",
     )
     assert result.exit_code == 0 and "repaint, 2 steps" in last_line(result)
@@ -628,8 +499,8 @@ def test_a_picture_to_start_from(model_file, tmp_path):
     given = {"count": 2, "steps": 4, "device": "cpu", "grid": tmp_path / "a.png"}
     same = sample_command(model_file, init_image=tmp_path / "p.png", strength=0.0, **given)
     assert (same == picture).all()
-    options = ("--init-image", tmp_path / "p.png", "--strength", 0.5, "--steps", 4, "--count", 1)
-    result = run(model_file, *options, "--grid", tmp_path / "b.png")
+    options = "--strength 0.5 --steps 4 --count 1 --init-image"
+    result = run(model_file, options, tmp_path / "p.png", "--grid", tmp_path / "b.png")
     assert result.exit_code == 0 and "2 steps, strength 0.5" in last_line(result)
 
 
@@ -640,21 +511,20 @@ def test_pictures_are_inverted_and_interpolated(model_file, tmp_path, monkeypatc
     for name in "abc":
         Image.fromarray(rng.integers(0, 256, (16, 16, 3)).astype(np.uint8)).save(f"{name}.png")
     pictures = ("a.png", "b.png", "c.png")
-    given = {"steps": 4, "device": "cpu", "class_name": "birds", "sampler": "euler"}
-    lines = []
-    alone = sample_command(model_file, invert=pictures, echo=lines.append, **given)
+    given = {"steps": 4, "class_name": "birds", "sampler": "euler"}
+    alone, lines = sample(model_file, invert=pictures, **given)
     assert len(alone) == 3 and "3 pictures inverted" in lines[-1]
-    rows = sample_command(model_file, invert=pictures, slerp=3, batch=2, **given)
+    rows, _ = sample(model_file, invert=pictures, slerp=3, batch=2, **given)
     assert np.abs(rows[[0, 2, 3, 5]].astype(int) - alone[[0, 1, 1, 2]]).max() <= 1
     error = np.mean([np.abs(alone[i] - read_pixels(pictures[i])).mean() for i in range(3)])
     assert f"mean error {error:.2f} of 255" in lines[-2]
-    rest = sample_command(model_file, invert=pictures, slerp=3, skip=3, **given)
+    rest, _ = sample(model_file, invert=pictures, slerp=3, skip=3, **given)
     assert np.array_equal(rest, rows[3:])
     for options, sentence in (
-        (("--count", 2), "--invert makes one image of each picture, or with --slerp a row"),
-        (("--sampler", "ddpm"), "--invert needs a sampler that adds no noise, and ddpm does"),
+        ("--count 2", "--invert makes one image of each picture, or with --slerp a row"),
+        ("--sampler ddpm", "--invert needs a sampler that adds no noise, and ddpm does"),
     ):
-        result = run(model_file, "--invert", "a.png", *options)
+        result = run(model_file, "--invert a.png", options)
         assert result.exit_code == 2 and sentence in last_line(result)
 
 
@@ -691,9 +561,7 @@ def test_a_mask_of_one_colour_is_noted(model_file, tmp_path, capfd, lightness, s
 def test_latents_are_not_inpainted_from_a_picture(tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     model = write_model(tmp_path / "latents.h5", in_channels=4, out_channels=4)
-    result = run(
-        model, "--inpaint", tmp_path / "a.png", "--mask", "left", "--npz", tmp_path / "x.npz"
-    )
+    result = run(model, "--inpaint", tmp_path / "a.png", "--mask left --npz", tmp_path / "x.npz")
     assert (
         result.exit_code == 2
         and "makes latents of 4 channels, and --inpaint takes a picture" in last_line(result)
@@ -862,7 +730,7 @@ def test_bad_input_is_one_sentence(
     model_file, tmp_path, monkeypatch, arguments, exit_code, message
 ):
     monkeypatch.chdir(tmp_path)
-    result = run(model_file, *arguments.format(here=tmp_path.name).split())
+    result = run(model_file, arguments.format(here=tmp_path.name))
     assert result.exit_code == exit_code, result.output
     assert last_line(result).startswith("Error: ") and message in last_line(result)
     assert not list(tmp_path.iterdir())
@@ -877,9 +745,7 @@ def test_what_it_reads_is_not_replaced(model_file, tmp_path, monkeypatch, option
     with h5py.File("data.png", "w") as file:
         file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
     before = (tmp_path / read).read_bytes(), (tmp_path / read).stat().st_mtime_ns
-    result = run(
-        model_file, "--inpaint", "picture.png", "--mask", "mask.png", option, tmp_path / read
-    )
+    result = run(model_file, "--inpaint picture.png --mask mask.png", option, tmp_path / read)
     assert result.exit_code == 1 and last_line(result).startswith("Error: cannot write the "), (
         result.output
     )
@@ -901,25 +767,11 @@ def test_what_it_reads_is_not_replaced(model_file, tmp_path, monkeypatch, option
     ],
 )
 def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypatch, most, says):
-    evaluations, original = [], Sampling.batches
-
-    def stopping(self, progress, *more):
-        def count():
-            evaluations.append(1)
-            if len(evaluations) == 8:  # in the third batch
-                os.kill(os.getpid(), signal.SIGINT)
-            progress()
-
-        return original(self, count, *more)
-
-    monkeypatch.setattr(Sampling, "batches", stopping)
     how = {"steps": 3, "batch": 2, "device": "cpu", "columns": 4}
     monkeypatch.setattr(sampling, "ANIMATED", most)
-    with pytest.raises(
-        NumdiffError, match="stopped after 4 of 7 images, " + says.format(tmp_path / "a.png")
-    ):
+    says = "stopped after 4 of 7 images, " + says.format(tmp_path / "a.png")
+    with stopped_in(8), pytest.raises(NumdiffError, match=says):  # in the third batch
         sample_command(model_file, count=7, animation=tmp_path / "a.png", **how)
-    monkeypatch.setattr(Sampling, "batches", original)
     sample_command(model_file, count=4, animation=tmp_path / "b.png", **how)
     with Image.open(tmp_path / "a.png") as stopped, Image.open(tmp_path / "b.png") as whole:
         assert stopped.n_frames == whole.n_frames > 2
@@ -932,14 +784,7 @@ def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypa
 
 def test_averages_that_no_run_kept_are_refused(tmp_path):
     """If they are requested; the message names the weights in use."""
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        device="cpu",
-    )
+    model = small_unet()
     flat = np.zeros(model.parameters.total, np.float32)
     for name, more in (("raw", {}), ("both", {"ema": flat})):
         save_checkpoint(
@@ -952,51 +797,43 @@ def test_averages_that_no_run_kept_are_refused(tmp_path):
                 "step": 3,
             },
         )
-    how = ["--count", 1, "--steps", 2, "--npz", tmp_path / "a.npz"]
+    how = "--count 1 --steps 2 --npz", tmp_path / "a.npz"
     for name, weights, text in (
-        ("raw", [], "raw weights"),
-        ("raw", ["--weights", "raw"], "raw weights"),
-        ("both", [], "ema weights"),
-        ("both", ["--weights", "raw"], "raw weights"),
+        ("raw", "", "raw weights"),
+        ("raw", "--weights raw", "raw weights"),
+        ("both", "", "ema weights"),
+        ("both", "--weights raw", "raw weights"),
     ):
-        result = run(tmp_path / f"{name}.h5", *how, *weights)
+        result = run(tmp_path / f"{name}.h5", *how, *weights.split())
         assert result.exit_code == 0 and text in last_line(result), result.output
-    for command in (["sample", *how], ["convert"], ["schedule"]):
-        result = CliRunner().invoke(
-            main,
-            [
-                *map(str, (*command, tmp_path / "raw.h5")),
-                "--weights",
-                "ema",
-                *(["m.h5"] if command == ["convert"] else ["--device", "cpu"]),
-            ],
-        )
-        assert result.exit_code == 2 and "give --weights raw, or leave that out" in last_line(
-            result
-        ), result.output
+    for name, more in (
+        ("sample", "--device cpu"),
+        ("convert", "m.h5"),
+        ("schedule", "--device cpu"),
+    ):
+        result = command.run(name, tmp_path / "raw.h5", "--weights ema", more)
+        assert "give --weights raw, or leave that out" in last_line(result), result.output
+        assert result.exit_code == 2
 
 
 def test_a_worse_model_guides(model_file, tmp_path):
     """Another model of the same images; the log and the npz record it."""
     other = write_model(tmp_path / "other.h5", seed=1, model_channels=32, num_res_blocks=2)
-    how = ["--count", 2, "--steps", 3, "--npz"]
+    how = "--count 2 --steps 3 --npz"
     result = run(
         model_file,
-        *how,
+        how,
         tmp_path / "a.npz",
         "--guide-with",
         other,
-        "--guide-scale",
-        1.5,
-        "--cfg-interval",
-        "0.005,50",
+        "--guide-scale 1.5 --cfg-interval 0.005,50",
     )
     assert result.exit_code == 0, result.output
     assert (
         "3 steps, autoguidance 1.5 for sigma 0.005 to 50 (2 of 3 evaluations), seeds"
         in last_line(result)
     )
-    assert run(model_file, *how, tmp_path / "b.npz").exit_code == 0
+    assert run(model_file, how, tmp_path / "b.npz").exit_code == 0
     with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
         record = json.loads(str(a["numdiff"]))
         assert (record["guide"], record["guide_scale"], record["cfg_interval"]) == (
@@ -1037,39 +874,14 @@ def test_what_is_no_run_is_told_so(model_file, tmp_path, monkeypatch):
 def test_weights_need_no_conversion(tmp_path, monkeypatch, target):
     """The same images, with the run's own sampler and classes; what is read is not replaced."""
     monkeypatch.chdir(tmp_path)
-    model = DiT(
-        image_size=8,
-        patch_size=4,
-        hidden_size=24,
-        depth=1,
-        num_heads=2,
-        num_classes=3,
-        device="cpu",
-    )
-    model.parameters.load_flat(
-        0.05 * np.random.default_rng(0).standard_normal(model.parameters.total)
-    )
-    write_model_file(
-        "m.h5",
-        model.options,
-        model.arrays(),
-        step=12,
-        model="dit",
-        classes=CLASSES,
-        pictures={"sampler": "heun", "steps": 2},
-    )
+    model = with_random_weights(small_dit(in_channels=4, num_classes=3))
+    write("m.h5", model, step=12, classes=CLASSES, pictures={"sampler": "heun", "steps": 2})
     convert("m.h5", target)
     images = []
     for source in ("m.h5", target):
         result = run(
             source,
-            "--class",
-            "birds",
-            "--count",
-            "2",
-            "--npz",
-            "a.npz",
-            "--guide-with",
+            "--class birds --count 2 --npz a.npz --guide-with",
             "m.h5" if source == target else target,
         )
         assert result.exit_code == 0, result.output
@@ -1103,7 +915,7 @@ def test_nothing_is_left_of_samples_that_could_not_be_made(
     else:
         monkeypatch.setattr("numdiff.diffusion.sampling.Sampling.batches", fail)
     monkeypatch.setattr("sys.unraisablehook", lambda error: unraisable.append(error.exc_value))
-    result = run(model_file, "--count", 8, "--batch", 2, "--steps", 1, "--npz", tmp_path / "a.npz")
+    result = run(model_file, "--count 8 --batch 2 --steps 1 --npz", tmp_path / "a.npz")
     gc.collect()
     assert result.exit_code == 1 and not unraisable and not list(tmp_path.iterdir())
     assert ("the disk is full" if fails == "disk" else "the model failed.") in last_line(result)

@@ -3,7 +3,6 @@ number on the way up."""
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import numdiff
 from numdiff.errors import UsageError
@@ -13,13 +12,7 @@ from numdiff.nn import UNet
 from numdiff.training.build import describe_model, model_options
 from numdiff.training.options import resolve
 from numdiff.training.step import Randomness
-from numdiff_cli.main import main
-
-
-def run(*arguments):
-    result = CliRunner().invoke(main, [str(a) for a in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+from tests.command import run
 
 
 @pytest.fixture(scope="module")
@@ -27,50 +20,17 @@ def folder(tmp_path_factory):
     """A run of two steps, resumed after one."""
     outdir = tmp_path_factory.mktemp("runs")
     first = run(
-        "train",
-        "unet",
-        "--device",
-        "cpu",
-        "--outdir",
+        "train unet --device cpu --outdir",
         outdir,
-        "--preset",
-        "tiny",
-        "--size",
-        16,
-        "--model-channels",
-        32,
-        "--channel-mult",
-        "1,2",
-        "--batch",
-        4,
-        "--steps",
-        1,
-        "--sample-count",
-        0,
-        "--classes",
-        "Flags,Symbols",
-        "--class-cond",
-        "--class-dropout",
-        0.5,
-        "--learn-sigma",
-        "--num-heads",
-        2,
-        "--num-heads-upsample",
-        4,
-        "--vlb-weight",
-        1,
-        "--ema-decay",
-        0.5,
-        "--no-ema-warmup",
-        "--lr",
-        1e-3,
+        "--preset tiny --size 16 --model-channels 32 --channel-mult 1,2 --batch 4",
+        "--steps 1 --sample-count 0 --classes Flags,Symbols --class-cond",
+        "--class-dropout 0.5 --learn-sigma --num-heads 2 --num-heads-upsample 4",
+        "--vlb-weight 1 --ema-decay 0.5 --no-ema-warmup --lr 1e-3",
     )
     assert first.exit_code == 0, first.output
-    again = run("train", "unet", "--resume", "--outdir", outdir, "--steps", 2)
+    again = run("train unet --resume --outdir", outdir, "--steps 2")
     assert again.exit_code == 0, again.output
-    wrong = run(
-        "train", "unet", "--resume", "--outdir", outdir, "--steps", 3, "--class-dropout", 0.1
-    )
+    wrong = run("train unet --resume --outdir", outdir, "--steps 3 --class-dropout 0.1")
     assert "--class-dropout 0.1 does not fit the run, which was started with 0.5" in wrong.output
     return next(outdir.iterdir())
 
@@ -174,12 +134,12 @@ def test_a_class_table_of_another_program(tmp_path):
 
 
 def test_convnext_blocks_and_scale_shift_exclude_each_other():
-    dry = "train", "unet", "--preset", "tiny", "--block", "convnext", "--dry-run", "--device", "cpu"
+    dry = "train unet --preset tiny --block convnext --dry-run --device cpu"
     assert (
         "1,331,331 parameters, 32 channels × (1, 2, 4), ConvNeXt blocks, attention at 8×8\n"
-        in run(*dry).output
+        in run(dry).output
     )
-    refused = run(*dry, "--use-scale-shift-norm")
+    refused = run(dry, "--use-scale-shift-norm")
     assert refused.exit_code == 2 and "leave out --use-scale-shift-norm." in " ".join(
         refused.output.split()
     )

@@ -7,9 +7,7 @@ import pathlib
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from cli.main import main
 from numdiff.data import open_dataset
 from numdiff.device.planned import cards_with
 from numdiff.diffusion.reconstruction import Reconstruction
@@ -25,6 +23,7 @@ from numdiff.training.checkpoint import load_checkpoint
 from numdiff.training.options import TrainOptions, resolve
 from numdiff.training.plan import Described, PlannedRank, plan_run
 from numdiff.training.reconstructions import Reconstructions, psnr
+from tests.command import last_line, output_of, run
 from tests.conftest import exhaustive, needs, numerical_gradient, relative_error
 from tests.distributed.test_distributed import check_done, job, main_of
 from tests.distributed.test_distributed import run as mpi_run
@@ -42,7 +41,7 @@ SMALL = {
 OPTIONS = (
     "--size 16 --model-channels 8 --channel-mult 1,2 --groups 4 --batch 4 --steps 4 --sample-every 2 "
     "--sample-count 3 --log-every 2 --checkpoint-every 2 --device cpu"
-).split()
+)
 
 GIVEN = {
     "model": "vae", "device": "cpu", "image_size": 16, "model_channels": 8, "channel_mult": (1, 2),
@@ -144,10 +143,6 @@ def test_psnr():
     assert first == pytest.approx(20 * math.log10(25.5)) and equal > 60
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, [str(a) for a in arguments])
-
-
 @exhaustive
 @pytest.mark.parametrize("ranks, precision", [(1, "fp16"), (2, "bf16")])
 def test_its_kernels_are_planned(ranks, precision):
@@ -165,7 +160,7 @@ def test_its_kernels_are_planned(ranks, precision):
 def test_a_run_and_what_follows_from_it(tmp_path, monkeypatch):
     """The run's files, its resume, and its autoencoder in the commands that take one."""
     monkeypatch.chdir(tmp_path)
-    trained = run("train", "vae", *OPTIONS)
+    trained = run("train vae", OPTIONS)
     assert trained.exit_code == 0, trained.output
     folder = tmp_path / "runs" / "00000-vae-tiny"
     records = [
@@ -189,17 +184,13 @@ def test_a_run_and_what_follows_from_it(tmp_path, monkeypatch):
     assert meta["objective"] == {"loss": "l1", "kl_weight": 1e-6} and "diffusion" not in meta
     # from the middle, to the same bits
     (folder / "checkpoint-00000004.h5").unlink()
-    resumed = run("train", "vae", "--resume", "--steps", 4)
+    resumed = run("train vae --resume --steps 4")
     assert resumed.exit_code == 0, resumed.output
     again = load_checkpoint(folder / "checkpoint-00000004.h5")[0]
     assert all(np.array_equal(again[name], buffers[name]) for name in buffers)
-    for arguments in (
-        ["convert", folder, "vae.h5"],
-        ["data", "import", folder, "pictures.h5", "--size", 24],
-        ["data", "encode", "pictures.h5", "latents.h5", "--vae", folder, "--device", "cpu"],
-    ):
-        result = run(*arguments)
-        assert result.exit_code == 0, result.output
+    output_of("convert", folder, "vae.h5")
+    output_of("data import", folder, "pictures.h5 --size 24")
+    output_of("data encode pictures.h5 latents.h5 --device cpu --vae", folder)
     assert (
         load_autoencoder("vae.h5", "cpu").decode(np.zeros((1, 4, 4, 4)))
         == (model.decode(np.zeros((1, 4, 4, 4))))
@@ -270,20 +261,16 @@ def test_it_starts_from_given_weights(tmp_path, monkeypatch):
             assert f"tensors from {source}" in trainer.origin["lines"][0]
             for name, array in trainer.model.arrays().items():
                 assert np.array_equal(array, base.arrays()[name]), name
-    result = run("train", "vae", "--init", "base.h5", "--data", "p.h5", "--dry-run", "--size", 16)
+    result = run("train vae --init base.h5 --data p.h5 --dry-run --size 16")
     assert result.exit_code == 0 and "tensors from base.h5" in result.output
     for arguments, sentence in (
-        (("--latent-channels", 4), "--latent-channels 4 contradicts --init base.h5"),
-        (("--init", "none.h5"), "none.h5 does not exist"),
-        (("--init", "p.h5"), "p.h5"),
-        (("--lora", 4), "No such option"),
+        ("--latent-channels 4", "--latent-channels 4 contradicts --init base.h5"),
+        ("--init none.h5", "none.h5 does not exist"),
+        ("--init p.h5", "p.h5"),
+        ("--lora 4", "No such option"),
     ):
-        result = run(
-            "train", "vae", "--init", "base.h5", "--data", "p.h5", "--size", 16, *arguments
-        )
-        assert result.exit_code in (1, 2) and sentence in result.output.splitlines()[-1], (
-            result.output
-        )
+        result = run("train vae --init base.h5 --data p.h5 --size 16", arguments)
+        assert result.exit_code in (1, 2) and sentence in last_line(result), result.output
 
 
 @needs("mpi")
@@ -293,7 +280,7 @@ def test_two_ranks_write_the_average_of_both(tmp_path):
     """Each holds a part of it, where they share the update; the pictures are shared, too."""
     found = []
     for share in ("yes", "no"):
-        arguments = [*OPTIONS, "--outdir", str(tmp_path / share), "--shard-update", share]
+        arguments = [*OPTIONS.split(), "--outdir", str(tmp_path / share), "--shard-update", share]
         check_done(mpi_run(job(2, *main_of(forked()), "train", "vae", *arguments)))
         folder = tmp_path / share / "00000-vae-tiny"
         average = load_checkpoint(folder / "checkpoint-00000004.h5")[0]["ema"]
