@@ -221,9 +221,7 @@ class Diffusion:
             return
         a, s = np.sqrt(self.alpha_bar), np.sqrt(1 - self.alpha_bar)
         p, q = L.target_reference(self.prediction, a, s)
-        k = L.weight_reference(
-            self.prediction, self.measured, a, s, gamma=self.min_snr_gamma or 0.0
-        )
+        k = L.weight_reference(self._aim, a, s)
         self.target_tables = tuple(
             upload(table.astype(np.float32), backend) for table in (k * p, k * q, k)
         )
@@ -257,6 +255,18 @@ class Diffusion:
         }
 
     @property
+    def _aim(self):
+        """What is predicted and what the loss measures, as kernels take it."""
+        return L.aim_of(
+            L.LINEAR if self.path_name == "linear" else L.EDM,
+            self.prediction,
+            self.measured,
+            self.timestep_scale,
+            self.sigma_data,
+            self.min_snr_gamma or 0.0,
+        )
+
+    @property
     def normal(self) -> bool:
         """Whether log σ is drawn from a normal distribution."""
         return self.path_name == "edm" or self.time_sampling == "logit-normal"
@@ -283,22 +293,13 @@ class Diffusion:
         memory."""
         if not self.continuous:
             return random_integers(seed, PURPOSE_TIMESTEP, step, samples, self.steps)
-        mean, std = self.noise
         levels, rows = L.levels_forward(
             seed,
             PURPOSE_TIMESTEP,
             step,
             samples,
-            L.LINEAR if self.path_name == "linear" else L.EDM,
-            self.prediction,
-            self.measured,
-            self.normal,
-            mean,
-            std,
-            self.time_shift,
-            self.timestep_scale,
-            self.sigma_data,
-            self.min_snr_gamma or 0.0,
+            L.draw_of(self.normal, *self.noise, self.time_shift),
+            self._aim,
         )
         return Levels(rows, *(levels[i : i + 1].reshape(-1) for i in range(6)))
 

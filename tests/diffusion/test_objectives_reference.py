@@ -21,20 +21,8 @@ def levels_at(diffusion, levels, engine):
     image's level."""
     if not diffusion.continuous:
         return engine(levels.astype(np.int32))
-    path, u = (
-        (L.EDM, np.log(levels))
-        if diffusion.path_name == "edm"
-        else (L.LINEAR, np.log(levels / (1 - levels)))
-    )
-    numbers = L.numbers_reference(
-        u,
-        path,
-        diffusion.prediction,
-        diffusion.measured,
-        diffusion.timestep_scale,
-        diffusion.sigma_data,
-        diffusion.min_snr_gamma or 0.0,
-    )
+    u = np.log(levels if diffusion.path_name == "edm" else levels / (1 - levels))
+    numbers = L.numbers_reference(u, diffusion._aim)
     return Levels(engine(np.arange(len(u), dtype=np.int32)), *map(engine, numbers))
 
 

@@ -64,6 +64,48 @@ TINY = np.float32(1e-30)
 HALF_BITS, HALF_UNIT = np.uint32(9), np.float32(2.0**-23)
 
 
+# What is drawn and predicted ----------------------------------------------------------------------
+
+
+class Draw(NamedTuple):
+    """How a level is drawn: u normal with mean and std, or t uniform; shift: of σ."""
+
+    normal: int
+    mean: float
+    std: float
+    shift: float
+
+
+class Aim(NamedTuple):
+    """What is predicted on which path and what the loss measures; scale: of t, as the model sees
+    it."""
+
+    path: int
+    prediction: int
+    loss: int
+    scale: float
+    sigma_data: float
+    root_gamma: float
+
+
+def draw_of(normal=False, mean=0.0, std=1.0, shift=1.0):
+    """The `Draw` as the kernel takes it."""
+    return Draw(int(normal), float(mean), float(std), float(shift))
+
+
+def aim_of(path, prediction, loss=PLAIN, scale=1.0, sigma_data=0.5, gamma=0.0):
+    """The `Aim` as the kernel takes it. path: LINEAR or EDM; prediction: of PREDICTIONS; loss:
+    another of them, PLAIN or MIN_SNR with its gamma."""
+    return Aim(
+        int(path),
+        PREDICTIONS.index(prediction),
+        PREDICTIONS.index(loss) if loss in PREDICTIONS else int(loss),
+        float(scale),
+        float(sigma_data),
+        math.sqrt(gamma),
+    )
+
+
 # References ---------------------------------------------------------------------------------------
 
 
@@ -85,14 +127,15 @@ def turn_reference(prediction, a, s, sigma_data=0.5):
     ]
 
 
-def weight_reference(prediction, loss, a, s, sigma_data=0.5, gamma=0.0):
-    """k; loss: the name of what is measured, PLAIN or MIN_SNR."""
-    if loss == PLAIN:
+def weight_reference(aim, a, s):
+    """k at levels a, s."""
+    if aim.loss == PLAIN:
         return 1 + 0 * a
-    turn = np.abs(turn_reference(prediction, a, s, sigma_data))
-    if loss == MIN_SNR:
-        return np.minimum(a, math.sqrt(gamma) * s) / np.maximum(turn, TINY)
-    return np.abs(turn_reference(loss, a, s, sigma_data)) / np.maximum(turn, float(MIN_TURN))
+    turn = np.abs(turn_reference(PREDICTIONS[aim.prediction], a, s, aim.sigma_data))
+    if aim.loss == MIN_SNR:
+        return np.minimum(a, aim.root_gamma * s) / np.maximum(turn, TINY)
+    measured = np.abs(turn_reference(PREDICTIONS[aim.loss], a, s, aim.sigma_data))
+    return measured / np.maximum(turn, float(MIN_TURN))
 
 
 def path_reference(path, u, scale=1.0, sigma_data=0.5):
@@ -105,13 +148,12 @@ def path_reference(path, u, scale=1.0, sigma_data=0.5):
     return a, a * sigma, u / 4
 
 
-def log_sigma_reference(seed, purpose, step, samples, normal, mean, std, shift):
+def log_sigma_reference(seed, purpose, step, samples, draw):
     """u of each sample, float64 (B,)."""
     shape = len(samples), 1
-    if normal:
-        u = mean + std * random_normal_reference(shape, seed, purpose, step, samples)[:, 0].astype(
-            np.float64
-        )
+    if draw.normal:
+        z = random_normal_reference(shape, seed, purpose, step, samples)[:, 0].astype(np.float64)
+        u = draw.mean + draw.std * z
     else:
         t = random_elements_reference(
             lambda words: ((words >> HALF_BITS) + np.float64(0.5)) * 2.0**-23,
@@ -123,36 +165,20 @@ def log_sigma_reference(seed, purpose, step, samples, normal, mean, std, shift):
             samples,
         )[:, 0]
         u = np.log(t / (1 - t))
-    return u + math.log(shift)
+    return u + math.log(draw.shift)
 
 
-def levels_forward_reference(
-    seed,
-    purpose,
-    step,
-    samples,
-    path,
-    prediction,
-    loss=PLAIN,
-    normal=False,
-    mean=0.0,
-    std=1.0,
-    shift=1.0,
-    scale=1.0,
-    sigma_data=0.5,
-    gamma=0.0,
-):
-    u = log_sigma_reference(seed, purpose, step, samples, normal, mean, std, shift)
-    return numbers_reference(u, path, prediction, loss, scale, sigma_data, gamma).astype(
-        np.float32
-    ), np.arange(len(samples), dtype=np.int32)
+def levels_forward_reference(seed, purpose, step, samples, draw, aim):
+    u = log_sigma_reference(seed, purpose, step, samples, draw)
+    rows = np.arange(len(samples), dtype=np.int32)
+    return numbers_reference(u, aim).astype(np.float32), rows
 
 
-def numbers_reference(u, path, prediction, loss=PLAIN, scale=1.0, sigma_data=0.5, gamma=0.0):
+def numbers_reference(u, aim):
     """The six rows at levels u = log σ (B,), float64 (6, B)."""
-    a, s, seen = path_reference(path, u, scale, sigma_data)
-    p, q = target_reference(prediction, a, s, sigma_data)
-    k = weight_reference(prediction, loss, a, s, sigma_data, gamma)
+    a, s, seen = path_reference(aim.path, u, aim.scale, aim.sigma_data)
+    p, q = target_reference(PREDICTIONS[aim.prediction], a, s, aim.sigma_data)
+    k = weight_reference(aim, a, s)
     return np.stack([a, s, seen, k * p, k * q, k])
 
 
@@ -190,27 +216,6 @@ def turn_of(prediction, a, s, sigma_data):
 
 
 # v1: one thread an image --------------------------------------------------------------------------
-
-
-class Draw(NamedTuple):
-    """How a level is drawn: u normal with mean and std, or t uniform; shift: of σ."""
-
-    normal: int
-    mean: float
-    std: float
-    shift: float
-
-
-class Aim(NamedTuple):
-    """What is predicted on which path and what the loss measures; scale: of t, as the model sees
-    it."""
-
-    path: int
-    prediction: int
-    loss: int
-    scale: float
-    sigma_data: float
-    root_gamma: float
 
 
 @cuda.jit
@@ -271,58 +276,29 @@ KEY = {"seed": SEED, "purpose": PURPOSE, **counters(5)}
     cost=levels_forward_cost,
     check=_check,
     problems=[
-        Problem("uniform", **KEY, path=LINEAR, prediction="flow", shift=3.0),
-        Problem("logit-normal", **KEY, path=LINEAR, prediction="x_0", loss="flow", normal=True),
-        Problem("edm", **KEY, path=EDM, prediction="edm", normal=True, mean=-1.2, std=1.2),
-        Problem("min-snr", **KEY, path=LINEAR, prediction="v", loss=MIN_SNR, gamma=5.0),
-        Problem("eps", **KEY, path=EDM, prediction="eps", loss="edm", normal=True),
+        Problem("uniform", **KEY, draw=draw_of(shift=3.0), aim=aim_of(LINEAR, "flow")),
+        Problem(
+            "logit-normal", **KEY, draw=draw_of(normal=True), aim=aim_of(LINEAR, "x_0", "flow")
+        ),
+        Problem("edm", **KEY, draw=draw_of(True, mean=-1.2, std=1.2), aim=aim_of(EDM, "edm")),
+        Problem("min-snr", **KEY, draw=draw_of(), aim=aim_of(LINEAR, "v", MIN_SNR, gamma=5.0)),
+        Problem("eps", **KEY, draw=draw_of(normal=True), aim=aim_of(EDM, "eps", "edm")),
         Problem(
             seed=1,
             purpose=PURPOSE,
             step=integers([7], np.uint32),
             samples=integers(np.arange(32), np.uint32),
-            path=LINEAR,
-            prediction="flow",
-            normal=True,
+            draw=draw_of(normal=True),
+            aim=aim_of(LINEAR, "flow"),
             measured=True,
         ),
     ],
 )
-def levels_forward(
-    seed,
-    purpose,
-    step,
-    samples,
-    path,
-    prediction,
-    loss=PLAIN,
-    normal=False,
-    mean=0.0,
-    std=1.0,
-    shift=1.0,
-    scale=1.0,
-    sigma_data=0.5,
-    gamma=0.0,
-):
-    """(levels, rows) of the samples of a step.
-
-    path: LINEAR or EDM; prediction: of PREDICTIONS; loss: another of them, PLAIN or MIN_SNR with
-    its gamma
-    normal: whether u is normal, with mean and std, and not t uniform; shift: of σ; scale: of t, as
-    the model sees it
-    """
+def levels_forward(seed, purpose, step, samples, draw, aim):
+    """(levels, rows) of the samples of a step; draw: a `Draw`, aim: an `Aim`."""
     levels = empty((6, samples.shape[0]), np.float32, like=samples)
     rows = empty(samples.shape, np.int32, like=samples)
     low, high = seed_words(seed)
-    draw = Draw(int(normal), float(mean), float(std), float(shift))
-    aim = Aim(
-        int(path),
-        PREDICTIONS.index(prediction),
-        PREDICTIONS.index(loss) if loss in PREDICTIONS else int(loss),
-        float(scale),
-        float(sigma_data),
-        math.sqrt(gamma),
-    )
     launch(
         levels_forward_kernel_v1,
         -(-rows.size // BLOCK),

@@ -11,6 +11,7 @@ on a GPU.
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,50 +160,28 @@ class Problem:
     arguments: {name: value} of those of the operation
     """
 
-    def __init__(
-        self,
-        label=None,
-        *,
-        tolerance=None,
-        bfloat16=False,
-        fast=True,
-        once=False,
-        only_compiled=False,
-        measured=False,
-        versions=None,
-        inputs=None,
-        derived=None,
-        within=None,
-        run=None,
-        call=None,
-        precision=None,
-        note="",
-        moved=0,
-        flops=None,
-        **arguments,
-    ):
-        self.label, self.tolerance, self.bfloat16 = label, tolerance, bfloat16
-        self.fast, self.once, self.only_compiled, self.measured = (
-            fast,
-            once,
-            only_compiled,
-            measured,
-        )
-        self.versions, self.inputs, self.derived, self.within, self.run = (
-            versions,
-            inputs,
-            derived,
-            within,
-            run,
-        )
-        self.call, self.precision, self.note, self.moved, self.flops = (
-            call,
-            precision,
-            note,
-            moved,
-            flops,
-        )
-        self.arguments = arguments
+    tolerance: float | None = None
+    bfloat16: bool | str = False
+    fast: bool | tuple = True
+    once: bool = False
+    only_compiled: bool = False
+    measured: bool | str = False
+    versions: tuple | None = None
+    inputs: Callable | None = None
+    derived: Callable | None = None
+    within: Callable | None = None
+    run: Callable | None = None
+    call: Callable | None = None
+    precision: str | None = None
+    note: str = ""
+    moved: int = 0
+    flops: int | None = None
+
+    def __init__(self, label=None, **given):
+        self.label = label
+        for name in SETTINGS & given.keys():
+            setattr(self, name, given.pop(name))
+        self.arguments = given
         if label is None:
             words = [str(array) for array in self.arrays().values()][:2]
             self.label = ", ".join([*words, *([self.dtype] if self.dtype != "float32" else [])])
@@ -242,3 +221,8 @@ class Problem:
     def allowed(self):
         """The relative error that a version may have."""
         return TOLERANCE[self.dtype] if self.tolerance is None else self.tolerance
+
+
+SETTINGS = (
+    Problem.__annotations__.keys()
+)  # of a problem; other keywords are the operation's arguments
