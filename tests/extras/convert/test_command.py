@@ -15,7 +15,7 @@ from tests.reference import stored
 @pytest.fixture
 def weights(tmp_path):
     shapes = stored.load("model_plain")["info"]["shapes"]
-    with open(tmp_path / "w.npz", "wb") as file:
+    with open("w.npz", "wb") as file:
         write_state_dict(file, stored.state_dict(shapes, 1), "npz")
     return str(tmp_path / "w.npz")
 
@@ -68,7 +68,7 @@ def test_wrong_options(weights):
 )
 def test_a_file_without_weights_is_reported(tmp_path, arrays, what):
     """To every command that takes weights."""
-    np.savez(tmp_path / "s.npz", **arrays)
+    np.savez("s.npz", **arrays)
     source, out = str(tmp_path / "s.npz"), str(tmp_path / "m.h5")
     for command in (
         ["convert", source, out],

@@ -8,8 +8,9 @@ import pytest
 
 from numdiff.errors import NumdiffError
 from numdiff.extras.convert.dit import with_positions
-from numdiff.extras.convert.files import load_state_dict, read_weights, write_state_dict
-from tests.extras.convert.test_state_dicts import model_state, pickled, tensor, write_pt
+from numdiff.extras.convert.files import load_state_dict, read_weights
+from tests.extras.convert.test_state_dicts import model_state
+from tests.extras.convert.weights import pickled, same, tensor, write_pt, write_weights
 from tests.reference import stored, stored_dit
 
 
@@ -27,10 +28,6 @@ def write(path, content):
         return [saved(v) for v in value] if isinstance(value, list) else value
 
     return write_pt(path, pickled(saved(content)), storages)
-
-
-def same(got, want):
-    return list(got) == list(want) and all(np.array_equal(got[name], want[name]) for name in want)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +63,10 @@ def averaged(state):
     ],
     ids=["torch_ema", "ema_state_dict", "separate", "with_buffers"],
 )
-def test_averages_without_names(tmp_path, state, averaged, wrap):
+def test_averages_without_names(state, averaged, wrap):
     """torch-ema's list is in the order of the parameters, whose names are in the separate state
     dict."""
-    path = write(tmp_path / "w.pt", wrap(state, list(averaged.values())))
+    path = write("w.pt", wrap(state, list(averaged.values())))
     assert same(load_state_dict(path), averaged) and same(load_state_dict(path, "raw"), state)
 
 
@@ -81,21 +78,18 @@ def test_averages_without_names(tmp_path, state, averaged, wrap):
         ("pos_embed", "feat_rope.freqs_cos", "feat_rope.freqs_sin"),
     ],
 )
-def test_fixed_tables_missing_in_an_average_come_from_the_state_dict(tmp_path, left_out):
+def test_fixed_tables_missing_in_an_average_come_from_the_state_dict(left_out):
     """A LightningDiT's positions and angles: the average is of the parameters, or of those that are
     trained."""
     info = stored.load("dit_rope")["info"]
     raw = with_positions(stored_dit.state_dict(info["shapes"], 1), info["options"])
     averaged = {name: array if name in left_out else 2 * array for name, array in raw.items()}
     shadow = [array for name, array in averaged.items() if name not in left_out]
-    path = write(tmp_path / "w.pt", {"ema": {"shadow_params": shadow}, "model": raw})
-    got = load_state_dict(path)
-    assert got.keys() == averaged.keys() and all(
-        np.array_equal(got[name], averaged[name]) for name in got
-    )
+    path = write("w.pt", {"ema": {"shadow_params": shadow}, "model": raw})
+    assert same(load_state_dict(path), averaged, in_order=False)
 
 
-def test_averages_that_cannot_be_named(tmp_path, state, averaged):
+def test_averages_that_cannot_be_named(state, averaged):
     shadow = list(averaged.values())
     for content, message in (
         (
@@ -111,8 +105,8 @@ def test_averages_that_cannot_be_named(tmp_path, state, averaged):
         ({"ema": {"shadow_params": [1] * len(shadow)}, "model": state}, "do not match, one by one"),
     ):
         with pytest.raises(NumdiffError, match=message):
-            load_state_dict(write(tmp_path / "w.pt", content))
-    assert same(load_state_dict(tmp_path / "w.pt", "raw"), state)
+            load_state_dict(write("w.pt", content))
+    assert same(load_state_dict("w.pt", "raw"), state)
 
 
 def prefixed(prefix, state):
@@ -123,7 +117,7 @@ def prefixed(prefix, state):
     "prefix", ["model.", "module.", "_orig_mod.", "model.diffusion_model.", "net._orig_mod."]
 )
 @pytest.mark.parametrize("kind", ["pt", "safetensors"])
-def test_prefixes(tmp_path, state, prefix, kind):
+def test_prefixes(state, prefix, kind):
     """Lightning's state dict has the whole module's names, those of its loss and its diffusion's
     tables among them."""
     whole = {
@@ -134,15 +128,13 @@ def test_prefixes(tmp_path, state, prefix, kind):
     }
     if kind == "pt":
         path = write(
-            tmp_path / "w.ckpt",
+            "w.ckpt",
             {"epoch": 3, "global_step": 10, "state_dict": whole, "callbacks": {}},
         )
     else:
-        path = tmp_path / "w.safetensors"
-        with open(path, "wb") as file:
-            write_state_dict(file, whole, "safetensors")
+        path = write_weights("w.safetensors", whole, "safetensors")
     got, settings = read_weights(path)
-    assert set(got) == set(state) and all(np.array_equal(got[name], state[name]) for name in state)
+    assert same(got, state, in_order=False)
     np.testing.assert_array_equal(settings["betas"], whole["betas"])
 
 
@@ -155,45 +147,38 @@ def test_prefixes(tmp_path, state, prefix, kind):
         ("online_model.model.", "ema_model.model."),
     ],
 )
-def test_two_models_in_one_state_dict(tmp_path, state, averaged, raw, ema):
-    path = write(
-        tmp_path / "w.pt", {**prefixed(raw, state), **prefixed(ema, averaged), "step": np.ones(1)}
-    )
-    extra = {"step"} if raw == "" else set()
-    assert set(load_state_dict(path)) == set(state)
-    got = load_state_dict(path, "raw")
-    assert set(got) == set(state) | extra and all(
-        np.array_equal(got[name], state[name]) for name in state
-    )
-    two = write(tmp_path / "w.pt", {**prefixed("a.", state), **prefixed("b.", averaged)})
+def test_two_models_in_one_state_dict(state, averaged, raw, ema):
+    path = write("w.pt", {**prefixed(raw, state), **prefixed(ema, averaged), "step": np.ones(1)})
+    assert load_state_dict(path).keys() == state.keys()
+    extra = {"step": np.ones(1)} if raw == "" else {}
+    assert same(load_state_dict(path, "raw"), {**state, **extra}, in_order=False)
+    two = write("w.pt", {**prefixed("a.", state), **prefixed("b.", averaged)})
     with pytest.raises(NumdiffError, match="several models .their names begin with 'a.' and 'b.'"):
         load_state_dict(two)
 
 
-def test_averages_in_buffers_without_dots(tmp_path, state, averaged):
+def test_averages_in_buffers_without_dots(state, averaged):
     """LDM's LitEma: model_ema.diffusion_modeltime_embed0weight."""
     mangled = {
         "model_ema." + f"diffusion_model.{name}".replace(".", ""): a for name, a in averaged.items()
     }
     whole = {**prefixed("model.diffusion_model.", state), "model_ema.decay": np.ones(1), **mangled}
-    path = write(tmp_path / "w.ckpt", {"state_dict": whole})
+    path = write("w.ckpt", {"state_dict": whole})
     assert same(load_state_dict(path), averaged) and same(load_state_dict(path, "raw"), state)
     del whole[next(iter(mangled))]
     with pytest.raises(
         NumdiffError, match="lack 1 of the model's, first model.diffusion_model.time_embed.0.weight"
     ):
-        load_state_dict(write(tmp_path / "w.ckpt", {"state_dict": whole}))
+        load_state_dict(write("w.ckpt", {"state_dict": whole}))
 
 
 def test_a_safetensors_file_whose_first_byte_is_a_pickles(tmp_path):
     """The header's length comes first, and its lowest byte may be that with which a pickle begins."""
     for padding in range(400):
-        with open(tmp_path / "w.bin", "wb") as file:
-            write_state_dict(
-                file, {"a": np.ones(3, np.float32)}, "safetensors", {"x": "y" * padding}
-            )
+        array = np.ones(3, np.float32)
+        write_weights("w.bin", {"a": array}, "safetensors", {"x": "y" * padding})
         if (tmp_path / "w.bin").read_bytes()[0] == 0x80:
             break
     else:
         raise AssertionError("no such length")
-    np.testing.assert_array_equal(load_state_dict(tmp_path / "w.bin")["a"], np.ones(3))
+    np.testing.assert_array_equal(load_state_dict("w.bin")["a"], np.ones(3))

@@ -2,6 +2,7 @@
 sampling."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ def saved(folder, classes=NAMES):
         device="cpu",
     )
     data = np.random.default_rng(0).standard_normal(model.parameters.total).astype(np.float32)
+    folder = pathlib.Path(folder)
     folder.mkdir()
     save_checkpoint(
         folder / checkpoint_name(20),
@@ -50,37 +52,37 @@ def saved(folder, classes=NAMES):
 
 
 @pytest.mark.parametrize("target", ["w.safetensors", "w.npz", "folder"])
-def test_there_and_back_nothing_is_lost(tmp_path, target):
-    run = saved(tmp_path / "run")
-    convert(run, tmp_path / target)
-    result = convert(tmp_path / target, tmp_path / "back.h5")
+def test_there_and_back_nothing_is_lost(target):
+    run = saved("run")
+    convert(run, target)
+    result = convert(target, "back.h5")
     assert result.step == 20
-    options, arrays, meta = read_model_file(tmp_path / "back.h5")
+    options, arrays, meta = read_model_file("back.h5")
     before, there, old = read_model_file(run)
     assert options == before and all(np.array_equal(arrays[name], there[name]) for name in there)
     assert {name: meta[name] for name in ("step", "classes", "pictures", "diffusion")} == {
         name: old[name] for name in ("step", "classes", "pictures", "diffusion")
     }
-    assert load(tmp_path / "back.h5", "cpu").meta["classes"] == NAMES
-    assert read_any(tmp_path / target).classes == NAMES  # as `--init` reads it
+    assert load("back.h5", "cpu").meta["classes"] == NAMES
+    assert read_any(target).classes == NAMES  # as `--init` reads it
 
 
-def test_the_names_of_many_classes_have_no_place_in_an_npz(tmp_path):
+def test_the_names_of_many_classes_have_no_place_in_an_npz():
     names = [f"a class of number {k}" for k in range(4000)]
-    run = saved(tmp_path / "run", names)
-    assert convert(run, tmp_path / "w.npz").notes[-1] == (
+    run = saved("run", names)
+    assert convert(run, "w.npz").notes[-1] == (
         "left out",
         "the names of 4,000 classes, for which an .npz has no place: .safetensors has",
     )
-    found = read_any(tmp_path / "w.npz")
+    found = read_any("w.npz")
     assert (found.classes, found.step, found.pictures, found.options["num_classes"]) == (
         None,
         20,
         PICTURES,
         4000,
     )
-    convert(run, tmp_path / "w.safetensors")
-    assert read_any(tmp_path / "w.safetensors").classes == names
+    convert(run, "w.safetensors")
+    assert read_any("w.safetensors").classes == names
 
 
 @pytest.mark.parametrize(
@@ -97,16 +99,16 @@ def test_the_names_of_many_classes_have_no_place_in_an_npz(tmp_path):
         None,
     ],
 )
-def test_what_somebody_else_wrote_there_is_left_alone(tmp_path, wrong):
-    with open(tmp_path / "w.safetensors", "wb") as file:
+def test_what_somebody_else_wrote_there_is_left_alone(wrong):
+    with open("w.safetensors", "wb") as file:
         write_state_dict(file, {"a": np.ones(3, np.float32)}, "safetensors", training=wrong)
-    assert "training" not in read_weights(tmp_path / "w.safetensors")[1]
+    assert "training" not in read_weights("w.safetensors")[1]
 
 
-def test_what_is_left_out_is_said(tmp_path, caplog):
+def test_what_is_left_out_is_said(caplog):
     """By convert, --init and load: a damaged record, and more names than the model has classes."""
-    convert(saved(tmp_path / "run"), tmp_path / "w.npz")
-    state, stored = read_weights(tmp_path / "w.npz")
+    convert(saved("run"), "w.npz")
+    state, stored = read_weights("w.npz")
     diffusion, training = stored.pop("diffusion"), stored.pop("training")
     for wrong, words in (
         (
@@ -120,34 +122,34 @@ def test_what_is_left_out_is_said(tmp_path, caplog):
             "the names of the classes, as it names 3 classes, and its model has 2",
         ),
     ):
-        with open(tmp_path / "w.npz", "wb") as file:
+        with open("w.npz", "wb") as file:
             write_state_dict(file, state, "npz", stored, diffusion, wrong)
-        (note,) = [text for heading, text in convert(tmp_path / "w.npz", tmp_path / "m.h5").notes]
-        assert note.startswith(words) and read_any(tmp_path / "w.npz", reader="train").remarks == [
+        (note,) = [text for heading, text in convert("w.npz", "m.h5").notes]
+        assert note.startswith(words) and read_any("w.npz", reader="train").remarks == [
             ("left out", note)
         ]
         caplog.clear()
         with caplog.at_level("WARNING", "numdiff"):
-            assert "classes" not in load(tmp_path / "w.npz", "cpu").meta
-        assert caplog.messages == [f"{tmp_path / 'w.npz'}: left out: {note}"]
+            assert "classes" not in load("w.npz", "cpu").meta
+        assert caplog.messages == [f"w.npz: left out: {note}"]
 
 
-def test_a_checkpoint_of_more_names_than_classes_is_none(tmp_path):
+def test_a_checkpoint_of_more_names_than_classes_is_none():
     """Fewer are a model with room for more, of --num-classes."""
-    options, arrays, _ = read_model_file(saved(tmp_path / "run"))
+    options, arrays, _ = read_model_file(saved("run"))
     for names in ([], NAMES[:1], [*NAMES, "fish"]):
-        write_model_file(tmp_path / "m.h5", options, arrays, model="dit", classes=names)
+        write_model_file("m.h5", options, arrays, model="dit", classes=names)
         if len(names) < 3:
-            assert load(tmp_path / "m.h5", "cpu").meta["classes"] == names
+            assert load("m.h5", "cpu").meta["classes"] == names
     with pytest.raises(
         NumdiffError, match=r"holds no whole model \(it names 3 classes, and its model has 2\); use"
     ):
-        load(tmp_path / "m.h5", "cpu")
+        load("m.h5", "cpu")
 
 
-def test_other_readers_of_safetensors_are_undisturbed(tmp_path):
-    convert(saved(tmp_path / "run"), tmp_path / "w.safetensors")
-    with safetensors.safe_open(tmp_path / "w.safetensors", "np") as file:
+def test_other_readers_of_safetensors_are_undisturbed():
+    convert(saved("run"), "w.safetensors")
+    with safetensors.safe_open("w.safetensors", "np") as file:
         stored = file.metadata()
         assert (
             stored["format"] == "pt" and json.loads(stored["numdiff_training"])["classes"] == NAMES

@@ -1,6 +1,7 @@
 """`numdiff convert` on files of a DiT that are damaged or were made to do harm: one sentence each,
 and nothing left behind."""
 
+import functools
 import io
 import json
 import struct
@@ -12,10 +13,12 @@ from click.testing import CliRunner
 
 from numdiff.extras.convert.files import load_state_dict, write_state_dict
 from numdiff_cli.main import main
-from tests.extras.convert.test_state_dicts import ForeignClass, pickled, tensor
+from tests.extras.convert.weights import ForeignClass, pickled, tensor
+from tests.extras.importers.sources import zip_of
 from tests.reference import stored
 
 WHOLE = (stored.FOLDER / "dit_state.pt").read_bytes()
+stored_zip = functools.partial(zip_of, method=zipfile.ZIP_STORED)
 NAME, SIZE = "blocks.0.mlp.fc1.bias", 48
 
 
@@ -29,14 +32,6 @@ def saved(kind, **changed):
     write_state_dict(
         stream, {**state(), **{name.replace("__", "."): a for name, a in changed.items()}}, kind
     )
-    return stream.getvalue()
-
-
-def zipped(entries):
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
     return stream.getvalue()
 
 
@@ -65,10 +60,10 @@ def slipping(rng):
     """Entries that a careless program would write outside of its folder, or read from there."""
     weights = pickled({"a": tensor("FloatStorage", "../../../escaped", 2, (2,))})
     for prefix in ("../", "/tmp/", "../../../../../../", "a/../../", "C:\\", "archive/../"):
-        yield zipped(
+        yield stored_zip(
             {f"{prefix}escaped": b"x", "archive/data.pkl": weights, "archive/data/0": bytes(8)}
         )
-        yield zipped({f"{prefix}data.pkl": weights, f"{prefix}data/0": bytes(8)})
+        yield stored_zip({f"{prefix}data.pkl": weights, f"{prefix}data/0": bytes(8)})
 
 
 def wrong_types(rng):
@@ -79,7 +74,7 @@ def wrong_types(rng):
         np.savez(buffer, **{**state(), NAME: array})  # numdiff itself writes no objects
         yield buffer.getvalue()
     for kind in ("QInt8Storage", "ComplexFloatStorage", "LongStorage", "BoolStorage"):
-        yield zipped(
+        yield stored_zip(
             {"a/data.pkl": pickled({NAME: tensor(kind, "0", 8, (8,))}), "a/data/0": bytes(64)}
         )
 
@@ -87,19 +82,19 @@ def wrong_types(rng):
 def huge(rng):
     """Sizes that no memory holds, which nothing may try to get."""
     for count in (1 << 33, 1 << 40, 1 << 62, (1 << 63) - 1):
-        yield zipped(
+        yield stored_zip(
             {
                 "a/data.pkl": pickled({NAME: tensor("FloatStorage", "0", count, (count,))}),
                 "a/data/0": bytes(8),
             }
         )
-        yield zipped(
+        yield stored_zip(
             {
                 "a/data.pkl": pickled({NAME: tensor("FloatStorage", "0", 1, (count,), (0,))}),
                 "a/data/0": bytes(4),
             }
         )
-        yield zipped(
+        yield stored_zip(
             {
                 f"{NAME}.npy": b"\x93NUMPY\x01\x00v\x00"
                 + f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count},)}}".encode().ljust(
@@ -128,8 +123,10 @@ def hostile(rng):
         "pathlib PosixPath",
         "__main__ Model",
     ):
-        yield zipped({"a/data.pkl": pickled({"ema": {NAME: ForeignClass(text, "touch escaped")}})})
-        yield zipped(
+        yield stored_zip(
+            {"a/data.pkl": pickled({"ema": {NAME: ForeignClass(text, "touch escaped")}})}
+        )
+        yield stored_zip(
             {
                 "a/data.pkl": pickled(
                     {"ema": state_of_one(), "args": ForeignClass(text, "touch escaped")}

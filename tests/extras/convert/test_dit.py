@@ -27,7 +27,7 @@ from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
 from numdiff.nn.dit import MODELS, PLAIN, padded_columns
 from numdiff.nn.dit_shapes import dit_shapes
 from numdiff.sizes import as_size
-from tests.extras.convert.test_state_dicts import (
+from tests.extras.convert.weights import (
     ForeignClass,
     damaged_copies,
     pickled,
@@ -82,7 +82,7 @@ def test_a_namespace_is_the_only_object(tmp_path, name, word):
     made = b"c" + name.replace(" ", "\n").encode() + b"\n)\x81}X\x02\x00\x00\x00lrK\x01sb"
     weights = pickled({"a": tensor("FloatStorage", "0", 2, (2,))})[2:-1]
     data = b"\x80\x02}(X\x03\x00\x00\x00ema" + weights + b"X\x04\x00\x00\x00args" + made + b"u."
-    path = write_pt(tmp_path / "w.pt", data, {"0": np.ones(2, "<f4").tobytes()})
+    path = write_pt("w.pt", data, {"0": np.ones(2, "<f4").tobytes()})
     if word is None:
         np.testing.assert_array_equal(load_state_dict(path)["a"], [1, 1])
     else:
@@ -97,7 +97,7 @@ def test_hostile_settings_are_refused_and_not_run(tmp_path):
         "ema": {"a": tensor("FloatStorage", "0", 2, (2,))},
         "args": ForeignClass("posix system", f"touch {canary}"),
     }
-    path = write_pt(tmp_path / "w.pt", pickled(content), {"0": bytes(8)})
+    path = write_pt("w.pt", pickled(content), {"0": bytes(8)})
     with pytest.raises(NumdiffError, match="posix.system"):
         load_state_dict(path)
     assert not canary.exists()
@@ -112,7 +112,7 @@ def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng):
     for copy in damaged_copies(data[start:stop], rng, 150):
         (tmp_path / "w.pt").write_bytes(data[:start] + copy + data[stop:])
         try:
-            load_state_dict(tmp_path / "w.pt")
+            load_state_dict("w.pt")
         except NumdiffError as error:
             assert "\n" not in str(error) and len(str(error)) < 600
             refused += 1

@@ -56,23 +56,23 @@ def test_converted_model_gives_the_twins_output(tmp_path, name, positions):
     options = {**dit.PLAIN, **reference["info"]["options"]}
     whole = with_positions(state, options)
     free = FREE[name] if positions else {**FREE[name], "image_size": options["image_size"]}
-    source = write_npz(tmp_path / "weights.npz", whole if positions else state)
-    result = convert(source, tmp_path / "model.h5", diffusion={"path": "discrete"}, **free)
+    source = write_npz("weights.npz", whole if positions else state)
+    result = convert(source, "model.h5", diffusion={"path": "discrete"}, **free)
     count = sum(array.size for name, array in whole.items() if not name.startswith("feat_rope."))
     assert (result.kind, result.parameters) == ("dit", count)
     if options["num_classes"] is None:
         result.options["class_dropout"] = options["class_dropout"]
     assert result.options == options
-    model = load(tmp_path / "model.h5", "cpu")
+    model = load("model.h5", "cpu")
     assert isinstance(model, DiT) and model.diffusion["prediction"] == "eps"
     output = model.predict(reference["x"], reference["t"], reference.get("y"))
     assert relative_error(output, reference["output"]) < 1e-4
-    convert(tmp_path / "model.h5", tmp_path / "out.safetensors")
-    again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
+    convert("model.h5", "out.safetensors")
+    again = convert("out.safetensors", "again.h5")
     assert again.options == result.options == model.options
-    convert(tmp_path / "again.h5", tmp_path / "out.npz")
+    convert("again.h5", "out.npz")
     # as the public code's load_state_dict(strict=True) wants it
-    with np.load(tmp_path / "out.npz") as exported:
+    with np.load("out.npz") as exported:
         assert exported.files == list(whole) and all(
             np.array_equal(exported[k], whole[k]) for k in whole
         )
@@ -83,9 +83,9 @@ def test_converted_model_gives_the_twins_output(tmp_path, name, positions):
     [("dit_state.pt", "ema", 3), ("dit_checkpoint.pt", "ema", 4), ("dit_checkpoint.pt", "raw", 3)],
 )
 def test_what_torch_save_wrote(tmp_path, file, weights, seed):
-    result = convert(stored.FOLDER / file, tmp_path / "m.h5", weights, num_heads=3)
+    result = convert(stored.FOLDER / file, "m.h5", weights, num_heads=3)
     assert result.options["image_size"] == 8 and result.options["num_classes"] == 5
-    for name, array in load(tmp_path / "m.h5", "cpu").arrays().items():
+    for name, array in load("m.h5", "cpu").arrays().items():
         shape = load_state_dict(stored.FOLDER / file)[name].shape
         np.testing.assert_array_equal(
             array, to_numdiff_layout({name: stored.weight(name, shape, seed)})[name]
@@ -94,16 +94,14 @@ def test_what_torch_save_wrote(tmp_path, file, weights, seed):
 
 def test_a_model_without_training_can_be_sampled_from(tmp_path):
     _, state = stored_state("pixels")
-    convert(
-        write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=12, **FREE["pixels"]
-    )
-    images = sample(load(tmp_path / "m.h5", "cpu"), count=3, steps=2, y=[0, 4, 2])
+    convert(write_npz("w.npz", state), "m.h5", image_size=12, **FREE["pixels"])
+    images = sample(load("m.h5", "cpu"), count=3, steps=2, y=[0, 4, 2])
     assert images.shape == (3, 12, 12, 3) and images.dtype == np.uint8
 
 
 def test_folder_of_diffusers(tmp_path):
     _, state = stored_state("latents")
-    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "folder", image_size=8, num_heads=3)
+    convert(write_npz("w.npz", state), "folder", image_size=8, num_heads=3)
     config = json.loads((tmp_path / "folder" / CONFIG).read_text())
     assert config["_class_name"] == "DiTTransformer2DModel" and config["num_layers"] == 2
     weights = load_state_dict(tmp_path / "folder" / WEIGHTS)
@@ -114,12 +112,12 @@ def test_folder_of_diffusers(tmp_path):
     assert weights["pos_embed.proj.weight"].shape == (48, 4, 2, 2)
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(NumdiffError, match="file"):
-        convert(tmp_path / "w.npz", tmp_path / "file", image_size=8, num_heads=3)
+        convert("w.npz", "file", image_size=8, num_heads=3)
     unet = stored.state_dict(stored.load("model_plain")["info"]["shapes"], 1)
     with pytest.raises(UsageError, match="this is a UNet"):
         convert(
-            write_npz(tmp_path / "u.npz", unet),
-            tmp_path / "other",
+            write_npz("u.npz", unet),
+            "other",
             image_size=8,
             num_head_channels=32,
         )
@@ -130,7 +128,7 @@ def test_one_file_of_a_diffusers_folder_asks_for_the_folder(tmp_path):
     """For any of its files, under any name, and any reader."""
     _, state = stored_state("latents")
     folder = tmp_path / "pipeline" / "transformer"
-    convert(write_npz(tmp_path / "w.npz", state), folder, image_size=8, num_heads=3)
+    convert(write_npz("w.npz", state), folder, image_size=8, num_heads=3)
     (folder.parent / "model_index.json").write_text("{}")
     (folder / "other.safetensors").write_bytes((folder / WEIGHTS).read_bytes())
     (folder / (WEIGHTS + ".index.json")).write_text("{}")
@@ -142,7 +140,7 @@ def test_one_file_of_a_diffusers_folder_asks_for_the_folder(tmp_path):
         folder / (WEIGHTS + ".index.json"),
     ):
         for read in (
-            lambda path: convert(path, tmp_path / "x.h5"),
+            lambda path: convert(path, "x.h5"),
             lambda path: load(path, "cpu"),
             read_any,
         ):
@@ -152,25 +150,23 @@ def test_one_file_of_a_diffusers_folder_asks_for_the_folder(tmp_path):
             ):
                 read(path)
     for name in ("transformer_blocks.0.ff.net.2.weight", "down_blocks.0.resnets.0.conv1.weight"):
-        np.savez(
-            tmp_path / "alone.npz", **{"conv_in.weight": np.zeros(1), name: np.zeros(1, np.float32)}
-        )
+        np.savez("alone.npz", **{"conv_in.weight": np.zeros(1), name: np.zeros(1, np.float32)})
         with pytest.raises(
             UsageError, match="is a file of diffusers, .* not next to it: give the folder that save"
         ):
-            convert(tmp_path / "alone.npz", tmp_path / "x.h5")
+            convert("alone.npz", "x.h5")
 
 
 def test_a_folder_that_cannot_be_filled_is_not_left(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    weights = write_npz(tmp_path / "w.npz", stored_state("latents")[1])
+    weights = write_npz("w.npz", stored_state("latents")[1])
     monkeypatch.setattr(dit_weights, "write_state_dict", full)
     (tmp_path / "own").mkdir()
     for name in ("new", "own"):
         with pytest.raises(NumdiffError, match="cannot write the weights .*: the disk is full"):
-            convert(weights, tmp_path / name, image_size=8, num_heads=3)
+            convert(weights, name, image_size=8, num_heads=3)
     assert {path.name for path in tmp_path.iterdir()} == {"w.npz", "own"}
 
 
@@ -182,12 +178,12 @@ def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
     for heads, factor in ((3, 1), (6, 2)):
         state = {name: factor * array for name, array in stored_state("latents")[1].items()}
         convert(
-            write_npz(tmp_path / f"{heads}.npz", state),
-            tmp_path / f"{heads}.h5",
+            write_npz(f"{heads}.npz", state),
+            f"{heads}.h5",
             image_size=8,
             num_heads=heads,
         )
-    models = {heads: read_any(tmp_path / f"{heads}.h5") for heads in (3, 6)}
+    models = {heads: read_any(f"{heads}.h5") for heads in (3, 6)}
 
     def look():
         try:
@@ -206,7 +202,7 @@ def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
             )
             found.append(heads)
 
-    convert(tmp_path / "3.h5", folder)
+    convert("3.h5", folder)
     with monkeypatch.context() as patch:
         for name in ("replace", "unlink"):
             change = getattr(files.os, name)
@@ -215,7 +211,7 @@ def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
                 name,
                 lambda *given, change=change, **more: (look(), change(*given, **more)),
             )
-        convert(tmp_path / "6.h5", folder)
+        convert("6.h5", folder)
     look()
     assert [heads for heads, _ in itertools.groupby(found)] == [3, None, 6]
     assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
@@ -223,7 +219,7 @@ def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
     # the folder is written by another process between the two files that are read
     def swapped(path, *given):
         read = read_weights(path, *given)
-        convert(tmp_path / "3.h5", folder)
+        convert("3.h5", folder)
         return read
 
     monkeypatch.setattr(dit_weights, "read_weights", swapped)
@@ -239,12 +235,12 @@ def test_a_folder_whose_new_files_do_not_fit_is_as_it_was(tmp_path, monkeypatch,
         if next(calls) == ["the configuration", "the weights"].index(file):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    weights = write_npz(tmp_path / "w.npz", stored_state("latents")[1])
-    convert(weights, tmp_path / "folder", image_size=8, num_heads=3)
+    weights = write_npz("w.npz", stored_state("latents")[1])
+    convert(weights, "folder", image_size=8, num_heads=3)
     before = state_of(tmp_path / "folder")
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(NumdiffError, match=f"cannot write {file} .*: the disk is full"):
-        convert(weights, tmp_path / "folder", image_size=8, num_heads=6)
+        convert(weights, "folder", image_size=8, num_heads=6)
     assert state_of(tmp_path / "folder") == before
 
 
@@ -254,14 +250,14 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     _, state = stored_state("latents")
     diffusion = {"steps": 400, "schedule": "cosine", "rescale_timesteps": True}
     convert(
-        write_npz(tmp_path / "w.npz", state),
-        tmp_path / "m.h5",
+        write_npz("w.npz", state),
+        "m.h5",
         diffusion=diffusion,
         image_size=8,
         num_heads=3,
     )
     folder = tmp_path / "pipeline" / "transformer"
-    result = convert(tmp_path / "m.h5", folder)
+    result = convert("m.h5", folder)
     assert (
         "time_proj.downscale_freq_shift = 0; block.norm1.emb.time_proj.scale = 2.5"
         in result.notes[1][1]
@@ -273,8 +269,8 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     )
     (folder.parent / "model_index.json").write_text("{}")
     for source in (folder, folder.parent):
-        convert(source, tmp_path / "again.h5")
-        model, again = load(tmp_path / "m.h5", "cpu"), load(tmp_path / "again.h5", "cpu")
+        convert(source, "again.h5")
+        model, again = load("m.h5", "cpu"), load("again.h5", "cpu")
         assert model.options == again.options and model.diffusion == again.diffusion
         assert again.diffusion["timestep_scale"] == 2.5
         assert all(np.array_equal(a, again.arrays()[name]) for name, a in model.arrays().items())
@@ -288,17 +284,17 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     ):
         (folder / CONFIG).write_text(json.dumps({**config, **changed}))
         with pytest.raises(NumdiffError, match=message):
-            convert(folder, tmp_path / "x.h5")
+            convert(folder, "x.h5")
     (folder / CONFIG).write_text(
         json.dumps({**config, "num_attention_heads": 6, "attention_head_dim": 8})
     )
-    assert convert(folder, tmp_path / "x.h5").options["num_heads"] == 6
+    assert convert(folder, "x.h5").options["num_heads"] == 6
     (folder / WEIGHTS).rename(folder / (WEIGHTS + ".index.json"))
     with pytest.raises(NumdiffError, match="in several files"):
-        convert(folder, tmp_path / "x.h5")
+        convert(folder, "x.h5")
     (folder / (WEIGHTS + ".index.json")).unlink()
     with pytest.raises(NumdiffError, match=f"has no {WEIGHTS} next to its"):
-        convert(folder, tmp_path / "x.h5")
+        convert(folder, "x.h5")
 
 
 @pytest.mark.parametrize(
@@ -359,15 +355,15 @@ def test_a_folder_of_any_objective_is_read_back(tmp_path, diffusion, scheduler, 
         device="cpu",
     )
     diffusion = Diffusion(**diffusion).options
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), diffusion, model="dit")
-    (_, _), (_, remedy), found = convert(tmp_path / "m.h5", tmp_path / "folder").notes
+    write_model_file("m.h5", model.options, model.arrays(), diffusion, model="dit")
+    (_, _), (_, remedy), found = convert("m.h5", "folder").notes
     assert found == ("scheduler", scheduler)
     assert remedy.endswith(f"time_proj.scale = {scale}" if scale else "downscale_freq_shift = 0")
-    again = convert(tmp_path / "folder", tmp_path / "again.h5")
+    again = convert("folder", "again.h5")
     assert again.diffusion == diffusion and again.options == model.options
-    arrays = load(tmp_path / "again.h5", "cpu").arrays()
+    arrays = load("again.h5", "cpu").arrays()
     assert all(np.array_equal(array, arrays[name]) for name, array in model.arrays().items())
-    notes = convert(tmp_path / "m.h5", tmp_path / "w.npz").notes
+    notes = convert("m.h5", "w.npz").notes
     assert [elsewhere in text for _, text in notes] == [True] if elsewhere else not notes
 
 
@@ -387,28 +383,26 @@ def test_what_other_programs_get_of_sparse_attention(tmp_path):
         device="cpu",
     )
     arrays = model.arrays()
-    write_model_file(tmp_path / "zero.h5", model.options, arrays, model="dit")
+    write_model_file("zero.h5", model.options, arrays, model="dit")
     arrays["blocks.0.attn.proj_l.bias"][:] = 1
-    write_model_file(tmp_path / "learned.h5", model.options, arrays, model="dit")
-    result = convert(tmp_path / "learned.h5", tmp_path / "out.safetensors")
+    write_model_file("learned.h5", model.options, arrays, model="dit")
+    result = convert("learned.h5", "out.safetensors")
     assert "the public DiT's code has no sparse-linear attention" in result.notes[0][1]
-    again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
+    again = convert("out.safetensors", "again.h5")
     assert (again.options["attention"], again.options["sla_topk"]) == ("sla", 0.7)
     with pytest.raises(
         UsageError, match="whose linear part this model has learned: write .safetensors or .npz"
     ):
-        convert(tmp_path / "learned.h5", tmp_path / "folder")
+        convert("learned.h5", "folder")
     assert not (tmp_path / "folder").exists()
-    assert (
-        "attention to all tokens" in convert(tmp_path / "zero.h5", tmp_path / "folder").notes[0][1]
-    )
-    np.savez(tmp_path / "foreign.npz", **load_state_dict(tmp_path / "out.safetensors"))
-    foreign = convert(tmp_path / "foreign.npz", tmp_path / "foreign.h5")
+    assert "attention to all tokens" in convert("zero.h5", "folder").notes[0][1]
+    np.savez("foreign.npz", **load_state_dict("out.safetensors"))
+    foreign = convert("foreign.npz", "foreign.h5")
     assert again.options["sla_linear"] == "rest" and foreign.options["sla_linear"] == "all"
     with pytest.raises(
         UsageError, match="--sla-topk: .* has no tensors of sparse-linear attention"
     ):
-        convert(tmp_path / "folder", tmp_path / "x.h5", sla_topk=0.5)
+        convert("folder", "x.h5", sla_topk=0.5)
 
 
 def test_heads_stored_in_a_file_are_used_for_a_published_size():
@@ -452,11 +446,11 @@ def test_a_state_dict_of_lightningdits_code(tmp_path):
         list(whole).index("blocks.0.norm1.weight") - 1,
     ]
     result = convert(
-        write_npz(tmp_path / "w.npz", {f"module.{name}": a for name, a in whole.items()}),
-        tmp_path / "m.h5",
+        write_npz("w.npz", {f"module.{name}": a for name, a in whole.items()}),
+        "m.h5",
     )
     assert result.options == {**options, "class_dropout": 0.1}
-    notes = convert(tmp_path / "m.h5", tmp_path / "w.safetensors").notes
+    notes = convert("m.h5", "w.safetensors").notes
     assert notes == [
         (
             "elsewhere",
@@ -465,24 +459,24 @@ def test_a_state_dict_of_lightningdits_code(tmp_path):
         )
     ]
     with pytest.raises(UsageError, match="--no-rope: .* holds the angles of a rotary embedding"):
-        convert(tmp_path / "w.npz", tmp_path / "x.h5", rope=False)
+        convert("w.npz", "x.h5", rope=False)
     with pytest.raises(
         UsageError, match="diffusers' DiT has no norm rms, as this model has: write .safetensors"
     ):
-        convert(tmp_path / "m.h5", tmp_path / "folder")
+        convert("m.h5", "folder")
     _, state = stored_state("qk_norm")
-    convert(write_npz(tmp_path / "q.npz", state), tmp_path / "q.h5", image_size=8)
-    assert "no such block" in convert(tmp_path / "q.h5", tmp_path / "q.safetensors").notes[0][1]
+    convert(write_npz("q.npz", state), "q.h5", image_size=8)
+    assert "no such block" in convert("q.h5", "q.safetensors").notes[0][1]
 
 
 def test_the_mlp_ratio_stored_in_a_file_is_used_if_it_fits(tmp_path):
     """Widths are whole, so several ratios lay out one model: an own export keeps its own."""
     options = {**stored_dit.MODELS["lightning"], "mlp_ratio": 2.6}
     model = DiT(**options, device="cpu")
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), model="dit")
-    convert(tmp_path / "m.h5", tmp_path / "w.safetensors")
-    assert convert(tmp_path / "w.safetensors", tmp_path / "again.h5").options == model.options
-    state = load_state_dict(tmp_path / "w.safetensors")
+    write_model_file("m.h5", model.options, model.arrays(), model="dit")
+    convert("m.h5", "w.safetensors")
+    assert convert("w.safetensors", "again.h5").options == model.options
+    state = load_state_dict("w.safetensors")
     for ratio, found in ((2.6, 2.6), (4.0, 2.5833333333333335), ("2.6", 2.5833333333333335)):
         assert (
             weights_of(DIT).complete("w.npz", state, {"mlp_ratio": ratio}, {})["mlp_ratio"] == found
@@ -492,7 +486,7 @@ def test_the_mlp_ratio_stored_in_a_file_is_used_if_it_fits(tmp_path):
 def test_what_is_missing_or_wrong_is_asked_for(tmp_path):
     reference, state = stored_state("latents")
     options = reference["info"]["options"]
-    source, out = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
+    source, out = write_npz("w.npz", state), tmp_path / "m.h5"
     for free, message in (
         ({"num_heads": 3}, "has no pos_embed: give --image-size"),
         ({"image_size": 8}, "give --num-heads"),
@@ -515,17 +509,15 @@ def test_what_is_missing_or_wrong_is_asked_for(tmp_path):
             convert(source, out, **free)
     _, plain = stored_state("plain")
     with pytest.raises(UsageError, match="has no classes; leave it out"):
-        convert(write_npz(tmp_path / "p.npz", plain), out, image_size=6, num_heads=5, num_classes=3)
-    whole = write_npz(tmp_path / "whole.npz", with_positions(state, options))
+        convert(write_npz("p.npz", plain), out, image_size=6, num_heads=5, num_classes=3)
+    whole = write_npz("whole.npz", with_positions(state, options))
     with pytest.raises(
         NumdiffError, match=r"pos_embed has the shape \(1, 16, 48\) in the file and \(1, 64, 48\)"
     ):
         convert(whole, out, image_size=16, num_heads=3)
     with pytest.raises(NumdiffError, match="not finite, first in final_layer.linear.bias"):
         convert(
-            write_npz(
-                tmp_path / "n.npz", {**state, "final_layer.linear.bias": np.full(32, np.inf)}
-            ),
+            write_npz("n.npz", {**state, "final_layer.linear.bias": np.full(32, np.inf)}),
             out,
             image_size=8,
             num_heads=3,
@@ -536,11 +528,9 @@ def test_what_is_missing_or_wrong_is_asked_for(tmp_path):
 def test_numdiff_files_of_another_kind(tmp_path):
     _, state = stored_state("latents")
     arrays = to_numdiff_layout(state)
-    write_model_file(
-        tmp_path / "m.h5", {**stored_dit.MODELS["latents"], "depth": 3}, arrays, model="dit"
-    )
+    write_model_file("m.h5", {**stored_dit.MODELS["latents"], "depth": 3}, arrays, model="dit")
     with pytest.raises(NumdiffError, match="these weights belong to another model"):
-        load(tmp_path / "m.h5", "cpu")
-    write_model_file(tmp_path / "m.h5", stored_dit.MODELS["latents"], arrays, model="unet")
+        load("m.h5", "cpu")
+    write_model_file("m.h5", stored_dit.MODELS["latents"], arrays, model="unet")
     with pytest.raises(NumdiffError, match="options that this numdiff does not know"):
-        load(tmp_path / "m.h5", "cpu")
+        load("m.h5", "cpu")

@@ -75,41 +75,41 @@ def test_files_go_both_ways(rng, inputs, tmp_path, lightning):
     τ."""
     block = {"norm": "rms", "rope": True, "mlp": "swiglu"} if lightning else {"learn_sigma": True}
     theirs, (x, y) = random_model(rng, **block), inputs
-    np.savez(tmp_path / "theirs.npz", **to_torch_layout(theirs.arrays()))
+    np.savez("theirs.npz", **to_torch_layout(theirs.arrays()))
     stated = {} if lightning else {"path": "linear"}
     free = {"image_size": 8, "num_heads": 3, **({"rope": True} if lightning else {})}
-    result = convert(tmp_path / "theirs.npz", tmp_path / "ours.h5", diffusion=stated, **free)
+    result = convert("theirs.npz", "ours.h5", diffusion=stated, **free)
     assert result.diffusion["path"] == "linear" and result.diffusion["prediction"] == "flow"
     assert result.options["learn_sigma"] is False
-    ours = numdiff.load(tmp_path / "ours.h5", device="cpu")
+    ours = numdiff.load("ours.h5", device="cpu")
     want = answers(theirs, x, T, y)[..., :4]
     np.testing.assert_allclose(answers(ours, x, 1 - T, y), -want, rtol=5e-5, atol=5e-5)
-    convert(tmp_path / "ours.h5", tmp_path / "back.safetensors")
-    again = convert(tmp_path / "back.safetensors", tmp_path / "again.h5")
+    convert("ours.h5", "back.safetensors")
+    again = convert("back.safetensors", "again.h5")
     assert again.diffusion == result.diffusion
-    for name, array in read_model_file(tmp_path / "again.h5")[1].items():
+    for name, array in read_model_file("again.h5")[1].items():
         np.testing.assert_allclose(array, ours.arrays()[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_a_model_that_sees_a_thousand_t(rng, inputs, tmp_path):
     theirs, (x, y) = random_model(rng), inputs
-    np.savez(tmp_path / "theirs.npz", **to_torch_layout(theirs.arrays()))
+    np.savez("theirs.npz", **to_torch_layout(theirs.arrays()))
     result = convert(
-        tmp_path / "theirs.npz",
-        tmp_path / "ours.h5",
+        "theirs.npz",
+        "ours.h5",
         image_size=8,
         num_heads=3,
         diffusion={"path": "linear", "rescale_timesteps": True},
     )
     assert result.diffusion["timestep_scale"] == 1000
-    ours = numdiff.load(tmp_path / "ours.h5", device="cpu")
+    ours = numdiff.load("ours.h5", device="cpu")
     np.testing.assert_allclose(
         ours.predict(x, 1 - T, y), -answers(theirs, x, 1000 * T, y), atol=5e-4
     )
 
 
 def test_refused(rng, tmp_path):
-    np.savez(tmp_path / "theirs.npz", **to_torch_layout(random_model(rng).arrays()))
+    np.savez("theirs.npz", **to_torch_layout(random_model(rng).arrays()))
     source = [
         "convert",
         str(tmp_path / "theirs.npz"),

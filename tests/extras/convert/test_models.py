@@ -50,26 +50,26 @@ def test_converted_model_gives_the_twins_output(tmp_path, name):
     options."""
     reference, state = stored_state(name)
     size = reference["info"]["options"]["image_size"]
-    source = write_npz(tmp_path / "weights.npz", state)
+    source = write_npz("weights.npz", state)
     result = convert(
         source,
-        tmp_path / "model.h5",
+        "model.h5",
         image_size=size,
         diffusion={"schedule": "cosine"},
         **HEADS[name],
     )
     assert result.parameters == sum(a.size for a in state.values())
-    model = load(tmp_path / "model.h5", "cpu")
+    model = load("model.h5", "cpu")
     assert model.diffusion == {"steps": 1000, "schedule": "cosine", "prediction": "eps"}
     output = model.predict(reference["x"], reference["t"], reference.get("y"))
     assert relative_error(output, reference["output"]) < 1e-4
-    convert(tmp_path / "model.h5", tmp_path / "out.safetensors")
-    again = convert(tmp_path / "out.safetensors", tmp_path / "again.h5")
+    convert("model.h5", "out.safetensors")
+    again = convert("out.safetensors", "again.h5")
     assert again.options == result.options == model.options
-    for key, array in load(tmp_path / "again.h5", "cpu").arrays().items():
+    for key, array in load("again.h5", "cpu").arrays().items():
         assert np.array_equal(array, to_numdiff_layout({key: state[key]})[key])
-    convert(tmp_path / "again.h5", tmp_path / "out.npz")
-    with np.load(tmp_path / "out.npz") as exported:
+    convert("again.h5", "out.npz")
+    with np.load("out.npz") as exported:
         assert exported.files == list(state) and all(
             np.array_equal(exported[k], state[k]) for k in state
         )
@@ -78,11 +78,9 @@ def test_converted_model_gives_the_twins_output(tmp_path, name):
 def test_index_is_that_of_the_model(tmp_path):
     """A model file's flat buffer has exactly the model's layout."""
     _, state = stored_state("plain")
-    convert(
-        write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=8, num_head_channels=32
-    )
-    buffers, meta = load_checkpoint(tmp_path / "m.h5")
-    model = load(tmp_path / "m.h5", "cpu")
+    convert(write_npz("w.npz", state), "m.h5", image_size=8, num_head_channels=32)
+    buffers, meta = load_checkpoint("m.h5")
+    model = load("m.h5", "cpu")
     assert meta["index"] == model.parameters.index
     assert np.array_equal(buffers["parameters"], model.parameters.data)
 
@@ -127,9 +125,9 @@ def test_checkpoints_and_run_folders(tmp_path, run, weights, value):
     model = load(run, "cpu", weights)
     assert model.meta["step"] == 20 and model.diffusion["prediction"] == "v"
     assert all((a == value).all() for a in model.arrays().values())
-    result = convert(run / checkpoint_name(10), tmp_path / "m.h5", weights)
+    result = convert(run / checkpoint_name(10), "m.h5", weights)
     assert result.step == 10
-    options, arrays, meta = read_model_file(tmp_path / "m.h5")
+    options, arrays, meta = read_model_file("m.h5")
     assert options == model.options and meta["diffusion"]["steps"] == 50 and meta["step"] == 10
     assert meta["classes"] == ["cat"] and meta["pictures"] == PICTURES
     assert all((a == value).all() for a in arrays.values())
@@ -167,25 +165,25 @@ def test_convert_replaces_nothing_that_is_kept(tmp_path, run):
 def test_averaged_weights_that_are_asked_for_must_be_there(tmp_path, run):
     buffers, meta = load_checkpoint(run / checkpoint_name(20))
     del buffers["ema"]
-    save_checkpoint(tmp_path / "raw.h5", buffers, meta)
-    model = load(tmp_path / "raw.h5", "cpu")
+    save_checkpoint("raw.h5", buffers, meta)
+    model = load("raw.h5", "cpu")
     assert model.meta["step"] == 20 and all((a == 1).all() for a in model.arrays().values())
     for ask in (
-        lambda: load(tmp_path / "raw.h5", "cpu", "ema"),
-        lambda: convert(tmp_path / "raw.h5", tmp_path / "m.h5", "ema"),
+        lambda: load("raw.h5", "cpu", "ema"),
+        lambda: convert("raw.h5", "m.h5", "ema"),
     ):
         with pytest.raises(
             UsageError,
             match="raw.h5 holds no averaged weights.* give weights raw, or leave that out",
         ):
             ask()
-    convert(tmp_path / "raw.h5", tmp_path / "m.h5")
-    load(tmp_path / "m.h5", "cpu", "ema")  # of one set, which may be of averages
+    convert("raw.h5", "m.h5")
+    load("m.h5", "cpu", "ema")  # of one set, which may be of averages
 
 
 def test_what_is_missing_is_asked_for(tmp_path):
     _, state = stored_state("plain")
-    source, out = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
+    source, out = write_npz("w.npz", state), tmp_path / "m.h5"
     for options, message in (
         ({}, "--image-size"),
         ({"image_size": 8}, "--num-head-channels"),
@@ -197,7 +195,7 @@ def test_what_is_missing_is_asked_for(tmp_path):
         with pytest.raises(UsageError, match=message):
             convert(source, out, **options)
     with pytest.raises(UsageError, match="must end in .h5"):
-        convert(source, tmp_path / "m.onnx", image_size=8, num_head_channels=32)
+        convert(source, "m.onnx", image_size=8, num_head_channels=32)
     assert not out.exists()
 
 
@@ -209,7 +207,7 @@ def test_weights_that_cannot_be_used(tmp_path):
         changed = {k.replace("__", "."): v for k, v in changed.items()}
         kept = {k: v for k, v in {**state, **changed}.items() if v is not None}
         with pytest.raises(NumdiffError, match=message):
-            convert(write_npz(tmp_path / "w.npz", kept), out, image_size=8, num_head_channels=32)
+            convert(write_npz("w.npz", kept), out, image_size=8, num_head_channels=32)
         assert not out.exists()
 
     refused("missing 1 .out.0.bias", out__0__bias=None)
@@ -235,16 +233,16 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
     newest.write_bytes(newest.read_bytes()[:5000])
     refused("truncated or damaged", newest)
     options, arrays, meta = read_model_file(run / checkpoint_name(10))
-    write_model_file(tmp_path / "m.h5", {**options, "colour": 3}, arrays)
+    write_model_file("m.h5", {**options, "colour": 3}, arrays)
     refused("options that this numdiff does not know", tmp_path / "m.h5")
-    write_model_file(tmp_path / "m.h5", {**options, "num_res_blocks": 2}, arrays)
+    write_model_file("m.h5", {**options, "num_res_blocks": 2}, arrays)
     refused("these weights belong to another model", tmp_path / "m.h5")
-    save_checkpoint(tmp_path / "m.h5", {"parameters": np.ones(3)}, {**meta})
+    save_checkpoint("m.h5", {"parameters": np.ones(3)}, {**meta})
     refused("holds no whole model", tmp_path / "m.h5")
-    save_checkpoint(tmp_path / "m.h5", {"parameters": np.ones(3)}, {**meta, "model": "gan"})
+    save_checkpoint("m.h5", {"parameters": np.ones(3)}, {**meta, "model": "gan"})
     refused("of the kind 'gan'", tmp_path / "m.h5")
     with pytest.raises(UsageError, match="has options of its own: leave out --image-size"):
-        convert(run / checkpoint_name(10), tmp_path / "x.npz", image_size=8)
+        convert(run / checkpoint_name(10), "x.npz", image_size=8)
 
 
 # Without `numdiff convert` ------------------------------------------------------------------------
@@ -263,7 +261,7 @@ def test_what_convert_writes_is_loaded_as_it_is(tmp_path, target):
     )
     model.parameters.load_flat(np.random.default_rng(0).standard_normal(model.parameters.total))
     write_model_file(
-        tmp_path / "m.h5",
+        "m.h5",
         model.options,
         model.arrays(),
         {"steps": 50, "prediction": "v"},
@@ -272,8 +270,8 @@ def test_what_convert_writes_is_loaded_as_it_is(tmp_path, target):
         classes=["cat", "dog"],
         pictures=PICTURES,
     )
-    convert(tmp_path / "m.h5", tmp_path / target)
-    before, there = load(tmp_path / "m.h5", "cpu"), load(tmp_path / target, "cpu")
+    convert("m.h5", target)
+    before, there = load("m.h5", "cpu"), load(target, "cpu")
     assert (before.options, before.diffusion) == (there.options, there.diffusion)
     assert all(
         np.array_equal(array, there.arrays()[name]) for name, array in before.arrays().items()
@@ -287,16 +285,16 @@ def test_what_convert_writes_is_loaded_as_it_is(tmp_path, target):
         ({"weights": "best"}, "unknown weights 'best'"),
     ):
         with pytest.raises(UsageError, match=words):
-            load(tmp_path / target, "cpu", **given)
+            load(target, "cpu", **given)
 
 
 def test_what_a_file_does_not_tell_is_taken_as_usual_and_said(tmp_path, caplog):
-    with open(tmp_path / "w.npz", "wb") as file:
+    with open("w.npz", "wb") as file:
         write_state_dict(
             file, stored_state("plain")[1], "npz", {"image_size": 8, "num_head_channels": 32}
         )
     with caplog.at_level("WARNING", "numdiff"):
-        model = load(tmp_path / "w.npz", "cpu")
+        model = load("w.npz", "cpu")
     assert model.diffusion == Diffusion().options
     (said,) = caplog.messages
     assert said.endswith(
@@ -317,18 +315,18 @@ def test_options_of_convert_alone_are_named(tmp_path, stored, options):
     state = dict(stored_state("plain")[1])
     if steps := stored.pop("betas", None):
         state["betas"] = np.linspace(0.1 / steps, 20 / steps, steps)
-    with open(tmp_path / "w.npz", "wb") as file:
+    with open("w.npz", "wb") as file:
         write_state_dict(file, state, "npz", stored)
     with pytest.raises(
         UsageError, match=f"w.npz does not say .*: run `numdiff convert` with {options}"
     ):
-        load(tmp_path / "w.npz", "cpu")
+        load("w.npz", "cpu")
 
 
 def test_safetensors_options_are_checked(tmp_path):
     """The options in a foreign file are words from outside: those of another type are not believed."""
     _, state = stored_state("plain")
-    with open(tmp_path / "w.safetensors", "wb") as file:
+    with open("w.safetensors", "wb") as file:
         write_state_dict(
             file,
             state,
@@ -342,10 +340,8 @@ def test_safetensors_options_are_checked(tmp_path):
             },
         )
     with pytest.raises(UsageError, match="--image-size"):
-        convert(tmp_path / "w.safetensors", tmp_path / "m.h5")
-    result = convert(
-        tmp_path / "w.safetensors", tmp_path / "m.h5", image_size=8, num_head_channels=32
-    )
+        convert("w.safetensors", "m.h5")
+    result = convert("w.safetensors", "m.h5", image_size=8, num_head_channels=32)
     assert result.options["model_channels"] == 64
 
 
@@ -358,7 +354,7 @@ def test_rescaled_timesteps_are_an_option_kept_and_reported(tmp_path):
     """A UNet of other than 1000 steps may have been trained either way, and nothing in its weights
     says which."""
     _, state = stored_state("plain")
-    source, model = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
+    source, model = write_npz("w.npz", state), tmp_path / "m.h5"
     for steps in (4000, 100):
         with pytest.raises(
             UsageError,
@@ -372,30 +368,28 @@ def test_rescaled_timesteps_are_an_option_kept_and_reported(tmp_path):
     wanted = {"steps": 4000, "schedule": "cosine", "prediction": "v", "timestep_scale": 0.25}
     assert result.diffusion == load(model, "cpu").diffusion == wanted
     # an export keeps it, and says it in the other program's words
-    result = convert(model, tmp_path / "w.safetensors")
+    result = convert(model, "w.safetensors")
     assert "--diffusion_steps 4000 --noise_schedule cosine" in result.notes[0][1]
     assert result.notes[0][1].endswith("--rescale_timesteps True")
     assert ("no flag there", "the prediction v") in result.notes
-    assert convert(tmp_path / "w.safetensors", tmp_path / "n.h5").diffusion == wanted
-    again = convert(
-        tmp_path / "w.safetensors", tmp_path / "n.h5", diffusion={"rescale_timesteps": False}
-    )
+    assert convert("w.safetensors", "n.h5").diffusion == wanted
+    again = convert("w.safetensors", "n.h5", diffusion={"rescale_timesteps": False})
     assert "timestep_scale" not in again.diffusion
     with pytest.raises(UsageError, match="leave out --rescale-timesteps"):
-        convert(model, tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
+        convert(model, "n.h5", diffusion={"rescale_timesteps": False})
 
 
 def test_an_npz_stores_its_model_and_diffusion_where_np_load_does_not_look(tmp_path):
     """In the zip's comment; what another program wrote there, or what is damaged, is passed over."""
     _, state = stored_state("plain")
     given = {"steps": 4000, "schedule": "cosine", "prediction": "v", "rescale_timesteps": True}
-    convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", diffusion=given, **PLAIN)
-    first = convert(tmp_path / "m.h5", tmp_path / "e.npz")
-    again = convert(tmp_path / "e.npz", tmp_path / "n.h5")
+    convert(write_npz("w.npz", state), "m.h5", diffusion=given, **PLAIN)
+    first = convert("m.h5", "e.npz")
+    again = convert("e.npz", "n.h5")
     assert (again.options, again.diffusion) == (first.options, first.diffusion) and first.diffusion[
         "steps"
     ] == 4000
-    assert set(np.load(tmp_path / "e.npz")) == set(np.load(tmp_path / "w.npz"))
+    assert set(np.load("e.npz")) == set(np.load("w.npz"))
     for comment in (
         b"made by hand",
         b"[1]",
@@ -403,9 +397,9 @@ def test_an_npz_stores_its_model_and_diffusion_where_np_load_does_not_look(tmp_p
         b'{"numdiff_options": 3, "numdiff_diffusion": [1]}',
         b"9" * 65535,
     ):
-        with zipfile.ZipFile(tmp_path / "e.npz", "a") as archive:
+        with zipfile.ZipFile("e.npz", "a") as archive:
             archive.comment = comment
-        assert convert(tmp_path / "e.npz", tmp_path / "n.h5", **PLAIN).diffusion["steps"] == 1000
+        assert convert("e.npz", "n.h5", **PLAIN).diffusion["steps"] == 1000
 
 
 def test_the_diffusion_in_an_export_is_checked(tmp_path):
@@ -421,12 +415,12 @@ def test_the_diffusion_in_an_export_is_checked(tmp_path):
         {"prediction": ["eps"]},
         {"colour": 3},
     ):
-        with open(tmp_path / "w.safetensors", "wb") as file:
+        with open("w.safetensors", "wb") as file:
             write_state_dict(file, state, "safetensors", PLAIN, wrong)
         with pytest.raises(
             NumdiffError, match=next(iter(wrong)) if "schedule" not in wrong else "unknown schedule"
         ):
-            convert(tmp_path / "w.safetensors", tmp_path / "m.h5")
+            convert("w.safetensors", "m.h5")
     assert not (tmp_path / "m.h5").exists()
 
 
@@ -445,20 +439,20 @@ def test_tables_in_a_file_say_the_schedule(tmp_path):
             **tables,
             "sqrt_alphas_cumprod": betas,
         }
-        result = convert(write_npz(tmp_path / "w.npz", wrapped), tmp_path / "m.h5", **PLAIN)
+        result = convert(write_npz("w.npz", wrapped), "m.h5", **PLAIN)
         assert result.diffusion["schedule"] == "cosine"
     with pytest.raises(UsageError, match="--schedule linear: the betas of .* say cosine"):
-        convert(tmp_path / "w.npz", tmp_path / "m.h5", diffusion={"schedule": "linear"}, **PLAIN)
+        convert("w.npz", "m.h5", diffusion={"schedule": "linear"}, **PLAIN)
     for wrong, message in (
         (betas**2, "neither those of linear nor those of cosine"),
         (betas[None], "has the shape"),
     ):
-        write_npz(tmp_path / "w.npz", {**state, "betas": wrong})
+        write_npz("w.npz", {**state, "betas": wrong})
         with pytest.raises(NumdiffError, match=message):
-            convert(tmp_path / "w.npz", tmp_path / "m.h5", **PLAIN)
-    write_npz(tmp_path / "w.npz", {**state, "betas": np.full(4000, 1e-3)[:1]})
+            convert("w.npz", "m.h5", **PLAIN)
+    write_npz("w.npz", {**state, "betas": np.full(4000, 1e-3)[:1]})
     with pytest.raises(NumdiffError, match="neither"):
-        convert(tmp_path / "w.npz", tmp_path / "m.h5", **PLAIN)
+        convert("w.npz", "m.h5", **PLAIN)
 
 
 # guided-diffusion ---------------------------------------------------------------------------------
@@ -470,18 +464,16 @@ def test_pooling_as_convolutions_gives_the_same(tmp_path, name):
     to what they can load."""
     reference, state = stored_state(name)
     options = reference["info"]["options"]
-    source = write_npz(tmp_path / "w.npz", state)
-    convert(source, tmp_path / "m.h5", image_size=options["image_size"], **HEADS[name])
-    notes = dict(convert(tmp_path / "m.h5", tmp_path / "x.npz").notes)
+    source = write_npz("w.npz", state)
+    convert(source, "m.h5", image_size=options["image_size"], **HEADS[name])
+    notes = dict(convert("m.h5", "x.npz").notes)
     pooled = not options.get("conv_resample") and not options.get("resblock_updown")
     assert ("--conv-resample" in notes.get("no flag there", "")) == pooled
-    result = convert(tmp_path / "m.h5", tmp_path / "c.safetensors", conv_resample=True)
+    result = convert("m.h5", "c.safetensors", conv_resample=True)
     assert not any("conv_resample" in text for _, text in result.notes)
     assert result.options["conv_resample"] or options.get("resblock_updown")
-    convert(tmp_path / "c.safetensors", tmp_path / "c.h5")
-    output = load(tmp_path / "c.h5", "cpu").predict(
-        reference["x"], reference["t"], reference.get("y")
-    )
+    convert("c.safetensors", "c.h5")
+    output = load("c.h5", "cpu").predict(reference["x"], reference["t"], reference.get("y"))
     assert relative_error(output, reference["output"]) < 1e-4
 
 
@@ -560,17 +552,15 @@ def test_convnext_blocks_there_and_back(tmp_path, rng, options):
     )
     shapes = {name: array.shape for name, array in to_torch_layout(model.arrays()).items()}
     assert list(unet_shapes(model.options).items()) == list(shapes.items())
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {}, 0, "unet")
+    write_model_file("m.h5", model.options, model.arrays(), {}, 0, "unet")
     x, y = rng.standard_normal((1, 8, 8, 3)), None if model.num_classes is None else [1]
     want = model.predict(x, 5, y)
     for target in ("w.npz", "w.safetensors", "again.h5"):
-        result = convert(tmp_path / "m.h5", tmp_path / target)
+        result = convert("m.h5", target)
         assert [heading for heading, _ in result.notes] == ["elsewhere"] * (target != "again.h5")
-        again = convert(tmp_path / target, tmp_path / f"{target}.h5")
+        again = convert(target, f"{target}.h5")
         assert {name: again.options[name] for name in model.options} == model.options
-        np.testing.assert_array_equal(
-            load(tmp_path / f"{target}.h5", device="cpu").predict(x, 5, y), want
-        )
+        np.testing.assert_array_equal(load(f"{target}.h5", device="cpu").predict(x, 5, y), want)
 
 
 def test_convnext_blocks_with_convolutions(tmp_path, rng):
@@ -584,12 +574,7 @@ def test_convnext_blocks_with_convolutions(tmp_path, rng):
         device="cpu",
         seed=1,
     )
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {}, 0, "unet")
-    assert convert(tmp_path / "m.h5", tmp_path / "c.h5", conv_resample=True).options[
-        "conv_resample"
-    ]
+    write_model_file("m.h5", model.options, model.arrays(), {}, 0, "unet")
+    assert convert("m.h5", "c.h5", conv_resample=True).options["conv_resample"]
     x = rng.standard_normal((1, 8, 8, 3))
-    assert (
-        relative_error(load(tmp_path / "c.h5", device="cpu").predict(x, 5), model.predict(x, 5))
-        < 1e-5
-    )
+    assert relative_error(load("c.h5", device="cpu").predict(x, 5), model.predict(x, 5)) < 1e-5

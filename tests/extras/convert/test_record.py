@@ -39,8 +39,8 @@ def test_names_of_every_kind_come_back(tmp_path, kind, names):
         "classes": names,
         "pictures": {"sampler": "heun", "steps": 7, "cfg_interval": [0.1, 2.0]},
     }
-    assert written(tmp_path / "w", kind, training) == {}
-    state, stored = read_weights(tmp_path / "w")
+    assert written("w", kind, training) == {}
+    state, stored = read_weights("w")
     assert set(state) == set(STATE)
     assert stored == {**OPTIONS, "diffusion": DIFFUSION, "training": training}
 
@@ -91,12 +91,12 @@ def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
     """Types, ranges and depths; the weights and the other metadata are read all the same."""
     metadata = {"numdiff_options": json.dumps(OPTIONS), "numdiff_training": text}
     if kind == "npz":
-        np.savez(tmp_path / "w.npz", **STATE)
-        with zipfile.ZipFile(tmp_path / "w.npz", "a") as archive:
+        np.savez("w.npz", **STATE)
+        with zipfile.ZipFile("w.npz", "a") as archive:
             archive.comment = json.dumps(metadata).encode()
     else:
-        safetensors.numpy.save_file(STATE, tmp_path / "w.safetensors", metadata)
-    state, stored = read_weights(tmp_path / f"w.{kind}")
+        safetensors.numpy.save_file(STATE, "w.safetensors", metadata)
+    state, stored = read_weights(f"w.{kind}")
     (said,) = stored.pop("broken")
     assert (
         said.startswith(
@@ -110,12 +110,12 @@ def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
 
 @pytest.mark.parametrize("name", ["training", "diffusion", "broken", "betas"])
 def test_metadata_next_to_options_is_no_option(tmp_path, name):
-    with open(tmp_path / "w", "wb") as file:
+    with open("w", "wb") as file:
         write_state_dict(file, STATE, "safetensors", {**OPTIONS, name: [1]})
-    assert read_weights(tmp_path / "w")[1] == OPTIONS
+    assert read_weights("w")[1] == OPTIONS
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_a_newer_numdiff_are_passed_over(tmp_path, kind):
-    written(tmp_path / "w", kind, {"step": 3, "colour": {"deep": [1, None]}})
-    assert read_weights(tmp_path / "w")[1]["training"]["step"] == 3
+    written("w", kind, {"step": 3, "colour": {"deep": [1, None]}})
+    assert read_weights("w")[1]["training"]["step"] == 3

@@ -9,7 +9,7 @@ from numdiff.evaluation import find_extractor
 from numdiff.extras.feature_networks import dinov2, files
 from numdiff.extras.feature_networks.dinov2 import VisionTransformer
 from tests.conftest import exhaustive, exhaustively, quick
-from tests.extras.convert.test_state_dicts import write_state_pt
+from tests.extras.convert.weights import write_state_pt
 from tests.extras.feature_networks.test_files import evaluate, run
 from tests.reference import stored, stored_features
 

@@ -14,7 +14,7 @@ from numdiff.training.checkpoint import load_checkpoint, save_checkpoint
 from numdiff.training.model_files import write_model_file
 from numdiff_cli.main import main
 from tests.conftest import exhaustive
-from tests.extras.convert.test_state_dicts import write_state_pt
+from tests.extras.convert.weights import write_state_pt
 from tests.extras.feature_networks import small
 from tests.reference import stored_features
 

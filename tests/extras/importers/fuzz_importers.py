@@ -147,7 +147,7 @@ def cifar_batch(protocol):
 @functools.cache
 def weights():
     """(data.pkl, its storages) of a state dict, as torch.save writes it."""
-    from tests.extras.convert.test_state_dicts import pickled, tensor
+    from tests.extras.convert.weights import pickled, tensor
 
     entries = {f"layer{i}.weight": tensor("FloatStorage", str(i), 6, (2, 3)) for i in range(3)}
     return pickled({"ema": entries, "step": 5, "name": "a"}), {str(i): bytes(24) for i in range(3)}
@@ -429,7 +429,7 @@ def _npy_headers(rng):
 
 def _programs(rng):
     """Pickles that ask for gigabytes, or for a time without end."""
-    from tests.extras.convert.test_state_dicts import pickled, tensor
+    from tests.extras.convert.weights import pickled, tensor
 
     mega = 1 << 20
     encode = b"(X" + struct.pack("<I", mega) + b"a" * mega + b"q\0X\6\0\0\0latin1q\1\x86q\2"
