@@ -1,14 +1,19 @@
 """Files of weights for the tests of conversion: written as PyTorch does, compared, and damaged."""
 
 import io
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from numdiff.errors import UsageError
 from numdiff.extras.convert.files import write_state_dict
+from numdiff.extras.convert.models import convert
+from numdiff.training.model_files import load, write_model_file
 
 
 def same(got, want, in_order=True):
@@ -31,6 +36,31 @@ def write_weights(path, state_dict, kind, *settings):
 
 def write_npz(path, state_dict):
     return write_weights(path, state_dict, "npz")
+
+
+def write_model(path, model, diffusion=None, step=0, **more):
+    """A model file of numdiff; returns its path."""
+    kind = type(model).__name__.lower()
+    write_model_file(path, model.options, model.arrays(), diffusion, step, kind, **more)
+    return path
+
+
+def same_models(*paths):
+    """Whether files hold models of the same options, weights and diffusion."""
+    first, *others = (load(path, "cpu") for path in paths)
+    return all(
+        (first.options, first.diffusion) == (other.options, other.diffusion)
+        and same(other.arrays(), first.arrays())
+        for other in others
+    )
+
+
+def refused(message, source, target="m.h5", error=UsageError, **options):
+    """The conversion ends with this error, and what was there stays."""
+    existed = os.path.exists(target)
+    with pytest.raises(error, match=message):
+        convert(source, target, **options)
+    assert os.path.exists(target) == existed
 
 
 # `.pt` files: Python's pickler with the names of PyTorch's classes --------------------------------
