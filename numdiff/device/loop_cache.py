@@ -73,4 +73,14 @@ class LoopCache(NullCache):
             )
         )
         name = f"{self._name.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-        return pathlib.Path(cache_root()) / f"loops-{code_digest()}" / name
+        return folder() / name
+
+
+def folder():
+    """The folder of the loops of this version of the code."""
+    return pathlib.Path(cache_root()) / f"loops-{code_digest()}"
+
+
+def has_loops():
+    """Whether an earlier process has compiled loops."""
+    return any(folder().glob("*-*"))

@@ -17,7 +17,7 @@ from ..progress import doing
 from ..settings import arguments, config_class
 from ..sizes import sides
 from . import kinds
-from .forecast import ForecastPlan, peak_memory
+from .forecast import ForecastPlan
 from .initial import check_dataset, start_of, take
 from .precision import IN_TRAINING, SCALES_LOSS
 from .run_extension import extensions_of
@@ -355,7 +355,7 @@ def describe_without_training(options, price=None, rehearse=None):
         )
         yield f"recompute {describe_recomputation(options, sizes, peaks)}"
     gpu = get_gpu() if options.device == "cuda" else None
-    base = peak_memory()
+    base = price.base_memory() if price else 0
 
     def foresee():
         return price.foreseen_step(options, sizes, gpu, base) if price else (None, 0)

@@ -320,6 +320,10 @@ class ForecastPlan:
         """Bytes that the planner foresees, or None."""
         return self.foreseen[0]
 
+    def foresee_again(self):
+        """Forget what the planner foresaw: loops have been compiled since."""
+        self.__dict__.pop("foreseen", None)
+
     def forecast(self, step=0, elapsed=None):
         """(the line of the run from `step` on, whether it is measured). elapsed: seconds since the
         command began; None: of a dry run, before the command."""

@@ -3,18 +3,21 @@ run: on a stand-in for the GPU, which launches nothing and hands out addresses a
 process on the CPU takes about as much for the same arrays, besides what it has without them."""
 
 import functools
+import pathlib
 
 import numpy as np
 
 from ..device.arena import Arena
 from ..device.gpu import CONTEXT
+from ..device.loop_cache import has_loops
 from ..device.planned import CARDS
 from ..diffusion.memory import Measuring, bytes_for
 from ..errors import NumdiffError
 from ..sizes import sides
 from . import kinds
-from .build import build_trainer
+from .build import build_trainer, count_parameters
 from .compiling import PlannedRank
+from .forecast import checkpoint_bytes, peak_memory
 from .kinds.kind import imported
 from .previews import draws
 
@@ -28,10 +31,17 @@ class Shapes:
         self.labels = np.zeros(options.batch, np.int32)
 
 
-# bytes that a process on the CPU takes besides: compiled loops, buffers of the matrix products, and
-# the drawing of samples and of the loss, as measured
-BESIDES = 60 << 20
-# …and of a GPU besides the context and the arenas' segments: kernels and graphs, as measured
+# Bytes that a process on the CPU takes in addition, as measured: libraries that draw and write
+# pictures, and buffers of samples and of matrix products
+BESIDES = 28 << 20
+# …the copy of the weights and moments that a checkpoint is written from: the share of it that does
+# not fit into memory that the step has released
+COPIED = 0.5
+# …Numba's compiler, where the cache has no loops
+COMPILING = 37 << 20
+# …and of LLVM's library, which runs the loops: the system counts pages once they are read
+LLVM = 65 << 20
+# Bytes of a GPU in addition to the context and the arenas' segments: kernels and graphs, as measured
 BESIDES_ON_GPU = 10 << 20
 
 
@@ -60,16 +70,43 @@ class PlannedGpu(Measuring):
 def foreseen_step(options, sizes, backend, base, ranks=1):
     """(bytes of a rank at its peak, launches of a step), or (None, 0) where they cannot be foreseen:
     on a GPU of all that the process takes there, on a CPU (backend None) of its process, which has
-    `base` of them so far."""
+    `base` of them so far (`base_memory`)."""
     if backend is not None and not hasattr(backend, "arenas"):
         return None, 0  # the emulator
     try:
         if backend is None:
-            return base + BESIDES + foreseen_peak(options, sizes, CARDS[-1], ranks), 0
+            more = BESIDES + COPIED * state_bytes(options, sizes) + (not has_loops()) * COMPILING
+            return int(base + more + foreseen_peak(options, sizes, CARDS[-1], ranks)), 0
         reserved, launches = foreseen_segments(options, sizes, backend, ranks)
         return CONTEXT + BESIDES_ON_GPU + reserved, launches
     except NumdiffError:  # what NumPy takes and no kernel does
         return None, 0
+
+
+def base_memory():
+    """Bytes that this process has had at most, with the pages of LLVM that it has yet to read."""
+    return peak_memory() + max(0, LLVM - library_bytes("llvmlite"))
+
+
+def library_bytes(name):
+    """Bytes of a library's file that are in this process's memory; LLVM where the system does not
+    say, so that nothing is added."""
+    try:
+        lines = pathlib.Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return LLVM
+    found, counts = 0, False
+    for line in lines:
+        if "-" in line.partition(" ")[0]:  # an address range begins a mapping
+            counts = name in line.rpartition("/")[2]
+        elif counts and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def state_bytes(options, sizes):
+    """Bytes of what a checkpoint is written from."""
+    return checkpoint_bytes(options, count_parameters(options.model, sizes)[0])
 
 
 def foreseen_peak(options, sizes, gpu, ranks=1):

@@ -29,6 +29,7 @@ def rehearse(options, plan):
     record = clock.measured
     if plan.backend is None:  # what these steps have compiled is in the cache
         record |= {"first": 0.0, "memory": 0}
+        plan.foresee_again()
     return plan.after_first_steps(record, 0)
 
 

@@ -42,14 +42,14 @@ from .build import (
     open_data,
 )
 from .compiling import compiling
-from .forecast import Clock, ForecastPlan, peak_memory
+from .forecast import Clock, ForecastPlan
 from .initial import check_dataset, forget, start_of
 from .kinds.kind import imported
 from .loop import SIGPIPE, Stopped, TrainingLoop, resume_command
 from .options import TrainOptions, load_options
 from .plan import plan_run
 from .previews import draws
-from .price import foreseen_step
+from .price import base_memory, foreseen_step
 from .report import STATS, RunOutput, columns_of
 from .resume import (
     check_resumed_data,
@@ -146,7 +146,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold, eva
     parameters, _ = count_parameters(options.model, sizes)
     if parameters > LARGE:
         echo(f"build     {parameters:,} parameters, their moments and averages")
-    base = peak_memory()
+    base = base_memory()
     with ahead:
         model = communicator.build(build_model, options, channels, num_classes)
     trainer = build_trainer(

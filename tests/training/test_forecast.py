@@ -1,5 +1,6 @@
 """The forecast of a run: what is measured, what is estimated, and that it adds up."""
 
+import functools
 import json
 import re
 import subprocess
@@ -11,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff.children import python_command
+from numdiff.device import loop_cache
 from numdiff.errors import OutOfMemoryError
 from numdiff.progress import compiling, progress
-from numdiff.training import forecast, rehearsal
+from numdiff.training import forecast, price, rehearsal
+from numdiff.training.build import count_parameters, model_options
 from numdiff.training.forecast import (
     AT_FIRST,
     BYTES_A_SECOND,
@@ -224,7 +227,9 @@ def test_memory_is_that_of_the_program_and_not_of_what_started_it():
 
 @exhaustive
 @needs("posix")
-@pytest.mark.parametrize("kind, batch", [("unet", 4), ("unet", 16), ("dit", 4), ("dit", 16)])
+@pytest.mark.parametrize(
+    "kind, batch", [("unet", 4), ("unet", 16), ("dit", 4), ("dit", 16), ("vae", 4)]
+)
 def test_memory_is_foreseen_and_then_known(tmp_path, kind, batch):
     """Within 10 % by the planner, and within 5 % once a run that compiles nothing has measured it."""
     words = ["train", kind, "--device", "cpu", "--steps", "6", "--log-every", "2"]
@@ -302,3 +307,31 @@ def test_a_dry_run_that_does_not_fit_is_estimated(monkeypatch):
     monkeypatch.setattr(rehearsal, "time_first_steps", full)
     plan = ForecastPlan(options_of(), SIZES, 1.0, 1000)
     assert plan.is_measured_soon() and rehearsal.rehearse(plan.options, plan) is None
+
+
+def test_what_a_first_run_compiles_takes_memory():
+    """…and the copy that a checkpoint is written from; a dry run that has compiled asks again."""
+    options = options_of()
+    sizes = model_options(options, 3, None)
+    foresee = functools.partial(price.foreseen_step, options, sizes, None, 100 << 20)
+    first, _ = foresee()
+    plan = ForecastPlan(options, sizes, 1.0, 1000, foresee=foresee)
+    assert plan.memory == first
+    loops = loop_cache.folder()
+    loops.mkdir(parents=True)
+    (loops / "dot-0123456789ab").touch()
+    assert plan.memory == first
+    plan.foresee_again()
+    assert first - plan.memory == price.COMPILING
+    arrays = price.foreseen_peak(options, sizes, price.CARDS[-1])
+    copied = price.COPIED * forecast.checkpoint_bytes(
+        options, count_parameters(options.model, sizes)[0]
+    )
+    assert plan.memory == int((100 << 20) + price.BESIDES + copied + arrays)
+
+
+@needs("proc")
+def test_pages_of_llvm_that_have_not_been_read_count():
+    there = price.library_bytes("llvmlite")
+    assert 1 << 20 < there < 1 << 30 and price.library_bytes("no such library") == 0
+    assert price.base_memory() >= forecast.peak_memory() + price.LLVM - there - (1 << 20)

@@ -45,6 +45,7 @@ CPU = {
     "dit": "dit --steps 100",
     "vae": "vae --steps 100",
     "photos": "unet --data {photos} --steps 60 --batch 2",
+    "latents": "dit --data {latents} --steps 60",
 }
 
 
