@@ -15,10 +15,15 @@ from numdiff.device.host_twin import HostTwin
 from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
 
 
-def gpu_whose_allocation_gives(result):
-    """A Gpu over a stand-in for the driver bindings."""
+def gpu_without_a_driver():
     gpu = Gpu.__new__(Gpu)
     gpu.shared_limit, gpu.capability = 227 << 10, (9, 0)
+    return gpu
+
+
+def gpu_whose_allocation_gives(result):
+    """A Gpu over a stand-in for the driver bindings."""
+    gpu = gpu_without_a_driver()
     gpu.device_name = "Test GPU"
     gpu._driver = types.SimpleNamespace(
         cuMemAlloc=lambda nbytes: result,
@@ -52,8 +57,7 @@ def test_an_unknown_device_is_a_usage_error():
 
 
 def test_a_grid_counts_blocks_also_where_they_form_clusters():
-    gpu = Gpu.__new__(Gpu)
-    gpu.shared_limit, gpu.capability = 227 << 10, (9, 0)
+    gpu = gpu_without_a_driver()
     gpu._launch_config, gpu._early = dict, {}  # cuda.core counts clusters
     assert gpu._configure((6, 2, 8), 64, 100, (1, 1, 4)) == {
         "grid": (6, 2, 2),
@@ -95,8 +99,7 @@ class Builder:
 
 
 def capturing_gpu(run):
-    gpu = Gpu.__new__(Gpu)
-    gpu.shared_limit, gpu.capability = 227 << 10, (9, 0)
+    gpu = gpu_without_a_driver()
     gpu._parts, gpu._branches = None, {}
     gpu.stream = types.SimpleNamespace(
         create_graph_builder=lambda: Builder(run), launched=run, sync=lambda: None
@@ -243,8 +246,7 @@ def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
         opened.append(int.from_bytes(data[:8], "little"))
         return 0, opened[-1] + (1 << 40)  # the peer sees it elsewhere
 
-    gpu = Gpu.__new__(Gpu)
-    gpu.shared_limit, gpu.capability = 227 << 10, (9, 0)
+    gpu = gpu_without_a_driver()
     gpu._opened, gpu.synchronize = {}, lambda: None
     gpu._driver = types.SimpleNamespace(
         CUipcMemHandle=driver.CUipcMemHandle,
@@ -290,8 +292,7 @@ def test_copies_overlap_the_kernels_and_are_waited_for():
         cuMemcpyHtoDAsync=note("up"),
         cuEventQuery=lambda event: (ready["word"],),
     )
-    gpu = Gpu.__new__(Gpu)
-    gpu.shared_limit, gpu.capability = 227 << 10, (9, 0)
+    gpu = gpu_without_a_driver()
     gpu._driver, gpu._handle, gpu.pinned = driver, "main", np.zeros
     twin = HostTwin(DeviceArray(gpu, (100,), np.float32, Mapping(4096), 0))
     host = twin.host.ctypes.data

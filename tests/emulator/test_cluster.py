@@ -65,22 +65,18 @@ def numbers(blocks, rng=None):
     return x.reshape(-1), np.zeros(x.size, np.float32)
 
 
+def sums(launcher, x, y, blocks, fault=None, **options):
+    """Launch the kernel on as many clusters of this many blocks as there are numbers for."""
+    grid, cluster = (1, 1, x.size // NUMBERS), (1, 1, blocks)
+    return launcher(sums_of_blocks(fault), grid, THREADS, x, y, blocks, cluster=cluster, **options)
+
+
 @THREAD_ORDERS
 @pytest.mark.parametrize("checks", (True, False))
 @pytest.mark.parametrize("blocks", (1, 2, 3, 8))
 def test_blocks_of_a_cluster_read_each_other(blocks, checks, order):
     x, y = numbers(2 * blocks)
-    run(
-        sums_of_blocks(),
-        (1, 1, 2 * blocks),
-        THREADS,
-        x,
-        y,
-        blocks,
-        cluster=(1, 1, blocks),
-        order=order,
-        checks=checks,
-    )
+    sums(run, x, y, blocks, order=order, checks=checks)
     want = np.zeros((2, NUMBERS), np.float32)
     for k in range(blocks):
         want += x.reshape(2, blocks, -1)[:, k] + np.float32(ROUNDS - 1)
@@ -97,10 +93,8 @@ def test_on_a_gpu(blocks):
         pytest.skip("no clusters there")
     x, y = numbers(2 * blocks)
     given, got = upload(x, gpu), upload(y, gpu)
-    launch(
-        sums_of_blocks(), (1, 1, 2 * blocks), THREADS, given, got, blocks, cluster=(1, 1, blocks)
-    )
-    run(sums_of_blocks(), (1, 1, 2 * blocks), THREADS, x, y, blocks, cluster=(1, 1, blocks))
+    sums(launch, given, got, blocks)
+    sums(run, x, y, blocks)
     assert np.array_equal(download(got), y)
 
 
@@ -130,10 +124,7 @@ def test_ranks_count_along_x_then_y_then_z():
     ],
 )
 def test_a_fault_at_a_load(fault, kind, mark, order):
-    x, y = numbers(3)
-    faults = faults_of(
-        sums_of_blocks(fault), (1, 1, 3), THREADS, x, y, 3, cluster=(1, 1, 3), order=order
-    )
+    faults = sums(faults_of, *numbers(3), 3, fault, order=order)
     fault_at(faults, kind, __file__, marked(__file__, mark))
 
 
@@ -142,10 +133,7 @@ def test_a_fault_at_a_load(fault, kind, mark, order):
     "fault", ("no barrier after the write", "no barrier after the read", "a relaxed barrier")
 )
 def test_a_race_between_blocks(fault, order):
-    x, y = numbers(2)
-    faults = faults_of(
-        sums_of_blocks(fault), (1, 1, 2), THREADS, x, y, 2, cluster=(1, 1, 2), order=order
-    )
+    faults = sums(faults_of, *numbers(2), 2, fault, order=order)
     found = race_between(faults, __file__, marked(__file__, "write"), marked(__file__, "read"))
     assert "no cluster_sync() between" in found.message
 

@@ -19,43 +19,6 @@ def device(order):
     return emulator.device(order=order if checks else "forward", checks=checks, float64=True)
 
 
-@cuda.jit(device=True)
-def lock(mutex, at):
-    while cuda.atomic.cas(mutex, at, 0, 1) != 0:
-        pass
-    cuda.threadfence()
-
-
-@cuda.jit(device=True)
-def unlock(mutex, at):
-    cuda.threadfence()
-    cuda.atomic.exch(mutex, at, 0)
-
-
-@cuda.jit
-def insert_largest(values, mutex, top):
-    """Each cell keeps its two largest values, under its lock."""
-    i = cuda.grid(1)
-    if i < values.size:
-        cell = i % top.shape[0]
-        lock(mutex, (cell, 0))
-        if values[i] > top[cell, 0]:
-            top[cell, 1] = top[cell, 0]
-            top[cell, 0] = values[i]
-        elif values[i] > top[cell, 1]:
-            top[cell, 1] = values[i]
-        unlock(mutex, (cell, 0))
-
-
-@ORDERS
-def test_a_lock_of_each_cell(order):
-    values = np.random.default_rng(1).permutation(24)
-    mutex, top = np.zeros((3, 1), np.uint32), np.full((3, 2), -1)
-    with device(order):
-        insert_largest[2, 16](values, mutex, top)
-    assert top.tolist() == np.sort(values.reshape(8, 3).T)[:, :-3:-1].tolist()
-
-
 detector = types.SimpleNamespace(
     BORDERS=np.array([[0.0, 1.0], [1.0, 3.0]]), DEFAULT=-1, SPEED=0.5, SIZE=(4, 5)
 )

@@ -90,18 +90,18 @@ def by_the_isa(name, lane, i):
     return group if i < 2 else group + 8, thread * 2 + (i & 1)  # c
 
 
-@pytest.mark.parametrize(
-    "name, shape",
-    [
-        ("a_m16n8k16", (16, 16)),
-        ("b_m16n8k16", (16, 8)),
-        ("a_m16n8k8", (16, 8)),
-        ("b_m16n8k8", (8, 8)),
-        ("a_m16n8k8_tf32", (16, 8)),
-        ("b_m16n8k8_tf32", (8, 8)),
-        ("c_m16n8", (16, 8)),
-    ],
-)
+FRAGMENTS = {  # rows and columns of the matrix, 1/32 of which each lane has
+    "a_m16n8k16": (16, 16),
+    "b_m16n8k16": (16, 8),
+    "a_m16n8k8": (16, 8),
+    "b_m16n8k8": (8, 8),
+    "a_m16n8k8_tf32": (16, 8),
+    "b_m16n8k8_tf32": (8, 8),
+    "c_m16n8": (16, 8),
+}
+
+
+@pytest.mark.parametrize("name, shape", FRAGMENTS.items())
 def test_fragments_are_the_isas_and_cover_the_matrix_once(name, shape):
     fragment = getattr(fragments, f"fragment_{name}")
     seen = np.zeros(shape, int)
