@@ -47,6 +47,25 @@ def repeat(engine, first, run):
             engine.check_equal(one, other)
 
 
+def check_weight_gradient(engine, rng, shape, add, tolerance=2e-5):
+    """add(dy, x, weight, dweight, dbias) adds the gradients to the last two, as NumPy does."""
+    a, _ = operands(rng, shape)
+    want = [rng.standard_normal(a[name].shape) for name in ("weight", "bias")]
+    start = [w.astype(np.float32) for w in want]
+    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], *want, need_dx=False)
+
+    def run():
+        gradients = tuple(map(engine, start))
+        add(*(engine(a[name], np.float16) for name in ("dy", "x", "weight")), *gradients)
+        return gradients
+
+    got = run()
+    for gradient, expected in zip(got, want, strict=True):
+        engine.check(gradient, expected, tolerance)
+    if engine.name == "cuda":
+        repeat(engine, got, run)
+
+
 @pytest.mark.parametrize(
     "blocks, turns, shape",
     [
@@ -73,27 +92,9 @@ def test_narrow_weight_gradient(engine, rng, monkeypatch, blocks, turns, shape):
     if blocks is not None:
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks)
     monkeypatch.setattr(conv2d_narrow_half, "MAX_TURNS", turns)
-    a, _ = operands(rng, shape)
-    want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
-    start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)
-    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, want_bias, need_dx=False)
-
-    def run():
-        dweight, dbias = engine(start), engine(start_bias)
-        C.conv2d_backward(
-            *(engine(a[name], np.float16) for name in ("dy", "x", "weight")),
-            dweight,
-            dbias,
-            need_dx=False,
-            version=3,
-        )
-        return dweight, dbias
-
-    got = run()
-    engine.check(got[0], want, 2e-5)
-    engine.check(got[1], want_bias, 2e-5)
-    if engine.name == "cuda":
-        repeat(engine, got, run)
+    check_weight_gradient(
+        engine, rng, shape, lambda *given: C.conv2d_backward(*given, need_dx=False, version=3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,19 +156,14 @@ def test_where_no_statistics_come(engine):
 )
 @on("cuda")  # too long elsewhere
 def test_weight_gradients_of_odd_sizes_in_clusters(engine, rng, only):
-    a, _ = operands(rng, (7, 48, 48, 72, 72, 3, 1))
-    want = rng.standard_normal(a["weight"].shape)
-    start, dy, x = want.astype(np.float32), engine(a["dy"], np.float16), engine(a["x"], np.float16)
-    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, None, need_dx=False)
-
-    def run():
-        dweight = engine(start)
-        conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(dy, x, dweight, only=only)
-        return (dweight,)
-
-    got = run()
-    engine.check(got[0], want, 1e-5)
-    repeat(engine, got, run)
+    gradient = conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3
+    check_weight_gradient(
+        engine,
+        rng,
+        (7, 48, 48, 72, 72, 3, 1),
+        lambda dy, x, _, *gradients: gradient(dy, x, *gradients, only=only),
+        1e-5,
+    )
 
 
 def test_the_plan_fills_shared_memory_and_no_more():

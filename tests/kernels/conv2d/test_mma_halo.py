@@ -9,7 +9,7 @@ from numdiff.kernels import conv2d as C
 from numdiff.kernels.conv2d import mma_halo, mma_halo_gradient
 from tests.conftest import large, on, quick, where
 
-from .test_half import TOLERANCE, operands, repeat
+from .test_half import TOLERANCE, check_weight_gradient, operands, repeat
 
 ADDENDS = "bias", "channel", "residual"
 # B, H, W, C_in, C_out: two tiles a block and two chunks of channels; segments of two images, and
@@ -79,20 +79,10 @@ def test_tiles(engine, rng, monkeypatch, only, shape, flipped):
 def test_weight_gradient(engine, rng, monkeypatch, only, shape):
     if engine.name == "emulator":
         monkeypatch.setattr(engine.backend, "multiprocessors", 1)
-    a, _ = operands(rng, (*shape, 3, 1))
-    want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
-    start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)
-    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, want_bias, need_dx=False)
-
-    def run():
-        dweight, dbias = engine(start), engine(start_bias)
-        mma_halo_gradient.halo_weight_gradient(
-            engine(a["dy"], np.float16), engine(a["x"], np.float16), dweight, dbias=dbias, only=only
-        )
-        return dweight, dbias
-
-    got = run()
-    engine.check(got[0], want, 2e-5)
-    engine.check(got[1], want_bias, 2e-5)
-    if engine.name == "cuda":
-        repeat(engine, got, run)
+    gradient = mma_halo_gradient.halo_weight_gradient
+    check_weight_gradient(
+        engine,
+        rng,
+        (*shape, 3, 1),
+        lambda dy, x, _, dweight, dbias: gradient(dy, x, dweight, dbias=dbias, only=only),
+    )
