@@ -14,6 +14,8 @@ PLACES
     command           a subcommand of `numdiff`: its click command, and its line of help
     settings          a setting of training runs: the class that has it, in the form of numdiff/settings.py; its
                       `heading` is that of help
+    kind              the record of a kind of model other than diffusion models: a `ModelKind`
+                      (training/kinds/kind.py)
     kernels           a module, or a package of modules, that declares operations (kernels/operation/record.py)
     matmul            a product of float32 that a switch of the device chooses (kernels/matmul/launcher.py)
     conv2d_switched   a convolution of float32, likewise (kernels/conv2d/launcher.py)

@@ -58,6 +58,8 @@ register(
     pictures={"files": "pictures", "folders": "folders"},
 )
 
+register("numdiff.extras.autoencoder", kind={"vae": "kind:VAE"})
+
 register("numdiff.extras.encode", data={"encode": "command:encode_command"})
 
 register(

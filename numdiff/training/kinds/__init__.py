@@ -3,7 +3,7 @@ about a kind.
 
     kinds.get("unet")       its `ModelKind`; a `UsageError` for an unknown name
     kinds.names()           of the diffusion models, in the order of the command line
-    kinds.every()           {name: record} of what can be trained, autoencoders too
+    kinds.every()           {name: record} of what can be trained, autoencoders of extensions too
     kinds.register(kind)    a third kind, from a file of your own: commands, options.json and checkpoints know it then
 
 unet.py and dit.py are the examples to follow; kind.py says what a record holds and what it may
@@ -11,18 +11,17 @@ leave out.
 """
 
 from ...errors import UsageError
+from ...extensions import available
 from .dit import DIT
 from .kind import ModelKind
 from .unet import UNET
-from .vae import VAE
 
 KINDS = {kind.name: kind for kind in (UNET, DIT)}  # of diffusion models
-OTHERS = {VAE.name: VAE}
 
 
 def every():
     """{name: record} of all kinds that can be trained."""
-    return {**KINDS, **OTHERS}
+    return {**KINDS, **available("kind")}
 
 
 def get(name):

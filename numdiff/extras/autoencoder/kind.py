@@ -5,7 +5,7 @@ out, and the run draws reconstructions in place of samples.
 """
 
 from ...settings import COMMON, SAME, setting
-from .kind import ModelKind
+from ...training.kinds.kind import ModelKind
 
 
 class AutoencoderSettings:
@@ -197,7 +197,7 @@ VAE = AutoencoderKind(
     presets=PRESETS,
     default_preset={"cpu": "tiny", "cuda": "vae256"},
     check="numdiff.nn.autoencoder:check_options",
-    previews="numdiff.training.reconstructions:Reconstructions",
+    previews=f"{__package__}.reconstructions:Reconstructions",
     reader="numdiff.training.autoencoders:read_start",
     help=HELP,
 )

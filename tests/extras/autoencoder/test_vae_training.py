@@ -12,6 +12,7 @@ from numdiff.data import open_dataset
 from numdiff.device.planned import cards_with
 from numdiff.diffusion.reconstruction import Reconstruction
 from numdiff.errors import UsageError
+from numdiff.extras.autoencoder.reconstructions import Reconstructions, psnr
 from numdiff.extras.convert.autoencoders import write_autoencoder
 from numdiff.nn import Tape, Tensor, UNet
 from numdiff.nn import functional as F
@@ -22,7 +23,6 @@ from numdiff.training.build import build_dataset, build_model, build_trainer
 from numdiff.training.checkpoint import load_checkpoint
 from numdiff.training.options import TrainOptions, resolve
 from numdiff.training.plan import Described, PlannedRank, plan_run
-from numdiff.training.reconstructions import Reconstructions, psnr
 from tests.command import last_line, output_of, run
 from tests.conftest import exhaustive, needs, numerical_gradient, relative_error
 from tests.distributed.test_distributed import check_done, job, main_of

@@ -17,17 +17,17 @@ import pathlib
 
 import numpy as np
 
-from ..device import download, empty
-from ..diffusion.sampling import to_uint8
-from ..distributed.together import make_together
-from ..files import cannot_write, open_to_append, write_all
-from ..nn import Tensor
-from ..settings import counted
-from ..sizes import image_shape, scaled_down, sides
-from .autoencoders import KIND, OF_RUN
-from .model_files import write_model_file
-from .previews import BATCH, draws
-from .report import image_grid, save_png
+from ...device import download, empty
+from ...diffusion.sampling import to_uint8
+from ...distributed.together import make_together
+from ...files import cannot_write, open_to_append, write_all
+from ...nn import Tensor
+from ...settings import counted
+from ...sizes import image_shape, scaled_down, sides
+from ...training.autoencoders import KIND, OF_RUN
+from ...training.model_files import write_model_file
+from ...training.previews import BATCH, draws
+from ...training.report import image_grid, save_png
 
 RECORDS = "reconstructions.jsonl"
 MEASURED = 128  # held-out pictures at most
