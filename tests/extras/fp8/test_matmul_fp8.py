@@ -63,25 +63,6 @@ def test_epilogues_that_round(engine, rng, shape, promoted):
     assert not engine.computes or download(amax).max() == download(alone).max() > 0
 
 
-@shapes(minimal=(8, 8, 16), odd=(72, 40, 144), large=(264, 400, 4112))
-@quick(lambda engine, shape: engine != "emulator" or shape != (8, 8, 16))
-def test_gradients(engine, rng, shape, monkeypatch):
-    """A float32 result that is written, then added to, by one slice and, on few blocks, by several."""
-    if engine.name in ("emulator", "ptx"):
-        monkeypatch.setattr(P, "choose_slices", lambda M, N, K, *_: (64, 1 if K < 144 else 2))
-    given, product = operands(rng, *shape)
-    given, out = [*map(engine, given)], engine(np.full(shape[:2], np.nan, np.float32))
-    P.matmul_fp8_gradient(*given, out, accumulate=False)
-    once = download(out)
-    P.matmul_fp8_gradient(*given, out)
-    # of a stage's sum tensor cores keep about 14 bits
-    tolerance = 5e-4 if engine.name == "cuda" else 1e-5
-    engine.check(once, product, tolerance)
-    engine.check(out, 2 * product, tolerance)
-    with pytest.raises(ValueError, match="the product float32"):
-        P.matmul_fp8_gradient(*given, out.reshape(-1))
-
-
 @large
 @on("cpu")
 def test_what_the_scales_lose(rng):
@@ -104,6 +85,8 @@ def test_what_is_refused(rng):
         P.matmul_fp8_forward(given[0][:, :8], *given[1:])
     with pytest.raises(ValueError, match="bias has shape"):
         P.matmul_fp8_forward(*given, bias=np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="the product float32"):
+        P.matmul_fp8_gradient(*given, np.zeros(64, np.float32))
     device = get_ptx_device()
     with pytest.raises(ValueError, match="K 8 must be a multiple of 16"):
         P.matmul_fp8_forward(

@@ -5,24 +5,19 @@ import numpy as np
 from numdiff.device import download
 from numdiff.extras.fp8 import quantise as Q
 from numdiff.float8 import LARGEST, bits_of, numbers_of
-from tests.conftest import on, shapes
+from tests.conftest import on
 
 
-@shapes(minimal=(1, 16), odd=(7, 3, 48), large=(512, 1152))
-def test_rounding(engine, rng, shape):
-    x = (rng.standard_normal(shape) * 100).astype(np.float16)
+def test_rounding(rng):
+    """The reference, with which `numdiff kernels check` compares the kernels."""
+    x = (rng.standard_normal((7, 3, 48)) * 100).astype(np.float16)
     x.reshape(-1)[:4] = np.inf, -np.inf, np.nan, 6e-8
     scale, amax = np.float32([0.125]), np.zeros(Q.PARTIALS, np.uint32)
-    amax = engine(amax)
-    results = [Q.quantise_forward(engine(x), engine(scale), amax) for _ in range(engine.repeats)]
+    got = Q.quantise_forward(x, scale, amax)
     with np.errstate(invalid="ignore"):
         want = np.where(np.isfinite(x), bits_of(x.astype(np.float32) / scale), 0x7F)
-    if engine.computes:
-        got = download(results[0])
-        np.testing.assert_array_equal(got, want)
-        assert np.isnan(download(amax).max().view(np.float32))  # whose lower bits a card sets, too
-        assert np.isnan(numbers_of(got).reshape(-1)[:3]).all()
-    engine.check_equal(results[0], results[-1])
+    np.testing.assert_array_equal(got, want)
+    assert np.isnan(amax.max().view(np.float32)) and np.isnan(numbers_of(got).ravel()[:3]).all()
 
 
 def test_scales_follow_the_largest_of_some_steps(engine):

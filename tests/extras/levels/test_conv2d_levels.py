@@ -1,7 +1,5 @@
-"""The two Hopper levels of the convolution; problems of several tiles, in two thread orders, are
-the check's."""
+"""The two Hopper levels of the convolution; `numdiff kernels check` has their results."""
 
-import numpy as np
 import pytest
 
 from numdiff.extras.levels.conv2d import (
@@ -10,27 +8,7 @@ from numdiff.extras.levels.conv2d import (
     halo,
     shifted_boxes,
 )
-from numdiff.kernels.conv2d import conv2d_forward
-from tests.conftest import shapes, versions, where
-from tests.extras.levels.test_matmul_levels import TOLERANCE, halves, is_one_short_file
-
-
-@shapes(minimal=(1, 16, 8, 64, 128), large=(3, 32, 40, 192, 256))
-@versions(1, 2)
-# it takes its time, and is what is compared with
-@where(lambda engine, shape: engine != "cpu" or shape[0] == 1)
-@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
-def test_conv2d_level(engine, rng, shape, version):
-    *x_shape, N = shape
-    x, weight = halves(rng, *x_shape), halves(rng, N, 3, 3, x_shape[3])
-    results = [
-        conv2d_level_forward(engine(x), engine(weight), version=version)
-        for _ in range(engine.repeats)
-    ]
-    engine.check(
-        results[0], conv2d_forward(x.astype(np.float64), weight.astype(np.float64)), TOLERANCE
-    )
-    engine.check_equal(results[0], results[-1])
+from tests.extras.levels.test_matmul_levels import halves, is_one_short_file
 
 
 def test_errors_say_what_to_do(engine, rng):

@@ -99,23 +99,6 @@ def test_iterations_in_a_row_lose_nothing(rng, monkeypatch, kind, dtype, parts):
     )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("shape", [(2, 8, 16), (2, 16, 8)], ids=["wide", "tall"])
-@quick(
-    lambda engine, dtype, shape: (
-        engine not in ("emulator", "ptx") or dtype == np.float16 and shape[1] == 16
-    )
-)
-def test_an_iteration_on_every_engine(engine, rng, shape, dtype):
-    x = unit(rng, *shape)
-    results = [
-        N.newton_schulz(engine((N.A * x).astype(dtype), dtype), 1) for _ in range(engine.repeats)
-    ]
-    engine.check(results[0], polynomial(x, 1), 1e-5 if dtype == np.float32 else 1e-3)
-    for other in results[1:]:
-        engine.check_equal(other, results[0])
-
-
 @on("cuda")
 @pytest.mark.parametrize("shape", [(4, 768, 768), (2, 3072, 768), (1, 768, 3072)])
 def test_large_ones_in_float16(engine, rng, shape):

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
-from numdiff.extras.qk_norm_rope import cpu, reference
 from numdiff.extras.qk_norm_rope import launcher as Q
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
@@ -32,8 +31,22 @@ def moved(engine, given):
     return {name: engine(a) for name, a in given.items()}
 
 
+def check_backward(engine, qkv, dy, heads, given, wanted=(True, True), **options):
+    """The gradients on an engine, of the weights that are wanted, against the CPU's."""
+    sums, HS = np.zeros((2, qkv.shape[-1] // (3 * heads))), qkv.shape[-1] // (3 * heads)
+    want = Q.qk_norm_rope_backward(dy, qkv, heads, **given, dq_weight=sums[0], dk_weight=sums[1])
+    got = [engine.zeros(HS) if each else None for each in wanted]
+    found = {"dq_weight": got[0], "dk_weight": got[1], **moved(engine, given)}
+    dx = Q.qk_norm_rope_backward(engine(dy), engine(qkv), heads, **found, **options)
+    engine.check(dx, want)
+    for one, expected in zip(got, sums, strict=True):
+        if one is not None:
+            engine.check(one, expected)
+
+
 @pytest.mark.parametrize("norms, rotates", [(True, True), (False, True)])
 @pytest.mark.parametrize("in_place", [True, False])
+@quick(lambda engine, norms, in_place: engine != "emulator" or norms and in_place)
 def test_what_is_overwritten_and_kept(engine, rng, norms, rotates, in_place):
     """In place y is x, dx is dy and a copy of q and k is kept for the norm's gradient; else x itself
     is, and nothing changes. v passes through bit for bit."""
@@ -94,27 +107,9 @@ def test_blocks_of_several_images(engine, rng, monkeypatch):
     """Two images, then one, of a batch of three, which few images do not give."""
     monkeypatch.setattr(Q, "choose_chunk", lambda *_: 2)
     qkv, dy, given = make(rng, (3, 2, 3, 8))
-    sums = np.zeros((2, 8))
-    engine.check(
-        Q.qk_norm_rope_forward(engine(qkv), 3, **moved(engine, given), in_place=True)[0],
-        Q.qk_norm_rope_forward(qkv, 3, **given)[0],
-    )
-    want = Q.qk_norm_rope_backward(dy, qkv, 3, **given, dq_weight=sums[0], dk_weight=sums[1])
-    got = [engine.zeros(8), engine.zeros(8)]
-    engine.check(
-        Q.qk_norm_rope_backward(
-            engine(dy),
-            engine(qkv),
-            3,
-            **moved(engine, given),
-            dq_weight=got[0],
-            dk_weight=got[1],
-            in_place=True,
-        ),
-        want,
-    )
-    for one, expected in zip(got, sums, strict=True):
-        engine.check(one, expected)
+    y, _ = Q.qk_norm_rope_forward(engine(qkv), 3, **moved(engine, given), in_place=True)
+    engine.check(y, Q.qk_norm_rope_forward(qkv, 3, **given)[0])
+    check_backward(engine, qkv, dy, 3, given, in_place=True)
 
 
 @pytest.mark.parametrize(
@@ -141,23 +136,7 @@ def test_chunks_fill_the_card_once(B, T):
 def test_a_gradient_that_is_not_wanted(engine, rng, wanted, version):
     """Of frozen weights: the others' are the same."""
     qkv, dy, given = make(rng, (1, 2, 2, 8))
-    sums = np.zeros((2, 8))
-    want = Q.qk_norm_rope_backward(dy, qkv, 2, **given, dq_weight=sums[0], dk_weight=sums[1])
-    got = [engine.zeros(8) if each else None for each in wanted]
-    engine.check(
-        Q.qk_norm_rope_backward(
-            engine(dy),
-            engine(qkv),
-            2,
-            **moved(engine, given),
-            dq_weight=got[0],
-            dk_weight=got[1],
-            version=version,
-        ),
-        want,
-    )
-    if wanted[1]:
-        engine.check(got[1], sums[1])
+    check_backward(engine, qkv, dy, 2, given, wanted, version=version)
 
 
 @versions(1, 2)
@@ -288,31 +267,12 @@ def test_a_layer_keeps_no_result(rng):
 
 
 @WHAT
-@pytest.mark.parametrize("shape", [(5, 3, 3, 6), (2, 7, 2, 40)], ids=str)
-def test_the_loops_of_the_cpu_engine(rng, shape, norms, rotates):
-    """float32 compared with the reference in float64; an image has the same bits in every batch."""
-    B, T, heads, HS = shape
-    qkv, dy = rng.standard_normal((2, B, T, 3 * heads * HS))
-    weights, rotation = (
-        rng.standard_normal((2, HS)) if norms else None,
-        rng.standard_normal((2, T, HS)),
-    )
-    rotation = rotation if rotates else None
-    y, dqkv, kept = qkv.copy(), dy.copy(), qkv[..., : 2 * heads * HS].copy()
-    reference.qk_norm_rope_forward_reference(qkv, y, heads, weights, rotation, 1e-3)
-    sums = reference.qk_norm_rope_backward_reference(dy, kept, dqkv, heads, weights, rotation, 1e-3)
-
-    def single(array):
-        return None if array is None else array.astype(np.float32)
-
-    given = heads, single(weights), single(rotation), 1e-3
-    x, d, before = single(qkv), single(dy), single(kept)
-    out, gradient = x.copy(), d.copy()
-    cpu.qk_norm_rope_forward_cpu(out, out, *given)
-    found = cpu.qk_norm_rope_backward_cpu(gradient, before, gradient, *given)
-    assert relative_error(out, y) < 1e-6 and relative_error(gradient, dqkv) < 1e-6
-    assert not norms or relative_error(found, sums) < 3e-6
-    for i in range(B):
-        alone = x[i : i + 1].copy()
-        cpu.qk_norm_rope_forward_cpu(alone, alone, *given)
-        np.testing.assert_array_equal(alone[0], out[i])
+def test_an_image_has_the_same_bits_in_every_batch(rng, norms, rotates):
+    """…by the loops of the CPU engine, whose results tests/kernels/test_operations.py compares with
+    float64."""
+    qkv, _, given = make(rng, (5, 3, 3, 6), norms, rotates)
+    x, given = qkv.astype(np.float32), {k: a.astype(np.float32) for k, a in given.items()}
+    together, _ = Q.qk_norm_rope_forward(x, 3, **given)
+    for i in range(5):
+        alone, _ = Q.qk_norm_rope_forward(x[i : i + 1], 3, **given)
+        np.testing.assert_array_equal(alone[0], together[i])

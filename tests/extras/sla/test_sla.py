@@ -20,9 +20,9 @@ from tests.conftest import (
     exhaustive,
     numerical_gradient,
     on,
+    quick,
     relative_error,
     shapes,
-    versions,
     where,
 )
 from tests.kernels.attention.test_flash_attention import make
@@ -75,10 +75,12 @@ def test_reference(engine, rng, shape, share, all_keys):
     qkv, _, weight, bias, heads, order = problem(rng, shape)
     y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order, all_keys=all_keys)
     assert kept.critical.shape[-1] == sla.count_of(share, sla.blocks_of(shape[1]))
-    assert (
-        relative_error(y, dense(qkv, weight, bias, heads, kept.critical, order, all_keys)) < 1e-13
-    )
+    want = dense(qkv, weight, bias, heads, kept.critical, order, all_keys)
+    assert relative_error(y, want) < 1e-13
     assert not all_keys or (kept.r > 0).all()
+    if share == 1 and not all_keys:  # the linear part has nothing left
+        want = flash_attention_forward(qkv, heads, order)[0] + np.tile(bias, heads)
+        assert relative_error(y, want) < 1e-13 and not kept.r.any()
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
@@ -109,19 +111,6 @@ def test_gradients(rng, share, all_keys):
     assert relative_error(got, numerical_gradient(along, np.zeros(8), dy)) < 1e-7
 
 
-@SHAPES
-@on("cpu")
-def test_all_blocks_are_flash_attention(engine, rng, shape):
-    """…with every block critical, plus the bias: the linear part has nothing left."""
-    qkv, _, weight, bias, heads, order = problem(rng, shape)
-    y, kept = sla.sla_forward(qkv, weight, bias, heads, 1.0, order)
-    assert (
-        relative_error(y, flash_attention_forward(qkv, heads, order)[0] + np.tile(bias, heads))
-        < 1e-13
-    )
-    assert not kept.r.any()
-
-
 def test_choice(rng):
     """The largest products of means, of which adding a vector to all keys changes none; ties go to
     the first."""
@@ -135,21 +124,11 @@ def test_choice(rng):
     assert np.array_equal(choice.choose_blocks(q, 0 * k, 3), [[0, 1, 2]] * 6)
 
 
-@shapes(large=(64 * 9 + 5, 32))
-@pytest.mark.parametrize("version", [1, 2])
-@on("cuda")
-def test_every_engine_chooses_the_same(engine, rng, shape, version):
-    check_choice(engine, rng, *shape, version)
-
-
-@exhaustive
-@on("emulator")
-@pytest.mark.parametrize("T, HS, version", [(64 * 5 + 3, 8, 1), (64 * 5 + 3, 32, 2)])
-def test_the_emulator_chooses_the_same(engine, rng, T, HS, version):
-    check_choice(engine, rng, T, HS, version)
-
-
-def check_choice(engine, rng, T, HS, version):
+@on("emulator", "cuda")
+@quick(lambda engine: engine != "emulator")
+@pytest.mark.parametrize("T, HS, version", [(323, 8, 1), (323, 32, 2), (581, 32, 1), (581, 32, 2)])
+@where(lambda engine, T: engine == "cuda" or T == 323)
+def test_every_engine_chooses_the_same(engine, rng, T, HS, version):
     """Blocks with the same rows in another order: their means differ by rounding alone."""
     dtype = np.float32 if version == 1 else np.float16
     q = rng.standard_normal((T, HS)).astype(dtype)
@@ -207,77 +186,6 @@ def test_however_it_is_cut(rng, monkeypatch, scores):
     assert relative_error(got, gradient) < 1e-14
 
 
-# (B, T, heads, HS) and the order of the channels: for a GPU; the emulator has the cases of `numdiff
-# kernels check`
-@shapes(
-    large=(2, 200, 3, 32, "new"),
-    large_64=(1, 700, 2, 64, "legacy"),
-    large_72=(1, 300, 2, 72, "new"),
-)
-@versions(1, 2, 3)
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@ALL_KEYS
-@on("cuda")
-@where(lambda version, half: version == 1 or half)
-def test_sla(engine, rng, shape, version, half, all_keys):
-    qkv, dy, weight, bias, heads, order = problem(rng, shape)
-    dtype, tolerance = (np.float16, 2e-3) if half else (np.float32, 1e-5)
-    qkv, dy, weight = (a.astype(dtype) for a in (qkv, dy, weight))
-    exact = (
-        qkv.astype(np.float64),
-        weight.astype(np.float64),
-        bias.astype(np.float32).astype(np.float64),
-    )
-    want, kept = sla.sla_forward(*exact, heads, 0.4, order, all_keys=all_keys)
-    given = engine(qkv, dtype), engine(weight, dtype), engine(bias)
-    runs = [
-        sla.sla_forward(*given, heads, 0.4, order, version=version, all_keys=all_keys)
-        for _ in range(2)
-    ]
-    assert np.array_equal(download(runs[0][1].critical), kept.critical)
-    engine.check(runs[0][0], want, tolerance)
-    for name, a, b, exactly in zip(sla.Kept._fields, *(run[1] for run in runs), kept, strict=True):
-        engine.check_equal(a, b)
-        if name != "critical":
-            engine.check(a, exactly, tolerance)
-    dweight, dbias = np.zeros_like(exact[1]), np.zeros_like(exact[2])
-    dqkv = sla.sla_backward(
-        dy.astype(np.float64),
-        exact[0],
-        want,
-        kept,
-        *exact[1:],
-        dweight,
-        dbias,
-        heads,
-        order,
-        all_keys=all_keys,
-    )
-    results = []
-    for y, left in runs:
-        sums = engine(np.zeros(weight.shape)), engine(np.zeros(bias.shape))
-        results.append(
-            (
-                sla.sla_backward(
-                    engine(dy, dtype),
-                    given[0],
-                    y,
-                    left,
-                    *given[1:],
-                    *sums,
-                    heads,
-                    order,
-                    version=version and min(version, 2),
-                    all_keys=all_keys,
-                ),
-                *sums,
-            )
-        )
-    for a, b, exactly in zip(*results, (dqkv, dweight, dbias), strict=True):
-        engine.check(a, exactly, 2 * tolerance)
-        engine.check_equal(a, b)
-
-
 def test_errors_say_what_to_do(engine, rng):
     qkv, dy, weight, bias, heads, order = problem(rng, (1, 130, 1, 8, "new"))
     dtype = np.float64 if not engine.has_versions else np.float32
@@ -304,47 +212,32 @@ def test_errors_say_what_to_do(engine, rng):
             sla.sla_forward(qkv, engine(np.zeros((8, 8)), np.float16), bias, heads, 0.5)
 
 
-# (file, what is changed, into what, the kernels that it makes, the case, the kind of fault)
+SYNC = "cuda.syncthreads()"
+# (file, what is changed, into what, the kernels that it makes, the kind of fault)
 PLANTED = [
+    ("forward_half", f"{SYNC}  # the block is there", "pass  # ", "forward", "race"),
     (
         "forward_half",
-        "cuda.syncthreads()  # the block is there",
-        "pass  # ",
+        f"cp_async_wait(0)\n        {SYNC}  # the block",
+        f"{SYNC}  # the block",
         "forward",
-        "sla",
-        "race",
-    ),
-    (
-        "forward_half",
-        "cp_async_wait(0)\n        cuda.syncthreads()  # the block",
-        "cuda.syncthreads()  # the block",
-        "forward",
-        "sla",
         "cp.async",
     ),
-    (
-        "lists_half",
-        "cuda.syncthreads()  # dy comes where q was",
-        "pass",
-        "dq",
-        "sla_backward",
-        "race",
-    ),
+    ("lists_half", f"{SYNC}  # dy comes where q was", "pass", "dq", "race"),
     (
         "lists_half",
         "lists[listed + min(n + 2, count - 1)]\n        stage = int32(4",
         "lists[listed + n + 2]\n        stage = int32(4",
         "dkv",
-        "sla_backward",
         "bounds",
     ),
 ]
 
 
 @exhaustive
-@pytest.mark.parametrize("file, before, after, kernel, name, kind", PLANTED)
+@pytest.mark.parametrize("file, before, after, kernel, kind", PLANTED)
 def test_a_fault_planted_in_a_tensor_core_kernel_is_found(
-    monkeypatch, tmp_path, file, before, after, kernel, name, kind
+    monkeypatch, tmp_path, file, before, after, kernel, kind
 ):
     original = importlib.import_module(f"numdiff.extras.sla.kernels.{file}")
     source = pathlib.Path(original.__file__).read_text()
@@ -359,6 +252,7 @@ def test_a_fault_planted_in_a_tensor_core_kernel_is_found(
     monkeypatch.setitem(
         getattr(launcher, f"{kernel}_kernels_v2"), 32, getattr(copy, f"make_{kernel}")(32)
     )
+    name = "sla" if kernel == "forward" else "sla_backward"
     case = next(c for c in check.CASES if c.name == name and "float16, new, HS 32, T 65" in c.label)
     with pytest.raises(KernelFault) as caught:
         run_once(case, 2, EmulatorDevice(order="shuffled", seed=1, float64=False, on_fault="raise"))
