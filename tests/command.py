@@ -27,3 +27,12 @@ def output_of(*words):
 
 def last_line(result):
     return result.output.splitlines()[-1]
+
+
+def refusal_of(*words):
+    """The last line of a command that must end with an error: a sentence, and no traceback."""
+    result = run(*words)
+    assert result.exit_code in (1, 2) and "Traceback" not in result.output, result.output
+    line = last_line(result)
+    assert line.startswith("Error: "), result.output
+    return line
