@@ -9,7 +9,6 @@ import os
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import numdiff
 from numdiff.device import copy_into, download, upload
@@ -27,20 +26,17 @@ from numdiff.training.checkpoint import (
 from numdiff.training.options import resolve, resolve_resumed
 from numdiff.training.report import STATS, read_stats
 from numdiff.training.run import train
-from numdiff_cli.main import main
+from tests.command import output_of, refusal_of
 from tests.conftest import relative_error
 from tests.device.recording import RecordingDevice
+from tests.models import UNET
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 SMALL = {
+    **UNET,
     "device": "cpu",
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "num_res_blocks": 1,
-    "attention_resolutions": (),
-    "batch": 4,
+    "batch": 2,
     "log_every": 8,
     "sample_every": 0,
     "sample_count": 0,
@@ -56,12 +52,6 @@ KEPT = (0.05, 0.1)
 def run(outdir, steps, resume=None, **more):
     options = resolve({**SMALL, "outdir": str(outdir), "steps": steps, **more})
     return train(options, resume=resume and str(resume), echo=lambda line: None)
-
-
-def command(*arguments):
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
 
 
 # Profiles -----------------------------------------------------------------------------------------
@@ -236,29 +226,30 @@ def test_bad_arguments_of_the_optimizer():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run of 32 steps with 16 snapshots."""
-    return run(tmp_path_factory.mktemp("runs"), 32, ema_std=KEPT, sample_count=1, sample_steps=1)
+    """A run of 16 steps with 16 snapshots."""
+    return run(tmp_path_factory.mktemp("runs"), 16, ema_std=KEPT, sample_count=1, sample_steps=1)
 
 
-def flat(model):
-    return np.concatenate([array.ravel() for array in model.arrays().values()])
+def steps_of(run_dir):
+    """The steps of a run's snapshots."""
+    return [step for step, _ in P.list_snapshots(run_dir)]
+
+
+def same(first, second):
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
 
 
 def test_a_run_stores_its_averages(folder):
-    assert [step for step, _ in P.list_snapshots(folder)] == list(range(2, 33, 2))
+    assert steps_of(folder) == list(range(1, 17))
     buffers, meta = load_checkpoint(P.list_snapshots(folder)[-1][1])
     whole, _ = load_checkpoint(newest_checkpoint(folder))
     assert buffers.keys() == {"ema_std_0.05", "ema_std_0.1"} < whole.keys()
-    assert (meta["ema_std"], meta["updates"], meta["step"]) == ([0.05, 0.1], 32, 32)
-    for name, value in buffers.items():
-        np.testing.assert_array_equal(value, whole[name])
-    assert not [
-        name
-        for name in os.listdir(folder)
-        if not name.startswith(
-            ("averages-", "checkpoint-", "options", "stats", "loss", "samples-", ".lock")
-        )
-    ]
+    assert (meta["ema_std"], meta["updates"], meta["step"]) == ([0.05, 0.1], 16, 16)
+    same(buffers, {name: whole[name] for name in buffers})
+    own = ("averages-", "checkpoint-", "options", "stats", "loss", "samples-", ".lock")
+    assert all(name.startswith(own) for name in os.listdir(folder))
 
 
 def test_a_snapshot_takes_no_report_of_its_own(folder, tmp_path):
@@ -278,10 +269,9 @@ def test_a_kept_width_is_itself_and_a_third_is_the_one_that_was_tracked(folder, 
     whole, meta = load_checkpoint(newest_checkpoint(folder))
     for std in KEPT:
         got, error, kept = P.weights_of(newest_checkpoint(folder), std, whole, meta)
-        assert (
-            relative_error(got, whole[P.buffer_of(std)]) < 1e-6 and error < 1e-6 and len(kept) == 32
-        )
-    tracked, _ = load_checkpoint(newest_checkpoint(run(tmp_path, 32, ema_std=(0.07, 0.15))))
+        assert relative_error(got, whole[P.buffer_of(std)]) < 1e-6
+        assert error < 1e-6 and len(kept) == 32
+    tracked, _ = load_checkpoint(newest_checkpoint(run(tmp_path, 16, ema_std=(0.07, 0.15))))
     # averaging changes no weight
     np.testing.assert_array_equal(tracked["parameters"], whole["parameters"])
     apart = relative_error(whole["ema_std_0.05"], whole["ema_std_0.1"])
@@ -291,82 +281,43 @@ def test_a_kept_width_is_itself_and_a_third_is_the_one_that_was_tracked(folder, 
 
 
 def test_the_command_and_what_takes_its_file(folder, tmp_path, monkeypatch):
-    result = command("ema", folder, "--std", "0.08")
-    assert result.exit_code == 0, result.output
-    assert (
-        "ema-0.08.h5: weights of" in result.output
-        and "from 32 stored averages; the profile differs by 0." in (result.output)
-    )
-    direct, made = (
-        numdiff.load(folder, "cpu", ema_std=0.08),
-        numdiff.load(folder / "ema-0.08.h5", "cpu"),
-    )
-    np.testing.assert_array_equal(flat(direct), flat(made))
-    assert made.meta["averaged"] == direct.meta["averaged"] and made.meta["step"] == 32
-    assert made.meta["pictures"] == direct.meta["pictures"] and made.meta["pictures"]["steps"] == 1
+    monkeypatch.chdir(tmp_path)
+    output = output_of("ema", folder, "--std 0.08")
+    assert "ema-0.08.h5: weights of" in output
+    assert "from 32 stored averages; the profile differs by 0." in output
+    averaged = folder / "ema-0.08.h5"
+    direct, made = numdiff.load(folder, "cpu", ema_std=0.08), numdiff.load(averaged, "cpu")
+    same(direct.arrays(), made.arrays())
+    for name in ("averaged", "pictures"):
+        assert made.meta[name] == direct.meta[name]
+    assert made.meta["step"] == 16 and made.meta["pictures"]["steps"] == 1
     with pytest.raises(UsageError, match="ema-0.08.h5 holds averaged weights alone"):
-        numdiff.load(folder / "ema-0.08.h5", "cpu", weights="raw")
-    for wanted, how in (
-        ("ema-0.08 weights", [folder / "ema-0.08.h5"]),
-        ("ema-0.1 weights", [folder, "--ema-std", 0.1]),
-    ):
-        result = command(
-            "sample",
-            *how,
-            "--count",
-            1,
-            "--steps",
-            2,
-            "--device",
-            "cpu",
-            "--grid",
-            tmp_path / "a.png",
-        )
-        assert result.exit_code == 0 and wanted in result.output
-    guided = command(
-        "sample",
-        folder,
-        "--ema-std",
-        0.05,
-        "--guide-with",
-        folder,
-        "--count",
-        1,
-        "--steps",
-        2,
-        # by the same weights, averaged otherwise
-        "--device",
-        "cpu",
-        "--grid",
-        tmp_path / "b.png",
-    )
-    assert guided.exit_code == 0 and "autoguidance 2" in guided.output
+        numdiff.load(averaged, "cpu", weights="raw")
+    drawn = "--count 1 --steps 2 --device cpu --grid a.png"
+    assert "ema-0.08 weights" in output_of("sample", averaged, drawn)
+    assert "ema-0.1 weights" in output_of("sample", folder, "--ema-std 0.1", drawn)
+    # by the same weights, averaged otherwise
+    guided = output_of("sample", folder, "--ema-std 0.05 --guide-with", folder, drawn)
+    assert "autoguidance 2" in guided
+
+
+def test_what_the_command_refuses(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with h5py.File("data.h5", "w") as file:
         file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
-    for arguments, message in (
-        (["--std", 0.3], "the width 0.3 does not follow from the averages that"),
-        (["--std", "nan"], "the width nan does not follow"),
-        (["--std", 0.01], r"(0.05, 0.1, at 16 times), which give widths from 0.02"),
-        (["--std", 0.08, "--output", "a.npz"], "--output a.npz must end in .h5"),
-        (["--std", 0.08, "--output", "no/a.h5"], "the folder does not exist"),
-        (
-            ["--std", 0.08, "--output", newest_checkpoint(folder)],
-            "which is read; give another name",
-        ),
-        (
-            ["--std", 0.08, "--output", P.list_snapshots(folder)[0][1]],
-            "a file of this name is the run's own",
-        ),
-        (["--std", 0.08, "--output", "data.h5"], "it is a dataset; give another name"),
+    checkpoint, snapshot = newest_checkpoint(folder), P.list_snapshots(folder)[0][1]
+    for words, message in (
+        (["--std 0.3"], "the width 0.3 does not follow from the averages that"),
+        (["--std nan"], "the width nan does not follow"),
+        (["--std 0.01"], r"(0.05, 0.1, at 16 times), which give widths from 0.02"),
+        (["--std 0.08 --output a.npz"], "--output a.npz must end in .h5"),
+        (["--std 0.08 --output no/a.h5"], "the folder does not exist"),
+        (["--std 0.08 --output", checkpoint], "which is read; give another name"),
+        (["--std 0.08 --output", snapshot], "a file of this name is the run's own"),
+        (["--std 0.08 --output data.h5"], "it is a dataset; give another name"),
     ):
-        result = command("ema", folder, *arguments)
-        assert (
-            result.exit_code in (1, 2)
-            and message in result.output
-            and "Traceback" not in result.output
-        )
-    assert sorted(os.listdir()) == ["a.png", "b.png", "data.h5"]
+        assert message in refusal_of("ema", folder, *words)
+    assert os.listdir() == ["data.h5"]
 
 
 def test_what_keeps_no_averages_says_so(folder, tmp_path):
@@ -383,94 +334,85 @@ def test_what_keeps_no_averages_says_so(folder, tmp_path):
 
 def test_weights_of_other_programs_keep_none(tmp_path):
     np.savez(tmp_path / "w.npz", a=np.zeros(3))
-    result = command("ema", tmp_path / "w.npz", "--std", 0.08)
     assert (
-        result.exit_code == 2
-        and "w.npz keeps no averages of which one of another width can be made: give a run "
-        "that was trained with --ema-std."
-        in result.output
+        "w.npz keeps no averages of which one of another width can be made: give a run "
+        "that was trained with --ema-std." in refusal_of("ema", tmp_path / "w.npz", "--std 0.08")
     )
 
 
-def test_a_snapshot_is_no_model(folder):
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("ema", "--std 0.08"),
+        ("sample", "--count 1 --device cpu"),
+        ("sample", "--ema-std 0.08 --device cpu"),
+        ("train unet --init", "--device cpu --dry-run"),
+    ],
+)
+def test_a_snapshot_is_no_model(folder, before, after):
     """Its name comes first where one looks for averages."""
     stored = P.list_snapshots(folder)[0][1]
-    for arguments in (
-        ["ema", stored, "--std", 0.08],
-        ["sample", stored, "--count", 1, "--device", "cpu"],
-        ["sample", stored, "--ema-std", 0.08, "--device", "cpu"],
-        ["train", "unet", "--init", stored, "--device", "cpu", "--dry-run"],
-    ):
-        result = command(*arguments)
-        assert (
-            result.exit_code
-            and f"{stored} holds what `numdiff ema` puts together, and no model: give its run, "
-            f"{folder}."
-            in result.output
-        ), result.output
+    assert (
+        f"{stored} holds what `numdiff ema` puts together, and no model: give its run, {folder}."
+        in refusal_of(before, stored, after)
+    )
 
 
-def test_damaged_and_foreign_snapshots_are_passed_over(folder, tmp_path, caplog):
-    for _, path in P.list_snapshots(folder):
+def test_damaged_and_foreign_snapshots_are_passed_over(folder, tmp_path):
+    for path in (*folder.glob("averages-*.h5"), newest_checkpoint(folder)):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    checkpoint = tmp_path / newest_checkpoint(folder).name
-    checkpoint.write_bytes(newest_checkpoint(folder).read_bytes())
+    checkpoint = newest_checkpoint(tmp_path)
     whole, meta = load_checkpoint(checkpoint)
     first, _, _ = P.weights_of(checkpoint, 0.08, whole, meta)
-    (_, damaged), (_, foreign) = P.list_snapshots(tmp_path)[:2]
+    (_, damaged), (_, foreign), *others = P.list_snapshots(tmp_path)
     damaged.write_bytes(damaged.read_bytes()[:-40])
     buffers, about = load_checkpoint(foreign)
     save_checkpoint(foreign, buffers, {**about, "index": about["index"][1:]})
     said = []
     got, _, kept = P.weights_of(checkpoint, 0.08, whole, meta, said.append)
-    assert (
-        len(kept) == 28
-        and len(said) == 2
-        and "truncated or damaged" in said[0]
-        and "another training" in said[1]
-    )
-    assert relative_error(got, first) < 1e-3  # early ones weigh little
-    for _, path in P.list_snapshots(tmp_path)[2:]:
+    of_damaged, of_foreign = said
+    assert "truncated or damaged" in of_damaged and "another training" in of_foreign
+    assert len(kept) == 28 and relative_error(got, first) < 1e-3  # early ones weigh little
+    for _, path in others:
         path.unlink()
-    with pytest.raises(
-        UsageError, match="at 1 times.*which give widths from 0.0.* choose one of these"
-    ):
+    message = "at 1 times.*which give widths from 0.0.* choose one of these"
+    with pytest.raises(UsageError, match=message):
         P.weights_of(checkpoint, 0.2, whole, meta, said.append)
 
 
 def test_resumed_is_uninterrupted(folder, tmp_path):
-    """Every stored file, bit by bit; and what a resumed run may not change."""
-    part = run(tmp_path, 14, ema_std=KEPT, ema_snapshots=7)
-    assert [step for step, _ in P.list_snapshots(part)] == list(range(2, 15, 2))
-    run(tmp_path, 32, resume=part, ema_std=KEPT, ema_snapshots=16)
-    assert [step for step, _ in P.list_snapshots(part)] == list(range(2, 33, 2))
-    for step, path in P.list_snapshots(part):
-        wanted, _ = load_checkpoint(folder / path.name)
-        for name, value in load_checkpoint(path)[0].items():
-            np.testing.assert_array_equal(value, wanted[name], err_msg=f"{step} {name}")
+    """Every stored file, bit by bit."""
+    part = run(tmp_path, 7, ema_std=KEPT, ema_snapshots=7)
+    assert steps_of(part) == list(range(1, 8))
+    run(tmp_path, 16, resume=part, ema_std=KEPT, ema_snapshots=16)
+    assert steps_of(part) == list(range(1, 17))
+    for _, path in P.list_snapshots(part):
+        same(load_checkpoint(path)[0], load_checkpoint(folder / path.name)[0])
+
+
+def test_what_a_resumed_run_may_change():
     options = resolve({**SMALL, "ema_std": KEPT})
-    with pytest.raises(
-        UsageError, match="--ema-std 0.05 does not fit the run, which was started with 0.05,0.1"
-    ):
-        resolve_resumed(options, {"ema_std": (0.05,)})
     assert resolve_resumed(options, {"ema_snapshots": 3}).ema_snapshots == 3
-    with pytest.raises(
-        UsageError, match="--ema-snapshots 3 .* without which the run was started: leave it out, or"
+    for before, given, message in (
+        (options, {"ema_std": (0.05,)}, "--ema-std 0.05 does not fit the run, .* with 0.05,0.1"),
+        (resolve(SMALL), {"ema_snapshots": 3}, "--ema-snapshots 3 .* without which the run was"),
     ):
-        resolve_resumed(resolve(SMALL), {"ema_snapshots": 3})
+        with pytest.raises(UsageError, match=message):
+            resolve_resumed(before, given)
 
 
 def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
     """A run made twice as long keeps every other of its first snapshots; one that continues from an
     earlier checkpoint leaves the later ones behind."""
-    part = run(tmp_path, 8, ema_std=(0.1,), ema_snapshots=4, checkpoint_every=4)
-    assert [step for step, _ in P.list_snapshots(part)] == [2, 4, 6, 8]
-    run(tmp_path, 16, resume=part, ema_std=(0.1,), ema_snapshots=4, checkpoint_every=4, keep=9)
-    assert [step for step, _ in P.list_snapshots(part)] == [4, 8, 12, 16]
-    eighth = next(path for path in list_checkpoints(part) if path.name == "checkpoint-00000008.h5")
-    run(tmp_path, 9, resume=eighth, ema_std=(0.1,), ema_snapshots=1, keep=9)
-    assert [step for step, _ in P.list_snapshots(part)] == [9]
-    assert {"averages-00000012.h5.old", "averages-00000016.h5.old"} <= set(os.listdir(part))
+    kept = {"ema_std": (0.1,), "keep": 9}
+    part = run(tmp_path, 4, ema_snapshots=4, checkpoint_every=2, **kept)
+    assert steps_of(part) == [1, 2, 3, 4]
+    run(tmp_path, 8, resume=part, ema_snapshots=4, checkpoint_every=2, **kept)
+    assert steps_of(part) == [2, 4, 6, 8]
+    fourth = next(path for path in list_checkpoints(part) if path.name == "checkpoint-00000004.h5")
+    run(tmp_path, 5, resume=fourth, ema_snapshots=1, **kept)
+    assert steps_of(part) == [5]
+    assert {"averages-00000006.h5.old", "averages-00000008.h5.old"} <= set(os.listdir(part))
 
 
 @pytest.mark.parametrize(
