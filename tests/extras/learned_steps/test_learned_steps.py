@@ -8,8 +8,8 @@ from numdiff.diffusion import Sampling, sample
 from numdiff.errors import UsageError
 from numdiff.extras.learned_steps.fit import CHOICES, Trajectory
 from numdiff.extras.learned_steps.steps import check_schedule, described
-from numdiff.nn import UNet
 from tests.diffusion.stub import GaussianModel
+from tests.models import small_unet
 
 LONG = 30
 
@@ -24,33 +24,19 @@ class Bent(GaussianModel):
         return answer
 
 
-def trajectory(model=None, count=6, **more):
-    return Trajectory(
-        Sampling(
-            model or Bent(size=4),
-            count=count,
-            steps=LONG,
-            sampler="ddim",
-            seed=99,
-            batch=4,
-            clip=False,
-            **more,
-        )
-    )
+def trajectory(model=None, **more):
+    given = {"count": 6, "steps": LONG, "sampler": "ddim", "seed": 99, "batch": 4, "clip": False}
+    return Trajectory(Sampling(model or Bent(size=4), **{**given, **more}))
 
 
 def test_the_products_are_those_of_the_states():
     """Whatever the batches; and all steps together are DDIM itself."""
     long = trajectory()
     assert long.products.shape == (2 * LONG + 1, 2 * LONG + 1)
-    whole = Trajectory(
-        Sampling(Bent(size=4), count=6, steps=LONG, sampler="ddim", seed=99, batch=6, clip=False)
-    )
+    whole = trajectory(batch=6)
     np.testing.assert_allclose(long.products, whole.products, rtol=1e-9, atol=1e-9)
-    assert (
-        np.abs(np.linalg.eigvalsh(long.products).min())
-        < 1e-6 * np.linalg.eigvalsh(long.products).max()
-    )
+    values = np.linalg.eigvalsh(long.products)
+    assert np.abs(values.min()) < 1e-6 * values.max()
     assert long.states.shape == (LONG + 1, 6, 48)
     np.testing.assert_allclose(
         long.products[7, 9], np.sum(long.states[7].astype(float) * long.states[9]), rtol=1e-6
@@ -63,9 +49,8 @@ def test_levels_fall_and_a_tighter_bound_needs_more_of_them():
     assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == LONG
     for steps in (1, 2, 5, 9, LONG):
         schedule = long.schedule(steps)
-        assert len(schedule["sigmas"]) == steps and schedule["sigmas"][0] == pytest.approx(
-            long.sigmas[0]
-        )
+        assert len(schedule["sigmas"]) == steps
+        assert schedule["sigmas"][0] == pytest.approx(long.sigmas[0])
         assert [len(row) for row in schedule["weights"]] == list(range(2, steps + 2))
         check_schedule(schedule)
     with pytest.raises(UsageError, match="learned steps are 1 to 30, and not 31"):
@@ -77,12 +62,8 @@ def test_the_nearest_choice_of_levels_is_kept(steps):
     long = trajectory()
     choices = [long.nearest(name, steps) for name in long.sampling.diffusion.path.spacings]
     for chosen in choices:
-        assert (
-            len(chosen) == steps
-            and chosen[0] == 0
-            and chosen == sorted(set(chosen))
-            and chosen[-1] < LONG
-        )
+        assert len(chosen) == steps and chosen == sorted(set(chosen))
+        assert chosen[0] == 0 and chosen[-1] < LONG
     ends = [long._along(chosen)[2][-1] for chosen in (long.choose(steps), *choices)]
     assert long.schedule(steps)["errors"][-1] == min(ends) and len(ends) <= CHOICES
 
@@ -98,9 +79,7 @@ def test_the_nearest_choice_of_levels_is_kept(steps):
 )
 def test_few_learned_steps_come_nearer_to_many_than_other_samplers_do(options):
     model = Bent(size=4, **options)
-    schedule = Trajectory(
-        Sampling(model, count=24, steps=LONG, sampler="ddim", seed=500, clip=False)
-    ).schedule(6)
+    schedule = trajectory(model, count=24, seed=500).schedule(6)
     want = sample(model, 9, LONG, "ddim", seed=3, clip=False).astype(float)
 
     def distance(**how):
@@ -114,9 +93,7 @@ def test_few_learned_steps_come_nearer_to_many_than_other_samplers_do(options):
 def test_a_gaussian_models_steps_are_exact():
     """Its answers are linear in x: with the classes apart, two of them span all that DDIM visits."""
     model = GaussianModel(size=4, classes=False)
-    schedule = Trajectory(
-        Sampling(model, count=4, steps=LONG, sampler="ddim", seed=7, clip=False)
-    ).schedule(2)
+    schedule = trajectory(model, count=4, seed=7).schedule(2)
     assert max(schedule["errors"]) < 1e-4
     got, want = (
         sample(model, 4, seed=1, clip=False, **how).astype(int)
@@ -128,13 +105,19 @@ def test_a_gaussian_models_steps_are_exact():
 def test_what_does_not_fit_is_refused():
     model = Bent(size=4)
     schedule = trajectory(model).schedule(3)
+
+    def sampling(**how):
+        return Sampling(model, **{"count": 2, "schedule": schedule, "clip": False, **how})
+
+    def refused(sentence, **how):
+        with pytest.raises(UsageError, match=sentence):
+            sampling(**how)
+
+    other = {**schedule["diffusion"], "prediction": "v"}
     for changed, sentence in (
         ({"cfg_scale": 2.0}, "learned with cfg_scale 2.0, and here it is none"),
         ({"model": "dit"}, "learned with model dit, and here it is function"),
-        (
-            {"diffusion": {**schedule["diffusion"], "prediction": "v"}},
-            "learned with diffusion.prediction v, and here it is eps",
-        ),
+        ({"diffusion": other}, "learned with diffusion.prediction v, and here it is eps"),
         ({"clip": True}, "learned with clip True, and here it is False"),
         (
             {"weights": schedule["weights"][:2]},
@@ -144,72 +127,49 @@ def test_what_does_not_fit_is_refused():
         ({"sigmas": [float("nan")] * 3}, "no schedule of numdiff schedule"),
         ({"kind": "x"}, "no schedule"),
     ):
-        with pytest.raises(UsageError, match=sentence):
-            Sampling(model, count=2, schedule={**schedule, **changed}, clip=False)
-    for how, what in (
-        ({"sampler": "heun"}, "sampler"),
-        ({"eta": 1.0}, "eta"),
-        ({"spacing": "karras"}, "spacing"),
-        ({"steps": 10}, "steps"),
-        ({"steps": "ddim10"}, "steps"),
+        refused(sentence, schedule={**schedule, **changed})
+    for how in (
+        {"sampler": "heun"},
+        {"eta": 1.0},
+        {"spacing": "karras"},
+        {"steps": 10},
+        {"steps": "ddim10"},
     ):
-        with pytest.raises(UsageError, match=f"leaves nothing to say by {what}"):
-            Sampling(model, count=2, schedule=schedule, clip=False, **how)
+        refused(f"leaves nothing to say by {next(iter(how))}", **how)
+    less = {key: value for key, value in schedule.items() if key != "guide_scale"}
+    refused("the schedule has no guide_scale", schedule=less)
     with pytest.raises(UsageError, match="ddim without noise"):
-        Trajectory(Sampling(model, count=2, steps=10, sampler="ddim", eta=1.0))
-    with pytest.raises(UsageError, match="the schedule has no guide_scale"):
-        Sampling(
-            model,
-            count=2,
-            schedule={key: value for key, value in schedule.items() if key != "guide_scale"},
-            clip=False,
-        )
-    options = Sampling(model, count=2, schedule=schedule, clip=False).options
+        trajectory(model, eta=1.0)
+    options = sampling().options
     # that word says which of a model's are taken
     assert options["sampler"] == "learned" and "weights" not in options
-    assert (
-        options["sigmas"] == schedule["sigmas"] and options["step_weights"] == schedule["weights"]
-    )
-    Sampling(
-        model, count=2, schedule=schedule, clip=False, cfg_scale=1.0
-    )  # no guidance, as in learning
-    Sampling(model, count=2, schedule=schedule, clip=False, guide=Bent(size=4), guide_scale=1.0)
+    assert options["sigmas"] == schedule["sigmas"]
+    assert options["step_weights"] == schedule["weights"]
+    sampling(cfg_scale=1.0)  # no guidance, as in learning
+    sampling(guide=Bent(size=4), guide_scale=1.0)
     # fewer than a sampler takes by default
     model.diffusion = {**schedule["diffusion"], "steps": 20}
-    Sampling(model, count=2, schedule={**schedule, "diffusion": model.diffusion}, clip=False)
+    sampling(schedule={**schedule, "diffusion": model.diffusion})
 
 
 def test_of_a_unet():
     """Guidance is learned as part of the model; images depend on their seeds alone."""
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        num_classes=3,
-        class_dropout=0.1,
-        device="cpu",
-    )
+    model = small_unet(num_classes=3, class_dropout=0.1)
     model.diffusion = {"steps": 1000, "schedule": "cosine", "prediction": "x_0"}
-    sampling = Sampling(model, count=4, steps=20, sampler="ddim", seed=9, cfg_scale=1.5)
+    sampling = Sampling(model, count=4, steps=12, sampler="ddim", seed=9, cfg_scale=1.5)
     schedule = Trajectory(sampling).schedule(4)
     assert schedule["cfg_scale"] == 1.5 and schedule["model_options"]["image_size"] == 8
     assert described(sampling).items() <= schedule.items()
-    whole = sample(model, 4, seed=2, schedule=schedule, cfg_scale=1.5)
-    np.testing.assert_array_equal(
-        whole[2:], sample(model, 2, seed=4, y=[2, 0], schedule=schedule, cfg_scale=1.5)
-    )
-    with pytest.raises(UsageError, match="learned with cfg_scale 1.5, and here it is none"):
-        Sampling(model, count=4, schedule=schedule)
-    with pytest.raises(
-        UsageError, match="learned with cfg_interval none, and here it is \\[0.5, 5.0\\]"
+    given = {"schedule": schedule, "cfg_scale": 1.5}
+    whole = sample(model, 4, seed=2, **given)
+    np.testing.assert_array_equal(whole[2:], sample(model, 2, seed=4, y=[2, 0], **given))
+    for changed, sentence in (
+        ({"cfg_scale": None}, "learned with cfg_scale 1.5, and here it is none"),
+        ({"cfg_interval": (0.5, 5.0)}, r"cfg_interval none, and here it is \[0.5, 5.0\]"),
+        (
+            {"cfg_scale": None, "guide": small_unet(num_classes=3, seed=3)},
+            "leaves nothing to say by guide",
+        ),
     ):
-        Sampling(model, count=4, schedule=schedule, cfg_scale=1.5, cfg_interval=(0.5, 5.0))
-    with pytest.raises(UsageError, match="leaves nothing to say by guide"):
-        Sampling(
-            model,
-            count=4,
-            schedule=schedule,
-            guide=UNet(**{**model.options, "seed": 3}, device="cpu"),
-        )
+        with pytest.raises(UsageError, match=sentence):
+            Sampling(model, count=4, **{**given, **changed})
