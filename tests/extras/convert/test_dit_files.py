@@ -27,9 +27,9 @@ from tests.extras.convert.weights import (
     refused,
     same,
     same_models,
-    write_model,
     write_npz,
 )
+from tests.models import small_dit, write
 from tests.reference import stored, stored_dit
 from tests.test_files import state_of
 
@@ -39,14 +39,7 @@ def stored_state(name):
     return reference, stored_dit.state_dict(reference["info"]["shapes"], 1)
 
 
-SMALL = {
-    "patch_size": 2,
-    "hidden_size": 32,
-    "depth": 1,
-    "num_heads": 1,
-    "num_classes": 2,
-    "device": "cpu",
-}
+SMALL = {"patch_size": 2, "hidden_size": 32, "num_heads": 1, "num_classes": 2}
 GIVEN = {"image_size": 8, "num_heads": 3}  # what the weights of "latents" do not say
 
 
@@ -320,7 +313,7 @@ def test_a_folder_of_any_objective_is_read_back(diffusion, scheduler, scale, els
     is stored."""
     diffusion = Diffusion(**diffusion).options
     options = {**SMALL, "image_size": 4, "in_channels": 4, "learn_sigma": False}
-    write_model("m.h5", DiT(**options, class_dropout=0.1), diffusion)
+    write("m.h5", small_dit(**options, class_dropout=0.1), diffusion)
     (_, _), (_, remedy), found = convert("m.h5", "folder").notes
     assert found == ("scheduler", scheduler)
     assert remedy.endswith(f"time_proj.scale = {scale}" if scale else "downscale_freq_shift = 0")
@@ -333,8 +326,8 @@ def test_a_folder_of_any_objective_is_read_back(diffusion, scheduler, scale, els
 def test_what_other_programs_get_of_sparse_attention():
     """Its own names in a state dict, with a word about it; diffusers' layout only while its layers
     are zero."""
-    model = DiT(**SMALL, image_size=18, in_channels=3, attention="sla", sla_topk=0.7)
-    write_model("zero.h5", model)
+    model = small_dit(**SMALL, image_size=18, attention="sla", sla_topk=0.7)
+    write("zero.h5", model)
     arrays = model.arrays()
     arrays["blocks.0.attn.proj_l.bias"][:] = 1
     write_model_file("learned.h5", model.options, arrays, model="dit")
@@ -399,7 +392,7 @@ def test_a_state_dict_of_lightningdits_code():
 def test_the_mlp_ratio_stored_in_a_file_is_used_if_it_fits():
     """Widths are whole, so several ratios lay out one model: an own export keeps its own."""
     options = {**stored_dit.MODELS["lightning"], "mlp_ratio": 2.6}
-    write_model("m.h5", DiT(**options, device="cpu"))
+    write("m.h5", small_dit(**options))
     convert("m.h5", "w.safetensors")
     convert("w.safetensors", "again.h5")
     assert same_models("m.h5", "again.h5")

@@ -13,7 +13,7 @@ from numdiff.extras.convert.guided import guided_diffusion_flags
 from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
 from numdiff.extras.convert.models import convert
 from numdiff.extras.convert.unet import unet_shapes
-from numdiff.nn import DiT, UNet
+from numdiff.nn import UNet
 from numdiff.training.checkpoint import checkpoint_name, load_checkpoint, save_checkpoint
 from numdiff.training.model_files import load, read_model_file, write_model_file
 from tests.conftest import relative_error
@@ -21,10 +21,10 @@ from tests.extras.convert.weights import (
     refused,
     same,
     same_models,
-    write_model,
     write_npz,
     write_weights,
 )
+from tests.models import small_dit, small_unet, with_random_weights, write
 from tests.reference import stored
 
 HEADS = {
@@ -39,14 +39,6 @@ HEADS = {
 }
 
 
-SMALL = {  # a UNet
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "num_res_blocks": 1,
-    "attention_resolutions": (),
-    "device": "cpu",
-}
 PLAIN = {"image_size": 8, "num_head_channels": 32}  # what the weights of "plain" do not say
 
 
@@ -102,7 +94,7 @@ PICTURES = {"sampler": "heun", "steps": 7}
 def run(tmp_path):
     """A run folder with two checkpoints, as training leaves them; the parameters are ones, the EMA
     twos."""
-    model = UNet(**SMALL)
+    model = small_unet()
     folder = tmp_path / "00000-unet"
     folder.mkdir()
     for step in (10, 20):
@@ -242,11 +234,9 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
 
 @pytest.mark.parametrize("target", ["w.npz", "w.safetensors", "folder"])
 def test_what_convert_writes_is_loaded_as_it_is(target):
-    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 24, "depth": 1, "num_heads": 2}
-    model = DiT(**sizes, num_classes=2, device="cpu")
-    model.parameters.load_flat(np.random.default_rng(0).standard_normal(model.parameters.total))
+    model = with_random_weights(small_dit(num_classes=2))
     diffusion, more = {"steps": 50, "prediction": "v"}, {"pictures": PICTURES}
-    write_model("m.h5", model, diffusion, 7, classes=["cat", "dog"], **more)
+    write("m.h5", model, diffusion, step=7, classes=["cat", "dog"], **more)
     convert("m.h5", target)
     assert same_models("m.h5", target)
     before, there = load("m.h5", "cpu").meta, load(target, "cpu").meta
@@ -447,11 +437,11 @@ def test_flags_of_guided_diffusion():
 def test_convnext_blocks_there_and_back(rng, options):
     """…in each format, under their own names; the options follow from the shapes. Convolutions in
     place of pooling give the same."""
-    sizes = {**SMALL, "channel_mult": (1, 2), "attention_resolutions": (4,)}
-    model = UNet(**{**sizes, "block": "convnext", "seed": 1, **options})
+    sizes = {"channel_mult": (1, 2), "attention_resolutions": (4,)}
+    model = small_unet(**{**sizes, "block": "convnext", "seed": 1, **options})
     shapes = {name: array.shape for name, array in to_torch_layout(model.arrays()).items()}
     assert list(unet_shapes(model.options).items()) == list(shapes.items())
-    write_model("m.h5", model, {})
+    write("m.h5", model, {})
     x, y = rng.standard_normal((1, 8, 8, 3)), None if model.num_classes is None else [1]
     want = model.predict(x, 5, y)
     for target in ("w.npz", "w.safetensors", "again.h5"):

@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 from numdiff.extras.convert.files import LONGEST_COMMENT, read_weights, write_state_dict
+from tests.extras.convert.weights import write_weights
 
 KINDS = ["npz", "safetensors"]
 STATE = {"a.weight": np.ones((2, 3), np.float32), "a.bias": np.zeros(2, np.float32)}
@@ -33,7 +34,7 @@ def written(path, kind, training):
     ],
     ids=["plain", "escaped", "a thousand in Chinese", "no Unicode"],
 )
-def test_names_of_every_kind_come_back(tmp_path, kind, names):
+def test_names_of_every_kind_come_back(kind, names):
     training = {
         "step": 3,
         "classes": names,
@@ -87,7 +88,7 @@ def test_a_comment_holds_all_or_names_what_is_missing(letter, longest):
     ],
     ids=range(11),
 )
-def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
+def test_what_is_no_record_is_left_out_and_said(kind, text):
     """Types, ranges and depths; the weights and the other metadata are read all the same."""
     metadata = {"numdiff_options": json.dumps(OPTIONS), "numdiff_training": text}
     if kind == "npz":
@@ -109,13 +110,12 @@ def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
 
 
 @pytest.mark.parametrize("name", ["training", "diffusion", "broken", "betas"])
-def test_metadata_next_to_options_is_no_option(tmp_path, name):
-    with open("w", "wb") as file:
-        write_state_dict(file, STATE, "safetensors", {**OPTIONS, name: [1]})
+def test_metadata_next_to_options_is_no_option(name):
+    write_weights("w", STATE, "safetensors", {**OPTIONS, name: [1]})
     assert read_weights("w")[1] == OPTIONS
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_keys_of_a_newer_numdiff_are_passed_over(tmp_path, kind):
+def test_keys_of_a_newer_numdiff_are_passed_over(kind):
     written("w", kind, {"step": 3, "colour": {"deep": [1, None]}})
     assert read_weights("w")[1]["training"]["step"] == 3

@@ -34,17 +34,15 @@ from tests.extras.convert.weights import (
     write_weights,
 )
 from tests.extras.importers.sources import zip_of
+from tests.models import small_unet
 from tests.reference import stored
 
 PT_FILES = [stored.FOLDER / f"weights_{kind}.pt" for kind in ("zip", "legacy", "container")]
 
 
-SMALL = {"image_size": 8, "model_channels": 32, "num_res_blocks": 1, "device": "cpu"}
-
-
 def full_options(options):
     """All options of a UNet, with its defaults."""
-    return UNet(**{**SMALL, "image_size": 1}, channel_mult=(1,)).options | options
+    return small_unet(image_size=1, attention_resolutions=(16,)).options | options
 
 
 @pytest.fixture(scope="module")
@@ -448,8 +446,7 @@ def test_what_is_missing_or_has_another_shape(defaults, block):
     if block == "resnet":
         state, _ = model_state("plain")
     else:
-        options = {**SMALL, "channel_mult": (1, 2), "attention_resolutions": ()}
-        state = to_torch_layout(UNet(**options, block=block).arrays())
+        state = to_torch_layout(small_unet(channel_mult=(1, 2), block=block).arrays())
     for _, _, damaged in damaged_states(state):
         try:
             guessed = guess_unet_options(damaged, 8)

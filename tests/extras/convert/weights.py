@@ -13,7 +13,7 @@ import pytest
 from numdiff.errors import UsageError
 from numdiff.extras.convert.files import write_state_dict
 from numdiff.extras.convert.models import convert
-from numdiff.training.model_files import load, write_model_file
+from numdiff.training.model_files import load
 
 
 def same(got, want, in_order=True):
@@ -36,13 +36,6 @@ def write_weights(path, state_dict, kind, *settings):
 
 def write_npz(path, state_dict):
     return write_weights(path, state_dict, "npz")
-
-
-def write_model(path, model, diffusion=None, step=0, **more):
-    """A model file of numdiff; returns its path."""
-    kind = type(model).__name__.lower()
-    write_model_file(path, model.options, model.arrays(), diffusion, step, kind, **more)
-    return path
 
 
 def same_models(*paths):
