@@ -19,7 +19,7 @@ from ..hdf5 import is_hdf5
 from ..nn.autoencoder import Autoencoder
 from ..nn.model import parameter_shapes
 from .checkpoint import INDEX, load_checkpoint
-from .inference import flat_hash, inference_model
+from .inference import inference_model
 from .kinds.kind import defaults_of
 from .model_files import OPTIONS, ModelFile
 from .precision import set_precision
@@ -41,13 +41,12 @@ def load_autoencoder(path, device="auto", precision="auto", inference=False):
     """The `Autoencoder` in a numdiff file, a folder of diffusers (itself, or a pipeline's), or a
     file of a state dict.
 
-    precision: as of `load`; inference: hold each weight once, without gradients, and its hash as
-    `weights_hash`. Raises a `NumdiffError` of one sentence for anything else.
+    precision: as of `load`; inference: hold each weight once, without gradients; `weights_hash()`
+    then gives their hash. Raises a `NumdiffError` of one sentence for anything else.
     """
     options, arrays = read_autoencoder(path)
     if inference:
-        model = inference_model(Autoencoder, options, device, arrays)
-        model.weights_hash = flat_hash(model.parameters.index, arrays)
+        model = inference_model(Autoencoder, options, device, arrays, hashed=True)
     else:
         model = Autoencoder(**options, device=device, seed=None)
         model.load_arrays(arrays)
@@ -83,7 +82,7 @@ class LatentDecoder:
                 f"makes {channels}: give the autoencoder by which its data were encoded."
             )
         own = {
-            "weights": self.vae.weights_hash,
+            "weights": encoded_by and self.vae.weights_hash(),
             "scaling_factor": self.vae.scaling_factor,
             "shift_factor": self.vae.shift_factor,
         }

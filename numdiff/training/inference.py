@@ -1,6 +1,8 @@
 """Models that are loaded for sampling alone (nn/inference.py): which weights they hold in which
 type, and in FP8 the scales of what goes into their layers."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from ..data.fingerprint import hash_of
@@ -19,18 +21,30 @@ from .compiling import compile_for, plan_sampling
 CALIBRATION_STEPS, CALIBRATION_IMAGES, CALIBRATION_SEED = 8, 8, 1 << 31
 
 
-def inference_model(kind, options, device, arrays):
+def inference_model(kind, options, device, arrays, hashed=False):
     """A model of the class `kind`; its precision must be set next, and then `parameters.release()`
     drops the arrays.
 
     arrays: its values, {name: float32 array}, or a function of its `FlatParameters` that makes them
+    hashed: `weights_hash()` waits for their `flat_hash`, which a thread computes meanwhile
     """
     with for_inference():
         model = kind(**options, device=device, seed=None)
     if callable(arrays):
         arrays = arrays(model.parameters)
+    if hashed:
+        model.weights_hash = in_thread(flat_hash, model.parameters.index, arrays)
     model.parameters.give(arrays, lambda dtype: read_in_single(model, dtype))
     return model
+
+
+def in_thread(function, *arguments):
+    """A function that waits for the result of `function`, which a thread computes meanwhile, and
+    returns it."""
+    pool = ThreadPoolExecutor(1, "numdiff-once")
+    future = pool.submit(function, *arguments)
+    pool.shutdown(wait=False)
+    return future.result
 
 
 def read_in_single(model, dtype):

@@ -27,7 +27,7 @@ from ..nn.module import ALIGNMENT
 from ..settings import COMMON
 from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
-from .inference import calibrate, flat_hash, inference_model
+from .inference import calibrate, inference_model
 from .kinds.kind import defaults_of
 from .precision import set_precision
 from .run_folder import refuse_runs
@@ -131,8 +131,7 @@ def load_model(
         )
     kind = kinds.get(meta["model"]).model_class
     if inference:
-        model = inference_model(kind, options, device, arrays)
-        meta["hash"] = flat_hash(model.parameters.index, arrays)
+        model = inference_model(kind, options, device, arrays, hashed=True)
     else:
         model = kind(**options, device=device, seed=None)
         model.load_arrays(arrays)
@@ -140,6 +139,7 @@ def load_model(
     model.meta = meta
     model.precision = set_precision(model, precision)
     if inference:
+        meta["hash"] = model.weights_hash()
         model.parameters.release()
     if model.precision == "fp8":
         calibrate(model)

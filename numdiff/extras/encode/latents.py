@@ -41,9 +41,11 @@ from ...outputs import check_apart
 from ...progress_bar import progress_bar
 from ...settings import counted
 from ...training.autoencoders import array_hash, load_autoencoder
+from ...training.inference import in_thread
 from ...training.options import resolve_device
 
 CHUNK = 64  # pictures of a block
+AHEAD = 4  # blocks that are read before their turn
 SLOTS = 2  # batches that are in flight: one computed, one read or written
 DESCRIPTION = "encode.json"
 DESCRIPTION_BYTES = 1 << 16
@@ -79,11 +81,16 @@ def encode_dataset(
             functools.partial(check_apart, datasets=False), "the latents", out, source, vae
         )
         dataset = communicator.build(functools.partial(Dataset, in_memory=False), source)
+        # while the autoencoder is loaded, threads read the first pictures, and hash
+        count = len(dataset) * (1 + flip)
+        blocks = -(-count // CHUNK)
+        read_ahead(dataset, communicator.rank, communicator.size, blocks)
+        source_key = in_thread(dataset_key, dataset)
         model = communicator.build(load_autoencoder, vae, device, precision, True)
         communicator.first(_check, dataset, model, source, vae)
-        weights = model.weights_hash
+        weights = model.weights_hash()
         about = {
-            "source": dataset_key(dataset),
+            "source": source_key(),
             "vae": weights,
             "draw": draw,
             "seed": seed if draw else 0,
@@ -95,8 +102,6 @@ def encode_dataset(
         communicator.check_options(about)
         folder = pathlib.Path(f"{out}.partial")
         done = communicator.first(_begin, folder, about, out, force)
-        count = len(dataset) * (1 + flip)
-        blocks = -(-count // CHUNK)
         if done:
             echo(f"continuing: {counted(done, 'block')} of {blocks:,} were there")
         with (
@@ -143,6 +148,12 @@ def dataset_key(dataset):
     return f"{dataset.shape} {labels} {first} {last}"
 
 
+def read_ahead(dataset, block, ranks, blocks):
+    """Begin to read the pictures of a rank's block and of those that follow."""
+    for later in range(block, min(block + AHEAD * ranks, blocks), ranks):
+        dataset.prefetch(later * CHUNK % len(dataset) // CHUNK)
+
+
 def _check(dataset, model, source, vae):
     if dataset.dtype != np.uint8:
         raise UsageError(f"{source} holds floats, as latents are: give a dataset of pictures.")
@@ -185,17 +196,17 @@ def _begin(folder, about, out, force):
 def _encode(communicator, dataset, model, folder, count, batch, draw, seed, dtype, bar, request):
     """Write this rank's blocks that are missing; returns the number of a signal that ended it, or
     0."""
-    ranks, batch = communicator.size, min(batch, CHUNK, count)
+    ranks, batch, blocks = communicator.size, min(batch, CHUNK, count), -(-count // CHUNK)
 
     def batches():
-        for block in range(communicator.rank, -(-count // CHUNK), ranks):
+        for block in range(communicator.rank, blocks, ranks):
             rows = np.arange(block * CHUNK, min(count, (block + 1) * CHUNK))
             if request.number:
                 return
             if _block_path(folder, rows).exists():
                 bar.update(len(rows) * ranks)
                 continue
-            dataset.prefetch((block + ranks) * CHUNK % len(dataset) // CHUNK)
+            read_ahead(dataset, block + ranks, ranks, blocks)
             yield from (rows[start : start + batch] for start in range(0, len(rows), batch))
 
     parts = []

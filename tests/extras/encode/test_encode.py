@@ -13,8 +13,12 @@ from numdiff.extras.convert.autoencoders import write_autoencoder
 from numdiff.extras.encode import latents as encode
 from numdiff.extras.encode.latents import encode_dataset
 from numdiff.nn.autoencoder import Autoencoder
+from numdiff.training.autoencoders import load_autoencoder
 
 COUNT = 70  # two blocks
+# hashes that files on disk have, of what a test writes: they must not change
+WEIGHTS = "028edfda5f26"
+SOURCE = "(70, 8, 8, 1) 5824eb18733d 2366f047292f 99426b349d69"
 
 
 @pytest.fixture
@@ -56,6 +60,20 @@ def test_latents_are_the_scaled_means(files, tmp_path):
     with h5py.File("latents.h5") as file:
         about = json.loads(file.attrs["vae"][0])
     assert (about["scaling_factor"], about["shift_factor"], about["channels"]) == (0.5, 0.25, 4)
+
+
+def test_fingerprints_keep_their_values(files, tmp_path):
+    """Latents files name their autoencoder by them, and calls that were interrupted their pictures."""
+    weights = {name: np.full_like(a, 0.5) for name, a in files.arrays().items()}
+    write_autoencoder("half.h5", files.options, weights)
+    model = load_autoencoder("half.h5", "cpu", "fp32", True)
+    assert model.weights_hash() == WEIGHTS
+    with h5py.File("grey.h5", "w") as file:
+        file["images"] = np.arange(70 * 8 * 8, dtype=np.uint8).reshape(70, 8, 8, 1)
+        file["labels"] = np.arange(70, dtype=np.uint8) % 2
+        file.attrs["classes"] = ["cat", "dog"]
+    with Dataset("grey.h5", in_memory=False) as dataset:
+        assert encode.dataset_key(dataset) == SOURCE
 
 
 def test_mirrored_pictures_follow(files):
