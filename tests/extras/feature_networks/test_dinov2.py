@@ -8,9 +8,10 @@ from numdiff.errors import NumdiffError
 from numdiff.evaluation import find_extractor
 from numdiff.extras.feature_networks import dinov2, files
 from numdiff.extras.feature_networks.dinov2 import VisionTransformer
+from tests.command import output_of
 from tests.conftest import exhaustive, exhaustively, quick
 from tests.extras.convert.weights import write_state_pt
-from tests.extras.feature_networks.test_files import evaluate, run
+from tests.extras.feature_networks.test_files import evaluate
 from tests.reference import stored, stored_features
 
 STORED = stored.load("features_dinov2")
@@ -77,16 +78,16 @@ def test_convert_and_evaluate(monkeypatch, tmp_path):
     state = small_state()
     del state["mask_token"]  # not needed
     path = write_state_pt(tmp_path / "pt.pth", state)
-    result = run("convert", path, tmp_path / "dinov2.h5")
-    assert result.exit_code == 0 and "DINOv2 ViT-B/14, " in result.output
+    network = tmp_path / "dinov2.h5"
+    assert "DINOv2 ViT-B/14, " in output_of("convert", path, network)
     paths = [tmp_path / "samples.npz", tmp_path / "reference.npz"]
     for each in paths:
         np.savez(each, arr_0=stored_features.pictures(each.stem, 5, 20))
-    result = evaluate(*paths, "--features", tmp_path / "dinov2.h5")
-    assert result.exit_code == 0 and "dinov2-vitb14 clean: 64 numbers an image" in result.output
+    output = evaluate(*paths, "--features", network)
+    assert "dinov2-vitb14 clean: 64 numbers an image" in output
     direct = VisionTransformer(dinov2.arrays_of(small_state()))
     images = stored_features.pictures("images", 3, 28)
-    features = find_extractor(tmp_path / "dinov2.h5")[0](images)
+    features = find_extractor(network)[0](images)
     assert features == pytest.approx(direct(images.astype(np.float32)), rel=1e-5, abs=1e-6)
 
 
@@ -117,7 +118,7 @@ def test_other_versions_are_named(tmp_path, changes, message):
 def test_the_whole_file(tmp_path):
     """…of 350 MB, converted and read again."""
     path = write_state_pt(tmp_path / "pt.pth", small_state())
-    assert run("convert", path, tmp_path / "dinov2.h5").exit_code == 0
+    output_of("convert", path, tmp_path / "dinov2.h5")
     path.unlink()
     _, arrays = files.read_network(tmp_path / "dinov2.h5")
     wanted = dinov2.arrays_of(small_state())

@@ -5,14 +5,13 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.evaluation import find_extractor
 from numdiff.extras.feature_networks import files, inception
 from numdiff.training.checkpoint import load_checkpoint, save_checkpoint
 from numdiff.training.model_files import write_model_file
-from numdiff_cli.main import main
+from tests.command import output_of, refusal_of
 from tests.conftest import exhaustive
 from tests.extras.convert.weights import write_state_pt
 from tests.extras.feature_networks import small
@@ -27,10 +26,9 @@ def _small(monkeypatch, request):
 
 def converted_in(folder):
     path = write_state_pt(folder / "pt.pth", small.state_dict())
-    result = run("convert", path, folder / "inception.h5")
+    output = output_of("convert", path, folder / "inception.h5")
     path.unlink()
-    assert result.exit_code == 0, result.output
-    return folder / "inception.h5", result.output
+    return folder / "inception.h5", output
 
 
 @pytest.fixture
@@ -47,14 +45,19 @@ def images(tmp_path):
     return paths
 
 
-def run(*arguments):
-    result = CliRunner().invoke(main, list(map(str, arguments)))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+def evaluate(*words):
+    return output_of("evaluate", *words, "--device cpu")
 
 
-def evaluate(*arguments):
-    return run("evaluate", *arguments, "--device", "cpu")
+def refusal(*words):
+    return refusal_of("evaluate", *words, "--device cpu")
+
+
+def distance(folder, *words):
+    """(Fréchet distance, what is printed)"""
+    out = folder / "figures.json"
+    output = evaluate(*words, "--json", out)
+    return json.loads(out.read_text())["figures"]["frechet_distance"], output
 
 
 def clean_fid(a, b):
@@ -65,15 +68,12 @@ def clean_fid(a, b):
 
 
 def test_evaluate(converted, images, tmp_path):
-    out = tmp_path / "figures.json"
-    result = evaluate(*images, "--features", converted, "--json", out)
-    assert result.exit_code == 0, result.output
-    assert "features   inception-2015-12-05 clean: 19 numbers an image" in result.output
-    assert "5 images are fewer than the 19 features" in result.output
+    got, output = distance(tmp_path, *images, "--features", converted)
+    assert "features   inception-2015-12-05 clean: 19 numbers an image" in output
+    assert "5 images are fewer than the 19 features" in output
     extractor, name = find_extractor(converted)
     features = [extractor(np.load(path)["arr_0"]) for path in images]
     assert name == "inception-2015-12-05 clean" and features[0].shape == (5, 19)
-    got = json.loads(out.read_text())["figures"]["frechet_distance"]
     assert got == pytest.approx(clean_fid(*features), rel=1e-4)
 
 
@@ -83,9 +83,8 @@ def test_whole(images, tmp_path):
     images."""
     path, output = converted_in(tmp_path)
     assert "InceptionV3 of 2015-12-05, 21,768,352 parameters" in output
-    out = tmp_path / "figures.json"
-    result = evaluate(*images, "--features", path, "--json", out)
-    assert "5 images are fewer than the 2048 features" in result.output
+    got, output = distance(tmp_path, *images, "--features", path)
+    assert "5 images are fewer than the 2048 features" in output
     features = [find_extractor(path)[0](np.load(name)["arr_0"]) for name in images]
     assert features[0].shape == (5, 2048)
     # of few images the eigenvalues are those of a product of small matrices
@@ -93,7 +92,6 @@ def test_whole(images, tmp_path):
     roots = np.linalg.svd(a @ b.T, compute_uv=False).sum()
     means = features[0].mean(0, np.float64) - features[1].mean(0, np.float64)
     wanted = (means**2).sum() + (a**2).sum() + (b**2).sum() - 2 * roots
-    got = json.loads(out.read_text())["figures"]["frechet_distance"]
     assert got == pytest.approx(wanted, rel=1e-4)
 
 
@@ -106,13 +104,11 @@ def test_statistics_of_other_programs(converted, images, tmp_path):
     assert mu.shape == (19,) and sigma.shape == (19, 19) and mu.dtype == np.float64
     np.savez_compressed(tmp_path / "clean.npz", mu=mu, sigma=sigma)
     np.savez(tmp_path / "edm.npz", mu=mu, sigma=sigma)
-    figures = []
-    for reference in (images[1], ours, tmp_path / "clean.npz", tmp_path / "edm.npz"):
-        out = tmp_path / "figures.json"
-        result = evaluate(images[0], reference, "--features", converted, "--json", out)
-        assert result.exit_code == 0, result.output
-        figures.append(json.loads(out.read_text())["figures"]["frechet_distance"])
-    assert figures == pytest.approx([figures[0]] * 4, rel=1e-9)
+    first, *others = (
+        distance(tmp_path, images[0], reference, "--features", converted)[0]
+        for reference in (images[1], ours, tmp_path / "clean.npz", tmp_path / "edm.npz")
+    )
+    assert others == pytest.approx([first] * 3, rel=1e-9)
 
 
 def test_methods_of_resizing(converted, images):
@@ -121,8 +117,7 @@ def test_methods_of_resizing(converted, images):
         find_extractor(f"{converted}:box")
     statistics = images[0].parent / "stats.npz"
     evaluate(images[1], "--features", f"{converted}:tensorflow", "--save-stats", statistics)
-    result = evaluate(images[0], statistics, "--features", converted)
-    assert result.exit_code == 2 and "use one extractor for both" in result.output
+    assert "use one extractor for both" in refusal(images[0], statistics, "--features", converted)
 
 
 def test_grey_pictures(converted, images, tmp_path):
@@ -139,10 +134,8 @@ def test_grey_pictures(converted, images, tmp_path):
 
 def test_one_picture(converted, images, tmp_path):
     np.savez(tmp_path / "one.npz", arr_0=stored_features.pictures("one", 1, 16))
-    result = evaluate(tmp_path / "one.npz", images[0], "--features", converted)
-    assert result.exit_code == 2 and result.output.strip().splitlines()[-1].endswith(
-        "holds one image, and the figures need at least two."
-    )
+    sentence = refusal(tmp_path / "one.npz", images[0], "--features", converted)
+    assert sentence.endswith("holds one image, and the figures need at least two.")
 
 
 # What is refused ----------------------------------------------------------------------------------
@@ -183,14 +176,14 @@ def test_other_versions_of_the_whole_network_are_named(tmp_path, state, message)
 
 
 def test_conversion_refuses(tmp_path):
-    path = write_state_pt(tmp_path / "pt.pth", tiny())
-    result = run("convert", path, tmp_path / "out.npz")
-    assert result.exit_code == 2 and "are written to a file that ends in .h5" in result.output
-    result = run("convert", path, tmp_path / "out.h5", "--image-size", 64)
-    assert result.exit_code == 2 and "--image-size means nothing for the weights" in result.output
+    path, out = write_state_pt(tmp_path / "pt.pth", tiny()), tmp_path / "out.h5"
+    for words, sentence in (
+        ((tmp_path / "out.npz",), "are written to a file that ends in .h5"),
+        ((out, "--image-size 64"), "--image-size means nothing for the weights"),
+    ):
+        assert sentence in refusal_of("convert", path, *words)
     path.write_bytes(path.read_bytes()[:1000])
-    result = run("convert", path, tmp_path / "out.h5")
-    assert result.exit_code and "truncated, damaged or not a file of weights" in result.output
+    assert "truncated, damaged or not a file of weights" in refusal_of("convert", path, out)
 
 
 def test_weights_that_are_not_finite(tmp_path, monkeypatch):
@@ -203,38 +196,37 @@ def test_weights_that_are_not_finite(tmp_path, monkeypatch):
 
 
 def test_files_that_are_no_feature_network(converted, tmp_path, images):
-    with pytest.raises(UsageError, match="there is no file .*none.h5: make it of public weights"):
-        find_extractor(tmp_path / "none.h5")
     write_model_file(tmp_path / "other.h5", {}, {"a": np.zeros(3, np.float32)}, model="unet")
-    with pytest.raises(NumdiffError, match="holds a unet, which computes no features"):
-        find_extractor(tmp_path / "other.h5")
     buffers, meta = load_checkpoint(converted)
     short = {"parameters": buffers["parameters"][:1000]}
     save_checkpoint(tmp_path / "short.h5", short, meta)
     save_checkpoint(tmp_path / "lacks.h5", buffers, {**meta, "index": meta["index"][:9]})
-    for name, why in (("short", "its buffer is not"), ("lacks", "its index is not")):
-        with pytest.raises(NumdiffError, match=f"no whole InceptionV3 .*{why}.*convert it again"):
-            find_extractor(tmp_path / f"{name}.h5")
     damaged = bytearray(converted.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     (tmp_path / "damaged.h5").write_bytes(damaged)
-    with pytest.raises(NumdiffError, match="damaged.h5"):
-        find_extractor(tmp_path / "damaged.h5")
-    result = evaluate(images[0], converted, "--features", converted)
-    assert result.exit_code == 2 and "is a model, and images are compared" in result.output
+    for name, sentence in (
+        ("none", "there is no file .*none.h5: make it of public weights"),
+        ("other", "holds a unet, which computes no features"),
+        ("short", "no whole InceptionV3 .*its buffer is not.*convert it again"),
+        ("lacks", "no whole InceptionV3 .*its index is not.*convert it again"),
+        ("damaged", "damaged.h5"),
+    ):
+        with pytest.raises(NumdiffError, match=sentence):
+            find_extractor(tmp_path / f"{name}.h5")
+    sentence = refusal(images[0], converted, "--features", converted)
+    assert "is a model, and images are compared" in sentence
 
 
 def test_damaged_statistics(converted, images, tmp_path):
     path = tmp_path / "stats.npz"
-    np.savez(path, mu=np.zeros(19), sigma=np.zeros((19, 18)))
-    result = evaluate(images[0], path, "--features", converted)
-    assert result.exit_code and "a mean (D,) belongs to a covariance (D, D)" in result.output
-    np.savez(path, mu=np.zeros(64), sigma=np.eye(64))
-    result = evaluate(images[0], path, "--features", converted)
-    assert result.exit_code and "has 19 features per image and" in result.output
+    for mu, sigma, sentence in (
+        (19, (19, 18), "a mean (D,) belongs to a covariance (D, D)"),
+        (64, (64, 64), "has 19 features per image and"),
+    ):
+        np.savez(path, mu=np.zeros(mu), sigma=np.eye(*sigma))
+        assert sentence in refusal(images[0], path, "--features", converted)
     path.write_bytes(path.read_bytes()[:2000])
-    result = evaluate(images[0], path, "--features", converted)
-    assert result.exit_code and "stats.npz cannot be read" in result.output
+    assert "stats.npz cannot be read" in refusal(images[0], path, "--features", converted)
 
 
 def test_tf32_needs_a_gpu(converted):

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from numdiff.errors import UsageError
 from numdiff.training.options import resolve
-from numdiff_cli.main import main
+from tests.command import output_of, refusal_of
 from tests.evaluation.test_in_training import records_of, run
 from tests.extras.feature_networks import small
 from tests.extras.feature_networks.test_files import converted_in
@@ -42,6 +41,5 @@ def test_what_is_refused(tmp_path):
         run(tmp_path, evaluate_features=str(tmp_path / "none.h5"))
     with pytest.raises(UsageError, match="--evaluate-features a.h5 needs --evaluate-every: add it"):
         resolve({"model": "unet", "evaluate_features": "a.h5"})
-    result = CliRunner().invoke(main, ["train", "vae", "--evaluate-features", "a.h5", "--dry-run"])
-    assert result.exit_code == 2 and "No such option" in result.output
-    assert "--evaluate-features FILE" in CliRunner().invoke(main, ["train", "dit", "--help"]).output
+    assert "No such option" in refusal_of("train vae --evaluate-features a.h5 --dry-run")
+    assert "--evaluate-features FILE" in output_of("train dit --help")

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from numdiff.errors import NumdiffError
@@ -18,7 +17,7 @@ from numdiff.extras.pages.runs import (
     thin,
 )
 from numdiff.training.report import STATS
-from numdiff_cli.main import main
+from tests.command import output_of
 from tests.extras.pages.folders import make_run, report_steps
 
 
@@ -82,8 +81,9 @@ def test_damaged_records_are_counted(tmp_path):
     assert run["step"] == 40 and run["notes"] == [
         "stats.jsonl is damaged: 2 lines that are no records are left out."
     ]
-    result = CliRunner().invoke(main, ["report", str(run_dir), "--out", str(tmp_path / "r.html")])
-    assert result.exit_code == 0 and "2 lines that are no records" in result.output
+    assert "2 lines that are no records" in output_of(
+        "report", run_dir, "--out", tmp_path / "r.html"
+    )
 
 
 def test_a_run_that_is_being_written(tmp_path):

@@ -4,47 +4,34 @@ import base64
 import contextlib
 import gc
 import http.client
-import io
 import json
 import os
+import shlex
 import socket
 import threading
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from numdiff.extras.pages import studio as studio_module
 from numdiff.extras.pages.server import Server
 from numdiff.extras.pages.studio import WAITING, Studio
-from numdiff.nn import UNet
-from numdiff.training.model_files import load_model, write_model_file
+from numdiff.training.model_files import load_model
 from numdiff.training.picture_record import read_record
-from numdiff.training.sampling import sample_command
-from numdiff_cli.main import main
+from tests.command import output_of, run
 from tests.conftest import exhaustive, needs
 from tests.emulator.browser import Browser
 from tests.extras.pages.test_server import ask
+from tests.models import small_unet, with_random_weights, write
 
 CLASSES = ["Cats & Dogs", "<img src=x onerror='window.pwned=1'>", "</script><script>window.pwned=1"]
 ASKED = {"class": 1, "seed": 7, "guidance": None, "steps": 3, "sampler": "euler"}
 
 
 def make_model(path):
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        num_classes=3,
-        attention_resolutions=(),
-        device="cpu",
-    )
-    rng = np.random.default_rng(0)
-    model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
-    write_model_file(path, model.options, model.arrays(), classes=CLASSES, step=12)
-    return path
+    model = with_random_weights(small_unet(num_classes=3))
+    return write(path, model, classes=CLASSES, step=12)
 
 
 @contextlib.contextmanager
@@ -84,6 +71,13 @@ def events(body):
     return [(p.split("\n")[0][7:], json.loads(p.split("\n")[1][6:])) for p in found]
 
 
+def last_event(server, **changes):
+    """(name, value) with which a stream of this server ends."""
+    status, body = post(server, **changes)
+    assert status == 200
+    return events(body)[-1]
+
+
 def test_a_picture_forms_and_says_how_it_was_made(served, tmp_path, monkeypatch):
     monkeypatch.setattr(studio_module, "PREVIEW_EVERY", 0)
     studio, server = served
@@ -94,31 +88,23 @@ def test_a_picture_forms_and_says_how_it_was_made(served, tmp_path, monkeypatch)
     assert 1 <= names.count("preview") <= 3
     made = found[-1][1]
     assert CLASSES[1] in made["caption"] and "euler, 3 steps" in made["caption"]
-    (tmp_path / "made.png").write_bytes(base64.b64decode(made["png"]))
-    record = read_record(tmp_path / "made.png")
+    path, again = tmp_path / "made.png", tmp_path / "again.png"
+    path.write_bytes(base64.b64decode(made["png"]))
+    record = read_record(path)
     assert record["class_counts"] == [[CLASSES[1], 1]] and record["seed"] == 7
-    shown = sample_command(
-        studio.checkpoint,
-        count=1,
-        seed=7,
-        steps=3,
-        sampler="euler",
-        class_name="1",
-        grid=str(tmp_path / "again.png"),
-        device="cpu",
-        echo=lambda text: None,
-    )
-    with Image.open(io.BytesIO(base64.b64decode(made["png"]))) as picture:
-        assert np.array_equal(np.asarray(picture), shown[0])
-    result = CliRunner().invoke(main, ["info", str(tmp_path / "made.png")])
-    assert result.exit_code == 0 and "--seed 7 --sampler euler --steps 3 --class" in result.output
+    given = "--count 1 --seed 7 --steps 3 --sampler euler --class 1 --device cpu --grid"
+    output_of("sample", studio.checkpoint, given, again)
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture)
+    with Image.open(again) as grid:  # 8×8 pixels, 16 times as large, framed
+        assert np.array_equal(np.asarray(grid)[2:-2:16, 2:-2:16], pixels)
+    assert "--seed 7 --sampler euler --steps 3 --class" in output_of("info", path)
     words = record["command"]
     assert words[words.index("--class") + 1] == CLASSES[1]
-    words[-1] = str(tmp_path / "repeated.png")
-    result = CliRunner().invoke(main, words[1:])
-    assert result.exit_code == 0, result.output
-    with Image.open(tmp_path / "repeated.png") as grid:  # 8×8 pixels, 16 times as large, framed
-        assert np.array_equal(np.asarray(grid)[2:-2:16, 2:-2:16], shown[0])
+    again.unlink()
+    output_of(*map(shlex.quote, words[1:-1]), again)
+    with Image.open(again) as grid:
+        assert np.array_equal(np.asarray(grid)[2:-2:16, 2:-2:16], pixels)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +132,9 @@ def test_bodies_that_are_no_settings(served):
 
 
 def test_what_does_not_fit_the_model_is_a_sentence(served):
-    status, body = post(served[1], guidance=2)  # the model has no class for "none"
-    name, sentence = events(body)[-1]
-    assert status == 200 and name == "fault" and sentence.endswith(".") and "--" in sentence
-    assert events(post(served[1])[1])[-1][0] == "picture"
+    name, sentence = last_event(served[1], guidance=2)  # the model has no class for "none"
+    assert name == "fault" and sentence.endswith(".") and "--" in sentence
+    assert last_event(served[1])[0] == "picture"
 
 
 def test_twenty_at_once(served):
@@ -157,7 +142,7 @@ def test_twenty_at_once(served):
     found, lock = [], threading.Lock()
 
     def one():
-        answer = post(served[1], steps=20)
+        answer = post(served[1], steps=6)
         with lock:
             found.append(answer)
 
@@ -183,8 +168,7 @@ def test_a_closed_browser_ends_its_picture_alone(served, monkeypatch):
         while b"preview" not in connection.recv(1 << 16):
             pass
     # the next one is made at once, long before 1,000 steps
-    status, answer = post(served[1])
-    assert status == 200 and events(answer)[-1][0] == "picture"
+    assert last_event(served[1])[0] == "picture"
     assert served[0]._now is None or served[0]._now.settings["steps"] != 1000
 
 
@@ -200,11 +184,11 @@ def test_200_requests_one_after_another(served, request):
     gc.freeze()  # the server collects after each picture: its own objects alone, not other tests'
     request.addfinalizer(gc.unfreeze)
     for seed in range(40):
-        assert events(post(served[1], seed=seed)[1])[-1][0] == "picture"
+        assert last_event(served[1], seed=seed)[0] == "picture"
     gc.collect()
     before = resident()
     for seed in range(200):
-        assert events(post(served[1], seed=seed, steps=1 + seed % 3)[1])[-1][0] == "picture"
+        assert last_event(served[1], seed=seed, steps=1 + seed % 3)[0] == "picture"
     gc.collect()
     assert resident() - before < 4 << 20
 
@@ -213,7 +197,7 @@ def test_a_busy_port(tmp_path):
     path = make_model(tmp_path / "model.h5")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        result = CliRunner().invoke(main, ["serve", str(path), "--port", str(port)])
+        result = run("serve", path, "--port", port)
     assert result.exit_code == 1 and result.output.startswith(f"Error: port {port} is in use: ")
     assert result.output.count("\n") == 1
 
