@@ -1,19 +1,14 @@
 """One ConvNeXt block, measured."""
 
 import numpy as np
-from click.testing import CliRunner
 
 from numdiff.device.planned import CARDS, collect
 from numdiff.extras.convnext import benchmark as block
-from numdiff_cli.main import main
 from tests.benchmark.fake_gpu import FakeGpu
+from tests.command import output_of, refusal_of
 from tests.conftest import needs
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, ["bench", "block", *arguments])
 
 
 def test_on_a_gpu_and_the_cpu(monkeypatch):
@@ -68,9 +63,10 @@ def test_four_launches_forward():
 
 
 def test_command():
-    result = run("--device", "cpu", "--batch", "1", "--size", "4", "--channels", "8")
-    assert result.exit_code == 0 and "\n| numdiff, CPU, fp32 " in result.output, result.output
-    assert "--channels 12: a ConvNeXt block takes a multiple of 8" in run("--channels", "12").output
+    output = output_of("bench block --device cpu --batch 1 --size 4 --channels 8")
+    assert "\n| numdiff, CPU, fp32 " in output
+    sentence = "--channels 12: a ConvNeXt block takes a multiple of 8"
+    assert sentence in refusal_of("bench block --channels 12")
 
 
 @needs("torch")

@@ -15,12 +15,12 @@ from numdiff.extras.fp8 import linear as linear_fp8
 from numdiff.extras.fp8.layers import Float8
 from numdiff.extras.fp8.quantise import PARTIALS
 from numdiff.extras.transports.reduce import peer_sum
-from numdiff.nn import DiT, UNet
 from numdiff.nn.tensor import Tape, Tensor
 from numdiff.training import Trainer
 from numdiff.training.options import resolve
 from numdiff.training.precision import set_precision
 from tests.conftest import exhaustive, exhaustively, needs, relative_error
+from tests.models import small_dit, small_unet
 from tests.training import test_dit_training as dit
 from tests.training.test_half import filled, one_step
 from tests.training.test_trainer import FixedImages, losses
@@ -157,19 +157,8 @@ BATCH = 4  # 16 tokens, the fewest that FP8 takes
 
 
 def build(device="cpu", **more):
-    return DiT(
-        **{
-            "image_size": 4,
-            "in_channels": 3,
-            "patch_size": 2,
-            "hidden_size": 32,
-            "depth": 1,
-            "num_heads": 1,
-            "num_classes": 7,
-            **more,
-        },
-        device=device,
-    )
+    sizes = {"image_size": 4, "patch_size": 2, "hidden_size": 32, "num_heads": 1, "num_classes": 7}
+    return small_dit(**{**sizes, **more}, device=device)
 
 
 @functools.cache
@@ -303,23 +292,12 @@ def test_a_hopper_takes_it():
 
 
 def test_a_model_that_has_no_such_layers_is_refused():
-    net = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1, 2),
-        num_res_blocks=1,
-        attention_resolutions=(4,),
-    )
-    with pytest.raises(UsageError, match="not for a unet"):
-        Trainer(net, FixedImages(), batch=8, precision="fp8")
-    with pytest.raises(UsageError, match="blocks.0.attn.qkv.weight is 72 × 24"):
-        Trainer(
-            DiT(
-                image_size=8, in_channels=3, hidden_size=24, depth=1, num_heads=1, num_classes=None
-            ),
-            FixedImages(),
-            batch=8,
-            precision="fp8",
-        )
+    net = small_unet()
+    for model, sentence in (
+        (net, "not for a unet"),
+        (small_dit(num_classes=None), "blocks.0.attn.qkv.weight is 72 × 24"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            Trainer(model, FixedImages(), batch=8, precision="fp8")
     with pytest.raises(UsageError, match="is for training.*inference=True"):
         set_precision(net, "fp8")

@@ -14,16 +14,13 @@ from numdiff.training.options import load_options, resolve, resolve_resumed
 from numdiff.training.report import STATS
 from numdiff.training.run import train
 from tests.conftest import MPIEXEC, exhaustive, needs
+from tests.models import UNET
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 SMALL = {
+    **UNET,
     "device": "cpu",
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "num_res_blocks": 1,
-    "attention_resolutions": (),
     "batch": 2,
     "log_every": 2,
     "sample_every": 4,

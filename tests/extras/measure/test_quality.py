@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 import numdiff
@@ -26,83 +25,57 @@ from numdiff.extras.measure.time_to_quality import (
 from numdiff.training.options import resolve
 from numdiff.training.picture_record import read_record
 from numdiff.training.previews import Previews
-from numdiff_cli.main import main
+from tests.command import last_line, output_of, refusal_of, run
 from tests.conftest import exhaustive
 
 SMALL = (
     "bench quality dit --preset tiny --device cpu --batch 2 --size 16 --depth 1 --hidden-size 24 --heads 2 "
     "--classes Flags,Activities --sample-steps 2 --samples 20 --sample-batch 10 --seed 3"
-).split()
-
-
-def run(*more):
-    return CliRunner().invoke(main, [*SMALL, *map(str, more)])
+)
 
 
 def test_targets_reached_and_not(tmp_path, monkeypatch):
     """The run continues to its last step where a target stays out of reach, and ends at the
     smallest that is reached."""
-    noise = run("--steps", 2, "--every", 2, "--target", 1000)
-    assert noise.exit_code == 0 and "target 1000: not reached in 2 steps" in noise.output
-    assert "reaches 1000, which does not count: recall is below 0.5" in noise.output
+    noise = output_of(SMALL, "--steps 2 --every 2 --target 1000")
+    assert "target 1000: not reached in 2 steps" in noise
+    assert "reaches 1000, which does not count: recall is below 0.5" in noise
     # of noise, which is what so short a run draws
     monkeypatch.setattr("numdiff.extras.measure.time_to_quality.RECALL", 0.0)
-    record = tmp_path / "quality.json"
-    result = run(
-        "--steps",
-        5,
-        "--every",
-        2,
-        "--target",
-        "0.001,1000",
-        "--json",
-        record,
-        "--png",
-        tmp_path / "a.png",
-        "--grid",
-        tmp_path / "grid.png",
-    )
-    assert result.exit_code == 0, result.output
-    measured = json.loads(record.read_text())
-    assert [point["step"] for point in measured["points"]] == [2, 4, 5]
-    assert [point["images"] for point in measured["points"]] == [4, 8, 10]
-    assert [row["target"] for row in measured["targets"]] == [1000, 0.001]
-    assert measured["targets"][0]["step"] == 2 and "step" not in measured["targets"][1]
-    assert (
-        measured["samples"] == 20
-        and measured["first_seed"] == 10_000
-        and measured["cfg_scale"] is None
-    )
-    assert (
-        result.output.count(
-            "none of LEADERBOARD.md, for --classes Flags,Activities (rule 1), --image-size 16 "
-        )
-        == 1
-    )
-    assert "target 0.001: not reached in 5 steps; the best was " in result.output
-    assert "target 1000: " in result.output and " s of training, 2 steps, 4 images" in result.output
+    monkeypatch.chdir(tmp_path)
+    files = "--json quality.json --png a.png --grid grid.png"
+    output = output_of(SMALL, "--steps 5 --every 2 --target 0.001,1000", files)
+    measured = json.loads((tmp_path / "quality.json").read_text())
+    first, *_ = points = measured["points"]
+    assert [(point["step"], point["images"]) for point in points] == [(2, 4), (4, 8), (5, 10)]
+    reached, missed = measured["targets"]
+    assert (reached["target"], missed["target"]) == (1000, 0.001)
+    assert reached["step"] == 2 and "step" not in missed
+    wanted = {"samples": 20, "first_seed": 10_000, "cfg_scale": None}
+    assert wanted.items() <= measured.items()
+    rules = "none of LEADERBOARD.md, for --classes Flags,Activities (rule 1), --image-size 16 "
+    assert output.count(rules) == 1
+    assert "target 0.001: not reached in 5 steps; the best was " in output
+    assert "target 1000: " in output and " s of training, 2 steps, 4 images" in output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    with Image.open(tmp_path / "grid.png") as grid:
+    with Image.open("grid.png") as grid:
         width, height = grid.size
     assert height / 10 == pytest.approx(width / 2, rel=0.05)  # 20 images, a column for each class
-    early = run("--steps", 5, "--every", 2, "--target", 1000, "--json", tmp_path / "early.json")
-    assert early.exit_code == 0 and "not reached" not in early.output
-    again = json.loads((tmp_path / "early.json").read_text())["points"]
-    assert len(again) == 1
+    early = output_of(SMALL, "--steps 5 --every 2 --target 1000 --json early.json")
+    assert "not reached" not in early
+    (again,) = json.loads((tmp_path / "early.json").read_text())["points"]
     for figure in ("loss", "frechet_distance", "spatial_frechet_distance", "precision", "recall"):
-        # the same bits in another run
-        assert again[0][figure] == measured["points"][0][figure], figure
+        assert again[figure] == first[figure], figure  # the same bits in another run
 
 
 @exhaustive
 def test_the_command_in_a_grid_makes_it_again(tmp_path, monkeypatch):
     """…and the curve has the same record; the JSON file, too."""
     monkeypatch.chdir(tmp_path)
-    words = [*SMALL, "--steps", "4", "--every", "2", "--grid", "grid.png", "--png", "curve.png"]
-    words += ["--json", "quality.json"]
+    files = "--grid grid.png --png curve.png --json quality.json"
+    words = f"{SMALL} --steps 4 --every 2 {files}".split()
     monkeypatch.setattr("sys.argv", ["numdiff", *words])
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 0 and "Activities (5), Flags (15)" in result.output
+    assert "Activities (5), Flags (15)" in output_of(*words)
     record = read_record("grid.png")
     assert record == read_record("curve.png")
     made = json.loads((tmp_path / "quality.json").read_text())["made"]
@@ -110,52 +83,46 @@ def test_the_command_in_a_grid_makes_it_again(tmp_path, monkeypatch):
     with Image.open("grid.png") as grid:
         before = grid.tobytes()
     (tmp_path / "grid.png").unlink()
-    line = CliRunner().invoke(main, ["info", "curve.png"]).output.splitlines()[-1]
-    assert shlex.split(line)[1:3] == ["numdiff", "bench"]
-    assert CliRunner().invoke(main, shlex.split(line)[2:]).exit_code == 0
+    again = shlex.split(last_line(run("info curve.png")))
+    assert again[1:3] == ["numdiff", "bench"]
+    output_of(shlex.join(again[2:]))
     with Image.open("grid.png") as grid:
         assert grid.tobytes() == before
     assert read_record("grid.png")["model_hash"] == made["model_hash"]
 
 
 def test_a_run_that_diverges_says_how_far_it_came():
-    result = run(
-        "--steps", 6, "--every", 2, "--learning-rate", "1e30", "--clip-norm", 0, "--warmup-steps", 0
-    )
-    assert "Traceback" not in result.output
-    assert (
-        "the run ended early: step" in result.output
-        or "Error: nothing was measured: step" in result.output
-    )
+    odd = "--learning-rate 1e30 --clip-norm 0 --warmup-steps 0"
+    output = run(SMALL, "--steps 6 --every 2", odd).output
+    assert "Traceback" not in output
+    early, never = "the run ended early: step", "Error: nothing was measured: step"
+    assert early in output or never in output
 
 
 @pytest.mark.parametrize(
     "more, sentence",
     [
-        (("--target", "0"), "--target takes spatial Fréchet distances, numbers above 0"),
-        (("--target", "nan"), "--target takes spatial Fréchet distances"),
-        (("--target", "x"), "is not a list"),
+        ("--target 0", "--target takes spatial Fréchet distances, numbers above 0"),
+        ("--target nan", "--target takes spatial Fréchet distances"),
+        ("--target x", "is not a list"),
         (
-            ("--size", 8),
+            "--size 8",
             "--image-size 8: distances are of images of at least 16×16 pixels; give a larger one.",
         ),
         # as every other that a run's own grids and files have
-        (("--sample-every", 2), "No such option '--sample-every'"),
+        ("--sample-every 2", "No such option '--sample-every'"),
         (
-            ("--steps", 5000, "--every", 1),
+            "--steps 5000 --every 1",
             "--every 1 would measure 5,000 times in 5,000 steps: give at least 5.",
         ),
-        (("--png", "a.png", "--grid", "./a.png"), "--png and --grid name one file"),
-        (("--target", "none"), "--target takes spatial Fréchet distances"),
-        (("--png", "curve.jpg"), "must end in .png"),
-        (("--json", "none/a.json"), "the folder does not exist"),
+        ("--png a.png --grid ./a.png", "--png and --grid name one file"),
+        ("--target none", "--target takes spatial Fréchet distances"),
+        ("--png curve.jpg", "must end in .png"),
+        ("--json none/a.json", "the folder does not exist"),
     ],
 )
 def test_refused(more, sentence):
-    result = run(*more)
-    assert result.exit_code and sentence in result.output and "Traceback" not in result.output, (
-        result.output
-    )
+    assert sentence in refusal_of(SMALL, more)
 
 
 def test_what_is_printed():
@@ -297,13 +264,7 @@ def test_rules_of_the_leaderboard(given, sampling, broken):
 def test_what_the_data_lack_is_said_before_the_table(tmp_path):
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["images"] = np.zeros((20, 16, 16, 3), np.uint8)
-    arguments = [name for name in SMALL if name not in ("--classes", "Flags,Activities")]
-    result = CliRunner().invoke(
-        main,
-        [*arguments, "--class-cond", "--data", str(tmp_path / "plain.h5"), "--steps", "2"],
-    )
-    assert (
-        result.exit_code
-        and "--class-cond needs labels" in result.output
-        and "precision" not in result.output
-    )
+    words = SMALL.replace("--classes Flags,Activities", "--class-cond")
+    result = run(words, "--steps 2 --data", tmp_path / "plain.h5")
+    assert result.exit_code and "--class-cond needs labels" in result.output
+    assert "precision" not in result.output

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from numdiff.benchmark.step import plan_step
 from numdiff.device import download, get_backend, upload, zeros
@@ -14,29 +13,21 @@ from numdiff.device.planned import CARDS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.muon import update as muon
 from numdiff.extras.muon.optimizer import _stacked, describe
-from numdiff.nn import AdamW, Muon, UNet
+from numdiff.nn import AdamW, Muon
 from numdiff.nn.optimizer import LossScale
 from numdiff.nn.parameter import Parameter
 from numdiff.training import Trainer, kinds
 from numdiff.training.build import describe_without_training, model_options
 from numdiff.training.options import resolve
-from numdiff_cli.main import main
+from tests.command import refusal_of
 from tests.conftest import exhaustive
+from tests.models import small_unet
 from tests.training.test_dit_training import make
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 from tests.training.test_trainer import make as make_unet
 from tests.training.toy import Toy
 
 BLOCK = {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 1, "mlp.fc2": 1}
-UNET = {
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1, 2),
-    "num_res_blocks": 1,
-    "attention_resolutions": (4,),
-    "num_head_channels": 16,
-    "device": "cpu",
-}
 
 
 def test_which_weights_are_matrices():
@@ -44,15 +35,18 @@ def test_which_weights_are_matrices():
     assert model.matrices() == {
         f"blocks.{i}.{name}.weight": n for i in range(2) for name, n in BLOCK.items()
     }
-    one_after_the_other, by_heads = UNet(use_new_attention_order=True, **UNET), UNet(**UNET)
-    assert one_after_the_other.matrices()["middle_block.1.qkv.weight"] == 3
-    assert by_heads.matrices()["middle_block.1.qkv.weight"] == 1
+    sizes = {"channel_mult": (1, 2), "attention_resolutions": (4,), "num_head_channels": 16}
+    one_after_the_other, by_heads = (
+        small_unet(use_new_attention_order=order, **sizes).matrices() for order in (True, False)
+    )
+    assert one_after_the_other["middle_block.1.qkv.weight"] == 3
+    assert by_heads["middle_block.1.qkv.weight"] == 1
     # a convolution, as (out, 3 · 3 · in)
-    assert by_heads.matrices()["input_blocks.1.0.in_layers.2.weight"] == 1
+    assert by_heads["input_blocks.1.0.in_layers.2.weight"] == 1
     assert not [
-        n
-        for n in by_heads.matrices()
-        if "emb_layers" in n or n.startswith(("out.", "input_blocks.0."))
+        name
+        for name in by_heads
+        if "emb_layers" in name or name.startswith(("out.", "input_blocks.0."))
     ]
 
 
@@ -77,10 +71,8 @@ def test_the_stacks_are_the_weights():
 
 
 def test_what_is_no_matrix_takes_adamws_step_bit_by_bit():
-    ours, theirs = (
-        make(optimizer="muon", weight_decay=0.1, ema_halflife=40),
-        make(weight_decay=0.1, ema_halflife=40),
-    )
+    given = {"weight_decay": 0.1, "ema_halflife": 40}
+    ours, theirs = make(optimizer="muon", **given), make(**given)
     for trainer in (ours, theirs):
         losses(trainer, 3)  # the first has a learning rate, but no gradient but the last layer's
     first = copy.deepcopy(theirs.model.parameters)
@@ -158,45 +150,32 @@ def test_a_step_that_overflows_changes_nothing(device, monkeypatch, rng):  # noq
         upload(1024 * g.astype(np.float32), backend) for g in rng.standard_normal((2, 192))
     ]
     broken = upload(np.where(np.arange(192) == 5, np.inf, 1).astype(np.float32), backend)
+
+    def arrays():
+        kept = weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema
+        return [download(array) for array in kept]
+
+    def same(some, others):
+        for one, other in zip(some, others, strict=True):
+            np.testing.assert_array_equal(one, other)
+
     ends = []
     for given in (gradients, [gradients[0], broken, *gradients[1:]]):
         weights = MuonWeights(backend)
-        optimizer = Muon(
-            weights,
-            {"weight": 1},
-            learning_rate=1e-2,
-            clip_norm=1.0,
-            ema_decay=0.9,
-            loss_scale=LossScale(weights.data, 1024.0, interval=1000),
-        )
+        options = {"learning_rate": 1e-2, "clip_norm": 1.0, "ema_decay": 0.9}
+        loss_scale = LossScale(weights.data, 1024.0, interval=1000)
+        optimizer = Muon(weights, {"weight": 1}, loss_scale=loss_scale, **options)
         for gradient in given:
-            weights.grad = gradient
-            if gradient is broken:
-                scale = optimizer.loss_scale.scale
-                before = [
-                    download(a)
-                    for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)
-                ]
+            weights.grad, before = gradient, arrays()
             optimizer.update(zeros(1, np.float32, backend))
             if gradient is broken:
-                after = [
-                    download(a)
-                    for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)
-                ]
-                for a, b in zip(before, after, strict=True):
-                    np.testing.assert_array_equal(a, b)
-                assert download(scale)[0] == 512
-                optimizer.loss_scale.scale = upload(np.float32([1024]), backend)
+                same(before, arrays())
+                assert download(loss_scale.scale)[0] == 512
+                loss_scale.scale = upload(np.float32([1024]), backend)
         assert download(optimizer.updates)[0] == 2
-        ends.append(
-            [
-                download(a)
-                for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)
-            ]
-        )
+        ends.append(arrays())
         np.testing.assert_array_equal(ends[-1][0].astype(np.float16), ends[-1][1])
-    for a, b in zip(*ends, strict=True):
-        np.testing.assert_array_equal(a, b)
+    same(*ends)
 
 
 def test_what_is_frozen_stays():
@@ -301,44 +280,29 @@ def test_the_log_and_a_dry_run_say_what_muon_trains():
 
 
 def test_what_cannot_be_is_refused():
-    result = CliRunner().invoke(
-        main,
-        [
-            "bench",
-            "step",
-            "dit",
-            "--preset",
-            "tiny",
-            "--device",
-            "cpu",
-            "--optimizer",
-            "muon",
-            "--versus",
-            "torch",
-        ],
-    )
-    assert (
-        result.exit_code
-        and "--optimizer muon has no counterpart in --versus torch" in result.output
-    )
+    sentence = "--optimizer muon has no counterpart in --versus torch"
+    command = "bench step dit --preset tiny --device cpu --optimizer muon --versus torch"
+    assert sentence in refusal_of(command)
     with pytest.raises(
         UsageError,
         match="--optimizer muon is for weight matrices in a model's blocks, and this toy",
     ):
         Trainer(Toy(8, device="cpu"), FixedImages(), optimizer="muon")
-    with pytest.raises(UsageError, match="--optimizer sgd does not exist; use adamw or muon"):
-        resolve({"model": "dit", "device": "cpu", "optimizer": "sgd"})
-    with pytest.raises(UsageError, match="--muon-momentum 1 must be at least 0 and below 1"):
-        resolve({"model": "dit", "device": "cpu", "muon_momentum": 1.0})
-    parameters = make().model.parameters
-    with pytest.raises(UsageError, match="names none: use AdamW"):
-        Muon(parameters, {})
-    with pytest.raises(UsageError, match="no such parameter: use model.matrices"):
-        Muon(parameters, {"blocks.7.weight": 1})
-    with pytest.raises(UsageError, match="is not 5 matrices one below the other"):
-        Muon(parameters, {"blocks.0.attn.qkv.weight": 5})
-    with pytest.raises(UsageError, match="momentum 2 must be at least 0 and below 1"):
-        Muon(parameters, {"blocks.0.attn.qkv.weight": 3}, momentum=2)
+    for given, sentence in (
+        ({"optimizer": "sgd"}, "--optimizer sgd does not exist; use adamw or muon"),
+        ({"muon_momentum": 1.0}, "--muon-momentum 1 must be at least 0 and below 1"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            resolve({"model": "dit", "device": "cpu", **given})
+    qkv = "blocks.0.attn.qkv.weight"
+    for matrices, more, sentence in (
+        ({}, {}, "names none: use AdamW"),
+        ({"blocks.7.weight": 1}, {}, "no such parameter: use model.matrices"),
+        ({qkv: 5}, {}, "is not 5 matrices one below the other"),
+        ({qkv: 3}, {"momentum": 2}, "momentum 2 must be at least 0 and below 1"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            Muon(make().model.parameters, matrices, **more)
     assert type(make().optimizer) is AdamW
 
 
