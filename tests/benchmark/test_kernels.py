@@ -33,74 +33,50 @@ def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
+def cost(function, result, **given):
+    return cost_of(function, given, result)
+
+
 def test_costs_come_from_the_operations_files():
-    x, weight = zeros(2, 8, 6, 4), zeros(5, 3, 3, 4)
-    y = zeros(2, 4, 3, 5)
-    given = {
-        "x": x,
-        "weight": weight,
-        "bias": None,
-        "stride": 2,
-        "version": None,
-        "channel": None,
-        "residual": None,
-    }
-    moved, flops = cost_of(K.conv2d_forward, given, y)
-    assert flops == conv2d.conv2d_forward_cost(2, 8, 6, 4, 5, 3, 2)[1] and moved == 4 * (
-        x.size + weight.size + y.size
+    x, weight, y = zeros(2, 8, 6, 4), zeros(5, 3, 3, 4), zeros(2, 4, 3, 5)
+    assert cost(K.conv2d_forward, y, x=x, weight=weight, stride=2) == (
+        4 * (x.size + weight.size + y.size),
+        conv2d.conv2d_forward_cost(2, 8, 6, 4, 5, 3, 2)[1],
     )
-    given = {
-        "dy": y,
-        "x": x,
-        "weight": weight,
-        "dweight": weight.copy(),
-        "dbias": zeros(5),
-        "stride": 2,
-        "need_dx": True,
-        "version": None,
-    }
-    moved, flops = cost_of(K.conv2d_backward, given, x.copy())
-    assert flops == conv2d.conv2d_backward_cost(2, 8, 6, 4, 5, 3, 2)[1]
-    assert moved == 4 * (y.size + 2 * x.size + 3 * weight.size + 10)
-    half = np.float16
-    a, b = zeros(7, 16, dtype=half), zeros(9, 16, dtype=half)
-    given = {
-        "a": a,
-        "b": b,
-        "transpose_a": False,
-        "transpose_b": True,
-        "out": None,
-        "accumulate": False,
-    }
-    assert cost_of(K.matmul_forward, given, zeros(7, 9, dtype=half)) == (
+    gradients = {"dweight": weight.copy(), "dbias": zeros(5), "need_dx": True}
+    assert cost(K.conv2d_backward, x.copy(), dy=y, x=x, weight=weight, stride=2, **gradients) == (
+        4 * (y.size + 2 * x.size + 3 * weight.size + 10),
+        conv2d.conv2d_backward_cost(2, 8, 6, 4, 5, 3, 2)[1],
+    )
+    a, b, c = (zeros(*shape, dtype=np.float16) for shape in ((7, 16), (9, 16), (7, 9)))
+    assert cost(K.matmul_forward, c, a=a, b=b, transpose_a=False, transpose_b=True) == (
         2 * (7 * 16 + 9 * 16 + 63),
         2 * 7 * 9 * 16,
     )
-    given = {"x": zeros(2, 3, 8), "weight": zeros(5, 8), "bias": zeros(5)}
-    assert cost_of(K.linear_forward, given, zeros(2, 3, 5))[1] == 2 * 6 * 5 * 8
-    pair = K.Pair(zeros(2, 3, 6), zeros(2, 3, 2))
-    assert cost_of(K.linear_forward, {**given, "x": pair}, zeros(2, 3, 5)) == cost_of(
-        K.linear_forward, {**given, "x": pair.joined()}, zeros(2, 3, 5)
+    pair, layer = K.Pair(zeros(2, 3, 6), zeros(2, 3, 2)), {"weight": zeros(5, 8), "bias": zeros(5)}
+    assert cost(K.linear_forward, zeros(2, 3, 5), x=zeros(2, 3, 8), **layer)[1] == 2 * 6 * 5 * 8
+    norm = {"weight": zeros(8), "bias": zeros(8), "groups": 2, "silu": True}
+    for function, result, given in (
+        (K.linear_forward, zeros(2, 3, 5), layer),
+        (K.groupnorm_forward, zeros(2, 3, 8), norm),
+    ):
+        of_two, of_one = (cost(function, result, x=x, **given) for x in (pair, pair.joined()))
+        assert of_two == of_one
+    qkv = zeros(2, 16, 24)
+    assert (
+        cost(K.flash_attention_forward, zeros(2, 16, 8), qkv=qkv, heads=2)[1] == 4 * 2 * 16 * 16 * 8
     )
-    given_norm = {"weight": zeros(8), "bias": zeros(8), "groups": 2, "silu": True}
-    assert cost_of(K.groupnorm_forward, {"x": pair, **given_norm}, zeros(2, 3, 8)) == cost_of(
-        K.groupnorm_forward, {"x": pair.joined(), **given_norm}, zeros(2, 3, 8)
-    )
-    given = {"qkv": zeros(2, 16, 24), "heads": 2, "order": "new"}
-    assert cost_of(K.flash_attention_forward, given, zeros(2, 16, 8))[1] == 4 * 2 * 16 * 16 * 8
-    assert cost_of(K.silu_forward, {"x": x}, x.copy()) == (8 * x.size, 4 * x.size)
-    assert cost_of(global_norm, {"x": x}, zeros(1)) == (4 * x.size + 4, 2 * x.size)
+    assert cost(K.silu_forward, x.copy(), x=x) == (8 * x.size, 4 * x.size)
+    assert cost(global_norm, zeros(1), x=x) == (4 * x.size + 4, 2 * x.size)
 
 
 def test_costs_of_a_convolutions_passes():
     dy, x, dweight = zeros(1, 4, 4, 8), zeros(1, 4, 4, 16), zeros(8, 3, 3, 16)
-    flops = cost_of(
-        conv2d_hopper_gradient.hopper_weight_gradient, {"dy": dy, "x": x, "dweight": dweight}, None
-    )[1]
-    assert flops == conv2d.conv2d_weight_gradient_cost(1, 4, 4, 16, 8, 3)[1]
-    flops = cost_of(conv2d_hopper.hopper_input_gradient, {"dy": dy, "weight": dweight, "dx": x}, x)[
+    flops = cost(conv2d_hopper_gradient.hopper_weight_gradient, None, dy=dy, x=x, dweight=dweight)[
         1
     ]
+    assert flops == conv2d.conv2d_weight_gradient_cost(1, 4, 4, 16, 8, 3)[1]
+    flops = cost(conv2d_hopper.hopper_input_gradient, x, dy=dy, weight=dweight, dx=x)[1]
     assert flops == conv2d.conv2d_input_gradient_cost(1, 4, 4, 16, 8, 3)[1]
 
 
