@@ -1,4 +1,3 @@
-import importlib.util
 import itertools
 from types import SimpleNamespace
 
@@ -72,17 +71,6 @@ def test_on_a_gpu(monkeypatch, eager):
     result = bench_sample(options, batches=1, warmup=0, steps=2)
     assert result["device"] == gpu.device_name and result["peak_of"] == "device arenas"
     assert result["peak_mib"] == gpu.peak_bytes / 2**20 > 0 and result["mfu"] > 0
-
-
-def test_versus_without_torch(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
-    )
-    with pytest.raises(
-        NumdiffError, match="needs PyTorch, which is not installed here; pip install torch"
-    ):
-        bench_sample(small_unet(), 1, 0, [("eager", "fp32")])
 
 
 def test_a_mode_that_fails_is_said(monkeypatch):

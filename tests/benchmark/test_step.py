@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numdiff.benchmark import step as step_module
+from numdiff.benchmark.sample import bench_sample
 from numdiff.benchmark.step import NumdiffStep, RandomImages, bench_step, seconds_in_turns
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.convert.layout import to_torch_layout
@@ -66,7 +67,8 @@ def test_steps_take_turns():
     assert order == [*"aAbB", *"aAbBaAbB"] and [len(t) for t in times] == [2, 2]
 
 
-def test_versus_without_torch(monkeypatch):
+@pytest.mark.parametrize("bench", [bench_step, bench_sample])
+def test_versus_without_torch(monkeypatch, bench):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
@@ -74,7 +76,7 @@ def test_versus_without_torch(monkeypatch):
     with pytest.raises(
         NumdiffError, match="needs PyTorch, which is not installed here; pip install torch"
     ):
-        bench_step(small_unet(), 1, 0, [("eager", "fp32")])
+        bench(small_unet(), 1, 0, [("eager", "fp32")])
 
 
 def test_what_pytorch_cannot_do_is_said(monkeypatch):

@@ -23,12 +23,11 @@ from numdiff.device.compiler import kernels_by_name
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.kernels import conv2d_forward, matmul_forward, tuning
+from numdiff.kernels import matmul_forward, tuning
 from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
 from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.matmul import choice as matmul_choice
 from numdiff.kernels.matmul.hopper import launcher as hopper_launcher
-from numdiff.kernels.reduce import second_pass
 from tests.conftest import exhaustive
 
 from .test_profile import small_unet
@@ -320,36 +319,6 @@ def test_checked_in_tables():
             for kind in ("conv2d v6", "conv2d_input_gradient v6")
             for c in choices.get(kind, {}).values()
         )
-
-
-def test_launchers_ask_the_table_first(folder, monkeypatch):
-    gpu = EmulatorDevice(checks=False)
-    gpu.device_name = "NVIDIA Test 2"
-    write_table(
-        tuning.card_file(gpu.device_name),
-        gpu.device_name,
-        {"matmul v6": {"24 16 200 1": [128, 192, 2]}, "conv2d v6": {"1 8 8 8 16 3": [64, 1, 1]}},
-    )
-    launched = []
-    monkeypatch.setattr(
-        hopper_launcher, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__)
-    )
-    monkeypatch.setattr(
-        second_pass, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__)
-    )
-    monkeypatch.setattr(
-        conv2d_hopper, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__)
-    )
-    a, b = (upload(np.zeros(shape, np.float16), gpu) for shape in ((200, 24), (200, 16)))
-    matmul_forward(
-        a, b, True, False, out=upload(np.zeros((24, 16), np.float32), gpu), accumulate=True
-    )
-    assert launched == ["gemm_hopper_192_tn_float", "add_parts_kernel"]
-    x, weight = (
-        upload(np.zeros(shape, np.float16), gpu) for shape in ((1, 8, 8, 8), (16, 3, 3, 8))
-    )
-    conv2d_forward(x, weight)
-    assert launched[2:] == ["conv2d_forward_kernel_v6_128x64_1"]
 
 
 def launches(monkeypatch, gpu):

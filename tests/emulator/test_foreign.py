@@ -333,25 +333,6 @@ def test_a_record_as_an_argument_and_as_a_type(gpu):
 
 
 @cuda.jit
-def complex_everywhere(x, y):
-    tile, own, t = (
-        cuda.shared.array(4, numba.complex64),
-        cuda.local.array(1, np.complex128),
-        cuda.threadIdx.x,
-    )
-    tile[t] = x[t]
-    own[0] = 2j
-    cuda.syncthreads()
-    y[t] = (tile[3 - t] * own[0] + numba.complex64(1)) / complex(t + 1, 1)
-
-
-def test_complex_numbers_in_shared_and_local_arrays(gpu):
-    x, y = np.array([1 + 2j, 3 - 1j, 0.1, 4j], np.complex64), np.zeros(4, np.complex128)
-    complex_everywhere[1, 4](x, y)
-    assert np.allclose(y, (x[::-1] * 2j + 1) / (np.arange(4) + 1 + 1j), rtol=1e-15)
-
-
-@cuda.jit
 def extremes_of_tuples(x):
     x[0], x[1] = min((3, 1, 2)), max((1.5, 2.5))
 

@@ -3,10 +3,9 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels import random as R
-from tests.conftest import shapes, versions, where
+from tests.conftest import shapes
 from tests.device.test_philox import philox_by_hand
 
-USABLE = where(lambda version, shape: version != 2 or np.prod(shape[1:]) % 4 == 0)
 SEED = 0x123456789ABCDEF0  # uses both halves of the key
 DISTRIBUTIONS = {"uniform": R.random_uniform, "normal": R.random_normal}
 
@@ -30,22 +29,18 @@ def words_by_hand(shape, seed, purpose, step, samples):
 
 
 @shapes(minimal=(1, 4), odd=(3, 5, 7), not_aligned=(5, 2, 33))
-@versions(1, 2)
-@USABLE
-def test_uniform_by_hand(engine, shape, version):
+def test_uniform_by_hand(engine, shape):
     step, samples = counters(engine, shape)
     wanted = words_by_hand(shape, SEED, R.PURPOSE_FLIP, 7, download(samples))[
         :, : int(np.prod(shape[1:]))
     ]
     wanted = (wanted.astype(np.float64) // 256 / 2**24).astype(np.float32).reshape(shape)
-    got = R.random_uniform(shape, SEED, R.PURPOSE_FLIP, step, samples, version=version)
+    got = R.random_uniform(shape, SEED, R.PURPOSE_FLIP, step, samples)
     engine.check_equal(got, wanted)
 
 
 @shapes(minimal=(1, 4), odd=(3, 5, 7), not_aligned=(5, 2, 33))
-@versions(1, 2)
-@USABLE
-def test_normal_by_hand(engine, shape, version):
+def test_normal_by_hand(engine, shape):
     step, samples = counters(engine, shape)
     words = (
         words_by_hand(shape, SEED, R.PURPOSE_NOISE, 7, download(samples)).astype(np.float64) // 256
@@ -55,7 +50,7 @@ def test_normal_by_hand(engine, shape, version):
         2 * np.pi * words[:, 1::2] / 2**24,
     )
     wanted = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).reshape(shape[0], -1)
-    got = R.random_normal(shape, SEED, R.PURPOSE_NOISE, step, samples, version=version)
+    got = R.random_normal(shape, SEED, R.PURPOSE_NOISE, step, samples)
     engine.check(got, wanted[:, : int(np.prod(shape[1:]))].reshape(shape), 1e-6)
 
 

@@ -7,15 +7,6 @@ from numdiff.extras.kernel_check import run as check
 from numdiff.extras.kernel_check.run import counts_of
 from numdiff.kernels.matmul import first
 from numdiff.kernels.matmul.first import matmul_first_forward
-from tests.conftest import shapes, versions
-
-
-@shapes(minimal=(1, 1, 1), odd=(33, 9, 5), large=(500, 700, 300))
-@versions(1, 2)
-def test_first(engine, rng, shape, version):
-    M, N, K = shape
-    a, b = rng.standard_normal((M, K)), rng.standard_normal((K, N))
-    engine.check(matmul_first_forward(engine(a), engine(b), version=version), a @ b, 2e-6)
 
 
 @pytest.mark.parametrize("version, loads, stores", [(1, "7.1", "17.5"), (2, "2.1", "3.2")])

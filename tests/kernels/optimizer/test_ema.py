@@ -2,29 +2,21 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.optimizer import ema as E
-from tests.conftest import shapes, versions
-
-SHAPES = shapes(minimal=(4,), odd=(37,), not_aligned=(1021,), large=(100_000,))
+from tests.conftest import versions
 
 
 def scalars(engine, step, norm=1.0):
     return engine(np.array([step], np.uint32)), engine(np.array([norm]))
 
 
-@SHAPES
 @pytest.mark.parametrize("step", [0, 80, 1_000_000])
 @pytest.mark.parametrize("warmup", [True, False])
-def test_update(engine, rng, shape, step, warmup):
-    old, weight = rng.standard_normal(shape), rng.standard_normal(shape)
+def test_reference_by_hand(rng, step, warmup):
+    ema, weight = rng.standard_normal((2, 37))
     decay = min(0.99, (1 + step) / (10 + step)) if warmup else 0.99
-    wanted = decay * old + (1 - decay) * weight
-    results = []
-    for _ in range(2):
-        ema = engine(old)
-        E.ema_update(ema, engine(weight), *scalars(engine, step), 0.99, warmup)
-        engine.check(ema, wanted, 1e-6)
-        results.append(ema)
-    engine.check_equal(*results)
+    wanted = decay * ema + (1 - decay) * weight
+    E.ema_update(ema, weight, np.array([step], np.uint32), np.ones(1), 0.99, warmup)
+    np.testing.assert_allclose(ema, wanted, rtol=1e-12)
 
 
 def test_a_slow_average_still_moves(engine):
