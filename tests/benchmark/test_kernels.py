@@ -23,7 +23,7 @@ from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
 from numdiff.kernels.conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from numdiff.kernels.optimizer.grad_norm import global_norm
 from numdiff.training.options import resolve
-from tests.conftest import exhaustive
+from tests.conftest import exhaustive, exhaustively
 
 from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
@@ -191,7 +191,9 @@ def test_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("versions", [None, (5, 6)])
-@pytest.mark.parametrize("function", [K.conv2d_forward, conv2d.conv2d_input_gradient])
+@pytest.mark.parametrize(
+    "function", [K.conv2d_forward, *exhaustively(conv2d.conv2d_input_gradient)]
+)
 def test_only_the_launchers_version_is_starred(function, versions):
     """Versions 5 and 6 of a convolution launch the same kernels with other numbers."""
     x, weight = (

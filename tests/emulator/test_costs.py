@@ -209,8 +209,8 @@ LONG = set(
     matmul_fp8_gelu_backward matmul_fp8_gradient matmul_fp8_swiglu matmul_fp8_swiglu_backward
     matmul_level matmul_mma_level matmul_pair matmul_pair_backward matmul_pair_gradient
     muon_momentum newton_schulz qk_norm_rope qk_norm_rope_backward quantise_both
-    quantise_weights rmsnorm rmsnorm_backward scale_shift_backward single_head_attention sla
-    sla_backward squares_of_pieces upsampled_conv2d
+    quantise_weights rmsnorm rmsnorm_backward sample_sum scale_shift_backward scale_update
+    share_largest single_head_attention sla sla_backward squares_of_pieces upsampled_conv2d
     """.split()
 )  # of the exhaustive part
 ELSEWHERE = {"add_parts", "fused", "levels"}  # several sums at once; a part of other costs

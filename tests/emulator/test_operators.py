@@ -26,7 +26,7 @@ from tests.emulator import operators
 PAIRS = list(itertools.product(operators.TYPES, repeat=2))
 # each type on both sides; `python -m tests.emulator.operators --seeds 10` has all pairs
 SOME = PAIRS[::7]
-FEW = [("uint32", "uint32"), ("int8", "float32"), ("uint64", "int16")]
+FEW = [("int8", "float32"), ("uint64", "int16")]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_operators_are_numbas(one, other, seeds):
 
 @pytest.mark.parametrize(
     "array, value, seeds",
-    [(*pair, 1) for pair in FEW[1:]] + exhaustively(*((*pair, 2) for pair in SOME)),
+    [(*pair, 1) for pair in FEW] + exhaustively(*((*pair, 2) for pair in SOME)),
 )
 def test_augmented_assignments_are_numbas(array, value, seeds):
     if group_of_complex(value) and not group_of_complex(array):
