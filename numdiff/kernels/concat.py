@@ -144,9 +144,9 @@ def part_load(a, b, n, Ca, Cb):
 def part_store(a, b, n, Ca, Cb, words):
     pixel, c = divide(n, Ca + Cb)
     if c < Ca:
-        store_words4(a, pixel * Ca + c, words[0], words[1], words[2], words[3])
+        store_words4(a, pixel * Ca + c, *words)
     else:
-        store_words4(b, pixel * Cb + c - Ca, words[0], words[1], words[2], words[3])
+        store_words4(b, pixel * Cb + c - Ca, *words)
 
 
 @cuda.jit
@@ -156,11 +156,11 @@ def concat_forward_kernel_v3(a, b, y, Ca, Cb, width):
     n_2 = int32(n + BLOCK * width)
     if n_2 < y.size:
         words, words_2 = part_load(a, b, n, Ca, Cb), part_load(a, b, n_2, Ca, Cb)
-        store_words4(y, n, words[0], words[1], words[2], words[3])
-        store_words4(y, n_2, words_2[0], words_2[1], words_2[2], words_2[3])
+        store_words4(y, n, *words)
+        store_words4(y, n_2, *words_2)
     elif n < y.size:
         words = part_load(a, b, n, Ca, Cb)
-        store_words4(y, n, words[0], words[1], words[2], words[3])
+        store_words4(y, n, *words)
 
 
 @cuda.jit

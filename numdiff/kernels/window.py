@@ -82,8 +82,7 @@ def window_forward_kernel_v2(x, y, row, column, height, width, H, W, C):
     if n < y.size:
         place = source(n, row, column, height, width, H, W, C)
         if place >= 0:
-            v0, v1, v2, v3 = load4(x, place)
-            store4(y, n, v0, v1, v2, v3)
+            store4(y, n, *load4(x, place))
         else:
             zero = y.dtype.type(0)
             store4(y, n, zero, zero, zero, zero)

@@ -229,7 +229,7 @@ def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
         row, chunk = int32(int32(lane + i * WARP) // chunks), int32(int32(lane + i * WARP) % chunks)
         if row < exist:
             w = load_words4(shared, int32(patch + row * pitch + chunk * CHUNK))
-            store_words4(out, at + int32(row * step + chunk * HALVES), w[0], w[1], w[2], w[3])
+            store_words4(out, at + int32(row * step + chunk * HALVES), *w)
 
 
 @device_inline

@@ -160,10 +160,10 @@ def conv2d_weight_gradient_kernel_v3(
             )
 
         stage = int32(1 - stage)
-        store4(tile_a, stage * STAGE + to_a, a[0], a[1], a[2], a[3])
-        store4(tile_b, stage * STAGE + to_b, b[0], b[1], b[2], b[3])
+        store4(tile_a, stage * STAGE + to_a, *a)
+        store4(tile_b, stage * STAGE + to_b, *b)
         if TWO_ROUNDS:
-            store4(tile_a, stage * STAGE + to_a + 4 * ROW, a_2[0], a_2[1], a_2[2], a_2[3])
+            store4(tile_a, stage * STAGE + to_a + 4 * ROW, *a_2)
         cuda.syncthreads()
 
         step = int32(step + 1)

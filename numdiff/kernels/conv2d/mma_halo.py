@@ -354,10 +354,10 @@ def move_results(tiles, patch, array, first, image, tile, first_n, t, loads):
             inside = exists & (h + m < image.H)
             if loads:
                 v = load_words4_where(array, index, int32(inside))
-                store_words4(tiles, to, v[0], v[1], v[2], v[3])
+                store_words4(tiles, to, *v)
             elif inside:
                 v = load_words4(tiles, to)
-                store_words4(array, index, v[0], v[1], v[2], v[3])
+                store_words4(array, index, *v)
 
 
 @device_inline

@@ -41,6 +41,7 @@ from ...device import (
     uint32,
     upload,
 )
+from ...device.four import scale4, subtract4
 from ..operation import Problem, Version, operation, single
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
 
@@ -148,16 +149,8 @@ def mse_backward_kernel_v2(prediction, target, dloss, dprediction, factor):
     i = cuda.grid(1) * 4
     if i < dprediction.size:
         factor *= dloss[0]
-        p0, p1, p2, p3 = load4(prediction, i)
-        x0, x1, x2, x3 = load4(target, i)
-        store4(
-            dprediction,
-            i,
-            factor * (p0 - x0),
-            factor * (p1 - x1),
-            factor * (p2 - x2),
-            factor * (p3 - x3),
-        )
+        d = subtract4(load4(prediction, i), load4(target, i))
+        store4(dprediction, i, *scale4(factor, d))
 
 
 # Cost ---------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ from ...device import (
     uint32,
     upload,
 )
+from ...device.four import scale4
 from ..operation import Problem, filled, naive_and_vectorised, operation, single
 
 BLOCK = 256  # threads
@@ -198,10 +199,9 @@ def model_input_kernel_v2(y, t, x, numbers, copies):
     i = thread * 4
     if i < x.size:
         a = numbers[1]
-        x0, x1, x2, x3 = load4(x, i)
-        x0, x1, x2, x3 = a * x0, a * x1, a * x2, a * x3
+        scaled = scale4(a, load4(x, i))
         for k in range(copies):
-            store4(y, i + k * x.size, x0, x1, x2, x3)
+            store4(y, i + k * x.size, *scaled)
     if thread < t.size:
         t[thread] = numbers[0]
 

@@ -35,6 +35,7 @@ import numpy as np
 
 from ...device import cuda, device_inline, empty, float32, launch, load4, store4
 from ...device.batch_invariance import nominal_extent
+from ...device.four import multiply4, subtract4
 from ..reduce.trees import BLOCK, cut, get4, put4, tree_sum
 from .groups import NormVectors, affine, affine_gradient
 
@@ -85,13 +86,7 @@ def load_affine(vectors, b, c, C, width):
 
 @device_inline
 def load_xhat(x, i, means, roots):
-    x0, x1, x2, x3 = load4(x, i)
-    return (
-        (x0 - means[0]) * roots[0],
-        (x1 - means[1]) * roots[1],
-        (x2 - means[2]) * roots[2],
-        (x3 - means[3]) * roots[3],
-    )
+    return multiply4(subtract4(load4(x, i), means), roots)
 
 
 @device_inline
@@ -165,8 +160,7 @@ def groupnorm_chunk_kernel_v2(x, chunk_mean, chunk_squares, P, C, lanes, chunk):
     if row == 0 and c < C:
         i = (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c
         store4(chunk_mean, i, a0, a1, a2, a3)
-        q0, q1, q2, q3 = get4(tile, t)
-        store4(chunk_squares, i, q0, q1, q2, q3)
+        store4(chunk_squares, i, *get4(tile, t))
 
 
 @cuda.jit
@@ -249,10 +243,8 @@ def groupnorm_gradient_sums_kernel_v2(dy, x, vectors, partial, cut, activate):
     if row == 0 and c < C:
         chunks = cuda.gridDim.x
         i = (b * chunks + cuda.blockIdx.x) * C + c
-        a0, a1, a2, a3 = get4(tile, t)
-        store4(partial, i, a0, a1, a2, a3)
-        s0, s1, s2, s3 = get4(tile, 4 * BLOCK + t)
-        store4(partial, i + cuda.gridDim.z * chunks * C, s0, s1, s2, s3)
+        store4(partial, i, *get4(tile, t))
+        store4(partial, i + cuda.gridDim.z * chunks * C, *get4(tile, 4 * BLOCK + t))
 
 
 @cuda.jit
@@ -288,13 +280,13 @@ def groupnorm_backward_kernel_v2(dy, x, vectors, averages, residual, dx, cut, ac
     if row < rows and c < C:
         of_channels = load_affine(vectors, b, c, C, width)
         (_, r, w, _), groups = of_channels, C // width
-        k0, k1, k2, k3 = load_groups(averages, b * groups, c, width)
-        h0, h1, h2, h3 = load_groups(averages, (cuda.gridDim.z + b) * groups, c, width)
+        of_hx = load_groups(averages, b * groups, c, width)
+        of_h = load_groups(averages, (cuda.gridDim.z + b) * groups, c, width)
         for p in range(start + row, min(start + chunk, P), rows):
             i = (b * P + p) * C + c
-            (x0, x1, x2, x3), (d0, d1, d2, d3) = load_gradient(dy, x, i, of_channels, activate)
-            d0, d1 = r[0] * (d0 * w[0] - h0 - x0 * k0), r[1] * (d1 * w[1] - h1 - x1 * k1)
-            d2, d3 = r[2] * (d2 * w[2] - h2 - x2 * k2), r[3] * (d3 * w[3] - h3 - x3 * k3)
+            xhat, g = load_gradient(dy, x, i, of_channels, activate)
+            h = multiply4(g, w)
+            d0, d1, d2, d3 = multiply4(r, subtract4(subtract4(h, of_h), multiply4(xhat, of_hx)))
             if adds:
                 x0, x1, x2, x3 = load4(residual, i)
                 d0, d1, d2, d3 = d0 + x0, d1 + x1, d2 + x2, d3 + x3

@@ -147,7 +147,7 @@ def stash(tile, i, tile_row, along_k, values):
         tile[uint32(i + 2 * tile_row)] = values[2]
         tile[uint32(i + 3 * tile_row)] = values[3]
     else:
-        store4(tile, i, values[0], values[1], values[2], values[3])
+        store4(tile, i, *values)
 
 
 @device_inline

@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...device import cuda, device_inline, float32, int32, launch, load4, store4, upload
+from ...device.four import add4, scale4, subtract4
 from ..elementwise import cast_into
 from ..operation import (
     Problem,
@@ -255,28 +256,22 @@ def update4(arrays, i, shared, settings):
     w1, m1, v1 = updated(w1, g1, m1, v1, shared, settings)
     w2, m2, v2 = updated(w2, g2, m2, v2, shared, settings)
     w3, m3, v3 = updated(w3, g3, m3, v3, shared, settings)
-    store4(arrays.weight, i, w0, w1, w2, w3)
+    weights = w0, w1, w2, w3
+    store4(arrays.weight, i, *weights)
     store4(arrays.m, i, m0, m1, m2, m3)
     store4(arrays.v, i, v0, v1, v2, v3)
-    return w0, w1, w2, w3
+    return weights
 
 
 @device_inline
-def follow4(followers, state, i, w0, w1, w2, w3):
+def follow4(followers, state, i, weights):
     """Move the average towards the new weights i to i + 3, and copy them."""
     if followers.averages:
         r = rest_of(state.step, followers.rest, followers.averages == int32(1))
-        e0, e1, e2, e3 = load4(followers.ema, i)
-        store4(
-            followers.ema,
-            i,
-            e0 + r * (w0 - e0),
-            e1 + r * (w1 - e1),
-            e2 + r * (w2 - e2),
-            e3 + r * (w3 - e3),
-        )
+        average = load4(followers.ema, i)
+        store4(followers.ema, i, *add4(average, scale4(r, subtract4(weights, average))))
     if followers.halves:
-        store4(followers.half, i, w0, w1, w2, w3)
+        store4(followers.half, i, *weights)
 
 
 # v1: one thread an element ------------------------------------------------------------------------
@@ -310,8 +305,7 @@ def adamw_update_kernel_v2(arrays, state, settings):
 def adamw_update_kernel_v3(arrays, state, settings, followers):
     i = cuda.grid(1) * 4
     if i < arrays.weight.size and math.isfinite(state.gradient_norm[0]):
-        w0, w1, w2, w3 = update4(arrays, i, shared_of(state, settings), settings)
-        follow4(followers, state, i, w0, w1, w2, w3)
+        follow4(followers, state, i, update4(arrays, i, shared_of(state, settings), settings))
 
 
 # v3 over ranges: a block each, which takes four elements a thread until its range ends ------------
@@ -323,8 +317,7 @@ def adamw_update_ranges_kernel(arrays, state, settings, followers, pieces):
         shared = shared_of(state, settings)
         start, stop = pieces[cuda.blockIdx.x, 0], pieces[cuda.blockIdx.x, 1]
         for i in range(start + int32(cuda.threadIdx.x) * 4, stop, BLOCK * 4):
-            w0, w1, w2, w3 = update4(arrays, i, shared, settings)
-            follow4(followers, state, i, w0, w1, w2, w3)
+            follow4(followers, state, i, update4(arrays, i, shared, settings))
 
 
 # What all updates share ---------------------------------------------------------------------------

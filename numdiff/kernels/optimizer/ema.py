@@ -28,6 +28,7 @@ import math
 import numpy as np
 
 from ...device import cuda, float32, launch, load4, store4
+from ...device.four import add4, scale4, subtract4
 from ..operation import (
     Problem,
     integers,
@@ -81,11 +82,8 @@ def ema_update_kernel_v2(ema, weight, step, gradient_norm, rest, warmup):
     i = cuda.grid(1) * 4
     if i < ema.size and math.isfinite(gradient_norm[0]):
         r = rest_of(step, rest, warmup)
-        e0, e1, e2, e3 = load4(ema, i)
-        w0, w1, w2, w3 = load4(weight, i)
-        store4(
-            ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3)
-        )
+        average = load4(ema, i)
+        store4(ema, i, *add4(average, scale4(r, subtract4(load4(weight, i), average))))
 
 
 # Cost ---------------------------------------------------------------------------------------------

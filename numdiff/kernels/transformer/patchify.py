@@ -108,8 +108,7 @@ def patchify_kernel_v2(x, tokens, width, row, patch):
 def unpatchify_kernel_v2(tokens, x, width, row, patch):
     i = cuda.grid(1) * 4
     if i < x.size:
-        x0, x1, x2, x3 = load4(tokens, token_element(i, width, row, patch))
-        store4(x, i, x0, x1, x2, x3)
+        store4(x, i, *load4(tokens, token_element(i, width, row, patch)))
 
 
 # Cost ---------------------------------------------------------------------------------------------

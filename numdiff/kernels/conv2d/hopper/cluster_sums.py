@@ -18,8 +18,9 @@ READ NEXT
 
 from typing import NamedTuple
 
-from ....device import cuda, device_inline, float32, int32, load4, store4, uint32
+from ....device import cuda, device_inline, float32, int32, store4, uint32
 from ....device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
+from ....device.common import load4_or_zeros
 from ....device.limits import FULL_MASK
 from ....device.mbarrier import smem_u32
 from ....device.specialise import Constant
@@ -53,15 +54,22 @@ class Share(NamedTuple):
 
 
 @device_inline
-def four_neighbours(a0, a1, a2, a3, odd):
+def four_neighbours(a, odd):
     """A thread has two sums of row n and two of row n + 8: in pairs of lanes, four neighbours of
     one row instead.
 
     Applied twice, it changes nothing.
     """
+    a0, a1, a2, a3 = a
     b0 = cuda.shfl_xor_sync(FULL_MASK, a0 if odd else a2, 1)
     b1 = cuda.shfl_xor_sync(FULL_MASK, a1 if odd else a3, 1)
     return b0 if odd else a0, b1 if odd else a1, a2 if odd else b0, a3 if odd else b1
+
+
+@device_inline
+def vector_of(acc, v):
+    """Vector v of a thread's accumulators."""
+    return acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3]
 
 
 @device_inline
@@ -87,22 +95,17 @@ def read_tap(tap, dweight, at, acc, left, first, last, odd):
     """
     for j in range(CW // 8):
         v = tap * (CW // 8) + j
-        a0 = a1 = a2 = a3 = float32(0)
-        if 8 * j < left and v >= first and v < last:
-            a0, a1, a2, a3 = load4(dweight, at + 8 * j)
-        acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3] = four_neighbours(
-            a0, a1, a2, a3, odd
-        )
+        sums = load4_or_zeros(dweight, at + 8 * j, 8 * j < left and v >= first and v < last)
+        acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3] = four_neighbours(sums, odd)
 
 
 @device_inline
 def write_tap(tap, out, at, acc, left, odd):
     """A thread's sums of one of its taps."""
     for j in range(CW // 8):
-        k = 4 * (tap * (CW // 8) + j)
-        a0, a1, a2, a3 = four_neighbours(acc[k], acc[k + 1], acc[k + 2], acc[k + 3], odd)
+        sums = four_neighbours(vector_of(acc, tap * (CW // 8) + j), odd)
         if 8 * j < left:
-            store4(out, at + 8 * j, a0, a1, a2, a3)
+            store4(out, at + 8 * j, *sums)
 
 
 @device_inline
@@ -138,14 +141,7 @@ def four_of(address, exists):
 def leave_sums(sums, consumer, acc):
     """All of a thread's sums go to its block's shared memory."""
     for v in range(VECTORS):
-        store4(
-            sums,
-            4 * (v * CONSUMERS + consumer),
-            acc[4 * v],
-            acc[4 * v + 1],
-            acc[4 * v + 2],
-            acc[4 * v + 3],
-        )
+        store4(sums, 4 * (v * CONSUMERS + consumer), *vector_of(acc, v))
 
 
 @device_inline
@@ -154,7 +150,7 @@ def write_vector(v, out, at, mine, sums):
     tap = v // (CW // 8)
     c = (v - tap * (CW // 8)) * 8
     if v < mine.last and c < mine.left:
-        store4(out, at + int32(tap * mine.tap_row + c), sums[0], sums[1], sums[2], sums[3])
+        store4(out, at + int32(tap * mine.tap_row + c), *sums)
 
 
 @device_inline
@@ -176,9 +172,9 @@ def add_up(place, rank, blocks, out, at, mine):
             s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
             t0, t1, t2, t3 = t0 + b0, t1 + b1, t2 + b2, t3 + b3
             u0, u1, u2, u3 = u0 + c0, u1 + c1, u2 + c2, u3 + c3
-        write_vector(begin, out, at, mine, four_neighbours(s0, s1, s2, s3, mine.odd))
-        write_vector(begin + 1, out, at, mine, four_neighbours(t0, t1, t2, t3, mine.odd))
-        write_vector(begin + 2, out, at, mine, four_neighbours(u0, u1, u2, u3, mine.odd))
+        write_vector(begin, out, at, mine, four_neighbours((s0, s1, s2, s3), mine.odd))
+        write_vector(begin + 1, out, at, mine, four_neighbours((t0, t1, t2, t3), mine.odd))
+        write_vector(begin + 2, out, at, mine, four_neighbours((u0, u1, u2, u3), mine.odd))
 
 
 @device_inline

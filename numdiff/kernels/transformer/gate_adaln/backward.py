@@ -31,6 +31,7 @@ from ....device import cuda, device_inline, float32, int32, load4, store4, uint3
 from ....device.async_copy import cp_async_commit, cp_async_wait
 from ....device.common import warp_sum
 from ....device.eight import copy8, load8, store8
+from ....device.four import dot4, multiply4, shift4, sum4
 from ....device.limits import HOPPER_SHARED, MULTIPROCESSORS
 from ....device.requires import requires
 from ....device.rounded8 import keep_largest, store_rounded8
@@ -141,9 +142,8 @@ def fill_factors(floats, first, vector, start, C, one, t, threads):
     bytes each, as one access of shared memory, find them in 32 different banks."""
     c = int32(4 * t)
     while c < C:
-        a0, a1, a2, a3 = load4(vector, start + c)
         at = int32(first + place_of(c))
-        store4(floats, at, one + a0, one + a1, one + a2, one + a3)
+        store4(floats, at, *shift4(one, load4(vector, start + c)))
         c = int32(c + 4 * threads)
 
 
@@ -183,8 +183,8 @@ def look_at_four(totals, shift, scale, dy, x, factor):
         if SHIFTED:
             totals[shift + i] += dy[i]
         totals[scale + i] += dy[i] * x[i]
-    f0, f1, f2, f3 = dy[0] * factor[0], dy[1] * factor[1], dy[2] * factor[2], dy[3] * factor[3]
-    return (f0 + f1) + (f2 + f3), (f0 * x[0] + f1 * x[1]) + (f2 * x[2] + f3 * x[3])
+    f = multiply4(dy, factor)
+    return sum4(f), dot4(f, x)
 
 
 @device_inline
@@ -203,7 +203,7 @@ def gate_gradient(totals, first, g, h, gate):
     """dh of four channels; adds to dgate."""
     for i in range(4):
         totals[first + i] += g[i] * h[i]
-    return g[0] * gate[0], g[1] * gate[1], g[2] * gate[2], g[3] * gate[3]
+    return multiply4(g, gate)
 
 
 @device_inline
@@ -301,8 +301,7 @@ def add_warps(floats, out, start, C, warps, t, threads):
     """out[start …] = the sums of the warps' rows."""
     c = int32(4 * t)
     while c < C:
-        s0, s1, s2, s3 = sum_of_warps(floats, c, C, warps)
-        store4(out, start + c, s0, s1, s2, s3)
+        store4(out, start + c, *sum_of_warps(floats, c, C, warps))
         c = int32(c + 4 * threads)
 
 

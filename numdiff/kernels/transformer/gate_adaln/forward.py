@@ -29,6 +29,7 @@ from typing import NamedTuple
 from ....device import cuda, device_inline, float32, int32, uint32
 from ....device.common import warp_sum
 from ....device.eight import fetch8, load8_into, numbers8, store8_from, words8
+from ....device.four import add4, dot4, multiply4
 from ....device.requires import requires
 from ....device.rounded8 import keep_largest, store_rounded8
 from ....device.specialise import Constant, Variants
@@ -123,22 +124,13 @@ def normalised(x, average, r):
 @device_inline
 def gated(x, h, gate):
     """x + gate · h of eight channels."""
-    return (
-        x[0] + gate[0] * h[0],
-        x[1] + gate[1] * h[1],
-        x[2] + gate[2] * h[2],
-        x[3] + gate[3] * h[3],
-        x[4] + gate[4] * h[4],
-        x[5] + gate[5] * h[5],
-        x[6] + gate[6] * h[6],
-        x[7] + gate[7] * h[7],
-    )
+    return add4(x[:4], multiply4(gate[:4], h[:4])) + add4(x[4:], multiply4(gate[4:], h[4:]))
 
 
 @device_inline
 def squares(x, average):
-    x0, x1, x2, x3 = x[0] - average, x[1] - average, x[2] - average, x[3] - average
-    return (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
+    d = x[0] - average, x[1] - average, x[2] - average, x[3] - average
+    return dot4(d, d)
 
 
 # The kernel ---------------------------------------------------------------------------------------
