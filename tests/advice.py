@@ -125,39 +125,9 @@ def takes(parameter, word):
     return isinstance(parameter.type, click.Choice) and word in WORDS
 
 
-WORDS = {
-    "alone",
-    "and",
-    "as",
-    "at",
-    "below",
-    "belongs",
-    "by",
-    "does",
-    "exclude",
-    "for",
-    "has",
-    "if",
-    "in",
-    "instead",
-    "is",
-    "keeps",
-    "leave",
-    "measured",
-    "names",
-    "needs",
-    "of",
-    "on",
-    "or",
-    "other",
-    "out",
-    "say",
-    "such",
-    "that",
-    "to",
-    "too",
-    "where",
-    "which",
-    "with",
-    "without",
-}
+WORDS = set(
+    """
+    alone and as at below belongs by does exclude for has if in instead is keeps leave
+    measured names needs of on or other out say such that to too where which with without
+    """.split()
+)

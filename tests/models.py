@@ -42,3 +42,27 @@ def write(path, model, diffusion=None, **meta):
     """Write a model file, and return its path."""
     write_model_file(path, model.options, model.arrays(), diffusion, model=model.kind, **meta)
     return path
+
+
+def without_zeros(model, scale=0.05, seed=1):
+    """The model with normal weights in layers that start at zero, through which no gradient
+    flows."""
+    rng = np.random.default_rng(seed)
+    arrays = model.arrays()
+    for name, array in arrays.items():
+        if not array.any():
+            arrays[name] = scale * rng.standard_normal(array.shape).astype(np.float32)
+    model.load_arrays(arrays)
+    return model
+
+
+# options of a run of the small UNet, as `resolve` takes them
+RUN = {
+    **UNET,
+    "model": "unet",
+    "device": "cpu",
+    "batch": 4,
+    "sample_every": 0,
+    "sample_count": 0,
+    "sample_steps": 2,
+}

@@ -4,13 +4,11 @@ parses all others."""
 import errno
 import os
 import re
-import shlex
 import shutil
 import signal
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from numdiff import files
@@ -19,26 +17,12 @@ from numdiff.errors import NumdiffError
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve
 from numdiff.training.run import train
-from numdiff_cli.main import main
 from tests import advice
+from tests.command import last_line, output_of, run
+from tests.models import RUN, small_unet, write
 from tests.training.test_sampling import read_npz
 
-SMALL = {
-    "device": "cpu",
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "attention_resolutions": (),
-    "num_res_blocks": 1,
-    "batch": 4,
-    "log_every": 1,
-    "sample_every": 0,
-    "sample_count": 0,
-    "sample_steps": 2,
-    "checkpoint_every": 2,
-    "steps": 4,
-    "lr_schedule": "constant",
-}
+SMALL = {**RUN, "log_every": 1, "checkpoint_every": 2, "steps": 4, "lr_schedule": "constant"}
 UNET = (
     "train unet --device cpu --size 8 --model-channels 32 --channel-mult 1 --attention-resolutions none "
     "--num-res-blocks 1 --steps 3 --sample-count 0"
@@ -46,30 +30,11 @@ UNET = (
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 
-def run(*arguments):
-    """A command; texts are split as a shell does it, lists and paths are not."""
-    words = (
-        shlex.split(given)
-        if isinstance(given, str)
-        else given
-        if isinstance(given, list)
-        else [given]
-        for given in arguments
-    )
-    return CliRunner().invoke(main, [str(word) for some in words for word in some])
-
-
-def done(result):
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def refused(result):
+def refused(*words):
     """The last line of what a command that fails has said."""
-    assert result.exit_code not in (0, None) and result.output.splitlines()[-1].startswith(
-        "Error: "
-    ), result.output
-    return result.output.splitlines()[-1]
+    result = run(*words)
+    assert result.exit_code and last_line(result).startswith("Error: "), result.output
+    return last_line(result)
 
 
 def advised(text):
@@ -97,14 +62,14 @@ def test_a_stopped_run_goes_on(tmp_path, stopped):
         f"stopped after step 2 of 4; continue with: numdiff train unet --resume '{tmp_path}/my runs/"
         in stopped
     )
-    assert "resumed after step 2 of 4" in done(run(advised(stopped)))
+    assert "resumed after step 2 of 4" in output_of(advised(stopped))
     (folder,) = (tmp_path / "my runs").iterdir()
     assert load_checkpoint(newest_checkpoint(folder))[1]["step"] == 4
 
 
 def test_a_run_of_another_model_is_resumed_by_its_own_command(tmp_path, stopped):
     wrong = advised(stopped).replace("train unet", "train dit")
-    assert "resumed after step 2 of 4" in done(run(advised(refused(run(wrong)))))
+    assert "resumed after step 2 of 4" in output_of(advised(refused(wrong)))
 
 
 def test_a_run_whose_disk_was_full_goes_on(tmp_path, monkeypatch):
@@ -117,37 +82,26 @@ def test_a_run_whose_disk_was_full_goes_on(tmp_path, monkeypatch):
     with pytest.raises(NumdiffError, match="then continue after step 2 with: ") as caught:
         train(resolve({**SMALL, "outdir": str(tmp_path)}), echo=lambda _: None)
     monkeypatch.undo()
-    assert "resumed after step 2 of 4" in done(run(advised(str(caught.value))))
+    assert "resumed after step 2 of 4" in output_of(advised(str(caught.value)))
 
 
 def test_a_run_with_damaged_options_begins_again_from_its_weights(tmp_path, stopped):
     (folder,) = (tmp_path / "my runs").iterdir()
     (folder / "options.json").write_text("{")
-    message = refused(run(advised(stopped)))
-    init = shlex.split(re.search(r"with (--init .*)\.$", message)[1])
-    assert "init      " in done(run(UNET, init, "--outdir", tmp_path / "new"))
+    message = refused(advised(stopped))
+    init = re.search(r"with (--init .*)\.$", message)[1]
+    assert "init      " in output_of(UNET, init, "--outdir", tmp_path / "new")
 
 
 @pytest.mark.parametrize("classes", ["1 2 3 4", "0 1 10 2", "b a"])
 @pytest.mark.parametrize("asked", ["", "--class LAST --class FIRST"])
 def test_stopped_sampling_goes_on_with_the_same_classes(tmp_path, monkeypatch, classes, asked):
-    from numdiff.nn import UNet
-    from numdiff.training.model_files import write_model_file
 
     names = classes.split()
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        num_classes=len(names),
-        attention_resolutions=(),
-        device="cpu",
-    )
-    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), classes=names)
+    write(tmp_path / "m.h5", small_unet(num_classes=len(names)), classes=names)
     asked = asked.replace("LAST", names[-1]).replace("FIRST", names[0])
     command = f"sample '{tmp_path}/m.h5' --count 7 --steps 1 --batch 1 --device cpu {asked} --npz"
-    done(run(command, tmp_path / "whole.npz"))
+    output_of(command, tmp_path / "whole.npz")
     batches, original = [], Sampling.batches
 
     def stopping(self, progress, *more):
@@ -158,10 +112,10 @@ def test_stopped_sampling_goes_on_with_the_same_classes(tmp_path, monkeypatch, c
             yield made
 
     monkeypatch.setattr(Sampling, "batches", stopping)
-    message = refused(run(command, tmp_path / "first.npz"))
+    message = refused(command, tmp_path / "first.npz")
     monkeypatch.setattr(Sampling, "batches", original)
     more = re.search(r"by the same command with (--skip \d+), and another file name", message)[1]
-    done(run(command, tmp_path / "rest.npz", more))
+    output_of(command, tmp_path / "rest.npz", more)
     whole, first, rest = (read_npz(tmp_path / f"{name}.npz") for name in ("whole", "first", "rest"))
     for k in range(2):  # pixels and classes
         np.testing.assert_array_equal(whole[k], np.concatenate([first[k], rest[k]]))
@@ -174,10 +128,10 @@ def test_pictures_that_are_no_dataset_are_imported(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8, 3), 9 * k, np.uint8)).save(path)
     shutil.make_archive("two words", "zip", tmp_path / "two words")
-    message = refused(run("data info", tmp_path / "two words.zip"))
-    done(run(advised(message).replace("OUT.h5", "out.h5"), "--size 8"))
-    assert "2 classes" in done(run("data info out.h5")) or "a" in done(run("data info out.h5"))
-    done(run(UNET, "--data out.h5 --outdir runs"))
+    message = refused("data info", tmp_path / "two words.zip")
+    output_of(advised(message).replace("OUT.h5", "out.h5"), "--size 8")
+    assert "2 classes" in output_of("data info out.h5") or "a" in output_of("data info out.h5")
+    output_of(UNET, "--data out.h5 --outdir runs")
 
 
 OPTIONS = [  # what is refused, what of the message is followed, what stands in its place
@@ -219,10 +173,10 @@ OPTIONS = [  # what is refused, what of the message is followed, what stands in 
 )
 def test_an_option_that_is_advised_is_taken(wrong, remedy, right):
     command = "train unet --device cpu --dry-run --preset unet64 "
-    message = refused(run(command + wrong))
+    message = refused(command + wrong)
     found = re.search(remedy, message)
     assert found, message
-    done(run(command + right.format(" ".join(filter(None, found.groups())))))
+    output_of(command + right.format(" ".join(filter(None, found.groups()))))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import socket
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from numdiff import plots
 from numdiff.data.dataset import open_dataset
@@ -23,7 +22,7 @@ from numdiff.training.options import TrainOptions
 from numdiff.training.report import STATS, Reporter, save_png
 from numdiff.training.run_folder import lock_run
 from numdiff.training.sample_files import samples_file
-from numdiff_cli.main import main
+from tests.command import run
 
 NASTY = "\x1b]0;owned\x07\x1b[31mred\u202e\x9b\n"
 
@@ -180,9 +179,9 @@ def test_commands_print_names_from_files_visibly(tmp_path, monkeypatch):
     with h5py.File("a.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((3, 8, 8, 3), np.uint8), [0, 1, 1]
         file.attrs["classes"] = [NASTY, "b"]
-    info = CliRunner().invoke(main, ["data", "info", "a.h5"])
+    info = run("data info a.h5")
     assert info.exit_code == 0 and "owned" in info.output
-    wrong = CliRunner().invoke(main, ["evaluate", "a.h5", "a.h5", "--classes", "c"])
+    wrong = run("evaluate a.h5 a.h5 --classes c")
     assert wrong.exit_code == 2 and "owned" in wrong.output
     for output in (info.output, wrong.output):
         assert all(c.isprintable() or c == "\n" for c in output)

@@ -6,13 +6,12 @@ import os
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.files import atomic_file
 from numdiff.outputs import check_ending, check_output, check_outputs
 from numdiff.training.checkpoint import save_checkpoint
-from numdiff_cli.main import main
+from tests.command import run
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ def test_a_contact_sheet_is_refused_before_the_dataset_is_read(
 ):
     monkeypatch.setattr("numdiff.data.dataset.Dataset", None)
     before = (files / "data.h5").read_bytes()
-    result = CliRunner().invoke(main, ["data", "info", *arguments.split()])
+    result = run("data info", arguments)
     assert (
         result.exit_code in (1, 2)
         and result.output.startswith("Error: ")
@@ -174,8 +173,7 @@ def test_a_contact_sheet_is_refused_before_the_dataset_is_read(
     ],
 )
 def test_results_are_refused_before_the_work(files, command, message):
-    device = () if command.startswith("kernels") else ("--device", "cpu")
-    result = CliRunner().invoke(main, [*command.split(), *device])
+    result = run(command, "" if command.startswith("kernels") else "--device cpu")
     assert (
         result.exit_code in (1, 2) and message in result.output and result.output.count("\n") == 1
     ), result.output
@@ -193,7 +191,7 @@ def test_an_import_replaces_datasets_alone(files, path, why):
     np.save("images.npy", np.ones((2, 8, 8, 3), np.uint8))
     with open(path, "rb") as file:
         before = file.read()
-    result = CliRunner().invoke(main, ["data", "import", "images.npy", path, "--force"])
+    result = run("data import images.npy", path, "--force")
     with open(path, "rb") as file:
         assert (file.read() == before) == (why is not None) == (result.exit_code != 0), (
             result.output

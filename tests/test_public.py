@@ -16,16 +16,10 @@ from numdiff.errors import UsageError
 from numdiff.evaluation import RandomConv
 from numdiff.nn import AdamW, DiT, Linear, Tape, Tensor, UNet
 from numdiff.training import Trainer
-from tests import public_names
+from tests import models, public_names
+from tests.models import small_unet
 
 PAGE = (pathlib.Path(numdiff.__file__).parent / "README.md").read_text(encoding="utf-8")
-SMALL = {
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "num_res_blocks": 1,
-    "device": "cpu",
-}
 T = np.zeros(1, np.int32)
 
 
@@ -130,14 +124,14 @@ class ImageList:
 
 
 def called(shape, t):
-    return UNet(**SMALL)(Tensor(np.zeros(shape, np.float32)), t)
+    return small_unet()(Tensor(np.zeros(shape, np.float32)), t)
 
 
 @pytest.mark.parametrize(
     "call, sentence",
     [
         (
-            lambda: Trainer(UNet(**SMALL), ImageList(), diffusion=7),
+            lambda: Trainer(small_unet(), ImageList(), diffusion=7),
             "diffusion must be a dict of steps, .* the int 7",
         ),
         (
@@ -145,11 +139,11 @@ def called(shape, t):
             "a Trainer takes a model, such as a numdiff.nn.UNet, and not the int 3",
         ),
         (
-            lambda: Trainer(UNet(**SMALL), "a.h5"),
+            lambda: Trainer(small_unet(), "a.h5"),
             "a Trainer takes a dataset, .* and not the str 'a.h5'",
         ),
         (
-            lambda: Trainer(UNet(**SMALL), ImageList(), batch=None),
+            lambda: Trainer(small_unet(), ImageList(), batch=None),
             "--batch None must be a whole number",
         ),
         (
@@ -162,38 +156,38 @@ def called(shape, t):
             "samples are made from a model, .* and not from the str 'runs/0'",
         ),
         (
-            lambda: numdiff.sample(UNet(**SMALL), count="4"),
+            lambda: numdiff.sample(small_unet(), count="4"),
             "count must be a whole number, and not the str '4'",
         ),
         (
-            lambda: numdiff.sample(UNet(**SMALL), steps=2.5),
+            lambda: numdiff.sample(small_unet(), steps=2.5),
             "steps must be a whole number or a respacing .* the float 2.5",
         ),
-        (lambda: numdiff.sample(UNet(**SMALL), seed=1.5), "seed must be a whole number"),
+        (lambda: numdiff.sample(small_unet(), seed=1.5), "seed must be a whole number"),
         (
-            lambda: UNet(**{**SMALL, "image_size": "8"}),
+            lambda: small_unet(image_size="8"),
             "image_size must be a whole number, or height and width, and not the str '8'",
         ),
         (
-            lambda: UNet(**{**SMALL, "channel_mult": 2}),
+            lambda: small_unet(channel_mult=2),
             "channel_mult must be a list or tuple, each item a number, and not",
         ),
-        (lambda: UNet(**SMALL, dropout="much"), "dropout must be a number"),
+        (lambda: small_unet(dropout="much"), "dropout must be a number"),
         (
-            lambda: UNet(**SMALL, conv_resample=1),
+            lambda: small_unet(conv_resample=1),
             "conv_resample must be True or False, and not the int 1",
         ),
         (lambda: DiT(num_classes=2.5), "num_classes must be a whole number or None"),
         (
-            lambda: UNet(**SMALL).predict("x", 1),
+            lambda: small_unet().predict("x", 1),
             "x_t must be an array of real numbers, and not the str 'x'",
         ),
         (
-            lambda: UNet(**SMALL).predict(np.zeros((1, 8, 8, 3), complex), 1),
+            lambda: small_unet().predict(np.zeros((1, 8, 8, 3), complex), 1),
             "x_t must be an array of real numbers",
         ),
         (
-            lambda: UNet(**SMALL)(np.zeros((1, 8, 8, 3)), 1),
+            lambda: small_unet()(np.zeros((1, 8, 8, 3)), 1),
             "called with a Tensor, and not with a ndarray: write .*predict",
         ),
         (
@@ -210,7 +204,7 @@ def called(shape, t):
             "t must be an array of 2 .*, and not the ndarray",
         ),
         (
-            lambda: next(Sampling(UNet(**SMALL), count=2).batches(2)),
+            lambda: next(Sampling(small_unet(), count=2).batches(2)),
             "progress is a function to call, and not the int 2",
         ),
         (
@@ -233,7 +227,7 @@ def called(shape, t):
         (lambda: open_dataset(classes=3), "classes must be a list of names, and not the int 3"),
         (lambda: open_dataset(classes=[3]), "classes must be a list of names"),
         (lambda: open_dataset(3), "a dataset is opened by its path, and not by the int 3"),
-        (lambda: AdamW(UNet(**SMALL).parameters, beta1="x"), "--beta1 x must be a finite number"),
+        (lambda: AdamW(small_unet().parameters, beta1="x"), "--beta1 x must be a finite number"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(call, sentence):
@@ -244,7 +238,10 @@ def test_what_is_wrong_is_one_sentence(call, sentence):
 
 def test_numpys_integers_are_integers():
     model = UNet(
-        **{name: np.int64(value) if type(value) is int else value for name, value in SMALL.items()},
+        **{
+            name: np.int64(value) if type(value) is int else value
+            for name, value in models.UNET.items()
+        },
         num_classes=np.int64(3),
     )
     assert {type(value) for value in model.options.values()} <= {
@@ -266,7 +263,7 @@ def test_numpys_integers_are_integers():
 def test_a_gradient_of_another_shape_is_refused(gradient):
     x = Tensor(np.zeros((1, 8, 8, 3), np.float32), requires_grad=True)
     with Tape() as tape:
-        y = UNet(**SMALL)(x, T)
+        y = small_unet()(x, T)
     with pytest.raises(ValueError, match=r"has its shape, \(1, 8, 8, 3\), and not"):
         tape.backward(y, gradient)
     with pytest.raises(ValueError, match="an output that depends on a parameter"):
@@ -279,13 +276,13 @@ def test_the_emulator_is_imported_on_first_use():
 
 @pytest.mark.parametrize("given", [{"steps": "5"}, {"steps": -1}, {"steps": 1, "report_every": 0}])
 def test_steps_that_cannot_be_run(given):
-    trainer = Trainer(UNet(**SMALL), ImageList(), batch=2)
+    trainer = Trainer(small_unet(), ImageList(), batch=2)
     with pytest.raises(UsageError, match="must be a whole number of at least"):
         list(trainer.run(**given))
 
 
 def test_a_diffusion_may_be_given_as_such():
     trainer = Trainer(
-        UNet(**SMALL), ImageList(), batch=2, diffusion=Diffusion(steps=10, prediction="v")
+        small_unet(), ImageList(), batch=2, diffusion=Diffusion(steps=10, prediction="v")
     )
     assert trainer.diffusion.options["prediction"] == "v"

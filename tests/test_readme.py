@@ -16,13 +16,14 @@ import textwrap
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from numdiff import emulator
 from numdiff.emulator.options import OPTIONS
 from numdiff.kernels.operation import record as operation
 from numdiff.kernels.operation import versions
 from numdiff_cli.main import main
+from tests.advice import parse
+from tests.command import output_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATHS = [
@@ -147,23 +148,11 @@ OURS = [(page, command) for page, command in commands() if command.startswith("n
 THEIRS = [pair for pair in commands() if pair not in OURS]
 
 
-def parse(command):
-    """Parse a `numdiff …`; a click.UsageError for a command, an option or a value that there is
-    not."""
-    words, found = shlex.split(command)[1:], main
-    context = click.Context(main)
-    while isinstance(found, click.Group) and words:
-        name, found, words = found.resolve_command(context, words)
-    if words and not isinstance(found, click.Group) and "--help" not in words:
-        found.make_context(command, words)
-
-
 @pytest.mark.parametrize("page, command", OURS, ids=ids(OURS))
 def test_every_command_and_option_exists(page, command):
     parse(command)
     if "--dry-run" in command and "--data" not in command:
-        result = CliRunner().invoke(main, [*shlex.split(command)[1:], "--device", "cpu"])
-        assert result.exit_code == 0, result.output
+        output_of(command.removeprefix("numdiff "), "--device cpu")
 
 
 @pytest.mark.parametrize("page, command", mentions(), ids=ids(mentions()))

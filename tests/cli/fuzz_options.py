@@ -25,50 +25,16 @@ from click.testing import CliRunner
 from PIL import Image
 
 from numdiff.errors import NumdiffError
-from numdiff.nn import DiT
-from numdiff.training.model_files import write_model_file
 from numdiff_cli.main import main
+from tests.command import output_of
+from tests.models import small_dit, write
 
 SECONDS, BYTES = 20, 2 << 30
 VALUES = (
-    "0",
-    "-1",
-    "1",
-    "7",
-    "2147483648",
-    "-2147483649",
-    "18446744073709551616",
-    "9" * 5000,
-    "1e308",
-    "-1e308",
-    "1e-320",
-    "1e39",
-    "nan",
-    "inf",
-    "-inf",
-    "-0.0",
-    "0.9999999999999999",
-    "²",
-    "٣",
-    "½",
-    "²,²",
-    "1,",
-    ",",
-    "",
-    " ",
-    "none",
-    "a",
-    "0x10",
-    "1_000",
-    "é\u202e",
-    "\udcff",
-    "\x1b[31m",
-    "a" * 300,
-    "../x",
-    ".",
-    "/dev/null/x",
-    "-",
-    "--",
+    *"0 -1 1 7 2147483648 -2147483649 18446744073709551616".split(),
+    *"1e308 -1e308 1e-320 1e39 nan inf -inf -0.0 0.9999999999999999".split(),
+    *"² ٣ ½ ²,² 1, , none a 0x10 1_000 ../x . /dev/null/x - --".split(),
+    *("", " ", "9" * 5000, "a" * 300, "é\u202e", "\udcff", "\x1b[31m"),
 )
 MEASUREMENTS = (
     "extras.convnext.benchmark.bench_block",
@@ -83,17 +49,17 @@ MEASUREMENTS = (
     "extras.kernel_check.run.check",
 )
 WITH = {  # what a command needs besides, to come to an end soon
-    "train unet": ["--device", "cpu", "--dry-run"],
-    "train dit": ["--device", "cpu", "--dry-run"],
-    "train vae": ["--device", "cpu", "--dry-run"],
-    "sample": ["dit.h5", "--device", "cpu", "--steps", "1", "--count", "2"],
-    "schedule": ["dit.h5", "--device", "cpu", "--steps", "1", "--from-steps", "2", "--count", "2"],
-    "evaluate": ["samples.npz", "samples.npz", "--device", "cpu", "--subsets", "2"],
-    "convert": ["dit.h5", "out.h5"],
-    "data import": ["pictures", "new.h5", "--force"],
-    "data info": ["new.h5", "--no-sheet"],
-    "kernels check": ["softmax", "--device", "cpu"],
-    "learn": ["1"],
+    "train unet": "--device cpu --dry-run",
+    "train dit": "--device cpu --dry-run",
+    "train vae": "--device cpu --dry-run",
+    "sample": "dit.h5 --device cpu --steps 1 --count 2",
+    "schedule": "dit.h5 --device cpu --steps 1 --from-steps 2 --count 2",
+    "evaluate": "samples.npz samples.npz --device cpu --subsets 2",
+    "convert": "dit.h5 out.h5",
+    "data import": "pictures new.h5 --force",
+    "data info": "new.h5 --no-sheet",
+    "kernels check": "softmax --device cpu",
+    "learn": "1",
 }
 
 
@@ -123,9 +89,9 @@ def cases():
             if not isinstance(parameter, click.Option) or parameter.is_flag:
                 continue
             for value in VALUES:
-                yield [*name.split(), *WITH.get(name, []), parameter.opts[0], value]
+                yield [*name.split(), *WITH.get(name, "").split(), parameter.opts[0], value]
         for position in range(sum(isinstance(p, click.Argument) for p in command.params)):
-            given = WITH.get(name, [])
+            given = WITH.get(name, "").split()
             for value in VALUES:
                 if position < len(given) and not value.startswith("-"):
                     yield [*name.split(), *given[:position], value, *given[position + 1 :]]
@@ -138,21 +104,11 @@ def prepare(folder):
     rng = np.random.default_rng(0)
     for i in range(3):
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(pictures / f"{i}.png")
-    model = DiT(
-        image_size=8,
-        in_channels=3,
-        patch_size=4,
-        hidden_size=8,
-        depth=1,
-        num_heads=1,
-        num_classes=3,
-        device="cpu",
-    )
-    write_model_file(pathlib.Path(folder, "dit.h5"), model.options, model.arrays(), model="dit")
+    write(pathlib.Path(folder, "dit.h5"), small_dit(num_classes=3))
     np.savez(
         pathlib.Path(folder, "samples.npz"), arr_0=rng.integers(0, 256, (6, 8, 8, 3), np.uint8)
     )
-    CliRunner().invoke(main, ["data", "import", str(pictures), str(pathlib.Path(folder, "new.h5"))])
+    output_of("data import", pictures, pathlib.Path(folder, "new.h5"))
 
 
 def stopped(*_, **__):

@@ -10,6 +10,7 @@ import pytest
 
 from numdiff_cli.main import main
 from tests.cli.fuzz_options import cases, commands, fault_of, prepared, share
+from tests.command import run
 from tests.conftest import exhaustive
 
 PART = 80  # one of this many command lines is tried here
@@ -85,15 +86,9 @@ def test_what_an_independent_test_found(arguments):
 
 def test_a_run_that_memory_cannot_hold_is_refused(monkeypatch):
     """The least that it needs is counted, so that what fits is never refused."""
-    from click.testing import CliRunner
-
     monkeypatch.setattr("numdiff.training.build.machine_bytes", lambda: 2**30)
-    for arguments in (
-        ["unet", "--batch", "100000"],
-        ["dit", "--batch", "100000"],
-        ["dit", "--model", "DiT-XL/2"],
-    ):
-        result = CliRunner().invoke(main, ["train", *arguments, "--device", "cpu"])
+    for arguments in ("unet --batch 100000", "dit --batch 100000", "dit --model DiT-XL/2"):
+        result = run(f"train {arguments} --device cpu")
         assert (
             result.exit_code == 2
             and "GiB of memory, and this machine has 1.0: give a smaller" in result.output

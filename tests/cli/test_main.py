@@ -19,11 +19,9 @@ import numdiff
 from numdiff.data import open_dataset
 from numdiff.data.dataset import class_names
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import DiT
 from numdiff.nn.module import FlatParameters
 from numdiff.setting import flag, say, say_limit
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
-from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve, settings_of
 from numdiff.training.run_folder import create_run
 from numdiff_cli import settings
@@ -32,6 +30,7 @@ from numdiff_cli.values import Number
 from tests.cli.fuzz_options import commands
 from tests.command import last_line, run
 from tests.conftest import needs
+from tests.models import small_dit, write
 
 
 @pytest.mark.parametrize(
@@ -662,20 +661,6 @@ def write_datasets(folder):
         Image.new("RGB", (8, 8)).save(folder / "numbers" / name / "a.png")
 
 
-def write_models(folder):
-    size = {
-        "image_size": 8,
-        "in_channels": 3,
-        "hidden_size": 8,
-        "depth": 1,
-        "num_heads": 1,
-        "device": "cpu",
-    }
-    for name, classes in (("dit", 3), ("plain_dit", None)):
-        model = DiT(**size, num_classes=classes)
-        write_model_file(folder / f"{name}.h5", model.options, model.arrays(), model="dit")
-
-
 @pytest.mark.parametrize(
     "arguments, exit_code, message", BAD_INPUT, ids=[a for a, _, _ in BAD_INPUT]
 )
@@ -685,7 +670,8 @@ def test_bad_input(tmp_path, monkeypatch, arguments, exit_code, message):
     save_checkpoint(tmp_path / "cut.h5", {"parameters": np.ones(9, np.float32)}, {"step": 1})
     (tmp_path / "cut.h5").write_bytes((tmp_path / "cut.h5").read_bytes()[:-100])
     write_datasets(tmp_path)
-    write_models(tmp_path)
+    write(tmp_path / "dit.h5", small_dit(num_classes=3))
+    write(tmp_path / "plain_dit.h5", small_dit(num_classes=None))
     run_dir = create_run(resolve({"device": "cpu", "preset": "tiny"}))
     if arguments.startswith(("train", "bench")):
         arguments += " --device cpu"

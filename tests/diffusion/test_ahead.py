@@ -6,11 +6,11 @@ import pytest
 
 from numdiff.diffusion import Sampling
 from numdiff.diffusion import ahead as module
-from numdiff.nn import DiT, UNet
 from tests.device.recording import RecordingDevice
+from tests.models import small_dit, small_unet, with_random_weights
 
 MODELS = {
-    "dit": lambda device: DiT(
+    "dit": lambda device: small_dit(
         image_size=2,
         in_channels=4,
         patch_size=2,
@@ -19,34 +19,17 @@ MODELS = {
         num_heads=1,
         num_classes=3,
         device=device,
-        seed=1,
     ),
-    "unet": lambda device: UNet(
+    "unet": lambda device: small_unet(
         image_size=2,
         in_channels=4,
         model_channels=8,
-        channel_mult=(1,),
-        num_res_blocks=1,
         groups=2,
-        num_heads=1,
-        num_head_channels=-1,
-        attention_resolutions=(),
+        num_head_channels=8,
         use_scale_shift_norm=True,
         device=device,
-        seed=1,
     ),
 }
-
-
-def weights(model, rng):
-    """Random ones, as some layers of a new model are zeros."""
-    model.load_arrays(
-        {
-            name: 0.1 * rng.standard_normal(array.shape).astype(np.float32)
-            for name, array in model.arrays().items()
-        }
-    )
-    return model
 
 
 def made(model, steps, monkeypatch, sampler, **how):
@@ -60,7 +43,10 @@ def made(model, steps, monkeypatch, sampler, **how):
 
 @pytest.mark.parametrize("kind, sampler", [("dit", "heun"), ("unet", "ddim"), ("dit", "ddpm")])
 def test_the_bits_of_step_by_step(kind, sampler, rng, monkeypatch):
-    model, how = weights(MODELS[kind]("cpu"), rng), {"cfg_scale": 2.0} if kind == "dit" else {}
+    model, how = (
+        with_random_weights(MODELS[kind]("cpu"), 0.1),
+        {"cfg_scale": 2.0} if kind == "dit" else {},
+    )
     wanted, _ = made(model, 0, monkeypatch, sampler, **how)
     # latents, which are not rounded
     assert wanted.dtype == np.float32 and len(np.unique(wanted)) == wanted.size
@@ -72,7 +58,7 @@ def test_the_bits_of_step_by_step(kind, sampler, rng, monkeypatch):
 
 def test_steps_without_guidance_take_half_of_the_rows(rng, monkeypatch):
     model, how = (
-        weights(MODELS["dit"]("cpu"), rng),
+        with_random_weights(MODELS["dit"]("cpu"), 0.1),
         {"cfg_scale": 2.0, "cfg_interval": (0.005, 50.0)},
     )
     wanted, _ = made(model, 0, monkeypatch, "heun", **how)

@@ -7,8 +7,8 @@ from numdiff.diffusion import Diffusion, Sampling, sample
 from numdiff.diffusion.inversion import check_invert, inverted
 from numdiff.diffusion.plan import SamplerPlan
 from numdiff.errors import UsageError
-from numdiff.nn import UNet
 from tests.diffusion.stub import MEANS, STD, GaussianModel
+from tests.models import small_unet
 from tests.training.toy import Toy
 
 KINDS = (
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused(pictures):
     ):
         with pytest.raises(UsageError, match=sentence):
             Sampling(GaussianModel(), **{"count": 3, "steps": 4, **options})
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu")
+    model = small_unet()
     model.diffusion = Diffusion().options
     with pytest.raises(UsageError, match="8×8×3"):
         Sampling(model, count=3, invert=pictures)

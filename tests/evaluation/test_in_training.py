@@ -5,28 +5,20 @@ import os
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from numdiff.errors import UsageError
 from numdiff.evaluation.in_training import RunEvaluation
 from numdiff.training.checkpoint import load_checkpoint, load_meta
 from numdiff.training.options import resolve
 from numdiff.training.run import train
-from numdiff_cli.main import main
+from tests.command import output_of
+from tests.models import RUN
 
 SMALL = {
-    "model": "unet",
-    "device": "cpu",
+    **RUN,
     "image_size": 16,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "attention_resolutions": (),
-    "num_res_blocks": 1,
-    "batch": 4,
     "steps": 6,
     "log_every": 2,
-    "sample_every": 0,
-    "sample_count": 0,
     "sample_steps": 1,
     "checkpoint_every": 4,
     "evaluate_every": 3,
@@ -104,9 +96,7 @@ def test_a_best_checkpoint_of_a_later_step_is_set_aside(tmp_path):
 
 def test_the_best_checkpoint_samples(tmp_path):
     run_dir, _ = run(tmp_path)
-    words = ["sample", str(run_dir / "best.h5"), "--count", "1", "--device", "cpu"]
-    result = CliRunner().invoke(main, [*words, "--grid", str(tmp_path / "a.png")])
-    assert result.exit_code == 0, result.output
+    output_of("sample", run_dir / "best.h5", "--count 1 --device cpu --grid", tmp_path / "a.png")
 
 
 def test_what_cannot_be_measured(tmp_path):
@@ -120,7 +110,5 @@ def test_what_cannot_be_measured(tmp_path):
 def test_the_command(tmp_path):
     words = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --steps 2"
     more = "--batch 4 --evaluate-every 1 --evaluate-count 4 --sample-count 0 --sample-steps 1"
-    result = CliRunner().invoke(
-        main, [*words.split(), *more.split(), "--outdir", str(tmp_path)], catch_exceptions=False
-    )
-    assert result.exit_code == 0 and result.output.count("evaluate  Fréchet distance") == 2
+    output = output_of(words, more, "--outdir", tmp_path)
+    assert output.count("evaluate  Fréchet distance") == 2

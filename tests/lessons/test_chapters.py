@@ -7,18 +7,17 @@ import ast
 import json
 import pathlib
 import re
-import shlex
 
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from numdiff.device import get_backend, ptx
 from numdiff.lessons import catalogue, lab
 from numdiff.lessons.chapter import Notebook, chapters
 from numdiff_cli.main import main
+from tests.command import output_of
 
 CHAPTERS = chapters()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -139,8 +138,7 @@ def test_the_notebook_that_trains_runs_on_a_cpu(tmp_path, monkeypatch):
     names = {}
     for cell in Notebook(ROOT / "docs" / "notebooks" / "train_on_a_t4.py").cells:
         if cell.code and cell.text.startswith("!numdiff "):
-            result = CliRunner().invoke(main, shlex.split(cell.text.format(**names))[1:])
-            assert result.exit_code == 0, result.output
+            output_of(cell.text.format(**names).removeprefix("!numdiff "))
         elif cell.code:
             exec(cell.text, names)
             names["STEPS"] = 2
@@ -149,25 +147,12 @@ def test_the_notebook_that_trains_runs_on_a_cpu(tmp_path, monkeypatch):
         assert grid.size[0] >= 6 * 32
 
 
-@pytest.fixture
-def learn(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        result = CliRunner().invoke(main, ["learn", *arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-        return result.exit_code, result.output
-
-    return run
-
-
 def test_learn_lists_and_writes_chapters(learn, tmp_path):
     code, text = learn()
     assert code == 0 and all(
         f"chapter {n}  {chapter.title}" in text for n, chapter in CHAPTERS.items()
     )
-    code, text = learn("--chapter", "1")
+    code, text = learn("--chapter 1")
     assert code == 0 and "01_threads_and_memory.ipynb: chapter 1, Threads and memory" in text
     assert (
         json.loads((tmp_path / "01_threads_and_memory.ipynb").read_text(encoding="utf-8"))[
@@ -175,12 +160,12 @@ def test_learn_lists_and_writes_chapters(learn, tmp_path):
         ]
         == 4
     )
-    code, text = learn("--chapter", "1")
+    code, text = learn("--chapter 1")
     assert code == 2 and "exists, and is kept" in text
 
 
 def test_learn_runs_a_chapter(learn, tmp_path):
-    code, text = learn("--chapter", "1", "--run", "--folder", "figures")
+    code, text = learn("--chapter 1 --run --folder figures")
     assert code == 0 and "square: 3 requests" in text and "## Bank conflicts" in text
     assert (tmp_path / "figures" / "01_threads_and_memory-1.svg").is_file()
 
@@ -188,13 +173,13 @@ def test_learn_runs_a_chapter(learn, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("--chapter", "99"), "there is no chapter 99"),
-        (("--run",), "--run needs --chapter"),
-        (("1", "--chapter", "1"), "a puzzle is another command"),
+        ("--chapter 99", "there is no chapter 99"),
+        ("--run", "--run needs --chapter"),
+        ("1 --chapter 1", "a puzzle is another command"),
     ],
 )
 def test_wrong_usage_is_one_sentence(arguments, message, learn):
-    code, text = learn(*arguments)
+    code, text = learn(arguments)
     assert code == 2 and message in text
 
 

@@ -6,12 +6,11 @@ import pathlib
 import re
 
 import pytest
-from click.testing import CliRunner
 
 from numdiff.device import get_backend, ptx
 from numdiff.lessons import catalogue, on_device
 from numdiff.lessons.judge import judge, load
-from numdiff_cli.main import main
+from tests import command
 
 PUZZLES = catalogue.puzzles()
 LONG = ()  # puzzles whose solutions take longer than the first command has for each
@@ -359,23 +358,10 @@ def test_float64_costs_two_stars(tmp_path):
     assert verdict.stars == 1 and "line 8 computes in float64. A bare number" in verdict.message
 
 
-@pytest.fixture
-def learn(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        result = CliRunner().invoke(main, ["learn", *arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-        return result.exit_code, result.output
-
-    return run
-
-
 def test_a_puzzle_from_the_list_to_its_stars(learn, tmp_path):
     code, text = learn()
     assert code == 0 and f"0 of {3 * len(PUZZLES)} stars. Next: numdiff learn 1" in text
-    code, text = learn("1", "--check")
+    code, text = learn("1 --check")
     assert (
         code == 1 and "There is no file 01_map.py: open the puzzle with `numdiff learn 1`" in text
     )
@@ -384,16 +370,16 @@ def test_a_puzzle_from_the_list_to_its_stars(learn, tmp_path):
     assert "numdiff learn 1 --check" in text
     code, text = learn("1")
     assert code == 2 and "exists, and is kept" in text
-    assert learn("1", "--solution")[0] == 2
-    code, text = learn("1", "--hint")
+    assert learn("1 --solution")[0] == 2
+    code, text = learn("1 --hint")
     assert code == 0 and text.startswith("1. ") and "2. " not in text
     for _ in range(3):
-        code, text = learn("1", "--check")
+        code, text = learn("1 --check")
         assert code == 1 and "not solved" in text and "still says `# fill in`" in text
-    code, text = learn("1", "--solution")
+    code, text = learn("1 --solution")
     assert code == 0
     (tmp_path / "01_map.py").write_text(text, encoding="utf-8")
-    code, text = learn("1", "--check", "--counts")
+    code, text = learn("1 --check --counts")
     assert code == 0 and "3 stars" in text and "transactions per request" in text
     assert "***" in learn()[1]
 
@@ -401,14 +387,14 @@ def test_a_puzzle_from_the_list_to_its_stars(learn, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("99",), "there is no puzzle 99"),
-        (("--check",), "give the number of a puzzle"),
-        (("1", "--check", "--hint"), "give one of them"),
-        (("1", "--counts"), "--counts needs --check"),
+        ("99", "there is no puzzle 99"),
+        ("--check", "give the number of a puzzle"),
+        ("1 --check --hint", "give one of them"),
+        ("1 --counts", "--counts needs --check"),
     ],
 )
 def test_wrong_usage_is_one_sentence(arguments, message, learn):
-    code, text = learn(*arguments)
+    code, text = learn(arguments)
     assert code == 2 and message in text
 
 
@@ -425,7 +411,7 @@ def test_a_film_of_the_learners_run(tmp_path):
     def film(text):
         page.unlink(missing_ok=True)
         path.write_text(text, encoding="utf-8")
-        return CliRunner().invoke(main, ["learn", "7", "--film", "--folder", str(tmp_path)])
+        return command.run("learn 7 --film --folder", tmp_path)
 
     result = film(PUZZLES[7].solution)
     assert result.exit_code == 0 and result.output.startswith("The result is right"), result.output

@@ -13,21 +13,17 @@ from numdiff.device import download, side_stream
 from numdiff.device.arena import Arena
 from numdiff.device.array import POISON, set_poison
 from numdiff.device.planned import CARDS, Planned
-from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import BucketPlan, WatchBackward, touched_by
 from numdiff.errors import NumdiffError
 from numdiff.extras.convnext import functional as convnext
 from numdiff.extras.sla import functional as sla
 from numdiff.kernels import Pair
 from numdiff.kernels.operation.versions import at_most
-from numdiff.nn import AdamW, DiT, Muon, UNet, aliasing, float8, functional
+from numdiff.nn import DiT, UNet, aliasing, float8, functional
 from numdiff.nn.aliasing import Aliasing
 from numdiff.nn.dit import DiTBlock
-from numdiff.nn.optimizer import LossScale
-from numdiff.training.precision import compute_in
-from numdiff.training.step import TrainingStep
 from tests.arenas import ArenaEmulator, segments
 from tests.conftest import exhaustive, exhaustively, needs, where
+from tests.nn.steps import check_what_left, dit, step_of, unet, watch_buckets
 
 LAUNCHING = [
     float8,
@@ -49,74 +45,6 @@ LIGHTNING = {
 def all_alias(monkeypatch):
     """The blocks of small models, too, each by itself."""
     monkeypatch.setattr(aliasing, "SMALLEST", 0)
-
-
-def dit(device="cpu", **options):
-    return DiT(
-        **{
-            "image_size": 8,
-            "in_channels": 3,
-            "patch_size": 2,
-            "hidden_size": 32,
-            "depth": 3,
-            "num_heads": 2,
-            "num_classes": 3,
-            "device": device,
-            **options,
-        }
-    )
-
-
-def unet(device="cpu", **options):
-    return UNet(
-        **{
-            "image_size": 8,
-            "model_channels": 32,
-            "channel_mult": (1, 2),
-            "num_res_blocks": 1,
-            "attention_resolutions": (4,),
-            "device": device,
-            **options,
-        }
-    )
-
-
-def step_of(model, optimizer="adamw", precision="fp32", batch=4, microbatch=None, capture=True):
-    rng = np.random.default_rng(1)  # no layer of zeros, through which no gradient would flow
-    model.load_arrays(
-        {
-            name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
-            for name, a in model.arrays().items()
-        }
-    )
-    compute_in(model, precision)
-    how = {
-        "learning_rate": 1e-3,
-        "ema_decay": 0.9,
-        "loss_scale": LossScale(model.parameters.data, 1024.0)
-        if precision in ("fp16", "fp8")
-        else None,
-    }
-    optimizer = (
-        AdamW(model.parameters, **how)
-        if optimizer == "adamw"
-        else Muon(model.parameters, model.matrices(), **how)
-    )
-    step = TrainingStep(
-        model,
-        Diffusion(backend=model.backend),
-        optimizer,
-        batch,
-        microbatch,
-        flip=True,
-        capture=capture,
-    )
-    size, channels = model.image_size, model.in_channels
-    step.load(
-        rng.integers(0, 256, (batch, size, size, channels), np.uint8),
-        None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes,
-    )
-    return step
 
 
 def state_of(step, steps):
@@ -284,25 +212,12 @@ def test_neighbours_share_an_aliased_part(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["dit", "unet"])
 def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
-    model, host = CASES[kind](), HostArena()
-    step = step_of(model)
-    plan, left = BucketPlan(model.parameters, size=1 << 10), {}
-
-    class Watcher:
-        def begin(self, records):
-            plan.make(touched_by(records))
-
-        def played(self, number):
-            for bucket in plan.leaving.get(number, ()):
-                left[bucket] = model.parameters.grad[slice(*plan.buckets[bucket])].copy()
-
-    step.exchange.watch = lambda: WatchBackward(Watcher())
+    step, host = step_of(CASES[kind]()), HostArena()
+    watched = watch_buckets(step)
     with host.under(step):
         poison(step)
         step.run()
-    assert len(left) == len(plan.buckets) > 5
-    for bucket, gradient in left.items():
-        np.testing.assert_array_equal(gradient, model.parameters.grad[slice(*plan.buckets[bucket])])
+    check_what_left(step, *watched)
 
 
 # What breaks the invariant ------------------------------------------------------------------------
@@ -334,19 +249,7 @@ class Tied(DiT):
 @pytest.mark.parametrize("kind", [Keeps, Tied])
 def test_a_broken_invariant_is_reported(kind):
     def made():
-        return step_of(
-            kind(
-                image_size=8,
-                in_channels=3,
-                patch_size=2,
-                hidden_size=32,
-                depth=3,
-                num_heads=2,
-                num_classes=3,
-                device="cpu",
-            ),
-            batch=2,
-        )
+        return step_of(kind(**dit().options, device="cpu"), batch=2)
 
     step, host = made(), HostArena()
     with (

@@ -5,9 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from cli.main import main
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.extras.convert.autoencoder_names import (
     diffusers_names,
@@ -21,6 +19,7 @@ from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.autoencoder import Autoencoder
 from numdiff.training.autoencoders import load_autoencoder, read_autoencoder
+from tests.command import output_of, run
 from tests.conftest import large, relative_error
 from tests.nn.test_unet_reference import check_gradients
 from tests.reference import stored
@@ -147,16 +146,12 @@ def test_the_command_goes_round(tmp_path, model):
     write_autoencoder(tmp_path / "a", model.options, model.arrays())
     path = tmp_path / "a"
     for name in ("b.safetensors", "c.h5", "d"):
-        done = CliRunner().invoke(main, ["convert", str(path), str(tmp_path / name)])
-        assert done.exit_code == 0 and "4 channels, each side divided by 2" in done.output, (
-            done.output
-        )
+        output = output_of("convert", path, tmp_path / name)
+        assert "4 channels, each side divided by 2" in output
         path = tmp_path / name
     same(path, model)
-    done = CliRunner().invoke(
-        main, ["convert", str(path), str(tmp_path / "e.h5"), "--scaling-factor", "2"]
-    )
-    assert done.exit_code == 0 and load_autoencoder(tmp_path / "e.h5", "cpu").scaling_factor == 2
+    output_of("convert", path, tmp_path / "e.h5", "--scaling-factor 2")
+    assert load_autoencoder(tmp_path / "e.h5", "cpu").scaling_factor == 2
 
 
 def test_a_pipeline_holds_one(tmp_path, model):
@@ -275,9 +270,7 @@ def test_weights_that_do_not_fit_say_so(tmp_path, model, change, message):
 
 def test_options_of_other_models_are_refused(tmp_path, model):
     write_autoencoder(tmp_path / "a.h5", model.options, model.arrays())
-    done = CliRunner().invoke(
-        main, ["convert", str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), "--num-heads", "4"]
-    )
+    done = run("convert", tmp_path / "a.h5", tmp_path / "b.h5", "--num-heads 4")
     assert (
         done.exit_code != 0
         and "--num-heads means nothing for an autoencoder: leave it out." in done.output

@@ -8,8 +8,9 @@ import pytest
 
 from numdiff.device import download, fill_zero, is_device
 from numdiff.device.gpu import restore_gpu
-from numdiff.nn import AdamW, DiT, Tape, Tensor, UNet
+from numdiff.nn import AdamW, Tape, Tensor
 from tests.conftest import quick
+from tests.models import small_dit, small_unet, with_random_weights
 
 X = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda value: pickle.loads(pickle.dumps(value))}
@@ -17,31 +18,11 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda value: pickle.loads(pickle
 
 def build(kind, device="cpu"):
     if kind == "unet":
-        model = UNet(
-            image_size=8,
-            model_channels=8,
-            channel_mult=(1,),
-            num_res_blocks=1,
-            num_head_channels=8,
-            groups=4,
-            num_classes=3,
-            device=device,
-        )
+        sizes = {"model_channels": 8, "num_head_channels": 8, "groups": 4}
+        model = small_unet(**sizes, num_classes=3, device=device)
     else:
-        model = DiT(
-            image_size=8,
-            in_channels=3,
-            patch_size=4,
-            hidden_size=16,
-            depth=1,
-            num_heads=2,
-            num_classes=3,
-            device=device,
-        )
-    model.parameters.load_flat(
-        0.1 * np.random.default_rng(0).standard_normal(model.parameters.total)
-    )
-    return model
+        model = small_dit(hidden_size=16, num_classes=3, device=device)
+    return with_random_weights(model, 0.1)
 
 
 def predict(model):

@@ -10,14 +10,15 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS
 from numdiff.distributed.buckets import last_records, touched_by
 from numdiff.kernels.linear import gradients as L
-from numdiff.nn import DiT, Tape, Tensor, deferred_gradients, float8
+from numdiff.nn import Tape, Tensor, deferred_gradients, float8
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.training.build import model_options
 from numdiff.training.options import resolve
 from numdiff.training.price import foreseen_peak
 from tests.conftest import exhaustive, needs
-from tests.training.test_half import filled, one_step
+from tests.models import without_zeros
+from tests.training.test_half import dit_of_latents, one_step
 
 DEVICES = ["emulator", pytest.param("cuda", marks=needs("gpu"))]
 
@@ -118,18 +119,7 @@ def test_a_dits_gradients(device, monkeypatch):
             if device == "emulator"
             else get_backend(device)
         )
-        model = filled(
-            DiT(
-                image_size=4,
-                in_channels=4,
-                hidden_size=32,
-                depth=1,
-                num_heads=1,
-                mlp_ratio=1,
-                num_classes=3,
-                device=backend,
-            )
-        )
+        model = without_zeros(dit_of_latents(backend))
         return one_step(model, "fp16", 2), getattr(backend, "launched", {"group"})
 
     (loss, found), kernels = build(10)

@@ -19,24 +19,14 @@ from numdiff.sizes import sides
 from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness
 from tests.conftest import exhaustive, relative_error
+from tests.models import small_dit
 
 LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
 
 
 def tiny(**options):
-    return DiT(
-        **{
-            "image_size": 8,
-            "in_channels": 3,
-            "patch_size": 2,
-            "hidden_size": 32,
-            "depth": 2,
-            "num_heads": 2,
-            "num_classes": 4,
-            "device": "cpu",
-            **options,
-        }
-    )
+    sizes = {"patch_size": 2, "hidden_size": 32, "depth": 2, "num_classes": 4}
+    return small_dit(**{**sizes, **options})
 
 
 def fill(model, rng):
@@ -87,15 +77,7 @@ def test_every_option_runs_and_keeps_its_shape(rng, options):
 def test_it_starts_as_the_public_code_starts():
     """adaLN and the last layer at zero, so that the output is zero; Xavier's range; deviation 0.02;
     biases zero."""
-    model = DiT(
-        image_size=8,
-        in_channels=4,
-        patch_size=2,
-        hidden_size=128,
-        depth=2,
-        num_heads=2,
-        device="cpu",
-    )
+    model = tiny(in_channels=4, hidden_size=128, num_classes=1000)
     for name, value in model.arrays().items():
         if "adaLN" in name or name.startswith("final_layer.") or name.endswith("bias"):
             assert not value.any(), name
@@ -115,17 +97,7 @@ def test_it_starts_as_the_public_code_starts():
 def test_the_block_of_lightningdit_starts_as_its_public_code_starts():
     """Norms at one, SwiGLU in Xavier's range of its true width, zeros in what fills it up; a DiT's
     own numbers stay."""
-    model = DiT(
-        image_size=4,
-        in_channels=4,
-        patch_size=1,
-        hidden_size=128,
-        depth=1,
-        num_heads=2,
-        mlp_ratio=1.96,
-        device="cpu",
-        **LIGHTNING,
-    )
+    model = tiny(hidden_size=128, depth=1, mlp_ratio=1.96, **LIGHTNING)
     values = model.arrays()
     for name in ("norm1", "norm2", "attn.q_norm", "attn.k_norm"):
         assert (values[f"blocks.0.{name}.weight"] == 1).all()
@@ -272,19 +244,8 @@ def test_gates_within_the_products_give_the_same_bits(rng, mlp, monkeypatch):
     monkeypatch.setattr(linear, "GATE_COLUMNS", 0)
     monkeypatch.setattr(linear, "GATE_ROUNDS", 0)  # for few tokens, too
     backend = get_emulator(float64=False)
-    model = DiT(
-        image_size=8,
-        in_channels=4,
-        patch_size=2,
-        hidden_size=32,
-        depth=1,
-        num_heads=1,
-        mlp_ratio=1,
-        mlp=mlp,
-        num_classes=None,
-        learn_sigma=False,
-        device=backend,
-    )
+    sizes = {"in_channels": 4, "depth": 1, "num_heads": 1, "mlp_ratio": 1}
+    model = tiny(**sizes, mlp=mlp, num_classes=None, learn_sigma=False, device=backend)
     fill(model, rng)
     model.compute_in_half()
     x, t = rng.standard_normal((1, 8, 8, 4)).astype(np.float32), np.array([500], np.int32)
@@ -432,17 +393,8 @@ def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
 def test_one_product_conditions_all_blocks_or_each_has_its_own():
     device = EmulatorDevice(float64=False)
     device.launch = lambda *_: None
-    model = DiT(
-        image_size=8,
-        in_channels=4,
-        patch_size=2,
-        hidden_size=64,
-        depth=6,
-        num_heads=2,
-        num_classes=None,
-        device=device,
-        seed=None,
-    )
+    sizes = {"in_channels": 4, "hidden_size": 64, "depth": 6, "num_classes": None}
+    model = tiny(**sizes, device=device, seed=None)
     assert model.conditioning_columns() == ([384] * 6 + [128], np.float32)
     model.compute_in_half()
     assert model.conditioning_columns() == ([6 * 384, 128], np.float16)

@@ -11,10 +11,11 @@ from numdiff import kernels as K
 from numdiff.device import copy_into, download, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.errors import UsageError
-from numdiff.nn import AdamW, DiT, Tape, Tensor, UNet
+from numdiff.nn import AdamW, Tape, Tensor
 from numdiff.nn.flops import forward_flops, step_flops
 from numdiff.nn.module import frozen_by
 from tests.conftest import exhaustively, where
+from tests.models import small_dit, small_unet
 
 PATTERNS = {
     "unet": (
@@ -40,28 +41,11 @@ CASES = [(kind, patterns) for kind in PATTERNS for patterns in PATTERNS[kind]]
 def model_of(kind, device="cpu"):
     """A small model none of whose weights is zero."""
     if kind == "unet":
-        model = UNet(
-            image_size=8,
-            model_channels=8,
-            channel_mult=(1, 2),
-            num_res_blocks=1,
-            attention_resolutions=(4,),
-            num_head_channels=8,
-            groups=4,
-            num_classes=3,
-            device=device,
-        )
+        sizes = {"model_channels": 8, "channel_mult": (1, 2), "attention_resolutions": (4,)}
+        sizes |= {"num_head_channels": 8, "groups": 4}
+        model = small_unet(**sizes, num_classes=3, device=device)
     else:
-        model = DiT(
-            image_size=8,
-            in_channels=3,
-            patch_size=4,
-            hidden_size=16,
-            depth=2,
-            num_heads=2,
-            num_classes=3,
-            device=device,
-        )
+        model = small_dit(hidden_size=16, depth=2, num_classes=3, device=device)
     rng = np.random.default_rng(1)
     model.load_arrays(
         {

@@ -7,72 +7,21 @@ import pytest
 
 from numdiff import kernels as K
 from numdiff.device.array import set_poison
-from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import BucketPlan, WatchBackward, touched_by
 from numdiff.errors import UsageError
-from numdiff.nn import AdamW, DiT, UNet
-from numdiff.training.step import TrainingStep
 from tests.conftest import quick
+from tests.nn.steps import check_what_left, dit, step_of, unet, watch_buckets
 
 
-def unet(**options):
-    return UNet(
-        **{
-            "image_size": 8,
-            "model_channels": 8,
-            "channel_mult": (1, 2),
-            "num_res_blocks": 1,
-            "groups": 4,
-            "attention_resolutions": (4,),
-            "num_head_channels": 8,
-            "device": "cpu",
-            **options,
-        }
-    )
-
-
-def dit(**options):
-    return DiT(
-        **{
-            "image_size": 8,
-            "in_channels": 3,
-            "patch_size": 2,
-            "hidden_size": 32,
-            "depth": 3,
-            "num_heads": 2,
-            "num_classes": 3,
-            "device": "cpu",
-            **options,
-        }
-    )
-
-
-def step_of(model, microbatch=None, batch=4):
-    rng = np.random.default_rng(1)  # no layer of zeros, through which no gradient would flow
-    model.load_arrays(
-        {
-            name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
-            for name, a in model.arrays().items()
-        }
-    )
-    optimizer = AdamW(model.parameters, learning_rate=1e-3, ema_decay=0.9)
-    step = TrainingStep(
-        model, Diffusion(backend=model.backend), optimizer, batch, microbatch, flip=True
-    )
-    size, channels = model.image_size, model.in_channels
-    step.load(
-        rng.integers(0, 256, (batch, size, size, channels), np.uint8),
-        None if model.num_classes is None else np.arange(batch, dtype=np.int32) % model.num_classes,
-    )
-    return step
+def narrow_unet(**options):
+    return unet(**{"model_channels": 8, "groups": 4, "num_head_channels": 8, **options})
 
 
 BUILDS = {
-    "unet": unet,
-    "dropout": lambda: unet(
+    "unet": narrow_unet,
+    "dropout": lambda: narrow_unet(
         dropout=0.3, use_scale_shift_norm=True, resblock_updown=True, num_classes=3
     ),
-    "convnext": lambda: unet(dropout=0.3, block="convnext", resblock_updown=True),
+    "convnext": lambda: narrow_unet(dropout=0.3, block="convnext", resblock_updown=True),
     "dit": dit,
     "bare": lambda: dit(num_classes=None, learn_sigma=False),
     "lightning": lambda: dit(
@@ -104,7 +53,7 @@ def test_recomputed_blocks_give_the_same_bits(name, part, microbatch):
         return
     plain, again = build(), build()
     again.recompute_blocks(part)
-    steps = [step_of(model, microbatch) for model in (plain, again)]
+    steps = [step_of(model, microbatch=microbatch) for model in (plain, again)]
     for step in steps:
         for _ in range(2):
             step.run()
@@ -141,7 +90,7 @@ def test_what_is_recomputed_and_what_it_takes():
     assert [m.name for m in model.parts_within("blocks")] == ["blocks.0", "blocks.1"]
     assert [m.name for m in model.parts_within("attention")] == ["blocks.0.attn", "blocks.1.attn"]
     assert [m.name for m in dit(depth=1, mlp="swiglu").parts_within("mlp")] == ["blocks.0.mlp"]
-    assert [m.name for m in unet().parts_within("attention")] == [
+    assert [m.name for m in narrow_unet().parts_within("attention")] == [
         "input_blocks.3.1",
         "middle_block.1",
         "output_blocks.0.1",
@@ -169,27 +118,15 @@ def test_a_fault_inside_a_block_is_named_as_ever():
     assert step.name_first_nonfinite().startswith("blocks.1.mlp")
 
 
-@pytest.mark.parametrize("build", [unet, dit])
+@pytest.mark.parametrize("build", [narrow_unet, dit])
 def test_buckets_leave_when_their_gradients_are_whole(build):
     """The exchange between ranks sees in a block's record which parameters it adds to."""
     model = build()
     model.recompute_blocks()
     step = step_of(model)
-    plan, left = BucketPlan(model.parameters, size=1 << 10), {}
-
-    class Watcher:
-        def begin(self, records):
-            plan.make(touched_by(records))
-
-        def played(self, number):
-            for bucket in plan.leaving.get(number, ()):
-                left[bucket] = model.parameters.grad[slice(*plan.buckets[bucket])].copy()
-
-    step.exchange.watch = lambda: WatchBackward(Watcher())
+    watched = watch_buckets(step)
     step.run()
-    assert len(left) == len(plan.buckets) > 5
-    for bucket, gradient in left.items():
-        np.testing.assert_array_equal(gradient, model.parameters.grad[slice(*plan.buckets[bucket])])
+    check_what_left(step, *watched)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +135,7 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
         (dit, "attention", "attn.proj"),
         (dit, "mlp", "mlp.fc2"),
         (lambda: dit(mlp="swiglu"), "mlp", "mlp.w3"),
-        (unet, "attention", "proj_out"),
+        (narrow_unet, "attention", "proj_out"),
     ],
 )
 def test_the_last_product_is_not_computed_again(build, part, layer, monkeypatch):

@@ -5,8 +5,8 @@ import pytest
 
 from numdiff.device import copy_into, download, empty, fill_zero, side_stream, upload
 from numdiff.device.array import set_poison
-from numdiff.distributed import overlap
 from numdiff.extras.muon import optimizer as muon_optimizer
+from numdiff.extras.transports import overlap
 from numdiff.kernels.operation.versions import at_most
 from numdiff.kernels.reduce.second_pass import (
     SUMS,
@@ -15,7 +15,7 @@ from numdiff.kernels.reduce.second_pass import (
     deferred_reductions,
     flush_for,
 )
-from numdiff.nn import Muon, UNet, aliasing
+from numdiff.nn import Muon, aliasing
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Numbered
@@ -23,6 +23,7 @@ from numdiff.nn.parameter import Parameter
 from numdiff.nn.tensor import Tape, Tensor
 from tests.arenas import ArenaEmulator, LateEmulator
 from tests.conftest import exhaustive
+from tests.models import small_unet
 
 # quick with small arrays
 QUICK = {"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1, "conv2d": 1}
@@ -257,16 +258,8 @@ def layers(device):
 
 def unet(device):
     """… of a small UNet whose activations alias the gradients."""
-    model = UNet(
-        image_size=4,
-        model_channels=4,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        groups=2,
-        num_head_channels=4,
-        device=device,
-    )
+    sizes = {"image_size": 4, "model_channels": 4, "groups": 2, "num_head_channels": 4}
+    model = small_unet(**sizes, device=device)
     rng = np.random.default_rng(1)
     model.load_arrays(
         {

@@ -16,6 +16,7 @@ from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.parameter import Parameter
 from numdiff.nn.recording import check_finite
 from tests.conftest import exhaustive, numerical_gradient, on, relative_error
+from tests.models import small_unet
 
 
 def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
@@ -201,14 +202,8 @@ def test_a_skip_that_is_added_as_it_is_is_concatenated():
     array."""
     device = EmulatorDevice(float64=False, checks=False)
     device.launch = lambda *_: None
-    model = UNet(
-        image_size=4,
-        model_channels=64,
-        channel_mult=(1, 2),
-        num_res_blocks=0,
-        attention_resolutions=(),
-        device=device,
-    )
+    sizes = {"image_size": 4, "model_channels": 64, "channel_mult": (1, 2), "num_res_blocks": 0}
+    model = small_unet(**sizes, device=device)
     model.compute_in_half()
     with Tape() as tape:
         y = model(Tensor(zeros((1, 4, 4, 3), np.float32, device)), zeros((1,), np.int32, device))

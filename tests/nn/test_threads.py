@@ -10,8 +10,9 @@ from numdiff.device import get_backend, upload
 from numdiff.device.arena import Arena
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.threads import PerThread, ThreadStack, kept
-from numdiff.nn import Tape, Tensor, UNet
+from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
+from tests.nn.steps import unet
 from tests.training.test_trainer import losses, make
 
 
@@ -52,7 +53,7 @@ def backward(model, x, steps, recompute=False):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_two_tapes_in_two_threads_give_the_gradients_of_one(rng, recompute):
-    one = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device="cpu")
+    one = unet()
     one.parameters.load_flat(0.1 * rng.standard_normal(one.parameters.total))
     if recompute:
         one.recompute_blocks()
@@ -66,9 +67,7 @@ def test_two_tapes_in_two_threads_give_the_gradients_of_one(rng, recompute):
 
 
 def test_two_threads_may_differentiate_one_model_in_its_input(rng):
-    model = UNet(
-        image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, device="cpu"
-    )
+    model = unet()
     model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
     x = rng.standard_normal((2, 1, 8, 8, 3)).astype(np.float32)
     expected = [backward(model, part, 4)()[0] for part in x]

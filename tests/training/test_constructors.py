@@ -10,6 +10,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import AdamW, DiT, Muon, UNet
 from numdiff.training import Trainer
 from tests.diffusion.stub import GaussianModel
+from tests.models import small_dit, small_unet
 from tests.training.test_trainer import FixedImages
 from tests.training.toy import Toy
 
@@ -48,21 +49,6 @@ VALUES = (
     [10**400],
     10**5000,
 )
-UNET = {
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "num_res_blocks": 1,
-    "attention_resolutions": (),
-}
-DIT = {
-    "image_size": 8,
-    "in_channels": 3,
-    "hidden_size": 32,
-    "depth": 1,
-    "num_heads": 2,
-    "num_classes": 3,
-}
 TOY = Toy(image_size=8, width=8, device="cpu", seed=0)
 PICTURE = {"known": np.zeros((4, 4, 3), np.float32), "mask": np.zeros((4, 4), np.float32)}
 WITH = {
@@ -84,8 +70,8 @@ def sampled(**given):
 @pytest.mark.parametrize(
     "made, leaves_out, usual",
     [
-        (lambda **given: UNet(**{**UNET, "device": "cpu", **given}), (), UNet),
-        (lambda **given: DiT(**{**DIT, "device": "cpu", **given}), (), DiT),
+        (small_unet, (), UNet),
+        (small_dit, (), DiT),
         (lambda **given: AdamW(**{"parameters": TOY.parameters, **given}), (), AdamW),
         (lambda **given: Muon(**{"parameters": TOY.parameters, "matrices": {}, **given}), (), Muon),
         (
@@ -113,33 +99,33 @@ def test_any_value_is_taken_or_refused(made, leaves_out, usual):
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: UNet(**UNET, in_channels=0), "in_channels 0 must be at least 1."),
+        (lambda: small_unet(in_channels=0), "in_channels 0 must be at least 1."),
         (
-            lambda: UNet(**UNET, in_channels=2**31),
+            lambda: small_unet(in_channels=2**31),
             "in_channels 2,147,483,648 must be at most 16,384.",
         ),
         (
-            lambda: UNet(**UNET, in_channels=10**400),
+            lambda: small_unet(in_channels=10**400),
             r"in_channels must be a number between -2\^64 and 2\^64\.",
         ),
         (
-            lambda: UNet(**UNET, seed=np.zeros((2, 2))),
+            lambda: small_unet(seed=np.zeros((2, 2))),
             r"seed array\(\[\[0., 0.\], \[0., 0.\]\]\) must be",
         ),
         (
-            lambda: UNet(**UNET, block="x" * 999),
+            lambda: small_unet(block="x" * 999),
             "block 'x{59}… is not known: use 'resnet' or 'convnext'.",
         ),
-        (lambda: UNet(**UNET, max_period=float("nan")), "max_period nan must be a finite number."),
+        (lambda: small_unet(max_period=float("nan")), "max_period nan must be a finite number."),
         (
-            lambda: UNet(**UNET, num_classes=1 << 24, device="cpu"),
+            lambda: small_unet(num_classes=1 << 24, device="cpu"),
             r"the model would have 2,147,.* parameters, and kernels",
         ),
         (
-            lambda: UNet(**UNET, device=3),
+            lambda: small_unet(device=3),
             "device must be 'auto', 'cpu', 'cuda' or 'emulator', and not the int 3",
         ),
-        (lambda: DiT(**DIT, mlp_ratio=float("inf")), "mlp_ratio inf must be a finite number."),
+        (lambda: small_dit(mlp_ratio=float("inf")), "mlp_ratio inf must be a finite number."),
         (lambda: AdamW(TOY), "AdamW takes no .* as parameters: give model.parameters."),
         (
             lambda: sampled(**PICTURE, resamples=10**9),

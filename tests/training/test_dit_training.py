@@ -9,12 +9,12 @@ import numdiff
 from numdiff.errors import UsageError
 from numdiff.extras.convert.dit import with_padding, without_padding
 from numdiff.extras.convert.layout import to_torch_layout
-from numdiff.nn import DiT
 from numdiff.training import Trainer
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 from tests.conftest import needs
+from tests.models import small_dit
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -23,21 +23,8 @@ pytestmark = pytest.mark.usefixtures("no_curves")
 def make(device="cpu", images=None, labels=None, seed=3, model=(), **options):  # noqa: F811
     """A trainer of a small DiT on 24 images of three classes, unless specified otherwise."""
     labels = np.arange(24, dtype=np.int32) % 3 if labels is None else labels
-    net = DiT(
-        **{
-            "image_size": 8,
-            "in_channels": 3,
-            "patch_size": 2,
-            "hidden_size": 64,
-            "depth": 2,
-            "num_heads": 2,
-            "num_classes": 3,
-            "class_dropout": 0.3,
-            **dict(model),
-        },
-        device=device,
-        seed=seed,
-    )
+    sizes = {"patch_size": 2, "hidden_size": 64, "depth": 2, "num_classes": 3, "class_dropout": 0.3}
+    net = small_dit(**{**sizes, **dict(model)}, device=device, seed=seed)
     return Trainer(
         net,
         FixedImages(images, labels),

@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from numdiff.children import python_command
 from numdiff.device import loop_cache
@@ -32,7 +31,7 @@ from numdiff.training.forecast import (
     say_duration,
 )
 from numdiff.training.options import resolve
-from numdiff_cli.main import main
+from tests.command import output_of
 from tests.conftest import exhaustive, needs
 
 SIZES = {"image_size": 32, "in_channels": 3}
@@ -232,12 +231,15 @@ def test_memory_is_that_of_the_program_and_not_of_what_started_it():
 )
 def test_memory_is_foreseen_and_then_known(tmp_path, kind, batch):
     """Within 10 % by the planner, and within 5 % once a run that compiles nothing has measured it."""
-    words = ["train", kind, "--device", "cpu", "--steps", "6", "--log-every", "2"]
-    words += ["--batch", str(batch), "--sample-count", "4", "--outdir", str(tmp_path / "runs")]
+    words = f"train {kind} --device cpu --steps 6 --log-every 2 --batch {batch} --sample-count 4"
+    words += f" --outdir {tmp_path}/runs"
 
     def said(*more):
         ended = subprocess.run(
-            python_command(MEASURED, *words, *more), text=True, capture_output=True, timeout=300
+            python_command(MEASURED, *words.split(), *more),
+            text=True,
+            capture_output=True,
+            timeout=300,
         )
         assert ended.returncode == 0, ended.stderr
         mib = [
@@ -259,16 +261,15 @@ def test_durations():
     assert found == ["4.2 seconds", "99 seconds", "2.2 minutes", "2.0 hours", "2.3 days"]
 
 
+WORDS = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --batch 2"
+
+
 def test_a_run_measures_and_the_next_one_knows(tmp_path):
-    words = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --steps 8"
-    more = "--batch 2 --log-every 2 --sample-count 2 --sample-steps 1 --sample-every 4"
+    more = "--steps 8 --log-every 2 --sample-count 2 --sample-steps 1 --sample-every 4 --outdir"
 
     def said(*extra):
-        result = CliRunner().invoke(
-            main, [*words.split(), *more.split(), "--outdir", str(tmp_path / "runs"), *extra]
-        )
-        assert result.exit_code == 0, result.output
-        return re.findall(r"^forecast +(.*)$", result.output, re.MULTILINE)
+        output = output_of(WORDS, more, tmp_path / "runs", *extra)
+        return re.findall(r"^forecast +(.*)$", output, re.MULTILINE)
 
     (first,) = said()
     assert "(measured in the first steps)" in first and " from here, at " in first
@@ -286,13 +287,11 @@ def test_a_dry_run_times_the_first_steps(tmp_path, monkeypatch):
     """…where no run has been measured, and the estimate says that they are short."""
     monkeypatch.setattr(forecast, "MEASURING", 0.01)
     monkeypatch.chdir(tmp_path)
-    words = "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1 --batch 2"
 
     def said(short):
         monkeypatch.setattr(forecast, "SHORT_STEP", short)
-        result = CliRunner().invoke(main, [*words.split(), "--dry-run"])
-        assert result.exit_code == 0, result.output
-        return re.search(r"^forecast .*ms a step \((.*?)\)", result.output, re.MULTILINE)[1]
+        output = output_of(WORDS, "--dry-run")
+        return re.search(r"^forecast .*ms a step \((.*?)\)", output, re.MULTILINE)[1]
 
     assert said(0) == "estimated from its arithmetic"
     assert said(1e9) == "measured in the first steps"

@@ -14,11 +14,12 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.diffusion import Diffusion
 from numdiff.dtypes import bfloat16
 from numdiff.errors import UsageError
-from numdiff.nn import AdamW, DiT, UNet
+from numdiff.nn import AdamW, UNet
 from numdiff.nn.optimizer import LossScale
 from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
 from tests.conftest import exhaustive, exhaustively, needs
+from tests.models import small_dit, small_unet, without_zeros
 
 GPU = [pytest.param("cuda", marks=needs("gpu"))]
 DEVICES = ["emulator", *GPU]
@@ -127,19 +128,8 @@ def one_step(model, precision, batch):
     return download(loss)[0], {name: g / factor for name, g in model.gradients().items()}
 
 
-def filled(model):
-    """The model without zero layers, through which no gradient would flow."""
-    rng = np.random.default_rng(1)
-    model.load_arrays(
-        {
-            name: a if a.any() else 0.05 * rng.standard_normal(a.shape).astype(np.float32)
-            for name, a in model.arrays().items()
-        }
-    )
-    return model
-
-
 # of the loss, and of the gradient as a whole: 2⁻¹¹, 2⁻⁸
+UNET = {"image_size": 16, "channel_mult": (1, 2), "attention_resolutions": (8,)}
 TOLERANCES = {"fp16": (1e-3, 5e-3), "bf16": (4e-3, 4e-2)}
 
 
@@ -148,8 +138,10 @@ def compare(build, device, batch=2, precision="fp16"):
     backend = (
         EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)
     )
-    loss, gradients = one_step(filled(build(device="cpu")), "fp32", batch)
-    half_loss, half_gradients = one_step(model := filled(build(device=backend)), precision, batch)
+    loss, gradients = one_step(without_zeros(build(device="cpu")), "fp32", batch)
+    half_loss, half_gradients = one_step(
+        model := without_zeros(build(device=backend)), precision, batch
+    )
     of_loss, of_gradient = TOLERANCES[precision]
     assert half_loss == pytest.approx(loss, rel=of_loss) and half_loss != loss
     error = math.sqrt(sum(np.sum((half_gradients[n] - g) ** 2) for n, g in gradients.items()))
@@ -157,17 +149,11 @@ def compare(build, device, batch=2, precision="fp16"):
     return model, half_loss, half_gradients
 
 
-def small_dit(device):
-    return DiT(
-        image_size=4,
-        in_channels=4,
-        hidden_size=32,
-        depth=1,
-        num_heads=1,
-        mlp_ratio=1,
-        num_classes=3,
-        device=device,
-    )
+LATENTS = {"image_size": 4, "in_channels": 4, "patch_size": 2, "mlp_ratio": 1, "num_classes": 3}
+
+
+def dit_of_latents(device):
+    return small_dit(**LATENTS, hidden_size=32, num_heads=1, device=device)
 
 
 @pytest.mark.slow
@@ -175,7 +161,7 @@ def small_dit(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.usefixtures("few_frequencies")
 def test_a_dit_in_16_bits(device, precision):
-    compare(small_dit, device, precision=precision)
+    compare(dit_of_latents, device, precision=precision)
 
 
 @exhaustive  # kernels check has the kernels
@@ -186,22 +172,13 @@ def test_blocks_that_one_product_conditions(device, monkeypatch):
     that no sum over the blocks has gone into."""
 
     def build(device):
-        return DiT(
-            image_size=4,
-            in_channels=4,
-            hidden_size=64,
-            depth=2,
-            num_heads=2,
-            mlp_ratio=1,
-            num_classes=3,
-            device=device,
-        )
+        return small_dit(**LATENTS, hidden_size=64, depth=2, device=device)
 
     model, *one = compare(build, device)
     assert [*map(len, model.conditioning_columns()[:1])] == [2]
     monkeypatch.setattr(K, "linear_stack_supports", lambda *_: False)
     assert [*map(len, model.conditioning_columns()[:1])] == [3]
-    each = one_step(filled(build(model.backend)), "fp16", 2)
+    each = one_step(without_zeros(build(model.backend)), "fp16", 2)
     assert one[0] == each[0]
     for name, gradient in one[1].items():
         same = "embedder" not in name or name.startswith("x_embedder")
@@ -217,18 +194,7 @@ def test_blocks_that_one_product_conditions(device, monkeypatch):
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("device", GPU)
 def test_a_unet_in_16_bits(device, precision):
-    compare(
-        lambda device: UNet(
-            image_size=16,
-            model_channels=32,
-            channel_mult=(1, 2),
-            num_res_blocks=1,
-            attention_resolutions=(8,),
-            device=device,
-        ),
-        device,
-        precision=precision,
-    )
+    compare(lambda device: small_unet(**UNET, device=device), device, precision=precision)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -255,7 +221,7 @@ def test_sizes_that_divide_nothing_in_16_bits(device, precision):
 @pytest.mark.parametrize("device", GPU)
 def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
     def step(recomputed=False):
-        model = filled(
+        model = without_zeros(
             UNet(
                 image_size=16,
                 model_channels=64,
@@ -277,62 +243,35 @@ def test_skips_without_copies_give_the_same_bits(device, monkeypatch):
             np.testing.assert_array_equal(others[name], gradient, err_msg=name)
 
 
-def small_unet(device):
-    return UNet(
-        image_size=16,
-        model_channels=32,
-        channel_mult=(1, 2),
-        num_res_blocks=1,
-        attention_resolutions=(8,),
-        use_scale_shift_norm=True,
-        resblock_updown=True,
-        dropout=0.1,
-        device=device,
-    )
+def updown_unet(device):
+    more = {"use_scale_shift_norm": True, "resblock_updown": True, "dropout": 0.1}
+    return small_unet(**UNET, **more, device=device)
 
 
 def convnext_unet(device):
-    return UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1, 2),
-        num_res_blocks=1,
-        attention_resolutions=(4,),
-        block="convnext",
-        device=device,
-    )
+    sizes = {"channel_mult": (1, 2), "attention_resolutions": (4,)}
+    return small_unet(**sizes, block="convnext", device=device)
 
 
 @pytest.mark.parametrize(
-    "build", [small_dit, small_unet, convnext_unet], ids=["dit", "unet", "convnext"]
+    "build", [dit_of_latents, updown_unet, convnext_unet], ids=["dit", "unet", "convnext"]
 )
 def test_bfloat16_on_the_cpu(build):
     compare(build, "cpu", precision="bf16")
 
 
 def test_a_block_of_lightning_dit_in_bfloat16_on_the_cpu():
+    sizes = {**LATENTS, "hidden_size": 32, "depth": 2, "num_heads": 1, "mlp_ratio": 4.0}
+    block = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
     compare(
-        lambda device: DiT(
-            image_size=4,
-            in_channels=4,
-            hidden_size=32,
-            depth=2,
-            num_heads=1,
-            num_classes=3,
-            norm="rms",
-            qk_norm=True,
-            rope=True,
-            mlp="swiglu",
-            shift=False,
-            device=device,
-        ),
+        lambda device: small_dit(**sizes, **block, device=device),
         "cpu",
         precision="bf16",
     )
 
 
 def test_a_copy_and_a_pickle_compute_in_bfloat16():
-    model = filled(small_dit("cpu"))
+    model = without_zeros(small_dit("cpu"))
     compute_in(model, "bf16")
     x, t, y = np.ones((2, 4, 4, 4), np.float32), np.array([3, 5]), np.array([0, 1])
     expected = model.predict(x, t, y)
@@ -345,20 +284,11 @@ def test_a_copy_and_a_pickle_compute_in_bfloat16():
 
 def test_float16_needs_a_gpu():
     with pytest.raises(UsageError, match="use --precision fp32"):
-        UNet(
-            image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, device="cpu"
-        ).compute_in_half()
+        small_unet().compute_in_half()
 
 
 def test_the_copy_follows_what_the_parameters_read():
-    model = DiT(
-        image_size=4,
-        hidden_size=32,
-        depth=1,
-        num_heads=1,
-        num_classes=None,
-        device=EmulatorDevice(),
-    )
+    model = small_dit(image_size=4, num_classes=None, device=EmulatorDevice())
     model.parameters.keep_half()
     weight = model.blocks[0].attn.qkv.weight
     other = upload(np.full(model.parameters.total, 0.1, np.float32), model.backend)

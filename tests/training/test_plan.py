@@ -18,7 +18,6 @@ from numdiff.diffusion import Sampling
 from numdiff.diffusion.sampling_config import SamplingConfig
 from numdiff.distributed.communicator import Alone
 from numdiff.errors import UsageError
-from numdiff.nn import UNet
 from numdiff.training import Trainer, compiling
 from numdiff.training.build import build_dataset, build_model, build_trainer
 from numdiff.training.compiling import PlannedRank, plan_of, plan_sampling
@@ -26,6 +25,7 @@ from numdiff.training.options import resolve
 from numdiff.training.plan import plan_run
 from numdiff.training.previews import Previews
 from tests.conftest import exhaustive, quick
+from tests.models import small_unet
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
@@ -209,13 +209,8 @@ def test_a_trainer_plans_its_own_step():
     """…from what it was made with; what it holds is left alone."""
     options = gpu_options("unet", "tiny")
     dataset = build_dataset(options)
-    model = UNet(
-        image_size=32,
-        model_channels=32,
-        channel_mult=(1, 2),
-        num_res_blocks=1,
-        device=options.device,
-    )
+    sizes = {"image_size": 32, "channel_mult": (1, 2), "attention_resolutions": (16,)}
+    model = small_unet(**sizes, device=options.device)
     trainer = Trainer(model, dataset, batch=8, precision="fp16", ema_halflife=100, clip_norm=1.0)
     options.device.kernels.clear()
     keys = plan_of(trainer, H200)
@@ -228,14 +223,8 @@ def test_a_trainer_plans_its_own_step():
 
 
 def test_samples_are_planned():
-    model = UNet(
-        image_size=16,
-        model_channels=32,
-        channel_mult=(1, 2),
-        num_res_blocks=1,
-        num_classes=3,
-        device=LaunchRecorder(H200),
-    )
+    sizes = {"image_size": 16, "channel_mult": (1, 2), "attention_resolutions": (16, 8)}
+    model = small_unet(**sizes, num_classes=3, device=LaunchRecorder(H200))
     model.compute_in_half()
     model.backend.kernels.clear()
     keys = plan_sampling(model, SamplingConfig(count=5, steps=4, sampler="heun", batch=3))(H200)

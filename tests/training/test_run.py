@@ -15,7 +15,6 @@ import time
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import numdiff
 from numdiff import files, plots
@@ -31,26 +30,14 @@ from numdiff.training.checkpoint import (
 from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 from numdiff.training.run import train
 from numdiff.training.sampling import sample_command
-from numdiff_cli.main import main
+from tests.command import output_of
+from tests.command import run as command
 from tests.conftest import exhaustive, exhaustively, needs
 from tests.distributed.test_distributed import COMMAND
 from tests.forked import forked
+from tests.models import RUN
 
-SMALL = {
-    "device": "cpu",
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "attention_resolutions": (),
-    "num_res_blocks": 1,
-    "batch": 4,
-    "log_every": 2,
-    "sample_every": 0,
-    "sample_count": 4,
-    "sample_steps": 2,
-    "checkpoint_every": 3,
-    "seed": 5,
-}
+SMALL = {**RUN, "log_every": 2, "sample_count": 4, "checkpoint_every": 3, "seed": 5}
 
 
 def run(outdir, steps, resume=None, new_data=False, **more):
@@ -147,10 +134,7 @@ def test_a_run_of_another_objective_is_sampled_converted_and_resumed(tmp_path, o
         ("0", "weights.npz"),
         (str(tmp_path / "weights.npz"), "again.h5"),
     ):
-        result = CliRunner().invoke(
-            main, ["convert", source, str(tmp_path / name), "--outdir", str(tmp_path / "runs")]
-        )
-        assert result.exit_code == 0, result.output
+        output_of("convert", source, tmp_path / name, "--outdir", tmp_path / "runs")
     for name in ("model.h5", "again.h5"):
         again = numdiff.load(tmp_path / name, device="cpu")
         assert again.diffusion == model.diffusion
@@ -312,13 +296,9 @@ def test_a_learning_rate_that_jumps_at_a_resume_is_said_and_can_be_kept(tmp_path
         f"rate      goes from {last:.3g} in step 6 to 0.0005 in step 7, as the cosine now ends at step 12 instead "
         f"of 6; to keep {last:.4g}, stop this and continue with: "
     ) in line
-    command = shlex.split(line.partition("continue with: ")[2])
-    assert command[:3] == ["numdiff", "train", "unet"] and command[4].endswith(
-        "checkpoint-00000006.h5"
-    )
-    result = CliRunner().invoke(main, command[1:])
-    assert result.exit_code == 0, result.output
-    assert "rate  " not in result.output  # as it does not jump
+    advised = line.partition("continue with: numdiff ")[2]
+    assert re.match(r"train unet --resume \S*/checkpoint-00000006\.h5 ", advised)
+    assert "rate  " not in output_of(advised)  # as it does not jump
     rates = [record["learning_rate"] for record in records(folder)]
     np.testing.assert_allclose(rates[3:], last, rtol=1e-3)
     _, lines = run(
@@ -485,36 +465,15 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
 SCRIPT = "-c", COMMAND  # which draws no curve
 
 
+OPTIONS = (
+    "train unet --device cpu --image-size 8 --model-channels 32 --channel-mult 1 "
+    "--attention-resolutions none --num-res-blocks 1 --batch 4 --log-every 1 --sample-every 0 "
+    "--sample-count 0 --checkpoint-every 2 --outdir"
+)
+
+
 def arguments_of(outdir, *more):
-    return [
-        "train",
-        "unet",
-        "--device",
-        "cpu",
-        "--image-size",
-        "8",
-        "--model-channels",
-        "32",
-        "--channel-mult",
-        "1",
-        "--attention-resolutions",
-        "none",
-        "--num-res-blocks",
-        "1",
-        "--batch",
-        "4",
-        "--log-every",
-        "1",
-        "--sample-every",
-        "0",
-        "--sample-count",
-        "0",
-        "--checkpoint-every",
-        "2",
-        "--outdir",
-        str(outdir),
-        *more,
-    ]
+    return [*OPTIONS.split(), str(outdir), *" ".join(more).split()]
 
 
 def start(outdir, *more, after, begin=None, stderr=subprocess.STDOUT):
@@ -539,7 +498,7 @@ def start(outdir, *more, after, begin=None, stderr=subprocess.STDOUT):
 @exhaustive
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
-    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", begin=[sys.executable])
+    process, _ = start(tmp_path, "--steps 5000", after=" 3/5000", begin=[sys.executable])
     check_stopped(process, tmp_path, number, code, 3)
 
 
@@ -555,7 +514,7 @@ def check_stopped(process, outdir, number, code, least):
 
 @exhaustive
 def test_a_terminal_that_is_closed_sends_sighup_twice(tmp_path):
-    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", begin=[sys.executable])
+    process, _ = start(tmp_path, "--steps 5000", after=" 3/5000", begin=[sys.executable])
     for _ in range(3):
         process.send_signal(signal.SIGHUP)
     assert "Traceback" not in process.communicate(timeout=60)[0] and process.returncode == 129
@@ -563,9 +522,7 @@ def test_a_terminal_that_is_closed_sends_sighup_twice(tmp_path):
 
 @exhaustive
 def test_nohup_is_left_alone(tmp_path):
-    process, _ = start(
-        tmp_path, "--steps", "5000", after=" 3/5000", begin=["nohup", sys.executable]
-    )
+    process, _ = start(tmp_path, "--steps 5000", after=" 3/5000", begin=["nohup", sys.executable])
     process.send_signal(signal.SIGHUP)
     assert any(" 9/5000" in line for line in process.stdout)
     process.send_signal(signal.SIGTERM)
@@ -575,7 +532,7 @@ def test_nohup_is_left_alone(tmp_path):
 
 @exhaustive
 def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
-    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", stderr=subprocess.PIPE)
+    process, _ = start(tmp_path, "--steps 5000", after=" 3/5000", stderr=subprocess.PIPE)
     process.stdout.close()
     text = process.stderr.read()
     assert process.wait(60) == 141 and "Traceback" not in text and "Exception ignored" not in text
@@ -592,7 +549,7 @@ def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
 def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            [*forked(), *SCRIPT, *arguments_of(tmp_path, "--steps", "3")],
+            [*forked(), *SCRIPT, *arguments_of(tmp_path, "--steps 3")],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -606,7 +563,7 @@ def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
 def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
     """…from which the run continues, until it is asked to end."""
     rng = np.random.default_rng(0)
-    process, _ = start(tmp_path, "--steps", "5000", after=" 2/5000")
+    process, _ = start(tmp_path, "--steps 5000", after=" 2/5000")
     for _ in range(times):
         time.sleep(rng.uniform(0, 0.2))
         process.kill()
@@ -623,16 +580,16 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
 @pytest.mark.parametrize(
     "arguments, word, code",
     [
-        (["--microbatch", "3"], "--microbatch", 2),
-        (["--resume", "nowhere"], "nowhere", 1),
-        (["--image-size", "17", "--channel-mult", "1,2"], "--image-size", 2),
-        (["--data", "nowhere.h5"], "nowhere.h5", 2),
-        (["--classes", "Nothing"], "Nothing", 2),
-        (["--new-data"], "--new-data needs --resume", 2),
+        ("--microbatch 3", "--microbatch", 2),
+        ("--resume nowhere", "nowhere", 1),
+        ("--image-size 17 --channel-mult 1,2", "--image-size", 2),
+        ("--data nowhere.h5", "nowhere.h5", 2),
+        ("--classes Nothing", "Nothing", 2),
+        ("--new-data", "--new-data needs --resume", 2),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
-    result = CliRunner().invoke(main, arguments_of(tmp_path / "runs", "--steps", "2", *arguments))
+    result = command(OPTIONS, tmp_path / "runs", "--steps 2", arguments)
     assert result.exit_code == code and isinstance(result.exception, SystemExit), result.output
     assert word in result.stderr and not result.stdout
     assert not (tmp_path / "runs").exists()
@@ -640,7 +597,6 @@ def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
 
 def test_an_outdir_that_contradicts_the_resumed_run_is_refused(tmp_path):
     folder, _ = run(tmp_path / "runs", 2, sample_count=0)
-    shared = ["train", "unet", "--steps", "2", "--outdir"]
     for resume, outdir, text in (
         (folder, "elsewhere", "contradict each other, as a run continues in its own folder"),
         (newest_checkpoint(folder), "elsewhere", "contradict each other"),
@@ -648,9 +604,7 @@ def test_an_outdir_that_contradicts_the_resumed_run_is_refused(tmp_path):
         ("0", "runs", "has done its 2 steps"),
         ("0", "elsewhere", "there is no run number 0 in"),
     ):
-        result = CliRunner().invoke(
-            main, [*shared, str(tmp_path / outdir), "--resume", str(resume)]
-        )
+        result = command("train unet --steps 2 --outdir", tmp_path / outdir, "--resume", resume)
         assert result.exit_code in (1, 2) and text in result.output, result.output
     assert os.listdir(tmp_path) == ["runs"] and len(os.listdir(tmp_path / "runs")) == 1
 

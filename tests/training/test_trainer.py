@@ -13,11 +13,11 @@ from numdiff.device.traffic import Readback
 from numdiff.dtypes import bfloat16
 from numdiff.errors import UsageError
 from numdiff.kernels.optimizer import loss_scale
-from numdiff.nn import UNet
 from numdiff.training import Trainer
 from numdiff.training.step import TrainingStep
 from numdiff.training.trainer import NonFiniteError, shares_update
 from tests.conftest import exhaustively, needs, relative_error, where
+from tests.models import small_unet
 from tests.training.toy import Toy
 
 
@@ -26,21 +26,12 @@ def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, model
     if model == "toy":
         model = Toy(image_size=8, width=8, device=device, seed=seed)
     else:
-        small = {"channel_mult": (1,), "attention_resolutions": ()}
         sizes = {
             "unet": {"channel_mult": (1, 2), "attention_resolutions": (4,)},
-            "small": small,
-            "convnext": {**small, "block": "convnext"},
-        }
-        model = UNet(
-            image_size=8,
-            model_channels=32,
-            num_res_blocks=1,
-            device=device,
-            seed=seed,
-            num_classes=num_classes,
-            **sizes[model],
-        )
+            "small": {},
+            "convnext": {"block": "convnext"},
+        }[model]
+        model = small_unet(**sizes, device=device, seed=seed, num_classes=num_classes)
     dataset = FixedImages(images, labels)
     return Trainer(
         model,
@@ -167,16 +158,8 @@ def test_the_averages_decay(given, decay):
 
 
 def test_a_model_that_gives_fewer_channels_is_not_trained():
-    model = UNet(
-        image_size=8,
-        in_channels=3,
-        out_channels=1,
-        model_channels=32,
-        channel_mult=(1,),
-        device="cpu",
-    )
     with pytest.raises(UsageError, match="takes 3 channels and gives 1"):
-        Trainer(model, FixedImages())
+        Trainer(small_unet(out_channels=1), FixedImages())
 
 
 def test_decay_and_half_life_exclude_each_other():

@@ -8,11 +8,11 @@ import numdiff
 from numdiff.errors import UsageError
 from numdiff.extras.convert.models import convert
 from numdiff.extras.convert.unet import guess_unet_options, unet_shapes
-from numdiff.nn import UNet
 from numdiff.training.build import describe_model, model_options
 from numdiff.training.options import resolve
 from numdiff.training.step import Randomness
 from tests.command import run
+from tests.models import small_unet
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,7 @@ def test_such_a_unet_is_trained_resumed_and_sampled_with_guidance(folder):
 
 def test_some_images_lose_their_class_in_training():
     """As many as the option says, those whose counter says so; none without randomness."""
-    model = UNet(
-        image_size=8,
-        model_channels=32,
-        channel_mult=(1,),
-        num_res_blocks=1,
-        num_classes=3,
-        class_dropout=0.5,
-        device="cpu",
-    )
+    model = small_unet(num_classes=3, class_dropout=0.5)
     seen = []
     plain = model.label_emb.forward
     model.label_emb.forward = lambda labels: seen.append(labels) or plain(labels)
@@ -105,14 +97,7 @@ def test_there_and_back(folder, tmp_path, ending):
 def test_a_class_table_of_another_program(tmp_path):
     rng, options = (
         np.random.default_rng(0),
-        UNet(
-            image_size=8,
-            model_channels=32,
-            channel_mult=(1,),
-            num_res_blocks=1,
-            num_classes=4,
-            device="cpu",
-        ).options,
+        small_unet(num_classes=4).options,
     )
     state = {
         name: rng.standard_normal(shape).astype(np.float32)
