@@ -548,29 +548,12 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train unet --batch 0", 2, "--batch"),
     ("train unet --steps many", 2, "--steps"),
     ("train unet --dropout 1", 2, "--dropout"),
-    ("train unet --schedule sigmoid", 2, "--schedule"),
     ("train unet --channel-mult 1,b", 2, "--channel-mult"),
-    ("train unet --preset huge", 2, "--preset"),
-    (
-        "train unet --precision fp16",
-        2,
-        "--precision fp16 needs a GPU; use --precision fp32 on the CPU",
-    ),
-    ("train unet --image-size 30", 2, "--image-size 30 cannot be halved 2 times"),
     (
         "train unet --batch 10 --microbatch 4",
         2,
         "--batch 10 is not divisible by --microbatch 4; use",
     ),
-    ("train unet --model-channels 40", 2, "--model-channels 40 must be a multiple of 32"),
-    (
-        "train unet --attention-resolutions 5",
-        2,
-        "--attention-resolutions 5: the model never has size 5",
-    ),
-    ("train unet --num-head-channels 48", 2, "--num-head-channels 48 does not divide"),
-    ("train unet --learning-rate nan", 2, "--learning-rate nan must be a finite number"),
-    ("train unet --steps 3 --warmup-steps 4", 2, "--warmup-steps 4 is more than --steps 3"),
     ("train unet --outdir {tmp}/file", 1, "there is a file of this name; choose another"),
     ("train unet --data {tmp}/missing.h5", (1, 2), "missing.h5"),
     ("train unet --data {tmp}/file", 1, "file"),
@@ -584,19 +567,6 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train unet --mlp-ratio 2", 2, "--mlp-ratio"),
     ("train dit --channel-mult 1,2", 2, "--channel-mult"),
     ("train dit --model DiT-S/3", 2, "'DiT-S/3' is not one of"),
-    (
-        "train dit --model DiT-S/8 --size 20",
-        2,
-        "--image-size 20 is not divisible by the 8 pixels of a patch; use a "
-        "multiple of 8, such as 16, or patches of 4 or 2.",
-    ),
-    (
-        "train dit --model DiT-Tiny --hidden-size 100",
-        2,
-        "--hidden-size 100 must be a multiple of 4 and of --heads 6; use 96.",
-    ),
-    ("train dit --mlp-ratio 0.001", 2, "--mlp-ratio 0.001 leaves the MLP no channel"),
-    ("train dit --class-dropout 1", 2, "--class-dropout"),
     ("train dit --classes 2", 2, "--num-classes 2: '"),
     (
         "train dit --num-classes 2",
@@ -613,7 +583,6 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train dit --classes 8 --num-classes 2", 2, "has no class '8'"),
     ("train dit --classes 0", 2, "--num-classes 0 must be at least 1"),
     ("train dit --classes 9 --no-class-cond", 2, "--num-classes needs --class-cond"),
-    ("train dit --classes Smileys", 2, "has no class 'Smileys'"),
     ("train dit --channels 4", 2, "--channels 4: the images of"),
     (
         "train dit --class-cond --data {tmp}/plain.h5",
@@ -628,15 +597,10 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ),
     ("train dit --data {tmp}/latents.h5 --size 16", 2, "use image size 8."),
     ("sample {tmp}/nowhere", 1, "does not exist"),
-    ("sample {tmp}/dit.h5 --class 3", 2, "the model has no class '3': use an index from 0 to 2."),
-    ("sample {tmp}/dit.h5 --class=-1", 2, "the model has no class '-1'"),
-    ("sample {tmp}/plain_dit.h5 --cfg-scale 2", 2, "null class"),
     ("sample {tmp}/plain_dit.h5 --class 0", 2, "trained without classes"),
-    ("bench step dit --model DiT-M/2", 2, "--model"),
     ("sample {tmp}/file", 1, "file"),
     ("sample {tmp}/cut.h5", 1, "damaged"),
     ("sample {run}", 1, "no valid checkpoint"),
-    ("sample {run} --count 0", 2, "--count"),
     ("bench step unet --steps 0", 2, "--steps"),
     ("bench step unet --precision fp4", 2, "'fp4' is not one of"),
 ]
@@ -661,21 +625,28 @@ def write_datasets(folder):
         Image.new("RGB", (8, 8)).save(folder / "numbers" / name / "a.png")
 
 
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory):
+    """(a folder with files of all kinds, a run without checkpoints in it)"""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "file").write_text("neither a folder nor a dataset")
+    save_checkpoint(folder / "cut.h5", {"parameters": np.ones(9, np.float32)}, {"step": 1})
+    (folder / "cut.h5").write_bytes((folder / "cut.h5").read_bytes()[:-100])
+    write_datasets(folder)
+    write(folder / "plain_dit.h5", small_dit(num_classes=None))
+    options = {"device": "cpu", "preset": "tiny", "outdir": str(folder / "runs")}
+    return folder, create_run(resolve(options))
+
+
 @pytest.mark.parametrize(
     "arguments, exit_code, message", BAD_INPUT, ids=[a for a, _, _ in BAD_INPUT]
 )
-def test_bad_input(tmp_path, monkeypatch, arguments, exit_code, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("neither a folder nor a dataset")
-    save_checkpoint(tmp_path / "cut.h5", {"parameters": np.ones(9, np.float32)}, {"step": 1})
-    (tmp_path / "cut.h5").write_bytes((tmp_path / "cut.h5").read_bytes()[:-100])
-    write_datasets(tmp_path)
-    write(tmp_path / "dit.h5", small_dit(num_classes=3))
-    write(tmp_path / "plain_dit.h5", small_dit(num_classes=None))
-    run_dir = create_run(resolve({"device": "cpu", "preset": "tiny"}))
+def test_bad_input(bad_files, monkeypatch, arguments, exit_code, message):
+    folder, run_dir = bad_files
+    monkeypatch.chdir(folder)
     if arguments.startswith(("train", "bench")):
         arguments += " --device cpu"
-    result = run(arguments.format(tmp=tmp_path, run=run_dir))
+    result = run(arguments.format(tmp=folder, run=run_dir))
     assert result.exit_code in np.atleast_1d(exit_code)
     assert "Traceback" not in result.output
     last = last_line(result)

@@ -4,8 +4,9 @@ closed form."""
 import numpy as np
 
 from numdiff.device import upload
-from numdiff.diffusion import Diffusion
+from numdiff.diffusion import Diffusion, Sampling, sample
 from numdiff.nn import Tensor
+from tests.training.toy import Toy
 
 STD = 0.15
 MEANS = np.array([-0.5, 0.0, 0.6])
@@ -67,3 +68,16 @@ class GaussianModel:
         if self.learn_sigma:
             answer = np.concatenate([answer, np.zeros_like(answer)], -1)
         return Tensor(upload(answer.astype(np.float32)))
+
+
+def check_devices_agree(engine, **how):
+    """Sampling on an engine gives the CPU's images: planned, in the emulator, and on a GPU from a
+    recorded graph."""
+    how = {"count": 1, "steps": 2, **how}
+    sampling = Sampling(Toy(8, width=4, device=engine.device), **how)
+    if not engine.computes:
+        sampling.rehearse()
+        return
+    ((_, made),) = sampling.batches()
+    difference = made.astype(int) - sample(Toy(8, width=4, device="cpu"), **how)
+    assert np.abs(difference).max() <= 1

@@ -18,7 +18,8 @@ from numdiff.errors import UsageError
 from numdiff.nn import Tensor
 from tests.conftest import exhaustively, on
 from tests.diffusion.stub import MEANS, STD, GaussianModel
-from tests.nn.test_tape import tiny
+from tests.models import with_random_weights
+from tests.nn.steps import unet
 
 STOCHASTIC = [
     ("ddpm", {}),
@@ -165,8 +166,7 @@ def test_samplers_ask_at_rescaled_timesteps():
 
 def test_predict_rescales_timesteps(rng):
     """A model that sees t · 0.25 answers at 400 what it answers at 100 without."""
-    model = tiny()
-    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    model = with_random_weights(unet(), 0.1)
     x = rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
     plain = model.predict(x, [100, 200])
     model.diffusion = {"steps": 4000, "timestep_scale": 0.25}
@@ -298,8 +298,7 @@ def test_learned_variance_is_used(variance):
 
 @pytest.mark.parametrize("name, options", STOCHASTIC + DETERMINISTIC)
 def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng, name, options):
-    model = tiny()
-    model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
+    model = with_random_weights(unet(), 0.05)
     together = sample(model, count=5, steps=3, sampler=name, seed=10, batch=5, **options)
     apart = sample(model, count=3, steps=3, sampler=name, seed=12, batch=2, **options)
     assert together.shape == (5, 8, 8, 3) and together.dtype == np.uint8
@@ -312,14 +311,13 @@ def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng, name, options):
 )
 @on("cuda")
 def test_a_gpu_makes_the_images_of_the_cpu(engine, name, options):
-    model = tiny(device=engine.backend, learn_sigma=options.get("learn_sigma", False))
+    model = unet(device=engine.backend, learn_sigma=options.get("learn_sigma", False))
     options = {k: v for k, v in options.items() if k != "learn_sigma"}
-    flat = 0.05 * np.random.default_rng(0).standard_normal(model.parameters.total)
-    model.parameters.load_flat(flat)
-    images = sample(model, count=3, steps=3, sampler=name, batch=2, **options)
-    on_cpu = tiny(learn_sigma=model.options["learn_sigma"])
-    on_cpu.parameters.load_flat(flat)
-    wanted = sample(on_cpu, count=3, steps=3, sampler=name, batch=2, **options)
+    on_cpu = unet(learn_sigma=model.options["learn_sigma"])
+    images, wanted = (
+        sample(with_random_weights(each), 3, 3, sampler=name, batch=2, **options)
+        for each in (model, on_cpu)
+    )
     assert np.abs(images.astype(int) - wanted).max() <= 2
 
 
@@ -456,12 +454,12 @@ def test_bad_sampling_options_are_refused(options, message):
 
 
 def test_guidance_needs_a_null_class():
-    for model, why in ((GaussianModel(null=False), "class dropout"), (tiny(), "without classes")):
+    for model, why in ((GaussianModel(null=False), "class dropout"), (unet(), "without classes")):
         with pytest.raises(UsageError, match=f"guidance needs a model with a null class.*{why}"):
             Sampling(model, cfg_scale=2.0)
         Sampling(model, cfg_scale=1.0)
     with pytest.raises(UsageError, match="without classes"):
-        Sampling(tiny(), y=[1])
+        Sampling(unet(), y=[1])
 
 
 def test_timesteps_of_the_process_are_checked_on_the_host():
@@ -506,7 +504,7 @@ def test_the_weight_of_the_variational_bound(rng):
 
 def test_a_model_that_gives_fewer_channels_than_it_takes_is_not_sampled():
     with pytest.raises(UsageError, match="takes 6 channels and gives 3: .* super-resolution"):
-        sample(tiny(in_channels=6, out_channels=3), 1, 1)
+        sample(unet(in_channels=6, out_channels=3), 1, 1)
 
 
 def test_a_sampling_takes_a_configuration():

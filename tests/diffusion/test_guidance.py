@@ -13,10 +13,11 @@ from numdiff.diffusion.sampling_config import SamplingConfig
 from numdiff.errors import UsageError
 from numdiff.kernels.diffusion.sampler import weighted_sum
 from numdiff.kernels.embedding import embedding_forward
-from numdiff.nn import DiT, Tensor, UNet
+from numdiff.nn import Tensor
 from numdiff.training.compiling import plan_sampling
 from tests.device.recording import RecordingDevice
 from tests.diffusion.stub import MEANS, STD, GaussianModel
+from tests.models import small_dit, small_unet, with_random_weights
 from tests.training.test_plan import H200
 
 PATHS = [
@@ -97,8 +98,8 @@ def test_the_upper_end_belongs_to_the_interval_and_the_lower_one_does_not():
 
 
 @pytest.mark.parametrize("name", ["ddpm", "heun", "dpm++2m"])
-def test_an_interval_of_all_levels_is_none_and_the_bits_outside_are_those_of_no_guidance(rng, name):
-    model = dit("cpu", rng)
+def test_an_interval_of_all_levels_is_none_and_the_bits_outside_are_those_of_no_guidance(name):
+    model = dit()
     how = {"count": 3, "steps": 4, "sampler": name, "batch": 2, "clip": False}
     wanted = sample(model, cfg_scale=3.0, **how)
     np.testing.assert_array_equal(
@@ -206,63 +207,24 @@ def test_inpainting_with_a_guide_keeps_what_is_known():
     assert images[:, :, 4:].mean() - 1 == pytest.approx(-0.5 + 0.2 - 2 * 0.2, abs=0.1)
 
 
-def filled(model, rng):
-    model.load_arrays(
-        {
-            name: 0.1 * rng.standard_normal(array.shape).astype(np.float32)
-            for name, array in model.arrays().items()
-        }
-    )
-    return model
+LATENTS = {"image_size": 4, "in_channels": 4}
 
 
-def dit(device, rng, **options):
-    return filled(
-        DiT(
-            **{
-                "image_size": 4,
-                "in_channels": 4,
-                "patch_size": 2,
-                "hidden_size": 16,
-                "depth": 2,
-                "num_heads": 1,
-                "num_classes": 3,
-                "device": device,
-                "seed": 1,
-                **options,
-            }
-        ),
-        rng,
-    )
+def dit(**options):
+    sizes = {**LATENTS, "patch_size": 2, "hidden_size": 16, "depth": 2, "num_classes": 3}
+    return with_random_weights(small_dit(**{**sizes, **options}), 0.1)
 
 
-def small_unet(device, rng, **options):
-    return filled(
-        UNet(
-            **{
-                "image_size": 4,
-                "in_channels": 4,
-                "model_channels": 8,
-                "channel_mult": (1,),
-                "num_res_blocks": 1,
-                "groups": 2,
-                "num_heads": 1,
-                "num_head_channels": -1,
-                "attention_resolutions": (),
-                "device": device,
-                "seed": 1,
-                **options,
-            }
-        ),
-        rng,
-    )
+def unet(**options):
+    sizes = {**LATENTS, "model_channels": 8, "groups": 2, "num_head_channels": 8}
+    return with_random_weights(small_unet(**{**sizes, **options}), 0.1)
 
 
 @pytest.mark.parametrize("with_guide", [False, True], ids=["cfg", "autoguidance"])
-def test_an_image_follows_from_its_seed_alone(rng, with_guide):
-    model = dit("cpu", rng)
+def test_an_image_follows_from_its_seed_alone(with_guide):
+    model = dit()
     how = {"steps": 4, "sampler": "heun", "cfg_interval": (0.5, 30.0), "y": 1}
-    how |= {"guide": small_unet("cpu", rng, num_classes=3)} if with_guide else {"cfg_scale": 3.0}
+    how |= {"guide": unet(num_classes=3)} if with_guide else {"cfg_scale": 3.0}
     together = sample(model, 5, seed=10, batch=5, **how)
     np.testing.assert_array_equal(sample(model, 3, seed=12, batch=2, **how), together[2:])
 
@@ -315,10 +277,10 @@ def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, with_guide):
     assert np.isfinite(seen[0]).all() and not np.array_equal(seen[0], seen[2])
 
 
-def test_the_guide_counts_in_what_fits(rng):
+def test_the_guide_counts_in_what_fits():
     model, guide = (
-        dit("cpu", rng, image_size=16),
-        small_unet("cpu", rng, image_size=16, model_channels=64),
+        dit(image_size=16),
+        unet(image_size=16, model_channels=64),
     )
 
     class Gpu:
@@ -335,8 +297,8 @@ def test_the_guide_counts_in_what_fits(rng):
     assert guided > alone + 500 * 16 * 16 * 64 * 4
 
 
-def test_the_guides_kernels_are_planned(rng):
-    model, guide = dit("cpu", rng), small_unet("cpu", rng)
+def test_the_guides_kernels_are_planned():
+    model, guide = dit(), unet()
     names = [
         {key.name for key in plan_sampling(model, SamplingConfig(count=2, steps=3, **how))(H200)}
         for how in ({}, {"guide": guide})

@@ -7,9 +7,8 @@ from numdiff.diffusion import Diffusion, Sampling, sample
 from numdiff.diffusion.inversion import check_invert, inverted
 from numdiff.diffusion.plan import SamplerPlan
 from numdiff.errors import UsageError
-from tests.diffusion.stub import MEANS, STD, GaussianModel
+from tests.diffusion.stub import MEANS, STD, GaussianModel, check_devices_agree
 from tests.models import small_unet
-from tests.training.toy import Toy
 
 KINDS = (
     {"prediction": "eps"},
@@ -104,16 +103,8 @@ def test_evaluations_are_counted(pictures):
 
 
 def test_devices_agree(rng, engine):
-    """Planned, in the emulator, and on a GPU from a recorded graph."""
     pictures = rng.uniform(-1, 1, (1, 8, 8, 3)).astype(np.float32)
-    how = {"count": 1, "steps": 2, "invert": pictures}
-    sampling = Sampling(Toy(8, width=4, device=engine.device), **how)
-    if not engine.computes:
-        sampling.rehearse()
-        return
-    ((_, made),) = sampling.batches()
-    difference = made.astype(int) - sample(Toy(8, width=4, device="cpu"), **how)
-    assert np.abs(difference).max() <= 1
+    check_devices_agree(engine, invert=pictures)
 
 
 def test_what_cannot_be_is_refused(pictures):

@@ -14,7 +14,7 @@ from numdiff.errors import UsageError
 from numdiff.nn import Tape, Tensor
 from tests.conftest import on, unchecked
 from tests.diffusion.stub import GaussianModel
-from tests.nn.test_tape import tiny
+from tests.nn.steps import unet
 
 OBJECTIVES = [
     {"path": "linear"},
@@ -255,7 +255,7 @@ def test_refused(objective, sentence):
 
 def test_predict_takes_the_paths_own_levels(rng):
     """t in (0, 1) of the linear path, sigma of EDM's, which the model receives as log(sigma) / 4."""
-    model = tiny()
+    model = unet()
     model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
     x = rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
     plain = model.predict(x, [500, 250])

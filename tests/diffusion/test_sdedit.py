@@ -6,15 +6,13 @@ import pytest
 from numdiff.diffusion import SAMPLERS, Diffusion, Sampling, sample
 from numdiff.diffusion.run import SamplerRun
 from numdiff.errors import UsageError
-from numdiff.nn import UNet
-from tests.training.toy import Toy
-
-SMALL = {"image_size": 8, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1}
+from tests.diffusion.stub import check_devices_agree
+from tests.models import small_unet
 
 
 @pytest.fixture
 def model():
-    model = UNet(**SMALL, device="cpu", seed=4)
+    model = small_unet(seed=4)
     model.diffusion = Diffusion(steps=100).options
     return model
 
@@ -71,15 +69,7 @@ def test_more_strength_changes_more(model, image):
 
 
 def test_devices_agree(image, engine):
-    """Planned, in the emulator, and on a GPU from a recorded graph."""
-    how = {"count": 1, "steps": 2, "init": image, "strength": 0.5}
-    sampling = Sampling(Toy(8, width=4, device=engine.device), **how)
-    if not engine.computes:
-        sampling.rehearse()
-        return
-    ((_, made),) = sampling.batches()
-    difference = made.astype(int) - sample(Toy(8, width=4, device="cpu"), **how)
-    assert np.abs(difference).max() <= 1
+    check_devices_agree(engine, init=image, strength=0.5)
 
 
 def test_what_cannot_be_is_refused(model, image):

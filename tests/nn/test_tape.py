@@ -9,14 +9,15 @@ from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.extras.convnext import depthwise
 from numdiff.extras.convnext.block import DepthwiseConv2d, LayerScale
-from numdiff.nn import Tape, Tensor, UNet, slots
+from numdiff.nn import Tape, Tensor, slots
 from numdiff.nn import functional as F
 from numdiff.nn.layers import LayerNorm, Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.parameter import Parameter
 from numdiff.nn.recording import check_finite
 from tests.conftest import exhaustive, numerical_gradient, on, relative_error
-from tests.models import small_unet
+from tests.models import small_unet, with_random_weights
+from tests.nn.steps import unet
 
 
 def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
@@ -143,7 +144,7 @@ def test_a_tape_is_played_once_and_only_from_what_it_holds():
 
 
 def test_check_finite_names_the_module_and_the_operation():
-    model = tiny()
+    model = unet()
     weights = model.arrays()
     weights["middle_block.0.in_layers.2.weight"][0] = np.inf
     model.load_arrays(weights)
@@ -221,23 +222,8 @@ def test_check_finite_looks_at_both_of_a_pair():
         check_finite(pair, "pair")
 
 
-def tiny(**options):
-    return UNet(
-        **{
-            "image_size": 8,
-            "model_channels": 32,
-            "channel_mult": (1, 2),
-            "num_res_blocks": 1,
-            "attention_resolutions": (4,),
-            "device": "cpu",
-            **options,
-        }
-    )
-
-
 def test_parameter_gradients_accumulate_over_two_backwards(rng):
-    model = tiny()
-    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    model = with_random_weights(unet(), 0.1)
     x, g = rng.standard_normal((2, 2, 8, 8, 3)).astype(np.float32)
     t = np.array([3, 500], np.int32)
 

@@ -12,6 +12,7 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.threads import PerThread, ThreadStack, kept
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
+from tests.models import with_random_weights
 from tests.nn.steps import unet
 from tests.training.test_trainer import losses, make
 
@@ -53,8 +54,7 @@ def backward(model, x, steps, recompute=False):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_two_tapes_in_two_threads_give_the_gradients_of_one(rng, recompute):
-    one = unet()
-    one.parameters.load_flat(0.1 * rng.standard_normal(one.parameters.total))
+    one = with_random_weights(unet(), 0.1)
     if recompute:
         one.recompute_blocks()
     models, x = [one, copy.deepcopy(one)], rng.standard_normal((2, 2, 8, 8, 3)).astype(np.float32)
@@ -67,8 +67,7 @@ def test_two_tapes_in_two_threads_give_the_gradients_of_one(rng, recompute):
 
 
 def test_two_threads_may_differentiate_one_model_in_its_input(rng):
-    model = unet()
-    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    model = with_random_weights(unet(), 0.1)
     x = rng.standard_normal((2, 1, 8, 8, 3)).astype(np.float32)
     expected = [backward(model, part, 4)()[0] for part in x]
     np.testing.assert_array_equal(

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import DiT, Tensor, UNet
+from numdiff.nn import Tensor, UNet
 from numdiff.nn.flops import forward_flops, total
 from numdiff.sizes import sides
-from tests.nn.test_tape import tiny
+from tests.models import small_dit, with_random_weights
+from tests.nn.steps import unet
 
 
 def test_the_seeds_model_has_exactly_its_parameters():
@@ -15,7 +16,7 @@ def test_the_seeds_model_has_exactly_its_parameters():
 
 
 def test_parameters_are_aligned_views_of_one_buffer():
-    model = tiny()
+    model = unet()
     assert all(entry["offset"] % 64 == 0 for entry in model.parameters.index)
     model.parameters.data.fill(7)
     assert all((a == 7).all() for a in model.arrays().values())
@@ -44,8 +45,7 @@ def test_parameters_are_aligned_views_of_one_buffer():
     ],
 )
 def test_every_option_runs_and_keeps_its_shape(rng, options):
-    model = tiny(**options)
-    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    model = with_random_weights(unet(**options), 0.1)
     channels = options.get("in_channels", 3)
     y = np.array([0, 3]) if "num_classes" in options else None
     size = sides(model.image_size)
@@ -60,8 +60,7 @@ def test_every_option_runs_and_keeps_its_shape(rng, options):
 
 
 def test_an_image_does_not_depend_on_its_batch(rng):
-    model = tiny()
-    model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
+    model = with_random_weights(unet(), 0.1)
     x = rng.standard_normal((3, 8, 8, 3)).astype(np.float32)
     together = model.predict(x, [1, 2, 3])
     alone = model.predict(x[1:2], [2])
@@ -69,7 +68,7 @@ def test_an_image_does_not_depend_on_its_batch(rng):
 
 
 def test_initial_weights_depend_on_the_seed_alone():
-    a, b, c = tiny(seed=1), tiny(seed=1), tiny(seed=2)
+    a, b, c = unet(seed=1), unet(seed=1), unet(seed=2)
     np.testing.assert_array_equal(a.parameters.data, b.parameters.data)
     assert not np.array_equal(a.parameters.data, c.parameters.data)
 
@@ -86,15 +85,15 @@ def test_initial_weights_depend_on_the_seed_alone():
 )
 def test_options_that_cannot_be_laid_out_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        tiny(**options)
+        unet(**options)
 
 
 def test_wrong_inputs_are_named():
-    model = tiny()
+    model = unet()
     with pytest.raises(UsageError, match="has no classes"):
         model.predict(np.zeros((1, 8, 8, 3)), 0, 1)
     with pytest.raises(UsageError, match="has classes"):
-        tiny(num_classes=2).predict(np.zeros((1, 8, 8, 3)), 0)
+        unet(num_classes=2).predict(np.zeros((1, 8, 8, 3)), 0)
     with pytest.raises(UsageError, match="shape"):
         model.predict(np.zeros((1, 9, 8, 3)), 0)
     arrays = model.arrays()
@@ -112,7 +111,7 @@ def test_wrong_inputs_are_named():
 
 
 def test_predict_refuses_classes_and_timesteps_that_do_not_fit():
-    model = tiny(num_classes=2)
+    model = unet(num_classes=2)
     x = np.zeros((2, model.image_size, model.image_size, model.in_channels))
     with pytest.raises(UsageError, match="classes 0 to 1"):
         model.predict(x, 0, [0, 2])
@@ -124,31 +123,7 @@ def test_predict_refuses_classes_and_timesteps_that_do_not_fit():
 
 
 def random_model(kind):
-    model = (
-        UNet(
-            image_size=8,
-            model_channels=32,
-            channel_mult=(1, 2),
-            num_res_blocks=1,
-            num_classes=3,
-            device="cpu",
-        )
-        if kind == "unet"
-        else DiT(
-            image_size=8,
-            in_channels=3,
-            patch_size=4,
-            hidden_size=32,
-            depth=2,
-            num_heads=2,
-            num_classes=3,
-            device="cpu",
-        )
-    )
-    model.parameters.load_flat(
-        0.1 * np.random.default_rng(1).standard_normal(model.parameters.total)
-    )
-    return model
+    return with_random_weights((unet if kind == "unet" else small_dit)(num_classes=3), 0.1)
 
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
@@ -198,7 +173,7 @@ def test_a_seed_is_a_whole_number():
 def test_convnext_blocks_by_hand(rng):
     """FLOPs and parameters of one block, and what it computes, in NumPy."""
     C, size = 16, 8
-    model = tiny(
+    model = unet(
         block="convnext", channel_mult=(1, 2), model_channels=C, groups=4, num_head_channels=-1
     )
     block = model.input_blocks[1][0]
@@ -250,4 +225,4 @@ def test_convnext_blocks_by_hand(rng):
 )
 def test_blocks_that_do_not_fit_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        tiny(**options)
+        unet(**options)

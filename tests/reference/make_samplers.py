@@ -52,13 +52,19 @@ def ddim(eta=0.0):
     return x
 
 
-def edm(second_order, s_churn=0.0, s_tmin=0.0, s_tmax=np.inf, s_noise=1.0):
+def churned(x, i, s_churn=0.0, s_tmin=0.0, s_tmax=np.inf, s_noise=1.0):
+    """(x with more noise, its level): the first half of a step of EDM's algorithm 2."""
+    N = len(SIGMAS) - 1
+    gamma = min(s_churn / N, np.sqrt(2) - 1) if s_tmin <= SIGMAS[i] <= s_tmax else 0
+    raised = SIGMAS[i] + gamma * SIGMAS[i]
+    return x + np.sqrt(raised**2 - SIGMAS[i] ** 2) * s_noise * noise(i), raised
+
+
+def edm(second_order, **churn):
     """Karras et al. 2022 (arXiv:2206.00364), algorithm 2."""
-    x, N = start(), len(SIGMAS) - 1
-    for i in range(N):
-        gamma = min(s_churn / N, np.sqrt(2) - 1) if s_tmin <= SIGMAS[i] <= s_tmax else 0
-        raised = SIGMAS[i] + gamma * SIGMAS[i]
-        x_hat = x + np.sqrt(raised**2 - SIGMAS[i] ** 2) * s_noise * noise(i)
+    x = start()
+    for i in range(len(SIGMAS) - 1):
+        x_hat, raised = churned(x, i, **churn)
         d = (x_hat - estimate(x_hat, raised)) / raised
         x = x_hat + (SIGMAS[i + 1] - raised) * d
         if second_order and SIGMAS[i + 1] > 0:
@@ -93,7 +99,7 @@ def dpm_solver():
         x = sigmas[i] / sigmas[i - 1] * x - alphas[i] * np.expm1(-h) * D
 
 
-def flow(stochastic):
+def flow(stochastic, **churn):
     """Ma et al. 2024 (SiT, arXiv:2401.08740), eq. 2 and 4 with w = 2 (1 - τ), τ from noise to the
     image: by Heun's method (JiT, arXiv:2511.13720: the last step is Euler's), or Euler-Maruyama's,
     whose last step gives x_0."""
@@ -105,6 +111,9 @@ def flow(stochastic):
 
     x = times[0] * start()
     for i, (now, then) in enumerate(zip(times, times[1:], strict=False)):
+        x_hat, sigma = churned(x / now, i, **churn)
+        now = 1 / (1 + sigma)
+        x = now * x_hat
         v, h = velocity(x, now), then - now
         if then == 1:
             return x + h * v
@@ -120,7 +129,7 @@ MADE = {
     "ddim": ddim,
     "euler": lambda **how: edm(False, **how),
     "heun": lambda **how: edm(True, **how),
-    "heun_in_time": lambda: flow(False),
+    "heun_in_time": lambda **how: flow(False, **how),
     "euler_maruyama": lambda: flow(True),
     "euler_ancestral": ancestral,
     "dpm_solver_pp_2m": dpm_solver,

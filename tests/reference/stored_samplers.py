@@ -21,6 +21,7 @@ CASES = {  # name -> (function of numdiff.diffusion.samplers, its settings)
     "heun": ("heun", {}),
     "heun_churn": ("heun", CHURN),
     "heun_in_time": ("heun_in_time", {}),
+    "heun_in_time_churn": ("heun_in_time", CHURN),
     "euler_ancestral": ("euler_ancestral", {"eta": 0.7}),
     "dpm_solver_pp_2m": ("dpm_solver_pp_2m", {}),
     "euler_maruyama": ("euler_maruyama", {}),

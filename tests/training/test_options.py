@@ -28,6 +28,18 @@ def resolve_cpu(**given):
     return resolve({"device": "cpu", **given})
 
 
+def expect(options, **values):
+    """These settings have these values."""
+    assert {name: getattr(options, name) for name in values} == values
+
+
+def refuse(sentence, **given):
+    """A run with these options is refused, in one sentence."""
+    with pytest.raises(UsageError, match=sentence) as caught:
+        resolve_cpu(**given)
+    assert "\n" not in str(caught.value)
+
+
 def pretend_gpu(monkeypatch, capability):
     monkeypatch.setattr(numdiff.device, "why_no_gpu", lambda: None)
     monkeypatch.setattr(options_module, "gpu_capability", lambda: capability)
@@ -35,30 +47,22 @@ def pretend_gpu(monkeypatch, capability):
 
 def test_default_preset_follows_the_device(monkeypatch):
     monkeypatch.setattr(numdiff.device, "why_no_gpu", lambda: "there is none")
-    assert (resolve({}).preset, resolve({}).device) == ("tiny", "cpu")
+    expect(resolve({}), preset="tiny", device="cpu")
     assert resolve({"preset": "unet64"}).model_channels == 64
     with pytest.raises(
         UsageError, match="--device cuda: no GPU can be used .there is none.; use --device cpu"
     ):
         resolve({"device": "cuda"})
     pretend_gpu(monkeypatch, (9, 0))
-    assert (resolve({}).preset, resolve({}).device) == ("unet64", "cuda")
-    assert (resolve_cpu().preset, resolve_cpu().device) == ("tiny", "cpu")
+    expect(resolve({}), preset="unet64", device="cuda")
+    expect(resolve_cpu(), preset="tiny", device="cpu")
 
 
 def test_the_seeds_model():
     options = resolve_cpu(preset="unet64")
-    assert (options.model_channels, options.channel_mult, options.num_res_blocks) == (
-        64,
-        (1, 2, 3, 4),
-        2,
-    )
-    assert (options.attention_resolutions, options.num_head_channels, options.conv_resample) == (
-        (16, 8),
-        32,
-        False,
-    )
-    assert (options.batch, options.image_size, options.class_cond) == (32, 64, False)
+    expect(options, model_channels=64, channel_mult=(1, 2, 3, 4), num_res_blocks=2)
+    expect(options, attention_resolutions=(16, 8), num_head_channels=32, conv_resample=False)
+    expect(options, batch=32, image_size=64, class_cond=False)
 
 
 def test_presets_name_settings_and_are_valid():
@@ -78,31 +82,22 @@ def test_the_presets_class_is_the_emoji_sets_alone():
 
 def test_a_dit_of_emoji_has_classes_and_other_data_have_their_own():
     tiny = resolve_cpu(model="dit")
-    assert (tiny.preset, tiny.architecture, tiny.class_cond, tiny.learn_sigma, tiny.flip) == (
-        "tiny",
-        "LightningDiT-Tiny/2",
-        True,
-        False,
-        True,
+    expect(
+        tiny,
+        preset="tiny",
+        architecture="LightningDiT-Tiny/2",
+        class_cond=True,
+        learn_sigma=False,
+        flip=True,
     )
     assert len(tiny.classes) == 3 and tiny.sample_count % 3 == 0  # a whole row of each in the grid
     assert resolve_cpu(model="dit", num_classes=9).classes is None
     mine = resolve_cpu(model="dit", data="mine.h5")
     # latents do not mirror
-    assert (mine.classes, mine.flip, mine.class_cond) == (None, False, True)
+    expect(mine, classes=None, flip=False, class_cond=True)
     large = resolve_cpu(model="dit", preset="small64")
-    assert (large.classes, large.learn_sigma, large.hidden_size, large.patch_size) == (
-        None,
-        False,
-        384,
-        4,
-    )
-    assert (large.path, large.prediction, large.qk_norm, large.shift) == (
-        "linear",
-        "flow",
-        True,
-        False,
-    )
+    expect(large, classes=None, learn_sigma=False, hidden_size=384, patch_size=4)
+    expect(large, path="linear", prediction="flow", qk_norm=True, shift=False)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,7 @@ def test_a_dit_of_emoji_has_classes_and_other_data_have_their_own():
 )
 def test_what_only_whole_timesteps_have_leaves_the_path_of_a_preset(given):
     options = resolve_cpu(model="dit", preset="small64", **given)
-    assert (options.path, options.prediction, options.loss) == ("discrete", "v", None)
+    expect(options, path="discrete", prediction="v", loss=None)
     assert options.learn_sigma == (given.keys() <= {"architecture", "learn_sigma"})
     assert options.qk_norm == ("architecture" not in given)
 
@@ -126,23 +121,15 @@ def test_a_lightningdit_has_its_block_and_each_part_of_it_can_be_chosen():
     options = resolve_cpu(model="dit", architecture="LightningDiT-B/1", data="latents.h5")
     # as it was published
     block = {"norm": "rms", "qk_norm": False, "rope": True, "mlp": "swiglu", "shift": True}
-    assert {
-        name: getattr(options, name) for name in block
-    } == block and options.learn_sigma is False
-    assert (options.hidden_size, options.depth, options.patch_size) == (768, 12, 1)
+    expect(options, **block, learn_sigma=False)
+    expect(options, hidden_size=768, depth=12, patch_size=1)
     changed = {"norm": "layer", "qk_norm": True, "rope": False, "mlp": "gelu", "shift": False}
     options = resolve_cpu(
         model="dit", architecture="LightningDiT-B/1", data="latents.h5", **changed
     )
-    assert {name: getattr(options, name) for name in changed} == changed
+    expect(options, **changed)
     options = resolve_cpu(model="dit", architecture="DiT-Tiny", rope=True)
-    assert (options.norm, options.qk_norm, options.rope, options.mlp, options.shift) == (
-        "layer",
-        False,
-        True,
-        "gelu",
-        True,
-    )
+    expect(options, norm="layer", qk_norm=False, rope=True, mlp="gelu", shift=True)
 
 
 def test_a_dits_run_from_before_it_had_other_blocks_is_what_it_was():
@@ -201,13 +188,12 @@ def test_a_dits_run_from_before_it_had_other_blocks_is_what_it_was():
     ],
 )
 def test_a_dit_that_cannot_be_is_refused(given, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        resolve_cpu(model="dit", **{"architecture": "DiT-Tiny", **given})
+    refuse(sentence, model="dit", **{"architecture": "DiT-Tiny", **given})
 
 
 def test_the_user_wins_over_the_preset():
     options = resolve_cpu(batch=8, channel_mult=[1, 3], data=None)
-    assert (options.batch, options.channel_mult, options.data) == (8, (1, 3), None)
+    expect(options, batch=8, channel_mult=(1, 3), data=None)
 
 
 def test_what_follows_from_another_setting():
@@ -233,8 +219,8 @@ def test_what_follows_from_another_setting():
 )
 def test_the_size_chooses_the_unet(given, levels, attention, batch, steps):
     options = resolve_cpu(preset="unet64", **given)
-    assert (options.channel_mult, options.attention_resolutions) == (levels, attention)
-    assert (options.batch, options.steps) == (batch, steps)
+    expect(options, channel_mult=levels, attention_resolutions=attention)
+    expect(options, batch=batch, steps=steps)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +271,10 @@ def test_a_run_is_no_folder_of_pictures(tmp_path):
     resolve_cpu(data=str(tmp_path))
     for name in ("options.json", "stats.jsonl"):
         (tmp_path / name).touch()
-    with pytest.raises(
-        UsageError,
-        match="is the folder of a run, whose pictures are samples .* and the run as --init",
-    ):
-        resolve_cpu(data=str(tmp_path))
+    refuse(
+        "is the folder of a run, whose pictures are samples .* and the run as --init",
+        data=str(tmp_path),
+    )
 
 
 def test_options_files_that_cannot_be_used(tmp_path):
@@ -454,9 +439,7 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ],
 )
 def test_refused(given, sentence):
-    with pytest.raises(UsageError, match=sentence) as caught:
-        resolve_cpu(**given)
-    assert "\n" not in str(caught.value)
+    refuse(sentence, **given)
 
 
 def test_a_path_brings_what_it_predicts_and_learns_no_variance():
@@ -532,23 +515,20 @@ def test_a_presets_path_is_one_choice(model, given, expected):
     """None of it is left where other settings ask for another path; a loss goes with its
     prediction."""
     options = resolve_cpu(model=model, **given)
-    assert {name: getattr(options, name) for name in expected} == expected
-    assert {name: getattr(options, name) for name in given} == given
+    expect(options, **expected)
+    expect(options, **given)
 
 
 def test_a_dit_that_learns_a_variance_by_default_has_whole_timesteps():
     given = {"model": "dit", "architecture": "DiT-S/4"}
-    assert (resolve_cpu(**given).path, resolve_cpu(**given).learn_sigma) == ("discrete", True)
+    expect(resolve_cpu(**given), path="discrete", learn_sigma=True)
     assert resolve_cpu(**given, learn_sigma=False).path == "linear"
     assert resolve_cpu(model="dit", architecture="LightningDiT-S/2").path == "linear"
 
 
 def test_a_presets_learning_rate_is_of_its_optimizer():
     for model, muon, adamw in (("unet", 2e-3, 1e-3), ("dit", 4e-3, 2e-3)):
-        assert (resolve_cpu(model=model).optimizer, resolve_cpu(model=model).learning_rate) == (
-            "muon",
-            muon,
-        )
+        expect(resolve_cpu(model=model), optimizer="muon", learning_rate=muon)
         assert resolve_cpu(model=model, optimizer="adamw").learning_rate == adamw
         assert resolve_cpu(model=model, optimizer="muon").learning_rate == muon
         assert resolve_cpu(model=model, optimizer="adamw", learning_rate=3e-4).learning_rate == 3e-4
@@ -582,12 +562,7 @@ def test_wrong_values_are_told_before_the_gpu_is_looked_for(monkeypatch):
 def test_resume_changes_what_it_may():
     saved = resolve_cpu(steps=10, lr_schedule="constant")
     longer = resolve_resumed(saved, {"steps": 20, "keep": 5, "batch": saved.batch, "data": None})
-    assert (longer.steps, longer.keep, longer.batch, longer.warmup_steps) == (
-        20,
-        5,
-        saved.batch,
-        saved.warmup_steps,
-    )
+    expect(longer, steps=20, keep=5, batch=saved.batch, warmup_steps=saved.warmup_steps)
     assert saved.steps == 10
     for given in (
         {"batch": 3},
@@ -617,50 +592,42 @@ def test_one_of_decay_and_half_life_follows_from_the_other():
     assert options.ema_decay == 0.9999 and 0.5 ** (32 / options.ema_halflife) == pytest.approx(
         0.9999, rel=1e-12
     )
-    assert (resolve_cpu().ema_decay, resolve_cpu().ema_halflife, resolve_cpu().ema_warmup) == (
-        None,
-        800.0,
-        True,
-    )
+    expect(resolve_cpu(), ema_decay=None, ema_halflife=800.0, ema_warmup=True)
     assert resolve_cpu(ema_decay=0.0).ema_halflife == 0
-    with pytest.raises(UsageError, match="--ema-decay and --ema-halflife exclude each other"):
-        resolve_cpu(ema_decay=0.9, ema_halflife=800.0)
+    refuse("--ema-decay and --ema-halflife exclude each other", ema_decay=0.9, ema_halflife=800.0)
     for name in ("ema_decay", "ema_halflife"):
-        with pytest.raises(
-            UsageError,
-            match=f"^--no-ema-warmup is of the averaged .* and {flag(name)} 0 keeps none",
-        ):
-            resolve_cpu(**{name: 0.0}, ema_warmup=False)
+        refuse(
+            f"^--no-ema-warmup is of the averaged .* and {flag(name)} 0 keeps none",
+            **{name: 0.0},
+            ema_warmup=False,
+        )
 
 
 def test_what_a_unet_has_of_a_dit():
     options = resolve_cpu()
-    assert (options.learn_sigma, options.class_dropout, options.num_heads_upsample) == (
-        False,
-        0.0,
-        -1,
-    )
+    expect(options, learn_sigma=False, class_dropout=0.0, num_heads_upsample=-1)
     options = resolve_cpu(class_cond=True, class_dropout=0.2, learn_sigma=True, vlb_weight=1.0)
-    assert (options.learn_sigma, options.class_dropout, options.vlb_weight) == (True, 0.2, 1.0)
+    expect(options, learn_sigma=True, class_dropout=0.2, vlb_weight=1.0)
     for model in ("unet", "dit"):
-        with pytest.raises(UsageError, match="--class-dropout 0.2 needs --class-cond"):
-            resolve_cpu(model=model, class_dropout=0.2, class_cond=False)
-    with pytest.raises(
-        UsageError, match="--vlb-weight 1 weighs the loss of a learned variance: give --learn-sigma"
-    ):
-        resolve_cpu(vlb_weight=1.0)
+        refuse(
+            "--class-dropout 0.2 needs --class-cond",
+            model=model,
+            class_dropout=0.2,
+            class_cond=False,
+        )
+    refuse(
+        "--vlb-weight 1 weighs the loss of a learned variance: give --learn-sigma", vlb_weight=1.0
+    )
     assert resolve_cpu(model="dit").class_dropout == 0.1
 
 
 def test_a_number_of_heads_counts_where_it_is_given():
     assert resolve_cpu().num_head_channels == 32
     options = resolve_cpu(num_heads=4, num_heads_upsample=2)
-    assert (options.num_heads, options.num_heads_upsample, options.num_head_channels) == (4, 2, -1)
+    expect(options, num_heads=4, num_heads_upsample=2, num_head_channels=-1)
     for name in ("num_heads", "num_heads_upsample"):
-        with pytest.raises(UsageError, match="and --num-head-channels exclude each other"):
-            resolve_cpu(**{name: 4}, num_head_channels=32)
-    with pytest.raises(UsageError, match="--num-heads-upsample 3 does not divide the 128 channels"):
-        resolve_cpu(num_heads_upsample=3)
+        refuse("and --num-head-channels exclude each other", **{name: 4}, num_head_channels=32)
+    refuse("--num-heads-upsample 3 does not divide the 128 channels", num_heads_upsample=3)
 
 
 def test_a_unets_run_of_before_goes_on():
@@ -728,16 +695,13 @@ def test_what_is_recomputed_was_yes_or_no_before():
         assert TrainOptions.from_json({**options.to_json(), "recompute": given}).recompute == meant
         assert resolve_resumed(resolve_cpu(model="dit"), {"recompute": given}).recompute == meant
     assert resolve_cpu(recompute="attention").recompute == "attention"
-    with pytest.raises(
-        UsageError,
-        match="--recompute mlp names no part of the blocks of a unet: use no or blocks or "
-        "attention",
-    ):
-        resolve_cpu(recompute="mlp")
-    with pytest.raises(
-        UsageError, match="--recompute half does not exist; use no or blocks or attention or mlp"
-    ):
-        resolve_cpu(recompute="half")
+    refuse(
+        "--recompute mlp names no part of the blocks of a unet: use no or blocks or attention",
+        recompute="mlp",
+    )
+    refuse(
+        "--recompute half does not exist; use no or blocks or attention or mlp", recompute="half"
+    )
 
 
 def test_the_parts_that_a_model_may_recompute_are_known_before_it_is_loaded():
@@ -749,23 +713,16 @@ def test_what_belongs_to_another_setting_needs_it():
     assert resolve_cpu(optimizer="muon", muon_momentum=0.9).muon_momentum == 0.9
     assert resolve_cpu(ema_std=(0.1,), ema_snapshots=4).ema_snapshots == 4
     assert resolve_cpu(muon_momentum=0.9).optimizer == "muon"  # the preset's
-    with pytest.raises(UsageError, match="--muon-momentum 0.9 needs --optimizer muon"):
-        resolve_cpu(muon_momentum=0.9, optimizer="adamw")
-    with pytest.raises(UsageError, match="--ema-snapshots 4 needs --ema-std"):
-        resolve_cpu(ema_snapshots=4)
-    with pytest.raises(UsageError, match="--sla-topk 0.5 needs --attention sla"):
-        resolve_cpu(model="dit", sla_topk=0.5)
-    with pytest.raises(UsageError, match="--sla-linear all needs --attention sla"):
-        resolve_cpu(model="dit", sla_linear="all")
+    refuse("--muon-momentum 0.9 needs --optimizer muon", muon_momentum=0.9, optimizer="adamw")
+    refuse("--ema-snapshots 4 needs --ema-std", ema_snapshots=4)
+    refuse("--sla-topk 0.5 needs --attention sla", model="dit", sla_topk=0.5)
+    refuse("--sla-linear all needs --attention sla", model="dit", sla_linear="all")
     for given, text in (
         ({"loss_scale": 100.0}, "--loss-scale 100 is of --precision fp16 and fp8"),
         ({"loss_scale_rule": "log2"}, "--loss-scale-rule log2 is of --precision fp16 and fp8"),
         ({"fp8_promotion": False}, "--no-fp8-promotion is of --precision fp8"),
     ):
-        with pytest.raises(
-            UsageError, match=f"{text}, and this run computes in fp32: leave it out"
-        ):
-            resolve_cpu(**given)
+        refuse(f"{text}, and this run computes in fp32: leave it out", **given)
 
 
 def test_data_without_labels_have_no_classes(tmp_path):
