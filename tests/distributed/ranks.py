@@ -19,18 +19,12 @@ from numdiff.distributed.failures import AgreedError
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import resolve
 from numdiff.training.run import train
+from tests.models import RUN
 
 OPTIONS = {
-    "device": "cpu",
-    "image_size": 8,
-    "model_channels": 32,
-    "channel_mult": (1,),
-    "attention_resolutions": (),
-    "batch": 4,
+    **RUN,
     "log_every": 5,
-    "sample_every": 0,
     "sample_count": 6,
-    "sample_steps": 2,
     "checkpoint_every": 5,
     "seed": 5,
     "lr_schedule": "constant",

@@ -16,22 +16,24 @@ import types
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from numdiff.distributed import buckets, exchange, launcher, mpi_exchange
 from numdiff.distributed import communicator as distributed
 from numdiff.distributed.together import stop_signals
 from numdiff.errors import UsageError
-from numdiff.nn import AdamW, UNet
+from numdiff.nn import AdamW
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
 from numdiff.training.trainer import split_batch
 from numdiff_cli.main import main
+from tests.command import output_of
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs, relative_error, where
 from tests.distributed import ranks
 from tests.distributed.hosts import two_hosts
 from tests.distributed.watched import watched
 from tests.forked import forked
+from tests.models import with_random_weights
+from tests.nn.steps import dit, unet
 from tests.training.test_trainer import losses, make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -247,59 +249,25 @@ def test_a_run_in_float8_goes_on_on_other_numbers_of_ranks(tmp_path):
 
 
 MODELS = {
-    "unet": ["--model-channels", "32", "--channel-mult", "1,2", "--attention-resolutions", "4"],
-    "dit": ["--model", "DiT-Tiny", "--depth", "2", "--hidden-size", "64", "--heads", "2"],
+    "unet": "--model-channels 32 --channel-mult 1,2 --attention-resolutions 4",
+    "dit": "--model DiT-Tiny --depth 2 --hidden-size 64 --heads 2",
 }
-DRAWN_TIMES = (
-    "--path",
-    "linear",
-    "--prediction",
-    "x_0",
-    "--loss",
-    "flow",
-    "--time-sampling",
-    "logit-normal",
-)
+DRAWN_TIMES = "--path linear --prediction x_0 --loss flow --time-sampling logit-normal".split()
 
 
 def train(count, model, outdir, steps, *options):
     """`mpiexec -n COUNT numdiff train MODEL`, for one rank without mpiexec; returns (losses of all
     steps so far, final weights)."""
     outdir.mkdir(exist_ok=True)
-    arguments = [
-        "train",
-        model,
-        "--device",
-        "cpu",
-        "--size",
-        "8",
-        *MODELS[model],
-        "--batch",
-        "8",
-        "--steps",
-        str(steps),
-        "--log-every",
-        "7",
-        "--checkpoint-every",
-        "0",
-        "--sample-every",
-        "0",
-        "--sample-count",
-        "0",
-        "--lr-schedule",
-        "constant",
-        "--warmup-steps",
-        "2",
-        "--outdir",
-        str(outdir),
-        *options,
-    ]
+    command = (
+        f"train {model} --device cpu --size 8 {MODELS[model]} --batch 8 --steps {steps} "
+        "--log-every 7 --checkpoint-every 0 --sample-every 0 --sample-count 0 "
+        f"--lr-schedule constant --warmup-steps 2 --outdir {outdir}"
+    )
     if count == 1:
-        done = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 0, done.output
-        output = done.output
+        output = output_of(command, *options)
     else:
-        output = check_done(run(job(count, *main_of(forked()), *arguments)))
+        output = check_done(run(job(count, *main_of(forked()), *command.split(), *options)))
     assert len(re.findall("^done ", output, re.M)) == 1  # rank 0 alone prints
     assert output.count(f"ranks     {count} on 1 host; gradients by mpi.") == (count > 1)
     (folder,) = outdir.iterdir()  # and writes
@@ -563,23 +531,10 @@ def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_
     check_stopped(tmp_path, stop(tmp_path, 4, victim), 4, victim)
 
 
-SMALL = [
-    "train",
-    "unet",
-    "--device",
-    "cpu",
-    "--image-size",
-    "16",
-    "--model-channels",
-    "32",
-    "--channel-mult",
-    "1,2",
-    "--attention-resolutions",
-    "8",
-    "--steps",
-    "2",
-    "--outdir",
-]
+SMALL = (
+    "train unet --device cpu --image-size 16 --model-channels 32 --channel-mult 1,2 "
+    "--attention-resolutions 8 --steps 2 --outdir"
+).split()
 
 
 @needs("mpi")
@@ -587,25 +542,27 @@ SMALL = [
     "first, second, text",
     [
         (
-            ["--batch", "8"],
-            ["--batch", "16"],
+            "--batch 8",
+            "--batch 16",
             "the ranks disagree on --batch: rank 0 has 8, rank 1 has 16",
         ),
         *exhaustively(
             (
-                ["--batch", "9"],
-                ["--batch", "9"],
+                "--batch 9",
+                "--batch 9",
                 "--batch 9, which 2 ranks cannot share evenly: start "
                 "1 or 3 ranks, or use --batch 8 or 10",
             ),
-            (["--transport", "peer"], ["--transport", "peer"], "--transport peer joins GPUs"),
+            ("--transport peer", "--transport peer", "--transport peer joins GPUs"),
         ),
     ],
     ids=["options", "batch", "transport"],
 )
 def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
     folder = str(tmp_path / "runs")
-    ranks_of = [("-n", "1", *main_of(forked()), *SMALL, folder, *more) for more in (first, second)]
+    ranks_of = [
+        ("-n", "1", *main_of(forked()), *SMALL, folder, *more.split()) for more in (first, second)
+    ]
     result = run([MPIEXEC, *ranks_of[0], ":", *ranks_of[1]])
     assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
     assert "Traceback" not in result.stderr and not os.path.exists(folder)
@@ -644,23 +601,9 @@ def test_ranks_with_different_data_are_refused(tmp_path, first, second, text):
         (tmp_path / name).mkdir()
         with h5py.File(tmp_path / name / "data.h5", "w") as file:
             file["images"], file["labels"], file.attrs["classes"] = content[name]
-    ranks_of = [
-        (
-            "-n",
-            "1",
-            "-wdir",
-            str(tmp_path / name),
-            *main_of(forked()),
-            *SMALL,
-            str(tmp_path / "runs"),
-            "--data",
-            "data.h5",
-            "--class-cond",
-            "--batch",
-            "4",
-        )
-        for name in (first, second)
-    ]
+    more = "--data data.h5 --class-cond --batch 4".split()
+    command = *main_of(forked()), *SMALL, str(tmp_path / "runs"), *more
+    ranks_of = [("-n", "1", "-wdir", str(tmp_path / name), *command) for name in (first, second)]
     result = run([MPIEXEC, *ranks_of[0], ":", *ranks_of[1]])
     assert (
         result.returncode != 0
@@ -892,35 +835,10 @@ def test_the_watchdog_ends_all_when_one_is_killed(victim, code, capfd):
 def random_model(kind):
     """A small model without the zeros that it starts with: every gradient is then something."""
     if kind == "unet":
-        model = UNet(
-            image_size=8,
-            model_channels=32,
-            channel_mult=(1, 2),
-            num_res_blocks=1,
-            attention_resolutions=(4,),
-            device="cpu",
-            num_classes=3,
-            use_scale_shift_norm=True,
-            resblock_updown=True,
-        )
+        model = unet(num_classes=3, use_scale_shift_norm=True, resblock_updown=True)
     else:
-        from numdiff.nn import DiT
-
-        model = DiT(
-            image_size=8,
-            in_channels=3,
-            patch_size=2,
-            hidden_size=32,
-            depth=2,
-            num_heads=2,
-            num_classes=3,
-            device="cpu",
-        )
-    rng = np.random.default_rng(0)
-    model.load_arrays(
-        {name: 0.1 * rng.standard_normal(a.shape) for name, a in model.arrays().items()}
-    )
-    return model
+        model = dit(depth=2)
+    return with_random_weights(model, 0.1)
 
 
 class Sent:

@@ -104,51 +104,31 @@ def test_ten_training_steps(engine, file):
             assert all(np.array_equal(kept[name], arrays[name]) for name in arrays)
 
 
+PUBLIC = {"image_size": 32, "in_channels": 4, "num_classes": 1000, "class_dropout": 0.1}
+PUBLIC |= {"learn_sigma": True, "mlp_ratio": 4.0}
+OF_LATENTS = {**PUBLIC, "image_size": 16, "in_channels": 32, "learn_sigma": False}
+
+
 @pytest.mark.parametrize(
     "name, count, trained",
     [
-        ("S/2", 32_963_360, 32_865_056),
-        ("B/2", 130_512_416, 130_315_808),
-        ("L/2", 458_102_816, 457_840_672),
-        ("XL/2", 675_129_632, 674_834_720),
+        ("DiT-S/2", 32_963_360, 32_865_056),
+        ("DiT-B/2", 130_512_416, 130_315_808),
+        ("DiT-L/2", 458_102_816, 457_840_672),
+        ("DiT-XL/2", 675_129_632, 674_834_720),
+        ("LightningDiT-B/1", 130_556_192, 130_359_584),
+        ("LightningDiT-L/2", 458_153_056, 458_087_520),
+        ("LightningDiT-XL/1", 675_256_736, 674_961_824),
     ],
 )
 def test_parameter_counts(name, count, trained):
-    """The counts that the project promises, which are those of the public code with its fixed
-    positions."""
-    options = {
-        **stored_dit.MODELS["latents"],
-        **MODELS[f"DiT-{name}"],
-        "image_size": 32,
-        "num_classes": 1000,
-    }
+    """The counts that the project promises: those of the public code with its fixed positions, of
+    LightningDiT on latents of 16×16×32; what fills up the width of L's SwiGLU does not count."""
+    options = {**MODELS[name], **(OF_LATENTS if "Lightning" in name else PUBLIC)}
     assert dit_parameter_counts(options) == (count, trained)
-    if name == "S/2":
+    if name == "DiT-S/2":
         model = DiT(**options, device="cpu", seed=None)
         assert (model.parameters.count, model.parameters.trained) == (count, trained)
-
-
-@pytest.mark.parametrize(
-    "name, count, trained",
-    [
-        ("B/1", 130_556_192, 130_359_584),
-        ("L/2", 458_153_056, 458_087_520),
-        ("XL/1", 675_256_736, 674_961_824),
-    ],
-)
-def test_parameter_counts_of_lightningdit(name, count, trained):
-    """Those of its public code on latents of 16×16×32; what fills up the width of L's SwiGLU does
-    not count."""
-    options = {
-        **MODELS[f"LightningDiT-{name}"],
-        "image_size": 16,
-        "in_channels": 32,
-        "mlp_ratio": 4.0,
-        "num_classes": 1000,
-        "class_dropout": 0.1,
-        "learn_sigma": False,
-    }
-    assert dit_parameter_counts(options) == (count, trained)
 
 
 @pytest.mark.parametrize("name", list(stored_dit.MODELS))

@@ -14,48 +14,24 @@ from numdiff.diffusion.memory import Measuring
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, UNet
 from numdiff.training.inference import inference_model, read_in_single
-from numdiff.training.model_files import write_model_file
 from numdiff.training.sampling import model_hash
-
-TINY = {
-    "dit": (
-        DiT,
-        {"image_size": 4, "hidden_size": 16, "depth": 1, "num_heads": 1, "num_classes": 3},
-        {"y": [1, 2]},
-    ),
-    "unet": (
-        UNet,
-        {
-            "image_size": 4,
-            "in_channels": 3,
-            "model_channels": 8,
-            "channel_mult": (1,),
-            "num_res_blocks": 1,
-            "groups": 2,
-            "num_heads": 1,
-            "num_head_channels": -1,
-            "attention_resolutions": (),
-        },
-        {},
-    ),
-}
+from tests.models import small_dit, small_unet, with_random_weights, write
 
 
 @pytest.fixture
-def model_file(rng, tmp_path):
+def model_file(tmp_path):
     """A function: kind -> (path of a model file of random weights, classes of two images)."""
 
-    def write(kind):
-        make, options, classes = TINY[kind]
-        model = make(**options, device="cpu")
-        arrays = {
-            name: 0.1 * rng.standard_normal(array.shape).astype(np.float32)
-            for name, array in model.arrays().items()
-        }
-        write_model_file(tmp_path / "model.h5", model.options, arrays, model=kind)
-        return tmp_path / "model.h5", classes
+    def made(kind):
+        if kind == "dit":
+            model = small_dit(image_size=4, in_channels=4, patch_size=2, num_classes=3)
+        else:
+            sizes = {"model_channels": 8, "groups": 2, "num_head_channels": 8}
+            model = small_unet(image_size=4, **sizes)
+        path = write(tmp_path / "model.h5", with_random_weights(model, 0.1))
+        return path, {"y": [1, 2]} if kind == "dit" else {}
 
-    return write
+    return made
 
 
 def both(path, device, precision):
@@ -99,7 +75,7 @@ def test_refusals(model_file):
         with pytest.raises(UsageError, match="loaded for sampling alone.*inference=False"):
             use()
     with pytest.raises(NumdiffError, match="missing x_embedder.proj.weight"):
-        inference_model(DiT, TINY["dit"][1], "cpu", {})
+        inference_model(DiT, model.options, "cpu", {})
 
 
 @pytest.mark.parametrize("name", ["XL/2", "unet"])

@@ -18,12 +18,13 @@ from numdiff.nn.unet import UNet
 from numdiff.sizes import Sides
 from numdiff.training.build import build_dataset
 from numdiff.training.checkpoint import load_checkpoint
-from numdiff.training.model_files import read_model, write_model_file
+from numdiff.training.model_files import read_model
 from numdiff.training.options import load_options, resolve, resolve_resumed
 from numdiff.training.run import train
 from numdiff.training.sample_files import read_mask, read_picture
 from numdiff.training.sampling import sample_command
 from tests.conftest import exhaustive
+from tests.models import small_dit, small_unet, with_random_weights, write
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -87,14 +88,12 @@ def test_a_run_and_its_pictures(tmp_path, data, model, rng):
 
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_files_of_other_programs_and_back(tmp_path, model, suffix, rng):
-    kind, options = {
-        "unet": (UNet, {"image_size": (12, 8), "model_channels": 32, "channel_mult": (1, 1)}),
-        "dit": (DiT, {"image_size": (12, 8), "hidden_size": 32, "depth": 1, "num_heads": 2}),
-    }[model]
-    made = kind(**options, device="cpu")
-    made.parameters.load_flat(rng.standard_normal(made.parameters.total))
-    write_model_file(tmp_path / "a.h5", made.options, made.arrays(), model=model)
+def test_files_of_other_programs_and_back(tmp_path, model, suffix):
+    if model == "unet":
+        made = small_unet(image_size=(12, 8), channel_mult=(1, 1))
+    else:
+        made = small_dit(image_size=(12, 8), in_channels=4)
+    write(tmp_path / "a.h5", with_random_weights(made, 1.0))
     result = convert(tmp_path / "a.h5", tmp_path / f"b.{suffix}")
     assert any("square" in text for _, text in result.notes)
     convert(tmp_path / f"b.{suffix}", tmp_path / "c.h5")

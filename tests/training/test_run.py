@@ -203,6 +203,7 @@ def test_dry_run_writes_nothing(tmp_path):
     assert not (tmp_path / "runs").exists() and any("TFLOP" in line for line in lines)
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_finished_run_and_another_models_checkpoint_are_refused(tmp_path):
     folder, _ = run(tmp_path, 3)
     with pytest.raises(NumdiffError, match="--steps"):
@@ -285,6 +286,7 @@ def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
         run(tmp_path / "runs", 8, resume=str(folder), data=files["turned"], **few)
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_learning_rate_that_jumps_at_a_resume_is_said_and_can_be_kept(tmp_path):
     """…as where --steps moves the end of a cosine."""
     cosine = {"lr_schedule": "cosine", "warmup_steps": 0, "learning_rate": 1e-3, "sample_count": 0}
@@ -435,6 +437,7 @@ def test_a_run_that_was_killed_before_its_pictures_draws_them(tmp_path):
         run(tmp_path, 2, resume=str(folder))
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch):
     asked = []
 
@@ -595,6 +598,7 @@ def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_an_outdir_that_contradicts_the_resumed_run_is_refused(tmp_path):
     folder, _ = run(tmp_path / "runs", 2, sample_count=0)
     for resume, outdir, text in (
