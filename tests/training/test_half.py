@@ -271,7 +271,7 @@ def test_a_block_of_lightning_dit_in_bfloat16_on_the_cpu():
 
 
 def test_a_copy_and_a_pickle_compute_in_bfloat16():
-    model = without_zeros(small_dit("cpu"))
+    model = without_zeros(dit_of_latents("cpu"))
     compute_in(model, "bf16")
     x, t, y = np.ones((2, 4, 4, 4), np.float32), np.array([3, 5]), np.array([0, 1])
     expected = model.predict(x, t, y)

@@ -203,7 +203,6 @@ def test_dry_run_writes_nothing(tmp_path):
     assert not (tmp_path / "runs").exists() and any("TFLOP" in line for line in lines)
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_a_finished_run_and_another_models_checkpoint_are_refused(tmp_path):
     folder, _ = run(tmp_path, 3)
     with pytest.raises(NumdiffError, match="--steps"):
@@ -598,7 +597,6 @@ def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_an_outdir_that_contradicts_the_resumed_run_is_refused(tmp_path):
     folder, _ = run(tmp_path / "runs", 2, sample_count=0)
     for resume, outdir, text in (

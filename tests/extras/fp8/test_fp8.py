@@ -20,9 +20,9 @@ from numdiff.training import Trainer
 from numdiff.training.options import resolve
 from numdiff.training.precision import set_precision
 from tests.conftest import exhaustive, exhaustively, needs, relative_error
-from tests.models import small_dit, small_unet
+from tests.models import small_dit, small_unet, without_zeros
 from tests.training import test_dit_training as dit
-from tests.training.test_half import filled, one_step
+from tests.training.test_half import one_step
 from tests.training.test_trainer import FixedImages, losses
 
 SWIGLU = {
@@ -140,7 +140,7 @@ def test_what_a_copy_and_an_evaluation_compute_in():
         make().model,
         np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32),
     )
-    filled(model)
+    without_zeros(model)
     plain = copy.deepcopy(model)
     assert plain.parameters.float8 is None and plain.dtype == np.float16
     t, y = np.array([3, 5], np.int32), np.array([0, 1], np.int32)
@@ -164,7 +164,7 @@ def build(device="cpu", **more):
 @functools.cache
 def emulated(**more):
     """(loss, gradients and largest magnitudes) of a step in the emulator."""
-    model = filled(build(EmulatorDevice(checks=False, float64=False), **more))
+    model = without_zeros(build(EmulatorDevice(checks=False, float64=False), **more))
     loss, gradients = one_step(model, "fp8", BATCH)
     model.parameters.float8.update()
     return loss, {**gradients, "history": download(model.parameters.float8.history)}
@@ -175,7 +175,7 @@ def emulated(**more):
 @pytest.mark.usefixtures("few_frequencies")
 def test_the_kernels_round_as_numpy_does(model):
     """…but where the sums before differ in their last bits."""
-    loss, gradients = one_step(filled(build(**model)), "fp8", BATCH)
+    loss, gradients = one_step(without_zeros(build(**model)), "fp8", BATCH)
     got_loss, got = emulated(**model)
     assert got_loss == pytest.approx(loss, rel=1e-3)
     everything = [
@@ -202,7 +202,7 @@ def test_rounding_where_numbers_are_made_leaves_the_bits(monkeypatch):
 @exhaustive
 def test_scales_of_the_emulator_are_those_of_numpy():
     device = EmulatorDevice(checks=False, float64=False)
-    models = [filled(build(device=where)) for where in ("cpu", device)]
+    models = [without_zeros(build(device=where)) for where in ("cpu", device)]
     for model in models:
         model.compute_in_float8()
     ours, theirs = (model.parameters.float8 for model in models)
