@@ -22,6 +22,7 @@ import functools
 import json
 import pathlib
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -209,14 +210,26 @@ def _encode(communicator, dataset, model, folder, count, batch, draw, seed, dtyp
             read_ahead(dataset, block + ranks, ranks, blocks)
             yield from (rows[start : start + batch] for start in range(0, len(rows), batch))
 
-    parts = []
-    for rows, latents in latents_of(dataset, model, batches(), batch, draw, seed):
-        parts.append((rows, latents.astype(dtype)))
-        if (rows[-1] + 1) % CHUNK and rows[-1] + 1 < count:
-            continue
-        _write_block(folder, *map(np.concatenate, zip(*parts, strict=True)))
-        bar.update(sum(len(rows) for rows, _ in parts) * ranks)
-        parts = []
+    parts, writing = [], collections.deque()
+
+    def finish_writing():
+        written, done = writing.popleft()
+        done.result()
+        bar.update(written * ranks)
+
+    # a thread writes a block, as the disk takes longer for it than a GPU for a batch
+    with ThreadPoolExecutor(1, "numdiff-write") as writer:
+        for rows, latents in latents_of(dataset, model, batches(), batch, draw, seed):
+            parts.append((rows, latents.astype(dtype)))
+            if (rows[-1] + 1) % CHUNK and rows[-1] + 1 < count:
+                continue
+            if writing:
+                finish_writing()
+            block = tuple(map(np.concatenate, zip(*parts, strict=True)))
+            writing.append((len(block[0]), writer.submit(_write_block, folder, *block)))
+            parts = []
+        while writing:
+            finish_writing()
     return communicator.largest(request.number or 0)
 
 
