@@ -245,7 +245,7 @@ IMAGE = half(32, 64, 64, 64)  # of the UNet, for the benchmark
 
 @operation(
     reference=concat_forward_reference,
-    cost=concat_forward_cost,
+    cost=lambda a, b: concat_forward_cost(a.size // a.shape[-1], a.shape[-1], b.shape[-1]),
     check=_check_forward,
     versions=[
         Version("naive", concat_forward_kernel_v1, width=1),
@@ -280,7 +280,9 @@ def concat_forward(a, b, version=None):
 
 @operation(
     reference=concat_backward_reference,
-    cost=concat_backward_cost,
+    cost=lambda dy, channels_a: concat_backward_cost(
+        dy.size // dy.shape[-1], channels_a, dy.shape[-1] - channels_a
+    ),
     check=_check_backward,
     versions=[
         Version("naive", concat_backward_kernel_v1, width=1),

@@ -557,7 +557,7 @@ def _lacks_fours(x):
 
 @operation(
     reference=lambda x, kernel, stride=1: im2win_forward_reference(x, kernel, stride),
-    cost=im2win_forward_cost,
+    cost=lambda x, kernel, stride: im2win_forward_cost(*x.shape, kernel, stride),
     exact_bytes=True,
     versions=[Version("naive"), Version("vectorised", fits=_lacks_fours)],
     problems=[

@@ -368,7 +368,7 @@ MEASURED = {
 
 @operation(
     reference=hybrid_loss_forward_reference,
-    cost=hybrid_loss_forward_cost,
+    cost=lambda x_0: hybrid_loss_forward_cost(x_0.size),
     check=_check,
     versions=_two_versions(hybrid_loss_forward_kernel_v1, hybrid_loss_forward_kernel_v2),
     problems=[
@@ -393,7 +393,7 @@ def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, versi
 
 @operation(
     reference=hybrid_loss_backward_reference,
-    cost=hybrid_loss_backward_cost,
+    cost=lambda x_0: hybrid_loss_backward_cost(x_0.size),
     check=_check,
     versions=_two_versions(hybrid_loss_backward_kernel_v1, hybrid_loss_backward_kernel_v2),
     problems=[

@@ -125,7 +125,7 @@ def _check_timesteps(table, t, rows):
 
 @operation(
     reference=timesteps_ahead_reference,
-    cost=timesteps_ahead_cost,
+    cost=lambda t, rows: timesteps_ahead_cost(t.size // rows, rows),
     check=_check_timesteps,
     problems=[
         Problem(
@@ -184,7 +184,8 @@ STEPS, WIDTH = 50, 12 * 8 * 6 * 768  # a sampler's, of eight images of a DiT-B, 
 
 @operation(
     reference=place_reference,
-    cost=place_cost,
+    cost=lambda source: place_cost(*source.shape, source.dtype.itemsize),
+    exact_bytes=True,
     check=_check_place,
     problems=[
         Problem("rows of 16 bytes", ahead=single(5, 20), source=single(5, 8), offset=12),
@@ -225,7 +226,8 @@ AT = {"step": integers([9], np.uint32), "begin": integers([6], np.uint32)}
 
 @operation(
     reference=take_reference,
-    cost=take_cost,
+    cost=lambda row: take_cost(row.size, row.dtype.itemsize),
+    exact_bytes=True,
     check=_check_take,
     problems=[
         Problem("rows of 16 bytes", ahead=single(5, 20), **AT, row=single(20)),

@@ -193,7 +193,7 @@ def _problems(*latents, **more):
 
 @operation(
     reference=posterior_sample_forward_reference,
-    cost=posterior_sample_forward_cost,
+    cost=lambda noise: posterior_sample_forward_cost(noise.size),
     check=lambda moments, noise: _check(moments, noise),
     versions=[Version("naive", posterior_sample_forward_kernel_v1)],
     problems=_problems("noise"),
@@ -215,7 +215,7 @@ def posterior_sample_forward(moments, noise, version=None):
 
 @operation(
     reference=posterior_sample_backward_reference,
-    cost=posterior_sample_backward_cost,
+    cost=lambda noise: posterior_sample_backward_cost(noise.size),
     check=lambda dz, moments, noise: (_check(moments, dz), _check(moments, noise)) and None,
     versions=[Version("naive", posterior_sample_backward_kernel_v1)],
     problems=_problems("dz", "noise"),
@@ -238,7 +238,7 @@ def posterior_sample_backward(dz, moments, noise, version=None):
 
 @operation(
     reference=posterior_kl_forward_reference,
-    cost=posterior_kl_forward_cost,
+    cost=lambda moments: posterior_kl_forward_cost(moments.size // 2),
     check=lambda moments, factor=1.0: _check(moments),
     versions=[Version("naive", posterior_kl_forward_kernel_v1)],
     problems=_problems(factor=0.5),
@@ -253,7 +253,7 @@ def posterior_kl_forward(moments, factor=1.0, version=None):
 
 @operation(
     reference=posterior_kl_backward_reference,
-    cost=posterior_kl_backward_cost,
+    cost=lambda moments: posterior_kl_backward_cost(moments.size // 2),
     check=lambda moments, factor=1.0, scale=1.0, dkl=None: _check(moments),
     versions=[Version("naive", posterior_kl_backward_kernel_v1)],
     problems=_problems(factor=0.5, scale=0.25, dkl=single(1)),

@@ -271,7 +271,7 @@ X = single(2, 3, 4)
 
 @operation(
     reference=weighted_sum_reference,
-    cost=weighted_sum_cost,
+    cost=lambda x, u, v: weighted_sum_cost(x.size, 1 + (u is not None) + (v is not None)),
     check=_check_terms,
     versions=naive_and_vectorised(combine_kernel_v1, combine_kernel_v2),
     problems=[
@@ -359,7 +359,7 @@ def _check_guide(conditional, unconditional, channels):
 
 @operation(
     reference=guide_reference,
-    cost=guide_cost,
+    cost=lambda conditional: guide_cost(conditional.size),
     check=_check_guide,
     problems=[Problem(conditional=X, unconditional=X, scale=2.5, channels=3)],
 )

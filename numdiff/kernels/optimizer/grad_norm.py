@@ -257,7 +257,7 @@ def squares_of_pieces(x, pieces, partials):
 
 @operation(
     reference=root_of_sum_reference,
-    cost=root_of_sum_cost,
+    cost=lambda partials: root_of_sum_cost(partials.size),
     problems=[Problem(partials=positive(300))],
 )
 def root_of_sum(partials):

@@ -304,7 +304,8 @@ def _check_row(table, row):
 
 @operation(
     reference=next_row_reference,
-    cost=next_row_cost,
+    cost=lambda row: next_row_cost(row.size),
+    exact_bytes=True,
     check=_check_row,
     problems=[
         Problem(
