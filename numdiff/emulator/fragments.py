@@ -1,16 +1,17 @@
 """The matrix element in each register of each lane, for the tensor-core instructions of a warp.
 
 Each function takes a lane (0 … 31) and gives that lane's registers in order; each register is a
-tuple of the (row, column) of its elements, the element in the low bits first. float16 comes two to
-a 32-bit register, float32 and tf32 one by one.
+tuple of the (row, column) of its elements, the element in the low bits first. E4M3 comes four to a
+32-bit register, float16 two, float32 and tf32 one by one.
 
     mma m16n8k16    D (16 × 8) = A (16 × 16) · B (16 × 8) + C, float16 in, float32 sums
     mma m16n8k8     D (16 × 8) = A (16 × 8) · B (8 × 8) + C, float16 or tf32 in, float32 sums
+    mma m16n8k32    D (16 × 8) = A (16 × 32) · B (32 × 8) + C, E4M3 in, float32 sums
 
 All follow one pattern. An 8 × 8 matrix of 16-bit elements is spread over a warp so that lane l has
 two neighbours of row l // 4, as one matrix of `ldmatrix` gives. A is made of such matrices, its
 rows first; B too, but with its columns in the place of rows, which is why B is best stored as (N,
-K).
+K). With E4M3 two neighbours along k stand for one 16-bit element, so `ldmatrix` loads them, too.
 
 SOURCE  PTX ISA, section 9.7.14.5, "Matrix multiply-accumulate operation using mma instruction": the fragment layouts,
 and "ldmatrix" there.
@@ -68,6 +69,22 @@ def fragment_b_m16n8k8_tf32(lane):
     """B, 8 × 8 (k, n) of tf32: two registers."""
     row, column = lane % 4, lane // 4
     return tuple(((row + rows, column),) for rows in (0, 4))
+
+
+def fragment_a_m16n8k32(lane):
+    """A, 16 × 32 of E4M3: four registers, each with four neighbours along k."""
+    row, column = lane // 4, 4 * (lane % 4)
+    return tuple(
+        tuple((row + rows, column + columns + i) for i in range(4))
+        for columns in (0, 16)
+        for rows in (0, 8)
+    )
+
+
+def fragment_b_m16n8k32(lane):
+    """B, 32 × 8 (k, n) of E4M3: two registers, each with four neighbours along k."""
+    row, column = 4 * (lane % 4), lane // 4
+    return tuple(tuple((row + rows + i, column) for i in range(4)) for rows in (0, 16))
 
 
 def fragment_c_m16n8(lane):

@@ -36,6 +36,8 @@ from numdiff.device.tensor_core import (
     mma_m16n8k8_tf32_into,
     mma_m16n8k16,
     mma_m16n8k16_into,
+    mma_m16n8k32_e4m3,
+    mma_m16n8k32_e4m3_into,
     pack_half2,
     round_tf32,
     store_word,
@@ -45,6 +47,7 @@ from numdiff.device.tensor_core import (
 )
 from numdiff.emulator import KernelFault, fragments
 from numdiff.emulator.counts import Recorder
+from numdiff.float8 import bits_of, numbers_of
 from tests.conftest import exhaustive, exhaustively, needs, relative_error
 from tests.emulator import kernels_mma
 from tests.emulator.planting import (
@@ -87,6 +90,12 @@ def by_the_isa(name, lane, i):
         return group + 8 * (i in (1, 3)), thread + 4 * (i >= 2)
     if name == "b_m16n8k8_tf32":
         return thread + 4 * i, group
+    if name == "a_m16n8k32":
+        return group if i < 4 or 8 <= i < 12 else group + 8, thread * 4 + (i & 3) + (
+            0 if i < 8 else 16
+        )
+    if name == "b_m16n8k32":
+        return thread * 4 + (i & 3) + (0 if i < 4 else 16), group
     return group if i < 2 else group + 8, thread * 2 + (i & 1)  # c
 
 
@@ -97,6 +106,8 @@ FRAGMENTS = {  # rows and columns of the matrix, 1/32 of which each lane has
     "b_m16n8k8": (8, 8),
     "a_m16n8k8_tf32": (16, 8),
     "b_m16n8k8_tf32": (8, 8),
+    "a_m16n8k32": (16, 32),
+    "b_m16n8k32": (32, 8),
     "c_m16n8": (16, 8),
 }
 
@@ -345,6 +356,42 @@ def test_mma_adds_products_in_the_order_of_k(rng, checks, shape):
     assert np.array_equal(d, want)
     assert np.array_equal(e, want)
     assert relative_error(d, c + a.astype(float) @ b) < 1e-6
+
+
+@cuda.jit
+def mma_e4m3_kernel(a, b, c, d, e):
+    """d and e = a · bᵀ + c by both forms; a (16, 32) and b (8, 32) are loaded by `ldmatrix` as rows of
+    32 bytes."""
+    tile = cuda.shared.array((24, 32), "uint8", alignment=128)
+    lane = cuda.threadIdx.x
+    g, t = int32(lane // 4), int32(lane % 4)
+    if lane < 24:
+        for k in range(32):
+            tile[lane, k] = a[lane, k] if lane < 16 else b[lane - 16, k]
+    cuda.syncwarp()
+    start = shared_address(tile)
+    p = ldmatrix_x4(start + lane % 16 * 32 + lane // 16 * 16)
+    q = ldmatrix_x2(start + (16 + lane % 8) * 32 + lane // 8 % 2 * 16)
+    sums = cuda.local.array(4, "float32")
+    sums[0], sums[1] = c[g, 2 * t], c[g, 2 * t + 1]
+    sums[2], sums[3] = c[g + 8, 2 * t], c[g + 8, 2 * t + 1]
+    write_fragment(d, mma_m16n8k32_e4m3(p, q, (sums[0], sums[1], sums[2], sums[3])), g, t)
+    mma_m16n8k32_e4m3_into(sums, 0, p, q)
+    write_fragment(e, sums, g, t)
+
+
+@MODES
+def test_mma_of_e4m3(rng, checks):
+    """Fragments of `ldmatrix`; the sum of exact products in the order of k."""
+    a, b = (bits_of(rng.standard_normal(shape)) for shape in ((16, 32), (8, 32)))
+    c = rng.standard_normal((16, 8)).astype(np.float32)
+    d, e = np.full((16, 8), np.nan, np.float32), np.full((16, 8), np.nan, np.float32)
+    run(mma_e4m3_kernel, 32, a, b, c, d, e, checks=checks)
+    want = c.copy()
+    for k in range(32):
+        want += numbers_of(a)[:, None, k] * numbers_of(b)[None, :, k]
+    assert np.array_equal(d, want) and np.array_equal(e, want)
+    assert relative_error(d, c + numbers_of(a).astype(float) @ numbers_of(b).T) < 1e-6
 
 
 @cuda.jit

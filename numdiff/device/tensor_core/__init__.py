@@ -12,8 +12,8 @@ spreads them in just that way, and accumulates their products:
     mma_m16n8k16_into(accumulators, 4, a, (b[2], b[3]))
 
 WORDS AND FRAGMENTS
-    A fragment of float16 or tf32 is a tuple of uint32, each with two float16 (the low half is the
-    first) or one tf32; where it is a single register, a plain uint32. Accumulators are float32: a
+    A fragment of float16, tf32 or E4M3 is a tuple of uint32, each with two float16 (the low half is
+    the first), one tf32, or four E4M3; where it is a single register, a plain uint32. Accumulators are float32: a
     tuple of four, or (…_into) four neighbours in a `cuda.local.array` of one axis, which a loop can
     index. Such an array stays in registers as long as every index into it is known once its loops
     are unrolled.
@@ -22,6 +22,7 @@ WORDS AND FRAGMENTS
     mma_m16n8k16(a, b, c)       float16: 4, 2 and 4 registers → 4       mma_m16n8k16_into(accumulators, first, a, b)
     mma_m16n8k8(a, b, c)        float16: 2, one and 4 registers → 4     mma_m16n8k8_into(accumulators, first, a, b)
     mma_m16n8k8_tf32(a, b, c)   tf32: 4, 2 and 4 registers → 4          mma_m16n8k8_tf32_into(accumulators, first, a, b)
+    mma_m16n8k32_e4m3(a, b, c)  E4M3: 4, 2 and 4 registers → 4          mma_m16n8k32_e4m3_into(accumulators, first, a, b)
     pack_half2(low, high), unpack_half2(word), ones_half2(), round_tf32(x), word_of(x), float_of(word)
     load_word(array, index), store_word(array, index, word)     4 bytes of an array of any type
     load_words2(array, index), store_words2(array, index, a, b)     8 bytes: 2 float32, or 4 float16, as two words
@@ -40,7 +41,8 @@ ACCUMULATION
     by one in the order of k, rounding each sum to the nearest float32. The hardware adds a group of
     products and c in one step, aligned to the largest of them and truncated (Fasi, Higham, Mikaitis
     and Pranesh 2021, "Numerical behavior of NVIDIA tensor cores"), so results differ in their last
-    bits. Of tf32 operands the low 13 bits are ignored.
+    bits. Of tf32 operands the low 13 bits are ignored. E4M3 (sm_89 and later) is loaded as pairs of
+    bytes, which `ldmatrix` cannot transpose: both operands must be stored along k.
 
 SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`) and 9.7.14.5 (`mma`, `ldmatrix`).
 
@@ -63,6 +65,8 @@ from .mma_sync import (
     mma_m16n8k8_tf32_into,
     mma_m16n8k16,
     mma_m16n8k16_into,
+    mma_m16n8k32_e4m3,
+    mma_m16n8k32_e4m3_into,
 )
 from .words import (
     choose_bytes,
@@ -101,6 +105,8 @@ __all__ = [
     "make_mma",
     "mma_m16n8k16",
     "mma_m16n8k16_into",
+    "mma_m16n8k32_e4m3",
+    "mma_m16n8k32_e4m3_into",
     "mma_m16n8k8",
     "mma_m16n8k8_into",
     "mma_m16n8k8_tf32",

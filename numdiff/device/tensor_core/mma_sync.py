@@ -1,4 +1,4 @@
-"""`mma.sync`: a warp multiplies two small matrices, of float16 or tf32, and adds a third in
+"""`mma.sync`: a warp multiplies two small matrices, of float16, tf32 or E4M3, and adds a third in
 float32.
 
 SOURCE  PTX ISA, section 9.7.14.5 (`mma`).
@@ -11,11 +11,18 @@ from ...emulator.fragments import (
     fragment_a_m16n8k8,
     fragment_a_m16n8k8_tf32,
     fragment_a_m16n8k16,
+    fragment_a_m16n8k32,
     fragment_b_m16n8k8,
     fragment_b_m16n8k8_tf32,
     fragment_b_m16n8k16,
+    fragment_b_m16n8k32,
 )
-from ...emulator.warp_matrix import MatrixProduct, float16_of_words, tf32_of_words
+from ...emulator.warp_matrix import (
+    MatrixProduct,
+    e4m3_of_words,
+    float16_of_words,
+    tf32_of_words,
+)
 from ..inline_ptx import (
     F32,
     I64,
@@ -41,7 +48,7 @@ def _accumulators(name, array):
 def make_mma(product, kind):
     """(mma(a, b, c), mma_into(accumulators, first, a, b)) of a `MatrixProduct`.
 
-    kind: of the elements of a and b, in PTX: "f16", "bf16" or "tf32". a and b are tuples of words,
+    kind: of the elements of a and b, in PTX: "f16", "bf16", "tf32" or "e4m3". a and b are tuples of words,
     or one word; c and the result of the first four float32, accumulators an array of float32.
     """
     words = [places.shape[1] for places in (product.a_places, product.b_places)]
@@ -90,7 +97,11 @@ PRODUCT_M16N8K16 = MatrixProduct(
 PRODUCT_M16N8K8_TF32 = MatrixProduct(
     "mma.m16n8k8.tf32", 8, fragment_a_m16n8k8_tf32, fragment_b_m16n8k8_tf32, tf32_of_words
 )
+PRODUCT_M16N8K32_E4M3 = MatrixProduct(
+    "mma.m16n8k32.e4m3", 32, fragment_a_m16n8k32, fragment_b_m16n8k32, e4m3_of_words
+)
 
 mma_m16n8k16, mma_m16n8k16_into = make_mma(PRODUCT_M16N8K16, "f16")
 mma_m16n8k8, mma_m16n8k8_into = make_mma(PRODUCT_M16N8K8, "f16")
 mma_m16n8k8_tf32, mma_m16n8k8_tf32_into = make_mma(PRODUCT_M16N8K8_TF32, "tf32")
+mma_m16n8k32_e4m3, mma_m16n8k32_e4m3_into = make_mma(PRODUCT_M16N8K32_E4M3, "e4m3")
