@@ -100,6 +100,7 @@ from .mma_layout import (
     PENDING,
     PLAIN,
     PREFETCHES,
+    PRODUCT,
     PRODUCTS,
     ROW_SUMS,
     ROWS,
@@ -112,6 +113,7 @@ from .mma_layout import (
     TILES,
     TURING_STAGES,
     WARPS_N,
+    WRITE_ROWS,
     MmaArrays,
     MmaEpilogue,
     MmaPlace,
@@ -413,17 +415,23 @@ def load_fragments(stage, step, warp_row, warp_column, lane):
 
 
 @device_inline
+def add_product(sums, first, a, b):
+    """sums[first … first + 3] += a · b: fragments of float16, 16 × 16 by 16 × 8."""
+    mma_m16n8k16_into(sums, first, a, b)
+
+
+@device_inline
 def multiply_rows(sums, first, a, f):
     """The sums of 16 rows += a · the warp's columns of B."""
-    mma_m16n8k16_into(sums, first, a, (f.b0[0], f.b0[1]))
-    mma_m16n8k16_into(sums, first + 4, a, (f.b0[2], f.b0[3]))
-    mma_m16n8k16_into(sums, first + 8, a, (f.b1[0], f.b1[1]))
-    mma_m16n8k16_into(sums, first + 12, a, (f.b1[2], f.b1[3]))
+    PRODUCT(sums, first, a, (f.b0[0], f.b0[1]))
+    PRODUCT(sums, first + 4, a, (f.b0[2], f.b0[3]))
+    PRODUCT(sums, first + 8, a, (f.b1[0], f.b1[1]))
+    PRODUCT(sums, first + 12, a, (f.b1[2], f.b1[3]))
     if COLUMNS > 32:
-        mma_m16n8k16_into(sums, first + 16, a, (f.b2[0], f.b2[1]))
-        mma_m16n8k16_into(sums, first + 20, a, (f.b2[2], f.b2[3]))
-        mma_m16n8k16_into(sums, first + 24, a, (f.b3[0], f.b3[1]))
-        mma_m16n8k16_into(sums, first + 28, a, (f.b3[2], f.b3[3]))
+        PRODUCT(sums, first + 16, a, (f.b2[0], f.b2[1]))
+        PRODUCT(sums, first + 20, a, (f.b2[2], f.b2[3]))
+        PRODUCT(sums, first + 24, a, (f.b3[0], f.b3[1]))
+        PRODUCT(sums, first + 28, a, (f.b3[2], f.b3[3]))
 
 
 @device_inline
@@ -476,11 +484,11 @@ def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
         )
         given, adds = arrays, True
     biases = load_biases(given.bias, place, epilogue)
-    finish_rows(sums, 0, place, given, biases, epilogue, adds, lane)
-    finish_rows(sums, 1, place, given, biases, epilogue, adds, lane)
+    WRITE_ROWS(sums, 0, place, given, biases, epilogue, adds, lane)
+    WRITE_ROWS(sums, 1, place, given, biases, epilogue, adds, lane)
     if ROWS > 32:
-        finish_rows(sums, 2, place, given, biases, epilogue, adds, lane)
-        finish_rows(sums, 3, place, given, biases, epilogue, adds, lane)
+        WRITE_ROWS(sums, 2, place, given, biases, epilogue, adds, lane)
+        WRITE_ROWS(sums, 3, place, given, biases, epilogue, adds, lane)
 
 
 # The kernel ---------------------------------------------------------------------------------------
@@ -533,14 +541,26 @@ def gemm_mma(a, b, arrays, work, epilogue):
     cp_async_wait(0)
 
 
-def make_kernel(tile, stages, a_across, b_across, end, grouped=False, module=__name__):
+def make_kernel(
+    tile,
+    stages,
+    a_across,
+    b_across,
+    end,
+    grouped=False,
+    module=__name__,
+    product=add_product,
+    write_rows=finish_rows,
+    kind="",
+):
     """The kernel for one tile, its stages, one case of transposes (across: contiguous along m or n)
     and one epilogue.
 
     module: name of the module that keeps it
+    product, write_rows: PRODUCT and WRITE_ROWS of mma_layout.py; kind: their part of its name
     """
     shape = "x".join(map(str, (*tile, TILES[tile].k, stages)))
-    case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
+    case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}{kind}"
     return specialise(
         gemm_mma,
         name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}{'_group' * grouped}",
@@ -552,6 +572,8 @@ def make_kernel(tile, stages, a_across, b_across, end, grouped=False, module=__n
         B_ACROSS=b_across,
         END=end,
         GROUPED=grouped,
+        PRODUCT=product,
+        WRITE_ROWS=write_rows,
         module=module,
     )
 

@@ -44,6 +44,9 @@ ACTIVATION_TILES = (128, 256), (128, 128)
 # epilogue
 TILE_M, TILE_N, A_ACROSS, B_ACROSS, END = Constant(), Constant(), Constant(), Constant(), Constant()
 GROUPED = Constant()  # whether units come from a table: mma_group.py
+# device function (sums, first, a, b): sums[first … first + 3] += a · b, `add_product` or another
+PRODUCT = Constant()
+WRITE_ROWS = Constant()  # device function: the epilogue of 16 rows, `finish_rows` or another
 THREADS = Constant(lambda TILE_M, TILE_N: threads_of((TILE_M, TILE_N)))
 PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: TILE_M * TILE_N // 64 // THREADS)
 WARPS_N = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].warps_n)

@@ -1,0 +1,194 @@
+"""Matmul in E4M3 by mma.sync, the rung below Hopper's: for cards of compute capability 8.9 (Ada), 10.0
+and 12.0 (Blackwell).
+
+MATHEMATICS, SHAPES
+    as matmul.py
+WHAT IS NEW, AND WHY IT PAYS
+    mma m16n8k32 multiplies 32 of k where float16's multiplies 16. Ada has twice float16's peak in
+        E4M3.
+    The kernel is that of kernels/matmul/mma.py: two neighbours along k, two bytes, take the place
+        of one float16. A row of 32 k in E4M3 and one of 16 k in float16 have the same bytes, and
+        lanes hold the same bytes of a fragment. So the copies, stages, swizzles and `ldmatrix` are
+        unchanged. PRODUCT and WRITE_ROWS are two other device functions.
+    Both operands along k: `ldmatrix.trans` moves pairs of bytes, and would keep two k together.
+    PROMOTION: tensor cores add E4M3 products up with fewer bits than float32 has. Promoted, each
+        product of 32 of k starts from zero, and a float32 addition takes it into the sum. These
+        additions overlap the products of other warps.
+    SCALES are on the device, and multiply the sums before the epilogue, as in matmul.py.
+EPILOGUES
+    float16, with bias and residual; GELU and its derivative, as float16 or as bytes; float32 for a
+        weight's gradient, in slices of K. SwiGLU and its derivative run as a separate pass.
+LAUNCH
+    as kernels/matmul/mma.py; 48 to 96 KiB of shared memory, which 8.9 and 12.0 have
+NEEDS
+    sm_89; K a multiple of 16, N one of 8
+DETERMINISM
+    one warp sums each output in the order of k; slices are added in their order.
+FIGURES
+    not timed yet on any card
+SOURCE
+    PTX ISA, section 9.7.14.5 (mma.m16n8k32); Zhang et al. 2024, "SageAttention2", arXiv:2411.10958,
+    section 3.3, on the bits that Ada keeps of a sum of E4M3 products.
+READ NEXT
+    mma_epilogues.py
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...device import DeviceArray, cuda, empty, float32, launch
+from ...device.limits import multiprocessors_of
+from ...device.requires import requires
+from ...device.specialise import Variants
+from ...device.tensor_core import mma_m16n8k32_e4m3, mma_m16n8k32_e4m3_into
+from ...kernels.matmul.choice import choose_half
+from ...kernels.matmul.mma import make_kernel
+from ...kernels.matmul.mma_layout import (
+    ACTIVATION_TILES,
+    ACTIVATIONS,
+    ADDING,
+    GELU,
+    GELU_GRADIENT,
+    PLAIN,
+    TILES,
+    MmaEpilogue,
+    stage_bytes,
+    threads_of,
+    work_of,
+)
+from ...kernels.matmul.split_half import add_partials, unused
+from .mma_epilogues import write_bytes, write_scaled
+
+STEP = 64  # of k in a stage
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_plain(sums, first, a, b):
+    """sums[first … first + 3] += a · b, added by the tensor cores."""
+    mma_m16n8k32_e4m3_into(sums, first, a, b)
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_promoted(sums, first, a, b):
+    """sums[first … first + 3] += a · b, added in float32."""
+    zero = float32(0)
+    product = mma_m16n8k32_e4m3(a, b, (zero, zero, zero, zero))
+    sums[first] += product[0]
+    sums[first + 1] += product[1]
+    sums[first + 2] += product[2]
+    sums[first + 3] += product[3]
+
+
+def make_fp8_kernel(tile, promoted, end, to_bytes=False):
+    """The kernel of a tile and an epilogue (mma_layout.py). to_bytes: its activation is rounded to
+    E4M3"""
+    kernel = make_kernel(
+        tile,
+        TILES[tile].stages,
+        False,
+        False,
+        end,
+        module=__name__,
+        product=add_promoted if promoted else add_plain,
+        write_rows=write_bytes if to_bytes else write_scaled,
+        kind=f"_e4m3{'_promoted' * promoted}{'_bytes' * to_bytes}",
+    )
+    return requires("8.9")(kernel)
+
+
+BOTH = True, False  # promoted, or not
+MMA_KERNELS = Variants(
+    [
+        *((tile, promoted, end) for tile in TILES for promoted in BOTH for end in (PLAIN, ADDING)),
+        *(
+            (tile, promoted, end)
+            for tile in ACTIVATION_TILES
+            for promoted in BOTH
+            for end in (GELU, GELU_GRADIENT)
+        ),
+    ],
+    lambda key: make_fp8_kernel(*key),
+)
+MMA_EIGHT_KERNELS = Variants(
+    [key for key in MMA_KERNELS if key[2] in (GELU, GELU_GRADIENT)],
+    lambda key: make_fp8_kernel(*key, to_bytes=True),
+)
+
+
+def choose_mma_tile(M, N, K, multiprocessors, can_split=False):
+    """(tile, slices of K) with the lowest estimate: a stage has the bytes of float16's, for twice the
+    k."""
+    tile, slices, _ = choose_half(5, 1, M, N, K // 2, can_split, multiprocessors)
+    return tile, slices
+
+
+def pairs_of(x):
+    """A matrix of bytes as the 16-bit elements that the kernel copies, flat."""
+    return DeviceArray(x.backend, (x.nbytes // 2,), np.uint16, x.memory, x.offset)
+
+
+class MmaFp8Arrays(NamedTuple):
+    """`MmaArrays` of mma_layout.py, with the scales of A and B, float32 (1,) each."""
+
+    c: object
+    bias: object
+    other: object
+    scale_a: object
+    scale_b: object
+
+
+class MmaEightArrays(NamedTuple):
+    """`MmaFp8Arrays` where the activation is bytes, with its scale and the place of its largest
+    magnitudes."""
+
+    c: object
+    bias: object
+    other: object
+    scale_a: object
+    scale_b: object
+    scale_c: object
+    amax: object
+
+
+def launch_mma_fp8(a, b, c, scales, promoted, fused, into=None, M_nominal=None, can_split=False):
+    """c = or += scale_a · scale_b · a·bᵀ, with what is fused to it.
+
+    a (M, K), b (N, K): bytes; c (M, N) float16, bytes or float32; scales: (scale_a, scale_b)
+    fused: a `ProductFused` whose activation is "", "gelu" or "gelu_gradient"
+    into: (scale, amax) of what the activation gives, where that is bytes
+    M_nominal: the rows by which a tile is chosen; can_split: whether K may be cut in slices
+    """
+    (M, K), N, activation = a.shape, len(b), fused.activation
+    multiprocessors = multiprocessors_of(a)
+    tile, slices = choose_mma_tile(M_nominal or M, N, K, multiprocessors, can_split)
+    if activation and tile not in ACTIVATION_TILES:
+        tile = min(ACTIVATION_TILES)
+    work, nothing = work_of(1, M, N, K // 2, tile, slices), unused(a)
+    slices = work.slices
+    target = empty((slices * M * N,), np.float32, like=a) if slices > 1 else c.reshape(-1)
+    end, other = PLAIN, target
+    if activation:
+        end, other = ACTIVATIONS[activation], fused.other.reshape(-1)
+    elif fused.residual is not None:
+        end, other = ADDING, fused.residual.reshape(-1)
+    elif fused.accumulate and slices == 1:
+        end = ADDING
+    bias = nothing if fused.bias is None else fused.bias
+    arrays = MmaFp8Arrays(target, bias, other, *scales)
+    kernel = MMA_KERNELS[tile, promoted, end]
+    if into is not None:
+        arrays, kernel = MmaEightArrays(*arrays, *into), MMA_EIGHT_KERNELS[tile, promoted, end]
+    launch(
+        kernel,
+        min(work.units, multiprocessors * TILES[tile].blocks),
+        threads_of(tile),
+        pairs_of(a),
+        pairs_of(b),
+        arrays,
+        work,
+        MmaEpilogue(1.0, int(fused.bias is not None), int(fused.keeps_u)),
+        shared=TILES[tile].stages * stage_bytes(tile),
+    )
+    if slices > 1:
+        add_partials(target, c, slices, nothing, 1.0, 0, fused.accumulate)
