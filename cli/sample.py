@@ -352,7 +352,7 @@ class Steps(click.ParamType):
     default="auto",
     show_default=True,
     help="Arithmetic: fp32: float32; tf32: matrix products in TF32 on tensor cores; fp16: activations and products "
-    "in float16 (GPUs only); bf16: in bfloat16; fp8: of a DiT on a Hopper GPU, fp16 with the products of the linear "
+    "in float16 (GPUs only); bf16: in bfloat16; fp8: of a DiT from 8.9 on, fp16 with the products of the linear "
     "layers of all blocks but the first and the last in E4M3; auto: fp16 on a GPU, else fp32.",
 )
 @option(

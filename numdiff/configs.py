@@ -22,7 +22,7 @@ class TrainerConfig:
     precision: Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of products to
         10 mantissa bits, for tensor cores; fp16, on a GPU, has activations and products in float16
         on tensor cores, and scales the loss; bf16 has them in bfloat16, and scales nothing; fp8, of
-        a DiT on a Hopper GPU, is fp16 with the products of the linear layers of all blocks but the
+        a DiT from 8.9 on, is fp16 with the products of the linear layers of all blocks but the
         first and the last in E4M3, 8 bits; auto: fp16 on a GPU, else fp32.
     fp8_promotion: With fp8: add up products in float32 every 128 along the sum; without it sums are
         left to the tensor cores, which keep about 14 bits of them.

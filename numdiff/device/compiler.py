@@ -18,6 +18,7 @@ import types
 import numpy as np
 
 from ..extensions import kernel_packages
+from .ada import for_ada, lacks_halves
 from .array import DeviceArray
 from .bfloat16 import bfloat16
 from .kernel_cache import Key, MachineCode, is_hashed
@@ -119,7 +120,11 @@ def compile_kernel(kernel, words, capability):
     check_supported(capability, kernel)
     started, options = time.perf_counter(), kernel.targetoptions
     major, minor = capability[:2]
-    rewritten = needs_rewriting(capability[-2:])  # its PTX: not at link time
+    rewrite = None  # of its PTX: not at link time
+    if needs_rewriting(capability[-2:]):
+        rewrite = for_turing
+    elif lacks_halves(capability, kernel):
+        rewrite = for_ada
     fast = bool(options.get("fastmath"))
     with stand_in((major, minor)), quick_types():
         compiled = compiler.compile_cuda(
@@ -130,7 +135,7 @@ def compile_kernel(kernel, words, capability):
             cc=(major, minor),
             nvvm_options={"fastmath": fast, "opt": 3 if options.get("opt", True) else 0},
             max_registers=options.get("max_registers"),
-            lto=options.get("lto", False) and not rewritten,
+            lto=options.get("lto", False) and rewrite is None,
         )
     library, entry = compiled.library, compiled.fndesc.llvm_func_name
     function = library.get_function(entry)
@@ -139,9 +144,9 @@ def compile_kernel(kernel, words, capability):
         wait_for_the_kernel_before(function)
     nvvm.set_launch_bounds(function, options.get("launch_bounds"))
     target = major, minor, "a" if (major, minor) >= (9, 0) else ""
-    if rewritten:
+    if rewrite is not None:
         # Numba keeps the PTX that it links in this table
-        library._ptx_cache[target] = [*map(for_turing, library.get_asm_strs(cc=target))]
+        library._ptx_cache[target] = [*map(rewrite, library.get_asm_strs(cc=target))]
     cubin = library.get_cubin(cc=target).code
     return MachineCode(entry, bytes(cubin), time.perf_counter() - started)
 

@@ -1,4 +1,4 @@
-"""E4M3, float of 8 bits, in kernels (sm_90): see numdiff/float8.py for the format.
+"""E4M3, float of 8 bits, in kernels (sm_89): see numdiff/float8.py for the format.
 
     An array of it                  is one of uint8, or of its words, uint32, four numbers each
     pack_e4m3x4(a, b, c, d)         four float32, each rounded to the nearest (ties to even; beyond 448 it is ±448, a
@@ -7,7 +7,7 @@
     larger_halves(a, b)             of two words the larger halves, as unsigned integers
     transpose_bytes(a, b, c, d)     four words as the rows of a 4 × 4 matrix of bytes: the words of its columns
 
-wgmma.py has the products.
+tensor_core/ and wgmma.py have the products; ada.py replaces what sm_89 lacks.
 
 SOURCE  PTX ISA, sections 9.7.9.21 (`cvt`), 9.7.1.13 (`max`) and 9.7.9.7 (`prmt`).
 """

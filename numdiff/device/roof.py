@@ -34,15 +34,16 @@ PER_CLOCK = {
 }
 COPIED = 256 << 20  # bytes, several times a second-level cache
 PRECISIONS = ("fp32", "tf32", "fp16", "fp8")
+FLOAT8 = (8, 9), (9, 0), (12, 0)  # with products of E4M3 that numdiff has: extras/fp8/mma.py
 
 
 def peak_flops(backend, precision):
     """FLOP/s that the card reaches at best in "fp32", "tf32", "fp16" ("bf16" is as fast) or "fp8",
-    twice as fast on Hopper, whose products alone numdiff has; None if it is unknown."""
+    twice as fast where `mma.sync` or `wgmma` multiply E4M3; None if it is unknown."""
     if precision == "fp8":
-        half = (
-            peak_flops(backend, "fp16") if getattr(backend, "capability", None) == (9, 0) else None
-        )
+        if tuple(getattr(backend, "capability", ())) not in FLOAT8:
+            return None
+        half = peak_flops(backend, "fp16")
         return half and 2 * half
     float32 = getattr(backend, "peak_float32_flops", None)
     if float32 is None or precision == "fp32":

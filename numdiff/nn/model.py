@@ -26,7 +26,7 @@ from .module import FlatParameters, Module
 from .tensor import Tensor
 
 SEEDS = 2**64
-NO_HOPPER = "--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision fp16 on other GPUs."
+NO_FLOAT8 = "--precision fp8 needs a GPU of compute capability 8.9 or later; use --precision fp16 on other GPUs."
 LARGEST_TIMESTEP = 100_000  # of a model whose diffusion is not known: the largest number of steps
 
 
@@ -163,7 +163,7 @@ class Model(Module):
                 "--precision fp16."
             )
         if not extensions.find("precision", "fp8", "--precision fp8").supports(self.backend):
-            raise UsageError(NO_HOPPER)
+            raise UsageError(NO_FLOAT8)
         if odd := next((name for name in found if any(n % 16 for n in names[name].shape)), None):
             raise UsageError(
                 f"--precision fp8 moves 16 numbers at a time, and {odd} is "

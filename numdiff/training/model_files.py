@@ -93,7 +93,7 @@ def load(
     device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights, "raw" for those of the
         last step, None for the averaged ones where the file has them
     precision: "fp32", "tf32", "fp16" (a GPU's), "bf16", or "auto": fp16 on GPUs from sm_80 on, else
-    fp32; with inference on a Hopper also "fp8"
+    fp32; with inference on GPUs from sm_89 on also "fp8"
     ema_std: the relative width of an average that is put together from those that the run kept
     (`--ema-std`); lora: a file of adapters, such as adapter.h5 of a run, which are merged into these
     weights; inference: hold each weight once, without gradients, as `numdiff sample` does: for

@@ -19,7 +19,7 @@ from ..errors import NumdiffError, UsageError, near_miss
 from ..files import Refused, read_bytes, write_json
 from ..settings import COMMON, check_value, flag, say
 from . import kinds
-from .precision import BFLOAT16_FROM, FLOAT8_ON, SCALES_LOSS, automatic, gpu_capability
+from .precision import BFLOAT16_FROM, FLOAT8_FROM, SCALES_LOSS, automatic, gpu_capability
 from .run_extension import extensions_of
 
 MAX_SIZE = 256  # pixels a side that a run takes from its dataset where --image-size is not given
@@ -445,10 +445,10 @@ def _precision(name, device, capability=None):
     if name == "fp8" and (
         device == "cpu"
         or device == "cuda"
-        and tuple(capability or gpu_capability())[:2] != FLOAT8_ON
+        and tuple(capability or gpu_capability())[:2] < FLOAT8_FROM
     ):
         raise UsageError(
-            "--precision fp8 needs a GPU of compute capability 9.0, a Hopper; use --precision "
+            "--precision fp8 needs a GPU of compute capability 8.9 or later; use --precision "
             f"{'fp32 on the CPU' if device == 'cpu' else 'fp16 on other GPUs'}."
         )
     if (

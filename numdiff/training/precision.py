@@ -5,7 +5,7 @@ from ..device.capability import acting_capability
 from ..dtypes import half_of
 from ..errors import UsageError, quoted
 from ..nn.inference import InferenceParameters
-from ..nn.model import NO_HOPPER
+from ..nn.model import NO_FLOAT8
 
 ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
 ELSEWHERE = "fp32"  # on the CPU, on the emulator and on older cards
@@ -24,7 +24,7 @@ IN_TRAINING = {
     "fp8": "products of the blocks' linear layers, forward and backward, in E4M3, all else as fp16",
 }  # a model that was trained so samples in float16, unless it is loaded to sample in fp8
 SCALES_LOSS = "fp16", "fp8"
-FLOAT8_ON = (9, 0)  # Hopper, whose products of E4M3 numdiff has
+FLOAT8_FROM = (8, 9)  # Ada, the oldest with products of E4M3
 
 
 def automatic(capability):
@@ -53,7 +53,7 @@ def set_precision(model, name):
                 "with inference=True, or use fp16."
             )
         if model.backend is None:
-            raise UsageError(NO_HOPPER)
+            raise UsageError(NO_FLOAT8)
         compute_in(model, name)
         return name
     if name not in ("auto", *MEANING):

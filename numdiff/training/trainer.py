@@ -149,7 +149,7 @@ class Trainer:
         weights
     cosine, total_steps: whether the learning rate falls to zero, and when
     ema_halflife, ema_decay: one of them; the decay, per step, is 0.5 ** (batch / ema_halflife) On
-    the CPU tf32 computes as fp32; fp16 needs a GPU, and fp8 a Hopper. bf16 needs no loss scale.
+    the CPU tf32 computes as fp32; fp16 needs a GPU, fp8 one from 8.9 on. bf16 needs no loss scale.
     Neither eager nor recompute changes a bit.
     init: weights that the model starts from, a path as of `--init`; rows of classes by their names
     in the dataset Attributes origin: what was taken from `init`, or None; step: optimiser steps

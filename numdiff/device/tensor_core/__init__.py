@@ -22,7 +22,7 @@ WORDS AND FRAGMENTS
     mma_m16n8k16(a, b, c)       float16: 4, 2 and 4 registers → 4       mma_m16n8k16_into(accumulators, first, a, b)
     mma_m16n8k8(a, b, c)        float16: 2, one and 4 registers → 4     mma_m16n8k8_into(accumulators, first, a, b)
     mma_m16n8k8_tf32(a, b, c)   tf32: 4, 2 and 4 registers → 4          mma_m16n8k8_tf32_into(accumulators, first, a, b)
-    mma_m16n8k32_e4m3(a, b, c)  E4M3: 4, 2 and 4 registers → 4          mma_m16n8k32_e4m3_into(accumulators, first, a, b)
+    mma_m16n8k32_e4m3(a, b, c)  E4M3: 4, 2 and 4 registers → 4        mma_m16n8k32_e4m3_into(accumulators, first, a, b)
     pack_half2(low, high), unpack_half2(word), ones_half2(), round_tf32(x), word_of(x), float_of(word)
     load_word(array, index), store_word(array, index, word)     4 bytes of an array of any type
     load_words2(array, index), store_words2(array, index, a, b)     8 bytes: 2 float32, or 4 float16, as two words

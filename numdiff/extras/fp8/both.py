@@ -126,7 +126,7 @@ def write_columns(tile, columns, sums, unit, row, column, wanted):
                 sums[row // TILE * wanted.C + n + i] = total * unit
 
 
-@requires("9.0")
+@requires("8.9")
 def both(x, scale, rows, columns, amax, sums, wanted):
     """wanted: `Wanted`."""
     tile = cuda.shared.array(TILE_BYTES, "uint8", alignment=16)

@@ -1,5 +1,5 @@
-"""Matmul in E4M3, the top rung: Hopper's wgmma on floats of 8 bits, with twice float16's peak
-(sm_90a).
+"""Matmul in E4M3, floats of 8 bits: by mma.sync, and as the top rung by Hopper's wgmma, with twice
+float16's peak.
 
 MATHEMATICS
     C = scale_a · scale_b · A·Bᵀ + bias + residual, or what the epilogues of kernels/matmul/hopper/ make of the product:
@@ -8,7 +8,7 @@ MATHEMATICS
 SHAPES
     a (M, K), b (N, K) uint8, the bits; scale_a, scale_b float32 (1,); bias (N,) float32; residual,
     results (M, N) float16; a weight's gradient (M, N) float32
-WHAT IS NEW, AND WHY IT PAYS
+WHAT IS NEW IN HOPPER'S VERSION, AND WHY IT PAYS
     Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which
         float16's adds up 16, and a row of 128 bytes is 128 of k. So a stage of the pipeline, its
         tensor maps, descriptors and barriers are those of kernels/matmul/hopper/, byte for byte: the kernels here
@@ -30,12 +30,13 @@ WHAT REMAINS
     sooner than float16's. Blocks of a cluster that share what they fetch (PAIRS in
     kernels/matmul/hopper/producer.py) would help.
 VERSIONS
-    one, in tiles of 128 × 64, 128, 192 and, without promotion, 256
+    mma: mma.sync m16n8k32, of capability 8.9, 10.0 and 12.0 (mma.py); not timed yet.
+    hopper: in tiles of 128 × 64, 128, 192 and, without promotion, 256.
 LAUNCH
-    as kernels/matmul/hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and
+    hopper: as kernels/matmul/hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and
     registers
 NEEDS
-    sm_90a; K a multiple of 16, because TMA needs rows that are multiples of 16 bytes, N one of 8
+    sm_89, or sm_90a; K a multiple of 16, because copies take 16 bytes of a row, N one of 8
 DETERMINISM
     each output is summed in the order of k by one warpgroup.
 SOURCE
@@ -43,7 +44,7 @@ SOURCE
     "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2, on promotion; PTX ISA, section
     9.7.15.
 READ NEXT
-    quantise.py, which makes A, B and their scales.
+    quantise.py, which makes A, B and their scales; mma.py.
 """
 
 from typing import NamedTuple
@@ -79,10 +80,11 @@ from ...kernels.matmul.hopper.work import schedule
 from ...kernels.matmul.product import ProductFused
 from ...kernels.matmul.reference import matmul_forward_cost
 from ...kernels.matmul.split_half import add_partials, unused
-from ...kernels.operation import half, operation, single
+from ...kernels.operation import Version, half, operation, single
 from ...kernels.transformer.swiglu import swiglu_backward, swiglu_forward
 from . import problems
 from .epilogues import EPILOGUES
+from .mma import MMA_KERNELS, launch_mma_fp8
 from .quantise import quantise_forward
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
@@ -186,6 +188,9 @@ def choose_slices(M, N, K, multiprocessors):
     return width, slices
 
 
+# one ladder for all operations of this file
+VERSIONS = [Version("mma", MMA_KERNELS, measured=False), Version("hopper", FP8_KERNELS)]
+
 # References ---------------------------------------------------------------------------------------
 
 
@@ -267,7 +272,7 @@ def matmul_fp8_swiglu_forward_cost(M, N, K):
 def fp8_supports(device):
     """Whether the device of an array, a backend or a capability multiplies E4M3; NumPy does, by the
     reference."""
-    return isinstance(device, np.ndarray) or device is None or supports(device, FP8_KERNELS)
+    return isinstance(device, np.ndarray) or device is None or supports(device, MMA_KERNELS)
 
 
 def _check(a, b, bias=None, halves=1):
@@ -283,11 +288,11 @@ def _check(a, b, bias=None, halves=1):
         return
     if not fp8_supports(a):
         raise NumdiffError(
-            "products of E4M3 need a GPU of compute capability 9.0, a Hopper: use float16 on others."
+            "products of E4M3 need a GPU of compute capability 8.9 or later: use float16 on others."
         )
     if K % 16 or N % 8:
         raise ValueError(
-            f"TMA moves 16 bytes at a time: K {K} must be a multiple of 16, and N {N} one of 8"
+            f"16 bytes are moved at a time: K {K} must be a multiple of 16, and N {N} one of 8"
         )
 
 
@@ -303,7 +308,18 @@ def _check_gradient(a, b, out):
         raise ValueError(f"out is {out.dtype} {out.shape}, the product float32 {(len(a), len(b))}")
 
 
-def _launch(a, b, c, scales, promoted, fused=ProductFused(), into=None):  # noqa: B008 - never changed
+def _launch(version, a, b, c, scales, promoted, fused=ProductFused(), into=None):  # noqa: B008 - never changed
+    """A product with what is fused to it, by the `Version`.
+
+    into: (scale, amax) of what GELU or its derivative gives, where that is bytes
+    """
+    if version.name == "hopper":
+        _launch_hopper(a, b, c, scales, promoted, fused, into)
+    else:
+        launch_mma_fp8(a, b, c, scales, promoted, fused, into, nominal_extent(len(a)))
+
+
+def _launch_hopper(a, b, c, scales, promoted, fused, into):
     """As `launch_hopper`, of one product and without slices.
 
     into: (scale, amax) of what GELU or its derivative gives, where that is bytes
@@ -358,23 +374,27 @@ def map_of_result(x, rows=BOX):
 @operation(
     reference=matmul_fp8_forward_reference,
     cost=matmul_fp8_forward_cost,
+    versions=VERSIONS,
     check=_check_forward,
     problems=lambda: [*problems.products(), *problems.squares()],
 )
-def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promoted=True):
+def matmul_fp8_forward(
+    a, b, scale_a, scale_b, bias=None, residual=None, promoted=True, version=None
+):
     """scale_a · scale_b · a·bᵀ + bias + residual as a new float16 array (M, N).
 
     promoted: add up in float32 every 128 of k; False leaves the sum to the tensor cores
     """
     M, N = len(a), len(b)
     c = empty((M, N), np.float16, like=a)
-    _launch(a, b, c, (scale_a, scale_b), promoted, ProductFused(bias, residual))
+    _launch(version, a, b, c, (scale_a, scale_b), promoted, ProductFused(bias, residual))
     return c
 
 
 @operation(
     reference=matmul_fp8_gelu_forward_reference,
     cost=matmul_fp8_gelu_forward_cost,
+    versions=VERSIONS,
     check=lambda a, b, bias: _check(a, b, bias),
     problems=lambda: [
         *problems.products("gelu"),
@@ -382,7 +402,9 @@ def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promote
         *problems.layers(bias=single(4 * problems.D)),
     ],
 )
-def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None):
+def matmul_fp8_gelu_forward(
+    a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None, version=None
+):
     """(u, GELU(u)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias.
 
     keeps_u: False if no backward needs u, which is then None
@@ -393,13 +415,14 @@ def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted
     y = empty((M, N), np.float16 if into is None else np.uint8, like=a)
     u = empty((M, N), np.float16, like=a) if keeps_u else None
     fused = ProductFused(bias, activation="gelu", other=y, keeps_u=keeps_u)
-    _launch(a, b, y if u is None else u, (scale_a, scale_b), promoted, fused, into)
+    _launch(version, a, b, y if u is None else u, (scale_a, scale_b), promoted, fused, into)
     return u, y
 
 
 @operation(
     reference=matmul_fp8_gelu_backward_reference,
     cost=matmul_fp8_gelu_forward_cost,
+    versions=VERSIONS,
     check=lambda a, b: _check(a, b),
     problems=lambda: [
         *problems.products("gelu_gradient"),
@@ -407,63 +430,80 @@ def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted
         *problems.layers(u=half(problems.ROWS, 4 * problems.D)),
     ],
 )
-def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None):
+def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None, version=None):
     """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array; into as above."""
     M, N = len(a), len(b)
     c = empty((M, N), np.float16 if into is None else np.uint8, like=a)
     fused = ProductFused(activation="gelu_gradient", other=u)
-    _launch(a, b, c, (scale_a, scale_b), promoted, fused, into)
+    _launch(version, a, b, c, (scale_a, scale_b), promoted, fused, into)
     return c
 
 
 @operation(
     reference=matmul_fp8_swiglu_forward_reference,
     cost=matmul_fp8_swiglu_forward_cost,
+    versions=VERSIONS,
     check=lambda a, b, bias: _check(a, b, bias, 2),
     problems=lambda: problems.products("swiglu"),
 )
-def matmul_fp8_swiglu_forward(a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True):
+def matmul_fp8_swiglu_forward(
+    a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True, version=None
+):
     """(u (M, 2 · H), SwiGLU(u) (M, H)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias,
-    b (2 · H, K)."""
+    b (2 · H, K). By mma.sync SwiGLU is a separate pass."""
+    if version.name == "mma":
+        u = matmul_fp8_forward(
+            a, b, scale_a, scale_b, bias, promoted=promoted, version=version.name
+        )
+        return u if keeps_u else None, swiglu_forward(u)
     M, H = len(a), len(b) // 2
     h, u = (
         empty((M, H), np.float16, like=a),
         empty((M, 2 * H), np.float16, like=a) if keeps_u else None,
     )
     fused = ProductFused(bias, activation="swiglu", other=h, keeps_u=keeps_u)
-    _launch(a, b, h if u is None else u, (scale_a, scale_b), promoted, fused)
+    _launch(version, a, b, h if u is None else u, (scale_a, scale_b), promoted, fused)
     return u, h
 
 
 @operation(
     reference=matmul_fp8_swiglu_backward_reference,
     cost=matmul_fp8_swiglu_forward_cost,
+    versions=VERSIONS,
     check=lambda a, b: _check(a, b),
     problems=lambda: problems.products("swiglu_gradient"),
 )
-def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
+def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True, version=None):
     """du (M, 2 · H) as a new float16 array: SwiGLU's backward of dh = scale_a · scale_b · a·bᵀ (M,
-    H) at u."""
+    H) at u. By mma.sync SwiGLU's backward is a separate pass."""
+    if version.name == "mma":
+        dh = matmul_fp8_forward(a, b, scale_a, scale_b, promoted=promoted, version=version.name)
+        return swiglu_backward(dh, u)
     M, H = len(a), len(b)
     du = empty((M, 2 * H), np.float16, like=a)
     fused = ProductFused(activation="swiglu_gradient", other=u)
-    _launch(a, b, du, (scale_a, scale_b), promoted, fused)
+    _launch(version, a, b, du, (scale_a, scale_b), promoted, fused)
     return du
 
 
 @operation(
     reference=matmul_fp8_gradient_reference,
     cost=matmul_fp8_gradient_cost,
+    versions=VERSIONS,
     check=_check_gradient,
     writes=("out",),
     problems=problems.gradients,
 )
-def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
+def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True, version=None):
     """out (M, N) float32 += scale_a · scale_b · a·bᵀ; a (M, K), b (N, K): dyᵀ and xᵀ of a layer
     whose weight's gradient this is. Always promoted, as the sum is over thousands of rows.
 
     accumulate: False: out is written, whatever it held
     """
+    if version.name == "mma":
+        fused = ProductFused(accumulate=accumulate)
+        launch_mma_fp8(a, b, out, (scale_a, scale_b), True, fused, can_split=True)
+        return
     (M, K), N = a.shape, len(b)
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width, slices = choose_slices(M, N, K, multiprocessors)

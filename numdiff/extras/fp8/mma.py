@@ -33,6 +33,7 @@ READ NEXT
     mma_epilogues.py
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -42,17 +43,15 @@ from ...device.limits import multiprocessors_of
 from ...device.requires import requires
 from ...device.specialise import Variants
 from ...device.tensor_core import mma_m16n8k32_e4m3, mma_m16n8k32_e4m3_into
-from ...kernels.matmul.choice import choose_half
 from ...kernels.matmul.mma import make_kernel
 from ...kernels.matmul.mma_layout import (
-    ACTIVATION_TILES,
     ACTIVATIONS,
     ADDING,
     GELU,
     GELU_GRADIENT,
     PLAIN,
-    TILES,
     MmaEpilogue,
+    Tile,
     stage_bytes,
     threads_of,
     work_of,
@@ -60,7 +59,13 @@ from ...kernels.matmul.mma_layout import (
 from ...kernels.matmul.split_half import add_partials, unused
 from .mma_epilogues import write_bytes, write_scaled
 
-STEP = 64  # of k in a stage
+# a warp has 64 × 32 or 32 × 32 of a tile: promoted products of 64 × 64 would spill registers
+FP8_TILES = {(128, 128): Tile(2, 4, 32, 4, 1), (64, 64): Tile(2, 2, 32, 3, 3)}
+# estimates for a multiprocessor of an RTX 4090, from its data sheet: multiply-adds of E4M3, bytes from
+# the L2 cache
+PRODUCTS_PER_CYCLE, BYTES_PER_CYCLE = 512, 10
+LAUNCH_CYCLES = 5000  # of a second kernel
+SLICES, SHORTEST_SLICE = (2, 3, 4, 6, 8, 12, 16, 24, 32), 1024  # of K
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -85,7 +90,7 @@ def make_fp8_kernel(tile, promoted, end, to_bytes=False):
     E4M3"""
     kernel = make_kernel(
         tile,
-        TILES[tile].stages,
+        FP8_TILES[tile].stages,
         False,
         False,
         end,
@@ -93,34 +98,36 @@ def make_fp8_kernel(tile, promoted, end, to_bytes=False):
         product=add_promoted if promoted else add_plain,
         write_rows=write_bytes if to_bytes else write_scaled,
         kind=f"_e4m3{'_promoted' * promoted}{'_bytes' * to_bytes}",
+        layout=FP8_TILES[tile],
     )
     return requires("8.9")(kernel)
 
 
 BOTH = True, False  # promoted, or not
 MMA_KERNELS = Variants(
-    [
-        *((tile, promoted, end) for tile in TILES for promoted in BOTH for end in (PLAIN, ADDING)),
-        *(
-            (tile, promoted, end)
-            for tile in ACTIVATION_TILES
-            for promoted in BOTH
-            for end in (GELU, GELU_GRADIENT)
-        ),
-    ],
+    itertools.product(FP8_TILES, BOTH, (PLAIN, ADDING, GELU, GELU_GRADIENT)),
     lambda key: make_fp8_kernel(*key),
 )
 MMA_EIGHT_KERNELS = Variants(
-    [key for key in MMA_KERNELS if key[2] in (GELU, GELU_GRADIENT)],
+    itertools.product(FP8_TILES, BOTH, (GELU, GELU_GRADIENT)),
     lambda key: make_fp8_kernel(*key, to_bytes=True),
 )
 
 
 def choose_mma_tile(M, N, K, multiprocessors, can_split=False):
-    """(tile, slices of K) with the lowest estimate: a stage has the bytes of float16's, for twice the
-    k."""
-    tile, slices, _ = choose_half(5, 1, M, N, K // 2, can_split, multiprocessors)
-    return tile, slices
+    """(tile, slices of K) with the lowest estimate, in cycles."""
+
+    def estimate(tile, slices):
+        (rows, columns), k = tile, -(-K // slices)
+        products, bytes_in = rows * columns * k / PRODUCTS_PER_CYCLE, (rows + columns) * k
+        cycles = max(products, bytes_in / BYTES_PER_CYCLE) + 4 * rows * columns / BYTES_PER_CYCLE
+        rounds = -(-slices * -(-M // rows) * -(-N // columns) // multiprocessors)
+        second = 8 * slices * M * N / (BYTES_PER_CYCLE * multiprocessors) + LAUNCH_CYCLES
+        return rounds * cycles + (second if slices > 1 else 0)
+
+    most = max(1, K // SHORTEST_SLICE) if can_split else 1
+    choices = itertools.product(FP8_TILES, {1, *(s for s in SLICES if s <= most)})
+    return min(choices, key=lambda choice: (estimate(*choice), choice))
 
 
 def pairs_of(x):
@@ -162,9 +169,8 @@ def launch_mma_fp8(a, b, c, scales, promoted, fused, into=None, M_nominal=None, 
     (M, K), N, activation = a.shape, len(b), fused.activation
     multiprocessors = multiprocessors_of(a)
     tile, slices = choose_mma_tile(M_nominal or M, N, K, multiprocessors, can_split)
-    if activation and tile not in ACTIVATION_TILES:
-        tile = min(ACTIVATION_TILES)
-    work, nothing = work_of(1, M, N, K // 2, tile, slices), unused(a)
+    layout, nothing = FP8_TILES[tile], unused(a)
+    work = work_of(1, M, N, K // 2, tile, slices)
     slices = work.slices
     target = empty((slices * M * N,), np.float32, like=a) if slices > 1 else c.reshape(-1)
     end, other = PLAIN, target
@@ -174,6 +180,8 @@ def launch_mma_fp8(a, b, c, scales, promoted, fused, into=None, M_nominal=None, 
         end, other = ADDING, fused.residual.reshape(-1)
     elif fused.accumulate and slices == 1:
         end = ADDING
+    if activation == "gelu" and not fused.keeps_u:  # C is not written
+        target = DeviceArray(a.backend, (a.nbytes // 2,), np.float16, a.memory, a.offset)
     bias = nothing if fused.bias is None else fused.bias
     arrays = MmaFp8Arrays(target, bias, other, *scales)
     kernel = MMA_KERNELS[tile, promoted, end]
@@ -181,14 +189,14 @@ def launch_mma_fp8(a, b, c, scales, promoted, fused, into=None, M_nominal=None, 
         arrays, kernel = MmaEightArrays(*arrays, *into), MMA_EIGHT_KERNELS[tile, promoted, end]
     launch(
         kernel,
-        min(work.units, multiprocessors * TILES[tile].blocks),
-        threads_of(tile),
+        min(work.units, multiprocessors * layout.blocks),
+        threads_of(layout),
         pairs_of(a),
         pairs_of(b),
         arrays,
         work,
         MmaEpilogue(1.0, int(fused.bias is not None), int(fused.keeps_u)),
-        shared=TILES[tile].stages * stage_bytes(tile),
+        shared=layout.stages * stage_bytes(tile),
     )
     if slices > 1:
         add_partials(target, c, slices, nothing, 1.0, 0, fused.accumulate)

@@ -75,9 +75,7 @@ def write_bytes(sums, i, place, arrays, biases, epilogue, adds, lane):
         r2 = load_where(arrays.other, below, first and lower)
         r3 = load_where(arrays.other, below + 32, second and lower)
     b0, b1 = biases
-    most = write_eight(
-        sums, s, at, first and upper, r0, b0, arrays, epilogue, lane, factor, most
-    )
+    most = write_eight(sums, s, at, first and upper, r0, b0, arrays, epilogue, lane, factor, most)
     most = write_eight(
         sums, s + 2, below, first and lower, r2, b0, arrays, epilogue, lane, factor, most
     )

@@ -1,7 +1,7 @@
 """Problems of the products of E4M3: small ones for each kernel, and a DiT's.
 
-The width of a tile follows from the extents, and small ones get the narrowest. So each is solved
-with a width that is given. The records are those of matmul.py, which reads this file: its
+The tile follows from the extents, and small ones get the smallest. So each is solved with a tile
+that is given. The records are those of matmul.py, which reads this file: its
 kernels are named through `sys.modules`.
 
 SHAPES
@@ -22,7 +22,7 @@ from ...float8 import bits_of
 from ...kernels.operation import Problem, filled, half, numbers, replaced, single
 from .quantise import HISTORY, scale_update
 
-FP8 = f"{__package__}.matmul"
+FP8, MMA = f"{__package__}.matmul", f"{__package__}.mma"
 POOL = 1 << 20  # random bytes, used repeatedly
 B, T, D = 64, 256, 768  # images, tokens and channels of a DiT-B/2
 ROWS = B * T
@@ -47,11 +47,29 @@ def _of_width(width):
     return functools.partial(replaced, FP8, choose_width=lambda *_: width)
 
 
+def _of_tile(tile, slices=1):
+    return functools.partial(replaced, MMA, choose_mma_tile=lambda *_: (tile, slices))
+
+
 # Small ones ---------------------------------------------------------------------------------------
 
 
 def _product(width, promoted, activation, M=8, K=16, **more):
-    N, backward = _columns(width, activation), activation.endswith("_gradient")
+    label = (
+        f"tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{f', K {K}' * (K > 16)}"
+    )
+    given = {"versions": ("hopper",), "within": _of_width(width), **more}
+    return _problem(label, _columns(width, activation), promoted, activation, M, K, **given)
+
+
+def _mma_product(tile, promoted, activation, M=72, N=40, K=80, **more):
+    label = f"by mma, tile {tile[0]} × {tile[1]}{', promoted' * promoted}{f', N {N}' * (N > 40)}"
+    given = {"versions": ("mma",), "within": _of_tile(tile), "once": True, **more}
+    return _problem(label, N, promoted, activation, M, K, **given)
+
+
+def _problem(label, N, promoted, activation, M, K, **more):
+    backward = activation.endswith("_gradient")
     columns = 2 * N if "swiglu" in activation else N  # of u
     rows = columns if activation == "swiglu" else N
     given = (
@@ -59,14 +77,13 @@ def _product(width, promoted, activation, M=8, K=16, **more):
     )
     given |= {} if backward else {"bias": single(rows)}
     return Problem(
-        f"e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}{f', K {K}' * (K > 16)}",
+        f"e4m3, {label}",
         a=_bytes(M, K),
         b=_bytes(rows, K),
         scale_a=numbers([0.25]),
         scale_b=numbers([0.5]),
         promoted=promoted,
         tolerance=1e-3,
-        within=_of_width(width),
         **given,
         **more,
     )
@@ -88,20 +105,43 @@ def products(activation=""):
             _product(64, False, "", M=136, fast=False),
             _product(64, True, "", K=9 * sys.modules[FP8].STEP + 16),
         ]
-    return found
+    return found + mma_products(activation)
 
 
-def _rounded(function, scale_c, amax, history, unit, **given):
+def mma_products(activation):
+    """[Problem] of the same by mma.sync: tiles that two of the extents do not fill, and two tiles."""
+    if "swiglu" in activation:  # a product, and a pass
+        return [_mma_product((64, 64), True, activation, M=8, N=16, K=16)]
+    small, large = sorted(sys.modules[MMA].FP8_TILES)
+    return [
+        _mma_product(small, True, activation, once=False),
+        _mma_product(small, False, activation, N=72, fast=False),
+        *(_mma_product(large, promoted, activation, fast=False) for promoted in (True, False)),
+    ]
+
+
+def _rounded(function, scale_c, amax, history, unit, version=None, **given):
     """What a product gives as bytes, and the scale that their largest magnitude gives."""
-    found = function(**given, into=(scale_c, amax))
+    found = function(**given, into=(scale_c, amax), version=version)
     scale_update(amax.reshape(1, PARTIALS), history, unit)
     return unit, found
 
 
-def _rounding(function, width, promoted, activation, M=8, K=16, **more):
+def _rounding(function, width, promoted, activation, M=8, **more):
+    label = f"tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}"
+    given = {"versions": ("hopper",), "within": _of_width(width), **more}
+    return _rounding_problem(function, label, promoted, activation, M, width - 16, 16, **given)
+
+
+def _mma_rounding(function, tile, promoted, activation, **more):
+    label = f"by mma, tile {tile[0]} × {tile[1]}{', promoted' * promoted}"
+    given = {"versions": ("mma",), "within": _of_tile(tile), "once": True, **more}
+    return _rounding_problem(function, label, promoted, activation, 24, 48, 16, **given)
+
+
+def _rounding_problem(function, label, promoted, activation, M, N, K, **more):
     """float32 and float64 sums round to the same bytes: of whole numbers, and right of GELU's
     minimum, as a zero on its left may have either sign."""
-    N = width - 16
 
     def whole(*shape):
         return filled(shape, lambda rng: bits_of(rng.integers(-2, 3, shape)), np.uint8)
@@ -112,7 +152,7 @@ def _rounding(function, width, promoted, activation, M=8, K=16, **more):
         else {"u": filled((M, N), lambda rng: rng.choice([12, 20], (M, N)), np.float16)}
     )
     return Problem(
-        f"e4m3 to e4m3, tile {width}{', promoted' * promoted}{', two tiles' * (M > 128)}",
+        f"e4m3 to e4m3, {label}",
         a=whole(M, K),
         b=whole(N, K),
         scale_a=numbers([1]),
@@ -124,7 +164,6 @@ def _rounding(function, width, promoted, activation, M=8, K=16, **more):
         unit=numbers([1]),
         tolerance=1e-3,
         call=functools.partial(_rounded, function),
-        within=_of_width(width),
         **given,
         **more,
     )
@@ -140,6 +179,11 @@ def roundings(function, activation):
             if key[2] == activation
         ),
         _rounding(function, widest, True, activation, M=136),
+        *(
+            _mma_rounding(function, tile, promoted, activation, fast=tile == (64, 64) and promoted)
+            for tile in sys.modules[MMA].FP8_TILES
+            for promoted in (True, False)
+        ),
     ]
 
 
@@ -159,13 +203,34 @@ def gradients():
             out=single(M, width - 24),
             accumulate=slices == 1,
             tolerance=5e-4,  # of 128 summed products tensor cores keep about 14 bits
+            versions=("hopper",),
             within=functools.partial(replaced, FP8, choose_slices=lambda *_: (width, slices)),
             **more,
+        )
+
+    def by_mma(tile, slices=1, M=72, N=40, K=144, accumulate=True, **more):
+        label = f"e4m3 by mma, tile {tile[0]} × {tile[1]}{f', {slices} slices' * (slices > 1)}"
+        return Problem(
+            f"{label}{', written' * (not accumulate)}",
+            a=_bytes(M, K),
+            b=_bytes(N, K),
+            scale_a=numbers([0.25]),
+            scale_b=numbers([0.5]),
+            out=single(M, N),
+            accumulate=accumulate,
+            tolerance=1e-4,
+            versions=("mma",),
+            within=_of_tile(tile, slices),
+            **{"once": True, **more},
         )
 
     return [
         *(small(width, fast=False) for width in sys.modules[FP8].FP8_GRADIENT_KERNELS),
         small(64, M=136, K=3 * sys.modules[FP8].STEP + 16, slices=2),
+        by_mma((64, 64), once=False),
+        by_mma((64, 64), 2, fast=False),
+        by_mma((64, 64), accumulate=False, fast=False),
+        by_mma((128, 128), fast=False),
         # the weight of a DiT-B/2's fc1: dyᵀ and xᵀ
         Problem(
             a=_bytes(4 * D, ROWS),

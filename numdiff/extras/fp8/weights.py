@@ -135,7 +135,7 @@ def weights_scale_kernel_v1(table, partials, scale):
         scale[matrix] = up_to_power(float_of(most) * LIMIT) if known else float32(1)
 
 
-@requires("9.0")
+@requires("8.9")
 @cuda.jit
 def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
     """A tile of 64 × 64 as it is, and transposed by way of shared memory."""

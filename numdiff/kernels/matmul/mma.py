@@ -552,21 +552,25 @@ def make_kernel(
     product=add_product,
     write_rows=finish_rows,
     kind="",
+    layout=None,
 ):
     """The kernel for one tile, its stages, one case of transposes (across: contiguous along m or n)
     and one epilogue.
 
     module: name of the module that keeps it
     product, write_rows: PRODUCT and WRITE_ROWS of mma_layout.py; kind: their part of its name
+    layout: another `Tile` than that of TILES
     """
-    shape = "x".join(map(str, (*tile, TILES[tile].k, stages)))
+    layout = layout or TILES[tile]
+    shape = "x".join(map(str, (*tile, layout.k, stages)))
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}{kind}"
     return specialise(
         gemm_mma,
         name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}{'_group' * grouped}",
-        launch_bounds=(threads_of(tile), TILES[tile].blocks),
+        launch_bounds=(threads_of(layout), layout.blocks),
         TILE_M=tile[0],
         TILE_N=tile[1],
+        LAYOUT=layout,
         STAGES=stages,
         A_ACROSS=a_across,
         B_ACROSS=b_across,

@@ -40,33 +40,34 @@ TILES = {
 TURING_STAGES = 2
 ACTIVATION_TILES = (128, 256), (128, 128)
 
-# Of each kernel: the tile of C, the case of transposes (across: contiguous along m or n), the
-# epilogue
+# Of each kernel: the tile of C and its `Tile`, the case of transposes (across: contiguous along m or
+# n), the epilogue
 TILE_M, TILE_N, A_ACROSS, B_ACROSS, END = Constant(), Constant(), Constant(), Constant(), Constant()
+LAYOUT = Constant()
 GROUPED = Constant()  # whether units come from a table: mma_group.py
 # device function (sums, first, a, b): sums[first … first + 3] += a · b, `add_product` or another
 PRODUCT = Constant()
 WRITE_ROWS = Constant()  # device function: the epilogue of 16 rows, `finish_rows` or another
-THREADS = Constant(lambda TILE_M, TILE_N: threads_of((TILE_M, TILE_N)))
+THREADS = Constant(lambda LAYOUT: threads_of(LAYOUT))
 PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: TILE_M * TILE_N // 64 // THREADS)
-WARPS_N = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].warps_n)
-BK = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].k)
+WARPS_N = Constant(lambda LAYOUT: LAYOUT.warps_n)
+BK = Constant(lambda LAYOUT: LAYOUT.k)
 STAGES = Constant()  # stages_of(tile, shared memory of a block)
-ROWS = Constant(lambda TILE_M, TILE_N: TILE_M // TILES[TILE_M, TILE_N].warps_m)  # of a warp
-COLUMNS = Constant(lambda TILE_M, TILE_N: TILE_N // TILES[TILE_M, TILE_N].warps_n)
+ROWS = Constant(lambda TILE_M, LAYOUT: TILE_M // LAYOUT.warps_m)  # of a warp
+COLUMNS = Constant(lambda TILE_N, LAYOUT: TILE_N // LAYOUT.warps_n)
 SUMS = Constant(lambda ROWS, COLUMNS: ROWS * COLUMNS // 32)  # accumulators of a thread
 ROW_SUMS = Constant(lambda COLUMNS: COLUMNS // 2)  # … for 16 rows
 # bytes of a row of A's tile
 A_ROW = Constant(lambda TILE_M, BK, A_ACROSS: 2 * (TILE_M if A_ACROSS else BK))
 B_ROW = Constant(lambda TILE_N, BK, B_ACROSS: 2 * (TILE_N if B_ACROSS else BK))
 # rows copied at once
-A_PASS = Constant(lambda TILE_M, TILE_N, A_ROW: threads_of((TILE_M, TILE_N)) * 16 // A_ROW)
-B_PASS = Constant(lambda TILE_M, TILE_N, B_ROW: threads_of((TILE_M, TILE_N)) * 16 // B_ROW)
+A_PASS = Constant(lambda THREADS, A_ROW: THREADS * 16 // A_ROW)
+B_PASS = Constant(lambda THREADS, B_ROW: THREADS * 16 // B_ROW)
 # of a thread
-A_COPIES = Constant(lambda TILE_M, TILE_N, BK: TILE_M * BK // 8 // threads_of((TILE_M, TILE_N)))
-B_COPIES = Constant(lambda TILE_M, TILE_N, BK: TILE_N * BK // 8 // threads_of((TILE_M, TILE_N)))
+A_COPIES = Constant(lambda TILE_M, BK, THREADS: TILE_M * BK // 8 // THREADS)
+B_COPIES = Constant(lambda TILE_N, BK, THREADS: TILE_N * BK // 8 // THREADS)
 A_BYTES = Constant(lambda TILE_M, BK: TILE_M * BK * 2)
-STAGE_BYTES = Constant(lambda TILE_M, TILE_N: stage_bytes((TILE_M, TILE_N)))
+STAGE_BYTES = Constant(lambda TILE_M, TILE_N, BK: (TILE_M + TILE_N) * BK * 2)
 LAST_STAGE = Constant(lambda STAGE_BYTES, STAGES: STAGE_BYTES * (STAGES - 1))
 PENDING = Constant(lambda STAGES: STAGES - 2)  # groups in flight while a tile is multiplied
 
@@ -156,8 +157,10 @@ def inverse(n):
     return np.uint32(min(2**32 // n, 2**32 - 1))
 
 
-def threads_of(tile):
-    return 32 * TILES[tile].warps_m * TILES[tile].warps_n
+def threads_of(layout):
+    """Threads of a block with this `Tile`, or with that of a key of TILES."""
+    layout = TILES.get(layout, layout)
+    return 32 * layout.warps_m * layout.warps_n
 
 
 def stage_bytes(tile):

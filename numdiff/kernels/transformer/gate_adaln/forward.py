@@ -91,7 +91,7 @@ def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False, **con
         launch_bounds=launch_bounds,
         **constants,
     )
-    return requires("9.0")(kernel) if eight else kernel
+    return requires("8.9")(kernel) if eight else kernel
 
 
 class RowForwardShape(NamedTuple):
