@@ -184,6 +184,8 @@ register(
         "fp8 weights": "weights",
         "fp8 both": "both",
         "fp8 epilogues": "epilogues",
+        "fp8 mma": "mma",
+        "fp8 mma epilogues": "mma_epilogues",
     },
     kernel_names={
         name: f"linear:{name}"

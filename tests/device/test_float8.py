@@ -34,14 +34,14 @@ BETWEEN = [
 ]
 
 
-@requires("9.0")
+@requires("8.9")
 @cuda.jit
 def pack_kernel(x, words):
     i = cuda.threadIdx.x
     words[i] = pack_e4m3x4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3])
 
 
-@requires("9.0")
+@requires("8.9")
 @cuda.jit
 def turn_kernel(words, numbers, turned, halves):
     """Of each word its numbers; of each four the columns; the larger halves of it and the one

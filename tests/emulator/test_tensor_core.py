@@ -693,6 +693,10 @@ def all_kernels():
         "words": (words_kernel, signature(half(1), half(1), half(1), 0)),
         "ldmatrix": (ldmatrix_kernel, signature(half(2), words(2), words(3), words(3))),
         "mma": (mma_kernel, signature(0, *[single(2)] * 5)),
+        "mma_e4m3": (
+            mma_e4m3_kernel,
+            signature(*[np.zeros((1, 1), np.uint8)] * 2, *[single(2)] * 3),
+        ),
         "copy": (copy_kernel, signature(single(1), single(1), 0)),
         "groups": (groups_kernel, signature(half(2), half(2), 0)),
     }
@@ -701,7 +705,11 @@ def all_kernels():
 @exhaustive
 @pytest.mark.parametrize(
     "name, capability",
-    [*[(name, (8, 0)) for name in all_kernels()], ("gemm", (9, 0, "a"))],
+    [
+        *[(name, (8, 9) if "e4m3" in name else (8, 0)) for name in all_kernels()],
+        ("gemm", (9, 0, "a")),
+        ("mma_e4m3", (12, 0)),
+    ],
     ids=lambda value: value if isinstance(value, str) else architecture(value),
 )
 @needs("ptxas")

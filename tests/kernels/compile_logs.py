@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+from numdiff.device.ada import for_ada, lacks_halves
 from numdiff.device.compiler import type_of_word, word_of
 from numdiff.device.ptx import PtxDevice, capabilities_of
 from numdiff.device.ptxas import find_ptxas
@@ -62,14 +63,17 @@ LONG = (
     "transformer.gate",
     "numdiff.extras.qk_norm_rope.",
 )
-TURING = (7, 5)
+TURING, ADA = (7, 5), (8, 9)
 # cards that run what is compiled for 8.0, with fewer bytes of shared memory
 LATER = (8, 6), (8, 9), (12, 0)
+# cards that run what is compiled for 8.9; on 9.0 and 10.0 `mma.sync` multiplies E4M3 as float16
+LATER_FP8 = (10, 0), (12, 0)
 # gradients of convolutions, written for 8.0, of which ptxas spills 8 bytes a thread for 12.0
 SPILLING = (
     "conv2d.mma_halo_gradient.conv2d_weight_gradient_kernel_v4_halo_16_3",
     "conv2d.narrow_half.weight_gradient.conv2d_narrow_weight_gradient_kernel_half",
 )
+SPILLING_FP8 = "numdiff.extras.fp8.mma.gemm_mma_128x128x32x4_nt_e4m3_"  # likewise for 10.0
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
@@ -237,13 +241,16 @@ def uses_tensor_cores(module):
 
 def ptx_of(name):
     """{capability: PTX} of a kernel, for the capabilities that it is for, as `PtxDevice.launch`
-    compiles it, and for Turing; of one without tensor cores for the last."""
+    compiles it, and for Turing and Ada; of one without tensor cores for the last."""
     kernel, signature = {**kernels_in_registers(), **kernels()}[name]
     capabilities = capabilities_of(kernel)
     if name not in tensor_core_kernels():
         return PtxDevice.compile(kernel, signature, capabilities[-1:])
     turing = (TURING,) if supports(TURING, kernel) else ()
     texts = PtxDevice.compile(kernel, signature, (*turing, *capabilities))
+    if lacks_halves(ADA, kernel):
+        (text,) = PtxDevice.compile(kernel, signature, (ADA,)).values()
+        texts[ADA] = for_ada(text)
     return texts | {capability: for_turing(texts[capability]) for capability in turing}
 
 
@@ -294,9 +301,15 @@ def compile_log(name, later=LATER):
     assembled for `later`, too."""
     logs = []
     for capability, text in ptx_of(name).items():
-        for target in (capability, *(later if capability == (8, 0) else ())):
+        others = {(8, 0): later, ADA: LATER_FP8}.get(capability, ())
+        for target in (capability, *others):
             registers, wrong = assemble(text, target)
-            if target == (12, 0) and name.startswith(SPILLING):
+            if (
+                target == (12, 0)
+                and name.startswith(SPILLING)
+                or target == (10, 0)
+                and name.startswith(SPILLING_FP8)
+            ):
                 wrong = [line for line in wrong if not is_small_spill(line)]
             wrong = [*wrong, *["uses float64"] * (".f64" in text)]
             logs.append((architecture(target), registers, "; ".join(wrong)))

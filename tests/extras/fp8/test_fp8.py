@@ -249,12 +249,12 @@ HOPPER, AMPERE = (9, 0), (8, 0)
         (
             {"model": "dit", "device": "cpu"},
             None,
-            "compute capability 9.0, a Hopper; use --precision fp32 on the CPU.",
+            "compute capability 8.9 or later; use --precision fp32 on the CPU.",
         ),
         (
             {"model": "dit"},
             AMPERE,
-            "compute capability 9.0, a Hopper; use --precision fp16 on other GPUs.",
+            "compute capability 8.9 or later; use --precision fp16 on other GPUs.",
         ),
         (
             {"model": "unet"},
@@ -286,8 +286,9 @@ def test_where_it_is_refused(given, capability, text):
         )
 
 
-def test_a_hopper_takes_it():
-    options = resolve({"model": "dit", "architecture": "DiT-Tiny", "precision": "fp8"}, HOPPER)
+@pytest.mark.parametrize("capability", [(8, 9), HOPPER, (10, 0), (12, 0)], ids=str)
+def test_cards_that_take_it(capability):
+    options = resolve({"model": "dit", "architecture": "DiT-Tiny", "precision": "fp8"}, capability)
     assert options.precision == "fp8" and options.fp8_promotion
 
 
