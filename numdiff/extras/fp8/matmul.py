@@ -383,7 +383,7 @@ def matmul_fp8_forward(
 ):
     """scale_a · scale_b · a·bᵀ + bias + residual as a new float16 array (M, N).
 
-    promoted: add up in float32 every 128 of k; False leaves the sum to the tensor cores
+    promoted: add up in float32 every 128 of k (mma: every 32); False leaves the sum to the tensor cores
     """
     M, N = len(a), len(b)
     c = empty((M, N), np.float16, like=a)
