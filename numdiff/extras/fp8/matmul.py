@@ -30,8 +30,8 @@ WHAT REMAINS
     sooner than float16's. Blocks of a cluster that share what they fetch (PAIRS in
     kernels/matmul/hopper/producer.py) would help.
 VERSIONS
-    mma: mma.sync m16n8k32, of capability 8.9, 10.0 and 12.0 (mma.py); not timed yet.
-    hopper: in tiles of 128 × 64, 128, 192 and, without promotion, 256.
+    v1 mma: mma.sync m16n8k32, for capability 8.9, 10.0 and 12.0 (mma.py); not timed yet.
+    v2 hopper: wgmma and TMA, in tiles of 128 × 64, 128, 192 and, without promotion, 256.
 LAUNCH
     hopper: as kernels/matmul/hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and
     registers
