@@ -139,7 +139,7 @@ NEEDED = {
     "mbarrier": (9, 0),
     "tma": (9, 0),
     "wgmma": (9, 0, "a"),
-    "float8": (9, 0),
+    "float8": (8, 9),
 }
 
 
@@ -160,7 +160,7 @@ def test_no_architecture_is_left_out():
     """A kernel requires no more than its instructions do. (That it requires no less, ptxas says.)"""
     checking.all_kernels()  # imports their modules
     kernels = kernels_by_name().values()
-    assert {"7.5", "8.0", "9.0", "9.0a"} == {
+    assert {"7.5", "8.0", "8.9", "9.0", "9.0a"} == {
         f"{r[0]}.{r[1]}{''.join(r[2:])}" for r in map(required, kernels) if r != (0, 0)
     }
     for kernel in kernels:
@@ -169,6 +169,8 @@ def test_no_architecture_is_left_out():
             for module in reached(kernel.py_func, {}).values()
             if module.startswith("numdiff.device.")
         }
+        if "_e4m3" in kernel.py_func.__name__:  # another product of mma_sync.py, for later cards
+            modules.add("float8")
         assert required(kernel) <= max([(0, 0), *(NEEDED[m] for m in modules & NEEDED.keys())]), (
             kernel
         )

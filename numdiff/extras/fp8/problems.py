@@ -64,6 +64,7 @@ def _product(width, promoted, activation, M=8, K=16, **more):
 
 def _mma_product(tile, promoted, activation, M=72, N=40, K=80, **more):
     label = f"by mma, tile {tile[0]} × {tile[1]}{', promoted' * promoted}{f', N {N}' * (N > 40)}"
+    label += ", without residual" * ("residual" in more)
     given = {"versions": ("mma",), "within": _of_tile(tile), "once": True, **more}
     return _problem(label, N, promoted, activation, M, K, **given)
 
@@ -84,8 +85,7 @@ def _problem(label, N, promoted, activation, M, K, **more):
         scale_b=numbers([0.5]),
         promoted=promoted,
         tolerance=1e-3,
-        **given,
-        **more,
+        **{**given, **more},
     )
 
 
@@ -113,7 +113,9 @@ def mma_products(activation):
     if "swiglu" in activation:  # a product, and a pass
         return [_mma_product((64, 64), True, activation, M=8, N=16, K=16)]
     small, large = sorted(sys.modules[MMA].FP8_TILES)
+    plain = [(small, False), (large, True), (large, False)] if not activation else []
     return [
+        *(_mma_product(*key, activation, residual=None, fast=False) for key in plain),
         _mma_product(small, True, activation, once=False),
         _mma_product(small, False, activation, N=72, fast=False),
         *(_mma_product(large, promoted, activation, fast=False) for promoted in (True, False)),
