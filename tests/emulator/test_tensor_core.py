@@ -386,7 +386,7 @@ def test_mma_of_e4m3(rng, checks):
     a, b = (bits_of(rng.standard_normal(shape)) for shape in ((16, 32), (8, 32)))
     c = rng.standard_normal((16, 8)).astype(np.float32)
     d, e = np.full((16, 8), np.nan, np.float32), np.full((16, 8), np.nan, np.float32)
-    run(mma_e4m3_kernel, 32, a, b, c, d, e, checks=checks)
+    run(mma_e4m3_kernel, 1, 32, a, b, c, d, e, checks=checks)
     want = c.copy()
     for k in range(32):
         want += numbers_of(a)[:, None, k] * numbers_of(b)[None, :, k]

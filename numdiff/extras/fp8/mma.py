@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import DeviceArray, cuda, empty, float32, launch
+from ...device import DeviceArray, device_inline, empty, float32, launch
 from ...device.limits import multiprocessors_of
 from ...device.requires import requires
 from ...device.specialise import Variants
@@ -68,13 +68,13 @@ LAUNCH_CYCLES = 5000  # of a second kernel
 SLICES, SHORTEST_SLICE = (2, 3, 4, 6, 8, 12, 16, 24, 32), 1024  # of K
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_plain(sums, first, a, b):
     """sums[first … first + 3] += a · b, added by the tensor cores."""
     mma_m16n8k32_e4m3_into(sums, first, a, b)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def add_promoted(sums, first, a, b):
     """sums[first … first + 3] += a · b, added in float32."""
     zero = float32(0)

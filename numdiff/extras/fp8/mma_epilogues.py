@@ -13,7 +13,7 @@ READ NEXT
     matmul.py, which has the operations.
 """
 
-from ...device import cuda, float32, int32, int64, uint32
+from ...device import cuda, device_inline, float32, int32, int64, uint32
 from ...device.eight import store8
 from ...device.rounded8 import keep_largest, store_rounded8
 from ...device.tiles import eight_of_four
@@ -28,7 +28,7 @@ from ...kernels.matmul.mma_epilogues import (
 from ...kernels.matmul.mma_layout import COLUMNS, END, GELU, ROW_SUMS
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def scale_rows(sums, i, arrays):
     """The sums of a warp's rows 16 · i …, times both scales."""
     scale = arrays.scale_a[0] * arrays.scale_b[0]
@@ -36,14 +36,14 @@ def scale_rows(sums, i, arrays):
         sums[i * ROW_SUMS + j] *= scale
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_scaled(sums, i, place, arrays, biases, epilogue, adds, lane):
     """As `finish_rows`, of sums times the scales."""
     scale_rows(sums, i, arrays)
     finish_rows(sums, i, place, arrays, biases, epilogue, adds, lane)
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_eight(sums, s, at, inside, u, bias, arrays, epilogue, lane, factor, most):
     """Eight outputs as bytes; the next `most`. u: that of GELU'(u)"""
     v = eight_of_four(sums, s, lane, True)
@@ -58,7 +58,7 @@ def write_eight(sums, s, at, inside, u, bias, arrays, epilogue, lane, factor, mo
     return most
 
 
-@cuda.jit(device=True, forceinline=True)
+@device_inline
 def write_bytes(sums, i, place, arrays, biases, epilogue, adds, lane):
     """A warp's rows 16 · i …: of each lane two, eight apart, as bytes."""
     scale_rows(sums, i, arrays)
