@@ -34,6 +34,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from ..emulator.group_copies import start_copy
+from ..emulator.memory import READ_SITE
 from . import bfloat16
 from .inline_ptx import (
     F32,
@@ -147,9 +148,24 @@ def _write(machine, array, index, values):
         machine.access.store_vector(array, index + i, [values[i + k] for k in range(step)])
 
 
-def _numbers_of(array, words):
-    """The eight numbers, of the type of `array`, whose words these are, in the emulator."""
-    return np.array([int(words[k]) for k in range(2 * array.itemsize)], np.uint32).view(array.dtype)
+def _get_elements(machine, array, count=NUMBERS):
+    """The first elements of a thread's local array, in the emulator."""
+    place = machine.site_here() << READ_SITE
+    return [machine.access.load(array, k, place) for k in range(count)]
+
+
+def _put_elements(machine, array, values):
+    """Write the first elements of a thread's local array, in the emulator."""
+    site = machine.site_here()
+    for k, value in enumerate(values):
+        machine.access.store(array, k, value, site)
+
+
+def _numbers_of(machine, array, words):
+    """The eight numbers, of the type of `array`, whose words these are, as float32, in the
+    emulator."""
+    found = np.array(_get_elements(machine, words, 2 * array.itemsize), np.uint32)
+    return found.view(array.dtype).astype(np.float32)
 
 
 # As a tuple ---------------------------------------------------------------------------------------
@@ -241,8 +257,7 @@ def _load8_into(context, builder, sig, args):
 def load8_into(machine, array: contiguous, index: i64, into: anything):
     """into[0 … 7] = array[index … index + 7] as float32; `index` a multiple of 8, `into` a local
     array."""
-    for k, value in enumerate(_read(machine, array, index)):
-        into[k] = np.float32(value)
+    _put_elements(machine, into, map(np.float32, _read(machine, array, index)))
 
 
 def _store8_from(context, builder, sig, args):
@@ -253,7 +268,7 @@ def _store8_from(context, builder, sig, args):
 @instruction(_store8_from)
 def store8_from(machine, array: contiguous, index: i64, values: anything):
     """array[index … index + 7] = values[0 … 7], float32, rounded to the type of `array`."""
-    _write(machine, array, index, values)
+    _write(machine, array, index, _get_elements(machine, values))
 
 
 def _fetch8(context, builder, sig, args):
@@ -266,8 +281,7 @@ def fetch8(machine, array: contiguous, index: i64, words: anything):
     """As `load8_into`, but unconverted, into a local array of eight uint32: nothing waits until
     they are used."""
     values = np.array(_read(machine, array, index), array.dtype)
-    for k, word in enumerate(values.view(np.uint32)):
-        words[k] = word
+    _put_elements(machine, words, values.view(np.uint32))
 
 
 def _of_words(context, builder, sig, args):
@@ -288,8 +302,9 @@ def _add8(context, builder, sig, args):
 @instruction(_add8)
 def add8(machine, array: anything, words: anything, values: anything):
     """values[0 … 7] += what `fetch8` brought from `array`."""
-    for k, number in enumerate(_numbers_of(array, words)):
-        values[k] = np.float32(values[k]) + np.float32(number)
+    numbers = _numbers_of(machine, array, words)
+    sums = np.array(_get_elements(machine, values), np.float32) + numbers
+    _put_elements(machine, values, sums)
 
 
 @instruction(
@@ -299,8 +314,7 @@ def add8(machine, array: anything, words: anything, values: anything):
 )
 def numbers8(machine, array: anything, words: anything, values: anything):
     """values[0 … 7] = what `fetch8` brought from `array`, or `words8` made, as float32."""
-    for k, number in enumerate(_numbers_of(array, words)):
-        values[k] = np.float32(number)
+    _put_elements(machine, values, _numbers_of(machine, array, words))
 
 
 def _words8(context, builder, sig, args):
@@ -311,9 +325,8 @@ def _words8(context, builder, sig, args):
 @instruction(_words8)
 def words8(machine, array: anything, values: anything, words: anything):
     """The words of values[0 … 7], float32, rounded to the type of `array`."""
-    numbers = np.array([np.float32(values[k]) for k in range(NUMBERS)], np.float32)
-    for k, word in enumerate(numbers.astype(array.dtype).view(np.uint32)):
-        words[k] = word
+    numbers = np.array(_get_elements(machine, values), np.float32)
+    _put_elements(machine, words, numbers.astype(array.dtype).view(np.uint32))
 
 
 # Memory and choices -------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy as np
 from . import arithmetic, functions, generators, values
 from .faults import Unbound, Unsupported
 from .integers import holds, magnitude_of_result
+from .loops import TURNS
 from .memory import READ_SITE
 from .reductions import Spans
 from .rewrite import SITES, rewrite
@@ -129,6 +130,12 @@ class Linking:
 
     # The names that rewritten code calls ----------------------------------------------------------
 
+    def _turn(self, weight):
+        """`Scheduler.turn`, which is called only where it has something to do."""
+        thread = self.thread
+        thread.turns += weight
+        return thread.turns < TURNS or self.scheduler.turn(0)
+
     def _helpers(self):
         """The names that rewritten code calls."""
         spans = Spans(self)
@@ -138,7 +145,7 @@ class Linking:
             "__accumulate": np.add.accumulate,
             "__ndarray": np.ndarray,
             "__single": np.dtype(np.float32),
-            "__turn": lambda weight: self.scheduler.turn(weight),
+            "__turn": self._turn,
             "__here": self._here,
             "__emulated__": True,
             "__unsupported": unsupported,

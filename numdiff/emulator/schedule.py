@@ -29,6 +29,11 @@ def blocks_of(place, across, size):
     ]
 
 
+def _all_run(block):
+    """Whether all warps of a block have all their lanes, none of which has ended."""
+    return block.whole and block.alive == len(block.threads)
+
+
 class Scheduler(Loops):
     """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `pause` from
     within threads."""
@@ -324,24 +329,24 @@ class Scheduler(Loops):
         result}; `then` as in `pause`."""
         thread = self.machine.thread
         block, key = thread.block, (thread.warp, name, mask)
-        lanes = block.collectives.setdefault(key, {})
+        lanes = block.collectives.get(key)
+        if lanes is None:
+            lanes = block.collectives[key] = {}
         lanes[thread.lane] = (payload, frame, thread, combine)
-        self._combine_if_complete(block, key)
+        # lanes that have ended are missing: the rest may be complete
+        if mask != FULL_MASK or len(lanes) == WARP or not _all_run(block):
+            self._combine_if_complete(block, key)
         return self.pause("warp operation", (name, mask), frame, then)
 
     def _combine_if_complete(self, block, key):
         warp, name, mask = key
         lanes = block.collectives.get(key)
-        if lanes is None or (
-            len(lanes) < WARP
-            and mask == FULL_MASK
-            and block.whole
-            and block.alive == len(block.threads)
-        ):
+        if lanes is None:
             return
-        for thread in block.warp_threads(warp):
-            if mask >> thread.lane & 1 and not thread.done and thread.lane not in lanes:
-                return
+        if len(lanes) < WARP:
+            for thread in block.warp_threads(warp):
+                if mask >> thread.lane & 1 and not thread.done and thread.lane not in lanes:
+                    return
         del block.collectives[key]
         combine = next(iter(lanes.values()))[3]
         if self.checked:

@@ -32,20 +32,20 @@ def warp_functions(machine):
     def shuffle(name, source):
         """source(lane, argument, width) -> the lane to read, or None to keep one's own value."""
 
-        def call(mask, value, argument, width=32):
-            def combine(payloads, threads):
-                results = {}
-                for lane, (own, argument, width) in payloads.items():
-                    other = source(lane, int(argument), int(width))
-                    if other is None or other == lane:
-                        results[lane] = own
-                    elif other in payloads:
-                        results[lane] = payloads[other][0]
-                    else:
-                        machine.absent_lane(name, threads[lane], other)
-                        results[lane] = _undefined(own)
-                return results
+        def combine(payloads, threads):
+            results = {}
+            for lane, (own, argument, width) in payloads.items():
+                other = source(lane, int(argument), int(width))
+                if other is None or other == lane:
+                    results[lane] = own
+                elif other in payloads:
+                    results[lane] = payloads[other][0]
+                else:
+                    machine.absent_lane(name, threads[lane], other)
+                    results[lane] = _undefined(own)
+            return results
 
+        def call(mask, value, argument, width=32):
             return gather(name, mask, (value, argument, width), combine, frame(1))
 
         return call
@@ -66,11 +66,10 @@ def warp_functions(machine):
         return segment(lane, width) + source % width
 
     def vote(name, function):
-        def call(mask, predicate):
-            def combine(payloads, threads):
-                result = function(payloads)
-                return dict.fromkeys(payloads, result)
+        def combine(payloads, threads):
+            return dict.fromkeys(payloads, function(payloads))
 
+        def call(mask, predicate):
             return gather(name, mask, bool(predicate), combine, frame(1))
 
         return call
