@@ -133,13 +133,21 @@ class Access(Races):
                         pass
             elif index.__class__ in _INDEX and 0 <= index < a._length:
                 offset = a.offset + index * a.row
-                stamp = machine.thread.stamp
-                if quick and (
-                    memory.calm is stamp or memory.tried is not stamp and calm(memory, stamp)
-                ):
+                if quick:
                     valid = memory.valid
-                    if valid is None or valid[offset]:
-                        memory.reads.append(place + offset)
+                    if memory.plain:
+                        stamp = machine.thread.stamp
+                        if (
+                            memory.calm is stamp
+                            or memory.tried is not stamp
+                            and calm(memory, stamp)
+                        ):
+                            if valid is None or valid[offset]:
+                                memory.reads.append(place + offset)
+                                value = a.flat[offset >> a.shift]
+                                return value if a.kind is None else a.kind(value)
+                    # of this thread alone, or constant
+                    elif not (memory.grain or memory.busy) and (valid is None or valid[offset]):
                         value = a.flat[offset >> a.shift]
                         return value if a.kind is None else a.kind(value)
             site = place >> READ_SITE

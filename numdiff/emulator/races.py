@@ -117,8 +117,9 @@ class Races:
             return []
         if self.machine.lone:
             return log[1:3]
-        blocks = self.machine.thread.block.cluster.blocks
-        unordered = [k for k in range(1, len(log), 2) if not self._ordered(log[k])]
+        thread, ordered_for = self.machine.thread, self.ordered_for
+        blocks = thread.block.cluster.blocks
+        unordered = [k for k in range(1, len(log), 2) if not ordered_for(thread, log[k])]
         if memory.space is GLOBAL:  # one of the blocks that ran before is enough
             elsewhere = [k for k in unordered if log[k][0].block not in blocks]
             unordered = elsewhere[:1] + [k for k in unordered if log[k][0].block in blocks]
