@@ -150,7 +150,6 @@ def main():
                 rstd=rstd,
                 gradients=gradients,
             ):
-                common = (dy, x, weight, bias, mean, rstd, *gradients, GROUPS, True)
                 residual, second = dy if residuals else None, dy if residuals > 1 else None
                 if (
                     backward
@@ -161,10 +160,33 @@ def main():
                     residual, second = add_forward(residual, second), None
                 if backward:
                     return (
-                        one_pass_launch.one_pass_backward(*common, plan, residual, second)
+                        one_pass_launch.one_pass_backward(
+                            dy,
+                            x,
+                            weight,
+                            bias,
+                            (mean, rstd),
+                            gradients,
+                            GROUPS,
+                            True,
+                            plan,
+                            residual,
+                            second,
+                        )
                         if plan
                         else GN.groupnorm_backward(
-                            *common, residual=residual, version=version, second=second
+                            dy,
+                            x,
+                            weight,
+                            bias,
+                            mean,
+                            rstd,
+                            *gradients,
+                            GROUPS,
+                            True,
+                            residual,
+                            second,
+                            version=version,
                         )
                     )
                 return (

@@ -560,23 +560,6 @@ def _weight_gradient_on_cpu(
     return dchannel
 
 
-def backward_on_cpu(
-    dy,
-    x,
-    weight,
-    dweight,
-    dbias=None,
-    stride=1,
-    need_dx=True,
-    need_channel=False,
-    residual=None,
-    accumulate=True,
-):
-    return _backward(
-        dy, x, weight, dweight, dbias, stride, need_dx, need_channel, residual, accumulate, None
-    )
-
-
 def _sums(dy, dbias, need_channel):
     """(the gradient of `channel` or None, dbias where it is still to be added to): one pass over dy
     is enough."""
@@ -636,7 +619,6 @@ def conv2d_weight_gradient(
 
 
 @operation(
-    reference=backward_on_cpu,
     check=_check_backward,
     chooses=True,
     versions=[_rung(name, None) for name in RUNGS],
@@ -666,17 +648,9 @@ def conv2d_backward(
     residual: like x, or None: added to dx, in the kernel that makes it where that can; of a `Pair`
     x a Pair, too
     accumulate: False: dweight is written, whatever it held; dbias is added to all the same
+    version: of arrays on the host ignored
     """
-    return _backward(
-        dy, x, weight, dweight, dbias, stride, need_dx, need_channel, residual, accumulate, version
-    )
-
-
-def _backward(
-    dy, x, weight, dweight, dbias, stride, need_dx, need_channel, residual, accumulate, version
-):
-    """`conv2d_backward` on either kind of arrays."""
-    if _is_linear(weight, stride) and version is None:
+    if _is_linear(weight, stride) and (version is None or not is_device(dy)):
         dchannel, dbias = _sums(dy, dbias, need_channel)
         rows = None if dweight is None else dweight.reshape(weight.shape[0], -1)
         dx = linear_backward(

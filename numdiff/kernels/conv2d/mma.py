@@ -41,7 +41,7 @@ from ...device.async_copy import (
     cp_async_wait_all,
     shared_address,
 )
-from ...device.common import divide, no_numbers
+from ...device.common import divide
 from ...device.half import in_bfloat16
 from ...device.requires import requires, supports
 from ...device.tensor_core import (
@@ -57,9 +57,9 @@ from ...device.tensor_core import (
 )
 from ...dtypes import is_half
 from ..reduce.trees import column_sum
-from .direct import Added, Addends, Geometry
+from .direct import Geometry
 from .flip import TRANSPOSE, flip_weight_kernel
-from .mma_halo import halo_forward
+from .mma_halo import addends_of, halo_forward
 from .mma_halo_gradient import halo_fits, halo_weight_gradient
 from .tiles import add_parts, within
 
@@ -367,24 +367,19 @@ def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=
         return halo_forward(x, weight, bias, y, channel, residual)
     _, h, w, c = x.shape
     b, ho, wo, n = y.shape
-    nothing = no_numbers(x.backend)
-    kernel = in_bfloat16(conv2d_forward_kernel_v4, x.dtype)
+    addends, added = addends_of(x, bias, channel, residual)
     launch(
-        kernel,
+        in_bfloat16(conv2d_forward_kernel_v4, x.dtype),
         (-(-b * ho * wo // TILE_M), -(-n // TILE_N)),
         THREADS,
         x.reshape(-1),
         weight.reshape(-1),
-        Addends(
-            nothing if bias is None else bias,
-            nothing if channel is None else channel.reshape(-1),
-            x.reshape(-1) if residual is None else residual.reshape(-1),
-        ),
+        addends,
         y.reshape(-1),
         Geometry(h, w, c, ho, wo, n, weight.shape[1], stride),
         spread,
         b * ho * wo,
-        Added(int(bias is not None), int(channel is not None), int(residual is not None)),
+        added,
     )
     return y
 

@@ -498,6 +498,17 @@ def choose_tile(b, h, w, n, multiprocessors, shared):
     return best[1:]
 
 
+def addends_of(x, bias, channel, residual):
+    """(`Addends`, `Added`) of a convolution of x; None for what is absent."""
+    nothing = no_numbers(x.backend)
+    addends = Addends(
+        nothing if bias is None else bias,
+        nothing if channel is None else channel.reshape(-1),
+        x.reshape(-1) if residual is None else residual.reshape(-1),
+    )
+    return addends, Added(*(int(each is not None) for each in (bias, channel, residual)))
+
+
 def halo_forward(x, weight, bias, y, channel=None, residual=None, flipped=False, only=None):
     """y = conv2d(x, weight) + …, or, flipped, the convolution with the flipped weight (weight (C,
     3, 3, N)).
@@ -515,21 +526,17 @@ def halo_forward(x, weight, bias, y, channel=None, residual=None, flipped=False,
     tiles = -(-segments // (WARPS * frags // rows * 16 // seg))
     columns = -(-n // TILE_N)
     turns = -(-tiles // max(1, BLOCKS * multiprocessors_of(x) // columns))
-    nothing = no_numbers(x.backend)
+    addends, added = addends_of(x, bias, channel, residual)
     launch(
         in_bfloat16(KERNELS[seg, frags, flipped], x.dtype),
         (-(-tiles // turns), columns),
         THREADS,
         x.reshape(-1),
         weight.reshape(-1),
-        Addends(
-            nothing if bias is None else bias,
-            nothing if channel is None else channel.reshape(-1),
-            x.reshape(-1) if residual is None else residual.reshape(-1),
-        ),
+        addends,
         y.reshape(-1),
         HaloImage(h, w, c, n, bands, across, segments, tiles),
-        Added(int(bias is not None), int(channel is not None), int(residual is not None)),
+        added,
         shared=shared_bytes(seg, frags),
     )
     return y

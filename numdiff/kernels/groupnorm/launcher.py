@@ -157,11 +157,8 @@ def groupnorm_forward(x, weight, bias, groups, eps=1e-5, silu=False, statistics=
         return groupnorm_forward(x.joined(), weight, bias, groups, eps, silu, version=version)
     if chosen == 3:
         return one_pass_forward(x, weight, bias, groups, eps, silu, plan)
-    y, mean, rstd = (
-        empty_like(x),
-        empty((B, groups), np.float32, like=x),
-        empty((B, groups), np.float32, like=x),
-    )
+    y = empty_like(x)
+    mean, rstd = (empty((B, groups), np.float32, like=x) for _ in range(2))
     forward = groups_forward if chosen == 1 else chunks_forward
     forward(x, weight, bias, y, mean, rstd, x.size // (B * C), groups, float(eps), silu)
     return y, mean, rstd
@@ -221,7 +218,17 @@ def groupnorm_backward(
         )
     if chosen == 3:
         return one_pass_backward(
-            dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual, second
+            dy,
+            x,
+            weight,
+            bias,
+            (mean, rstd),
+            (dweight, dbias),
+            groups,
+            silu,
+            plan,
+            residual,
+            second,
         )
     dx, sums = empty_like(x), empty((2, B, C), np.float32, like=x)
     backward = groups_backward if chosen == 1 else chunks_backward

@@ -36,10 +36,7 @@ def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
     B, C = x.shape[0], x.shape[-1]
     first, second, seam = parts_of(x)
     y = empty(x.shape, x.dtype, like=first)
-    mean, rstd = (
-        empty((B, groups), np.float32, like=first),
-        empty((B, groups), np.float32, like=first),
-    )
+    mean, rstd = (empty((B, groups), np.float32, like=first) for _ in range(2))
     arrays = (
         Pair(first.reshape(-1), second.reshape(-1)),
         weight,
@@ -78,9 +75,11 @@ def takes_two(x, plan):
 
 
 def one_pass_backward(
-    dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual=None, second=None
+    dy, x, weight, bias, statistics, gradients, groups, silu, plan, residual=None, second=None
 ):
-    """As `groupnorm_backward` of launcher.py; second: only where `takes_two`."""
+    """As `groupnorm_backward` of launcher.py. statistics: (mean, rstd); gradients: (dweight, dbias);
+    second: only where `takes_two`."""
+    dweight, dbias = gradients
     B, C = x.shape[0], x.shape[-1]
     dx = Pair(*map(empty_like, x)) if isinstance(x, Pair) else empty_like(x)
     totals, seam = empty((2, B, C), np.float32, like=dy), parts_of(x)[2]
@@ -94,7 +93,7 @@ def one_pass_backward(
         dy.reshape(-1),
         x_,
         (weight, bias),
-        (mean.reshape(-1), rstd.reshape(-1)),
+        tuple(statistic.reshape(-1) for statistic in statistics),
         residual_,
         dx_,
         totals.reshape(-1),
@@ -131,7 +130,7 @@ def one_pass_backward(
             (C // plan.tile, B),
             threads_of(plan),
             *arguments,
-            (dweight, dbias, counters(dy.backend)),
+            (*gradients, counters(dy.backend)),
             shape,
             BackwardCut(plan.tile * groups // C, plan.ring, plan.held, plan.share, plan.team_bits),
             *last,
