@@ -234,7 +234,10 @@ def test_npz_with_objects_is_refused(tmp_path):
 
 
 @exhaustive
-@pytest.mark.parametrize("kind", ["zip", "legacy", "container", "npz", "safetensors"])
+@pytest.mark.parametrize(
+    "kind",
+    ["weights_zip", "weights_legacy", "weights_container", "dit_state", "npz", "safetensors"],
+)
 def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng, kind):
     if kind in ("npz", "safetensors"):
         state = {"a.weight": np.ones((3, 4), np.float32), "b": np.arange(5, dtype=np.float32)}
@@ -242,7 +245,7 @@ def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng, kind):
         data = path.read_bytes()
     else:
         path = tmp_path / "weights.pt"
-        data = (stored.FOLDER / f"weights_{kind}.pt").read_bytes()
+        data = (stored.FOLDER / f"{kind}.pt").read_bytes()
     refused = 0
     for copy in damaged_copies(data, rng, 400):
         path.write_bytes(copy)

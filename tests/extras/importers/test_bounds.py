@@ -2,8 +2,6 @@
 
 import io
 import struct
-import zipfile
-import zlib
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from numdiff.extras.importers import archives, netpbm
 from numdiff.extras.importers.importing import import_dataset
 from numdiff.extras.importers.pictures import Unreadable, decoded
 from tests.extras.importers.fuzz_importers import pictures
-from tests.extras.importers.sources import png_of_chunks
+from tests.extras.importers.sources import png, png_of_chunks, zip_of, zipped
 
 MANY = 200_000
 
@@ -85,10 +83,9 @@ def test_damaged_netpbm(data, why):
 
 def test_netpbm_in_a_zip(tmp_path, out):
     """A zip of some kilobytes, whose comment alone would take seconds."""
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.ppm", b"P6\n#" + bytes(5_000_000) + b"\n1 1\n255\nabc")
-        archive.writestr("b.ppm", b"P6\n1 1\n255\nabc")
-    assert import_dataset(tmp_path / "a.zip", out).unreadable == [
+    long = b"P6\n#" + bytes(5_000_000) + b"\n1 1\n255\nabc"
+    path = zipped(tmp_path / "a.zip", {"a.ppm": long, "b.ppm": b"P6\n1 1\n255\nabc"})
+    assert import_dataset(path, out).unreadable == [
         ("a.ppm", "its header is damaged, or its comments are too long")
     ]
 
@@ -105,34 +102,15 @@ def test_scaling_in_blocks(monkeypatch):
 
 # What Pillow would follow part by part ------------------------------------------------------------
 
-HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+PNG = png(np.ones((1, 1), np.uint8))
 JPEG = pictures()["one.jpg"]
 GIF = b"GIF89a" + struct.pack("<HHBBB", 2, 2, 0, 0, 0)
 
 
 def bitmap(body, side):
-    return (
-        struct.pack(
-            "<2sIIIIiiHHIIiiII",
-            b"BM",
-            54 + 1024 + len(body),
-            0,
-            54 + 1024,
-            40,
-            side,
-            side,
-            1,
-            8,
-            1,
-            len(body),
-            0,
-            0,
-            256,
-            0,
-        )
-        + bytes(1024)
-        + body
-    )
+    start = 54 + 1024
+    head = b"BM", start + len(body), 0, start, 40, side, side, 1, 8, 1, len(body), 0, 0, 256, 0
+    return struct.pack("<2sIIIIiiHHIIiiII", *head) + bytes(1024) + body
 
 
 @pytest.mark.parametrize(
@@ -141,18 +119,8 @@ def bitmap(body, side):
         (JPEG[:2] + b"\xff\xfe\0\2" * MANY + JPEG[2:], "parts"),
         (JPEG[:2] + b"\xff" * MANY + JPEG[2:], "parts"),
         (JPEG[:2] + b"\xff\xd0" * MANY + JPEG[2:], "parts"),
-        (
-            png_of_chunks(
-                (b"IHDR", HEADER), *[(b"prIv", b"")] * MANY, (b"IDAT", zlib.compress(b"\0\1"))
-            ),
-            "parts",
-        ),
-        (
-            png_of_chunks(
-                (b"IHDR", HEADER), (b"IDAT", zlib.compress(b"\0\1")), *[(b"IDAT", b"")] * MANY
-            ),
-            "parts",
-        ),
+        (PNG[:33] + png_of_chunks(*[(b"prIv", b"")] * MANY)[8:-12] + PNG[33:], "parts"),
+        (PNG[:-12] + png_of_chunks(*[(b"IDAT", b"")] * MANY)[8:], "parts"),
         (GIF + b"!\xfe\1a\0" * MANY, "parts"),
         (GIF + b"\0" * MANY, "parts"),
         (GIF + b"!\xfe" + b"\1a" * MANY, "parts"),
@@ -161,20 +129,7 @@ def bitmap(body, side):
         (bitmap(b"", 9000), "at most 8 million"),
         (b"qoif" + struct.pack(">IIBB", 9000, 9000, 3, 0), "at most 8 million"),
     ],
-    ids=[
-        "comments",
-        "fill bytes",
-        "markers",
-        "chunks",
-        "empty IDATs",
-        "extensions",
-        "junk",
-        "small blocks",
-        "boxes",
-        "runs",
-        "many runs",
-        "qoi",
-    ],
+    ids="comments fill markers chunks IDATs extensions junk blocks boxes runs bitmap qoi".split(),
 )
 def test_parts_without_end(data, why):
     with pytest.raises(Unreadable, match=why):
@@ -203,16 +158,8 @@ FAR = 2**48 - 1
 @pytest.mark.parametrize("descr", ["|u1", "<f8", "<U0", "<U9"])
 def test_shapes_that_no_array_has(tmp_path, out, shape, descr):
     path = tmp_path / "a.npz"
-    for names in (
-        ["arr_0"],
-        ["features"],
-        ["mu", "sigma"],
-        ["numdiff", "arr_0"],
-        ["images", "labels", "classes"],
-    ):
-        with zipfile.ZipFile(path, "w") as archive:
-            for name in names:
-                archive.writestr(name + ".npy", npy(shape, descr))
+    for names in ("arr_0", "features", "mu sigma", "numdiff arr_0", "images labels classes"):
+        path.write_bytes(zip_of({f"{name}.npy": npy(shape, descr) for name in names.split()}))
         for read in (open_source, lambda path: import_dataset(path, out)):
             with pytest.raises(NumdiffError) as caught:
                 read(path)

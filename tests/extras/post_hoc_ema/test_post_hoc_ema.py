@@ -61,14 +61,6 @@ def profile(t, gamma, until=1.0):
     return np.where(t <= until, (gamma + 1) * t**gamma / until ** (gamma + 1), 0)
 
 
-def test_inner_products_by_quadrature():
-    n = 200_000
-    t = (np.arange(n) + 0.5) / n
-    for t_i, g_i, t_j, g_j in ((0.7, 3.0, 1.0, 17.0), (0.5, 7.0, 0.5, 7.0), (1.0, 0.5, 0.25, 40.0)):
-        wanted = (profile(t, g_i, t_i) * profile(t, g_j, t_j)).sum() / n
-        assert P.inner_product(t_i, g_i, t_j, g_j) == pytest.approx(wanted, rel=1e-4)
-
-
 def grid(count, stds=KEPT, end=1000.0):
     """(times, γ) of `count` snapshots."""
     return np.repeat(np.arange(1, count + 1) / count * end, len(stds)), np.tile(
@@ -87,6 +79,7 @@ def test_a_kept_profile_is_its_own_combination():
 
 
 def test_the_error_is_that_of_the_profile():
+    """By quadrature, and so are the inner products that it is made of."""
     times, gammas = grid(8)
     t = (np.arange(400_000) + 0.5) / 400_000
     for std in (0.02, 0.07, 0.2):
