@@ -20,6 +20,7 @@ CASES = {  # name -> (function of numdiff.diffusion.samplers, its settings)
     "euler_churn": ("euler", CHURN),
     "heun": ("heun", {}),
     "heun_churn": ("heun", CHURN),
+    "heun_most_churn": ("heun", {"s_churn": 40.0}),  # more than a step takes
     "heun_in_time": ("heun_in_time", {}),
     "heun_in_time_churn": ("heun_in_time", CHURN),
     "euler_ancestral": ("euler_ancestral", {"eta": 0.7}),

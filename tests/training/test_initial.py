@@ -74,6 +74,11 @@ def run(outdir, steps, resume=None, **given):
     return train(options, resume=resume, echo=lines.append), lines
 
 
+def options_from(kind, init, /, **given):
+    """The options of a run that starts from this file."""
+    return resolve({"model": kind, "init": str(init), "device": "cpu", **given})
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A run of each kind, three steps long: (folder of a UNet's, folder of a DiT's)."""
@@ -185,7 +190,7 @@ def test_another_image_size(tmp_path, runs):
 
 def test_angles_of_another_image_size(tmp_path):
     start = public_dit(tmp_path, rope=True)()
-    options = resolve({"model": "dit", "init": start, "device": "cpu", "image_size": 16})
+    options = options_from("dit", start, image_size=16)
     said = "positions and the angles of the rotary embedding are recomputed for 4×4 tokens, which were 2×2"
     assert any(said in line for line in describe_without_training(options))
 
@@ -199,7 +204,7 @@ def test_classes_come_and_go(tmp_path, runs):
     )
     assert "rows of 1 class: Flags; kept: 0 of 1 rows" in "\n".join(lines)
     assert numdiff.load(folder, "cpu").num_classes == 1
-    options = resolve({"model": "unet", "init": str(plain), "device": "cpu"})
+    options = options_from("unet", plain)
     assert options.class_cond is False and options.class_dropout == 0  # as in the file
 
 
@@ -237,7 +242,7 @@ def test_a_converted_file_is_a_start_too(tmp_path, runs, kind, target):
             write_state_dict(
                 file, state_dict, "npz", diffusion=stored.pop("diffusion"), options=stored
             )
-    options = resolve({"model": kind, "init": str(tmp_path / target), "device": "cpu"})
+    options = options_from(kind, tmp_path / target)
     model = numdiff.load(runs[kind], "cpu")
     assert (options.image_size, options.prediction, options.class_dropout) == (
         8,
@@ -365,7 +370,7 @@ def test_the_files_path_counts_and_none_of_the_presets(tmp_path, diffusion, targ
     write(tmp_path / "m.h5", small_unet(), Diffusion(**diffusion).options)
     if target == "m.npz":
         convert(tmp_path / "m.h5", tmp_path / "m.npz")
-    options = resolve({"model": "unet", "init": str(tmp_path / target), "device": "cpu"})
+    options = options_from("unet", tmp_path / target)
     assert (
         options.preset == "tiny"
         and Diffusion(**diffusion_options(options)).options == Diffusion(**diffusion).options
@@ -510,7 +515,7 @@ def test_dense_weights_start_a_run_with_sparse_attention(tmp_path):
 )
 def test_settings_that_contradict_the_file(runs, kind, given, words):
     with pytest.raises(UsageError, match=words):
-        resolve({"model": kind, "init": str(runs[kind]), "device": "cpu", **given})
+        options_from(kind, runs[kind], **given)
 
 
 @pytest.mark.parametrize(
@@ -526,9 +531,9 @@ def test_settings_that_contradict_the_file(runs, kind, given, words):
 )
 def test_a_learned_variance_has_its_objective(tmp_path, given, words):
     start = str(write(tmp_path / "m.h5", small_dit(num_classes=None)))
-    assert resolve({"model": "dit", "init": start, "device": "cpu"}).learn_sigma
+    assert options_from("dit", start).learn_sigma
     with pytest.raises(UsageError, match=words):
-        resolve({"model": "dit", "init": start, "device": "cpu", **given})
+        options_from("dit", start, **given)
 
 
 def test_images_of_other_channels(tmp_path):
@@ -574,15 +579,7 @@ def test_state_dicts_that_are_not_whole(tmp_path, runs, change, words):
     change(arrays)
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(NumdiffError, match=words):
-        resolve(
-            {
-                "model": "unet",
-                "init": str(tmp_path / "bad.npz"),
-                "image_size": 8,
-                "device": "cpu",
-                "num_head_channels": 32,
-            }
-        )
+        options_from("unet", tmp_path / "bad.npz", image_size=8, num_head_channels=32)
 
 
 def public_dit(folder, stated=True, **options):
@@ -625,7 +622,7 @@ def public_dit(folder, stated=True, **options):
 def test_dits_that_are_not_whole(tmp_path, lacks, words):
     bad = public_dit(tmp_path)(lambda name: name.startswith(lacks))
     for use in (
-        lambda: resolve({"model": "dit", "init": bad, "device": "cpu"}),
+        lambda: options_from("dit", bad),
         lambda: convert(bad, tmp_path / "out.h5"),
     ):
         with pytest.raises(NumdiffError, match=rf"cannot use .*bad.npz: .* {words}"):
@@ -667,7 +664,7 @@ def test_a_dit_whose_last_block_is_missing(tmp_path):
 
 def test_a_models_name_gives_what_a_file_does_not(tmp_path):
     bare = public_dit(tmp_path, stated=False, hidden_size=192, depth=6, num_heads=6)()
-    options = resolve({"model": "dit", "init": bare, "device": "cpu", "architecture": "DiT-Tiny"})
+    options = options_from("dit", bare, architecture="DiT-Tiny")
     assert (options.heads, options.depth) == (6, 6)
 
 
@@ -692,7 +689,7 @@ def test_damaged_files_and_programs(tmp_path, monkeypatch, content):
     (tmp_path / "bad.pt").write_bytes(content)
     for kind in ("unet", "dit"):
         with pytest.raises(NumdiffError, match="bad.pt") as refused:
-            resolve({"model": kind, "init": str(tmp_path / "bad.pt"), "device": "cpu"})
+            options_from(kind, tmp_path / "bad.pt")
         assert "\n" not in str(refused.value) and "--init" in str(refused.value)
     assert not (tmp_path / "exploded").exists()
 
@@ -702,7 +699,7 @@ def test_a_dataset_is_no_start():
         NumdiffError,
         match="^--init: .*emoji64.h5 is an HDF5 file but not a numdiff checkpoint; give",
     ):
-        resolve({"model": "unet", "init": default_path(), "device": "cpu"})
+        options_from("unet", default_path())
 
 
 def test_init_and_resume_exclude_each_other(runs):

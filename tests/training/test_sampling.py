@@ -202,25 +202,21 @@ def test_npz_for_evaluators(model_file, tmp_path):
         "weights": "converted",
         "training_steps": 12,
     }
-    shown = sample_command(
-        model_file, count=5, steps=2, batch=5, seed=9, device="cpu", grid=tmp_path / "b.png"
-    )
+    shown, _ = sample(model_file, count=5, steps=2, batch=5, seed=9, grid=tmp_path / "b.png")
     assert np.abs(shown.astype(int) - images).max() <= 1
 
 
 def test_grey_samples_get_three_channels_and_latents_stay_latents(tmp_path):
     grey = write_model(tmp_path / "grey.h5", in_channels=1)
-    sample_command(
-        grey, count=2, steps=1, device="cpu", npz=tmp_path / "grey.npz", grid=tmp_path / "grey.png"
-    )
+    sample(grey, count=2, steps=1, npz=tmp_path / "grey.npz", grid=tmp_path / "grey.png")
     with np.load(tmp_path / "grey.npz") as file:
         images = file["arr_0"]
     assert images.shape == (2, 16, 16, 3) and (images[..., :1] == images).all()
     assert pixels(tmp_path / "grey.png").ndim == 2
     latents = write_model(tmp_path / "latents.h5", in_channels=4)
     with pytest.raises(UsageError, match="latents of 4 channels"):
-        sample_command(latents, count=2, steps=1, device="cpu", grid=tmp_path / "l.png")
-    sample_command(latents, count=2, steps=1, device="cpu", npz=tmp_path / "latents.npz")
+        sample(latents, count=2, steps=1, grid=tmp_path / "l.png")
+    sample(latents, count=2, steps=1, npz=tmp_path / "latents.npz")
     with np.load(tmp_path / "latents.npz") as file:
         latents = file["arr_0"]
     assert latents.shape == (2, 16, 16, 4) and latents.dtype == np.float32
@@ -253,9 +249,7 @@ def test_animation(model_file, tmp_path, name):
         "--columns 3",
     )
     assert result.exit_code == 0 and list(tmp_path.iterdir()) == [path], result.output
-    final = sample_command(
-        model_file, count=3, batch=2, steps=6, device="cpu", grid=tmp_path / "b.png", columns=3
-    )
+    final, _ = sample(model_file, count=3, batch=2, steps=6, grid=tmp_path / "b.png", columns=3)
     assert len(final) == 3
     with Image.open(path) as picture:
         # equal frames are written as one
@@ -322,7 +316,7 @@ def stopped_in(evaluation, number=signal.SIGINT):
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, number, code):
     whole = tmp_path / "whole.npz"
-    sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=whole)
+    sample(model_file, count=7, steps=2, batch=2, npz=whole)
     says = (
         "stopped after 4 of 7 images, which .*b.png, .*a.npz hold; the others are "
         "made by the same command with --skip 4, and other file names.$"
@@ -331,14 +325,8 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, number, code)
         stopped_in(6, number) as evaluations,  # in the third batch
         pytest.raises(NumdiffError, match=says) as stop,
     ):
-        sample_command(
-            model_file,
-            count=7,
-            steps=2,
-            batch=2,
-            device="cpu",
-            npz=tmp_path / "a.npz",
-            grid=tmp_path / "b.png",
+        sample(
+            model_file, count=7, steps=2, batch=2, npz=tmp_path / "a.npz", grid=tmp_path / "b.png"
         )
     assert stop.value.exit_code == code and len(evaluations) == 6
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.png", "whole.npz"]
@@ -346,9 +334,7 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, number, code)
     np.testing.assert_array_equal(images, read_npz(whole)[0][:4])
     assert labels.tolist() == [0, 1, 2, 0] and record["count"] == 4
     assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
-    sample_command(
-        model_file, count=7, skip=4, steps=2, batch=2, device="cpu", npz=tmp_path / "rest.npz"
-    )
+    sample(model_file, count=7, skip=4, steps=2, batch=2, npz=tmp_path / "rest.npz")
     for name in range(2):
         np.testing.assert_array_equal(
             read_npz(tmp_path / "rest.npz")[name], read_npz(whole)[name][4:]
@@ -356,7 +342,7 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, number, code)
     (tmp_path / "rest.npz").unlink()
     says = "stopped before the first 2 images were done; nothing was written"
     with stopped_in(1, number), pytest.raises(NumdiffError, match=says) as stop:
-        sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=tmp_path / "c.npz")
+        sample(model_file, count=7, steps=2, batch=2, npz=tmp_path / "c.npz")
     assert stop.value.exit_code == code and not (tmp_path / "c.npz").exists()
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -469,14 +455,13 @@ def test_inpainting_keeps_the_picture_where_the_mask_is_black(model_file, tmp_pa
     mask[3:9, 5:11] = 255
     Image.fromarray(picture).save(tmp_path / "p.png")
     Image.fromarray(mask).save(tmp_path / "m.png")
-    images = sample_command(
+    images, _ = sample(
         model_file,
         count=3,
         batch=2,
         steps=4,
         inpaint=tmp_path / "p.png",
         mask=tmp_path / "m.png",
-        device="cpu",
         grid=tmp_path / "a.png",
         class_name="birds",
     )

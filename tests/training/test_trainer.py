@@ -3,6 +3,7 @@ import gc
 import pickle
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from tests.conftest import exhaustively, needs, relative_error, where
 from tests.models import small_unet
 from tests.training.toy import Toy
 
+OPEN = weakref.WeakSet()  # trainers, which `_closed` closes
+
 
 def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, model="unet", **options):
     """A trainer of a small model. toy: of a tiny one, for what does not depend on the model."""
@@ -34,7 +37,7 @@ def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, model
         }[model]
         model = small_unet(**sizes, device=device, seed=seed, num_classes=num_classes)
     dataset = FixedImages(images, labels)
-    return Trainer(
+    made = Trainer(
         model,
         dataset,
         **{
@@ -48,6 +51,16 @@ def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, model
             **options,
         },
     )
+    OPEN.add(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    """The trainers of a test are closed at its end."""
+    yield
+    for trainer in list(OPEN):
+        trainer.close()
 
 
 class FixedImages(RandomImages):
@@ -111,8 +124,6 @@ def test_ten_steps_are_five_and_five_resumed_bitwise(device, steps, more):
     assert start + losses(second, steps) == expected
     for name, value in whole.state().items():
         np.testing.assert_array_equal(value, second.state()[name], err_msg=name)
-    for trainer in (whole, first, second):
-        trainer.close()
 
 
 @needs("gpu")
@@ -127,8 +138,6 @@ def test_a_captured_step_has_the_bits_of_the_eager_one():
     assert losses(captured, 4) == losses(eager, 4)
     for name, value in eager.state().items():
         np.testing.assert_array_equal(value, captured.state()[name], err_msg=name)
-    for trainer in (captured, eager, other):
-        trainer.close()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,6 @@ def test_the_averages_decay(given, decay):
             assert relative_error(trainer.optimizer.ema, expected) < 1e-6
         else:
             assert trainer.optimizer.ema is None
-        trainer.close()
 
 
 def test_a_model_that_gives_fewer_channels_is_not_trained():
@@ -195,15 +203,12 @@ def test_a_trainer_is_not_copied():
     again = pickle.loads(pickle.dumps(trainer.optimizer))
     for name, value in trainer.optimizer.state().items():
         assert np.array_equal(value, again.state()[name]), name
-    trainer.close()
 
 
 @needs("gpu")
 def test_gpu_and_cpu_engine_give_the_same_ten_losses():
     on_cpu, on_gpu = make(device="cpu"), make(device="cuda")
     np.testing.assert_allclose(losses(on_gpu, 10), losses(on_cpu, 10), rtol=1e-3)
-    on_cpu.close()
-    on_gpu.close()
 
 
 def test_each_trainer_computes_in_its_own_precision(monkeypatch):
@@ -285,8 +290,6 @@ def test_microbatches_give_the_same_step(device):
     )
     np.testing.assert_allclose(losses(whole, 3), losses(parts, 3), rtol=2e-5)
     assert relative_error(whole.state()["parameters"], parts.state()["parameters"]) < 1e-4
-    whole.close()
-    parts.close()
 
 
 def test_training_passes_rescaled_timesteps_to_the_model():
@@ -304,7 +307,6 @@ def test_training_passes_rescaled_timesteps_to_the_model():
         and (seen % 1 != 0).any()
     )
     assert trainer.model.diffusion["timestep_scale"] == 0.25
-    trainer.close()
 
 
 def test_one_batch_is_learnt(device):
@@ -313,7 +315,6 @@ def test_one_batch_is_learnt(device):
     trainer = make(images, device=device, model="small", learning_rate=6e-3)
     values = losses(trainer, 30)
     assert np.mean(values[-10:]) < 0.25 * np.mean(values[:4])
-    trainer.close()
 
 
 def test_classes_are_used(device):
@@ -333,7 +334,6 @@ def test_classes_are_used(device):
     noise = np.random.default_rng(1).standard_normal((2, 8, 8, 3))
     answer = trainer.model.predict(noise, 999, [0, 1]).mean((1, 2, 3))
     assert answer[0] < -0.5 and answer[1] > 0.5
-    trainer.close()
 
 
 def test_a_non_finite_loss_stops_with_its_name_and_leaves_the_weights(device):
@@ -350,7 +350,6 @@ def test_a_non_finite_loss_stops_with_its_name_and_leaves_the_weights(device):
         list(trainer.run(20, report_every=10))
     np.testing.assert_array_equal(trainer.state()["parameters"], poisoned)
     assert np.isfinite(before).all()
-    trainer.close()
 
 
 def test_reports_come_late_and_whole(monkeypatch):
@@ -370,7 +369,6 @@ def test_reports_come_late_and_whole(monkeypatch):
         NonFiniteError, match=r"step 23 gave loss nan.*last conv2d is the first non-finite"
     ):
         list(trainer.run(20, report_every=2))
-    trainer.close()
 
 
 def test_a_run_that_is_asked_to_stop_reports_all_it_did():
@@ -380,7 +378,6 @@ def test_a_run_that_is_asked_to_stop_reports_all_it_did():
         2,
     ]
     assert trainer.step == 6
-    trainer.close()
 
 
 # the CPU records nothing
@@ -402,8 +399,6 @@ def test_how_a_step_is_run_changes_no_bit(device, options):
     assert losses(plain, 3) == losses(other, 3)
     for name, value in plain.state().items():
         np.testing.assert_array_equal(value, other.state()[name], err_msg=name)
-    plain.close()
-    other.close()
 
 
 @needs("gpu")
@@ -414,8 +409,6 @@ def test_half_precision_gives_the_same_bits_however_it_is_run():
         other = make(device="cuda", precision="fp16", **options)
         assert losses(other, 6) == expected, options
         np.testing.assert_array_equal(plain.state()["parameters"], other.state()["parameters"])
-        other.close()
-    plain.close()
 
 
 # Loss scaling, over gradients that overflow as float16's do ---------------------------------------
@@ -463,8 +456,6 @@ def test_the_scale_grows_by_its_rule_and_goes_on_from_a_checkpoint(rounded, rule
     ]
     for name, value in whole.state().items():
         np.testing.assert_array_equal(value, second.state()[name], err_msg=name)
-    for trainer in (whole, first, second):
-        trainer.close()
 
 
 @pytest.mark.parametrize("lag", [4, *exhaustively(0)])
@@ -479,7 +470,6 @@ def test_fifty_skips_in_a_row_stop_with_one_sentence(rounded, monkeypatch, lag):
         reports_of(trainer, 80)
     assert "\n" not in str(caught.value) and trainer.step < 60 + lag
     np.testing.assert_array_equal(trainer.state()["parameters"], before)
-    trainer.close()
 
 
 def test_a_dataset_that_does_not_fit_the_model_is_refused():
