@@ -57,6 +57,9 @@ def problem_of(
     return Problem(label, versions=versions, stride=stride, **arguments, **more)
 
 
+half_problem = functools.partial(problem_of, array=half)
+
+
 def _given(module, function, **choice):
     """A context in which a module calls this function with a tile that is given."""
     return functools.partial(
@@ -132,14 +135,13 @@ def _written(of, array):
         **({} if float32 else {"tolerance": FLOAT32_TOLERANCE}),
     )
     if not float32:
-        yield problem_of(
+        yield half_problem(
             of,
             "float16, written, 3 → 64",
             (1, 4, 4, 3),
             64,
             3,
             "narrow",
-            array=half,
             biased=False,
             need_dx=False,
             accumulate=False,
@@ -174,7 +176,7 @@ def _of_narrow_and_mma(of):
         more = {"need_dx": version != "narrow" or n == 3} if of == BACKWARD else {}
         if not first:
             more |= {"need_channel": True} if of == BACKWARD else {"addends": version != "narrow"}
-        yield problem_of(
+        yield half_problem(
             of,
             f"float16, {c} → {n}{words}",
             (1 if first else 2, h, w, c),
@@ -182,7 +184,6 @@ def _of_narrow_and_mma(of):
             kernel,
             version,
             stride=stride,
-            array=half,
             bfloat16="exhaustive" if first and c != 5 else False,
             fast=(of == BACKWARD or c != 3) if first else words == ", 3 × 3",
             **more,
@@ -197,14 +198,13 @@ QUICK_TILES = {FORWARD: [(64, 2, 3, 3)], INPUT_GRADIENT: [(64, 1, 1, 3), (128, 1
 def _of_hopper(of):
     """Each tile; of one tap, where they can, as nine take long."""
     for bn, sub, taps, kernel in HOPPER_TILES:
-        yield problem_of(
+        yield half_problem(
             of,
             f"float16, tile {(bn, sub)}, {kernel} × {kernel}, {taps} at once",
             (1, 2, 3, 8),
             8,
             kernel,
             "hopper",
-            array=half,
             biased=False,
             bfloat16="exhaustive" if (bn, sub, kernel) == (32, 1, 1) else False,
             fast=(bn, sub, taps, kernel) in QUICK_TILES[of],
@@ -217,14 +217,13 @@ def _of_hopper_several_tiles(of):
     for bn, sub in (64, 2), (96, 1):
         whole = {"x": (1, 11, 10, 72), "n": 40}
         for version in "hopper", "hopper-columns":
-            yield problem_of(
+            yield half_problem(
                 of,
                 f"float16, {version}, tile {(bn, sub)}, several tiles",
                 whole["x"],
                 whole["n"],
                 3,
                 version,
-                array=half,
                 addends=True,
                 biased=False,
                 fast=version == "hopper" and (bn, sub) == ((96, 1), (64, 2))[of == INPUT_GRADIENT],
@@ -239,14 +238,13 @@ def _of_statistics():
     for bn, sub in (32, 1), (64, 2), (96, 2), (128, 1):
         n = bn if sub == 2 else bn + 8  # a second tile, of which little exists
         width = 16 if bn == 32 else 8
-        yield problem_of(
+        yield half_problem(
             FORWARD,
             f"float16, tile {(bn, sub)}, statistics",
             (1, 8, width, 8),
             n,
             1,
             "hopper",
-            array=half,
             addends=True,
             bfloat16="exhaustive" if bn == 32 else False,
             fast=(bn, sub) in ((32, 1), (96, 2)),
@@ -268,14 +266,13 @@ def _of_hopper_weight_gradients():
     ):
         # the share of every block has some; of two, each of its vectors
         channels = {5: 16, 2: width}.get(blocks, 8)
-        yield problem_of(
+        yield half_problem(
             WEIGHT_GRADIENT,
             f"float16, tile of {width}, {pixels} pixels, {parts} parts, {blocks} blocks a cluster",
             (1, 2, 3 if parts == 1 else 33, channels),
             8,
             3,
             "hopper",
-            array=half,
             need_channel=True,
             tolerance=FLOAT32_TOLERANCE,
             bfloat16="exhaustive" if (width, pixels) == (16, 128) else False,
@@ -284,14 +281,13 @@ def _of_hopper_weight_gradients():
                 weight_gradient, hopper_weight_gradient_3x3, only=(width, parts, pixels, blocks)
             ),
         )
-    yield problem_of(
+    yield half_problem(
         WEIGHT_GRADIENT,
         "float16, any kernel",
         (1, 2, 3, 8),
         8,
         1,
         "hopper",
-        array=half,
         bfloat16=True,
         tolerance=FLOAT32_TOLERANCE,
     )
@@ -306,14 +302,13 @@ def _of_hopper_several_images():
         ((16, 1, 128), "hopper"),
         ((32, 4, 64, 2), "hopper"),
     ):
-        yield problem_of(
+        yield half_problem(
             WEIGHT_GRADIENT,
             f"float16, {version}, plan {only}, several images",
             (3, 3, 9, 8),
             16,
             3,
             version,
-            array=half,
             need_channel=only[0] != 32,
             tolerance=FLOAT32_TOLERANCE,
             fast=only[:3] == (32, 2, 64),
@@ -325,14 +320,13 @@ def _of_mma_halo(of):
     """By mma.sync, 3 × 3 taps of stride 1 in every tile."""
     for seg, frags, flipped in mma_halo.KERNELS:
         if flipped == (of == INPUT_GRADIENT):
-            yield problem_of(
+            yield half_problem(
                 of,
                 f"float16, mma, segments of {seg}, {64 * frags} pixels",
                 (1, 2, 3, 8),
                 8,
                 3,
                 "mma",
-                array=half,
                 addends=of == FORWARD,
                 fast=(seg, frags) == (8, 2),
                 within=_given(mma, mma_halo.halo_forward, only=(seg, frags)),
@@ -341,14 +335,13 @@ def _of_mma_halo(of):
 
 def _of_mma_halo_weight_gradients():
     for seg, stages, sums in mma_halo_gradient.KERNELS:
-        yield problem_of(
+        yield half_problem(
             WEIGHT_GRADIENT,
             f"float16, mma, segments of {seg}, {stages} stages{', and sums' * sums}",
             (1, 2, 3, 8),
             8,
             3,
             "mma",
-            array=half,
             biased=sums,
             fast=(seg, stages) == (8, 2) and sums,
             within=_given(mma, mma_halo_gradient.halo_weight_gradient, only=(seg, stages)),
@@ -397,7 +390,7 @@ def of_input_gradient():
         *_of_hopper(INPUT_GRADIENT),
         *_of_hopper_several_tiles(INPUT_GRADIENT),
         *_of_mma_halo(INPUT_GRADIENT),
-        problem_of(
+        half_problem(
             INPUT_GRADIENT,
             "float16, with a residual",
             (1, 3, 9, 8),
@@ -405,7 +398,6 @@ def of_input_gradient():
             3,
             "hopper-columns",
             "hopper",
-            array=half,
             addends=True,
             fast=("hopper",),
         ),

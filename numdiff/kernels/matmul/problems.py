@@ -27,6 +27,7 @@ from .mma_layout import TILES, TURING_STAGES
 from .operands import Matrices
 
 LAUNCHER = f"{__package__}.launcher"
+RUNGS = {5: ("mma",), 6: ("hopper",)}
 
 
 @contextlib.contextmanager
@@ -46,6 +47,19 @@ def with_tile(tile, rung, parts=1, pairs=False, stages=None):
         yield
     finally:
         choice.choose_half, choice.PAIRS, mma.stages_of = before
+
+
+def in_tile(tile, rung, *more):
+    """The arguments of a `Problem` that rung 5 or 6 solves with this tile; more: of `with_tile`."""
+    return {
+        "versions": RUNGS[rung],
+        "within": functools.partial(with_tile, tile, rung, *more),
+    }
+
+
+def in_three_slices():
+    """Context: a float32 product has tiles of 64 × 64, and its sum over K three slices."""
+    return replaced(LAUNCHER, choose_tile=lambda *_: ((64, 64), 3))
 
 
 # Float32 ------------------------------------------------------------------------------------------
@@ -118,7 +132,7 @@ def _of_float32():
         True,
         True,
         versions=ladder[2:3],
-        within=functools.partial(replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)),
+        within=in_three_slices,
     )
     yield product(
         "split K, added, both transposed",
@@ -132,7 +146,7 @@ def _of_float32():
         out=single(8, 4),
         accumulate=True,
         versions=ladder[2:],
-        within=functools.partial(replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)),
+        within=in_three_slices,
     )
     yield product(
         "split K",
@@ -140,7 +154,7 @@ def _of_float32():
         4,
         44,
         versions=ladder[2:],
-        within=functools.partial(replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)),
+        within=in_three_slices,
     )
 
 
@@ -154,8 +168,6 @@ def _of_extensions():
 
 
 # Float16 ------------------------------------------------------------------------------------------
-
-RUNGS = {5: ("mma",), 6: ("hopper",)}
 
 
 def _in_tile(
@@ -186,8 +198,7 @@ def _in_tile(
         transpose_a,
         not across,
         half,
-        versions=RUNGS[rung],
-        within=functools.partial(with_tile, tile, rung, parts, pairs, stages),
+        **in_tile(tile, rung, parts, pairs, stages),
         **more,
     )
 
@@ -266,10 +277,9 @@ def _by_hopper():
             half,
             (2,),
             residual=half(2, 128, 8),
-            versions=RUNGS[6],
             fast=tile == 64,
             only_compiled=key not in run,
-            within=functools.partial(with_tile, tile, 6),
+            **in_tile(tile, 6),
         )
 
 
@@ -287,10 +297,9 @@ def _scores():
             (2,),
             out_dtype=np.float32,
             alpha=0.5,
-            versions=RUNGS[6],
             fast=False,
             only_compiled=tile != 64,
-            within=functools.partial(with_tile, tile, 6),
+            **in_tile(tile, 6),
         )
 
 
@@ -318,15 +327,14 @@ def _every_addend():
             "array": half,
             "bias": single(40),
             "alpha": 0.5,
-            "versions": RUNGS.get(rung, ("tiled",)),
-            "within": functools.partial(with_tile, tile, rung) if tile else None,
+            **(in_tile(tile, rung) if tile else {"versions": ("tiled",)}),
         }
         yield product(f"{words}, all addends", 24, 40, 24, residual=half(24, 40), **more)
         yield product(
             f"{words}, added", 24, 40, 24, out=single(24, 40), accumulate=True, fast=False, **more
         )
         if tile:
-            more |= {"within": functools.partial(with_tile, tile, rung, 3), "fast": rung == 6}
+            more |= {**in_tile(tile, rung, 3), "fast": rung == 6}
             yield product(
                 f"{words}, in parts, added",
                 24,
@@ -346,8 +354,7 @@ def _every_addend():
         half,
         (2, 1),
         residual=half(2, 1, 24, 16),
-        versions=RUNGS[5],
-        within=functools.partial(with_tile, min(TILES), 5),
+        **in_tile(min(TILES), 5),
     )
 
 
@@ -365,8 +372,7 @@ def _row_sums():
         row_sums=single(24),
         out=single(24, 72),
         accumulate=True,
-        versions=RUNGS[6],
-        within=functools.partial(with_tile, 64, 6, 2),
+        **in_tile(64, 6, 2),
     )
     yield product(
         "float16, row sums, tiled",
@@ -395,10 +401,9 @@ def _row_sums():
                 half,
                 row_sums=single(8),
                 out_dtype=np.float32,
-                versions=RUNGS[rung],
                 bfloat16=parts == 1,
                 fast=parts == 7 - rung,
-                within=functools.partial(with_tile, tile, rung, parts),
+                **in_tile(tile, rung, parts),
             )
 
 
