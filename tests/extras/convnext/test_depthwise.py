@@ -128,32 +128,25 @@ def test_the_choice(engine, monkeypatch):
 
 
 def test_wrong_arguments_say_so(engine):
-    x, even = engine(np.ones((1, 4, 4, 6))), engine(np.ones((4, 4, 6)))
-    weight = engine(np.ones((3, 3, 6)))
-    with pytest.raises(ValueError, match="a depthwise kernel of 4 × 4: it must be square and odd"):
-        D.depthwise_forward(x, even)
-    with pytest.raises(ValueError, match="channels last and equal"):
-        D.depthwise_forward(x, engine(np.ones((3, 3, 5))))
-    with pytest.raises(ValueError, match=r"bias has shape \(5,\), this convolution needs \(6,\)"):
-        D.depthwise_forward(x, weight, engine(np.ones(5)))
+    def ones(*shape):
+        return engine(np.ones(shape))
+
+    x, weight = ones(1, 4, 4, 6), ones(3, 3, 6)
+    eight = ones(1, 4, 4, 8), ones(3, 3, 8)
+    later = r"\(%s\) takes float16 and bfloat16, not .* use version=2"
     with pytest.raises(ValueError, match="must be as x"):
-        D.depthwise_weight_gradient(engine(np.ones((1, 4, 3, 6))), x, weight)
-    if not engine.has_versions:
-        return
-    with pytest.raises(
-        ValueError, match=r"version 2 \(tiled\) takes eight .* not 6 channels .* use version=1"
+        D.depthwise_weight_gradient(ones(1, 4, 3, 6), x, weight)
+    for given, version, message in (
+        ((x, ones(4, 4, 6)), None, "a depthwise kernel of 4 × 4: it must be square and odd"),
+        ((x, ones(3, 3, 5)), None, "channels last and equal"),
+        ((x, weight, ones(5)), None, r"bias has shape \(5,\), this convolution needs \(6,\)"),
+        ((x, weight), 2, r"version 2 \(tiled\) takes eight .* not 6 channels .* use version=1"),
+        (eight, "mma", f"version 3 {later % 'mma'}"),
+        (eight, 4, f"version 4 {later % 'hopper'}"),
     ):
-        D.depthwise_forward(x, weight, version=2)
-    with pytest.raises(
-        ValueError, match=r"version 3 \(mma\) takes float16 and bfloat16, not .* use version=2"
-    ):
-        D.depthwise_forward(
-            engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version="mma"
-        )
-    with pytest.raises(
-        ValueError, match=r"version 4 \(hopper\) takes float16 and bfloat16, not .* use version=2"
-    ):
-        D.depthwise_forward(engine(np.ones((1, 4, 4, 8))), engine(np.ones((3, 3, 8))), version=4)
+        if version is None or engine.has_versions:
+            with pytest.raises(ValueError, match=message):
+                D.depthwise_forward(*given, version=version)
 
 
 def test_cost_by_hand():

@@ -187,29 +187,27 @@ def test_however_it_is_cut(rng, monkeypatch, scores):
 
 
 def test_errors_say_what_to_do(engine, rng):
-    qkv, dy, weight, bias, heads, order = problem(rng, (1, 130, 1, 8, "new"))
+    qkv, _, weight, bias, heads, order = problem(rng, (1, 130, 1, 8, "new"))
     dtype = np.float64 if not engine.has_versions else np.float32
     qkv, weight, bias = (engine(a, dtype) for a in (qkv, weight, bias))
-    with pytest.raises(ValueError, match="64 are one block; use flash_attention_forward"):
-        sla.sla_forward(engine(np.zeros((1, 64, 24)), dtype), weight, bias, heads, 0.5, order)
-    for share in (0, 1.5):
-        with pytest.raises(
-            ValueError, match="is no share of the blocks; use more than 0 and at most 1"
-        ):
-            sla.sla_forward(qkv, weight, bias, heads, share, order)
-    with pytest.raises(ValueError, match="the head size of qkv"):
-        sla.sla_forward(qkv, bias, bias, heads, 0.5, order)
+    share = "is no share of the blocks; use more than 0 and at most 1"
+    short = engine(np.zeros((1, 64, 24)), dtype)
+    cases = [
+        ((short, weight, bias, 1, 0.5), "64 are one block; use flash_attention_forward"),
+        ((qkv, weight, bias, 1, 0), share),
+        ((qkv, weight, bias, 1, 1.5), share),
+        ((qkv, bias, bias, 1, 0.5), "the head size of qkv"),
+    ]
     if engine.has_versions:
-        with pytest.raises(ValueError, match="kernels for heads of 32, 64 and 72 channels, not 12"):
-            sla.sla_forward(
-                engine(np.zeros((1, 130, 36))),
-                engine(np.zeros((12, 12))),
-                engine(np.zeros(12)),
-                1,
-                0.5,
-            )
-        with pytest.raises(ValueError, match="use cast_forward first"):
-            sla.sla_forward(qkv, engine(np.zeros((8, 8)), np.float16), bias, heads, 0.5)
+        twelve = [engine(np.zeros(shape)) for shape in ((1, 130, 36), (12, 12), 12)]
+        half = engine(np.zeros((8, 8)), np.float16)
+        cases += [
+            ((*twelve, 1, 0.5), "kernels for heads of 32, 64 and 72 channels, not 12"),
+            ((qkv, half, bias, 1, 0.5), "use cast_forward first"),
+        ]
+    for given, message in cases:
+        with pytest.raises(ValueError, match=message):
+            sla.sla_forward(*given, order)
 
 
 SYNC = "cuda.syncthreads()"

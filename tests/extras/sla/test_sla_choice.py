@@ -2,6 +2,7 @@
 lists turned round."""
 
 import numpy as np
+import pytest
 
 from numdiff.device import download, empty, launch
 from numdiff.extras.sla.kernels.choice import (
@@ -29,17 +30,9 @@ def problem(rng, count, N=N, HS=4):
 
 
 @on("emulator", "cuda")
-def test_the_largest_and_of_equal_ones_the_first(engine, rng):
-    check_choice(engine, rng, 34, N, 36)
-
-
-@on("emulator", "cuda")
-def test_the_largest_of_more_than_registers_hold(engine, rng):
-    check_choice(engine, rng, 40, THREADS + 11, 4)
-
-
-def check_choice(engine, rng, count, N, HS):
-    """Of one block of threads' rows; of 32 channels at a time."""
+@pytest.mark.parametrize("count, N, HS", [(34, N, 36), (40, THREADS + 11, 4)])
+def test_the_largest_and_of_equal_ones_the_first(engine, rng, count, N, HS):
+    """Of one block of threads' rows, 32 channels at a time; of more blocks than registers hold."""
     q, k, want = problem(rng, count, N, HS)
     sums = engine(np.stack((rng.standard_normal(k.shape), BLOCK * k), 1))
     total = engine(np.concatenate((np.ones((1, HS)), np.zeros((1, HS)))))

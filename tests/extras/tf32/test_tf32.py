@@ -140,12 +140,12 @@ def test_the_switch_chooses_kernels(engine, rng, monkeypatch):
 
 def operations(engine, rng):
     """Runs a product and a convolution whose channels come in fours; then a product and a
-    convolution, forward and backward, whose do not, as a UNet's first layer."""
+    convolution, forward and backward, whose do not."""
     a, b = map(engine, operands(rng, 12, 8, 12, (False, True)))
     odd_a, odd_b = map(engine, operands(rng, 9, 5, 7, (False, True)))
     x, odd_x, weight, odd_weight = (
         engine(rng.standard_normal(shape))
-        for shape in ((1, 4, 4, 12), (1, 4, 4, 3), (12, 3, 3, 12), (12, 3, 3, 3))
+        for shape in ((1, 4, 4, 12), (1, 4, 4, 30), (12, 3, 3, 12), (12, 3, 3, 30))
     )
 
     def run():
