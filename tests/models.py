@@ -20,6 +20,8 @@ DIT = {
     "depth": 1,
     "num_heads": 2,
 }
+# the block of LightningDiT; it was published without qk_norm, and with shift
+LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
 
 
 def small_unet(**options):

@@ -15,18 +15,12 @@ from numdiff.nn import Tape, Tensor
 from tests.conftest import on, unchecked
 from tests.diffusion.stub import GaussianModel
 from tests.nn.steps import unet
+from tests.reference import stored_objectives
 
 OBJECTIVES = [
     {"path": "linear"},
     {"path": "linear", "timestep_scale": 1000.0, "time_shift": 2.0},
-    {
-        "path": "linear",
-        "prediction": "x_0",
-        "loss": "flow",
-        "time_sampling": "logit-normal",
-        "noise_mean": 0.8,
-        "noise_std": 0.8,
-    },
+    stored_objectives.OBJECTIVES["jit"],
     {"path": "linear", "prediction": "eps", "loss": "x_0"},
     {"path": "linear", "prediction": "v", "min_snr_gamma": 5.0},
     {"path": "edm"},

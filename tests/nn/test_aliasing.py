@@ -21,6 +21,7 @@ from numdiff.kernels.operation.versions import at_most
 from numdiff.nn import DiT, UNet, aliasing, float8, functional
 from numdiff.nn.aliasing import Aliasing
 from numdiff.nn.dit import DiTBlock
+from tests import models
 from tests.arenas import ArenaEmulator, segments
 from tests.conftest import exhaustive, exhaustively, needs, where
 from tests.nn.steps import check_what_left, dit, step_of, unet, watch_buckets
@@ -31,14 +32,7 @@ LAUNCHING = [
     sla,
     *(m for m in vars(functional).values() if isinstance(m, types.ModuleType) and hasattr(m, "K")),
 ]
-LIGHTNING = {
-    "norm": "rms",
-    "qk_norm": True,
-    "rope": True,
-    "mlp": "swiglu",
-    "mlp_ratio": 3.0,
-    "shift": False,
-}
+LIGHTNING = {**models.LIGHTNING, "mlp_ratio": 3.0}
 
 
 @pytest.fixture(autouse=True)

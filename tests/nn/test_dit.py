@@ -19,9 +19,7 @@ from numdiff.sizes import sides
 from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness
 from tests.conftest import exhaustive, relative_error
-from tests.models import small_dit
-
-LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
+from tests.models import LIGHTNING, small_dit
 
 
 def tiny(**options):

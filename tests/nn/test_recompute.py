@@ -9,6 +9,7 @@ from numdiff import kernels as K
 from numdiff.device.array import set_poison
 from numdiff.errors import UsageError
 from tests.conftest import quick
+from tests.models import LIGHTNING
 from tests.nn.steps import check_what_left, dit, step_of, unet, watch_buckets
 
 
@@ -24,9 +25,7 @@ BUILDS = {
     "convnext": lambda: narrow_unet(dropout=0.3, block="convnext", resblock_updown=True),
     "dit": dit,
     "bare": lambda: dit(num_classes=None, learn_sigma=False),
-    "lightning": lambda: dit(
-        depth=2, norm="rms", qk_norm=True, rope=True, mlp="swiglu", mlp_ratio=3.0, shift=False
-    ),
+    "lightning": lambda: dit(depth=2, mlp_ratio=3.0, **LIGHTNING),
 }
 
 

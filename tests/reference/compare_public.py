@@ -37,18 +37,13 @@ from numdiff.extras.convert.layout import to_torch_layout
 from numdiff.extras.convert.models import convert
 from numdiff.nn import Tape, Tensor
 
-FAIRSCALE = [
-    f"fairscale{part}"
-    for part in (
-        "",
-        ".nn",
-        ".nn.model_parallel",
-        ".nn.model_parallel.initialize",
-        ".nn.model_parallel.layers",
-    )
-]
+FAIRSCALE = (
+    "fairscale fairscale.nn fairscale.nn.model_parallel fairscale.nn.model_parallel.initialize "
+    "fairscale.nn.model_parallel.layers"
+).split()
 MEAN, STD = 0.3, 0.5  # of the images for which there is an exact model
 SHAPE = 4, 8, 8, 4
+SIZES = {"input_size": 8, "in_channels": 4, "patch_size": 2, "depth": 2, "num_classes": 5}
 ROUNDING, QUANTILE = 2e-5, 5e-3  # bounds: of float32's rounding; of 200,000 draws' quantiles
 DRAWS = 200_000
 failed = []
@@ -147,18 +142,10 @@ def compare_model(what, public, heads):
 
 
 def compare_sit(repo):
-    sizes = {
-        "input_size": 8,
-        "in_channels": 4,
-        "hidden_size": 48,
-        "depth": 2,
-        "num_heads": 3,
-        "num_classes": 5,
-    }
     with importing(repo) as module:
         models = module("models")
         for variance in (False, True):
-            public = models.SiT(patch_size=2, learn_sigma=variance, **sizes)
+            public = models.SiT(learn_sigma=variance, hidden_size=48, num_heads=3, **SIZES)
             compare_model(f"SiT{', learn_sigma' * variance}", public, 3)
         compare_transport("SiT", module("transport"))
 
@@ -166,14 +153,7 @@ def compare_sit(repo):
 def compare_lightning(repo):
     for name in FAIRSCALE:  # models/rmsnorm.py imports it for unused classes
         sys.modules.setdefault(name, MagicMock())
-    sizes = {
-        "input_size": 8,
-        "in_channels": 4,
-        "hidden_size": 40,
-        "depth": 2,
-        "num_heads": 2,
-        "num_classes": 5,
-    }
+    sizes = {**SIZES, "hidden_size": 40, "num_heads": 2}
     published = {"use_swiglu": True, "use_rope": True, "use_rmsnorm": True}
     with importing(repo) as module:
         models = module("models.lightningdit")
@@ -186,9 +166,7 @@ def compare_lightning(repo):
             {**published, "use_qknorm": True, "wo_shift": True},
         ):
             said = ", ".join(name.removeprefix("use_") for name in more) or "plain"
-            compare_model(
-                f"LightningDiT, {said}", models.LightningDiT(patch_size=2, **sizes, **more), 2
-            )
+            compare_model(f"LightningDiT, {said}", models.LightningDiT(**sizes, **more), 2)
         compare_transport("LightningDiT", module("transport"))
 
 

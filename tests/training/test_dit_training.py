@@ -13,6 +13,7 @@ from numdiff.training import Trainer
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.options import resolve
 from numdiff.training.run import train
+from tests import models
 from tests.conftest import needs
 from tests.models import small_dit
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
@@ -40,15 +41,8 @@ def make(device="cpu", images=None, labels=None, seed=3, model=(), **options):  
     )
 
 
-LIGHTNING = {
-    "norm": "rms",
-    "qk_norm": True,
-    "rope": True,
-    "mlp": "swiglu",
-    "mlp_ratio": 2.5,
-    "shift": False,
-    "learn_sigma": False,
-}  # 106 channels in the MLP: no multiple of 8
+# 106 channels in the MLP: no multiple of 8
+LIGHTNING = {**models.LIGHTNING, "mlp_ratio": 2.5, "learn_sigma": False}
 
 
 def test_the_block_of_lightningdit_learns_and_resumes_bitwise(device):  # noqa: F811

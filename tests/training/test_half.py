@@ -19,7 +19,7 @@ from numdiff.nn.optimizer import LossScale
 from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
 from tests.conftest import exhaustive, exhaustively, needs
-from tests.models import small_dit, small_unet, without_zeros
+from tests.models import LIGHTNING, small_dit, small_unet, without_zeros
 
 GPU = [pytest.param("cuda", marks=needs("gpu"))]
 DEVICES = ["emulator", *GPU]
@@ -262,9 +262,8 @@ def test_bfloat16_on_the_cpu(build):
 
 def test_a_block_of_lightning_dit_in_bfloat16_on_the_cpu():
     sizes = {**LATENTS, "hidden_size": 32, "depth": 2, "num_heads": 1, "mlp_ratio": 4.0}
-    block = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "shift": False}
     compare(
-        lambda device: small_dit(**sizes, **block, device=device),
+        lambda device: small_dit(**sizes, **LIGHTNING, device=device),
         "cpu",
         precision="bf16",
     )

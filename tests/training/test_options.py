@@ -22,6 +22,7 @@ from numdiff.training.options import (
     settings_of,
 )
 from numdiff.training.precision import precision_on
+from tests.reference.stored_objectives import OBJECTIVES
 
 
 def resolve_cpu(**given):
@@ -462,14 +463,7 @@ def test_a_path_brings_what_it_predicts_and_learns_no_variance():
     assert resolve_cpu(path="linear", sample_steps=2000).sample_steps == 2000
 
 
-JIT = {
-    "path": "linear",
-    "prediction": "x_0",
-    "loss": "flow",
-    "time_sampling": "logit-normal",
-    "noise_mean": 0.8,
-    "noise_std": 0.8,
-}
+JIT = OBJECTIVES["jit"]
 PLAIN = {
     "path": "discrete",
     "prediction": "x_0",
