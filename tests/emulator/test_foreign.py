@@ -153,27 +153,6 @@ def polar(z):
     return math.hypot(z[0], z[1]), math.atan2(z[1], z[0])
 
 
-@cuda.jit(device=True, inline=True)
-def half_difference(a, b):
-    return (b - a) / 2
-
-
-@cuda.jit
-def polar_kernel(points, out):
-    i = cuda.grid(1)
-    if i < len(points):
-        radius, angle = polar(points[i])
-        out[i, 0], out[i, 1] = radius, half_difference(0.0, angle)
-
-
-def test_device_functions(gpu, rng):
-    points, out = rng.random((9, 2)), np.zeros((9, 2))
-    polar_kernel[3, 4](points, out)
-    assert np.allclose(
-        out, np.stack([np.hypot(*points.T), np.arctan2(points[:, 1], points[:, 0]) / 2], 1)
-    )
-
-
 def test_kernels_with_signatures_are_made_inside_the_context(gpu, rng):
     @cuda.jit("float32(float32, float32, float32)", device=True)
     def multiply_add(a, b, c):
