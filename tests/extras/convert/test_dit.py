@@ -21,7 +21,6 @@ from numdiff.extras.convert.dit import (
     without_padding,
 )
 from numdiff.extras.convert.files import load_state_dict
-from numdiff.extras.convert.layout import to_numdiff_layout, to_torch_layout
 from numdiff.nn.dit import MODELS, PLAIN, padded_columns
 from numdiff.nn.dit_shapes import dit_shapes
 from numdiff.sizes import as_size
@@ -188,15 +187,6 @@ def test_a_width_is_filled_up_and_cut_again():
     np.testing.assert_array_equal(more[bias][88:170], state[bias][82:])
     np.testing.assert_array_equal(more[narrow], padded_columns(state[narrow], 82))
     assert same(without_padding(more, options), state)
-
-
-def test_layout():
-    """A patch's weight turns as a convolution's; the DiT's qkv is a matrix in both."""
-    state, _ = state_of("latents")
-    ours = to_numdiff_layout(state)
-    assert ours["x_embedder.proj.weight"].shape == (48, 2, 2, 4)
-    assert ours["x_embedder.proj.weight"][5, 1, 0, 3] == state["x_embedder.proj.weight"][5, 3, 1, 0]
-    assert same(to_torch_layout(ours), state)
 
 
 # diffusers ----------------------------------------------------------------------------------------

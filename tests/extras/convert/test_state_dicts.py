@@ -30,7 +30,6 @@ from tests.extras.convert.weights import (
     same,
     tensor,
     write_pt,
-    write_state_pt,
     write_weights,
 )
 from tests.extras.importers.sources import zip_of
@@ -457,8 +456,3 @@ def test_what_is_missing_or_has_another_shape(defaults, block):
             continue
         with pytest.raises(NumdiffError):
             check_state_dict(damaged, {**defaults, **guessed})
-
-
-def test_state_dict_pt_of_a_whole_unet():
-    state, _ = model_state("updown_new_order")
-    assert same(load_state_dict(write_state_pt("unet.pt", state)), state)

@@ -120,18 +120,6 @@ def test_methods_of_resizing(converted, images):
     assert "use one extractor for both" in refusal(images[0], statistics, "--features", converted)
 
 
-def test_grey_pictures(converted, images, tmp_path):
-    grey = stored_features.pictures("grey", 3, 16)[..., :1]
-    np.savez(tmp_path / "grey.npz", arr_0=grey)
-    np.savez(tmp_path / "coloured.npz", arr_0=np.repeat(grey, 3, -1))
-    saved = []
-    for name in ("grey", "coloured"):
-        out = tmp_path / f"{name}-features.npz"
-        evaluate(tmp_path / f"{name}.npz", "--features", converted, "--save-features", out)
-        saved.append(np.load(out)["features"])
-    assert np.array_equal(*saved)
-
-
 def test_one_picture(converted, images, tmp_path):
     np.savez(tmp_path / "one.npz", arr_0=stored_features.pictures("one", 1, 16))
     sentence = refusal(tmp_path / "one.npz", images[0], "--features", converted)

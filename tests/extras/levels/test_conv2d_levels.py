@@ -5,10 +5,8 @@ import pytest
 from numdiff.extras.levels.conv2d import (
     conv2d_level_forward,
     conv2d_level_forward_cost,
-    halo,
-    shifted_boxes,
 )
-from tests.extras.levels.test_matmul_levels import halves, is_one_short_file
+from tests.extras.levels.test_matmul_levels import halves
 
 
 def test_errors_say_what_to_do(engine, rng):
@@ -29,10 +27,3 @@ def test_cost():
         moved == 2 * (2 * 128 * 64 + 9 * 64 * 128 + 2 * 128 * 128)
         and flops == 2 * 2 * 128 * 9 * 64 * 128
     )
-
-
-@pytest.mark.parametrize(
-    "module", [shifted_boxes, halo], ids=lambda module: module.__name__.rpartition(".")[2]
-)
-def test_a_level_is_one_short_file(module):
-    assert is_one_short_file(module)

@@ -6,6 +6,7 @@ import inspect
 import numpy as np
 import pytest
 
+from numdiff.extras.levels.conv2d import halo, shifted_boxes
 from numdiff.extras.levels.wgmma import (
     double_buffer,
     matmul_level_forward,
@@ -47,22 +48,14 @@ def test_cost():
     assert matmul_level_forward_cost(3, 4, 5) == (2 * (15 + 20 + 12), 2 * 3 * 4 * 5)
 
 
-def is_one_short_file(module):
-    """Whether a level is a file of two screens, its docstring among them, that takes nothing from
-    other levels."""
-    text = inspect.getsource(module)
-    taken = [node.module for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
-    return (
-        len(text.splitlines()) <= 140
-        and "READ NEXT" in module.__doc__
-        and all("device" in name for name in taken)
-    )
-
-
 @pytest.mark.parametrize(
     "module",
-    [one_tile, double_buffer, producer_consumer, persistent, tma_store],
+    [one_tile, double_buffer, producer_consumer, persistent, tma_store, shifted_boxes, halo],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_a_level_is_one_short_file(module):
-    assert is_one_short_file(module)
+    """Two screens, the docstring among them, that take nothing from other levels."""
+    text = inspect.getsource(module)
+    taken = [node.module for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
+    assert len(text.splitlines()) <= 140 and "READ NEXT" in module.__doc__
+    assert all("device" in name for name in taken)

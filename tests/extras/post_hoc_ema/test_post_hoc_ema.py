@@ -68,16 +68,6 @@ def grid(count, stds=KEPT, end=1000.0):
     )
 
 
-def test_a_kept_profile_is_its_own_combination():
-    times, gammas = grid(16)
-    for k, std in enumerate(KEPT):
-        x, error = P.combination(times, gammas, 1000.0, gamma_of(std))
-        wanted = np.zeros(32)
-        wanted[30 + k] = 1
-        np.testing.assert_allclose(x, wanted, atol=1e-7)
-        assert error < 1e-6
-
-
 def test_the_error_is_that_of_the_profile():
     """By quadrature, and so are the inner products that it is made of."""
     times, gammas = grid(8)
