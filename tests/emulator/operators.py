@@ -371,17 +371,19 @@ def _same_element(sign, before, b, got, want):
 
 
 def main(seeds=(0,), chosen=None):
-    machines = ways()
+    machines, pairs, differing = ways(), 0, 0
     for one in TYPES:
         for other in TYPES:
             if chosen and not {one, other} <= set(chosen):
                 continue
-            shown = {}
+            pairs, shown = pairs + 1, {}
             for seed in seeds:
                 for text, operands, got, want in differences(one, other, seed, machines=machines):
                     shown.setdefault(text, []).append((operands, got, want))
+            differing += len(shown)
             for text, each in shown.items():
                 print(f"{one:10} {other:10} {text:24} {len(each):3} {each[0]}", flush=True)
+    print(f"{differing} differences in {pairs} pairs of types, {len(seeds)} seeds")
 
 
 if __name__ == "__main__":
