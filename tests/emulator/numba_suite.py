@@ -1,6 +1,6 @@
 """The tests that numba-cuda ships for its own compiler, in the emulator: a plugin of pytest.
 
-    pytest -n auto -c /dev/null --rootdir . --import-mode importlib -p tests.emulator.numba_suite --pyargs \\
+    python -m pytest -n auto -c /dev/null --rootdir . --import-mode importlib -p tests.emulator.numba_suite --pyargs \\
         numba.cuda.tests.cudapy numba.cuda.tests.doc_examples
 
 `numba.cuda.tests.cudapy.test_atomics` is one file of them. numba_suite.txt lists the tests that do
