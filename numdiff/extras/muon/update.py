@@ -350,7 +350,7 @@ def muon_apply_kernel_v2(weight, x, stack, state, move, followers):
             keep * w3 - step_size * x3,
         )
         store4(weight, at, w0, w1, w2, w3)
-        follow4(followers, state, at, w0, w1, w2, w3)
+        follow4(followers, state, at, (w0, w1, w2, w3))
 
 
 # Which shapes share a stack -----------------------------------------------------------------------
