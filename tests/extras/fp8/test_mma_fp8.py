@@ -52,6 +52,7 @@ def test_the_choice_of_slices(K):
     assert mma.choose_mma_tile(768, 768, 16384, 128, can_split=True)[1] > 1
 
 
+@pytest.mark.slow
 @on("cpu")
 @pytest.mark.parametrize("cc", [ADA, pytest.param(BLACKWELL, marks=exhaustive)], ids=str)
 @pytest.mark.parametrize("promoted", [True, *exhaustively(False)], ids=["promoted", "plain"])
