@@ -15,6 +15,8 @@ from tests.device.test_float8 import turn_kernel
 from tests.kernels.compile_logs import architecture, assemble, kernels
 
 ADA = (8, 9)
+# of its 80 registers, as many as leave room for three blocks; on sm_90 it needs no more
+SPILLS = {"rms_weighted_gate_adaln_forward_kernel_v2_5_eight": "4 bytes spill stores"}
 TYPES = "uint32[1]", "float32[2]", "uint32[1]", "uint32[1]"
 
 
@@ -47,4 +49,6 @@ def test_what_a_run_compiles():
 @pytest.mark.parametrize("capability", [ADA, (12, 0)], ids=architecture)
 def test_every_kernel_of_fp8_is_assembled(name, capability):
     kernel, signature = kernels()[name]
-    assert not assemble(for_ada(compile_to_ptx(kernel, signature, ADA)), capability)[1]
+    wrong = assemble(for_ada(compile_to_ptx(kernel, signature, ADA)), capability)[1]
+    known = SPILLS.get(name.rsplit(".", 1)[1])
+    assert all(known and known in line for line in wrong)
