@@ -19,7 +19,7 @@ from numdiff.distributed.failures import AgreedError
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import resolve
 from numdiff.training.run import train
-from tests.models import RUN
+from tests.models import RUN, UNET
 
 OPTIONS = {
     **RUN,
@@ -333,7 +333,7 @@ def float8_run(folder):
     steps, runs = int((folder / "steps").read_text()), folder / "runs"
     resume = "auto" if communicator.first(runs.exists) else None
     options = {**OPTIONS, "outdir": str(runs), "steps": steps, "log_every": 1}
-    unet = "model_channels", "channel_mult", "attention_resolutions"
+    unet = {"model", *UNET} - {"image_size"}
     options = {
         "model": "dit",
         "depth": 1,
