@@ -39,8 +39,6 @@ def late(*signal_and_frame):
 
 def pytest_configure():
     emulator.install(float64=True, compile=True)
-    folders = STARTUP, STARTUP.parents[2], os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     signal.signal(signal.SIGPROF, late)
     # the first failure of a part of a test is the test's
     unittest.TestCase.subTest = lambda *_, **__: contextlib.nullcontext()
@@ -69,6 +67,9 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 
 def pytest_collection_modifyitems(items):
+    # here, since the workers of pytest-xdist collect, and must not find STARTUP themselves
+    folders = STARTUP, STARTUP.parents[2], os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     patterns = listed()
     for item in items:
         package, module = item.path.parts[-2], item.path.stem
