@@ -80,10 +80,9 @@ def patch_compiler(machine, module, patch):
         finally:
             constructing.pop()
 
-    # of a launch's stream only its handle would matter
     driver = sys.modules[f"{module.__name__}.cudadrv.driver"]
     if hasattr(driver, "_to_core_stream"):  # in newer versions
-        patch(driver, "_to_core_stream", lambda stream: stream)
+        patch(driver, "_to_core_stream", core_stream)
     patch(kernel, "__init__", init)
     patch(
         libraries,
@@ -98,6 +97,11 @@ def patch_compiler(machine, module, patch):
         "_compute_thread_per_block",
         lambda self, *kernel: self.thread_per_block or 128,
     )
+
+
+def core_stream(stream):
+    """What a launch keeps of its stream. A pickled launch has the handle alone."""
+    return stream if hasattr(stream, "handle") else Namespace("a stream", {"handle": stream or 0})
 
 
 def patch_context(module, context, patch):

@@ -179,6 +179,22 @@ def test_numba_compiles_first_where_that_is_asked():
             wrong[1, 1](x)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_configured_launch_is_pickled(compile):
+    x = np.ones(1, np.float32)
+    with emulator.device(compile=compile):
+        for stream in (0, cuda.stream()):
+            launch = double[5, 8, stream, 16] if stream else double[1, 1]
+            for _ in range(2):
+                launch = pickle.loads(pickle.dumps(launch))
+            if stream and compile:  # attributes of Numba's launch
+                assert launch.griddim == (5, 1, 1) and launch.blockdim == (8, 1, 1)
+                assert launch.stream.handle == stream.handle and launch.sharedmem == 16
+            elif not stream:
+                launch(x)
+    assert x[0] == 2
+
+
 def test_programs_ask_whether_an_array_is_on_the_device():
     from numba.cuda.cudadrv.devicearray import DeviceNDArray, is_cuda_ndarray
 
