@@ -483,7 +483,10 @@ class Integers:
                     )
                 )
             elif kind is ast.Compare:
-                part.native = UNKNOWN not in map(self.of, (part.left, *part.comparators))
+                by_value = not any(isinstance(op, (ast.Is, ast.IsNot)) for op in part.ops)
+                part.native = by_value and UNKNOWN not in map(
+                    self.of, (part.left, *part.comparators)
+                )
             elif kind is ast.Call:
                 part.magnitudes = (
                     ()

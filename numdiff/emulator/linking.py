@@ -16,6 +16,7 @@ import numpy as np
 
 from . import arithmetic, functions, generators, values
 from .faults import Unbound, Unsupported
+from .identity import IDENTITIES
 from .integers import holds, magnitude_of_result
 from .loops import TURNS
 from .memory import READ_SITE
@@ -157,11 +158,13 @@ class Linking:
             "__unified": arithmetic.unified,
             "__unbound": functools.cache(Unbound) if self.checked else lambda name: math.nan,
             "__float32": values.float32,
+            "__Int32": values.Int32,
             "__wait": generators.wait(self),
         }
         operations = {
             f"__{name}": function
-            for name, function in (*arithmetic.OPERATIONS.items(), *arithmetic.COMPARISONS.items())
+            for names in (arithmetic.OPERATIONS, arithmetic.COMPARISONS, IDENTITIES)
+            for name, function in names.items()
         }
         if not self.checked:
 

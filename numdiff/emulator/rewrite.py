@@ -8,6 +8,7 @@ line numbers, so that tracebacks, `breakpoint()` and coverage point into the rea
                                              signed integers, it stays (integers.py)
     float32(0.5)    a constant, made once
     a < b           __Lt(a, b)               unless both are known to be signed integers, or one is a literal float
+    a is b          __Is(a, b)               by type and value (identity.py), unless one is None
     f(a, b)         the variant of a device function for the integers among its arguments
     0.5             a float64 constant       which is what Numba takes it for
     a[i], a[i] = v  __load(a, i), __store    only where accesses are checked
@@ -26,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .arithmetic import COMPARISONS, OPERATIONS
+from .identity import IDENTITIES
 from .integers import EMPTY, cast_named, integers_of, is_function, nodes_of, parts_of
 from .loops import WAITING
 from .memory import READ_SITE
@@ -393,18 +395,14 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node):
         """Comparisons of what may be numbers of two types; a < b < c becomes two of them."""
-        native = (
-            getattr(node, "native", False)
-            or not all(type(op).__name__ in COMPARISONS for op in node.ops)
-            or any(
-                part.value.__class__ in (float, str, type(None))
-                for part in (node.left, *node.comparators)
-                if isinstance(part, ast.Constant)
-            )
-        )
+        if self.is_native(node):
+            return self.generic_visit(node)
+        operands = [node.left, *node.comparators]
+        for op, k in zip(node.ops, range(len(node.ops)), strict=True):
+            if type(op).__name__ in IDENTITIES:
+                operands[k : k + 2] = map(self.with_width, operands[k : k + 2])
+        node.left, *node.comparators = operands
         self.generic_visit(node)
-        if native:
-            return node
         parts, left = [], node.left
         for op, right in zip(node.ops, node.comparators, strict=True):
             name = self.temporary() if right is not node.comparators[-1] else None
@@ -414,6 +412,67 @@ class Rewriter(ast.NodeTransformer):
         return (
             parts[0] if len(parts) == 1 else ast.copy_location(ast.BoolOp(ast.And(), parts), node)
         )
+
+    @staticmethod
+    def is_native(node):
+        """Whether Python's own comparison is Numba's."""
+        if getattr(node, "native", False):
+            return True
+        names = {type(op).__name__ for op in node.ops}
+        literals = {
+            part.value.__class__
+            for part in (node.left, *node.comparators)
+            if isinstance(part, ast.Constant)
+        }
+        if names & IDENTITIES.keys():
+            return len(node.ops) == 1 and type(None) in literals
+        return not names <= COMPARISONS.keys() or bool(literals & {float, str, type(None)})
+
+    def with_width(self, node):
+        """An operand of `is`, where a number of a thread or block must be the int32 that it is."""
+        if not self.is_index(node):
+            return node
+        return ast.copy_location(ast.Call(ast.Name("__Int32", ast.Load()), [node], []), node)
+
+    def is_index(self, node):
+        """Whether an expression is a number such as `cuda.threadIdx.x`, or a variable for one."""
+        if isinstance(node, ast.Name):
+            bound = () if node.id in self.parameters else self.bindings(node.id)
+            return bool(bound) and all(
+                isinstance(value, ast.Attribute) and self.is_index(value) for value in bound
+            )
+        if not isinstance(node, ast.Attribute):
+            return False
+        owner = getattr(node.value, "attr", getattr(node.value, "id", None))
+        return owner in _DIMENSIONS or node.attr in ("laneid", "warpsize")
+
+    def visit_match_case(self, node):
+        """`case True:` is a comparison by `is`, which becomes the case's condition."""
+        name = self.temporary()
+        test = self.condition_of(node.pattern, name)
+        if test is not None and any(
+            isinstance(part, ast.MatchSingleton) for part in ast.walk(node.pattern)
+        ):
+            tests = [test, node.guard] if node.guard is not None else [test]
+            guard = ast.BoolOp(ast.And(), tests) if len(tests) > 1 else test
+            node.guard = ast.copy_location(guard, node.pattern)
+            node.pattern = ast.copy_location(ast.MatchAs(None, name), node.pattern)
+        return self.generic_visit(node)
+
+    def condition_of(self, pattern, name):
+        """The condition under which the variable of this name matches a pattern of single values;
+        None for any other pattern."""
+        value = ast.copy_location(ast.Name(name, ast.Load()), pattern)
+        if isinstance(pattern, ast.MatchSingleton):
+            literal = ast.copy_location(ast.Constant(pattern.value), pattern)
+            return ast.copy_location(ast.Compare(value, [ast.Is()], [literal]), pattern)
+        if isinstance(pattern, ast.MatchValue):
+            return ast.copy_location(ast.Compare(value, [ast.Eq()], [pattern.value]), pattern)
+        if isinstance(pattern, ast.MatchOr):
+            tests = [self.condition_of(part, name) for part in pattern.patterns]
+            if None not in tests:
+                return ast.copy_location(ast.BoolOp(ast.Or(), tests), pattern)
+        return None
 
     def visit_Call(self, node):
         space = shared_or_local(node)

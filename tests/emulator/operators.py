@@ -22,7 +22,7 @@ from numdiff.emulator.values import INTEGER_TYPES, Literal, scalar
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS, COMPLEX = ("float32", "float64"), ("complex64", "complex128")
 TYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
-ARITHMETIC = ("a + b", "a - b", "a * b", "a / b", "a == b", "a != b")
+ARITHMETIC = ("a + b", "a - b", "a * b", "a / b", "a == b", "a != b", "a is b", "a is not b")
 REAL = (
     "a // b",
     "a % b",
@@ -39,7 +39,7 @@ REAL = (
 )
 BITS = ("a & b", "a | b", "a ^ b", "a << (b & 31)", "a >> (b & 31)")
 BITS_OF_BOOL = ("a & b", "a | b", "a ^ b")
-ONE = ("-a", "+a", "not a", "bool(a)")
+ONE = ("-a", "+a", "not a", "bool(a)", "a is True", "a is not False", "a is a")
 ONE_REAL = (
     "abs(a)",
     "float(a)",
@@ -57,6 +57,8 @@ ONE_REAL = (
     "2 ** (a % 7)",
     "3 / a",
     "abs(a) ** 0.5",
+    "a is 1",
+    "a is not 2.0",
 )
 CASTS = tuple(f"{name}(a)" for name in (*INTEGERS, *FLOATS))
 ONE_INTEGER = ("~a", "a << 3", "a >> 2", "a & 6", "a ^ 5", "1 << (a & 31)")
