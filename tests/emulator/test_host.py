@@ -182,7 +182,7 @@ def test_numba_compiles_first_where_that_is_asked():
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_configured_launch_is_pickled(compile):
     x = np.ones(1, np.float32)
-    with emulator.device(compile=compile):
+    with emulator.device(float64=True, compile=compile):
         for stream in (0, cuda.stream()):
             launch = double[5, 8, stream, 16] if stream else double[1, 1]
             for _ in range(2):
