@@ -140,10 +140,10 @@ class Bounds(NamedTuple):
 
 
 @cuda.jit
-def peer_barrier_kernel_v1(
-    f0, f1, f2, f3, f4, f5, f6, f7, mine, counter, status, rank, ranks, limit_ms
-):
+def peer_barrier_kernel_v1(flags, mine, counter, status, rank, ranks, limit_ms):
     """Thread k signals rank k that this rank has arrived, and waits for rank k's signal.
+
+    flags: of each of eight ranks; mine: this rank's.
 
     status[0] becomes k + 1 if rank k is not here after `limit_ms`; no later barrier waits then.
     """
@@ -155,21 +155,21 @@ def peer_barrier_kernel_v1(
         place = rank * STRIDE
         cuda.threadfence_system()  # what earlier kernels wrote is out before the flag is
         if k == 0:
-            store_release(f0, place, arrival)
+            store_release(flags[0], place, arrival)
         elif k == 1:
-            store_release(f1, place, arrival)
+            store_release(flags[1], place, arrival)
         elif k == 2:
-            store_release(f2, place, arrival)
+            store_release(flags[2], place, arrival)
         elif k == 3:
-            store_release(f3, place, arrival)
+            store_release(flags[3], place, arrival)
         elif k == 4:
-            store_release(f4, place, arrival)
+            store_release(flags[4], place, arrival)
         elif k == 5:
-            store_release(f5, place, arrival)
+            store_release(flags[5], place, arrival)
         elif k == 6:
-            store_release(f6, place, arrival)
+            store_release(flags[6], place, arrival)
         else:
-            store_release(f7, place, arrival)
+            store_release(flags[7], place, arrival)
         if not failed:
             deadline = nanoseconds() + int64(limit_ms) * int64(MILLISECOND)
             # the difference, not the values, is compared: it stays right when the counter passes
@@ -508,7 +508,7 @@ def peer_barrier(flags, counter, status, rank, limit_ms):
         peer_barrier_kernel_v1,
         1,
         WARP,
-        *eight(flags),
+        tuple(eight(flags)),
         flags[rank],
         counter,
         status,

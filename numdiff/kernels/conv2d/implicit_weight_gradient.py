@@ -22,6 +22,7 @@ from ...device import cuda, device_inline, empty, float32, int32, launch, store4
 from ...device.common import divide
 from ...device.specialise import specialise
 from ..matmul.vectorised import STEP, multiply, no_products
+from .direct import Geometry
 from .tiles import (
     BY_FOUR,
     LANES,
@@ -89,10 +90,9 @@ def write_gradient(partial, column, channel, C, C4, N, kernel, rows):
     )
 
 
-def conv2d_weight_gradient_kernel_v3(
-    dy, x, partial, H, W, C, C4, Ho, Wo, N, kernel, stride, all_steps, part_steps
-):
-    """BY_FOUR needs C and N to be multiples of 4."""
+def conv2d_weight_gradient_kernel_v3(dy, x, partial, geometry, C4, all_steps, part_steps):
+    """geometry: a `Geometry`; BY_FOUR needs C and N to be multiples of 4."""
+    H, W, C, Ho, Wo, N, kernel, stride = geometry
     tile_a = cuda.shared.array(SHARED, float32)
     tile_b = cuda.shared.array(SHARED, float32)
     t = int32(cuda.threadIdx.x)
@@ -221,15 +221,8 @@ def implicit_weight_gradient(dy, x, dweight, stride, accumulate=True):
         dy.reshape(-1),
         x.reshape(-1),
         partial.reshape(-1),
-        h,
-        w,
-        c,
+        Geometry(h, w, c, ho, wo, n, kernel, stride),
         c4,
-        ho,
-        wo,
-        n,
-        kernel,
-        stride,
         steps,
         part_steps,
     )

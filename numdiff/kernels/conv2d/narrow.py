@@ -94,9 +94,8 @@ def write_narrow(out, at, distance, n, N, t0, t1, t2, t3, bias, has_bias):
 
 
 @cuda.jit
-def conv2d_narrow_weight_gradient_kernel(
-    dy, x, partial, H, W, C, Ho, Wo, N, kernel, stride, lines, part_lines
-):
+def conv2d_narrow_weight_gradient_kernel(dy, x, partial, geometry, lines, part_lines):
+    H, W, C, Ho, Wo, N, kernel, stride = geometry
     K = kernel * kernel * C
     k = int32(cuda.grid(1))
     if k < K:
@@ -161,14 +160,7 @@ def narrow_weight_gradient(dy, x, dweight, stride, accumulate=True):
         dy.reshape(-1),
         x.reshape(-1),
         partial.reshape(-1),
-        h,
-        w,
-        c,
-        ho,
-        wo,
-        n,
-        kernel,
-        stride,
+        Geometry(h, w, c, ho, wo, n, kernel, stride),
         b * ho,
         part_lines,
     )

@@ -221,11 +221,13 @@ def fetch_four(x, p, P, rows, i, step, words):
 
 
 @device_inline
-def stream(x, y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate):
+def stream(x, y, words, p, end, rows, source, target, scales, shifts, activate):
     """The epilogue: write y of this thread's next four pixels, already loading; load the next,
-    advance."""
+    advance. source, target: the index of the first pixel in x and in y, and the step to the next
+    one."""
     value = cuda.local.array(VECTOR, float32)
     words_0, words_1, words_2, words_3 = words
+    (i, step), (i_y, step_y) = source, target
     while p < end:
         numbers8(x, words_0, value)
         normalise8(y, i_y, value, scales, shifts, activate)
@@ -315,10 +317,8 @@ def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cu
         p,
         end,
         rows,
-        i,
-        step,
-        i_y,
-        step_y,
+        (i, step),
+        (i_y, step_y),
         scales,
         shifts,
         activate,

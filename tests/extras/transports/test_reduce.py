@@ -142,7 +142,9 @@ def test_flags_are_released_and_acquired_at_system_scope():
 
     array, number = types.Array(types.int32, 1, "C"), types.int32
     text = compile_to_ptx(
-        P.peer_barrier_kernel_v1, (*[array] * 11, number, number, number), (9, 0, "a")
+        P.peer_barrier_kernel_v1,
+        (types.UniTuple(array, P.MAX_RANKS), *[array] * 3, number, number, number),
+        (9, 0, "a"),
     )
     assert text.count("st.release.sys") == P.MAX_RANKS and "ld.acquire.sys" in text
     assert text.index("membar.sys") < text.index("st.release.sys")

@@ -401,7 +401,7 @@ def sla_backward(
     flat_lists, flat_counts = lists.reshape(-1), counts.reshape(-1)
     critical, logsumexp, r, S, Z = (x.reshape(-1) for x in kept)
     layer, out = (weight.reshape(-1), bias), (parts.reshape(-1), bias_parts.reshape(-1))
-    queries = flat_dy, flat, flat_y, layer, r, S, Z, to, flat_sums, flat_A, flat_a, out, problem
+    queries = flat_dy, flat, flat_y, layer, (r, S, Z), to, flat_sums, flat_A, flat_a, out, problem
     of_q = flat_dy, flat, critical, logsumexp, flat_sums, to, problem
     if naive:
         launch(kernels_v1[HS, "queries"], grid, BLOCK, *queries)

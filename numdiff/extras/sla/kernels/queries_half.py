@@ -242,7 +242,9 @@ def write_weights(r, parts, bias_parts, column_sum, lane, warp, t):
 
 
 @requires("7.5")
-def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, out, problem, some):
+def sla_queries_kernel_v2(dy, qkv, y, layer, kept, dqkv, sums, A, a, out, problem, some):
+    """kept: r, S and Z of the forward."""
+    r_in, S_in, Z = kept
     shared = cuda.shared.array(0, "uint8", alignment=128)
     means = cuda.shared.array(BLOCK, float32)
     tiles, t_start = shared_address(shared), int32(cuda.threadIdx.x)

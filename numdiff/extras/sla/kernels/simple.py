@@ -265,7 +265,8 @@ def make_kernels(HS):
             if keeps:
                 logsumexp[head * T + query], r[head * T + query] = m + math.log(l), weight
 
-    def sla_queries_kernel_v1(dy, qkv, y, layer, r, S, Z, dqkv, sums, A, a, out, problem):
+    def sla_queries_kernel_v1(dy, qkv, y, layer, kept, dqkv, sums, A, a, out, problem):
+        r, S, Z = kept
         tile = cuda.shared.array(PAIR, float32)
         means = cuda.shared.array(BLOCK, float32)
         phi = cuda.local.array(HS, float32)
