@@ -97,6 +97,10 @@ NUMBA = {
 # a learner's files import Numba as any program
 LEARNERS = "numdiff.lessons.chapters.", "numdiff.lessons.puzzles.", "numdiff.lessons.solutions."
 
+MOST_PARAMETERS = 12
+# the parameters of a `def`, and perhaps more
+HEAD = re.compile(r"\bdef \w+\((.*?)\)(?: ->[^\n]*)?:\n", re.DOTALL)
+
 # docstrings and the like, where an import imports nothing
 TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"""', re.DOTALL)
 IMPORT = re.compile(r"^ *((?:from +[\w.]+ +import +(?:\([^)]*\)|.*))|import .*)$", re.MULTILINE)
@@ -215,6 +219,23 @@ def test_only_children_starts_python():
         if not name.startswith("numdiff.benchmark.scripts.")
         and starts.search(path.read_text(encoding="utf-8"))
     ] == ["numdiff.children", "numdiff.emulator.__main__"]
+
+
+def test_no_function_has_more_than_twelve_parameters():
+    """What belongs together is one argument: a NamedTuple or tuple of arrays, a configuration
+    object. `*args` and `**kwargs` do not count, and neither do lambdas."""
+    found = []
+    for name, path in files().items():
+        text = path.read_text(encoding="utf-8")
+        if all(head.count(",") < MOST_PARAMETERS for head in HEAD.findall(text)):
+            continue  # parsing all of them takes 3 s
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                given = node.args
+                count = len([*given.posonlyargs, *given.args, *given.kwonlyargs])
+                if count > MOST_PARAMETERS:
+                    found.append(f"{name}.{node.name}: {count}")
+    assert not found
 
 
 def test_every_folder_is_installed():

@@ -184,8 +184,7 @@ def main():
                             *gradients,
                             GROUPS,
                             True,
-                            residual,
-                            second,
+                            residual if second is None else (residual, second),
                             version=version,
                         )
                     )

@@ -62,9 +62,11 @@ def modulate_tokens(x, h, gate, factor, shift, eps, centred, z, y, mean, rstd):
 
 
 @on_host
-def differentiate_tokens(dz, dy, z, h, gate, factor, mean, rstd, dx, dh, dgate, dshift, of_dy):
-    """The backward pass of an image's tokens; adds to dgate, dshift and of_dy, Σ dy · xhat, (C,).
-    dz, dy, z, h, dx, dh (T, C); mean without numbers: of RMSNorm"""
+def differentiate_tokens(dz, dy, z, h, gate, factor, mean, rstd, results):
+    """The backward pass of an image's tokens. results: dx, dh, dgate, dshift and of_dy, Σ dy · xhat;
+    to the last three, (C,), it adds. dz, dy, z, h, dx, dh (T, C); mean without numbers: of
+    RMSNorm"""
+    dx, dh, dgate, dshift, of_dy = results
     xhat, count = np.empty(z.shape[1], np.float32), np.float32(z.shape[1])
     for t in range(len(z)):
         a, d, g, r = z[t], dy[t], dx[t], rstd[t]
@@ -178,7 +180,8 @@ def gate_adaln_backward_cpu(
 
     def images(some):
         for b in range(some.start, some.stop):
-            differentiate_tokens(*(array[b] for array in (*tokens, *vectors, *results)))
+            given = (array[b] for array in (*tokens, *vectors))
+            differentiate_tokens(*given, tuple(array[b] for array in results))
 
     over_batch(images, B, z.size // PARALLEL_THRESHOLD_FACTOR)
     if dweight is not None:

@@ -49,9 +49,9 @@ def forward_on_cpu(x, weight, bias, groups, eps=1e-5, silu=False, statistics=Non
 
 
 def backward_on_cpu(
-    dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None, second=None
+    dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu=False, residual=None
 ):
-    residual = residual if second is None else add_forward(residual, second)
+    residual = add_forward(*residual) if is_two(residual) else residual
     if isinstance(x, Pair):
         residual = None if residual is None else residual.joined()
         return x.parted(
@@ -80,9 +80,14 @@ def _check(x, weight, bias, groups):
         )
 
 
-def _check_backward(x, weight, bias, groups, residual, second):
+def is_two(residual):
+    """Whether these are two residuals, not one, which may be a `Pair`."""
+    return isinstance(residual, tuple) and not isinstance(residual, Pair)
+
+
+def _check_backward(x, weight, bias, groups, residual):
     _check(x, weight, bias, groups)
-    for given in (residual, second):
+    for given in residual if is_two(residual) else (residual,):
         if given is not None and (tuple(given.shape) != tuple(x.shape) or given.dtype != x.dtype):
             raise ValueError(
                 f"groupnorm: the residual, {given.dtype}{tuple(given.shape)}, must be an array like x, "
@@ -185,16 +190,16 @@ def groupnorm_backward(
     groups,
     silu=False,
     residual=None,
-    second=None,
     version=None,
 ):
     """dx; the gradients of weight and bias are added into `dweight` and `dbias`.
 
     residual: the gradient of x from the other branches of the graph, like dx, to which it is added;
-        None: there is none. For a `Pair` x dx is one, too.
-    second: another one, to be added to residual first (their sum is rounded); not for a `Pair`
+        None: there is none. For a `Pair` x dx is one, too. A tuple of two, which are added to each
+        other first (their sum is rounded); not for a `Pair`
     """
     B, C = x.shape[0], x.shape[-1]
+    residual, second = residual if is_two(residual) else (residual, None)
     chosen, plan = _choose(x, groups, version, dy)
     if second is not None and not (chosen == 3 and plan is not None and takes_two(x, plan)):
         residual, second = add_forward(residual, second), None

@@ -78,7 +78,7 @@ def one_pass_backward(
     dy, x, weight, bias, statistics, gradients, groups, silu, plan, residual=None, second=None
 ):
     """As `groupnorm_backward` of launcher.py. statistics: (mean, rstd); gradients: (dweight, dbias);
-    second: only where `takes_two`."""
+    second: another residual, only where `takes_two`."""
     dweight, dbias = gradients
     B, C = x.shape[0], x.shape[-1]
     dx = Pair(*map(empty_like, x)) if isinstance(x, Pair) else empty_like(x)

@@ -154,8 +154,9 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
     while 2 << team_bits <= min(WARP, threads // (2 * tile)) and rows % (8 << team_bits) == 0:
         team_bits += 1
     shared, blocks = ring + kept * turn, B * (C // tile)
+    kernel = BACKWARD if backward else FORWARD
     ns = forecast(
-        BACKWARD if backward else FORWARD,
+        kernel,
         blocks,
         P,
         tile,
@@ -164,9 +165,7 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
         arrays * (sweeps - 1) * (1 - kept / turns),
         turns,
         turns - kept,
-        shared,
-        threads,
-        limit,
+        resident_blocks(kernel.registers, shared, threads, limit),
         multiprocessors,
     )
     return NormPlan(
@@ -235,14 +234,11 @@ def forecast(
     again,
     turns,
     distant,
-    shared,
-    threads,
-    limit,
+    resident,
     multiprocessors,
 ):
     """Nanoseconds; again: how many arrays are read once more; distant: turns of a thread that
-    shared memory lacks."""
-    resident = resident_blocks(kernel.registers, shared, threads, limit)
+    shared memory lacks; resident: blocks that a multiprocessor holds at once."""
     waves, each = -(-blocks // (resident * multiprocessors)), -(-blocks // multiprocessors)
     nbytes, sectors = P * tile * itemsize, P * SECTOR * pixel_sectors(tile, itemsize)
     total = blocks * (arrays + 1) * nbytes

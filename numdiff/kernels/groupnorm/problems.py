@@ -64,8 +64,7 @@ def backward_problem(label, shape, groups, silu=True, array=half, residuals=1, *
         dbias=single(C),
         groups=groups,
         silu=silu,
-        residual=pixels if residuals > 0 else None,
-        second=pixels if residuals > 1 else None,
+        residual=(None, pixels, (pixels, pixels))[residuals],
         derived=functools.partial(statistics_of, groups),
         **more,
     )

@@ -34,8 +34,7 @@ def group_norm(
                 bias.grad,
                 groups,
                 silu=silu,
-                residual=before,
-                second=second,
+                residual=before if second is None else (before, second),
             ),
         )
 

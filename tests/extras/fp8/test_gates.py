@@ -38,6 +38,6 @@ def test_bytes_for_a_layer_in_fp8(engine, rng, shape, norm, weighted):
     forward = functools.partial(G.gate_adaln_forward, *arrays, weight=weight, norm=norm)
     z, _, mean, rstd = results = forward()
     check(lambda into: forward(into=into), results, 1)
-    given = dz, dy, z, h, gate, shift, scale, mean, rstd, weight
+    given = dz, dy, z, h, (gate, shift, scale), mean, rstd, weight
     backward = functools.partial(G.gate_adaln_backward, *given)
     check(lambda into: backward(dh_into=into), backward(), 1)

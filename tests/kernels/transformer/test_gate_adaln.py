@@ -85,7 +85,7 @@ def test_backward_of_x(engine, rng, shape, dtype, norm, version):
     z, _, *statistics = G.gate_adaln_forward(
         x, h, gate, shift, scale, weight=weight, norm=norm.kind, version=version
     )
-    rest, found = (h, gate, shift, scale, *statistics, weight), []
+    rest, found = (h, (gate, shift, scale), *statistics, weight), []
     for given, options in ((z, {}), (None, {"x": x})):
         into = Scale8(engine(np.float32([0.25])), engine(np.zeros(PARTIALS, np.uint32)))
         dweight = engine(np.ones(shape[-1], np.float32)) if norm.weighted else None
@@ -132,18 +132,17 @@ def test_warps_and_blocks_that_share_an_image(engine, rng, monkeypatch, norm):
         z, None, None, shift, scale, weight=weight, norm=norm.kind
     )
     given = (
-        dz,
-        dy,
-        z,
-        h,
-        gate,
-        shift,
-        scale,
-        *statistics,
-        weight,
-        np.ones(16) if norm.weighted else None,
+        *(dz, dy, z, h),
+        (gate, shift, scale),
+        *(*statistics, weight, np.ones(16) if norm.weighted else None),
     )
-    there = [a if a is None else engine(a) for a in given]
+
+    def upload(given):
+        if isinstance(given, tuple):
+            return tuple(map(upload, given))
+        return None if given is None else engine(given)
+
+    there = upload(given)
     for got, want in zip(G.gate_adaln_backward(*there), G.gate_adaln_backward(*given), strict=True):
         engine.check(got, want)
     if norm.weighted:
@@ -271,7 +270,12 @@ def test_columns_are_used_once(engine, rng):
     z, _, dz, dy, _, shift, scale = make(rng, (1, 1, 8))
     _, _, mean, rstd = G.gate_adaln_forward(z, None, None, shift, scale)
     shift, scale = Co.columns_forward(engine(np.concatenate((shift, scale), axis=1)), 2)
-    given = (*map(engine, (dz, dy, z)), None, None, shift, scale, engine(mean), engine(rstd))
+    given = (
+        *map(engine, (dz, dy, z)),
+        None,
+        (None, shift, scale),
+        *map(engine, (mean, rstd)),
+    )
     dx, _, _, *parts = G.gate_adaln_backward(*given)
     with pytest.raises(ValueError, match="one gradient"):
         G.gate_adaln_backward(*given)

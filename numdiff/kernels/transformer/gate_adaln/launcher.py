@@ -55,12 +55,12 @@ def forward_on_cpu(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer"
 
 
 def backward_on_cpu(
-    dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, dh_into=None, x=None
+    dz, dy, z, h, modulation, mean, rstd, weight=None, dweight=None, dh_into=None, x=None
 ):
-    z = gate_forward(x, h, gate) if z is None else z
+    z = gate_forward(x, h, modulation[0]) if z is None else z
     dy = np.zeros(z.shape, z.dtype) if dy is None else dy
     dx, dh, *others = gate_adaln_backward_cpu(
-        dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight
+        dz, dy, z, h, *modulation, mean, rstd, weight, dweight
     )
     return (dx, dh if dh_into is None else dh_into.rounded(dh), *others)
 
@@ -98,10 +98,11 @@ def _lacks_arrays(gate, shift, scale):
     return None
 
 
-def _two_versions(kernels, lacks):
-    """kernels: those of version 2; lacks: what that needs and the tokens lack."""
+def _two_versions(kernels, lacks, lacks_arrays):
+    """kernels: those of version 2; lacks: what that needs and the tokens lack; lacks_arrays: what
+    version 1 needs."""
     return [
-        Version("unfused", fits=_lacks_arrays),
+        Version("unfused", fits=lacks_arrays),
         Version(
             "fused", kernels, fits=lacks, requires="7.5", dtypes=("float32", "float16", "bfloat16")
         ),
@@ -123,12 +124,12 @@ def _check(x, h, gate, shift, scale, weight, norm="layer"):
     check_norm("gate_adaln", C, weight, norm)
 
 
-def _check_backward(z, h, gate, shift, scale, weight, x):
+def _check_backward(z, h, modulation, weight, x):
     if z is None and (x is None or h is None):
         raise ValueError(
             "gate_adaln_backward needs z, or x and h, of which it computes z again: give one of both"
         )
-    _check(x if z is None else z, h, gate, shift, scale, weight)
+    _check(x if z is None else z, h, *modulation, weight)
 
 
 # Operations ---------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def _check_backward(z, h, gate, shift, scale, weight, x):
     reference=forward_on_cpu,
     cost=gate_adaln_forward_cost,
     check=_check,
-    versions=_two_versions(FORWARD, lambda x: _lacks_room(x)),
+    versions=_two_versions(FORWARD, lambda x: _lacks_room(x), _lacks_arrays),
     problems=lambda: problems(gate_adaln_forward, False),
 )
 def gate_adaln_forward(
@@ -201,7 +202,11 @@ def gate_adaln_forward(
     reference=backward_on_cpu,
     cost=gate_adaln_backward_cost,
     check=_check_backward,
-    versions=_two_versions(BACKWARD, lambda z, x: _lacks_room(x if z is None else z)),
+    versions=_two_versions(
+        BACKWARD,
+        lambda z, x: _lacks_room(x if z is None else z),
+        lambda modulation: _lacks_arrays(*modulation),
+    ),
     problems=lambda: problems(gate_adaln_backward, True),
     writes=("dweight",),
 )
@@ -210,9 +215,7 @@ def gate_adaln_backward(
     dy,
     z,
     h,
-    gate,
-    shift,
-    scale,
+    modulation,
     mean,
     rstd,
     weight=None,
@@ -225,12 +228,12 @@ def gate_adaln_backward(
     (None: so, too).
 
     z: what the forward gave, or None with x, of which it is computed again, with the same bits and,
-    in version 2, within the kernel; of `shift` only the place is needed; mean None: of RMSNorm. dh
-    and dgate are None if h is, dshift where shift is. The gradient of the weight is added into
-    `dweight` (None: not wanted).
+    in version 2, within the kernel; modulation: (gate, shift, scale), as the forward takes them; of
+    shift only the place is needed; mean None: of RMSNorm. dh and dgate are None if h is, dshift
+    where shift is. The gradient of the weight is added into `dweight` (None: not wanted).
     dh_into: a `Scale8`, by which dh, float16, then is rounded: bytes, C a multiple of 16
     """
-    of_x, is_fused = z is None, version.name == "fused"
+    (gate, shift, scale), of_x, is_fused = modulation, z is None, version.name == "fused"
     z = x if of_x else z
     B, T, C = z.shape
     if of_x and not is_fused:
@@ -243,9 +246,7 @@ def gate_adaln_backward(
             dy,
             None if of_x else z,
             h,
-            gate,
-            shift,
-            scale,
+            modulation,
             mean,
             rstd,
             weight,

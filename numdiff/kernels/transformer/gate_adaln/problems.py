@@ -24,33 +24,33 @@ PLAIN = NORMS[0]  # DiT's
 
 
 def statistics(arrays):
-    """mean, unless the problem has none, and rstd of the tokens z, or x."""
+    """mean, unless the problem has none, and rstd of the tokens z, or x, of a backward."""
     rms = "mean" not in arrays
     z = arrays["x"] if "z" not in arrays else arrays["z"]
     norm = "rms" if rms else "layer"
-    _, _, mean, rstd = gate_adaln_forward_reference(z, None, None, None, arrays["scale"], norm=norm)
+    scale = arrays["modulation.2"]
+    _, _, mean, rstd = gate_adaln_forward_reference(z, None, None, None, scale, norm=norm)
     return {"rstd": rstd} if rms else {"mean": mean, "rstd": rstd}
 
 
 def vectors(shape, norm, gated, array):
-    """The arguments that are no tokens, of a forward and of a backward."""
+    """gate, shift and scale."""
     B, _, C = shape
     vector = array(B, C)
-    return {
-        "gate": vector if gated else None,
-        "shift": vector if norm.shifted else None,
-        "scale": vector,
-        "weight": single(C) if norm.weighted else None,
-    }
+    return vector if gated else None, vector if norm.shifted else None, vector
 
 
 def forward_problem(shape, norm=PLAIN, gated=True, array=single, **more):
     tokens = array(*shape)
+    gate, shift, scale = vectors(shape, norm, gated, array)
     return Problem(
         x=tokens,
         h=tokens if gated else None,
         norm=norm.kind,
-        **vectors(shape, norm, gated, array),
+        gate=gate,
+        shift=shift,
+        scale=scale,
+        weight=single(shape[2]) if norm.weighted else None,
         **more,
     )
 
@@ -69,7 +69,8 @@ def backward_problem(shape, norm=PLAIN, gated=True, array=single, of_x=False, ar
         mean=None if norm.rms else single(B * T),
         rstd=positive(B * T),
         dweight=single(C) if norm.weighted else None,
-        **vectors(shape, norm, gated, array),
+        modulation=vectors(shape, norm, gated, array),
+        weight=single(C) if norm.weighted else None,
         **more,
     )
 
@@ -168,15 +169,12 @@ def of_columns(call):
         return call(a.x, a.h, *columns.columns_forward(a.modulation, 3), version=version)
 
     def backward(a, version, of_x):
-        gate, shift, scale = columns.columns_forward(a.modulation, 3)
         dx, dh, *gradients = call(
             a.dz,
             a.dy,
             None if of_x else a.x,
             a.h,
-            gate,
-            shift,
-            scale,
+            columns.columns_forward(a.modulation, 3),
             a.mean,
             a.rstd,
             version=version,
@@ -186,7 +184,7 @@ def of_columns(call):
 
     def derived(arrays):
         return statistics(
-            {"x": arrays["x"], "scale": np.zeros((B, C), arrays["x"].dtype), "mean": None}
+            {"x": arrays["x"], "modulation.2": np.zeros((B, C), arrays["x"].dtype), "mean": None}
         )
 
     more = {"versions": ("fused",), "bfloat16": True}
