@@ -45,13 +45,13 @@ BLOCK = 256  # threads
 CHUNK = 8192
 
 # What a number is for. Two purposes never share a number. Below 256, as dropout adds 256 · layer.
+# 7 is free; 8 is that of class dropout (diffusion/class_dropout.py).
 PURPOSE_INIT = 1  # first weights
 PURPOSE_TIMESTEP = 2  # the timestep of a training image
 PURPOSE_NOISE = 3  # the noise added to a training image
 PURPOSE_FLIP = 4  # whether a training image is mirrored
 PURPOSE_DROPOUT = 5  # masks
 PURPOSE_SAMPLER = 6  # first and later noise of a sampler
-PURPOSE_SHUFFLE = 7  # the order of the data set
 
 TO_UNIT = np.float32(2.0**-24)  # 24 bits, as many as a float32 holds exactly
 DROP_BITS, EIGHTH_TURN = np.uint32(8), np.int32(1 << 21)

@@ -14,7 +14,7 @@ from ...nn.model import parameter_shapes
 from ...outputs import check_apart
 from ...training import autoencoders
 from ...training.autoencoders import KIND, LIMITS, OF_RUN
-from ...training.checkpoint import load_checkpoint
+from ...training.checkpoint import load_meta
 from ...training.kinds.kind import defaults_of
 from ...training.model_files import write_model_file
 from .autoencoder_names import (
@@ -58,7 +58,7 @@ def holds_autoencoder(path):
         return not (path / PIPELINE).is_file() and find_folder(path) is not None
     with contextlib.suppress(NumdiffError, OSError):
         if is_hdf5(path):
-            return load_checkpoint(path)[1].get("model") == KIND
+            return load_meta(path).get("model") == KIND
         return is_autoencoder(read_weights(path, whole=True)[0])
     return False
 
