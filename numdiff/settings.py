@@ -528,7 +528,7 @@ class OutputSettings:
         resume=True,
     )
     evaluate_count: int = setting(
-        256,
+        64,
         "Images sampled for such a measurement.",
         unit="IMAGES",
         low=1,

@@ -162,6 +162,14 @@ def test_a_clock_leaves_out_the_first_steps():
     assert clock.measured["first"] == pytest.approx(25 - 32 / 30 + 9 - 1.5)
 
 
+def test_what_an_event_compiles_is_not_its_time():
+    clock = Clock()
+    with clock.timed("evaluate"):
+        progress.compiled += 100.0
+    progress.compiled -= 100.0
+    assert -100.0 <= clock.seconds["evaluate"][0] < -99.0
+
+
 def test_a_gpu_is_asked_for_its_memory_and_its_first_steps_count():
     """Its kernels are compiled before them."""
     gpu = type("Gpu", (), {"arenas": (), "process_bytes": 3 << 30})
