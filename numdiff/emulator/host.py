@@ -237,6 +237,7 @@ def _emulated_gpu(machine):
             "uuid": "GPU-00000000-0000-0000-0000-000000000000",
             "supports_float16": machine.cc >= (5, 3),
             "supports_bfloat16": machine.cc >= (8, 0),
+            "supports_fp8": machine.cc >= (8, 9),
             "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": machine.shared_limit,
             "MAX_THREADS_PER_MULTI_PROCESSOR": 2048,
             "UNIFIED_ADDRESSING": 1,
