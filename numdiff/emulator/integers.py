@@ -23,6 +23,7 @@ from .overloads import overloads_of
 from .signatures import explicit_signatures
 from .source import captured, source_tree
 from .values import ALIASES, SIGNED, is_numbas, numbas_name
+from .weak_table import WeakTable
 
 UNKNOWN = None
 ANY = math.inf  # an integer of any size
@@ -551,28 +552,30 @@ def _rounded_field(magnitude):
     return next(m for m in (SMALL, INDEX, LARGEST, ANY) if magnitude <= m)
 
 
-_UNKNOWN = {}  # id of a function -> [magnitudes for which it returns UNKNOWN]
-_READY = {}  # what `magnitude_of_result` has looked at, for `integers_of`
-_RESULTS = {}  # (id of a function, magnitudes it is given) -> (the function, what it returns)
+_UNKNOWN = WeakTable()  # a function -> {magnitudes for which it returns UNKNOWN: None}
+# a function -> {magnitudes: (its tree, its `Integers`)}, which `magnitude_of_result` has looked at,
+# for `integers_of`
+_READY = WeakTable()
+_RESULTS = WeakTable()  # a function -> {magnitudes that it is given: those that it returns}
 
 
 def magnitude_of_result(function, given):
     """The magnitude of what a device function returns for arguments of these."""
     python = getattr(function, "py_func", function)
-    key = id(python), given
-    if key not in _RESULTS:
-        _RESULTS[key] = python, UNKNOWN  # while it is looked at: a function that calls itself
-        unknown = _UNKNOWN.setdefault(id(python), [])
+    results = _RESULTS.dict_of(python)
+    if given not in results:
+        results[given] = UNKNOWN  # while it is looked at: a function that calls itself
+        unknown = _UNKNOWN.dict_of(python)
         if any(_says_no_more(given, other) for other in unknown):
             return UNKNOWN
         tree = source_tree(python)
         if tree is not None:
             found = Integers(python, tree, given)
-            _RESULTS[key] = python, found.result()
-            _READY[key] = python, tree, found
-        if _RESULTS[key][1] is UNKNOWN:
-            unknown.append(given)
-    return _RESULTS[key][1]
+            results[given] = found.result()
+            _READY.dict_of(python)[given] = tree, found
+        if results[given] is UNKNOWN:
+            unknown[given] = None
+    return results[given]
 
 
 def _says_no_more(given, other):
@@ -585,7 +588,7 @@ def _says_no_more(given, other):
 
 def integers_of(function, given):
     """(the syntax tree of a function, to be changed; its `Integers`); (None, None) without source."""
-    _, tree, found = _READY.pop((id(function), given), (None, None, None))
+    tree, found = _READY.dict_of(function).pop(given, (None, None))
     if tree is None:
         tree = source_tree(function)
         found = tree and Integers(function, tree, given)

@@ -29,6 +29,7 @@ from .rewrite import SITES
 from .schedule import Scheduler
 from .signatures import convert_arguments, is_hint
 from .threads import Dim3, greenlet
+from .weak_table import WeakTable
 
 CHECKS = (
     "bounds",
@@ -175,15 +176,11 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.negative_sites, self.spin_sites = set(), SITES.spins
         self.access = Access(self)
         self.asynchronous = Asynchronous(self)
-        self._functions, self._constants, self._memories, self._hosts, self._arguments = (
-            {},
-            {},
-            {},
-            {},
-            [],
-        )
-        # id of a device array that kernels find outside of themselves -> (the array, a kernel's)
-        self._captured = {}
+        self._functions = WeakTable()  # a function -> {magnitudes: the emulated one}
+        # an array that kernels find outside of themselves -> as a kernel has it: the host's are
+        # constants
+        self._constants, self._captured = WeakTable(), WeakTable()
+        self._memories, self._hosts, self._arguments = {}, {}, []
         self.resolver = Resolver(self)
         self.helpers = self._helpers()
 
@@ -219,7 +216,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
             )
         function = self.function(kernel, tuple(map(magnitude_of, arguments)))
         self.entry = function.__code__
-        for _, made in self._captured.values():
+        for made in self._captured.values():
             self._memories[id(made.memory)] = made.memory
         self.float64_is_meant = (
             self.float64
@@ -330,6 +327,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
             memory.forget()
             memory.busy, memory.released = Busy(), {}
         self._memories, self._hosts, self._arguments = {}, {}, []
+        self.scheduler = self.block = self.thread = None  # which have the arguments
 
     def grid_synchronised(self):
         for memory in self._memories.values():

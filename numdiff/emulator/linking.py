@@ -24,10 +24,11 @@ from .reductions import Spans
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
 from .source import captured
+from .weak_table import WeakTable
 from .whole_arrays import method
 
-# (id of a code object, checked, magnitudes, filmed) -> (the code object, what rewrite gave)
-_REWRITTEN = {}
+# code of a function -> {(checked, magnitudes, filmed, generators): what `rewrite` made of it}
+_REWRITTEN = WeakTable()
 
 
 class Linking:
@@ -45,8 +46,8 @@ class Linking:
         python = getattr(kernel, "py_func", kernel)
         if self.recorder is not None:
             given = None
-        key = id(python), given
-        if key not in self._functions:
+        variants = self._functions.dict_of(python)
+        if given not in variants:
             made = self._rewritten(python, given)
             called = outside(python, {name for name, _ in made.results})
             if not holds(
@@ -59,8 +60,8 @@ class Linking:
                 for (name, arguments), result in made.results.items()
             ):
                 made = self._rewritten(python, None)
-            self._link(python, key, made)
-        return self._functions[key][1]
+            self._link(python, given, made)
+        return variants[given]
 
     def unchecked(self, function):
         """A function of numbers as the host may call it, outside of any launch."""
@@ -77,16 +78,16 @@ class Linking:
 
     def _rewritten(self, python, given):
         filmed = self.film is not None
-        key = id(python.__code__), self.checked, given, filmed, self.generators
-        if key not in _REWRITTEN:
+        known, key = (
+            _REWRITTEN.dict_of(python.__code__),
+            (self.checked, given, filmed, self.generators),
+        )
+        if key not in known:
             change = generators.yielding if self.generators else None
-            _REWRITTEN[key] = (
-                python.__code__,
-                rewrite(python, SITES, self.checked, given, filmed, change),
-            )
-        return _REWRITTEN[key][1]
+            known[key] = rewrite(python, SITES, self.checked, given, filmed, change)
+        return known[key]
 
-    def _link(self, python, key, made):
+    def _link(self, python, given, made):
         """Make the function from its code, with all that it finds outside of itself."""
         code = made.code
         self.negative_sites |= made.negative
@@ -104,7 +105,7 @@ class Linking:
             None,
             None if not code.co_freevars else self._cells(python, code),
         )
-        self._functions[key] = python, function
+        self._functions.dict_of(python)[given] = function
         function.__defaults__ = python.__defaults__ and tuple(
             values.literal(self.resolver("default", d)) for d in python.__defaults__
         )

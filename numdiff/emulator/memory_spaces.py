@@ -193,19 +193,19 @@ class MemorySpaces:
 
     def captured_array(self, name, array):
         """An array on the device that a kernel finds outside of itself."""
-        if id(array) not in self._captured:
+        made = self._captured.get(array)
+        if made is None:
             made = self.argument(array, name, [])
-            if not self.checked:
-                return made
-            self._captured[id(array)] = array, made
-        return self._captured[id(array)][1]
+            if self.checked:
+                self._captured.put(array, made)
+        return made
 
     def constant_array(self, name, array):
         """A NumPy array that a kernel takes from its module, frozen as Numba freezes it."""
         if not isinstance(array, np.ndarray):
             return array
-        key = id(array)
-        if key not in self._constants:
+        made = self._constants.get(array)
+        if made is None:
             data = np.ascontiguousarray(array).copy()
             if self.checked:
                 memory = Memory(
@@ -215,8 +215,8 @@ class MemorySpaces:
             else:
                 data.flags.writeable = False
                 made = plain_array(data)
-            self._constants[key] = array, made
-        return self._constants[key][1]
+            self._constants.put(array, made)
+        return made
 
 
 def types_given(frame):

@@ -1,7 +1,9 @@
 """Launches: what a GPU refuses, exceptions and breakpoints in kernels, the context and its options."""
 
 import bdb
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -461,3 +463,32 @@ def test_an_array_begins_at_a_multiple_of_sixteen_bytes(given, monkeypatch):
             y = emulator.EmulatedArray(4, np.float32, np.zeros(4, np.float32))
     run(copy, 1, 1, x, y)
     assert (y if given == "NumPy's" else y.copy_to_host()).tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_what_a_launch_has_used_is_freed(checks):
+    """A test suite's kernels, and the arrays in their closures, do not fill the memory."""
+
+    def launch():
+        constant, captured = np.ones(4, np.float32), cuda.to_device(np.ones(4, np.float32))
+
+        @cuda.jit(device=True)
+        def helper(x, i):
+            return x[i] + constant[i]
+
+        @cuda.jit
+        def kernel(x, y):
+            i = cuda.grid(1)
+            y[i] = helper(x, i) + captured[i]
+
+        x, y = np.ones(4, np.float32), cuda.to_device(np.ones(4, np.float32))
+        for _ in range(2):
+            kernel[1, 4](x, y)
+        assert y.copy_to_host().tolist() == [3] * 4
+        return list(map(weakref.ref, (constant, captured, x, y, helper.py_func, kernel.py_func)))
+
+    with emulator.device(checks=checks) as gpu:
+        used = launch()
+        gc.collect()
+        assert [reference() for reference in used] == [None] * 6
+        assert not gpu._functions.values() and not gpu._captured.values()
