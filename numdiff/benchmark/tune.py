@@ -94,8 +94,8 @@ class MatmulTiles:
 
     @staticmethod
     def estimated(shape, multiprocessors):
-        tile, slices, _ = matmul_choice.choose_half(6, 1, *shape, multiprocessors)
-        return [*tile, slices, int(matmul_choice.PAIRS and matmul_choice.pairs_fit(shape[0]))]
+        tile, slices, paired, _ = matmul_choice.choose_half_tile(6, 1, *shape, multiprocessors)
+        return [*tile, slices, int(paired)]
 
     @staticmethod
     @contextlib.contextmanager

@@ -104,9 +104,7 @@ def test_what_is_chosen():
             tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
             for splits in (False, True):
                 made = cut(tiles, K // 64, MULTIPROCESSORS, group.SHORTEST, splits)
-                time = group.OF_ESTIMATE[width] * group.estimate(
-                    sizes, K, MULTIPROCESSORS, width, made
-                )
+                time = group.estimate(sizes, K, MULTIPROCESSORS, width, made)
                 assert ns <= time or tiles - made.whole > group.MOST_CUT * tiles
 
 

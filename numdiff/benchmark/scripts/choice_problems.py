@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...device.limits import shared_limit
 from ...dtypes import float16
 from ...kernels.attention import flash_attention_backward, flash_attention_forward
 from ...kernels.attention import launcher as attention
@@ -128,6 +127,7 @@ def matmul_candidates(M, N, K, batch, single, rungs, device, activation=False):
 def _forced_product(rung, tile, slices, paired):
     return forced(
         at_most({"matmul": rung}),
+        replaced(name_of(matmul_launcher), cheaper_rung=lambda *_: rung),
         replaced(
             name_of(matmul_products),
             half_tile=lambda *_: (tile, slices, paired),
@@ -441,16 +441,15 @@ def weight_gradient(B, H, W, C, N, stride=1, seed=0):
 
 def forced_halo_gradient(seg, blocks):
     """Rung 4's weight gradient by segments of `seg` columns, in parts for `blocks` blocks."""
-    launch = mma_halo_gradient.halo_weight_gradient
 
-    def launched(dy, x, *given):
-        stages = 3 if 3 * mma_halo_gradient.stage_bytes(seg) <= shared_limit(x) else 2
-        launch(dy, x, *given, only=(seg, stages))
+    def choose(b, h, w, c, n, *_):
+        tiles = -(-b * -(-h // mma_halo_gradient.ROWS) * -(-w // seg) // (16 // seg))
+        tile = mma_halo_gradient.TILE
+        most = max(1, min(blocks // (-(-c // tile) * -(-n // tile)), tiles))
+        part_tiles = -(-tiles // most)
+        return mma_halo_gradient.HaloGradientCut(seg, tiles, -(-tiles // part_tiles), part_tiles)
 
-    return forced(
-        replaced(name_of(conv2d_mma), halo_weight_gradient=launched),
-        replaced(name_of(mma_halo_gradient), multiprocessors_of=lambda x: blocks),
-    )
+    return replaced(name_of(mma_halo_gradient), choose_cut=choose)
 
 
 def resampled(B, H, W, C, N, halved, seed=0):
@@ -500,7 +499,7 @@ def attention_of(B, T, heads, HS, backward):
     def forced_version(version, **more):
         return forced(
             at_most({"flash_attention": version}),
-            replaced(name_of(attention), FEW_TOKENS=0 if version == 5 else T, **more),
+            replaced(name_of(attention), hopper_pays=lambda *_: version == 5, **more),
         )
 
     def with_chunks(version, keys, prefix, **more):

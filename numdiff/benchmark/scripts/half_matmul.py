@@ -102,10 +102,10 @@ POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
 
 @contextlib.contextmanager
 def only(pairs):
-    """Within the context blocks of rung 6 work alone ("no"), in pairs ("yes"), or as the card's
-    table says ("auto")."""
+    """Within the context blocks of rung 6 work alone ("no"), in pairs ("yes"), or as the launcher
+    chooses ("auto")."""
     before = choice.PAIRS
-    choice.PAIRS = pairs == "yes"
+    choice.PAIRS = {"no": False, "yes": True, "auto": None}[pairs]
     try:
         with contextlib.nullcontext() if pairs == "auto" else tuning.ignored():
             yield
@@ -118,8 +118,9 @@ def kernel_of(case, version, multiprocessors):
     blocks)."""
     M, N, K, transpose_a, transpose_b, dtype = CASES[case]
     half = dtype == np.float16
-    tile, slices, ns = choice.choose_half(version, 1, M, N, K, not half, multiprocessors)
-    paired = version == 6 and choice.PAIRS and choice.pairs_fit(M)
+    tile, slices, paired, ns = choice.choose_half_tile(
+        version, 1, M, N, K, not half, multiprocessors, 2 if half else 4
+    )
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
     kernel = (
         mma.KERNELS[(tile, mma.TILES[tile].stages, *key[1:3], mma.PLAIN)]

@@ -13,6 +13,7 @@ order.
     backward_hopper/   v5 hopper: 128 keys a warpgroup, dS through shared memory, the next head's keys prefetched
     ../../extras/tf32/attention/  v4 tf32-bf16: v3 in float32, by a product of tf32 and one of bfloat16 for the rest
     problems.py            what the check, the tests and the benchmark run
+    choice.py          what tiles, chunks and versions are estimated to take
     launcher.py        which of them runs
 
 

@@ -1,18 +1,16 @@
 """Flash attention on arrays: which kernel runs, and where the heads of a packed qkv are.
 
 THE CHOICES
-    version    float16: 5 on sm_90a for more than 64 tokens, else 3. float32, and the first rungs of the ladder, are
-               extensions': 4 tf32-bf16 (extras/tf32/attention); 1 naive and 2 register-tiled, the lecture versions
-               (extras/levels/attention), of which 1 is the last resort.
+    version    float16: 5 on sm_90a or 3, whichever choice.py estimates to be faster, else 3. float32, and the first
+               rungs of the ladder, are extensions': 4 tf32-bf16 (extras/tf32/attention); 1 naive and 2
+               register-tiled, the lecture versions (extras/levels/attention), of which 1 is the last resort.
                Each only where a block may have the shared memory. unfused.py computes what has no kernel here
-    forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
-    backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
-               64 or 256 keys, 128 for heads of 128, version 5 of 256
+    tiles      queries of a block forward, tiles and chunks of keys backward: choice.py
 LAYOUT
     q of a head starts `head_step` after that of the head before; its k is `part` after q, its v
     `part` after k.
 SOURCE
-    the project's own; comments next to the choices give their costs.
+    the project's own; choice.py has the costs.
 READ NEXT
     backward_hopper/
 """
@@ -37,6 +35,15 @@ from . import backward_half, forward_half, forward_hopper
 from . import heads as parts
 from .backward_hopper import kernel as backward_hopper
 from .backward_hopper.layout import AttentionBackwardProblem as BackwardProblem
+from .choice import (
+    BACKWARD,
+    choose_chunks,
+    choose_queries,
+    choose_tile,
+    hopper_pays_backward,
+    hopper_pays_forward,
+    single_tile,
+)
 from .problems import problems
 from .reference import (
     flash_attention_backward_cost,
@@ -48,13 +55,6 @@ from .unfused import check
 
 HEAD_SIZES = 32, 64, 72
 WIDE_HEADS = (128,)  # of version 3 alone
-# time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
-SMALL_BLOCK = 1.2
-FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128 rows and more
-# tiles' worth of work that a chunk costs: its dq is written separately, and read to be added
-CHUNK = 0.1
-
-LARGEST_CHUNKS = 16  # of keys: a chunk has a dq of its own
 forward_kernels_v3 = Variants(
     itertools.product(HEAD_SIZES + WIDE_HEADS, (1, 2)), lambda key: forward_half.make_forward(*key)
 )
@@ -76,47 +76,13 @@ def layout(qkv, heads, order):
     return (HS, 3 * HS, HS) if order == "legacy" else (HS, HS, heads * HS)
 
 
-def idling(warps):
-    """How much longer work takes with too few warps to hide each other's waits; registers leave
-    room for eight."""
-    return 1 + 4 / min(warps, 8)
-
-
-def choose_chunks(batch, T, multiprocessors, keys, warps):
-    """(chunks of keys, tiles a chunk) of the backward, for blocks of `warps` warps that take `keys`
-    keys at a time."""
-    tiles = -(-T // keys)
-
-    def rounds(chunks):
-        blocks = -(-batch * chunks // multiprocessors)
-        return (
-            blocks * idling(blocks * warps) * (-(-tiles // chunks) + (CHUNK if chunks > 1 else 0))
-        )
-
-    chunks = min(range(1, min(tiles, LARGEST_CHUNKS) + 1), key=rounds)
-    chunk_tiles = -(-tiles // chunks)
-    return -(-tiles // chunk_tiles), chunk_tiles
-
-
-def choose_queries(batch, T, multiprocessors):
-    """128 or 64 queries a block of version 3's forward."""
-
-    def rows(queries):
-        blocks = -(-batch * -(-T // queries) // multiprocessors)
-        return blocks * queries * idling(blocks * 4) * (1 if queries == 128 else SMALL_BLOCK)
-
-    return min((128, 64), key=rows)
-
-
-def choose_tile(HS, T, limit):
-    """(fragments of keys a warp, warps) of a block of version 3's backward; None if neither finds
-    the shared memory."""
-    fit = [
+def tiles_that_fit(HS, limit):
+    """[(fragments of keys a warp, warps)] of version 3's backward that find the shared memory."""
+    return [
         shape
         for shape in HALF_TILES
         if (HS, *shape) in backward_kernels_v3 and backward_half.shared_bytes(HS, *shape) <= limit
     ]
-    return None if not fit else fit[0] if T <= FEW_TOKENS else fit[-1]
 
 
 # Which version runs -------------------------------------------------------------------------------
@@ -139,11 +105,20 @@ def lacks_memory(HS, nbytes, limit):
 
 
 def _mma_lacks(HS, limit):
-    return None if choose_tile(HS, FEW_TOKENS, limit) else lacks_memory(HS, math.inf, limit)
+    return None if tiles_that_fit(HS, limit) else lacks_memory(HS, math.inf, limit)
 
 
 def _extension(name):
     return extensions.find("flash_attention", name, f"version {name!r} of flash_attention")
+
+
+def hopper_pays(qkv, heads, backward):
+    """Whether version 5 is estimated to take less time than version 3."""
+    (B, T, _), HS, multiprocessors = qkv.shape, head_size(qkv, heads), multiprocessors_of(qkv)
+    given = nominal_extent(B) * heads, T, HS, multiprocessors
+    if backward:
+        return hopper_pays_backward(tiles_that_fit(HS, shared_limit(qkv)), *given)
+    return hopper_pays_forward(*given)
 
 
 def _versions(*arrays):
@@ -179,7 +154,7 @@ def _versions(*arrays):
             dtypes=halves,
             requires="9.0a",
             **fitting(lambda HS, limit: lacks_small_heads(HS)),
-            pays=lambda qkv: qkv.shape[1] > FEW_TOKENS,
+            pays=lambda qkv, heads: hopper_pays(qkv, heads, bool(arrays)),
         ),
     ]
     return sorted(extended + own, key=lambda version: version.number)
@@ -283,7 +258,7 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
         1 / math.sqrt(HS),
     )
     if version.name == "mma":
-        queries = choose_queries(nominal_extent(B) * heads, T, multiprocessors)
+        queries = choose_queries(nominal_extent(B) * heads, T, HS, multiprocessors)
         M = queries // 64
         threads, kernel, nbytes = (
             forward_half.THREADS,
@@ -349,12 +324,8 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
     dqkv = empty(qkv.shape, qkv.dtype, like=qkv)
     if version.name == "hopper":
         chunks, chunk_tiles = choose_chunks(
-            B * heads,
-            T,
-            multiprocessors_of(qkv),
-            backward_hopper.KEYS,
-            backward_hopper.CONSUMERS // WARP,
-        )
+            B * heads, T, HS, multiprocessors_of(qkv), BACKWARD["hopper"]
+        )[:2]
         apart = chunks * chunk_tiles > 1
         dq = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
         units = B * heads * chunks
@@ -375,12 +346,14 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         extension.launch_backward(arrays, flat_y, qkv, heads, (head_step, part, scale))
         return dqkv
     if mma:
-        M, warps = choose_tile(HS, T, shared_limit(qkv))
+        fit = tiles_that_fit(HS, shared_limit(qkv))
+        M, warps = choose_tile(fit, B * heads, T, HS, multiprocessors_of(qkv))
         keys, kernel = 16 * M * warps, backward_kernels_v3[HS, M, warps]
         nbytes = backward_half.shared_bytes(HS, M, warps)
     else:
         keys, warps, kernel, nbytes = extension.backward_of(qkv, heads)
-    chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), keys, warps)
+    tile = BACKWARD[M, warps] if mma else single_tile(keys, warps)
+    chunks, chunk_tiles = choose_chunks(B * heads, T, HS, multiprocessors_of(qkv), tile)[:2]
     own_sums = mma and chunks == 1  # one block has all keys of a head, and makes its D on the way
     if not own_sums:
         launch(

@@ -326,20 +326,51 @@ def halo_fits(x):
     return 2 * max(map(stage_bytes, (16, 8))) <= shared_limit(x)
 
 
+# nanoseconds, fitted to the times of all candidates of some 50 drawn gradients on an H200
+# (benchmark/scripts/choices.py): of a tile by its segments' columns, of a block in addition, of the
+# second pass; bytes a ns of its parts
+TILE_NS, BLOCK_NS, PARTS_A_NS = {16: 2710.0, 8: 3080.0}, 2000.0, 5700.0
+
+
+class HaloGradientCut(NamedTuple):
+    """seg: columns of a segment; tiles: of all images; parts of them, of part_tiles each"""
+
+    seg: int
+    tiles: int
+    parts: int
+    part_tiles: int
+
+
+def choose_cut(b, h, w, c, n, multiprocessors, only=None):
+    """The `HaloGradientCut` with the lowest estimate: rounds of blocks, and the parts that are
+    added up. only: SEG"""
+    best, bands, blocks = None, -(-h // ROWS), -(-c // TILE) * -(-n // TILE)
+    for seg in TILE_NS:
+        if only not in (None, seg):
+            continue
+        tiles = -(-b * bands * -(-w // seg) // (16 // seg))
+        for turns in (1, 2, 3, 4, 6):
+            part_tiles = -(-tiles // max(1, min(turns * multiprocessors // blocks, tiles)))
+            parts = -(-tiles // part_tiles)
+            rounds = -(-blocks * parts // multiprocessors)
+            ns = rounds * (part_tiles * TILE_NS[seg] + BLOCK_NS)
+            ns += 4 * 9 * c * n * (2 * parts + 1) / PARTS_A_NS
+            if best is None or ns < best[0]:
+                best = ns, HaloGradientCut(seg, tiles, parts, part_tiles)
+    return best[1]
+
+
 def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None):
     """dweight += …, or = …, and dbias +=, for arrays that launcher.py has checked. only: (SEG,
     STAGES)"""
     b, h, w, c = x.shape
     n = dy.shape[3]
-    padded = {seg: -(-w // seg) * seg for seg in (16, 8)}
-    seg = only[0] if only else 16 if padded[16] == padded[8] else 8
+    nominal = choose_cut(nominal_extent(b), h, w, c, n, multiprocessors_of(x), only and only[0])
+    seg = nominal.seg
     stages = only[1] if only else 3 if 3 * stage_bytes(seg) <= shared_limit(x) else 2
     bands, across = -(-h // ROWS), -(-w // seg)
     tiles = -(-b * bands * across // (16 // seg))
-    blocks = -(-c // TILE) * -(-n // TILE)
-    wanted = max(1, -(-nominal_extent(b) * bands * across // (16 // seg)))
-    parts = max(1, min(multiprocessors_of(x) // blocks, wanted))
-    part_tiles = -(-tiles // parts)
+    part_tiles = -(-tiles // min(nominal.parts, tiles))
     parts = -(-tiles // part_tiles)
     partial = empty((parts * dweight.size,), np.float32, like=dy)
     partial_sums = (

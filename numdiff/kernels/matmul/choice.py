@@ -7,11 +7,14 @@ FLOAT32, rungs 3 and 4, in the time of one multiply-add of a multiprocessor:
     to choose from is assumed to be busy w / (w + 1) of the time; a split adds the time of its
     second pass. Large products get the largest tiles, small ones many small tiles, and long sums
     with small results are split.
-16 BITS, rungs 5 and 6, in ns:
-        rounds · (steps of a slice · time of a step + time of the epilogue) + the second pass of a
-        split
-    Rung 6 takes what a card's table says instead, where it has been measured (../tuning/), and
-    pairs of blocks (see PAIRS in hopper/producer.py) only then.
+16 BITS, rungs 5 and 6, in ns, for the lowest of (tile, slices of K, blocks alone or in pairs):
+        start + the longer of (blocks' time, memory's time) + the second pass of a split
+        blocks' time    rounds · (steps of a slice · time of a step + time of a tile's results)
+        memory's time   operands once, and results, at the memory's rate
+    A step of 64 of K takes as long as its products, or as its operands need to arrive. The
+    constants were fitted to the times of all candidates of some 170 drawn products on an H200
+    (benchmark/scripts/choices.py), where half of them chose for the other half as well as for
+    themselves. A card's table (../tuning/) goes before the estimate.
 SOURCE
     the project's own; comments next to the estimates' constants give their origin.
 READ NEXT
@@ -19,13 +22,15 @@ READ NEXT
 """
 
 import functools
+import math
+from typing import NamedTuple
 
 from ...device.batch_invariance import nominal_extent
 from ...device.limits import MULTIPROCESSORS
 from ..tuning import tuned_or
 from . import register_tiles, vectorised
 from .hopper.layout import BK, BM, STAGES
-from .hopper.work import schedule
+from .hopper.work import schedule, workers_of
 from .mma_layout import TILES
 
 # instructions for each multiply-add, counted for sm_90
@@ -35,23 +40,64 @@ SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the spli
 SECOND_PASS = 400_000
 # multiply-adds of one multiprocessor in the time that 132 write and read one partial sum
 SLICE_TRAFFIC = 0.25
-# 16 bits: ns of a multiprocessor for 64 of K and for the epilogue of a tile, on an H100 whose L2
-# cache feeds all at
-# once: 2.08 ns for each row of 64 k that comes in (0.80 µs for a step of 128 × 256), 2.5 for each
-# column of a tile
-HALF_TILES = {
-    6: {(BM, n): (2.08 * (BM + n), 2.5 * n) for n in STAGES},
-    # the blocks that a multiprocessor has at once, together (an H200:
-    # docs/log/2026-11-mma.md)
-    5: {(128, 256): (1100.0, 1200.0), (128, 128): (1250.0, 900.0), (64, 64): (1000.0, 600.0)},
+# 16 bits, of one multiprocessor of an H200. Rung 6: FLOPs a ns by wgmma, bytes a ns from the L2
+# cache to shared memory
+PRODUCTS_A_NS, ARRIVING_A_NS = 5800.0, 84.0
+STEP_NS = 17.0  # of 64 of K, in addition to products or copies
+# a tile's results: each tile; bytes a ns of results, and of a residual
+TILE_NS, WRITTEN_A_NS, ADDED_A_NS = 580.0, 46.0, 12.6
+# pairs of blocks: time of their products, of those of blocks alone, and ns more for each tile
+PAIRED, PAIRED_TILE_NS = 0.914, 100.0
+START_NS = {
+    6: 2600.0,
+    5: 3000.0,
+}  # until a kernel's first product, and from its last to the next kernel
+
+
+class MmaTile(NamedTuple):
+    """What a tile of rung 5 takes. step: ns of 64 of K for a block alone on its multiprocessor;
+    products: FLOPs a ns of all blocks of a multiprocessor; results: ns of a block for a tile"""
+
+    step: float
+    products: float
+    results: float
+
+
+MMA_TILES = {
+    (128, 256): MmaTile(1130.0, math.inf, 1100.0),
+    (128, 128): MmaTile(1000.0, 3320.0, 200.0),
+    (64, 64): MmaTile(740.0, 1900.0, 0.0),
 }
-# whether blocks of rung 6 work in pairs where the card's table does not say: docs/log/kernels.md
-PAIRS = False
-HALF_SLICE = {6: 512, 5: 256}  # of K: the shortest slice
-HALF_SECOND_PASS = 3000.0  # ns of a launch more
-# ns until a kernel's first tile is multiplied, and from the last one to the next kernel
-HALF_START = 3000.0
-NS_PER_BYTE = 1 / 2500  # of partial sums, written and read
+MMA_WRITTEN_A_NS = 37.5  # bytes of results
+MEMORY_A_NS = 4800.0  # bytes, of the whole card
+HALF_SLICE = {6: 192, 5: 192}  # of K: the shortest slice
+SLICES = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)  # and those that fill the card
+MOST_UNITS = 6  # work tiles of a block, above which no sum is split
+# ns of a second pass: its launch, and bytes a ns of partial sums
+HALF_SECOND_PASS, PARTIALS_A_NS = 1900.0, 3000.0
+# of rung 6's estimate, below which rung 5 takes a product from it: its kernel has to be compiled, too
+MMA_GAIN = 0.9
+# whether blocks of rung 6 work in pairs: None: by the estimate
+PAIRS = None
+
+
+def _wgmma_tile(width):
+    """(ns of 64 of K, ns of a float16 tile's results) of rung 6."""
+    products, arriving = 2 * BM * width * BK / PRODUCTS_A_NS, 2 * (BM + width) * BK / ARRIVING_A_NS
+    return max(products, arriving) + STEP_NS, TILE_NS + 2 * BM * width / WRITTEN_A_NS
+
+
+# ns of a multiprocessor for 64 of K and for the results of a tile
+HALF_TILES = {
+    6: {(BM, width): _wgmma_tile(width) for width in STAGES},
+    5: {
+        (m, n): (
+            max(tile.step, TILES[m, n].blocks * 2 * m * n * 64 / tile.products),
+            tile.results + TILES[m, n].blocks * 2 * m * n / MMA_WRITTEN_A_NS,
+        )
+        for (m, n), tile in MMA_TILES.items()
+    },
+}
 
 
 # What moves 16 bytes at a time --------------------------------------------------------------------
@@ -126,40 +172,109 @@ def slice_of(K, slices):
 # 16 bits ------------------------------------------------------------------------------------------
 
 
+class HalfProduct(NamedTuple):
+    """`batch` products of 16 bits. nbytes: of an element of the result; added: bytes of an element
+    of what is added to it"""
+
+    batch: int
+    M: int
+    N: int
+    K: int
+    nbytes: int = 2
+    added: int = 0
+
+
+def longer(a, b):
+    """The longer of two times that overlap, and a little more where they are alike."""
+    return (a**4 + b**4) ** 0.25
+
+
+def estimate_half(version, product, tile, slices, multiprocessors, paired=False):
+    """Nanoseconds of a `HalfProduct` by rung 5 or 6 with this tile and this many slices of K."""
+    batch, M, N, K, nbytes, added = product
+    k_tiles = -(-K // 64)
+    written = 4 if slices > 1 else nbytes
+    rows = tile[0] * (2 if paired else 1)
+    tiles = batch * -(-M // rows) * -(-N // tile[1])
+    if version == 6:
+        blocks, slices = _wgmma_blocks(
+            tile, tiles, slices, k_tiles, multiprocessors, paired, written, added
+        )
+    else:
+        blocks, slices = _mma_blocks(tile, tiles, slices, k_tiles, multiprocessors, written + added)
+    moved = 2 * batch * (M * K + N * K) + (written * slices + added) * batch * M * N
+    ns = START_NS[version] + longer(blocks, moved / MEMORY_A_NS)
+    if slices > 1:
+        ns += HALF_SECOND_PASS + 4 * (slices + 1) * M * N / PARTIALS_A_NS
+    return ns
+
+
+def _wgmma_blocks(tile, tiles, slices, k_tiles, multiprocessors, paired, written, added):
+    """(ns of the blocks of rung 6, slices that there really are); tiles: or pairs of them."""
+    area, workers = tile[0] * tile[1], workers_of(multiprocessors, paired)
+    arriving = 2 * BK * (BM + tile[1] / (2 if paired else 1)) / ARRIVING_A_NS
+    products = 2 * area * BK / PRODUCTS_A_NS * (PAIRED if paired else 1)
+    step = max(products, arriving) + STEP_NS
+    results = TILE_NS + area * (written / WRITTEN_A_NS + added / ADDED_A_NS)
+    results += PAIRED_TILE_NS * paired
+    steps, slices, alone = schedule(tiles, slices, k_tiles, workers)
+    unit = steps * step + results
+    if not alone:
+        return -(-tiles * slices // workers) * unit, slices
+    each = -(-tiles // (workers - alone))  # a block with several short slices
+    short = k_tiles - (slices - 1) * steps
+    return max(unit, each * (short * step + results)), slices
+
+
+def _mma_blocks(tile, tiles, slices, k_tiles, multiprocessors, nbytes):
+    """(ns of the blocks of rung 5, slices that there really are)."""
+    area, costs, most = tile[0] * tile[1], MMA_TILES[tile], TILES[tile].blocks
+    steps = -(-k_tiles // slices)
+    slices = -(-k_tiles // steps)
+
+    def round_of(blocks):  # on a multiprocessor
+        step = max(costs.step, 2 * blocks * area * 64 / costs.products)
+        return steps * step + costs.results + blocks * area * nbytes / MMA_WRITTEN_A_NS
+
+    full, rest = divmod(tiles * slices, multiprocessors * most)
+    return full * round_of(most) + (round_of(-(-rest // multiprocessors)) if rest else 0), slices
+
+
+def slices_of(version, product, tile, multiprocessors):
+    """Counts of slices of K that are worth an estimate, in order."""
+    tiles = product.batch * -(-product.M // tile[0]) * -(-product.N // tile[1])
+    blocks = multiprocessors * (TILES[tile].blocks if version == 5 else 1)
+    fill = {turns * blocks // tiles for turns in (1, 2, 3)}
+    most = min(product.K // HALF_SLICE[version], MOST_UNITS * blocks // tiles)
+    return [1, *(n for n in sorted({*SLICES, *fill}) if 1 < n <= most)]
+
+
 @functools.lru_cache(maxsize=4096)
-def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tuple(STAGES)):
+def choose_half(
+    version,
+    batch,
+    M,
+    N,
+    K,
+    can_split,
+    multiprocessors,
+    widths=tuple(STAGES),
+    nbytes=None,
+    added=0,
+    paired=False,
+):
     """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6; widths: that a tile of rung
-    6 may have."""
+    6 may have; nbytes, added: as of `HalfProduct`, None: 4 where K may be split."""
+    product = HalfProduct(batch, M, N, K, nbytes or (4 if can_split else 2), added)
     best = None
-    for tile, (step, epilogue) in HALF_TILES[version].items():
+    for tile in HALF_TILES[version]:
         if version == 6 and tile[1] not in widths:
             continue
-        tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
-        splits, blocks = {1}, multiprocessors * (TILES[tile].blocks if version == 5 else 1)
-        if can_split:
-            splits |= {
-                max(1, min(turns * blocks // tiles_of_c, K // HALF_SLICE[version]))
-                for turns in range(1, 9)
-            }
-            splits.add(max(1, min(blocks // tiles_of_c + 1, K // HALF_SLICE[version])))
-        for slices in sorted(splits):
-            k_tiles, rounds = -(-K // 64), 1
-            if version == 6:
-                steps, slices, alone = schedule(tiles_of_c, slices, k_tiles, multiprocessors)
-            else:
-                steps, alone = -(-k_tiles // slices), 0
-                slices = -(-k_tiles // steps)
-            if not alone:
-                rounds = -(-tiles_of_c * slices // blocks)
-            estimate = HALF_START + rounds * (steps * step + epilogue)
-            if alone:  # a block with several short slices has as many epilogues
-                each = -(-tiles_of_c // (multiprocessors - alone))
-                short = k_tiles - (slices - 1) * steps
-                estimate = max(estimate, HALF_START + each * (short * step + epilogue))
-            if slices > 1:
-                estimate += HALF_SECOND_PASS + NS_PER_BYTE * 8 * slices * M * N
-            if best is None or estimate < best[2]:
-                best = tile, slices, estimate
+        slices = slices_of(version, product, tile, multiprocessors) if can_split else (1,)
+        for n in slices:
+            ns = estimate_half(version, product, tile, n, multiprocessors, paired)
+            if best is None or ns < best[2]:
+                best = tile, n, ns
     return best
 
 
@@ -169,13 +284,26 @@ def pairs_fit(M, batch=1):
     return batch == 1 and M > BM
 
 
-def half_tile(backend, version, batch, M, N, K, can_split):
-    """(tile, slices of K, whether in pairs of blocks): measured on this card, or estimated."""
+def choose_half_tile(version, batch, M, N, K, can_split, multiprocessors, nbytes=None, added=0):
+    """(tile, slices of K, whether in pairs of blocks, ns) with the lowest estimate."""
+    given = (version, batch, M, N, K, can_split, multiprocessors, tuple(STAGES), nbytes, added)
+    tile, slices, ns = choose_half(*given)
+    if version < 6 or not pairs_fit(M, batch) or PAIRS is False:
+        return tile, slices, False, ns
+    if PAIRS:
+        return tile, slices, True, ns
+    *of_pairs, ns_of_pairs = choose_half(*given, True)
+    return (*of_pairs, True, ns_of_pairs) if ns_of_pairs < ns else (tile, slices, False, ns)
+
+
+def half_tile(backend, version, batch, M, N, K, can_split, nbytes=None, added=0):
+    """`choose_half_tile`, or what was measured on this card."""
     multiprocessors = getattr(backend, "multiprocessors", MULTIPROCESSORS)
 
+    given = version, batch, M, N, K, can_split, multiprocessors, nbytes, added
+
     def estimated():
-        tile, slices, _ = choose_half(version, batch, M, N, K, can_split, multiprocessors)
-        return tile, slices, PAIRS and version == 6 and pairs_fit(M, batch)
+        return choose_half_tile(*given)[:3]
 
     def measured(choice):
         tile_m, tile_n, slices, *pairs = choice  # older tables say nothing of pairs
@@ -187,7 +315,7 @@ def half_tile(backend, version, batch, M, N, K, can_split):
             )
         if len(pairs) > 1 or pairs and pairs[0] not in range(1 + pairs_fit(M)):
             raise ValueError(f"{pairs} says whether blocks work in pairs: 0, or 1 where they can")
-        return (tile_m, tile_n), slices, bool(*pairs) if pairs else PAIRS and pairs_fit(M)
+        return (tile_m, tile_n), slices, bool(*pairs)
 
     if version == 6 and batch == 1:
         return tuned_or(estimated, measured, backend, "matmul v6", M, N, K, can_split)

@@ -33,7 +33,13 @@ from ...device.half import in_bfloat16
 from ...device.limits import MULTIPROCESSORS
 from ...device.threads import kept
 from ..reduce.second_pass import Sum, add_parts
-from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
+from .choice import (
+    HALF_SECOND_PASS,
+    HALF_TILES,
+    PARTIALS_A_NS,
+    START_NS,
+    WRITTEN_A_NS,
+)
 from .hopper.group_schedule import NEVER, PRODUCTS, GemmGroup, count_parts, cut, longest
 from .hopper.kernel import GROUP_KERNELS
 from .hopper.launcher import map_of
@@ -43,7 +49,7 @@ from .split_half import unused
 
 WIDTHS = tuple(GROUP_KERNELS)  # of tiles
 SHORTEST = 8  # steps of a slice, of BK = 64 each
-OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # measured over estimated time: docs/log/kernels.md
+OF_CUT = 1.1  # measured over estimated time of launches with tiles that are cut
 # of the tiles: where more are cut, launches took up to half as long again as estimated
 MOST_CUT = 1 / 8
 # at least: two for each tile that is cut, of which there are fewer than multiprocessors
@@ -67,21 +73,21 @@ def choose(sizes, K, multiprocessors):
         tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width))
         made = cut(tiles, -(-K // BK), multiprocessors, SHORTEST, splits)
         if tiles - made.whole <= MOST_CUT * tiles:
-            choices.append(
-                (width, made, OF_ESTIMATE[width] * estimate(sizes, K, multiprocessors, width, made))
-            )
+            choices.append((width, made, estimate(sizes, K, multiprocessors, width, made)))
     return min(choices, key=lambda found: found[2])
 
 
 def estimate(sizes, K, multiprocessors, width, made):
     """The time of a launch in ns, by the model of choice.py."""
     tiles, k_tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width)), -(-K // BK)
-    step, epilogue = HALF_TILES[6][BM, width]
-    ns = HALF_START + -(-made.whole // multiprocessors) * (k_tiles * step + epilogue)
+    step, results = HALF_TILES[6][BM, width]
+    results += 2 * BM * width / WRITTEN_A_NS  # float32
+    ns = START_NS[6] + -(-made.whole // multiprocessors) * (k_tiles * step + results)
     # a share has two parts, or three; then as long as a second pass without its launch
     if made.whole < tiles:
-        ns += longest(made) * step + 2 * epilogue + HALF_SECOND_PASS / 2
-        ns += NS_PER_BYTE * 4 * count_parts(made, tiles) * BM * width
+        ns += longest(made) * step + 2 * results + HALF_SECOND_PASS / 2
+        ns += 4 * count_parts(made, tiles) * BM * width / PARTIALS_A_NS
+        ns *= OF_CUT
     return ns
 
 

@@ -7,7 +7,7 @@ CHOICE
         (extras/tf32/matmul.py).
     16-bit operands: rung 6 on sm_90, rung 5 from sm_80 on, where contiguous extents come in eights
         (and, for rung 6, a batch comes in whole tiles); else rung 2, which casts as it fetches its
-        tiles.
+        tiles. Rung 5 on sm_90, too, where it is estimated to be clearly faster.
     Tile and slices of K: choice.py
 SOURCE
     the papers of the ladder are named in `__init__.py`.
@@ -39,7 +39,7 @@ from .hopper.layout import BK, BM
 from .operands import Matrices, ProductEpilogue, ProductShape, Strides
 from .problems import backward_problems, matmul_problems, strided_problems
 from .product import Product, ProductFused, ProductOperand
-from .products import launch_products
+from .products import cheaper_rung, launch_products
 from .reference import matmul_forward_cost, matmul_forward_reference
 
 SINGLE, HALF = ("float32",), ("float16", "bfloat16")
@@ -233,6 +233,8 @@ def _half(a, b, c, fused, version):
             version = capped("matmul", 6 if takes and supports(a.array, KERNELS) else 5)
             # 3 and 4 are for float32, and 2 takes all that comes
             version = version if version > 4 else 2
+            if version == 6 and fused.row_sums is None:
+                version = cheaper_rung(a, b, c, fused)
     if version > 2 and not wide:
         raise ValueError(
             f"version {label('matmul', version, a.array.dtype)} moves eight float16 at a time: contiguous "

@@ -42,7 +42,7 @@ from ...device.limits import shared_limit
 from ...device.specialise import Variants
 from ..reduce.second_pass import Sum, add_parts
 from . import choice
-from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
+from .choice import HALF_SECOND_PASS, HALF_TILES, MMA_WRITTEN_A_NS, PARTIALS_A_NS, START_NS
 from .mma import STAGED, make_kernel
 from .mma_epilogues import add, load_where
 from .mma_layout import (
@@ -64,6 +64,7 @@ TILE = 128, 256
 SIZE = TILE[0] * TILE[1]
 STEP = TILES[TILE].k
 SHORTEST = 8  # steps of a part, at least
+OF_GROUP = 1.1  # measured over estimated time: units come from a table
 ADD_BLOCK = 256
 SUM_COLUMNS, SUM_ROWS = 128, 512  # of a block that sums columns
 SUM_LANES = SUM_COLUMNS // 8  # threads of a row, eight columns each
@@ -132,12 +133,15 @@ def snap(step, steps, shortest):
 @functools.lru_cache(maxsize=4096)
 def estimate(sizes, K, blocks):
     """The time of a launch in ns, by the model of choice.py."""
-    step, epilogue = HALF_TILES[5][TILE]
+    step, results = HALF_TILES[5][TILE]
+    results += 2 * SIZE / MMA_WRITTEN_A_NS  # float32
     made = schedule(sizes, K, blocks, SHORTEST)
     each = made.units.reshape(-1, blocks, FIELDS)
     lengths = (each[..., 4] - each[..., 3]).sum(0).max() / 64
-    ns = HALF_START + lengths * step + len(each) * epilogue
-    return ns + (HALF_SECOND_PASS + NS_PER_BYTE * 8 * made.parts * SIZE if made.parts else 0)
+    ns = START_NS[5] + lengths * step + len(each) * results
+    if made.parts:
+        ns += HALF_SECOND_PASS + 8 * made.parts * SIZE / PARTIALS_A_NS
+    return OF_GROUP * ns
 
 
 def pays(M, N, K, blocks):

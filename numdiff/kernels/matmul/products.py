@@ -28,7 +28,7 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ..operation.versions import capped
 from . import group, mma, mma_group
-from .choice import as_nominal, half_tile
+from .choice import MMA_GAIN, HalfProduct, as_nominal, choose_half_tile, half_tile
 from .hopper.epilogue import ACTIVATIONS
 from .hopper.kernel import KERNELS
 from .hopper.launcher import GemmTiling, launch_hopper
@@ -92,10 +92,29 @@ def _goes_alone_to_group(a, b, c, fused, rung):
 
 def _estimated(a, b, c, fused, rung):
     """(tile, slices of K, whether in pairs of blocks), by choice.py."""
-    (M, K), (_, N) = a.extents, b.extents
     can_split = a.count == 1 and (rung == 5 or c.array.dtype == np.float32)
     can_split = can_split and not fused.activation
-    return half_tile(a.array.backend, rung, *as_nominal(a.count, M), N, K, can_split)
+    product = half_product(a, b, c, fused)
+    return half_tile(a.array.backend, rung, *product[:4], can_split, product.nbytes, product.added)
+
+
+def half_product(a, b, c, fused):
+    """The `HalfProduct` of operands, with the nominal batch."""
+    (M, K), (_, N) = a.extents, b.extents
+    nbytes = c.array.dtype.itemsize * (2 if fused.activation else 1)
+    return HalfProduct(*as_nominal(a.count, M), N, K, nbytes, 0 if fused.residual is None else 2)
+
+
+def cheaper_rung(a, b, c, fused):
+    """6, or 5 where that takes clearly less time, by the estimates: of small or narrow results,
+    whose sums it can split, and of short sums."""
+    *product, nbytes, added = half_product(a, b, c, fused)
+    multiprocessors, splits = multiprocessors_of(a.array), a.count == 1
+
+    def ns(rung, can_split):
+        return choose_half_tile(rung, *product, can_split, multiprocessors, nbytes, added)[3]
+
+    return 5 if ns(5, splits) < MMA_GAIN * ns(6, splits and nbytes == 4) else 6
 
 
 def stack_fits(N, K):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import attention as F
-from numdiff.kernels.attention import launcher
+from numdiff.kernels.attention import choice
 from numdiff.kernels.attention import unfused as A
 from tests.conftest import relative_error, shapes, versions
 
@@ -55,9 +55,11 @@ def test_scores_far_apart(engine, rng, shape, version, direction):
     "batch, T", [(1, 1), (1, 65), (4, 1000), (24, 256), (256, 64), (3, 5000), (2000, 4096)]
 )
 def test_the_chunks_hold_every_tile_once(batch, T):
-    chunks, tiles = launcher.choose_chunks(batch, T, 132, 64, 4)
-    assert 1 <= chunks <= launcher.LARGEST_CHUNKS
-    assert (chunks - 1) * tiles < -(-T // 64) <= chunks * tiles
+    for tile in choice.BACKWARD.values():
+        chunks, tiles, _ = choice.choose_chunks(batch, T, 64, 132, tile)
+        assert 1 <= chunks <= choice.LARGEST_CHUNKS
+        assert (chunks - 1) * tiles < -(-T // tile.keys) <= chunks * tiles
+        assert chunks == 1 or 4 * chunks * batch * T * 64 <= choice.LARGEST_PARTS
 
 
 def test_no_matrix_of_all_scores(rng):

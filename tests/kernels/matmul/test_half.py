@@ -277,7 +277,8 @@ def test_splits_fill_a_gpu():
     tile, slices, _ = choice.choose_half(6, 1, 768, 768, 16384, True, 132)
     tiles = -(-768 // tile[0]) * -(-768 // tile[1])
     assert slices > 1 and tiles * slices > 0.8 * 132
-    assert choice.choose_half(6, 1, 8192, 8192, 8192, True, 132)[:2] == ((128, 256), 1)
+    (_, width), slices, _ = choice.choose_half(6, 1, 8192, 8192, 8192, True, 132)
+    assert width >= 192 and slices == 1
     assert choice.choose_half(6, 1, 768, 768, 16384, False, 132)[1] == 1
 
 

@@ -95,7 +95,7 @@ def test_one_weight_gradient_is_dealt_out_too():
 
     def gradient(device):
         matmul_forward(
-            *(empty((16384, n), np.float16, device) for n in (3072, 768)),
+            *(empty((16384, n), np.float16, device) for n in (4096, 1024)),
             True,
             out_dtype=np.float32,
         )
@@ -115,4 +115,5 @@ def test_one_weight_gradient_is_dealt_out_too():
         "add_partials_kernel",
         "add_many_partials_kernel",
     )
-    assert not any("add" in name for name in launched_by(few, (9, 0)))
+    # rung 6 does not split sums of 16-bit results, so that rung 5 takes them on Hopper, too
+    assert launched_by(few, (9, 0))[0].startswith("gemm_mma_64x64")

@@ -33,9 +33,7 @@ from ....device.limits import WARP, multiprocessors_of, shared_limit
 from ....device.specialise import Variants
 from ....kernels.attention.launcher import (
     HEAD_SIZES,
-    SMALL_BLOCK,
     head_size,
-    idling,
     lacks_memory,
     lacks_small_heads,
 )
@@ -46,6 +44,16 @@ forward_kernels = Variants(
     itertools.product(HEAD_SIZES, (4, 2)), lambda key: forward.make_forward(*key)
 )
 backward_kernels = Variants(HEAD_SIZES, backward.make_backward)
+
+
+# time of a row in a block of two warps, for 1 in one of four: it shares its keys with fewer
+SMALL_BLOCK = 1.2
+
+
+def idling(warps):
+    """How much longer work takes with too few warps to hide each other's waits; registers leave
+    room for eight."""
+    return 1 + 4 / min(warps, 8)
 
 
 def lacks(HS, limit):

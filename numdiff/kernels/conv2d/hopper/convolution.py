@@ -409,7 +409,7 @@ def plan_for(
             only,
             taps_per_stage,
             addends,
-            strided,
+            "halved" if strided else "input_gradient" if gradient else "forward",
         )[1]
 
     def measured(choice):

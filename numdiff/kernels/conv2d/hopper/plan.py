@@ -50,15 +50,32 @@ class ConvPlan(NamedTuple):
         return stages + output_bytes(self.bn, self.pixels, self.addends)
 
 
-# what the estimate of `choose_plan` is made of, from measurements on an H100; nanoseconds of one
-# multiprocessor
-BYTES_A_NS = 52.0  # from L2 to shared memory, while all multiprocessors load
-# a wgmma takes BN / 2 of them, or one for each 128 bytes that it reads from shared memory
-CYCLES_A_NS = 1.55
-START_NS = 4500.0  # launch to first product and last store
-TILE_NS, OUTPUT_NS = 300.0, 0.107  # a tile's results: each tile, each of its numbers
-# a round of the consumers' loop, less a quarter of the time of its products, which hides that much
-ROUND_NS = 130.0
+# what the estimate of `choose_plan` is made of: nanoseconds of one multiprocessor of an H200, fitted
+# to the times of all candidates of some 110 drawn convolutions (benchmark/scripts/choices.py)
+BYTES_A_NS = 54.0  # from L2 to shared memory, while all multiprocessors load
+# products of 64 channels of one tap, by (BN, SUB, taps in a stage)
+TAP_NS = {
+    (32, 1, 1): 245.0,
+    (32, 1, 3): 164.0,
+    (64, 1, 1): 310.0,
+    (64, 1, 3): 202.0,
+    (96, 1, 1): 343.0,
+    (96, 1, 3): 291.0,
+    (128, 1, 1): 385.0,
+    (128, 1, 3): 362.0,
+    (32, 2, 1): 345.0,
+    (32, 2, 3): 255.0,
+    (64, 2, 1): 427.0,
+    (64, 2, 3): 413.0,
+    (96, 2, 1): 511.0,
+    (96, 2, 3): 557.0,
+    (128, 2, 1): 676.0,
+}
+GRADIENT = 0.89  # time of an input gradient's products, three taps in a stage, of a forward's
+ONE_STAGE = 1.18  # where the pixels' one stage is filled only after it has been read
+START_NS, TILE_NS = 1700.0, 417.0  # launch to first load; a tile, each 128 of its pixels
+EDGE_A_NS = 20.4  # bytes of the first tile's pixels, and of the last one's results
+LAST_WAVE = 0.67  # time of a wave of few tiles, of that of a whole one
 
 
 def output_bytes(bn, pixels, addends):
@@ -110,20 +127,20 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends, str
     return found
 
 
-def estimate(plan, C, size, sub, multiprocessors):
-    """Nanoseconds. A block multiplies while it loads, so a tile takes the longer of the two, and a
-    little more."""
+def estimate(plan, C, size, sub, multiprocessors, gradient=False):
+    """Nanoseconds. A block multiplies while it loads, so a tile takes the longer of the two. The
+    first tile's loads, and the last one's stores, overlap with nothing."""
     blocks, taps = -(-C // BK), size * size
     weight = 0 if plan.resident else taps * plan.bn * ROW
     moving = blocks * (plan.boxes * plan.a_bytes + weight) / BYTES_A_NS
-    # A, 64 rows, crosses shared memory for each wgmma, and so does B
-    tap = 8 * sub * max(plan.bn / 2, 16 + plan.bn / 4) / CYCLES_A_NS
-    multiplying = blocks * taps * (tap + max(0.0, ROUND_NS - tap / 4) / plan.taps_per_stage)
-    both = (1.3 if plan.a_stages == 1 else 1.0) * max(moving, multiplying) + 0.03 * min(
-        moving, multiplying
-    )
-    waves = -(-plan.tiles // multiprocessors)
-    return START_NS + waves * (TILE_NS + OUTPUT_NS * plan.pixels * plan.bn + both)
+    multiplying = blocks * taps * TAP_NS[plan.bn, sub, plan.taps_per_stage]
+    multiplying *= GRADIENT if gradient and plan.taps_per_stage > 1 else 1.0
+    multiplying *= ONE_STAGE if plan.a_stages == 1 else 1.0
+    waves, rest = divmod(plan.tiles, multiprocessors)
+    if rest:
+        waves += LAST_WAVE + (1 - LAST_WAVE) * rest / multiprocessors
+    edges = (plan.a_bytes + 2 * plan.pixels * plan.bn) / EDGE_A_NS
+    return START_NS + edges + waves * (TILE_NS * sub + max(moving, multiplying))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -139,22 +156,22 @@ def choose_plan(
     only=None,
     taps_per_stage=None,
     addends=True,
-    strided=False,
+    kind="forward",
 ):
     """(estimate of nanoseconds, `ConvPlan`) with the lowest estimate; only: (BN, SUB), to choose
     from these tiles alone.
 
     taps_per_stage: of the weight, 1 or, of a 3 × 3 kernel, 3; None for either; addends: room for a
-    bias's; strided: of stride 2, one tap in a stage
+    bias's; kind: "forward", "input_gradient", or "halved", of stride 2, one tap in a stage
     """
-    best = None
+    best, strided = None, kind == "halved"
     variants = RESAMPLED_VARIANTS if strided or size % 2 == 0 else VARIANTS
     columns = size == 3 and not strided
     for (bn, sub), staged in itertools.product(variants, (1, 3)[: 1 + columns]):
         if only not in (None, (bn, sub)) or taps_per_stage not in (None, staged):
             continue
         for plan in plans(B, H, W, C, N, size, whole_halo, bn, sub, staged, addends, strided):
-            ns = estimate(plan, C, size, sub, multiprocessors)
+            ns = estimate(plan, C, size, sub, multiprocessors, kind == "input_gradient")
             if best is None or ns < best[0]:
                 best = ns, plan
     if best is None:

@@ -11,8 +11,7 @@ import functools
 from typing import NamedTuple
 
 from .boxes import ROW, SHARED, tiles_of, whole_patterns
-from .cluster_sums import CONSUMERS, SIZE, TAPS, TILE
-from .plan import BYTES_A_NS
+from .cluster_sums import SIZE, TAPS, TILE
 
 WIDTHS = 64, 32, 16  # of x
 PIXELS = 64, 128, 256  # of a chunk
@@ -51,14 +50,18 @@ class Gradient3x3Plan(NamedTuple):
         return max(staged, 4 * TAPS * TILE * self.channels if self.blocks > 1 else 0)
 
 
-# what fits an H100's times: launch to first product without the first chunk's load, and the end; a
-# stage; the second pass
-START_NS, CHUNK_NS, PASS_NS = 2000.0, 150.0, 2000.0
-WRITTEN_A_NS, READ_A_NS = 3000.0, 4000.0  # bytes of the parts, through the L2 cache
-PRODUCTS_A_NS = 6500.0  # FLOPs of a multiprocessor, where shared memory keeps up
-# a cluster's barriers, for each of its blocks; bytes that a block writes to its shared memory, and
-# reads from another's
-CLUSTER_NS, KEPT_A_NS, FETCHED_A_NS = 500.0, 200.0, 25.0
+# nanoseconds of one multiprocessor of an H200, fitted to the times of all candidates of some 50 drawn
+# gradients (benchmark/scripts/choices.py). Launch to first product, and bytes of the first chunk's
+# load; a stage, and each line of x in its box
+START_NS, FIRST_A_NS, CHUNK_NS, LINE_NS = 3600.0, 130.0, 75.0, 12.7
+# FLOPs where shared memory keeps up; the time of narrow tiles, of what that gives
+PRODUCTS_A_NS, NARROW = 6000.0, {64: 1.0, 32: 1.03, 16: 0.85}
+TWO_STAGES = 1.1  # the time of chunks of which only two are in flight
+# the second pass, bytes of the parts and of dweight
+PASS_NS, SUMMED_A_NS = 2600.0, 5200.0
+# a cluster's barriers, for each of its blocks; bytes of a block's sums, written to shared memory and
+# read from others'
+CLUSTER_NS, KEPT_A_NS = 140.0, 47.0
 # how many clusters of each size an H100 with 132 multiprocessors runs at once
 # (cuOccupancyMaxActiveClusters). Measured: one cluster more runs after the others, and the kernel
 # takes twice as long
@@ -66,8 +69,8 @@ CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 
 class Gradient3x3Cut(NamedTuple):
-    """A chunk's pixels, in tiles of `channels` channels of x, and what one chunk costs in
-    nanoseconds."""
+    """A chunk's pixels, in tiles of `channels` channels of x, and what the first chunk's load and
+    each chunk cost in nanoseconds."""
 
     channels: int
     width: int
@@ -76,7 +79,7 @@ class Gradient3x3Cut(NamedTuple):
     stages: int
     x_bytes: int
     chunks: int
-    moved: float
+    first: float
     chunk: float
 
 
@@ -91,8 +94,8 @@ def cuts(B, H, W, channels, whole_halo, only_pixels):
         x_bytes = whole_patterns(rows * 2 * channels)
         stages = min(SHARED // (pixels * ROW + x_bytes), MAX_STAGES)
         if stages >= 2:
-            moved = (pixels * ROW + rows * 2 * channels) / BYTES_A_NS
-            multiplied = 2 * pixels * TILE * channels * TAPS / PRODUCTS_A_NS * slow
+            products = 2 * pixels * TILE * channels * TAPS * slow * NARROW[channels] / PRODUCTS_A_NS
+            lines = (height + 2) * images * (1 if whole_halo else SIZE)
             yield Gradient3x3Cut(
                 channels,
                 width,
@@ -101,8 +104,8 @@ def cuts(B, H, W, channels, whole_halo, only_pixels):
                 stages,
                 x_bytes,
                 -(-W // width) * -(-H // height) * -(-B // images),
-                moved,
-                (1.2 if stages == 2 else 1.0) * max(moved, multiplied),
+                (pixels * ROW + rows * 2 * channels) / FIRST_A_NS,
+                CHUNK_NS + LINE_NS * lines + (TWO_STAGES if stages == 2 else 1.0) * products,
             )
 
 
@@ -123,15 +126,11 @@ def estimate(plan, cut, C, N, tiles, at_once):
     the second pass."""
     sums = 4 * TAPS * TILE * plan.channels  # bytes of a tile's
     rounds = -(-plan.groups * tiles // at_once)
-    ns = START_NS + 2 * cut.moved + (rounds - 1) * 1500
-    ns += rounds * -(-plan.chunks // plan.parts) * (CHUNK_NS + cut.chunk)
+    ns = START_NS + cut.first + rounds * -(-plan.chunks // plan.parts) * cut.chunk
     if plan.blocks > 1:
-        fetched = 16 * CONSUMERS * plan.share * (plan.blocks - 1)
-        ns += rounds * (CLUSTER_NS * plan.blocks + sums / KEPT_A_NS + fetched / FETCHED_A_NS)
-    written = plan.groups * tiles * sums
-    ns += written / WRITTEN_A_NS
+        ns += rounds * (CLUSTER_NS * plan.blocks + sums / KEPT_A_NS)
     if plan.groups > 1:
-        ns += PASS_NS + (written + 4 * N * TAPS * C) / READ_A_NS
+        ns += PASS_NS + (plan.groups * tiles * sums + 4 * N * TAPS * C) / SUMMED_A_NS
     return ns
 
 
