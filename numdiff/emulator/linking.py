@@ -67,6 +67,7 @@ class Linking:
         """A function of numbers as the host may call it, outside of any launch."""
         machine = type(self)(self.cc, checks=False)
         machine.generators = False
+        machine.helpers["__turn"] = lambda weight: True  # of a loop: there are no other threads
         return machine.function(function)
 
     def device_function(self, kernel):

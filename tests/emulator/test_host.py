@@ -78,6 +78,13 @@ def test_an_emulator_that_is_installed():
 def test_a_reduction_before_any_launch(gpu):
     assert cuda.reduce(lambda a, b: a + b)(np.arange(5.0)) == 10
 
+    def common_divisor(a, b):
+        while b:
+            a, b = b, a % b
+        return a
+
+    assert cuda.reduce(common_divisor)(np.array([12, 18, 30])) == 6
+
 
 def test_forall_of_nothing(gpu):
     double.forall(0)(np.zeros(0, np.float32))
