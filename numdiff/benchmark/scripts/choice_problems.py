@@ -206,7 +206,7 @@ def single_product(M, N, K, layout):
 
     def candidates(device):
         found = {}
-        for tile in choice.WORK:
+        for tile in choice.SINGLE_TILES:
             tiles = -(-M // tile[0]) * -(-N // tile[1])
             fill = {max(1, n * device.multiprocessors // tiles) for n in (1, 2, 3, 4)}
             for slices in sorted({1, 2, 4, 8, 16, 32, *fill}):

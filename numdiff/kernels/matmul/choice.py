@@ -1,12 +1,10 @@
 """Which tile a product gets, and into how many slices its sum is cut: the lowest of estimated
 times.
 
-FLOAT32, rungs 3 and 4, in the time of one multiply-add of a multiprocessor:
-        rounds · tile · work · (1 + 1 / warps) · slice length,     rounds = ceil(blocks / multiprocessors)
-    where `work` is the number of instructions for each multiply-add, and a scheduler with w warps
-    to choose from is assumed to be busy w / (w + 1) of the time; a split adds the time of its
-    second pass. Large products get the largest tiles, small ones many small tiles, and long sums
-    with small results are split.
+FLOAT32, rungs 3 and 4, in ns:
+        shares · products of a tile's slice / rate + the second pass of a split
+    A multiprocessor has up to 16 warps at once, two to eight tiles. Together they take equal shares
+    of its time; fewer hide less of each other's waits, and take longer than their shares.
 16 BITS, rungs 5 and 6, in ns, for the lowest of (tile, slices of K, blocks alone or in pairs):
         start + the longer of (blocks' time, memory's time) + the second pass of a split
         blocks' time    rounds · (steps of a slice · time of a step + time of a tile's results)
@@ -33,13 +31,24 @@ from .hopper.layout import BK, BM, STAGES
 from .hopper.work import schedule, workers_of
 from .mma_layout import TILES
 
-# instructions for each multiply-add, counted for sm_90
-WORK = {(128, 128): 1.20, (128, 64): 1.25, (64, 64): 1.30}
-SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
-# multiply-adds of one multiprocessor in the time that one more launch takes, about 3 µs
-SECOND_PASS = 400_000
-# multiply-adds of one multiprocessor in the time that 132 write and read one partial sum
-SLICE_TRAFFIC = 0.25
+
+class SingleTile(NamedTuple):
+    """A tile of float32. rate: FLOPs a ns of an H200's multiprocessor; at_once: tiles that it has;
+    alone: shares of its time that one takes alone"""
+
+    rate: float
+    at_once: int
+    alone: float
+
+
+SINGLE_TILES = {
+    (128, 128): SingleTile(370.0, 2, 1.26),
+    (128, 64): SingleTile(337.0, 4, 2.3),
+    (64, 64): SingleTile(303.0, 8, 3.6),
+}
+SHORTEST_SLICE = 64  # of K
+# ns of a split's second pass, and bytes a ns of its partial sums, written and read
+SECOND_PASS, SLICES_A_NS = 15_000.0, 2500.0
 # 16 bits, of one multiprocessor of an H200. Rung 6: FLOPs a ns by wgmma, bytes a ns from the L2
 # cache to shared memory
 PRODUCTS_A_NS, ARRIVING_A_NS = 5800.0, 84.0
@@ -138,28 +147,23 @@ def by_eight(arrays, extents):
 def choose_tile(batch, M, N, K, multiprocessors, tiles=vectorised.TILES):
     """((tile_m, tile_n), slices of K) with the lowest estimate."""
     best = None
-    for tile_m, tile_n in tiles:
-        tiles_of_c = batch * -(-M // tile_m) * -(-N // tile_n)
-        splits = {1}
-        if batch == 1:
-            splits |= {
-                max(1, min(turns * multiprocessors // tiles_of_c, K // SHORTEST_SLICE))
-                for turns in range(1, 9)
-            }
-        for slices in sorted(splits):
-            slice_length = slice_of(K, slices)
-            slices = -(-K // slice_length)
-            rounds = -(-tiles_of_c * slices // multiprocessors)
-            # a thread has 64 outputs; a multiprocessor four schedulers
-            warps_of_tile = tile_m * tile_n / 64 / 32 / 4
-            warps = min(rounds * warps_of_tile, 4)  # 128 registers a thread leave room for four
-            estimate = (
-                rounds * tile_m * tile_n * WORK[tile_m, tile_n] * (1 + 1 / warps) * slice_length
-            )
+    for tile in tiles:
+        costs, area = SINGLE_TILES[tile], tile[0] * tile[1]
+        tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
+        fill = {max(1, turns * multiprocessors // tiles_of_c) for turns in (1, 2, 3, 4)}
+        for wanted in sorted({1, 2, 4, 8, 16, 32, *fill}) if batch == 1 else (1,):
+            if wanted > 1 and K // wanted < SHORTEST_SLICE:
+                continue
+            length = slice_of(K, wanted)
+            slices = -(-K // length)
+            full, rest = divmod(tiles_of_c * slices, multiprocessors * costs.at_once)
+            shares = full * costs.at_once
+            shares += max(-(-rest // multiprocessors), costs.alone) if rest else 0
+            ns = shares * 2 * area * length / costs.rate
             if slices > 1:
-                estimate += SECOND_PASS + SLICE_TRAFFIC * slices * M * N * 132 / multiprocessors
-            if best is None or estimate < best[0]:
-                best = estimate, (tile_m, tile_n), slices
+                ns += SECOND_PASS + 8 * slices * M * N / SLICES_A_NS
+            if best is None or ns < best[0]:
+                best = ns, tile, slices
     return best[1:]
 
 
