@@ -63,7 +63,7 @@ from ...device.half import in_bfloat16
 from ...device.limits import shared_limit
 from ...device.requires import requires
 from ...device.specialise import Variants, specialise
-from ...device.tensor_core import load_words4, mma_m16n8k16_into
+from ...device.tensor_core import load_words4, mma_m16n8k16_into, ones_half2
 from ...device.tiles import (
     a_across,
     a_along_k,
@@ -445,6 +445,34 @@ def multiply(sums, f):
 
 
 @device_inline
+def add_row_sums(totals, stage, warp_row, warp, lane):
+    """totals (4,) += the sums over a stage's k of 16 rows of A, as products with ones: the warps
+    beside each other share their rows. A lane has row lane // 4 in totals[0], eight further in
+    totals[2]."""
+    ones = ones_half2()
+    for step in range(BK // 16):
+        a = load_a(stage, step, int32(warp % WARPS_N), warp_row, lane)
+        mma_m16n8k16_into(totals, 0, a, (ones, ones))
+
+
+@device_inline
+def write_row_sums(totals, unit, row, lane, work):
+    """The row sums of a unit: added to those of its product, or written as those of a part. row: a
+    lane's first one of the tile."""
+    if lane % 4 == 0:
+        if unit.part >= 0:
+            parts = array_of(int32(PRODUCTS), work.row_sums)
+            first = int64(unit.part) * TILE_M + row
+            parts[first], parts[first + 8] = totals[0], totals[2]
+        else:
+            sums, m = array_of(unit.matrix, work.row_sums), int32(unit.row + row)
+            if m < unit.M:
+                sums[m] += totals[0]
+            if int32(m + 8) < unit.M:
+                sums[m + 8] += totals[2]
+
+
+@device_inline
 def prefetch_other(other, unit, t):
     """Have what the epilogue reads brought into the L2 cache while the tile is multiplied: 64
     elements each time."""
@@ -502,6 +530,8 @@ def gemm_mma(a, b, arrays, work, epilogue):
     lane, warp = int32(t % 32), int32(t // 32)
     warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
     sums = cuda.local.array(SUMS, "float32")
+    if GROUPED:
+        totals = cuda.local.array(4, "float32")
 
     number, stage = int32(cuda.blockIdx.x), int32(0)  # stage: the bytes before it
     ahead = ahead_at(number, work, t)
@@ -516,6 +546,9 @@ def gemm_mma(a, b, arrays, work, epilogue):
         prefetch_other(arrays.other, unit, t)
         for i in range(SUMS):
             sums[i] = float32(0)
+        if GROUPED:  # tiles of the first columns have the row sums of A, where they are asked for
+            adds_rows = unit.column == 0 and work.summed >> unit.matrix & 1
+            totals[0] = totals[1] = totals[2] = totals[3] = float32(0)
         k = unit.k
         while k < unit.k_end:
             # its last reads precede the barrier
@@ -523,6 +556,8 @@ def gemm_mma(a, b, arrays, work, epilogue):
             g = load_fragments(int32(tiles + stage), 1, warp_row, warp_column, lane)
             fetch(a, b, int32(tiles + refilled), ahead, work, t)
             multiply(sums, f)
+            if GROUPED and adds_rows:
+                add_row_sums(totals, int32(tiles + stage), warp_row, warp, lane)
             if BK > 32:
                 f = load_fragments(int32(tiles + stage), 2, warp_row, warp_column, lane)
                 multiply(sums, g)
@@ -536,6 +571,9 @@ def gemm_mma(a, b, arrays, work, epilogue):
             ahead = advance(ahead, work, t)
             k = int32(k + BK)
         finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue)
+        if GROUPED and adds_rows:
+            row = int32(warp_row + warp % WARPS_N * 16 + lane // 4)
+            write_row_sums(totals, unit, row, lane, work)
         number = int32(number + int32(cuda.gridDim.x))
         unit = unit_of(number, work)
     cp_async_wait(0)

@@ -17,9 +17,9 @@ TILES THAT ARE CUT
     Each part is written as a whole tile of float32; `add_tiles_kernel` adds them up in the order of
     k.
 ROW SUMS
-    The kernel has no registers left for them. `column_parts_kernel` reads all A once more, at the
-    memory rate, and the second pass of reduce/second_pass.py adds up its parts: two launches for all
-    products.
+    Tiles of the first columns multiply A's fragments by ones, too. The four warps beside each other
+    take 16 rows each, one `mma` more for 32 and four registers. A pass of its own over all A took 5 %
+    of a step of DiT-S/2.
 DETERMINISM
     every order is fixed by the sizes and the number of multiprocessors.
 SOURCE
@@ -30,21 +30,19 @@ READ NEXT
 """
 
 import functools
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, device_inline, empty, float32, int32, int64, lasting, launch, upload
+from ...device import cuda, empty, int32, int64, lasting, launch, upload
 from ...device.eight import array_of, load8, store8
 from ...device.half import in_bfloat16
 from ...device.limits import shared_limit
 from ...device.specialise import Variants
-from ..reduce.second_pass import Sum, add_parts
 from . import choice
 from .choice import HALF_SECOND_PASS, HALF_TILES, MMA_WRITTEN_A_NS, PARTIALS_A_NS, START_NS
 from .mma import STAGED, make_kernel
-from .mma_epilogues import add, load_where
+from .mma_epilogues import add
 from .mma_layout import (
     ADDING,
     FIELDS,
@@ -66,10 +64,6 @@ STEP = TILES[TILE].k
 SHORTEST = 8  # steps of a part, at least
 OF_GROUP = 1.1  # measured over estimated time: units come from a table
 ADD_BLOCK = 256
-SUM_COLUMNS, SUM_ROWS = 128, 512  # of a block that sums columns
-SUM_LANES = SUM_COLUMNS // 8  # threads of a row, eight columns each
-SUM_STEP = ADD_BLOCK // SUM_LANES  # rows that a block's threads read at once
-SUM_SHARED = SUM_STEP * SUM_COLUMNS
 ADDED = 8 * ADD_BLOCK  # outputs of a block that adds up parts
 GROUP_KERNELS = Variants(
     ((stages, end) for tile, stages in STAGED if tile == TILE for end in (PLAIN, ADDING)),
@@ -177,6 +171,15 @@ def launch_group(products):
         four([x.array.reshape(-1) for x in xs])
         for xs in zip(*(product[:3] for product in products), strict=True)
     )
+    sums = [p.fused.row_sums for p in products]
+    summed = sum(1 << i for i, given in enumerate(sums) if given is not None)
+    nothing = unused(parts)
+    row_sums = (
+        *four([nothing if given is None else given for given in sums]),
+        empty((made.parts * TILE[0],), np.float32, like=first)
+        if made.parts and summed
+        else nothing,
+    )
     stages = stages_of(TILE, shared_limit(first))
     kernel = in_bfloat16(GROUP_KERNELS[stages, ADDING if accumulate else PLAIN], first.dtype)
     launch(
@@ -186,7 +189,7 @@ def launch_group(products):
         a,
         b,
         MmaArrays((*c, parts), parts, parts),
-        MmaGroup(units, K, len(made.units) // FIELDS),
+        MmaGroup(units, K, len(made.units) // FIELDS, row_sums, summed),
         MmaEpilogue(1.0, 0, 0),
         shared=stages * stage_bytes(TILE),
     )
@@ -199,15 +202,15 @@ def launch_group(products):
             tiles,
             c,
             int(accumulate),
+            row_sums,
+            summed,
         )
-    pairs = [(p.a.array, p.fused.row_sums) for p in products if p.fused.row_sums is not None]
-    if pairs:
-        launch_row_sums(pairs)
 
 
 @cuda.jit
-def add_tiles_kernel(parts, tiles, targets, accumulate):
-    """The sum of a cut tile's parts, in their order: eight neighbouring outputs a thread."""
+def add_tiles_kernel(parts, tiles, targets, accumulate, row_sums, summed):
+    """The sum of a cut tile's parts, in their order: eight neighbouring outputs a thread, and of a
+    tile of the first columns the row sums."""
     tile = int32(cuda.blockIdx.x // (SIZE // ADDED)) * FIELDS
     e = int32(int32(cuda.blockIdx.x % (SIZE // ADDED)) * ADDED + 8 * cuda.threadIdx.x)
     row, column = int32(tiles[tile + 1] + e // TILE[1]), int32(tiles[tile + 2] + e % TILE[1])
@@ -216,91 +219,16 @@ def add_tiles_kernel(parts, tiles, targets, accumulate):
         total = load8(parts, at)
         for i in range(1, tiles[tile + 4]):
             total = add(total, load8(parts, at + int64(i) * SIZE))
+        if column == 0 and summed >> tiles[tile] & 1:
+            of_parts = array_of(int32(PRODUCTS), row_sums)
+            part = int64(tiles[tile + 3]) * TILE[0] + e // TILE[1]
+            of_row = of_parts[part]
+            for i in range(1, tiles[tile + 4]):
+                of_row += of_parts[part + i * TILE[0]]
+            of_product = array_of(tiles[tile], row_sums)
+            of_product[row] += of_row
         target = array_of(tiles[tile], targets)
         at = int64(row) * tiles[tile + 6] + column
         if accumulate:
             total = add(total, load8(target, at))
         store8(target, at, total)
-
-
-# Row sums -----------------------------------------------------------------------------------------
-
-
-def launch_row_sums(pairs):
-    """row_sums (M,) float32 += the sums of a's (K, M) columns, for up to PRODUCTS pairs (a,
-    row_sums) of one K."""
-    K, widths = len(pairs[0][0]), [len(sums) for _, sums in pairs]
-    chunks, missing = -(-K // SUM_ROWS), PRODUCTS - len(pairs)
-    tiles = [0, *itertools.accumulate(-(-M // SUM_COLUMNS) for M in widths)]
-    starts = [0, *itertools.accumulate(chunks * M for M in widths)]
-    parts = empty((starts[-1],), np.float32, like=pairs[0][0])
-    launch(
-        column_parts_kernel,
-        (tiles[-1], chunks),
-        ADD_BLOCK,
-        four([a.reshape(-1) for a, _ in pairs]),
-        parts,
-        K,
-        MmaGroupColumns(
-            (*widths, *[0] * missing),
-            (*tiles[:-1], *[tiles[-1]] * missing),
-            (*starts[:-1], *[0] * missing),
-        ),
-    )
-    add_parts(
-        [
-            Sum(parts[start : start + chunks * M], chunks, sums, True)
-            for (_, sums), start, M in zip(pairs, starts, widths, strict=False)
-        ],
-        waits=True,
-    )
-
-
-class MmaGroupColumns(NamedTuple):
-    """Of each product: how many columns, its first tile of columns, where its parts begin."""
-
-    M: tuple
-    tile: tuple
-    start: tuple
-
-
-@device_inline
-def of_product(product, numbers):
-    """numbers[product]: without an array in local memory."""
-    a, b, c, d = numbers
-    return int32((a if product == 0 else b) if product < 2 else (c if product == 2 else d))
-
-
-@cuda.jit
-def column_parts_kernel(xs, parts, K, columns):
-    """The sums of SUM_ROWS rows of one product: each thread has eight columns, of four rows at a
-    time."""
-    tile = cuda.shared.array(SUM_SHARED, float32)
-    t, number = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
-    product = int32(0)
-    for p in range(1, PRODUCTS):
-        product = int32(product + (1 if number >= of_product(p, columns.tile) else 0))
-    M, x = of_product(product, columns.M), array_of(product, xs)
-    column = int32(int32(number - of_product(product, columns.tile)) * SUM_COLUMNS)
-    n, row = int32(column + t % SUM_LANES * 8), int32(cuda.blockIdx.y * SUM_ROWS + t // SUM_LANES)
-    end = int32(min(int32((cuda.blockIdx.y + 1) * SUM_ROWS), int32(K)))
-    z = float32(0)
-    total = z, z, z, z, z, z, z, z
-    if n < M:
-        while row < end:
-            at, step = int64(row) * M + n, int64(SUM_STEP) * M
-            a, b = load8(x, at), load_where(x, at + step, int32(row + SUM_STEP) < end)
-            c = load_where(x, at + 2 * step, int32(row + 2 * SUM_STEP) < end)
-            d = load_where(x, at + 3 * step, int32(row + 3 * SUM_STEP) < end)
-            total, row = add(total, add(add(a, b), add(c, d))), int32(row + 4 * SUM_STEP)
-    e = t * 8
-    tile[e], tile[e + 1], tile[e + 2], tile[e + 3] = total[0], total[1], total[2], total[3]
-    tile[e + 4], tile[e + 5], tile[e + 6], tile[e + 7] = total[4], total[5], total[6], total[7]
-    cuda.syncthreads()
-    if t < SUM_COLUMNS and column + t < M:
-        s = tile[t]
-        for i in range(1, SUM_STEP):
-            s += tile[i * SUM_COLUMNS + t]
-        parts[
-            int64(of_product(product, columns.start)) + int64(cuda.blockIdx.y) * M + column + t
-        ] = s

@@ -94,11 +94,15 @@ class MmaWork(NamedTuple):
 
 
 class MmaGroup(NamedTuple):
-    """Units in a table, `FIELDS` int32 each: those of a `Unit` (mma.py). K: of all products."""
+    """Units in a table, `FIELDS` int32 each: those of a `Unit` (mma.py). K: of all products;
+    row_sums: of each product, (M,) float32, and of the parts of tiles; summed: bit p is set where
+    those of product p are asked for."""
 
     table: object
     K: int
     units: int
+    row_sums: tuple
+    summed: int
 
 
 class MmaArrays(NamedTuple):
