@@ -101,7 +101,9 @@ class MatmulTiles:
     @contextlib.contextmanager
     def forced(choice):
         with (
-            replaced(matmul_choice, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0)),
+            replaced(
+                matmul_choice, "choose_half", lambda *_, **more: (tuple(choice[:2]), choice[2], 0.0)
+            ),
             replaced(matmul_choice, "PAIRS", bool(choice[3])),
         ):
             yield

@@ -53,7 +53,7 @@ def test_mlp(engine, rng, name, keeps, monkeypatch):
     if engine.name == "ptx":
         return  # compiled in tests/kernels/matmul/test_half.py
     if engine.name == "emulator":
-        monkeypatch.setattr(choice, "choose_half", lambda *_: ((128, 64), 1, 0.0))
+        monkeypatch.setattr(choice, "choose_half", lambda *_, **more: ((128, 64), 1, 0.0))
     fused, parts, function, width, activation, gradient = {
         "gelu": ("mlp", "bias_gelu", F.mlp, 24, gelu_forward, gelu_backward),
         "swiglu": (

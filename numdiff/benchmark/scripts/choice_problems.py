@@ -44,7 +44,7 @@ from ...kernels.matmul import products as matmul_products
 from ...kernels.matmul.activations import matmul_gelu_backward, matmul_gelu_forward
 from ...kernels.matmul.hopper import group_schedule
 from ...kernels.matmul.hopper.layout import BK, BM
-from ...kernels.matmul.mma_layout import ACTIVATION_TILES, TILES
+from ...kernels.matmul.mma_layout import ACTIVATION_TILES, TILES, takes
 from ...kernels.matmul.product import Product, ProductFused, ProductOperand
 from ...kernels.matmul.products import launch_products
 from ...kernels.operation import replaced
@@ -103,11 +103,14 @@ def name_of(module):
 # Matrix products ----------------------------------------------------------------------------------
 
 
-def matmul_candidates(M, N, K, batch, single, rungs, device, activation=False):
-    """{label: context}: tiles and slices of rungs 6 and 5. single: a result of float32"""
+def matmul_candidates(M, N, K, batch, single, rungs, device, activation=False, across=False):
+    """{label: context}: tiles and slices of rungs 6 and 5. single: a result of float32; across: A
+    is transposed"""
     found = {}
     for rung in rungs:
         for tile in choice.HALF_TILES[rung]:
+            if rung == 5 and not takes(tile, across):
+                continue
             if activation and rung == 5 and tile not in ACTIVATION_TILES:
                 continue
             can_split = batch == 1 and (rung == 5 or single) and not activation
@@ -171,7 +174,7 @@ def product(M, N, K, layout="NT", batch=1, single=False, extra=(), operation=Non
         rungs = rungs_of(device)
         if batch > 1 and (M % BM or K % BK or single and layout != "NT"):
             rungs = (5,)  # rung 6 takes such batches alone (matmul/hopper/launcher.py)
-        found = matmul_candidates(M, N, K, batch, single, rungs, device)
+        found = matmul_candidates(M, N, K, batch, single, rungs, device, across=layout == "TN")
         if layout == "TN" and single and batch == 1:
             found["5 group"] = _one_group
         return found

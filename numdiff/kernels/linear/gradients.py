@@ -65,7 +65,9 @@ def linear_gradients_supports(x, sizes):
 
 def gains(rung, sizes, rows, multiprocessors):
     """Whether layers with weights of these sizes should be taken together, by the estimates."""
-    alone = sum(choose_half(rung, 1, *size, rows, True, multiprocessors)[2] for size in sizes)
+    alone = sum(
+        choose_half(rung, 1, *size, rows, True, multiprocessors, across=True)[2] for size in sizes
+    )
     together = (
         group.choose(sizes, rows, multiprocessors)[2]
         if rung == 6

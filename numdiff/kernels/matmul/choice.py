@@ -29,7 +29,7 @@ from ..tuning import tuned_or
 from . import register_tiles, vectorised
 from .hopper.layout import BK, BM, STAGES
 from .hopper.work import schedule, workers_of
-from .mma_layout import TILES
+from .mma_layout import TILES, takes
 
 
 class SingleTile(NamedTuple):
@@ -74,6 +74,7 @@ class MmaTile(NamedTuple):
 
 MMA_TILES = {
     (128, 256): MmaTile(1130.0, math.inf, 1100.0),
+    (192, 128): MmaTile(880.0, math.inf, 825.0),
     (128, 128): MmaTile(1000.0, 3320.0, 200.0),
     (64, 64): MmaTile(740.0, 1900.0, 0.0),
 }
@@ -266,13 +267,15 @@ def choose_half(
     nbytes=None,
     added=0,
     paired=False,
+    across=False,
 ):
     """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6; widths: that a tile of rung
-    6 may have; nbytes, added: as of `HalfProduct`, None: 4 where K may be split."""
+    6 may have; nbytes, added: as of `HalfProduct`, None: 4 where K may be split; across: whether A
+    is contiguous along m."""
     product = HalfProduct(batch, M, N, K, nbytes or (4 if can_split else 2), added)
     best = None
     for tile in HALF_TILES[version]:
-        if version == 6 and tile[1] not in widths:
+        if tile[1] not in widths if version == 6 else not takes(tile, across):
             continue
         slices = slices_of(version, product, tile, multiprocessors) if can_split else (1,)
         for n in slices:
@@ -288,10 +291,12 @@ def pairs_fit(M, batch=1):
     return batch == 1 and M > BM
 
 
-def choose_half_tile(version, batch, M, N, K, can_split, multiprocessors, nbytes=None, added=0):
+def choose_half_tile(
+    version, batch, M, N, K, can_split, multiprocessors, nbytes=None, added=0, across=False
+):
     """(tile, slices of K, whether in pairs of blocks, ns) with the lowest estimate."""
     given = (version, batch, M, N, K, can_split, multiprocessors, tuple(STAGES), nbytes, added)
-    tile, slices, ns = choose_half(*given)
+    tile, slices, ns = choose_half(*given, across=across)
     if version < 6 or not pairs_fit(M, batch) or PAIRS is False:
         return tile, slices, False, ns
     if PAIRS:
@@ -300,11 +305,11 @@ def choose_half_tile(version, batch, M, N, K, can_split, multiprocessors, nbytes
     return (*of_pairs, True, ns_of_pairs) if ns_of_pairs < ns else (tile, slices, False, ns)
 
 
-def half_tile(backend, version, batch, M, N, K, can_split, nbytes=None, added=0):
+def half_tile(backend, version, batch, M, N, K, can_split, nbytes=None, added=0, across=False):
     """`choose_half_tile`, or what was measured on this card."""
     multiprocessors = getattr(backend, "multiprocessors", MULTIPROCESSORS)
 
-    given = version, batch, M, N, K, can_split, multiprocessors, nbytes, added
+    given = version, batch, M, N, K, can_split, multiprocessors, nbytes, added, across
 
     def estimated():
         return choose_half_tile(*given)[:3]

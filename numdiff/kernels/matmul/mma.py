@@ -17,7 +17,8 @@ WHAT IS NEW, AND WHY IT PAYS
     A persistent grid: a block processes one tile after the other, and the copies for the next tile
         are in flight during an epilogue.
 A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's
-    64 × 64; 64 × 64 with four warps of 32 × 32 where C is small. TILES says how far each steps
+    64 × 64; 192 × 128 with eight warps of 48 × 64 where 256 columns would be more than C has left,
+    as of the 384 of DiT-S; 64 × 64 with four warps of 32 × 32 where C is small. TILES says how far each steps
     along K, and how many stages: what fits into the 99 KiB of sm_86, sm_89 and sm_120. The 64 KiB
     of sm_75 hold two stages of the widest, or two blocks of the next.
 TILES IN SHARED MEMORY, their swizzles, and why B's columns are spread: ../../device/tiles.py
@@ -119,6 +120,7 @@ from .mma_layout import (
     MmaPlace,
     stage_bytes,
     stages_of,
+    takes,
     threads_of,
     work_of,
 )
@@ -160,7 +162,7 @@ class MmaAhead(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """16 of k for a warp: 64 rows of A, 64 columns of B; of a small warp tile only the first halves
+    """16 of k for a warp: 64 rows of A, 64 columns of B; of a smaller warp tile only the first ones
     are used."""
 
     a0: tuple
@@ -407,6 +409,7 @@ def load_fragments(stage, step, warp_row, warp_column, lane):
     a2, a3 = a0, a1
     if ROWS > 32:
         a2 = load_a(stage, step, 2, warp_row, lane)
+    if ROWS > 48:
         a3 = load_a(stage, step, 3, warp_row, lane)
     return Fragments(a0, a1, a2, a3, b0, b1, b2, b3)
 
@@ -441,6 +444,7 @@ def multiply(sums, f):
     multiply_rows(sums, ROW_SUMS, f.a1, f)
     if ROWS > 32:
         multiply_rows(sums, 2 * ROW_SUMS, f.a2, f)
+    if ROWS > 48:
         multiply_rows(sums, 3 * ROW_SUMS, f.a3, f)
 
 
@@ -516,6 +520,7 @@ def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
     WRITE_ROWS(sums, 1, place, given, biases, epilogue, adds, lane)
     if ROWS > 32:
         WRITE_ROWS(sums, 2, place, given, biases, epilogue, adds, lane)
+    if ROWS > 48:
         WRITE_ROWS(sums, 3, place, given, biases, epilogue, adds, lane)
 
 
@@ -626,6 +631,7 @@ KERNELS = Variants(
         (*staged, *case)
         for staged in STAGED
         for case in itertools.product((False, True), (False, True), (PLAIN, ADDING))
+        if takes(staged[0], case[0])
     ),
     lambda key: make_kernel(*key),
 )

@@ -140,7 +140,10 @@ def estimate(sizes, K, blocks):
 
 def pays(M, N, K, blocks):
     """Whether one product takes less time so than in equal slices, by the estimates."""
-    return estimate(((M, N),), K, blocks) < choice.choose_half(5, 1, M, N, K, True, blocks)[2]
+    return (
+        estimate(((M, N),), K, blocks)
+        < choice.choose_half(5, 1, M, N, K, True, blocks, across=True)[2]
+    )
 
 
 @functools.cache  # for good: captured steps read them

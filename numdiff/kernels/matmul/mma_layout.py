@@ -33,12 +33,13 @@ class Tile(NamedTuple):
 
 TILES = {
     (128, 256): Tile(2, 4, 32, 4, 1),
+    (192, 128): Tile(4, 2, 32, 4, 1),
     (128, 128): Tile(2, 2, 32, 3, 2),
     (64, 64): Tile(2, 2, 32, 3, 4),
 }
 
 TURING_STAGES = 2
-ACTIVATION_TILES = (128, 256), (128, 128)
+ACTIVATION_TILES = (128, 256), (192, 128), (128, 128)
 
 # Of each kernel: the tile of C and its `Tile`, the case of transposes (across: contiguous along m or
 # n), the epilogue
@@ -49,7 +50,7 @@ GROUPED = Constant()  # whether units come from a table: mma_group.py
 PRODUCT = Constant()
 WRITE_ROWS = Constant()  # device function: the epilogue of 16 rows, `finish_rows` or another
 THREADS = Constant(lambda LAYOUT: threads_of(LAYOUT))
-PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: TILE_M * TILE_N // 64 // THREADS)
+PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: -(-TILE_M * TILE_N // 64 // THREADS))
 WARPS_N = Constant(lambda LAYOUT: LAYOUT.warps_n)
 BK = Constant(lambda LAYOUT: LAYOUT.k)
 STAGES = Constant()  # stages_of(tile, shared memory of a block)
@@ -165,6 +166,11 @@ def threads_of(layout):
     """Threads of a block with this `Tile`, or with that of a key of TILES."""
     layout = TILES.get(layout, layout)
     return 32 * layout.warps_m * layout.warps_n
+
+
+def takes(tile, across):
+    """Whether a block's threads copy whole rows of this tile's A; across: contiguous along m."""
+    return not across or threads_of(tile) * 8 % tile[0] == 0
 
 
 def stage_bytes(tile):

@@ -35,8 +35,8 @@ def with_tile(tile, rung, parts=1, pairs=False, stages=None):
     """Context: rung 5 or 6 has this tile, the sum over K in `parts` parts, and blocks alone or in
     pairs; stages: of rung 5, None for the device's."""
     before = choice.choose_half, choice.PAIRS, mma.stages_of
-    choice.choose_half = lambda wanted, *given: (
-        before[0](wanted, *given)
+    choice.choose_half = lambda wanted, *given, **more: (
+        before[0](wanted, *given, **more)
         if wanted != rung
         else (tile if rung == 5 else (BM, tile), parts, 0.0)
     )

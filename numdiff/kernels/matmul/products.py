@@ -95,7 +95,15 @@ def _estimated(a, b, c, fused, rung):
     can_split = a.count == 1 and (rung == 5 or c.array.dtype == np.float32)
     can_split = can_split and not fused.activation
     product = half_product(a, b, c, fused)
-    return half_tile(a.array.backend, rung, *product[:4], can_split, product.nbytes, product.added)
+    return half_tile(
+        a.array.backend,
+        rung,
+        *product[:4],
+        can_split,
+        product.nbytes,
+        product.added,
+        a.transposed,
+    )
 
 
 def half_product(a, b, c, fused):
@@ -112,7 +120,8 @@ def cheaper_rung(a, b, c, fused):
     multiprocessors, splits = multiprocessors_of(a.array), a.count == 1
 
     def ns(rung, can_split):
-        return choose_half_tile(rung, *product, can_split, multiprocessors, nbytes, added)[3]
+        given = rung, *product, can_split, multiprocessors, nbytes, added, a.transposed
+        return choose_half_tile(*given)[3]
 
     return 5 if ns(5, splits) < MMA_GAIN * ns(6, splits and nbytes == 4) else 6
 

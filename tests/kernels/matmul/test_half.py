@@ -47,7 +47,7 @@ def product(a, b, transposes=(False, True)):
 
 
 def choose(monkeypatch, tile, slices=1):
-    monkeypatch.setattr(choice, "choose_half", lambda *_: (tile, slices, 0.0))
+    monkeypatch.setattr(choice, "choose_half", lambda *_, **more: (tile, slices, 0.0))
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -167,7 +167,7 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     )
     if width is not None:
         monkeypatch.setattr(
-            choice, "choose_half", lambda *given: ((layout.BM, width), 1 + given[5], 0.0)
+            choice, "choose_half", lambda *given, **more: ((layout.BM, width), 1 + given[5], 0.0)
         )
         if engine.name == "emulator":
             monkeypatch.setattr(engine.backend, "multiprocessors", 2, raising=False)
