@@ -450,8 +450,8 @@ def multiply(sums, f):
 
 @device_inline
 def add_row_sums(totals, stage, warp_row, warp, lane):
-    """totals (4,) += the sums over a stage's k of 16 rows of A, as products with ones: the warps
-    beside each other share their rows. A lane has row lane // 4 in totals[0], eight further in
+    """totals (4,) += the sums over a stage's k of 16 rows of A, as products with ones: warps of
+    the same rows take 16 of them each. A lane has row lane // 4 in totals[0], eight further in
     totals[2]."""
     ones = ones_half2()
     for step in range(BK // 16):
