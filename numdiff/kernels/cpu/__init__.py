@@ -7,6 +7,7 @@ products by BLAS, where NumPy's references are slow.
     winograd.py        a 3×3 convolution by 16 products instead of 36 for four pixels
     winograd_rows.py   the same an image at a time, where BLAS gives no equal bits to several
     groupnorm.py       GroupNorm, an image at a time
+    adamw.py           AdamW and the average of the weights, in one pass
     gate_adaln.py      gate, residual, norm and modulation, a token at a time
 
 Each operation's launcher calls these for arrays of the host. What they run on is in device/cpu.py

@@ -76,34 +76,43 @@ def winograd_supports(x, weight, stride):
 
 @on_host
 def input_tiles(x, first, row, tiles):
-    """Bᵀ·d·B of the tiles from this image and row on. x (B, H, W, C), zeros around it"""
+    """Bᵀ·d·B of the tiles from this image and row on. x (B, H, W, C), zeros around it
+
+    The inner loops cover a whole row of tiles. So the padded image's even columns and its odd ones
+    are stored separately: tile j takes columns j and j + 1 of both.
+    """
     b, h, w, channels = x.shape
     images, rows, width = tiles.shape[2:5]
-    d, half = np.zeros((4, 4, channels), np.float32), np.empty((4, 4, channels), np.float32)
+    count = width * channels
+    zeros = np.zeros((w, channels), np.float32)
+    even = np.zeros((4, width + 1, channels), np.float32)  # Bᵀ·d of a row of tiles
+    odd = np.zeros((4, width + 1, channels), np.float32)
     for image in range(images):
         for i in range(rows):
-            for j in range(width):
-                for p in range(4):
-                    for q in range(4):
-                        y, z = 2 * (row + i) + p - 1, 2 * j + q - 1
-                        if first + image < b and 0 <= y < h and 0 <= z < w:
-                            for k in range(channels):
-                                d[p, q, k] = x[first + image, y, z, k]
-                        else:
-                            for k in range(channels):
-                                d[p, q, k] = 0
-                for q in range(4):
-                    for k in range(channels):
-                        half[0, q, k] = d[0, q, k] - d[2, q, k]
-                        half[1, q, k] = d[1, q, k] + d[2, q, k]
-                        half[2, q, k] = d[2, q, k] - d[1, q, k]
-                        half[3, q, k] = d[1, q, k] - d[3, q, k]
-                for p in range(4):
-                    for k in range(channels):
-                        tiles[p, 0, image, i, j, k] = half[p, 0, k] - half[p, 2, k]
-                        tiles[p, 1, image, i, j, k] = half[p, 1, k] + half[p, 2, k]
-                        tiles[p, 2, image, i, j, k] = half[p, 2, k] - half[p, 1, k]
-                        tiles[p, 3, image, i, j, k] = half[p, 1, k] - half[p, 3, k]
+            n, y = first + image, 2 * (row + i) - 1
+            d0 = x[n, y] if n < b and 0 <= y else zeros
+            d1 = x[n, y + 1] if n < b else zeros
+            d2 = x[n, y + 2] if n < b and y + 2 < h else zeros
+            d3 = x[n, y + 3] if n < b and y + 3 < h else zeros
+            for column in range(w):
+                half = even if column % 2 else odd  # column 0 is the padded image's column 1
+                j = (column + 1) // 2
+                for k in range(channels):
+                    half[0, j, k] = d0[column, k] - d2[column, k]
+                    half[1, j, k] = d1[column, k] + d2[column, k]
+                    half[2, j, k] = d2[column, k] - d1[column, k]
+                    half[3, j, k] = d1[column, k] - d3[column, k]
+            for p in range(4):
+                one, two = even[p].reshape(-1), odd[p].reshape(-1)
+                t0 = tiles[p, 0, image, i].reshape(-1)
+                t1 = tiles[p, 1, image, i].reshape(-1)
+                t2 = tiles[p, 2, image, i].reshape(-1)
+                t3 = tiles[p, 3, image, i].reshape(-1)
+                for k in range(count):
+                    t0[k] = one[k] - one[k + channels]
+                    t1[k] = two[k] + one[k + channels]
+                    t2[k] = one[k + channels] - two[k]
+                    t3[k] = two[k] - two[k + channels]
 
 
 @on_host

@@ -42,6 +42,7 @@ import numpy as np
 
 from ...device import cuda, device_inline, float32, int32, launch, load4, store4, upload
 from ...device.four import add4, scale4, subtract4
+from ..cpu.adamw import Factors, adamw_cpu, can_update
 from ..elementwise import cast_into
 from ..operation import (
     Problem,
@@ -54,12 +55,9 @@ from ..operation import (
     positive,
     single,
 )
-from .ema import ema_update, ema_update_reference, rest_of
+from .ema import ema_update, rest_of, rest_of_average
 
 BLOCK = 256  # threads
-# elements the reference updates at a time: five arrays of 128 KiB, which stay in the processor's
-# caches
-CHUNK = 32768
 CLIP_EPSILON = 1e-6  # keeps a zero norm from dividing
 # stands for log(0), where a beta is zero: its exponential is zero, in float32 and float64
 LOG_OF_ZERO = -1e4
@@ -116,43 +114,53 @@ def clip_reference(norm, clip_norm, unscale):
 
 def adamw_update_reference(weight, gradient, m, v, state, rule, copies=None, ranges=None):
     copies = copies or AdamWCopies()
+    factors = _factors(state, rule, copies)
+    if factors is None:
+        return
+    fits = can_update(weight, gradient, m, v, copies.ema)
+    update = adamw_cpu if fits else _update_in_place
     for start, stop in [(0, weight.size)] if ranges is None else ranges.pieces:
         w, g, m_, v_, average, half = (
             a if a is None else a[start:stop]
             for a in (weight, gradient, m, v, copies.ema, copies.half)
         )
-        _update_in_place(w, g, m_, v_, state, rule)
-        follow(w, state, copies._replace(ema=average, half=half))
+        update(w, g, m_, v_, average, factors)
+        if half is not None:
+            cast_into(w, half)
 
 
-def _update_in_place(weight, gradient, m, v, state, rule):
+def _factors(state, rule, copies):
+    """The `Factors` of this update; None for one that is left out, since its gradient is broken."""
     beta1, beta2, eps, weight_decay, clip_norm = rule
     unscale = 1.0 if state.unscale is None else float(state.unscale[0])
     norm, rate = float(state.gradient_norm[0]), float(state.learning_rate[0])
     t = int(state.step[0]) + 1
     if not math.isfinite(norm):
-        return
+        return None
     clip = clip_reference(norm, clip_norm, unscale)
     # √(1 - β₂ᵗ), drawn out of the root: √v̂ = √v / root2
     root2 = math.sqrt(-math.expm1(t * log_of(beta2)))
-    step_size = rate * root2 / -math.expm1(t * log_of(beta1))
-    scratch = np.empty(min(CHUNK, weight.size), weight.dtype)
-    for i in range(0, weight.size, CHUNK):
-        w, g, m_, v_ = (a[i : i + CHUNK] for a in (weight, gradient, m, v))
-        s = scratch[: w.size]
-        m_ *= beta1
-        m_ += np.multiply(g, clip * (1.0 - beta1), out=s)
-        np.multiply(g, g, out=s)
-        s *= clip * clip * (1.0 - beta2)
-        v_ *= beta2
-        v_ += s
-        np.sqrt(v_, out=s)
-        s += eps * root2
-        np.divide(m_, s, out=s)
-        s *= step_size
-        if weight_decay:
-            w *= 1.0 - rate * weight_decay
-        w -= s
+    return Factors(
+        m=beta1,
+        gradient=clip * (1.0 - beta1),
+        v=beta2,
+        square=clip * clip * (1.0 - beta2),
+        eps=eps * root2,
+        step=rate * root2 / -math.expm1(t * log_of(beta1)),
+        weight=1.0 - rate * weight_decay,
+        average=rest_of_average(state.step, copies.decay, copies.warmup),
+    )
+
+
+def _update_in_place(weight, gradient, m, v, ema, factors):
+    m *= factors.m
+    m += gradient * factors.gradient
+    v *= factors.v
+    v += gradient * gradient * factors.square
+    weight *= factors.weight
+    weight -= m / (np.sqrt(v) + factors.eps) * factors.step
+    if ema is not None:
+        ema += (weight - ema) * factors.average
 
 
 # What a kernel is given ---------------------------------------------------------------------------
@@ -346,10 +354,10 @@ def followers_of(weight, copies):
     )
 
 
-def follow(weight, state, copies, average=ema_update_reference):
+def follow(weight, state, copies):
     """What follows the new weight, where it is there, in passes of their own."""
     if copies.ema is not None:
-        average(copies.ema, weight, state.step, state.gradient_norm, copies.decay, copies.warmup)
+        ema_update(copies.ema, weight, state.step, state.gradient_norm, copies.decay, copies.warmup)
     if copies.half is not None:
         cast_into(weight, copies.half)
 
@@ -487,4 +495,4 @@ def adamw_update(weight, gradient, m, v, state, rule, copies=None, ranges=None, 
             )
         return
     launch(version.kernel, blocks, BLOCK, *arguments)
-    follow(weight, state, copies, ema_update)
+    follow(weight, state, copies)

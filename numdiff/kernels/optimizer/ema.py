@@ -44,10 +44,16 @@ BLOCK = 256  # threads
 CHUNK = 32768
 
 
+def rest_of_average(step, decay, warmup):
+    """By which part the average moves to the weight in this update: 1 - decay, or more in a
+    warm-up."""
+    return max(1.0 - decay, 9.0 / (10.0 + float(step[0]))) if warmup else 1.0 - decay
+
+
 def ema_update_reference(ema, weight, step, gradient_norm, decay, warmup=True):
     if not math.isfinite(gradient_norm[0]):
         return
-    rest = max(1.0 - decay, 9.0 / (10.0 + float(step[0]))) if warmup else 1.0 - decay
+    rest = rest_of_average(step, decay, warmup)
     scratch = np.empty(min(CHUNK, ema.size), ema.dtype)
     for i in range(0, ema.size, CHUNK):
         e, w = ema[i : i + CHUNK], weight[i : i + CHUNK]
