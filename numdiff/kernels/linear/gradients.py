@@ -150,16 +150,17 @@ def _small(label, rows, sizes, accumulate, within, **more):
 
 @contextlib.contextmanager
 def _by_mma(stages=None):
-    """Context: rung 5, whatever its rows; stages: of its tile, None for the device's."""
-    before = mma_group.SHORTEST, mma_group.stages_of
-    mma_group.SHORTEST = 1
+    """Context: rung 5 by its table of units, whatever its rows; stages: of its tile, None for the
+    device's."""
+    before = mma_group.SHORTEST, mma_group.pays, mma_group.stages_of
+    mma_group.SHORTEST, mma_group.pays = 1, lambda *_: True
     if stages:
         mma_group.stages_of = lambda *given: stages
     try:
         with at_most({"matmul": 5}):
             yield
     finally:
-        mma_group.SHORTEST, mma_group.stages_of = before
+        mma_group.SHORTEST, mma_group.pays, mma_group.stages_of = before
 
 
 @contextlib.contextmanager
