@@ -306,21 +306,6 @@ def test_only_on_a_gpu():
         tune(small_unet())
 
 
-def test_checked_in_tables():
-    """Every table names tiles that exist."""
-    for path in tuning.FOLDER.glob("*.json"):
-        choices = json.loads(path.read_text())["choices"]
-        assert all(
-            tuple(c[:2]) in matmul_choice.HALF_TILES[6]
-            for c in choices.get("matmul v6", {}).values()
-        )
-        assert all(
-            tuple(c[:2]) in conv2d_hopper.VARIANTS
-            for kind in ("conv2d v6", "conv2d_input_gradient v6")
-            for c in choices.get(kind, {}).values()
-        )
-
-
 def launches(monkeypatch, gpu):
     """(kernel, blocks, whole numbers it is given) of every launch of the three launchers that have
     a table."""

@@ -1,12 +1,12 @@
 """Tile sizes that were measured to be best on a card, where a launcher's estimate would choose
 others.
 
-One file a card, `<card>.json`, written by `numdiff bench tune` and checked in: {kind: {"shape":
-choice}}. A launcher reads the table first and estimates for unknown shapes, so a card without a
-file loses nothing. A table older than the kernels loses nothing either: entries that no longer fit
-are ignored. Results depend on tiles in the rounding of split sums alone. Tiles depend on the table,
-the card's name and size and the shape alone, never on a measurement while training. So with the
-same table a card gives the same bits in every run.
+One file a card, `<card>.json`, written by `numdiff bench tune`: {kind: {"shape": choice}}. None is
+checked in, since the estimates are as good (../../benchmark/README.md). A launcher reads the table
+first and estimates for unknown shapes. A table older than the kernels loses nothing: entries that
+no longer fit are ignored. Results depend on tiles in the rounding of split sums alone. Tiles depend
+on the table, the card's name and size and the shape alone, never on a measurement while training.
+So with the same table a card gives the same bits in every run.
 """
 
 import contextlib
