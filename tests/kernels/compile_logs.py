@@ -224,6 +224,10 @@ def numbered(name):
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
+# tiles of matmul/mma.py of which Turing's shared memory holds two stages
+MANY_STAGES = re.compile(r"gemm_mma_\d+x\d+x\d+x[34]_")
+
+
 @functools.cache
 def tensor_core_kernels():
     """Those from files that name mma."""
@@ -246,7 +250,7 @@ def ptx_of(name):
     capabilities = capabilities_of(kernel)
     if name not in tensor_core_kernels():
         return PtxDevice.compile(kernel, signature, capabilities[-1:])
-    turing = (TURING,) if supports(TURING, kernel) else ()
+    turing = (TURING,) if supports(TURING, kernel) and not MANY_STAGES.search(name) else ()
     texts = PtxDevice.compile(kernel, signature, (*turing, *capabilities))
     if lacks_halves(ADA, kernel):
         (text,) = PtxDevice.compile(kernel, signature, (ADA,)).values()

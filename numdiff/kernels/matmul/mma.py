@@ -449,14 +449,13 @@ def multiply(sums, f):
 
 
 @device_inline
-def add_row_sums(totals, stage, warp_row, warp, lane):
-    """totals (4,) += the sums over a stage's k of 16 rows of A, as products with ones: warps of
-    the same rows take 16 of them each. A lane has row lane // 4 in totals[0], eight further in
-    totals[2]."""
+def add_row_sums(totals, f, share):
+    """totals (4,) += the sums over 16 of k of 16 rows of A, as a product with ones: warps of the
+    same rows take a fragment each, that of `share`. A lane has row lane // 4 in totals[0], eight
+    further in totals[2]."""
+    upper, lower = f.a0 if share == 0 else f.a1, f.a2 if share == 2 else f.a3
     ones = ones_half2()
-    for step in range(BK // 16):
-        a = load_a(stage, step, int32(warp % WARPS_N), warp_row, lane)
-        mma_m16n8k16_into(totals, 0, a, (ones, ones))
+    mma_m16n8k16_into(totals, 0, upper if share < 2 else lower, (ones, ones))
 
 
 @device_inline
@@ -562,7 +561,7 @@ def gemm_mma(a, b, arrays, work, epilogue):
             fetch(a, b, int32(tiles + refilled), ahead, work, t)
             multiply(sums, f)
             if GROUPED and adds_rows:
-                add_row_sums(totals, int32(tiles + stage), warp_row, warp, lane)
+                add_row_sums(totals, f, int32(warp % WARPS_N))
             if BK > 32:
                 f = load_fragments(int32(tiles + stage), 2, warp_row, warp_column, lane)
                 multiply(sums, g)
@@ -573,6 +572,8 @@ def gemm_mma(a, b, arrays, work, epilogue):
             cuda.syncthreads()
             f = load_fragments(int32(tiles + stage), 0, warp_row, warp_column, lane)
             multiply(sums, g)
+            if GROUPED and adds_rows:
+                add_row_sums(totals, g, int32(warp % WARPS_N))
             ahead = advance(ahead, work, t)
             k = int32(k + BK)
         finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue)

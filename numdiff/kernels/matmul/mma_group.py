@@ -17,9 +17,9 @@ TILES THAT ARE CUT
     Each part is written as a whole tile of float32; `add_tiles_kernel` adds them up in the order of
     k.
 ROW SUMS
-    Tiles of the first columns multiply A's fragments by ones, too. The four warps of the same
-    64 rows take 16 each, one `mma` more for 32 and four registers. A pass of its own over all A took 5 %
-    of a step of DiT-S/2.
+    Tiles of the first columns multiply A's fragments by ones, too: the four warps of the same 64 rows
+    take 16 each, one `mma` more for 32 and four registers. A pass of its own over all A took 5 % of a
+    step of DiT-S/2.
 DETERMINISM
     every order is fixed by the sizes and the number of multiprocessors.
 SOURCE
