@@ -49,6 +49,8 @@ from .layer import linear_backward_reference
 MOST = group_schedule.PRODUCTS  # layers of a launch
 # of the estimated time of single launches: if one launch takes more, the layers stay separate
 GAIN = 0.98
+# ns of a layer's row sums, which rung 5 makes by other launches where the layers stay separate
+ROW_SUMS_NS = 5000.0
 
 
 def linear_gradients_supports(x, sizes):
@@ -68,6 +70,7 @@ def gains(rung, sizes, rows, multiprocessors):
     alone = sum(
         choose_half(rung, 1, *size, rows, True, multiprocessors, across=True)[2] for size in sizes
     )
+    alone += len(sizes) * ROW_SUMS_NS if rung == 5 else 0
     together = (
         group.choose(sizes, rows, multiprocessors)[2]
         if rung == 6

@@ -74,7 +74,7 @@ class MmaTile(NamedTuple):
 
 MMA_TILES = {
     (128, 256): MmaTile(1130.0, math.inf, 1100.0),
-    (192, 128): MmaTile(880.0, math.inf, 825.0),
+    (192, 128): MmaTile(925.0, math.inf, 870.0),
     (128, 128): MmaTile(1000.0, 3320.0, 200.0),
     (64, 64): MmaTile(740.0, 1900.0, 0.0),
 }
