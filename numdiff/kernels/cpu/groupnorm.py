@@ -30,7 +30,7 @@ from .exp import sigmoid
 
 SPAN = 512  # numbers of an inner loop
 # how many times less time a number takes than what is otherwise worth sharing
-FORWARD, BACKWARD = 6, 3
+FORWARD, BACKWARD = 2, 1
 ONE = np.float32(1)
 
 

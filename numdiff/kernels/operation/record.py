@@ -190,6 +190,9 @@ class Operation:
         self.parameters = {
             name: each.default for name, each in signature.parameters.items() if name != "version"
         }
+        self.required = [
+            name for name, value in self.parameters.items() if value is inspect.Parameter.empty
+        ]
         self.signature = signature.replace(
             parameters=[each for name, each in signature.parameters.items() if name != "version"]
         )
@@ -319,7 +322,7 @@ class Operation:
         if (
             len(args) > len(self.parameters)
             or len(values) > len(self.parameters)
-            or any(value is inspect.Parameter.empty for value in values.values())
+            or any(values[name] is inspect.Parameter.empty for name in self.required)
         ):
             self.signature.bind(*args, **kwargs)  # raises
         return values
