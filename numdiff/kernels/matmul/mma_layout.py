@@ -50,7 +50,12 @@ GROUPED = Constant()  # whether units come from a table: mma_group.py
 PRODUCT = Constant()
 WRITE_ROWS = Constant()  # device function: the epilogue of 16 rows, `finish_rows` or another
 THREADS = Constant(lambda LAYOUT: threads_of(LAYOUT))
-PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: -(-TILE_M * TILE_N // 64 // THREADS))
+# of 64 elements by each thread; none where a tile has fewer of them than threads
+PREFETCHES = Constant(
+    lambda TILE_M, TILE_N, THREADS: (
+        -(-TILE_M * TILE_N // 64 // THREADS) if TILE_M * TILE_N // 64 >= THREADS else 0
+    )
+)
 WARPS_N = Constant(lambda LAYOUT: LAYOUT.warps_n)
 BK = Constant(lambda LAYOUT: LAYOUT.k)
 STAGES = Constant()  # stages_of(tile, shared memory of a block)
