@@ -166,9 +166,8 @@ class Clock:
         """The record; None before the second interval, as the first one's steps compile."""
         if len(self.intervals) < 2:
             return None
-        later = self.intervals[2:] or self.intervals[1:]
-        count, seconds = (sum(column) for column in zip(*later, strict=True))
-        step, (first_count, first) = seconds / count, self.intervals[0]
+        step = middle_of(self.intervals[2:] or self.intervals[1:])
+        first_count, first = self.intervals[0]
         # the first of several compiles or loads what the others use
         means = {
             name: float(np.mean(values[1:] or values))
@@ -197,6 +196,16 @@ class Clock:
                     record["first"] = 0.0
                     del record["memory"]
                 write_own(path, json.dumps({**(known or {}), **record}).encode())
+
+
+def middle_of(intervals):
+    """Seconds of a step: the median over the steps of intervals [(steps, seconds)], so that one
+    that another program disturbed counts as little as its steps."""
+    half = sum(count for count, _ in intervals) / 2
+    for seconds, count in sorted((seconds / count, count) for count, seconds in intervals):
+        half -= count
+        if half <= 0:
+            return seconds
 
 
 def peak_memory():
