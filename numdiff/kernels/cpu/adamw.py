@@ -1,7 +1,7 @@
 """AdamW and the average of the weights on the CPU engine: one pass over memory, shared by the cores.
 
 MATHEMATICS
-    that of optimizer/adamw.py's reference and of ema.py's, in the same order and so with the same
+    that of optimizer/adamw.py and of optimizer/ema.py, in the same order and so with the same
     bits. The references take about fifteen NumPy passes over chunks, on one core.
 SHAPES
     flat (n,) float32; ema is empty where there is none

@@ -4,8 +4,11 @@ kernels."""
 import numpy as np
 import pytest
 
-from numdiff.device import empty
+from numdiff.device import download, empty, upload
+from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import cards_with, collect
+from numdiff.dtypes import bfloat16
+from numdiff.kernels.linear.gradients import _by_mma, linear_gradients_backward
 from numdiff.kernels.linear.layer import linear_backward, linear_gate_supports, linear_gelu_forward
 from numdiff.kernels.matmul import matmul_forward, mma_group
 
@@ -117,3 +120,24 @@ def test_one_weight_gradient_is_dealt_out_too():
     )
     # rung 6 does not split sums of 16-bit results, so that rung 5 takes them on Hopper, too
     assert launched_by(few, (9, 0))[0].startswith("gemm_mma_64x64")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+def test_row_sums_of_some_products(dtype):
+    """A layer without a bias stands between two with one; tiles of the first columns are cut."""
+    generator, rows = np.random.default_rng(5), 72
+    device, layers, wanted = EmulatorDevice(cc=(8, 0)), [], []
+    for N, K, has_bias in ((8, 264, True), (16, 8, False), (136, 8, True)):
+        dy, x = (generator.standard_normal((rows, n)).astype(dtype) for n in (N, K))
+        bias = generator.standard_normal(N).astype(np.float32)
+        dweight = empty((N, K), np.float32, device)
+        dbias = upload(bias, device) if has_bias else None
+        layers.append((upload(dy, device), upload(x, device), dweight, dbias))
+        dy, x = dy.astype(np.float64), x.astype(np.float64)
+        wanted.append((dy.T @ x, bias + dy.sum(0) if has_bias else None))
+    with _by_mma():
+        linear_gradients_backward(layers, False)
+    for (_, _, dweight, dbias), (products, sums) in zip(layers, wanted, strict=True):
+        np.testing.assert_allclose(download(dweight), products, rtol=1e-5, atol=1e-5)
+        if sums is not None:
+            np.testing.assert_allclose(download(dbias), sums, rtol=1e-5, atol=1e-5)
