@@ -435,11 +435,11 @@ def test_a_stuck_rank_ends_the_job_and_all_say_where(tmp_path):
 def test_a_rank_that_never_starts_mpi_ends_the_job(tmp_path):
     result = run(task(3, "never", tmp_path, PYTHON))  # which finds the others by who started them
     assert result.returncode != 0
-    for rank in (0, 2):
-        assert (
-            f"rank {rank} of 3, at the start of MPI, has waited 3 s for rank 1, which ended"
-            in result.stderr
-        )
+    # the first that says so ends the job, and may be the only one
+    assert re.search(
+        r"rank [02] of 3, at the start of MPI, has waited 3 s for rank 1, which ended",
+        result.stderr,
+    )
 
 
 @exhaustive

@@ -10,6 +10,7 @@ import linecache
 import math
 import random
 import struct
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -108,7 +109,9 @@ def function_of(texts):
     source = f"def expressions(a, b):\n{''.join(lines)}    return ({results})\n"
     linecache.cache[name] = len(source), None, source.splitlines(True), name
     space = {"math": math, **{t: getattr(np, t) for t in TYPES if t != "bool"}}
-    exec(compile(source, name, "exec"), space)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # `is` with a number
+        exec(compile(source, name, "exec"), space)
     return space["expressions"]
 
 
@@ -334,7 +337,9 @@ def augmented_differences(array, value, seed, count=20):
     _number[0] += 1
     name, space = f"<augmented {_number[0]}>", {}
     linecache.cache[name] = len(source), None, source.splitlines(True), name
-    exec(compile(source, name, "exec"), space)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # `is` with a number
+        exec(compile(source, name, "exec"), space)
     types_of = [getattr(types, "boolean" if t == "bool" else t) for t in (array, value)]
     function = njit([(types.Array(types_of[0], 1, "C"), types_of[1])], error_model="numpy")(
         space["augment"]
