@@ -11,6 +11,7 @@ from numdiff.dtypes import bfloat16
 from numdiff.kernels.linear.gradients import _by_mma, linear_gradients_backward
 from numdiff.kernels.linear.layer import linear_backward, linear_gate_supports, linear_gelu_forward
 from numdiff.kernels.matmul import matmul_forward, mma_group
+from tests.conftest import exhaustive
 
 B2 = (2304, 768), (768, 768), (3072, 768), (768, 3072)  # of a block of DiT-B/2
 S2 = (1152, 384), (384, 384), (1536, 384), (384, 1536)
@@ -122,6 +123,7 @@ def test_one_weight_gradient_is_dealt_out_too():
     assert launched_by(few, (9, 0))[0].startswith("gemm_mma_64x64")
 
 
+@exhaustive
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 def test_row_sums_of_some_products(dtype):
     """A layer without a bias stands between two with one; tiles of the first columns are cut."""
