@@ -85,7 +85,9 @@ class MatmulTiles:
     @staticmethod
     def candidates(shape, multiprocessors):
         M, _, K, split = shape
-        slices = [n for n in SPLITS if n == 1 or split and K // n >= matmul_choice.HALF_SLICE[6]]
+        slices = [
+            n for n in SPLITS if n == 1 or split and K // n >= matmul_choice.SHORTEST_HALF_SLICE
+        ]
         pairs = range(1 + (matmul_choice.pairs_fit(M) and not split))
         return [
             [*tile, n, paired]
@@ -94,7 +96,9 @@ class MatmulTiles:
 
     @staticmethod
     def estimated(shape, multiprocessors):
-        tile, slices, paired, _ = matmul_choice.choose_half_tile(6, 1, *shape, multiprocessors)
+        *sizes, split = shape
+        product = matmul_choice.HalfProduct(1, *sizes, nbytes=4 if split else 2)
+        tile, slices, paired, _ = matmul_choice.choose_half_tile(6, product, split, multiprocessors)
         return [*tile, slices, int(paired)]
 
     @staticmethod

@@ -398,7 +398,7 @@ class Rewriter(ast.NodeTransformer):
         if self.is_native(node):
             return self.generic_visit(node)
         operands = [node.left, *node.comparators]
-        for op, k in zip(node.ops, range(len(node.ops)), strict=True):
+        for k, op in enumerate(node.ops):
             if type(op).__name__ in IDENTITIES:
                 operands[k : k + 2] = map(self.with_width, operands[k : k + 2])
         node.left, *node.comparators = operands

@@ -52,7 +52,9 @@ class Measured:
         return [{}]
 
     def job(self, function, sets, version):
-        chosen = matmul_choice.choose_half(6, 1, 768, 768, 16384, True, 132)
+        chosen = matmul_choice.choose_half(
+            6, matmul_choice.HalfProduct(1, 768, 768, 16384, 4), True, 132
+        )
         return chosen[0][1] + 10 * chosen[1]
 
 
@@ -108,7 +110,9 @@ def test_choices_can_be_forced():
     estimated = ConvolutionTiles.estimated(shape, 132)
     assert estimated in ConvolutionTiles.candidates(shape, 132)
     with MatmulTiles.forced([128, 64, 3, 1]):
-        assert matmul_choice.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
+        assert matmul_choice.choose_half(6, matmul_choice.HalfProduct(1, 8, 8, 8, 4), True, 132)[
+            :2
+        ] == ((128, 64), 3)
         assert matmul_choice.PAIRS
     assert MatmulTiles.estimated((8192, 1152, 384, False), 132) in MatmulTiles.candidates(
         (8192, 1152, 384, False), 132

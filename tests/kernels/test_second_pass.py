@@ -173,7 +173,7 @@ def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatc
     monkeypatch.setattr(
         products,
         "half_tile",
-        lambda backend, version, batch, M, N, K, can_split, *_: (
+        lambda backend, version, product, can_split: (
             (128, 64),
             2 if can_split else 1,
             False,

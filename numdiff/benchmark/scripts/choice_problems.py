@@ -300,7 +300,9 @@ def _hopper_plans(B, H, W, C, N, size, device, addends, variants, rng, module, h
     for bn, sub in variants:
         for taps in (1, 3) if size == 3 and halo else (1,):
             for plan in conv2d_plan.plans(B, H, W, C, N, size, halo, bn, sub, taps, addends):
-                ns = conv2d_plan.estimate(plan, C, size, sub, device.multiprocessors)
+                ns = conv2d_plan.estimate(
+                    plan, C, size, sub, device.multiprocessors, gradient=not addends
+                )
                 plans.append((ns, plan))
     plans.sort(key=lambda pair: pair[0])
     best_of_tile, others = {}, []
@@ -449,8 +451,7 @@ def forced_halo_gradient(seg, blocks):
         tiles = -(-b * -(-h // mma_halo_gradient.ROWS) * -(-w // seg) // (16 // seg))
         tile = mma_halo_gradient.TILE
         most = max(1, min(blocks // (-(-c // tile) * -(-n // tile)), tiles))
-        part_tiles = -(-tiles // most)
-        return mma_halo_gradient.HaloGradientCut(seg, tiles, -(-tiles // part_tiles), part_tiles)
+        return seg, -(-tiles // -(-tiles // most))
 
     return replaced(name_of(mma_halo_gradient), choose_cut=choose)
 

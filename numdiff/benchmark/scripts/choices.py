@@ -1,6 +1,6 @@
 """How good the launchers' choices are: the time of what they choose, over the time of the best
-candidate, on drawn problems instead of the presets'
 candidate, on problems drawn at random instead of the presets' own.
+
     python -m numdiff.benchmark.scripts.choices --out choices.json             draw, measure, write
     python -m numdiff.benchmark.scripts.choices --seed 2 --seconds 280         another draw; stop early
     NUMDIFF_CAPABILITY=8.0 python -m numdiff.benchmark.scripts.choices         as on such a card

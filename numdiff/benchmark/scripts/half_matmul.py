@@ -118,9 +118,8 @@ def kernel_of(case, version, multiprocessors):
     blocks)."""
     M, N, K, transpose_a, transpose_b, dtype = CASES[case]
     half = dtype == np.float16
-    tile, slices, paired, ns = choice.choose_half_tile(
-        version, 1, M, N, K, not half, multiprocessors, 2 if half else 4
-    )
+    product = choice.HalfProduct(1, M, N, K, 2 if half else 4, across=transpose_a)
+    tile, slices, paired, ns = choice.choose_half_tile(version, product, not half, multiprocessors)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
     kernel = (
         mma.KERNELS[(tile, mma.TILES[tile].stages, *key[1:3], mma.PLAIN)]

@@ -82,7 +82,8 @@ def measure(gpu, model, rounds, pool):
     graphs, texts = [], []
     multiprocessors = gpu.multiprocessors
     for which in (*((k,) for k in range(4)), tuple(range(4))):
-        chosen = [choice.choose_half(6, 1, *sizes[k], tokens, True, multiprocessors) for k in which]
+        products = [choice.gradient_product(*sizes[k], tokens) for k in which]
+        chosen = [choice.choose_half(6, product, True, multiprocessors) for product in products]
         graphs.append(graph(gpu, alone(which), CALLS))
         texts.append(
             (

@@ -60,7 +60,7 @@ from ...device.tensor_map import tensor_map
 from ...errors import NumdiffError
 from ...float8 import numbers_of
 from ...kernels.elementwise import gelu_backward, gelu_forward
-from ...kernels.matmul.choice import choose_half
+from ...kernels.matmul.choice import HalfProduct, choose_half
 from ...kernels.matmul.hopper.epilogue import SWIGLU_WIDTHS
 from ...kernels.matmul.hopper.kernel import kernel_for
 from ...kernels.matmul.hopper.launcher import map_of_halves
@@ -182,9 +182,8 @@ def choose_width(M, N, K, multiprocessors, promoted, activation):
 def choose_slices(M, N, K, multiprocessors):
     """(width of a tile, slices of K) with the lowest estimate for a float32 result: a stage takes
     float16's time."""
-    (_, width), slices, _ = choose_half(
-        6, 1, M, N, K * BK // STEP, True, multiprocessors, WIDTHS[True]
-    )
+    product = HalfProduct(1, M, N, K * BK // STEP, nbytes=4)
+    (_, width), slices, _ = choose_half(6, product, True, multiprocessors, WIDTHS[True])
     return width, slices
 
 

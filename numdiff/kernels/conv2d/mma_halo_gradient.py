@@ -332,18 +332,9 @@ def halo_fits(x):
 TILE_NS, BLOCK_NS, PARTS_A_NS = {16: 2710.0, 8: 3080.0}, 2000.0, 5700.0
 
 
-class HaloGradientCut(NamedTuple):
-    """seg: columns of a segment; tiles: of all images; parts of them, of part_tiles each"""
-
-    seg: int
-    tiles: int
-    parts: int
-    part_tiles: int
-
-
 def choose_cut(b, h, w, c, n, multiprocessors, only=None):
-    """The `HaloGradientCut` with the lowest estimate: rounds of blocks, and the parts that are
-    added up. only: SEG"""
+    """(columns of a segment, parts that the tiles of all images are cut into) with the lowest
+    estimate: rounds of blocks, and the parts that are added up. only: SEG"""
     best, bands, blocks = None, -(-h // ROWS), -(-c // TILE) * -(-n // TILE)
     for seg in TILE_NS:
         if only not in (None, seg):
@@ -356,8 +347,8 @@ def choose_cut(b, h, w, c, n, multiprocessors, only=None):
             ns = rounds * (part_tiles * TILE_NS[seg] + BLOCK_NS)
             ns += 4 * 9 * c * n * (2 * parts + 1) / PARTS_A_NS
             if best is None or ns < best[0]:
-                best = ns, HaloGradientCut(seg, tiles, parts, part_tiles)
-    return best[1]
+                best = ns, seg, parts
+    return best[1:]
 
 
 def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None):
@@ -365,12 +356,11 @@ def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None)
     STAGES)"""
     b, h, w, c = x.shape
     n = dy.shape[3]
-    nominal = choose_cut(nominal_extent(b), h, w, c, n, multiprocessors_of(x), only and only[0])
-    seg = nominal.seg
+    seg, parts = choose_cut(nominal_extent(b), h, w, c, n, multiprocessors_of(x), only and only[0])
     stages = only[1] if only else 3 if 3 * stage_bytes(seg) <= shared_limit(x) else 2
     bands, across = -(-h // ROWS), -(-w // seg)
     tiles = -(-b * bands * across // (16 // seg))
-    part_tiles = -(-tiles // min(nominal.parts, tiles))
+    part_tiles = -(-tiles // min(parts, tiles))
     parts = -(-tiles // part_tiles)
     partial = empty((parts * dweight.size,), np.float32, like=dy)
     partial_sums = (

@@ -1,5 +1,5 @@
-"""Sums over a row, and over columns, for loops that are compiled for the host's cores (`on_host`), many numbers at
-once.
+"""Sums over a row, and over columns, in loops that are compiled for the host's cores (`on_host`),
+many numbers at once.
 
 MATHEMATICS
     dot = Σ a·b, total = Σ a, each as several sums, one for each place of the core's vectors, which

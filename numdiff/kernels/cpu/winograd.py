@@ -103,16 +103,16 @@ def input_tiles(x, first, row, tiles):
                     half[2, j, k] = d2[column, k] - d1[column, k]
                     half[3, j, k] = d1[column, k] - d3[column, k]
             for p in range(4):
-                one, two = even[p].reshape(-1), odd[p].reshape(-1)
+                e, o = even[p].reshape(-1), odd[p].reshape(-1)
                 t0 = tiles[p, 0, image, i].reshape(-1)
                 t1 = tiles[p, 1, image, i].reshape(-1)
                 t2 = tiles[p, 2, image, i].reshape(-1)
                 t3 = tiles[p, 3, image, i].reshape(-1)
                 for k in range(count):
-                    t0[k] = one[k] - one[k + channels]
-                    t1[k] = two[k] + one[k + channels]
-                    t2[k] = one[k + channels] - two[k]
-                    t3[k] = two[k] - two[k + channels]
+                    t0[k] = e[k] - e[k + channels]
+                    t1[k] = o[k] + e[k + channels]
+                    t2[k] = e[k + channels] - o[k]
+                    t3[k] = o[k] - o[k + channels]
 
 
 @on_host

@@ -36,7 +36,7 @@ import numpy as np
 from ...device.limits import multiprocessors_of
 from ...device.side_stream import rejoin
 from ..matmul import group, mma_group
-from ..matmul.choice import by_eight, choose_half
+from ..matmul.choice import by_eight, choose_half, gradient_product
 from ..matmul.hopper import group_schedule
 from ..matmul.hopper.layout import BK
 from ..matmul.mma_layout import TURING_STAGES
@@ -68,7 +68,7 @@ def linear_gradients_supports(x, sizes):
 def gains(rung, sizes, rows, multiprocessors):
     """Whether layers with weights of these sizes should be taken together, by the estimates."""
     alone = sum(
-        choose_half(rung, 1, *size, rows, True, multiprocessors, across=True)[2] for size in sizes
+        choose_half(rung, gradient_product(*size, rows), True, multiprocessors)[2] for size in sizes
     )
     alone += len(sizes) * ROW_SUMS_NS if rung == 5 else 0
     together = (

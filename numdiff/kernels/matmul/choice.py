@@ -57,10 +57,8 @@ STEP_NS = 17.0  # of 64 of K, in addition to products or copies
 TILE_NS, WRITTEN_A_NS, ADDED_A_NS = 580.0, 46.0, 12.6
 # pairs of blocks: time of their products, of those of blocks alone, and ns more for each tile
 PAIRED, PAIRED_TILE_NS = 0.914, 100.0
-START_NS = {
-    6: 2600.0,
-    5: 3000.0,
-}  # until a kernel's first product, and from its last to the next kernel
+# until a kernel's first product, and from its last to the next kernel
+START_NS = {6: 2600.0, 5: 3000.0}
 
 
 class MmaTile(NamedTuple):
@@ -80,7 +78,7 @@ MMA_TILES = {
 }
 MMA_WRITTEN_A_NS = 37.5  # bytes of results
 MEMORY_A_NS = 4800.0  # bytes, of the whole card
-HALF_SLICE = {6: 192, 5: 192}  # of K: the shortest slice
+SHORTEST_HALF_SLICE = 192  # of K
 SLICES = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)  # and those that fill the card
 MOST_UNITS = 6  # work tiles of a block, above which no sum is split
 # ns of a second pass: its launch, and bytes a ns of partial sums
@@ -179,7 +177,7 @@ def slice_of(K, slices):
 
 class HalfProduct(NamedTuple):
     """`batch` products of 16 bits. nbytes: of an element of the result; added: bytes of an element
-    of what is added to it"""
+    of what is added to it; across: whether A is contiguous along m"""
 
     batch: int
     M: int
@@ -187,6 +185,12 @@ class HalfProduct(NamedTuple):
     K: int
     nbytes: int = 2
     added: int = 0
+    across: bool = False
+
+
+def gradient_product(M, N, K):
+    """The `HalfProduct` of a weight's gradient Aᵀ·B: float32 (M, N), summed over K rows."""
+    return HalfProduct(1, M, N, K, nbytes=4, across=True)
 
 
 def longer(a, b):
@@ -196,7 +200,7 @@ def longer(a, b):
 
 def estimate_half(version, product, tile, slices, multiprocessors, paired=False):
     """Nanoseconds of a `HalfProduct` by rung 5 or 6 with this tile and this many slices of K."""
-    batch, M, N, K, nbytes, added = product
+    batch, M, N, K, nbytes, added, _ = product
     k_tiles = -(-K // 64)
     written = 4 if slices > 1 else nbytes
     rows = tile[0] * (2 if paired else 1)
@@ -250,32 +254,17 @@ def slices_of(version, product, tile, multiprocessors):
     tiles = product.batch * -(-product.M // tile[0]) * -(-product.N // tile[1])
     blocks = multiprocessors * (TILES[tile].blocks if version == 5 else 1)
     fill = {turns * blocks // tiles for turns in (1, 2, 3)}
-    most = min(product.K // HALF_SLICE[version], MOST_UNITS * blocks // tiles)
+    most = min(product.K // SHORTEST_HALF_SLICE, MOST_UNITS * blocks // tiles)
     return [1, *(n for n in sorted({*SLICES, *fill}) if 1 < n <= most)]
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_half(
-    version,
-    batch,
-    M,
-    N,
-    K,
-    can_split,
-    multiprocessors,
-    widths=tuple(STAGES),
-    nbytes=None,
-    added=0,
-    paired=False,
-    across=False,
-):
-    """(tile, slices of K, ns) with the lowest estimate for rung 5 or 6; widths: that a tile of rung
-    6 may have; nbytes, added: as of `HalfProduct`, None: 4 where K may be split; across: whether A
-    is contiguous along m."""
-    product = HalfProduct(batch, M, N, K, nbytes or (4 if can_split else 2), added)
+def choose_half(version, product, can_split, multiprocessors, widths=tuple(STAGES), paired=False):
+    """(tile, slices of K, ns) with the lowest estimate for a `HalfProduct` by rung 5 or 6; widths:
+    that a tile of rung 6 may have."""
     best = None
     for tile in HALF_TILES[version]:
-        if tile[1] not in widths if version == 6 else not takes(tile, across):
+        if tile[1] not in widths if version == 6 else not takes(tile, product.across):
             continue
         slices = slices_of(version, product, tile, multiprocessors) if can_split else (1,)
         for n in slices:
@@ -291,28 +280,25 @@ def pairs_fit(M, batch=1):
     return batch == 1 and M > BM
 
 
-def choose_half_tile(
-    version, batch, M, N, K, can_split, multiprocessors, nbytes=None, added=0, across=False
-):
+def choose_half_tile(version, product, can_split, multiprocessors):
     """(tile, slices of K, whether in pairs of blocks, ns) with the lowest estimate."""
-    given = (version, batch, M, N, K, can_split, multiprocessors, tuple(STAGES), nbytes, added)
-    tile, slices, ns = choose_half(*given, across=across)
-    if version < 6 or not pairs_fit(M, batch) or PAIRS is False:
+    given = version, product, can_split, multiprocessors
+    tile, slices, ns = choose_half(*given)
+    if version < 6 or not pairs_fit(product.M, product.batch) or PAIRS is False:
         return tile, slices, False, ns
     if PAIRS:
         return tile, slices, True, ns
-    *of_pairs, ns_of_pairs = choose_half(*given, True)
+    *of_pairs, ns_of_pairs = choose_half(*given, paired=True)
     return (*of_pairs, True, ns_of_pairs) if ns_of_pairs < ns else (tile, slices, False, ns)
 
 
-def half_tile(backend, version, batch, M, N, K, can_split, nbytes=None, added=0, across=False):
+def half_tile(backend, version, product, can_split):
     """`choose_half_tile`, or what was measured on this card."""
     multiprocessors = getattr(backend, "multiprocessors", MULTIPROCESSORS)
-
-    given = version, batch, M, N, K, can_split, multiprocessors, nbytes, added, across
+    batch, M, N, K, *_ = product
 
     def estimated():
-        return choose_half_tile(*given)[:3]
+        return choose_half_tile(version, product, can_split, multiprocessors)[:3]
 
     def measured(choice):
         tile_m, tile_n, slices, *pairs = choice  # older tables say nothing of pairs

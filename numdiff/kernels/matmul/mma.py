@@ -18,9 +18,9 @@ WHAT IS NEW, AND WHY IT PAYS
         are in flight during an epilogue.
 A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's
     64 × 64; 192 × 128 with eight warps of 48 × 64 where 256 columns would be more than C has left,
-    as of the 384 of DiT-S; 64 × 64 with four warps of 32 × 32 where C is small. TILES says how far each steps
-    along K, and how many stages: what fits into the 99 KiB of sm_86, sm_89 and sm_120. The 64 KiB
-    of sm_75 hold two stages of the widest, or two blocks of the next.
+    as of the 384 of DiT-S; 64 × 64 with four warps of 32 × 32 where C is small. TILES says how far
+    each steps along K, and how many stages: what fits into the 99 KiB of sm_86, sm_89 and sm_120.
+    The 64 KiB of sm_75 hold two stages of the widest, or two blocks of the next.
 TILES IN SHARED MEMORY, their swizzles, and why B's columns are spread: ../../device/tiles.py
 EPILOGUE
     mma_epilogues.py. A lane has eight neighbouring columns of a row: it loads and writes 16 bytes,
@@ -535,7 +535,7 @@ def gemm_mma(a, b, arrays, work, epilogue):
     warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
     sums = cuda.local.array(SUMS, "float32")
     if GROUPED:
-        totals = cuda.local.array(4, "float32")
+        share, totals = int32(warp % WARPS_N), cuda.local.array(4, "float32")
 
     number, stage = int32(cuda.blockIdx.x), int32(0)  # stage: the bytes before it
     ahead = ahead_at(number, work, t)
@@ -561,25 +561,28 @@ def gemm_mma(a, b, arrays, work, epilogue):
             fetch(a, b, int32(tiles + refilled), ahead, work, t)
             multiply(sums, f)
             if GROUPED and adds_rows:
-                add_row_sums(totals, f, int32(warp % WARPS_N))
+                add_row_sums(totals, f, share)
             if BK > 32:
                 f = load_fragments(int32(tiles + stage), 2, warp_row, warp_column, lane)
                 multiply(sums, g)
+                if GROUPED and adds_rows:
+                    add_row_sums(totals, g, share)
                 g = load_fragments(int32(tiles + stage), 3, warp_row, warp_column, lane)
                 multiply(sums, f)
+                if GROUPED and adds_rows:
+                    add_row_sums(totals, f, share)
             stage = int32(stage + STAGE_BYTES if stage < LAST_STAGE else 0)
             cp_async_wait(PENDING)
             cuda.syncthreads()
             f = load_fragments(int32(tiles + stage), 0, warp_row, warp_column, lane)
             multiply(sums, g)
             if GROUPED and adds_rows:
-                add_row_sums(totals, g, int32(warp % WARPS_N))
+                add_row_sums(totals, g, share)
             ahead = advance(ahead, work, t)
             k = int32(k + BK)
         finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue)
         if GROUPED and adds_rows:
-            row = int32(warp_row + warp % WARPS_N * 16 + lane // 4)
-            write_row_sums(totals, unit, row, lane, work)
+            write_row_sums(totals, unit, int32(warp_row + share * 16 + lane // 4), lane, work)
         number = int32(number + int32(cuda.gridDim.x))
         unit = unit_of(number, work)
     cp_async_wait(0)

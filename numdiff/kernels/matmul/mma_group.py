@@ -141,10 +141,8 @@ def estimate(sizes, K, blocks):
 
 def pays(M, N, K, blocks):
     """Whether one product takes clearly less time so than in equal slices, by the estimates."""
-    return (
-        estimate(((M, N),), K, blocks)
-        < SINGLE_GAIN * choice.choose_half(5, 1, M, N, K, True, blocks, across=True)[2]
-    )
+    alone = choice.choose_half(5, choice.gradient_product(M, N, K), True, blocks)[2]
+    return estimate(((M, N),), K, blocks) < SINGLE_GAIN * alone
 
 
 @functools.cache  # for good: captured steps read them

@@ -50,12 +50,7 @@ GROUPED = Constant()  # whether units come from a table: mma_group.py
 PRODUCT = Constant()
 WRITE_ROWS = Constant()  # device function: the epilogue of 16 rows, `finish_rows` or another
 THREADS = Constant(lambda LAYOUT: threads_of(LAYOUT))
-# of 64 elements by each thread; none where a tile has fewer of them than threads
-PREFETCHES = Constant(
-    lambda TILE_M, TILE_N, THREADS: (
-        -(-TILE_M * TILE_N // 64 // THREADS) if TILE_M * TILE_N // 64 >= THREADS else 0
-    )
-)
+PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: prefetches(TILE_M * TILE_N // 64, THREADS))
 WARPS_N = Constant(lambda LAYOUT: LAYOUT.warps_n)
 BK = Constant(lambda LAYOUT: LAYOUT.k)
 STAGES = Constant()  # stages_of(tile, shared memory of a block)
@@ -171,6 +166,11 @@ def threads_of(layout):
     """Threads of a block with this `Tile`, or with that of a key of TILES."""
     layout = TILES.get(layout, layout)
     return 32 * layout.warps_m * layout.warps_n
+
+
+def prefetches(chunks, threads):
+    """Of each thread, where a tile has this many chunks of 64 elements; none where that is fewer than threads."""
+    return -(-chunks // threads) if chunks >= threads else 0
 
 
 def takes(tile, across):

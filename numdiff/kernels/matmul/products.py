@@ -94,36 +94,26 @@ def _estimated(a, b, c, fused, rung):
     """(tile, slices of K, whether in pairs of blocks), by choice.py."""
     can_split = a.count == 1 and (rung == 5 or c.array.dtype == np.float32)
     can_split = can_split and not fused.activation
-    product = half_product(a, b, c, fused)
-    return half_tile(
-        a.array.backend,
-        rung,
-        *product[:4],
-        can_split,
-        product.nbytes,
-        product.added,
-        a.transposed,
-    )
+    return half_tile(a.array.backend, rung, half_product(a, b, c, fused), can_split)
 
 
 def half_product(a, b, c, fused):
     """The `HalfProduct` of operands, with the nominal batch."""
     (M, K), (_, N) = a.extents, b.extents
     nbytes = c.array.dtype.itemsize * (2 if fused.activation else 1)
-    return HalfProduct(*as_nominal(a.count, M), N, K, nbytes, 0 if fused.residual is None else 2)
+    added = 0 if fused.residual is None else 2
+    return HalfProduct(*as_nominal(a.count, M), N, K, nbytes, added, a.transposed)
 
 
 def cheaper_rung(a, b, c, fused):
     """6, or 5 where that takes clearly less time, by the estimates: of small or narrow results,
     whose sums it can split, and of short sums."""
-    *product, nbytes, added = half_product(a, b, c, fused)
-    multiprocessors, splits = multiprocessors_of(a.array), a.count == 1
+    product, splits = half_product(a, b, c, fused), a.count == 1
 
     def ns(rung, can_split):
-        given = rung, *product, can_split, multiprocessors, nbytes, added, a.transposed
-        return choose_half_tile(*given)[3]
+        return choose_half_tile(rung, product, can_split, multiprocessors_of(a.array))[3]
 
-    return 5 if ns(5, splits) < MMA_GAIN * ns(6, splits and nbytes == 4) else 6
+    return 5 if ns(5, splits) < MMA_GAIN * ns(6, splits and product.nbytes == 4) else 6
 
 
 def stack_fits(N, K):

@@ -167,7 +167,7 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     )
     if width is not None:
         monkeypatch.setattr(
-            choice, "choose_half", lambda *given, **more: ((layout.BM, width), 1 + given[5], 0.0)
+            choice, "choose_half", lambda *given, **more: ((layout.BM, width), 1 + given[2], 0.0)
         )
         if engine.name == "emulator":
             monkeypatch.setattr(engine.backend, "multiprocessors", 2, raising=False)
@@ -274,12 +274,14 @@ def test_a_schedule_covers_every_sum(tiles, slices, k_tiles, blocks):
 
 def test_splits_fill_a_gpu():
     """A weight gradient's few tiles are split, a large product is not."""
-    tile, slices, _ = choice.choose_half(6, 1, 768, 768, 16384, True, 132)
+    tile, slices, _ = choice.choose_half(6, choice.gradient_product(768, 768, 16384), True, 132)
     tiles = -(-768 // tile[0]) * -(-768 // tile[1])
     assert slices > 1 and tiles * slices > 0.8 * 132
-    (_, width), slices, _ = choice.choose_half(6, 1, 8192, 8192, 8192, True, 132)
+    (_, width), slices, _ = choice.choose_half(
+        6, choice.gradient_product(8192, 8192, 8192), True, 132
+    )
     assert width >= 192 and slices == 1
-    assert choice.choose_half(6, 1, 768, 768, 16384, False, 132)[1] == 1
+    assert choice.choose_half(6, choice.HalfProduct(1, 768, 768, 16384), False, 132)[1] == 1
 
 
 @KERNELS
