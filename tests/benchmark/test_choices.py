@@ -6,12 +6,11 @@ import json
 import numpy as np
 
 from numdiff.benchmark.scripts import choices
+from numdiff.benchmark.scripts.choice_draws import drawn_problems, fits
 from numdiff.benchmark.scripts.choice_problems import (
     attention_of,
     block_gradients,
     convolution,
-    drawn_problems,
-    fits,
     gelu_product,
     product,
     resampled,

@@ -10,7 +10,7 @@ candidate, on problems drawn at random instead of the presets' own.
     python -m numdiff.benchmark.scripts.choices --plan "NVIDIA H200"           only count candidates and
                                                                                kernels; needs no GPU
 
-Each problem (choice_problems.py) is called with every candidate, a tile, split or version, on a
+Each problem (choice_draws.py, choice_problems.py) is called with every candidate, a tile, split or version, on a
 stand-in for the card. That gives the kernels to compile, which is done in parallel, and a signature
 of each candidate: its launches with their grids and integers. Candidates with one signature are one.
 The launcher's own choice is the candidate with the signature of a call without any context.
@@ -38,7 +38,7 @@ from ...device.planned import CARDS, Planned, card_of
 from ...emulator.values import leaves
 from ...training.compiling import compile_ahead
 from ..watch import watching_launches
-from .choice_problems import drawn_problems, preset_problems
+from .choice_draws import drawn_problems, preset_problems
 
 REPLAY_US = 1500.0  # least time of a replay
 MAX_CALLS = 24  # of a graph
